@@ -1,0 +1,1 @@
+"""Measurements: the pin verifier and the overhead benchmark."""

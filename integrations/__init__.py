@@ -1,0 +1,1 @@
+"""Adapters between agentkv and servers or agent frameworks, one subpackage or module each."""
