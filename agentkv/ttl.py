@@ -1,0 +1,221 @@
+"""How long a finished turn's KV cache is worth keeping: Continuum's time-to-live.
+
+Pure arithmetic on measured durations. It knows nothing of vLLM, blocks or clocks.
+Source for all rules: Continuum, arXiv 2511.02230 v6.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+GLOBAL_WINDOW = 512
+"""Durations kept over all tools; older ones are forgotten."""
+TOOL_WINDOW = 256
+"""Durations kept per tool."""
+MAX_TOOLS = 256
+"""Tools remembered; the one not seen for longest is forgotten first."""
+
+
+class DurationWindow:
+    """The last `size` durations, sorted: an empirical distribution in seconds."""
+
+    __slots__ = ("_in_order", "_sorted", "_total_s", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._in_order: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._total_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def add(self, duration_s: float) -> None:
+        """Add one duration; the oldest goes when the window is full. O(size)."""
+        if len(self._in_order) == self.size:
+            oldest_s = self._in_order.popleft()
+            del self._sorted[bisect_left(self._sorted, oldest_s)]
+            self._total_s -= oldest_s
+        self._in_order.append(duration_s)
+        insort(self._sorted, duration_s)
+        self._total_s += duration_s
+
+    @property
+    def mean_s(self) -> float:
+        """Mean of the window in seconds; 0 while it is empty."""
+        return self._total_s / len(self._sorted) if self._sorted else 0.0
+
+    def share_at_most(self, duration_s: float) -> float:
+        """P(tau): the share of the window that lasted `duration_s` or less; 0 while empty."""
+        if not self._sorted:
+            return 0.0
+        return bisect_right(self._sorted, duration_s) / len(self._sorted)
+
+    def best_ttl_s(self, benefit_s: float) -> float:
+        """The tau among 0 and the observed durations with the largest P(tau) * benefit - tau.
+
+        Ties go to the shorter TTL. O(window).
+        """
+        num = len(self._sorted)
+        best_ttl_s, best_gain_s = 0.0, self.share_at_most(0.0) * benefit_s
+        for index, duration_s in enumerate(self._sorted):
+            gain_s = (index + 1) / num * benefit_s - duration_s
+            if gain_s > best_gain_s:
+                best_ttl_s, best_gain_s = duration_s, gain_s
+        return best_ttl_s
+
+
+class ToolDurations:
+    """Tool durations per tool and over all tools, bounded in memory.
+
+    At most MAX_TOOLS * TOOL_WINDOW + GLOBAL_WINDOW durations, each once in order
+    and once sorted: under 4 MiB.
+    """
+
+    def __init__(self) -> None:
+        self.over_all = DurationWindow(GLOBAL_WINDOW)
+        self.num_observed = 0
+        self._by_tool: OrderedDict[str, DurationWindow] = OrderedDict()
+
+    def observe(self, tool: str | None, duration_s: float) -> None:
+        """Add the duration of one tool call; `tool` None counts in the global window only."""
+        self.num_observed += 1
+        self.over_all.add(duration_s)
+        if tool is None:
+            return
+        window = self._by_tool.get(tool)
+        if window is None:
+            window = self._by_tool[tool] = DurationWindow(TOOL_WINDOW)
+            if len(self._by_tool) > MAX_TOOLS:
+                self._by_tool.popitem(last=False)
+        self._by_tool.move_to_end(tool)
+        window.add(duration_s)
+
+    def of(self, tool: str | None) -> DurationWindow | None:
+        """The window of one tool, None if that tool was never seen."""
+        return self._by_tool.get(tool) if tool is not None else None
+
+
+class QueueingDelay:
+    """T: sliding mean, in seconds, of the queueing delay of turns whose cache had been evicted."""
+
+    def __init__(self, size: int = 100) -> None:
+        self._window = DurationWindow(size)
+
+    def observe(self, delay_s: float) -> None:
+        self._window.add(delay_s)
+
+    @property
+    def mean_s(self) -> float:
+        """0 until a turn has had to wait for an evicted cache."""
+        return self._window.mean_s
+
+
+class Memoryfulness:
+    """eta = -Corr(k, N - k) over finished jobs, k turns served of N.
+
+    1 when all jobs have the same length (each turn served is one turn less to come), 0 when the
+    turns served tell nothing about those to come. The sums of one job's N points have closed
+    forms, so a job costs O(1). Clamped to 0..1; 1 while undefined (no job longer than one turn
+    has finished), since agents run under a common step limit.
+    """
+
+    def __init__(self, num_jobs: int = 1000) -> None:
+        self._lengths: deque[int] = deque(maxlen=num_jobs)
+        self._sums = [0, 0, 0, 0, 0, 0]
+
+    def observe(self, num_turns: int) -> None:
+        """Add a finished job of `num_turns` >= 1 turns."""
+        if len(self._lengths) == self._lengths.maxlen:
+            self._add(self._lengths[0], sign=-1)
+        self._lengths.append(num_turns)
+        self._add(num_turns, sign=1)
+
+    def _add(self, n: int, *, sign: int) -> None:
+        served = n * (n + 1) // 2
+        served_squared = n * (n + 1) * (2 * n + 1) // 6
+        left = n * (n - 1) // 2
+        left_squared = (n - 1) * n * (2 * n - 1) // 6
+        product = n * served - served_squared
+        for index, value in enumerate((n, served, left, served_squared, left_squared, product)):
+            self._sums[index] += sign * value
+
+    @property
+    def eta(self) -> float:
+        num, served, left, served_squared, left_squared, product = self._sums
+        variance_served = num * served_squared - served * served
+        variance_left = num * left_squared - left * left
+        if variance_served <= 0 or variance_left <= 0:
+            return 1.0
+        covariance = num * product - served * left
+        correlation = covariance / (variance_served**0.5 * variance_left**0.5)
+        return min(1.0, max(0.0, -correlation))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillReload:
+    """Seconds to rebuild the KV of a context: constant + linear * n + quadratic * n^2 (n tokens)."""
+
+    constant_s: float = 0.0
+    linear_s: float = 0.0
+    quadratic_s: float = 0.0
+
+    def seconds(self, num_tokens: int) -> float:
+        return self.constant_s + num_tokens * (self.linear_s + num_tokens * self.quadratic_s)
+
+    @classmethod
+    def from_coefficients(cls, coefficients: Sequence[float]) -> PrefillReload:
+        constant_s, linear_s, quadratic_s = coefficients
+        return cls(constant_s, linear_s, quadratic_s)
+
+
+@dataclass(frozen=True, slots=True)
+class TTL:
+    """A time-to-live in seconds and the sentence that says where it came from."""
+
+    seconds: float
+    reason: str
+
+
+@dataclass(slots=True)
+class ContinuumTTL:
+    """tau* = argmax over tau of P(tau, f) * (T * eta + PrefillReload) - tau.
+
+    Cold start: with fewer than `cold_start_samples` (K) durations in all, `cold_start_ttl_s`; with
+    fewer than K for the tool, the distribution over all tools.
+    """
+
+    cold_start_ttl_s: float = 2.0
+    cold_start_samples: int = 100
+    durations: ToolDurations = field(default_factory=ToolDurations)
+    queueing: QueueingDelay = field(default_factory=QueueingDelay)
+    memoryfulness: Memoryfulness = field(default_factory=Memoryfulness)
+
+    def ttl(self, tool: str | None, reload_s: float) -> TTL:
+        """TTL for a turn that now runs `tool`, whose context costs `reload_s` to rebuild."""
+        if self.durations.num_observed < self.cold_start_samples:
+            seen = f"{self.durations.num_observed} of {self.cold_start_samples} durations"
+            return TTL(self.cold_start_ttl_s, f"cold start: {seen}")
+        window, name = self.durations.of(tool), f"tool {tool!r}"
+        if window is None or len(window) < self.cold_start_samples:
+            window, name = self.durations.over_all, "all tools"
+        benefit_s = self.queueing.mean_s * self.memoryfulness.eta + reload_s
+        seconds = window.best_ttl_s(benefit_s)
+        return TTL(seconds, f"{name}, {len(window)} durations, benefit {benefit_s:.3f} s")
+
+
+@dataclass(slots=True)
+class FixedTTL:
+    """The released Continuum's TTL: fixed, and no pin for a tool whose mean exceeds it."""
+
+    ttl_s: float = 2.0
+    durations: ToolDurations = field(default_factory=ToolDurations)
+
+    def ttl(self, tool: str | None) -> TTL:
+        window = self.durations.of(tool)
+        if window is not None and window.mean_s > self.ttl_s:
+            return TTL(0.0, f"tool {tool!r} takes {window.mean_s:.2f} s on average")
+        return TTL(self.ttl_s, "fixed")

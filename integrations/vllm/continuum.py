@@ -1,0 +1,76 @@
+"""The `continuum` policy: who goes first, who is pinned and for how long, who yields memory.
+
+Pure rules: no vLLM, no clock, no bookkeeping. Two rule sets, since people compare against both:
+`paper` (Continuum, arXiv 2511.02230 v6) and `released` (the code its authors published).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from agentkv.integrations.vllm.jobs import Turn
+from agentkv.integrations.vllm.pin_table import Pin
+from agentkv.integrations.vllm.settings import Settings
+from agentkv.ttl import TTL, ContinuumTTL, FixedTTL, ToolDurations
+
+PREEMPTED, PINNED, UNPINNED = 0, 1, 2
+"""Tiers of the waiting queue, first served first."""
+
+Rank = tuple[int, int, int]
+
+
+class ContinuumPolicy:
+    """Continuum's rules over one engine's jobs; holds only the distributions it has learned."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._is_paper = settings.rules == "paper"
+        self.durations = ToolDurations()
+        self.learned = ContinuumTTL(
+            settings.fixed_ttl_s, settings.cold_start_samples, self.durations
+        )
+        self._fixed = FixedTTL(settings.fixed_ttl_s, self.durations)
+
+    def ttl(self, tool: str | None, reload_s: float) -> TTL:
+        """How long to pin a finished turn that runs `tool` (None: not known)."""
+        if self._settings.ttl == "fixed":
+            ttl = self._fixed.ttl(tool)
+        else:
+            ttl = self.learned.ttl(tool, reload_s)
+        return TTL(min(ttl.seconds, self._settings.max_ttl_s), ttl.reason)
+
+    def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
+        """Place of a waiting turn; the smallest is served first.
+
+        Paper: preempted turns, then turns whose job is pinned, then the rest, each in order of
+        the job's arrival. The released code has no tier for preempted turns.
+        """
+        if is_preempted and self._is_paper:
+            tier = PREEMPTED
+        else:
+            tier = PINNED if is_pinned else UNPINNED
+        return (tier, turn.job.order, turn.order)
+
+    def victim_rank(self, turn: Turn) -> Rank:
+        """Place of a running turn when memory runs out; the largest is preempted first.
+
+        The newest job goes first; the released code spares turns at their last step.
+        """
+        is_spared = turn.is_last_step and not self._is_paper
+        return (0 if is_spared else 1, turn.job.order, turn.order)
+
+    def pins_that_yield(
+        self, pins: Iterable[Pin[Any]], *, for_running: bool, num_running: int
+    ) -> list[Pin[Any]]:
+        """Pins to give up, in this order and one by one, until an allocation succeeds.
+
+        Paper: always, the job that arrived latest first (its deadlock rule; memory pressure wins
+        over a pin). Released: a running turn preempts other running turns before any pin yields,
+        and a waiting one waits while anything runs; then the latest expiry first.
+        """
+        if self._is_paper:
+            return sorted(pins, key=lambda pin: pin.job_order, reverse=True)
+        if num_running > (1 if for_running else 0):
+            return []
+        return sorted(pins, key=lambda pin: pin.expires_s, reverse=True)

@@ -1,0 +1,86 @@
+"""Counts what the policy did: totals for `/v1/agentkv/stats`, deltas for Prometheus.
+
+It lives in the engine process, which is the one source of truth; API servers only add up the
+deltas they receive.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import Any
+
+MAX_PENDING_OBSERVATIONS = 1000
+"""Observations of one histogram kept between two deltas; older ones are dropped."""
+
+
+class Counters:
+    """Labelled counters and histogram observations."""
+
+    def __init__(self) -> None:
+        self._totals: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        self._pending: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        self._observations: dict[str, deque[float]] = {}
+
+    def add(self, name: str, label: str = "", value: str = "", amount: int = 1) -> None:
+        """Count `amount` more of `name`, with at most one label."""
+        key = (name, label, value)
+        self._totals[key] += amount
+        self._pending[key] += amount
+
+    def observe(self, name: str, value: float) -> None:
+        """Add one observation to the histogram `name`."""
+        pending = self._observations.get(name)
+        if pending is None:
+            pending = self._observations[name] = deque(maxlen=MAX_PENDING_OBSERVATIONS)
+        pending.append(value)
+
+    def take_delta(self) -> dict[str, Any]:
+        """Everything counted since the last call, as plain data."""
+        counters = [
+            [name, {label: value} if label else {}, amount]
+            for (name, label, value), amount in self._pending.items()
+        ]
+        observations = {name: list(values) for name, values in self._observations.items()}
+        self._pending.clear()
+        self._observations.clear()
+        return {"counters": counters, "observations": observations}
+
+    def totals(self) -> dict[str, Any]:
+        """All totals: a number per counter, or a number per label value."""
+        totals: dict[str, Any] = {}
+        for (name, label, value), amount in sorted(self._totals.items()):
+            if label:
+                totals.setdefault(name, {})[value] = amount
+            else:
+                totals[name] = amount
+        return totals
+
+
+class StepStats:
+    """Running means over scheduler steps that ran at least one request."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self._requests = 0
+        self._tokens = 0
+        self._usage = 0.0
+        self._max_usage = 0.0
+
+    def add(self, num_requests: int, num_tokens: int, kv_cache_usage: float) -> None:
+        if not num_requests:
+            return
+        self.num_steps += 1
+        self._requests += num_requests
+        self._tokens += num_tokens
+        self._usage += kv_cache_usage
+        self._max_usage = max(self._max_usage, kv_cache_usage)
+
+    def as_dict(self) -> dict[str, float]:
+        num = max(self.num_steps, 1)
+        return {
+            "num_steps": self.num_steps,
+            "mean_batch_size": self._requests / num,
+            "mean_batch_tokens": self._tokens / num,
+            "mean_kv_cache_usage": self._usage / num,
+            "max_kv_cache_usage": self._max_usage,
+        }

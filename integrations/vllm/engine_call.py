@@ -1,0 +1,124 @@
+"""Out-of-band operations on the engine: what the `/v1/agentkv` routes ask it.
+
+Runs on the engine's main thread between two steps; takes and gives plain data only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import vllm
+
+import agentkv
+from agentkv.errors import AgentKVError
+from agentkv.integrations.vllm import seam
+from agentkv.integrations.vllm.jobs import Job
+from agentkv.integrations.vllm.scheduler import RetainingScheduler
+from agentkv.wire import WIRE_VERSION, parse_tool_event
+
+
+def info(scheduler: RetainingScheduler) -> dict[str, Any]:
+    settings = scheduler.retention.settings
+    return {
+        "version": agentkv.__version__,
+        "wire_version": WIRE_VERSION,
+        "policy": settings.policy,
+        "settings": settings.model_dump(exclude={"policy"}),
+        "vllm_version": vllm.__version__,
+        "block_size": scheduler.block_size,
+        "num_blocks": scheduler.num_blocks(),
+    }
+
+
+def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
+    retention = scheduler.retention
+    learned = retention.policy.learned
+    reload = retention.prefills.reload
+    return {
+        "pinned_jobs": len(retention.pins),
+        "pinned_blocks": retention.pins.num_blocks,
+        "live_jobs": len(retention.jobs),
+        "kv_cache_usage": scheduler.get_kv_cache_usage(),
+        "num_running": len(scheduler.running),
+        "num_waiting": len(scheduler.queue),
+        "preemptions_total": 0,
+        **retention.counters.totals(),
+        "steps": scheduler.steps.as_dict(),
+        "learned": {
+            "tool_durations": learned.durations.num_observed,
+            "queueing_delay_s": learned.queueing.mean_s,
+            "eta": learned.memoryfulness.eta,
+            "prefill_reload_s": [reload.constant_s, reload.linear_s, reload.quadratic_s],
+        },
+    }
+
+
+def jobs(scheduler: RetainingScheduler) -> list[dict[str, Any]]:
+    return [_describe(scheduler, job) for job in scheduler.retention.jobs]
+
+
+def job(scheduler: RetainingScheduler, job_id: str) -> dict[str, Any] | None:
+    found = scheduler.retention.jobs.get(job_id)
+    return None if found is None else _describe(scheduler, found)
+
+
+def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
+    pin = scheduler.retention.pins.get(job.job_id)
+    now_s = scheduler.clock()
+    return {
+        "job_id": job.job_id,
+        "parent_job_id": job.parent_job_id,
+        "expected_turns": job.expected_turns,
+        "turns": job.num_turns,
+        "live_requests": len(job.live),
+        "context_tokens": job.context_tokens,
+        "pinned_blocks": 0 if pin is None else len(pin.blocks),
+        "ttl_left_s": None if pin is None else max(0.0, pin.expires_s - now_s),
+        "ttl_reason": None if pin is None else pin.reason,
+        "predicted_speed": None,
+        "last_tool": job.tool,
+        "turns_evicted": job.num_evicted,
+        "turns_diverged": job.num_diverged,
+        "idle_s": now_s - job.last_activity_s,
+    }
+
+
+def tool(scheduler: RetainingScheduler, job_id: str, body: dict[str, Any]) -> dict[str, Any] | None:
+    return scheduler.retention.tool_signal(job_id, parse_tool_event(body))
+
+
+def release(scheduler: RetainingScheduler, job_id: str) -> dict[str, Any] | None:
+    return scheduler.retention.release(job_id)
+
+
+def timestamps(scheduler: RetainingScheduler) -> dict[str, Any]:
+    return scheduler.retention.record.as_dict()
+
+
+def bad_tag(scheduler: RetainingScheduler, field: str) -> None:
+    scheduler.retention.counters.add("bad_tags_total")
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    operation.__name__: operation
+    for operation in (info, stats, jobs, job, tool, release, timestamps, bad_tag)
+}
+
+
+def call(scheduler: Any, op: str, args: list[Any]) -> Any:
+    """Run one operation; an error comes back as {"error": message}, never as an exception."""
+    if not isinstance(scheduler, RetainingScheduler):
+        return {"error": "the server's scheduling policy is not one of agentkv's"}
+    operation = OPERATIONS.get(op)
+    if operation is None:
+        return {"error": f"unknown operation {op!r}; known: {', '.join(OPERATIONS)}"}
+    try:
+        return _run(operation, scheduler, args)
+    except AgentKVError as error:
+        return {"error": str(error)}
+
+
+@seam.guarded({"error": "the operation failed; see the server's log"})
+def _run(operation: Callable[..., Any], scheduler: RetainingScheduler, args: list[Any]) -> Any:
+    return operation(scheduler, *args)

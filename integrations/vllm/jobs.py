@@ -1,0 +1,122 @@
+"""Jobs and their turns as the engine sees them: who is live, what came before, when to forget.
+
+It knows nothing of blocks, TTLs or vLLM; times are seconds on the caller's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request of a job between its arrival and its end."""
+
+    request_id: str
+    job: Job
+    order: int
+    arrived_s: float
+    num_prompt_tokens: int
+    is_last_step: bool = False
+    common_tokens: int = 0
+    """Tokens this prompt shares with what the job's last finished turn left in the cache."""
+    admitted_s: float | None = None
+    hit_tokens: int = 0
+    is_prefilled: bool = False
+
+
+@dataclass(slots=True)
+class Job:
+    """One agent job: its place in the queue and what its last finished turn left behind."""
+
+    job_id: str
+    order: int
+    arrived_s: float
+    parent_job_id: str | None = None
+    expected_turns: int | None = None
+    num_turns: int = 0
+    last_turn: int | None = None
+    fingerprint: object = None
+    live: dict[str, Turn] = field(default_factory=dict)
+    is_released: bool = False
+    finished_s: float | None = None
+    context_tokens: int = 0
+    checkpoints: tuple[tuple[int, object], ...] = ()
+    tool: str | None = None
+    is_tool_observed: bool = False
+    last_activity_s: float = 0.0
+    num_diverged: int = 0
+    num_evicted: int = 0
+
+    def counts_as_new_turn(self, turn: int | None, fingerprint: object) -> bool:
+        """Whether an arriving request is a new turn of the job, not a retry or a sibling.
+
+        With a `turn` tag: a number not seen before. Without: a prompt that differs from the
+        one before (the children of `n > 1` and a client's retries repeat it).
+        """
+        if turn is not None:
+            return self.last_turn is None or turn > self.last_turn
+        return fingerprint != self.fingerprint
+
+    def common_tokens(self, block_hashes: list[object], block_tokens: int) -> int:
+        """Tokens of a new prompt that equal the context the last finished turn left.
+
+        Block hashes are chained, so one equal hash proves the whole prefix before it. The
+        answer is exact at the checkpoints kept (the end and up to 8 places before it), else
+        the next lower one.
+        """
+        for index, block_hash in reversed(self.checkpoints):
+            if index < len(block_hashes) and block_hashes[index] == block_hash:
+                return (index + 1) * block_tokens
+        return 0
+
+
+def checkpoints_of(block_hashes: list[object], num_blocks: int) -> tuple[tuple[int, object], ...]:
+    """Up to 9 (index, hash) pairs of a context's first `num_blocks` blocks, ending at its end."""
+    step = max(1, num_blocks // 8)
+    indices = sorted({*range(step - 1, num_blocks, step), num_blocks - 1}) if num_blocks else []
+    return tuple((index, block_hashes[index]) for index in indices if index < len(block_hashes))
+
+
+class JobTable:
+    """All jobs remembered, the one idle for longest first; every operation is O(1)."""
+
+    def __init__(self, *, max_jobs: int, lease_s: float) -> None:
+        self._max_jobs = max_jobs
+        self._lease_s = lease_s
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def get(self, job_id: str) -> Job | None:
+        return self._jobs.get(job_id)
+
+    def add(self, job: Job) -> None:
+        self._jobs[job.job_id] = job
+
+    def touch(self, job: Job, now_s: float) -> None:
+        """Note a sign of life: a turn's arrival or end, or a tool signal."""
+        job.last_activity_s = now_s
+        self._jobs.move_to_end(job.job_id)
+
+    def remove(self, job: Job) -> None:
+        self._jobs.pop(job.job_id, None)
+
+    def next_to_forget(self, now_s: float) -> Job | None:
+        """The job to forget now: idle beyond its lease, or one too many. None if there is none.
+
+        A job with a request in the engine is never forgotten.
+        """
+        for job in self._jobs.values():
+            if job.live:
+                self._jobs.move_to_end(job.job_id)
+                return None
+            is_over = now_s - job.last_activity_s >= self._lease_s
+            return job if is_over or len(self._jobs) > self._max_jobs else None
+        return None

@@ -1,0 +1,82 @@
+"""Bookkeeping of pins: which job holds which blocks, and until when.
+
+It knows nothing of policies or vLLM. Blocks are opaque; whoever ends a pin frees them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+Block = TypeVar("Block")
+
+PinEnd = Literal["returned", "expired", "pressure", "last_step", "released", "aborted", "reset"]
+"""Why a pin ended: see `pin_ends_total` in the metrics."""
+
+
+@dataclass(slots=True)
+class Pin(Generic[Block]):
+    """The blocks of one job's finished turn, kept out of the free queue."""
+
+    job_id: str
+    job_order: int
+    blocks: Sequence[Block]
+    fence: int
+    """Scheduler step that must have been processed before the blocks may be reused."""
+    pinned_s: float
+    expires_s: float
+    reason: str = ""
+
+
+class PinTable(Generic[Block]):
+    """At most one pin per job; the next expiry is known in O(1)."""
+
+    def __init__(self) -> None:
+        self._pins: dict[str, Pin[Block]] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        self.num_blocks = 0
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def __iter__(self) -> Iterator[Pin[Block]]:
+        return iter(self._pins.values())
+
+    def get(self, job_id: str) -> Pin[Block] | None:
+        return self._pins.get(job_id)
+
+    def add(self, pin: Pin[Block]) -> None:
+        """Add the pin of a job that has none."""
+        assert pin.job_id not in self._pins
+        self._pins[pin.job_id] = pin
+        self.num_blocks += len(pin.blocks)
+        heapq.heappush(self._deadlines, (pin.expires_s, pin.job_id))
+
+    def extend(self, pin: Pin[Block], expires_s: float) -> None:
+        """Move a pin's expiry, to earlier or later."""
+        pin.expires_s = expires_s
+        heapq.heappush(self._deadlines, (expires_s, pin.job_id))
+
+    def remove(self, pin: Pin[Block]) -> None:
+        del self._pins[pin.job_id]
+        self.num_blocks -= len(pin.blocks)
+
+    @property
+    def next_expiry_s(self) -> float | None:
+        """Time of the earliest expiry still to come; None without pins. Amortised O(log pins)."""
+        while self._deadlines:
+            expires_s, job_id = self._deadlines[0]
+            pin = self._pins.get(job_id)
+            if pin is not None and pin.expires_s == expires_s:
+                return expires_s
+            heapq.heappop(self._deadlines)
+        return None
+
+    def pop_due(self, now_s: float) -> Pin[Block] | None:
+        """Take the next deadline that has passed off the schedule; the pin itself stays."""
+        expires_s = self.next_expiry_s
+        if expires_s is None or expires_s > now_s:
+            return None
+        return self._pins[heapq.heappop(self._deadlines)[1]]

@@ -1,0 +1,164 @@
+"""Entry point `vllm.general_plugins`: adds our policies to a stock vLLM.
+
+Called in every process of the server, possibly more than once. It wraps two methods of
+EngineArgs (vllm/engine/arg_utils.py, 0.32.0): `add_cli_args`, so that `--scheduling-policy` takes
+our names and `--middleware` has ours by default, and `create_engine_config`, which turns one of
+our names into `fcfs` plus our scheduler class. `fcfs` and `priority` pass through untouched.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from argparse import ArgumentParser
+from typing import Any
+
+from agentkv.errors import AgentKVError
+from agentkv.integrations.vllm.settings import CONFIG_KEY, POLICIES, read_settings
+
+OLDEST, NEWEST = (0, 31), (0, 34)
+"""Supported vLLM: OLDEST <= version < NEWEST."""
+SCHEDULER = "agentkv.integrations.vllm.scheduler.make_scheduler"
+MIDDLEWARE = "agentkv.integrations.vllm.middleware.AgentKVMiddleware"
+RUN_OUTPUT_FLAG = "--run-output-dir"
+
+
+class UnsupportedVLLMError(AgentKVError):
+    """The installed vLLM is too old, or lacks names that the plugin builds on."""
+
+
+def version_problem(version: str) -> str | None:
+    """Why this vLLM version is refused or doubtful; None if it is supported."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None:
+        return None  # a development build without a version: the contract check decides
+    found = (int(numbers[1]), int(numbers[2]))
+    if OLDEST <= found < NEWEST:
+        return None
+    supported = f">= {OLDEST[0]}.{OLDEST[1]}, < {NEWEST[0]}.{NEWEST[1]}"
+    age = "older" if found < OLDEST else "newer"
+    return f"vLLM {version} is {age} than what agentkv supports ({supported})"
+
+
+def check_vllm() -> None:
+    """Raise UnsupportedVLLMError for a vLLM too old or without the names we need; warn if newer."""
+    import vllm
+    from vllm.logger import init_logger
+
+    problem = version_problem(vllm.__version__)
+    if problem is not None and "older" in problem:
+        raise UnsupportedVLLMError(f"{problem}: upgrade vLLM, or use --scheduling-policy fcfs")
+    from agentkv.integrations.vllm import seam
+
+    missing = seam.missing_names()
+    if missing:
+        raise UnsupportedVLLMError(
+            f"vLLM {vllm.__version__} lacks {', '.join(missing)}: install a vLLM that agentkv "
+            "supports, or use --scheduling-policy fcfs"
+        )
+    if problem is not None:
+        init_logger(__name__).warning(
+            "%s; all names it builds on are there, so it goes on", problem
+        )
+
+
+def register() -> None:
+    """Wrap EngineArgs and the engine once in this process."""
+    import vllm
+    from vllm.engine.arg_utils import EngineArgs
+
+    if hasattr(EngineArgs, "agentkv_is_registered"):
+        return
+    EngineArgs.agentkv_is_registered = True
+    _wrap_engine_args(EngineArgs)
+    if "older" in (version_problem(vllm.__version__) or ""):
+        return  # stock policies go on; choosing ours is refused in create_engine_config
+    from agentkv.integrations.vllm import seam
+
+    if not seam.missing_names():
+        from agentkv.integrations.vllm import engine_call
+
+        seam.add_stats_field()
+        seam.install_engine_hooks(engine_call.call, _attach)
+
+
+def _attach(engine: Any) -> None:
+    attach = getattr(engine.scheduler, "attach", None)
+    if attach is not None:
+        attach(engine)
+
+
+def _wrap_engine_args(engine_args: Any) -> None:
+    add_cli_args = engine_args.add_cli_args
+    from_cli_args = engine_args.from_cli_args.__func__
+    create_engine_config = engine_args.create_engine_config
+
+    @functools.wraps(add_cli_args)
+    def add_cli_args_with_policies(parser: Any) -> Any:
+        parser = add_cli_args(parser)
+        add_flags(parser)
+        return parser
+
+    @functools.wraps(from_cli_args)
+    def from_cli_args_with_output_dir(cls: Any, args: Any) -> Any:
+        made = from_cli_args(cls, args)
+        folder = getattr(args, "run_output_dir", None)
+        if folder is not None and made.scheduling_policy in POLICIES:
+            given = dict(made.additional_config.get(CONFIG_KEY) or {})
+            made.additional_config = {
+                **made.additional_config,
+                CONFIG_KEY: {**given, "run_output_dir": folder},
+            }
+        return made
+
+    @functools.wraps(create_engine_config)
+    def create_engine_config_for_policy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        policy = self.scheduling_policy
+        if policy not in POLICIES:
+            return create_engine_config(self, *args, **kwargs)
+        given = (self.scheduling_policy, self.scheduler_cls, self.additional_config)
+        settings = _settings_for(self, policy)
+        self.scheduling_policy, self.scheduler_cls = "fcfs", SCHEDULER
+        self.additional_config = {**self.additional_config, CONFIG_KEY: settings}
+        try:
+            config = create_engine_config(self, *args, **kwargs)
+        finally:
+            self.scheduling_policy, self.scheduler_cls, self.additional_config = given
+        if not config.cache_config.enable_prefix_caching:
+            raise AgentKVError(
+                f"--scheduling-policy {policy} keeps the prefix cache warm, but prefix caching is "
+                "off: remove --no-enable-prefix-caching, or use --scheduling-policy fcfs"
+            )
+        return config
+
+    engine_args.add_cli_args = staticmethod(add_cli_args_with_policies)
+    engine_args.from_cli_args = classmethod(from_cli_args_with_output_dir)
+    engine_args.create_engine_config = create_engine_config_for_policy
+
+
+def _settings_for(engine_args: Any, policy: str) -> dict[str, Any]:
+    check_vllm()
+    if engine_args.scheduler_cls is not None:
+        raise AgentKVError(
+            f"--scheduler-cls {engine_args.scheduler_cls} and --scheduling-policy {policy} both "
+            "name a scheduler: give one of them"
+        )
+    settings = read_settings(engine_args.additional_config.get(CONFIG_KEY), policy=policy)
+    return settings.model_dump(exclude_defaults=True) | {"policy": policy}
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Extend vLLM's own flags on `parser`, and add `--run-output-dir`."""
+    for action in parser._actions:
+        if "--scheduling-policy" in action.option_strings and action.choices is not None:
+            new = [name for name in POLICIES if name not in action.choices]
+            action.choices = [*action.choices, *new]
+        if "--middleware" in action.option_strings and MIDDLEWARE not in (action.default or []):
+            action.default = [*(action.default or []), MIDDLEWARE]
+    if RUN_OUTPUT_FLAG not in parser._option_string_actions:
+        parser.add_argument(
+            RUN_OUTPUT_FLAG,
+            metavar="DIR",
+            default=None,
+            help="agentkv: folder that gets the timestamps record on shutdown",
+        )

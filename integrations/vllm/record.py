@@ -1,0 +1,54 @@
+"""The timestamps record: what happened to each job, in order, bounded in memory."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "scheduler_timestamps.json"
+
+
+class TimestampRecord:
+    """Events per job, each with the seconds since the engine started on a monotonic clock.
+
+    At most `max_events` events in all, about 400 bytes each; beyond that the job recorded to
+    longest ago is dropped whole.
+    """
+
+    def __init__(self, *, max_events: int, clock: Callable[[], float]) -> None:
+        self._max_events = max_events
+        self._clock = clock
+        self._started_s = clock()
+        self._num_events = 0
+        self._jobs: OrderedDict[str, deque[dict[str, Any]]] = OrderedDict()
+
+    def add(self, job_id: str, event: str, **details: object) -> None:
+        if not self._max_events:
+            return
+        at_s = round(self._clock() - self._started_s, 6)
+        self._jobs.setdefault(job_id, deque()).append({"event": event, "at_s": at_s, **details})
+        self._jobs.move_to_end(job_id)
+        self._num_events += 1
+        if self._num_events > self._max_events:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        if len(self._jobs) > 1:
+            _, events = self._jobs.popitem(last=False)
+            self._num_events -= len(events)
+        else:
+            next(iter(self._jobs.values())).popleft()
+            self._num_events -= 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"jobs": {job_id: list(events) for job_id, events in self._jobs.items()}}
+
+    def write(self, folder: Path) -> Path:
+        """Write the record as JSON into `folder`, made if need be; raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE_NAME
+        path.write_text(json.dumps(self.as_dict()), encoding="utf-8")
+        return path

@@ -1,0 +1,339 @@
+"""Connects jobs, pins and the policy: what happens to a job's KV blocks at each event.
+
+Knows blocks only as opaque values and nothing of vLLM. Runs on the engine's main thread; every
+call is O(log jobs), except under memory pressure, where pins are sorted once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentkv.integrations.vllm.continuum import ContinuumPolicy, Rank
+from agentkv.integrations.vllm.counters import Counters
+from agentkv.integrations.vllm.jobs import Job, JobTable, Turn, checkpoints_of
+from agentkv.integrations.vllm.pin_table import Pin, PinEnd, PinTable
+from agentkv.integrations.vllm.prefill_fit import PrefillFit
+from agentkv.integrations.vllm.record import TimestampRecord
+from agentkv.integrations.vllm.settings import Settings
+from agentkv.wire import Tags, ToolEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a finished turn leaves in the cache: its full blocks, by chained hash."""
+
+    block_hashes: list[Any]
+    num_blocks: int
+    block_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_tokens
+
+
+def tool_name(text: str) -> str:
+    """The first word of a command: the tool as the published Continuum names it."""
+    return text.split(maxsplit=1)[0][:256] if text.strip() else ""
+
+
+class Retention:
+    """Jobs, pins and their ends; `free` returns a pin's blocks, `on_rank_change` a job's turns."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Callable[[], float],
+        free: Callable[[Pin[Any]], None],
+        on_rank_change: Callable[[str], None],
+        on_deadline: Callable[[float], None],
+    ) -> None:
+        self.settings = settings
+        self.policy = ContinuumPolicy(settings)
+        self.jobs = JobTable(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
+        self.pins: PinTable[Any] = PinTable()
+        self.turns: dict[str, Turn] = {}
+        self.prefills = PrefillFit(settings.prefill_reload)
+        self.counters = Counters()
+        self.record = TimestampRecord(max_events=settings.record_events, clock=clock)
+        self.arrivals = itertools.count()
+        self._clock = clock
+        self._free = free
+        self._on_rank_change = on_rank_change
+        self._on_deadline = on_deadline
+
+    # A turn, from arrival to end
+
+    def turn_arrived(
+        self,
+        request_id: str,
+        tags: Tags,
+        *,
+        num_prompt_tokens: int,
+        block_hashes: list[Any],
+        block_tokens: int,
+    ) -> None:
+        """Register a request that carries a `job_id`."""
+        assert tags.job_id is not None
+        now_s = self._clock()
+        self.forget_idle_jobs()
+        order = next(self.arrivals)
+        job = self.jobs.get(tags.job_id)
+        if job is None:
+            job = Job(tags.job_id, order, now_s)
+            self.jobs.add(job)
+        fingerprint = (num_prompt_tokens, block_hashes[-1] if block_hashes else None)
+        is_new = job.counts_as_new_turn(tags.turn, fingerprint)
+        if is_new:
+            self._observe_gap(job, tags, now_s)
+            job.num_turns += 1
+        job.fingerprint = fingerprint
+        job.last_turn = max(job.last_turn or 0, tags.turn) if tags.turn else job.last_turn
+        job.parent_job_id = tags.parent_job_id or job.parent_job_id
+        job.expected_turns = tags.expected_turns or job.expected_turns
+        job.is_released = False
+        turn = Turn(request_id, job, order, now_s, num_prompt_tokens, bool(tags.is_last_step))
+        turn.common_tokens = min(
+            job.common_tokens(block_hashes, block_tokens),
+            (num_prompt_tokens - 1) // block_tokens * block_tokens,
+        )
+        self.turns[request_id] = job.live[request_id] = turn
+        self.jobs.touch(job, now_s)
+        self.record.add(
+            job.job_id,
+            "arrival",
+            turn=job.num_turns,
+            prompt_length=num_prompt_tokens,
+            retry=not is_new,
+        )
+
+    def _observe_gap(self, job: Job, tags: Tags, now_s: float) -> None:
+        if job.finished_s is None or job.is_tool_observed:
+            return
+        if tags.last_tool_s is not None:
+            tool = tool_name(tags.last_tool) if tags.last_tool else job.tool
+            self._observe_tool(job, tool, tags.last_tool_s, "piggyback")
+        elif not job.live:
+            self._observe_tool(job, job.tool, now_s - job.finished_s, "gap")
+
+    def _observe_tool(self, job: Job, tool: str | None, duration_s: float, source: str) -> None:
+        job.is_tool_observed = True
+        self.policy.durations.observe(tool or None, duration_s)
+        self.counters.add("tool_observations_total", "source", source)
+        self.counters.observe("tool_duration_seconds", duration_s)
+
+    def rank(self, request_id: str, *, is_preempted: bool) -> Rank | None:
+        """Place in the waiting queue; None for a request without a job."""
+        turn = self.turns.get(request_id)
+        if turn is None:
+            return None
+        is_pinned = self.pins.get(turn.job.job_id) is not None
+        return self.policy.rank(turn, is_preempted=is_preempted, is_pinned=is_pinned)
+
+    def turn_admitted(self, request_id: str, *, hit_tokens: int) -> None:
+        """A turn has its blocks: the job's pin hands over, and an evicted cache is noticed."""
+        turn = self.turns.get(request_id)
+        if turn is None:
+            return
+        job, now_s = turn.job, self._clock()
+        is_first = turn.admitted_s is None
+        pin = self.pins.get(job.job_id)
+        if pin is not None:
+            self.end_pin(pin, "returned")
+        if not is_first:
+            self.record.add(job.job_id, "resumed", hit_length=hit_tokens)
+            return
+        turn.admitted_s, turn.hit_tokens = now_s, hit_tokens
+        waited_s = now_s - turn.arrived_s
+        if hit_tokens < turn.common_tokens:
+            job.num_evicted += 1
+            self.policy.learned.queueing.observe(waited_s)
+            self.record.add(job.job_id, "evicted", lost_tokens=turn.common_tokens - hit_tokens)
+        if job.finished_s is not None and turn.common_tokens < min(
+            job.context_tokens, turn.num_prompt_tokens - 1
+        ):
+            job.num_diverged += 1
+        self.record.add(
+            job.job_id,
+            "waiting_to_running",
+            prompt_length=turn.num_prompt_tokens,
+            hit_length=hit_tokens,
+            expected_hit_length=turn.common_tokens,
+            waited_s=round(waited_s, 6),
+        )
+
+    def turn_preempted(self, request_id: str) -> None:
+        self.counters.add("preemptions_total")
+        turn = self.turns.get(request_id)
+        if turn is not None:
+            self.record.add(turn.job.job_id, "preempted")
+
+    def should_pin(self, request_id: str, *, is_finished_turn: bool) -> bool:
+        """Whether a turn that ends now may keep its blocks: asked before they are popped."""
+        turn = self.turns.get(request_id)
+        if turn is None or turn.is_last_step or turn.job.is_released or not is_finished_turn:
+            return False
+        return (
+            self.policy.ttl(None, self.prefills.reload.seconds(turn.num_prompt_tokens)).seconds > 0
+        )
+
+    def turn_ended(
+        self,
+        request_id: str,
+        *,
+        is_finished_turn: bool,
+        context: Context | None = None,
+        blocks: Sequence[Any] = (),
+        fence: int = 0,
+    ) -> None:
+        """A turn is over; `blocks` are its kept ones (none: they were freed)."""
+        turn = self.turns.pop(request_id, None)
+        if turn is None:
+            return
+        job, now_s = turn.job, self._clock()
+        job.live.pop(request_id, None)
+        self.jobs.touch(job, now_s)
+        if is_finished_turn:
+            if turn.admitted_s is None:
+                self.turn_admitted(request_id, hit_tokens=0)
+            self._note_finish(job, context, now_s)
+        else:
+            self.record.add(job.job_id, "aborted")
+        if blocks:
+            assert context is not None
+            self._pin(job, context, blocks, fence, now_s)
+        elif not job.live and (pin := self.pins.get(job.job_id)) is not None:
+            reason: PinEnd = "last_step" if is_finished_turn else "aborted"
+            if not is_finished_turn or turn.is_last_step:
+                self.end_pin(pin, reason)
+        if (turn.is_last_step or job.is_released) and not job.live:
+            self._close(job, "last_step" if turn.is_last_step else "released")
+
+    def _note_finish(self, job: Job, context: Context | None, now_s: float) -> None:
+        job.finished_s = now_s
+        job.tool, job.is_tool_observed = None, False
+        if context is not None:
+            job.context_tokens = context.num_tokens
+            job.checkpoints = checkpoints_of(context.block_hashes, context.num_blocks)
+        self.record.add(job.job_id, "finish", turn=job.num_turns, context_length=job.context_tokens)
+
+    # Pins
+
+    def _pin(
+        self, job: Job, context: Context, blocks: Sequence[Any], fence: int, now_s: float
+    ) -> None:
+        ttl = self.policy.ttl(job.tool, self.prefills.reload.seconds(context.num_tokens))
+        pin = Pin(job.job_id, job.order, blocks, fence, now_s, now_s + ttl.seconds, ttl.reason)
+        other = self.pins.get(job.job_id)
+        if other is not None:
+            if len(other.blocks) >= len(blocks):
+                self._free(pin)
+                return
+            self.end_pin(other, "returned")
+        self.pins.add(pin)
+        self._on_deadline(pin.expires_s)
+        self._on_rank_change(job.job_id)
+        self.counters.add("pins_total", "speed", "none")
+        self.counters.observe("pin_ttl_seconds", ttl.seconds)
+        self.record.add(
+            job.job_id, "pinned", blocks=len(blocks), ttl_s=round(ttl.seconds, 6), reason=ttl.reason
+        )
+
+    def end_pin(self, pin: Pin[Any], reason: PinEnd) -> None:
+        """Give a pin's blocks back and say why."""
+        self.pins.remove(pin)
+        self._free(pin)
+        held_s = self._clock() - pin.pinned_s
+        self.counters.add("pin_ends_total", "reason", reason)
+        self.counters.observe("pin_held_seconds", held_s)
+        self.record.add(
+            pin.job_id, "unpinned", reason=reason, blocks=len(pin.blocks), held_s=round(held_s, 6)
+        )
+        self._on_rank_change(pin.job_id)
+
+    def expire_due_pins(self) -> None:
+        """End pins whose TTL is over, except of jobs whose next turn is already here. O(1) if none."""
+        now_s = self._clock()
+        while (pin := self.pins.pop_due(now_s)) is not None:
+            job = self.jobs.get(pin.job_id)
+            if job is None or not job.live:
+                self.end_pin(pin, "expired")
+
+    def pins_that_yield(self, *, for_running: bool, num_running: int) -> list[Pin[Any]]:
+        """Pins the policy gives up, in order, to an allocation that failed."""
+        if not len(self.pins):
+            return []
+        return self.policy.pins_that_yield(
+            self.pins, for_running=for_running, num_running=num_running
+        )
+
+    def end_all_pins(self, reason: PinEnd) -> None:
+        for pin in list(self.pins):
+            self.end_pin(pin, reason)
+
+    # Signals from the client
+
+    def tool_signal(self, job_id: str, event: ToolEvent) -> dict[str, Any] | None:
+        """A tool of the job started or finished; None for an unknown job."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            return None
+        self.jobs.touch(job, self._clock())
+        tool = tool_name(event.command or event.tool or "")
+        if event.state == "finished":
+            if event.duration_s is not None:
+                self._observe_tool(job, tool, event.duration_s, "client")
+        else:
+            job.tool = tool or None
+            self._reprice(job)
+        self.record.add(
+            job_id,
+            f"tool_{event.state}",
+            tool=tool,
+            command=(event.command or "")[:4096],
+            duration_s=event.duration_s,
+        )
+        pin = self.pins.get(job_id)
+        return {"job_id": job_id, "state": event.state, "is_pinned": pin is not None}
+
+    def _reprice(self, job: Job) -> None:
+        """Now that the tool is known, give the pin the TTL that tool deserves."""
+        pin = self.pins.get(job.job_id)
+        if pin is None or job.live:
+            return
+        ttl = self.policy.ttl(job.tool, self.prefills.reload.seconds(job.context_tokens))
+        pin.reason = ttl.reason
+        self.pins.extend(pin, pin.pinned_s + ttl.seconds)
+        self._on_deadline(pin.expires_s)
+        self.expire_due_pins()
+
+    def release(self, job_id: str) -> dict[str, Any] | None:
+        """The job is over: free its pin now; None for an unknown job."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            return None
+        pin = self.pins.get(job_id)
+        freed_blocks = 0 if pin is None else len(pin.blocks)
+        if pin is not None:
+            self.end_pin(pin, "released")
+        job.is_released = True
+        if not job.live:
+            self._close(job, "released")
+        return {"job_id": job_id, "freed_blocks": freed_blocks}
+
+    def forget_idle_jobs(self) -> None:
+        """Forget jobs whose lease is over, and the idlest ones beyond `max_jobs`."""
+        now_s = self._clock()
+        while (job := self.jobs.next_to_forget(now_s)) is not None:
+            pin = self.pins.get(job.job_id)
+            if pin is not None:
+                self.end_pin(pin, "expired")
+            self._close(job, "lease")
+
+    def _close(self, job: Job, reason: str) -> None:
+        self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
+        self.jobs.remove(job)
+        self.record.add(job.job_id, "closed", reason=reason, turns=job.num_turns)

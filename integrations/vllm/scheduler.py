@@ -1,0 +1,304 @@
+"""vLLM's scheduler with a retention policy: connects the seam's hooks to `Retention`.
+
+Runs in the engine process. Scheduling changes timing and memory, never output.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.request import Request
+
+from agentkv.errors import TagError
+from agentkv.integrations.vllm import seam
+from agentkv.integrations.vllm.continuum import Rank
+from agentkv.integrations.vllm.counters import StepStats
+from agentkv.integrations.vllm.expiry_timer import ExpiryTimer
+from agentkv.integrations.vllm.pin_table import Pin
+from agentkv.integrations.vllm.ranked_queue import RankedQueue
+from agentkv.integrations.vllm.retention import Context, Retention
+from agentkv.integrations.vllm.settings import CONFIG_KEY, read_settings
+from agentkv.wire import Tags, parse_tags
+
+logger = init_logger(__name__)
+
+
+class RetainingScheduler(seam.SchedulerSeam):
+    """Keeps the KV of finished agent turns; requests without a `job_id` are scheduled as stock."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        given = dict(self.vllm_config.additional_config.get(CONFIG_KEY) or {})
+        policy = given.pop("policy", "continuum")
+        self.engine: Any = None
+        self.timer: ExpiryTimer | None = None
+        self.retention = Retention(
+            read_settings(given, policy=policy),
+            clock=self.clock,
+            free=lambda pin: self.free_blocks(pin.blocks, pin.fence),
+            on_rank_change=self._rerank_job,
+            on_deadline=self._set_deadline,
+        )
+        self.steps = StepStats()
+        self.queue = RankedQueue(self._rank, self.retention.arrivals)
+        self.install_queue(self.queue)
+        self.install_allocator()
+        self._prefilling: dict[str, tuple[Request, float, int]] = {}
+        self._is_running_sorted = True
+        self._told_stats: tuple[int, int] | None = None
+
+    def clock(self) -> float:
+        """Seconds on a monotonic clock; the simulator and tests override it."""
+        return time.monotonic()
+
+    # Arrival and order
+
+    def add_request(self, request: Request) -> None:
+        if request.request_id not in self.requests:
+            self._register(request)
+        super().add_request(request)
+
+    @seam.guarded(None)
+    def _register(self, request: Request) -> None:
+        tags = self._tags(request)
+        if tags.job_id is not None and request.prompt_token_ids is not None:
+            self.retention.turn_arrived(
+                request.request_id,
+                tags,
+                num_prompt_tokens=request.num_prompt_tokens,
+                block_hashes=request.block_hashes,
+                block_tokens=self.hash_block_size,
+            )
+
+    def _tags(self, request: Request) -> Tags:
+        sampling = request.sampling_params
+        fields = dict(sampling.extra_args or {}) if sampling is not None else {}
+        if fields.get("job_id") is None and request.session_id:
+            fields["job_id"] = request.session_id
+        try:
+            return parse_tags(fields, flags_as_numbers=True)
+        except TagError:
+            self.retention.counters.add("bad_tags_total")
+            return Tags()
+
+    def _rank(self, request: Request) -> Rank | None:
+        return self.retention.rank(request.request_id, is_preempted=seam.is_preempted(request))
+
+    def _rerank_job(self, job_id: str) -> None:
+        job = self.retention.jobs.get(job_id)
+        for request_id in job.live if job is not None else ():
+            request = self.requests.get(request_id)
+            if request is not None:
+                self.queue.rerank(request)
+
+    def _sort_running(self) -> None:
+        """Put the next victim last: vLLM's FCFS preempts `running[-1]` (S:826)."""
+        turns = self.retention.turns
+        if not self._is_running_sorted and any(r.request_id in turns for r in self.running):
+            self.running.sort(key=self._victim_rank)
+        self._is_running_sorted = True
+
+    def _victim_rank(self, request: Request) -> Rank:
+        turn = self.retention.turns.get(request.request_id)
+        if turn is not None:
+            return self.retention.policy.victim_rank(turn)
+        return (1, self.queue.order_of(request), 0)
+
+    # A scheduling step
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self._before_step()
+        output = super().schedule(*args, **kwargs)
+        self._after_step(output)
+        return output
+
+    @seam.guarded(None)
+    def _before_step(self) -> None:
+        self.retention.expire_due_pins()
+        self.queue.unlatch()
+        self._sort_running()
+
+    @seam.guarded(None)
+    def _after_step(self, output: SchedulerOutput) -> None:
+        scheduled = output.num_scheduled_tokens
+        self.steps.add(len(scheduled), output.total_num_scheduled_tokens, self._usage())
+        if not self.queue.popped:
+            return
+        popped, self.queue.popped = self.queue.popped, []
+        for request in popped:
+            if not seam.is_running(request) or request.request_id not in scheduled:
+                continue
+            self._is_running_sorted = False
+            hit_tokens = request.num_computed_tokens - scheduled[request.request_id]
+            self._prefilling[request.request_id] = (request, self.clock(), hit_tokens)
+            self.retention.turn_admitted(request.request_id, hit_tokens=hit_tokens)
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(*args, **kwargs)
+        if self._prefilling:
+            self._note_prefills()
+        return outputs
+
+    @seam.guarded(None)
+    def _note_prefills(self) -> None:
+        done = [
+            request_id
+            for request_id, (request, _, _) in self._prefilling.items()
+            if request.num_output_tokens or request.is_finished() or not seam.is_running(request)
+        ]
+        now_s = self.clock()
+        for request_id in done:
+            request, started_s, hit_tokens = self._prefilling.pop(request_id)
+            if request.num_output_tokens and not request.num_preemptions:
+                num_tokens = request.num_prompt_tokens
+                self.retention.prefills.observe(hit_tokens, num_tokens, now_s - started_s)
+
+    # Memory
+
+    def memory_is_short(self, request: Request) -> Iterator[None]:
+        for pin in self._pins_that_yield(request):
+            if self.is_freeable(pin.fence) and self._give_up(pin):
+                yield
+
+    @seam.guarded(False)
+    def _give_up(self, pin: Pin[Any]) -> bool:
+        if self.retention.pins.get(pin.job_id) is not pin:
+            return False
+        self.retention.end_pin(pin, "pressure")
+        return True
+
+    @seam.guarded(())
+    def _pins_that_yield(self, request: Request) -> Sequence[Pin[Any]]:
+        turn = self.retention.turns.get(request.request_id)
+        pins = self.retention.pins_that_yield(
+            for_running=seam.is_running(request), num_running=len(self.running)
+        )
+        own = [pin for pin in pins if turn is not None and pin.job_id == turn.job.job_id]
+        return [pin for pin in pins if pin not in own] + own
+
+    @seam.guarded(False)
+    def wants_blocks_kept(self, request: Request) -> bool:
+        return self.retention.should_pin(
+            request.request_id, is_finished_turn=seam.is_finished_turn(request)
+        )
+
+    def request_ended(self, request: Request, blocks: Sequence[Any], fence: int) -> None:
+        self.queue.forget_order(request)
+        if not self._end_turn(request, blocks, fence) and not self._is_pinned(blocks):
+            self.free_blocks(blocks, fence)
+
+    def _is_pinned(self, blocks: Sequence[Any]) -> bool:
+        return any(pin.blocks is blocks for pin in self.retention.pins)
+
+    @seam.guarded(False)
+    def _end_turn(self, request: Request, blocks: Sequence[Any], fence: int) -> bool:
+        num_blocks = seam.num_computed_tokens(request) // self.hash_block_size
+        self.retention.turn_ended(
+            request.request_id,
+            is_finished_turn=seam.is_finished_turn(request),
+            context=Context(request.block_hashes, num_blocks, self.hash_block_size),
+            blocks=blocks,
+            fence=fence,
+        )
+        return True
+
+    @seam.guarded(None)
+    def request_preempted(self, request: Request) -> None:
+        self.retention.turn_preempted(request.request_id)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """Pins would make the reset fail: end them first."""
+        self._end_all_pins()
+        return bool(super().reset_prefix_cache(*args, **kwargs))
+
+    @seam.guarded(None)
+    def _end_all_pins(self) -> None:
+        self.retention.end_all_pins("reset")
+
+    # Idle engine, stats, shutdown
+
+    def attach(self, engine: Any) -> None:
+        """Called once by the engine that runs this scheduler in its busy loop."""
+        self.engine = engine
+        self.timer = ExpiryTimer(lambda: seam.wake(engine))
+
+    def _set_deadline(self, deadline_s: float) -> None:
+        if self.timer is not None:
+            self.timer.set_deadline(deadline_s)
+
+    def has_requests(self) -> bool:
+        """Also asked by an idle engine when it wakes: pins expire and gauges move here."""
+        self._expire_when_idle()
+        has_requests = bool(super().has_requests())
+        if not has_requests and self.engine is not None and self._told_stats != self._gauges():
+            self._push_stats()
+        return has_requests
+
+    @seam.guarded(None)
+    def _expire_when_idle(self) -> None:
+        self.retention.expire_due_pins()
+        next_expiry_s = self.retention.pins.next_expiry_s
+        if next_expiry_s is not None:
+            self._set_deadline(next_expiry_s)
+
+    @seam.guarded(None)
+    def _push_stats(self) -> None:
+        stats = self.make_stats()
+        self._told_stats = self._gauges()
+        if stats is not None:
+            seam.push_stats(self.engine, stats)
+
+    def _gauges(self) -> tuple[int, int]:
+        return self.num_free_blocks(), len(self.retention.pins)
+
+    def _usage(self) -> float:
+        return 1 - self.num_free_blocks() / max(self.num_blocks(), 1)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None:
+            self._told_stats = self._gauges()
+            setattr(stats, seam.STATS_FIELD, self._payload())
+        return stats
+
+    @seam.guarded(None)
+    def _payload(self) -> dict[str, Any] | None:
+        pins = self.retention.pins
+        gauges = {"pinned_jobs": len(pins), "pinned_blocks": pins.num_blocks}
+        return {"gauges": gauges, **self.retention.counters.take_delta()}
+
+    def shutdown(self) -> None:
+        folder = self.retention.settings.run_output_dir
+        if folder is not None:
+            try:
+                path = self.retention.record.write(Path(folder))
+                logger.info("agentkv: timestamps written to %s", path)
+            except OSError as error:
+                logger.error("agentkv: timestamps not written to %s: %s", folder, error)
+        super().shutdown()
+
+
+class ContinuumScheduler(RetainingScheduler):
+    """For engines without async scheduling (the CPU build)."""
+
+
+class AsyncContinuumScheduler(RetainingScheduler, AsyncScheduler):
+    """For engines with async scheduling (the default on CUDA)."""
+
+
+def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Scheduler:
+    """The `scheduler_cls` the plugin gives to vLLM: builds the sync or the async class.
+
+    Source: EngineCore.__init__ (vllm/v1/engine/core.py:161), which only calls it.
+    """
+    is_async = vllm_config.scheduler_config.async_scheduling
+    scheduler = AsyncContinuumScheduler if is_async else ContinuumScheduler
+    return scheduler(vllm_config=vllm_config, **kwargs)

@@ -1,0 +1,254 @@
+"""The one place that touches vLLM's private names; everything else talks to the hooks below.
+
+Each private name is listed in CONTRACT with its source file, checked at start against the
+installed vLLM, so that an upgrade that moves one fails here, by name. Sources are of vLLM 0.32.0;
+0.31 to 0.33 have them all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequestType
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.request import Request, RequestStatus
+
+logger = init_logger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CONTRACT: tuple[tuple[str, str], ...] = (
+    ("vllm.v1.core.sched.scheduler.Scheduler", "_free_blocks"),
+    ("vllm.v1.core.sched.scheduler.Scheduler", "_preempt_request"),
+    ("vllm.v1.core.sched.scheduler.Scheduler", "_request_blocks_can_be_freed"),
+    ("vllm.v1.core.sched.scheduler.Scheduler", "has_requests"),
+    ("vllm.v1.core.sched.scheduler.Scheduler", "make_stats"),
+    ("vllm.v1.core.sched.scheduler.Scheduler", "reset_prefix_cache"),
+    ("vllm.v1.core.kv_cache_manager.KVCacheManager", "allocate_slots"),
+    ("vllm.v1.core.kv_cache_manager.KVCacheManager", "pop_blocks_for_free"),
+    ("vllm.v1.core.block_pool.BlockPool", "free_blocks"),
+    ("vllm.v1.core.block_pool.BlockPool", "get_num_free_blocks"),
+    ("vllm.v1.engine.core.EngineCoreProc", "_process_input_queue"),
+    ("vllm.v1.engine.EngineCoreRequestType", "WAKEUP"),
+    ("vllm.v1.metrics.stats.SchedulerStats", "kv_cache_usage"),
+    ("vllm.engine.arg_utils.EngineArgs", "add_cli_args"),
+    ("vllm.engine.arg_utils.EngineArgs", "create_engine_config"),
+    ("vllm.config.scheduler.SchedulerConfig", "get_scheduler_cls"),
+)
+"""(owner, attribute) of every vLLM name the plugin relies on beyond its public interface."""
+
+STATS_FIELD = "agentkv"
+
+
+def missing_names() -> list[str]:
+    """Names of CONTRACT that the installed vLLM does not have."""
+    missing = []
+    for owner, attribute in CONTRACT:
+        module, _, name = owner.rpartition(".")
+        try:
+            found = hasattr(getattr(importlib.import_module(module), name), attribute)
+        except (ImportError, AttributeError):
+            found = False
+        if not found:
+            missing.append(f"{owner}.{attribute}")
+    return missing
+
+
+def guarded(otherwise: T) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Keep our own errors from vLLM: log the first of each hook, then answer `otherwise`.
+
+    The one broad `except` of the plugin: an error in a hook must cost a request its pin, never
+    the engine its life.
+    """
+
+    def wrap(hook: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(hook)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return hook(*args, **kwargs)
+            except Exception:
+                if not reported:
+                    reported.append(hook.__qualname__)
+                    logger.exception(
+                        "agentkv: %s failed; that request is scheduled as stock does "
+                        "(further failures of this hook are not logged)",
+                        hook.__qualname__,
+                    )
+                return otherwise
+
+        reported: list[str] = []
+        return call
+
+    return wrap
+
+
+class SchedulerSeam(Scheduler):
+    """Turns vLLM's private scheduler hooks into a few with names of our own.
+
+    Mixed in before Scheduler or AsyncScheduler. A subclass sets `waiting` through
+    `install_queue` and implements the methods that raise nothing here but do nothing.
+    """
+
+    def install_queue(self, queue: RequestQueue) -> None:
+        """Replace the waiting queue (S:196 `create_request_queue`), before any request came."""
+        self.waiting = queue
+
+    def install_allocator(self) -> None:
+        """Let `memory_is_short` free memory whenever an allocation fails, then retry.
+
+        Wraps KVCacheManager.allocate_slots (kv_cache_manager.py:371), which answers None then.
+        """
+        allocate = self.kv_cache_manager.allocate_slots
+
+        def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
+            blocks = allocate(request, *args, **kwargs)
+            if blocks is None:
+                for _ in self.memory_is_short(request):
+                    blocks = allocate(request, *args, **kwargs)
+                    if blocks is not None:
+                        break
+            return blocks
+
+        self.kv_cache_manager.allocate_slots = allocate_slots
+
+    def memory_is_short(self, request: Request) -> Iterator[None]:
+        """Yield each time some memory was freed; stop when no more is to be had."""
+        return iter(())
+
+    def wants_blocks_kept(self, request: Request) -> bool:
+        """Whether the finished request's hashed blocks stay pinned."""
+        return False
+
+    def request_ended(self, request: Request, blocks: Sequence[Any], fence: int) -> None:
+        """A request left the engine; `blocks` are those kept, reusable after step `fence`."""
+
+    def request_preempted(self, request: Request) -> None:
+        """A running request lost its blocks and waits again."""
+
+    def _free_blocks(self, request: Request) -> None:
+        """Scheduler._free_blocks (S:2746), except that a pinned turn keeps its hashed blocks."""
+        if not self.wants_blocks_kept(request):
+            super()._free_blocks(request)
+            self.request_ended(request, (), 0)
+            return
+        fence = 0 if self._request_blocks_can_be_freed(request) else self.sched_step_seq
+        kept, loose = [], []
+        for block in self.kv_cache_manager.pop_blocks_for_free(request):
+            is_hashed = block.block_hash is not None and not block.is_null
+            (kept if is_hashed else loose).append(block)
+        self.free_blocks(loose, fence)
+        del self.requests[request.request_id]
+        self.request_ended(request, kept, fence)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        self.request_preempted(request)
+
+    def free_blocks(self, blocks: Sequence[Any], fence: int) -> None:
+        """Give blocks back, tail first; deferred while a step up to `fence` may write them."""
+        if not blocks:
+            return
+        if fence > self.processed_step_seq:
+            self.deferred_frees.append((fence, list(blocks)))
+        else:
+            self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
+
+    def is_freeable(self, fence: int) -> bool:
+        """Whether blocks with this fence become free memory at once."""
+        return fence <= self.processed_step_seq
+
+    def num_free_blocks(self) -> int:
+        return int(self.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def num_blocks(self) -> int:
+        """All blocks but the null block, as in usage = 1 - free / (blocks - 1)."""
+        return int(self.kv_cache_manager.block_pool.num_gpu_blocks) - 1
+
+
+def num_computed_tokens(request: Request) -> int:
+    """Tokens of a finished request whose KV is in the cache; the last sampled one never is."""
+    computed = request.num_computed_tokens - request.num_output_placeholders
+    return max(0, min(computed, request.num_tokens - 1))
+
+
+def is_finished_turn(request: Request) -> bool:
+    """Whether a request ended as a turn of its job, not as an abort or an error.
+
+    Stop strings are found in the API server and reach the scheduler as an abort, like a client's
+    disconnect: an aborted request that has `stop` strings and some output counts as finished.
+    """
+    if request.status == RequestStatus.FINISHED_ABORTED:
+        sampling = request.sampling_params
+        return bool(sampling is not None and sampling.stop and request.num_output_tokens)
+    return request.status in (
+        RequestStatus.FINISHED_STOPPED,
+        RequestStatus.FINISHED_LENGTH_CAPPED,
+        RequestStatus.FINISHED_REPETITION,
+    )
+
+
+def is_preempted(request: Request) -> bool:
+    return bool(request.status == RequestStatus.PREEMPTED)
+
+
+def is_running(request: Request) -> bool:
+    return bool(request.status == RequestStatus.RUNNING)
+
+
+def add_stats_field() -> None:
+    """Give SchedulerStats a real field for our payload, in every process, before decoders exist.
+
+    msgspec reads the fields of a dataclass from `__dataclass_fields__`; the class attribute is
+    the default of instances made without the field. Idempotent.
+    """
+    if STATS_FIELD in SchedulerStats.__dataclass_fields__:
+        return
+    holder = dataclasses.make_dataclass(
+        "holder", [(STATS_FIELD, dict[str, Any] | None, dataclasses.field(default=None))]
+    )
+    SchedulerStats.__dataclass_fields__[STATS_FIELD] = holder.__dataclass_fields__[STATS_FIELD]
+    SchedulerStats.__annotations__[STATS_FIELD] = dict[str, Any] | None
+    setattr(SchedulerStats, STATS_FIELD, None)
+
+
+def install_engine_hooks(
+    call: Callable[[Any, str, list[Any]], Any], attach: Callable[[Any], None]
+) -> None:
+    """Give EngineCore the utility method `agentkv_call`, and `attach` each engine once it runs.
+
+    EngineCoreProc._process_input_queue (core.py:1573) is the first thing the busy loop calls, in
+    the engine's own process with its queues in place; the wrapper takes itself off the instance.
+    """
+    if hasattr(EngineCore, "agentkv_call"):
+        return
+
+    def agentkv_call(self: Any, op: str, args: list) -> Any:  # type: ignore[type-arg]
+        return call(self.scheduler, op, args)
+
+    EngineCore.agentkv_call = agentkv_call
+    process = EngineCoreProc._process_input_queue
+
+    def process_input_queue(self: Any) -> None:
+        self._process_input_queue = functools.partial(process, self)
+        attach(self)
+        process(self)
+
+    EngineCoreProc._process_input_queue = process_input_queue
+
+
+def wake(engine: Any) -> None:
+    """Make an idle engine look at its scheduler again; callable from any thread."""
+    engine.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+
+
+def push_stats(engine: Any, stats: SchedulerStats) -> None:
+    """Send stats to the first API server without waiting for a step's outputs."""
+    engine.output_queue.put_nowait((0, EngineCoreOutputs(scheduler_stats=stats)))

@@ -1,0 +1,84 @@
+"""The plugin's settings: what `--additional-config '{"agentkv": {...}}'` may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentkv.errors import AgentKVError
+from agentkv.ttl import PrefillReload
+
+POLICIES = ("continuum",)
+"""Scheduling policies this plugin adds to `--scheduling-policy`."""
+
+CONFIG_KEY = "agentkv"
+"""Key of the settings inside vLLM's `--additional-config`."""
+
+
+class SettingsError(AgentKVError):
+    """The settings given in `--additional-config` are not valid."""
+
+
+class Settings(BaseModel):
+    """Settings of the `continuum` policy, frozen; every field has a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    policy: Literal["continuum"] = "continuum"
+    rules: Literal["paper", "released"] = "paper"
+    ttl: Literal["paper", "fixed"] = "paper"
+    fixed_ttl_s: float = Field(2.0, ge=0, le=3600, allow_inf_nan=False)
+    """TTL in seconds under `ttl: fixed`, and of the cold start under `ttl: paper`."""
+    cold_start_samples: int = Field(100, ge=1, le=100_000)
+    """K: tool durations seen before their distribution is used."""
+    max_ttl_s: float = Field(300.0, gt=0, le=86_400, allow_inf_nan=False)
+    """No pin lasts longer than this many seconds, whatever the rule says."""
+    prefill_reload_s: tuple[float, float, float] | None = Field(None, strict=False)
+    """Coefficients [c0, c1, c2] of seconds = c0 + c1 n + c2 n^2; absent: learned online."""
+    job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)
+    """A job with no turn and no tool signal for this many seconds is forgotten."""
+    max_jobs: int = Field(10_000, ge=1, le=1_000_000)
+    """Jobs remembered; the one idle for longest is forgotten first."""
+    record_events: int = Field(50_000, ge=0, le=10_000_000)
+    """Events kept in the timestamps record, over all jobs; 0 turns it off."""
+    run_output_dir: str | None = None
+    """Folder that gets `scheduler_timestamps.json` when the engine shuts down."""
+
+    @property
+    def prefill_reload(self) -> PrefillReload | None:
+        if self.prefill_reload_s is None:
+            return None
+        return PrefillReload.from_coefficients(self.prefill_reload_s)
+
+
+def read_settings(given: object, *, policy: str) -> Settings:
+    """Validate what stands under "agentkv" in vLLM's additional config.
+
+    Raises SettingsError, which names each wrong key, the value seen and what is allowed.
+    """
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        raise SettingsError(
+            f"--additional-config: {CONFIG_KEY!r} must hold a JSON object, "
+            f"got {type(given).__name__} {given!r:.80}"
+        )
+    try:
+        return Settings.model_validate({**given, "policy": policy})
+    except ValidationError as error:
+        raise SettingsError(_describe(error)) from None
+
+
+def _describe(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            valid = ", ".join(name for name in Settings.model_fields if name != "policy")
+            lines.append(f"unknown key {key!r}; valid keys: {valid}")
+        else:
+            seen = repr(problem["input"])[:80]
+            lines.append(f"{key!r}: {problem['msg']}, got {seen}")
+    return f"--additional-config, under {CONFIG_KEY!r}: " + "; ".join(lines)

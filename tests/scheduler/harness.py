@@ -1,0 +1,232 @@
+"""vLLM's real scheduler and block pool without a model: a fake runner and a hand-set clock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+import torch
+from agentkv.integrations.vllm.scheduler import AsyncContinuumScheduler, ContinuumScheduler
+
+BLOCK_TOKENS = 16
+EOS = 2
+
+
+class Clock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def write_model_config(folder: Path) -> Path:
+    """A Llama config that vLLM accepts; no weights are ever loaded."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "num_hidden_layers": 1,
+                "vocab_size": 1000,
+                "max_position_embeddings": 8192,
+                "torch_dtype": "float32",
+            }
+        )
+    )
+    return folder
+
+
+class Engine:
+    """One scheduler, stepped by hand: `step()` schedules and feeds back one token per request."""
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        num_blocks: int = 64,
+        max_num_seqs: int = 16,
+        max_num_batched_tokens: int = 512,
+        is_async: bool = False,
+        scheduler_class: type[Scheduler] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.clock = Clock()
+        if scheduler_class is None:
+            base = AsyncContinuumScheduler if is_async else ContinuumScheduler
+            scheduler_class = type("Clocked", (base,), {"clock": lambda _: self.clock()})
+        config = VllmConfig(
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_model_len=4096,
+                enable_chunked_prefill=True,
+                async_scheduling=is_async,
+                is_encoder_decoder=False,
+            ),
+            model_config=ModelConfig(
+                model=str(model),
+                dtype="float32",
+                seed=0,
+                skip_tokenizer_init=True,
+                max_model_len=4096,
+            ),
+            cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True),
+            additional_config={"agentkv": settings},
+        )
+        spec = FullAttentionSpec(
+            block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32
+        )
+        config.cache_config.num_gpu_blocks = num_blocks
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+        self.scheduler: Any = scheduler_class(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=num_blocks,
+                kv_cache_tensors=[],
+                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            ),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK_TOKENS,
+            log_stats=True,
+        )
+        self._in_flight: list[tuple[Any, ModelRunnerOutput]] = []
+        self._is_async = is_async
+        self._num_requests = 0
+
+    # What tests look at
+
+    @property
+    def pool(self) -> Any:
+        return self.scheduler.kv_cache_manager.block_pool
+
+    @property
+    def num_free(self) -> int:
+        return int(self.pool.get_num_free_blocks())
+
+    @property
+    def pinned(self) -> dict[str, int]:
+        """Pinned blocks per job."""
+        return {pin.job_id: len(pin.blocks) for pin in self.scheduler.retention.pins}
+
+    @property
+    def pin_ends(self) -> dict[str, int]:
+        return dict(self.scheduler.retention.counters.totals().get("pin_ends_total", {}))
+
+    def running(self) -> list[str]:
+        return [request.request_id for request in self.scheduler.running]
+
+    def waiting(self) -> list[str]:
+        return [request.request_id for request in self.scheduler.waiting]
+
+    # What tests do
+
+    def add(
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int = 4,
+        request_id: str | None = None,
+        stop: list[str] | None = None,
+        **tags: Any,
+    ) -> str:
+        """Add a request; `tags` are the wire fields, as they stand in `vllm_xargs`."""
+        self._num_requests += 1
+        request = Request(
+            request_id=request_id or f"r{self._num_requests}",
+            prompt_token_ids=list(prompt),
+            sampling_params=SamplingParams(
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                stop=stop,
+                detokenize=stop is not None,
+                extra_args=tags or None,
+            ),
+            pooling_params=None,
+            block_hasher=self._hasher,
+        )
+        self.scheduler.add_request(request)
+        return request.request_id
+
+    def step(self, *, step_s: float = 0.01) -> Any:
+        """One engine step; async classes run one step ahead of their outputs."""
+        if not self.scheduler.has_requests() and not self._in_flight:
+            return None
+        output = self.scheduler.schedule()
+        if output.total_num_scheduled_tokens:
+            self._in_flight.append((output, self._run(output)))
+        self.clock.now_s += step_s
+        if self._in_flight and (
+            not self._is_async or len(self._in_flight) > 1 or not output.total_num_scheduled_tokens
+        ):
+            self.scheduler.update_from_output(*self._in_flight.pop(0))
+        return output
+
+    def _run(self, output: Any) -> ModelRunnerOutput:
+        ids = list(output.num_scheduled_tokens)
+        sampled = []
+        for request_id in ids:
+            request = self.scheduler.requests[request_id]
+            # The token depends on its position alone, as greedy decoding does on the prefix.
+            is_prefill = request.is_prefill_chunk
+            position = request.num_computed_tokens
+            sampled.append([] if is_prefill else [10 + position % 900])
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+
+    def run(self, *, max_steps: int = 500) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished_requests() and not self._in_flight:
+                return
+            self.step()
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def turn(self, prompt: list[int], *, max_tokens: int = 4, **tags: Any) -> list[int]:
+        """Run one request to its end; returns prompt and output tokens."""
+        request_id = self.add(prompt, max_tokens=max_tokens, **tags)
+        request = self.scheduler.requests[request_id]
+        self.run()
+        return list(request.all_token_ids)
+
+    def abort(self, request_id: str) -> None:
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass in an idle engine, then let it look at its scheduler, as its timer does."""
+        self.clock.now_s += seconds
+        self.scheduler.has_requests()
+
+
+STOCK = {False: Scheduler, True: AsyncScheduler}
+
+
+def prompt_of(num_tokens: int, *, salt: int = 0) -> list[int]:
+    """A prompt of its own for each salt."""
+    return [10 + (salt * 7919 + index * 31) % 900 for index in range(num_tokens)]
