@@ -1,0 +1,102 @@
+"""Builds bubblewrap command lines: a file system read-only but for one folder, and no network.
+
+Knows nothing about agents or time limits.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# Programs and what they load. The home folders, /var and most of /etc stay out of sight.
+_SYSTEM_PATHS = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/passwd",
+    "/etc/group",
+)
+_TRIAL_LIMIT_S = 10.0
+INSIDE_PATH = Path("/project")
+
+
+def sandboxed_argv(
+    program: str,
+    argv: Sequence[str],
+    *,
+    workspace: Path,
+    environment: Mapping[str, str],
+) -> list[str]:
+    """The command line that runs `argv` in `workspace`, which it sees as `/project`.
+
+    `program` is the bwrap to use. The running Python and its packages are visible, read-only.
+    """
+    visible = [*_SYSTEM_PATHS, *_python_paths()]
+    return [
+        program,
+        "--unshare-all",
+        "--die-with-parent",
+        "--cap-drop",
+        "ALL",
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--tmpfs",
+        "/tmp",
+        *(part for path in visible for part in ("--ro-bind-try", path, path)),
+        "--bind",
+        str(workspace),
+        str(INSIDE_PATH),
+        "--remount-ro",
+        "/",
+        "--chdir",
+        str(INSIDE_PATH),
+        "--clearenv",
+        *(
+            part
+            for name, value in environment.items()
+            for part in ("--setenv", name, value)
+        ),
+        *argv,
+    ]
+
+
+def find_bubblewrap() -> str | None:
+    """The bwrap program, or None where it is missing or may not make namespaces here.
+
+    Containers often have the program without the permission, so this runs it once to see.
+    """
+    program = shutil.which("bwrap")
+    if program is None:
+        return None
+    trial = sandboxed_argv(program, ["true"], workspace=Path("/usr"), environment={})
+    try:
+        finished = subprocess.run(
+            trial,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TRIAL_LIMIT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return program if finished.returncode == 0 else None
+
+
+def _python_paths() -> list[str]:
+    """Where this Python and its packages lie, unless the system paths hold them already."""
+    executable_prefix = Path(os.path.realpath(sys.executable)).parent.parent
+    prefixes = {sys.prefix, sys.base_prefix, str(executable_prefix)}
+    return sorted(
+        prefix for prefix in prefixes if not Path(prefix).is_relative_to("/usr")
+    )
