@@ -206,9 +206,11 @@ class Retention:
             assert context is not None
             self._pin(job, context, blocks, fence, now_s)
         elif not job.live and (pin := self.pins.get(job.job_id)) is not None:
-            reason: PinEnd = "last_step" if is_finished_turn else "aborted"
-            if not is_finished_turn or turn.is_last_step:
-                self.end_pin(pin, reason)
+            if turn.is_last_step or not is_finished_turn:
+                self.end_pin(pin, "last_step" if is_finished_turn else "aborted")
+            else:
+                # Its expiry may have passed unheeded while this turn was live.
+                self.pins.extend(pin, pin.expires_s)
         if (turn.is_last_step or job.is_released) and not job.live:
             self._close(job, "last_step" if turn.is_last_step else "released")
 
@@ -231,6 +233,8 @@ class Retention:
         if other is not None:
             if len(other.blocks) >= len(blocks):
                 self._free(pin)
+                self.pins.extend(other, max(other.expires_s, pin.expires_s))
+                self._on_deadline(other.expires_s)
                 return
             self.end_pin(other, "returned")
         self.pins.add(pin)

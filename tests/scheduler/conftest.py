@@ -1,0 +1,31 @@
+"""Builds engines around vLLM's real scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.scheduler.harness import Engine, write_model_config
+
+
+@pytest.fixture(scope="session")
+def model_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model_config(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def make_engine(request: pytest.FixtureRequest, model_config: Path) -> Callable[..., Engine]:
+    """Makes engines of the sync and of the async scheduler class."""
+
+    def make(**options: object) -> Engine:
+        return Engine(model_config, is_async=request.param, **options)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def no_hook_failed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A guarded hook that raises falls back to stock and logs: in tests that is a failure."""
+    yield
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]

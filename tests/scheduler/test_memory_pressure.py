@@ -1,0 +1,135 @@
+"""Who yields memory: pins, running turns, in which order, under both rule sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.scheduler.harness import Engine, prompt_of
+
+RULES = ["paper", "released"]
+
+
+def pin_jobs(engine: Engine, *names: str, tokens: int = 160) -> None:
+    """One finished turn per job, 10 full blocks each, all pinned."""
+    for salt, name in enumerate(names):
+        engine.turn(prompt_of(tokens, salt=salt), job_id=name)
+
+
+def test_paper_a_waiting_turn_takes_pins_of_the_latest_jobs_first(
+    make_engine: Callable[..., Engine],
+) -> None:
+    """The deadlock rule: the job that arrived latest is unpinned, one by one, until it fits."""
+    engine = make_engine(num_blocks=41, max_num_batched_tokens=1024)
+    pin_jobs(engine, "a", "b", "c")
+    assert engine.pinned == {"a": 10, "b": 10, "c": 10}
+    engine.add(prompt_of(15 * 16, salt=9), job_id="d")
+    engine.step()
+    assert engine.pinned == {"a": 10, "b": 10}
+    assert engine.pin_ends == {"pressure": 1}
+
+
+def test_released_a_waiting_turn_waits_while_anything_runs(
+    make_engine: Callable[..., Engine],
+) -> None:
+    """Released rules: no pin yields to a waiting turn until nothing runs."""
+    engine = make_engine(num_blocks=41, max_num_batched_tokens=1024, rules="released")
+    pin_jobs(engine, "a", "b")
+    engine.add(prompt_of(100, salt=8), max_tokens=12)
+    engine.step()
+    waiting = engine.add(prompt_of(22 * 16, salt=9), max_tokens=200)
+    engine.step()
+    assert engine.waiting() == [waiting]
+    assert engine.pinned == {"a": 10, "b": 10}
+    for _ in range(14):
+        engine.step()
+    assert engine.running() == [waiting]
+    assert engine.pin_ends == {"pressure": 1}
+
+
+def test_released_the_latest_expiry_yields_first(make_engine: Callable[..., Engine]) -> None:
+    """With nothing running, the pin that would last longest goes."""
+    engine = make_engine(num_blocks=41, max_num_batched_tokens=1024, rules="released")
+    pin_jobs(engine, "a", "b", "c")
+    pins = engine.scheduler.retention.pins
+    pins.extend(pins.get("a"), pins.get("a").expires_s + 100)
+    engine.add(prompt_of(15 * 16, salt=9))
+    engine.step()
+    assert set(engine.pinned) == {"b", "c"}
+
+
+def test_paper_a_running_turn_takes_a_pin_before_it_preempts(
+    make_engine: Callable[..., Engine],
+) -> None:
+    """Memory pressure wins over a pin: nothing that runs is preempted while pins hold memory."""
+    engine = make_engine(num_blocks=41)
+    pin_jobs(engine, "a", "b")
+    engine.add(prompt_of(120, salt=8), max_tokens=80, job_id="c")
+    engine.add(prompt_of(120, salt=9), max_tokens=80, job_id="d")
+    for _ in range(85):
+        engine.step()
+    assert engine.scheduler.retention.counters.totals().get("preemptions_total", 0) == 0
+    assert engine.pin_ends["pressure"] == 1
+
+
+def test_released_a_running_turn_preempts_before_a_pin_yields(
+    make_engine: Callable[..., Engine],
+) -> None:
+    """The released code preempts the newest job's running turn while idle pins sit in memory."""
+    engine = make_engine(num_blocks=41, rules="released", fixed_ttl_s=100.0)
+    pin_jobs(engine, "a", "b")
+    engine.add(prompt_of(120, salt=8), max_tokens=80, job_id="c")
+    engine.add(prompt_of(120, salt=9), max_tokens=80, job_id="d")
+    for _ in range(60):
+        engine.step()
+    assert engine.scheduler.retention.counters.totals()["preemptions_total"] >= 1
+    assert {"a", "b"} <= set(engine.pinned)
+
+
+@pytest.mark.parametrize(("rules", "victim"), [("paper", "old-last"), ("released", "new")])
+def test_the_newest_job_is_the_victim(
+    rules: str, victim: str, make_engine: Callable[..., Engine]
+) -> None:
+    """Jobs old < mid < new; the last step of `new-last` is spared by the released code only."""
+    engine = make_engine(num_blocks=41, rules=rules)
+    first = {"paper": ["old", "mid", "old-last"], "released": ["old", "new", "new-last"]}[rules]
+    ids = {}
+    for salt, name in enumerate(first):
+        last = {"is_last_step": 1} if name.endswith("last") else {}
+        ids[name] = engine.add(
+            prompt_of(150, salt=salt), max_tokens=120, request_id=name, job_id=name, **last
+        )
+    for _ in range(60):
+        engine.step()
+        if len(engine.running()) < 3:
+            break
+    assert engine.waiting()[0] == victim
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_no_waiting_turn_waits_for_ever_while_only_pins_hold_memory(
+    rules: str, make_engine: Callable[..., Engine]
+) -> None:
+    """A prompt as large as the pool gets in at once, though every block was pinned."""
+    engine = make_engine(num_blocks=41, rules=rules, fixed_ttl_s=300.0)
+    pin_jobs(engine, "a", "b", "c", "d", tokens=156)
+    assert sum(engine.pinned.values()) == 36
+    engine.add(prompt_of(38 * 16, salt=20), max_tokens=4)
+    engine.run(max_steps=20)
+    assert engine.pin_ends["pressure"] >= 3
+
+
+def test_a_turn_keeps_its_own_pin_while_others_can_yield(
+    make_engine: Callable[..., Engine],
+) -> None:
+    """The head's own pin yields last: its blocks are the ones it is about to use."""
+    engine = make_engine(num_blocks=41, max_num_batched_tokens=1024)
+    pin_jobs(engine, "a", "b")
+    history = engine.turn(prompt_of(160, salt=2), job_id="c")
+    engine.add(history + prompt_of(200, salt=3), job_id="c")
+    output = engine.step()
+    hit = engine.scheduler.retention.record.as_dict()["jobs"]["c"][-1]
+    assert (hit["event"], hit["hit_length"]) == ("waiting_to_running", 160)
+    assert output.total_num_scheduled_tokens > 0
+    assert set(engine.pinned) == {"a"}

@@ -1,0 +1,153 @@
+"""A state machine on vLLM's real scheduler: nothing leaks, nothing sticks, whatever comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from agentkv.wire import ToolEvent
+from tests.scheduler.harness import Engine, prompt_of
+
+JOBS = st.sampled_from(["a", "b", "c", "d", None])
+
+
+class Agents(RuleBasedStateMachine):
+    """Jobs that arrive, decode, finish, abort, expire, collide and are reset, in any order."""
+
+    model: Path
+    is_async: bool
+
+    @initialize(
+        num_blocks=st.integers(16, 48),
+        rules=st.sampled_from(["paper", "released"]),
+        ttl=st.sampled_from(["paper", "fixed"]),
+        max_num_seqs=st.integers(1, 4),
+        max_num_batched_tokens=st.sampled_from([16, 64, 512]),
+        max_jobs=st.sampled_from([2, 100]),
+    )
+    def start(self, **options: Any) -> None:
+        self.engine = Engine(
+            self.model, is_async=self.is_async, cold_start_samples=2, job_lease_s=30.0, **options
+        )
+        self.histories: dict[str | None, list[int]] = {}
+        self.requests: dict[str, Any] = {}
+
+    @rule(
+        job=JOBS,
+        new_tokens=st.integers(1, 80),
+        max_tokens=st.integers(1, 30),
+        is_last_step=st.sampled_from([0, 0, 0, 1]),
+        with_stop=st.booleans(),
+        repeats=st.sampled_from([1, 1, 2, 3]),
+        turn=st.sampled_from([None, None, 1, 2]),
+    )
+    def arrive(
+        self,
+        job: str | None,
+        new_tokens: int,
+        max_tokens: int,
+        is_last_step: int,
+        with_stop: bool,
+        repeats: int,
+        turn: int | None,
+    ) -> None:
+        history = self.histories.get(job, [])
+        prompt = (history + prompt_of(new_tokens, salt=len(history)))[:180]
+        tags: dict[str, Any] = {} if job is None else {"job_id": job, "is_last_step": is_last_step}
+        if job is not None and turn is not None:
+            tags["turn"] = turn
+        for _ in range(repeats):
+            request_id = self.engine.add(
+                prompt, max_tokens=max_tokens, stop=["x"] if with_stop else None, **tags
+            )
+            self.requests[request_id] = self.engine.scheduler.requests[request_id]
+        self.histories[job] = prompt
+
+    @rule(num_steps=st.integers(1, 12))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.engine.step()
+
+    @rule(which=st.integers(0, 50))
+    def abort(self, which: int) -> None:
+        live = sorted(self.engine.scheduler.requests)
+        if live:
+            self.engine.abort(live[which % len(live)])
+
+    @rule(seconds=st.sampled_from([0.5, 1.9, 2.1, 31.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.engine.wait(seconds)
+
+    @rule(job=st.sampled_from("abcd"))
+    def release(self, job: str) -> None:
+        self.engine.scheduler.retention.release(job)
+
+    @rule(
+        job=st.sampled_from("abcd"),
+        state=st.sampled_from(["started", "finished"]),
+        duration_s=st.sampled_from([None, 0.0, 0.3, 100.0]),
+    )
+    def tool(self, job: str, state: Any, duration_s: float | None) -> None:
+        event = ToolEvent(state=state, command="make it", duration_s=duration_s)
+        self.engine.scheduler.retention.tool_signal(job, event)
+
+    @rule(reset_running=st.booleans())
+    def reset(self, reset_running: bool) -> None:
+        if not self.engine._in_flight:
+            self.engine.scheduler.reset_prefix_cache(reset_running_requests=reset_running)
+
+    @invariant()
+    def every_block_is_free_or_held_as_often_as_it_is_used(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        scheduler, pool = self.engine.scheduler, self.engine.pool
+        held = dict.fromkeys(range(pool.num_gpu_blocks), 0)
+        for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
+            for blocks in manager.req_to_blocks.values():
+                for block in blocks:
+                    held[block.block_id] += 1
+        for pin in scheduler.retention.pins:
+            for block in pin.blocks:
+                held[block.block_id] += 1
+        free = {block.block_id for block in pool.free_block_queue.get_all_free_blocks()}
+        for block in pool.blocks[1:]:
+            assert block.ref_cnt == held[block.block_id]
+            assert (block.block_id in free) == (held[block.block_id] == 0)
+        assert len(free) == self.engine.num_free
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        engine = self.engine
+        engine.run(max_steps=4000)
+        engine.wait(3600.0)
+        assert engine.pinned == {}
+        assert engine.num_free == engine.pool.num_gpu_blocks - 1
+        assert all(block.ref_cnt == 0 for block in engine.pool.blocks[1:])
+        assert not engine.scheduler.retention.turns
+        assert not engine.scheduler.requests
+        assert all(request.is_finished() for request in self.requests.values())
+        counters = engine.scheduler.retention.counters.totals()
+        begun = sum(counters.get("pins_total", {}).values())
+        assert begun == sum(counters.get("pin_ends_total", {}).values())
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_nothing_leaks_and_nothing_sticks(is_async: bool, model_config: Path) -> None:
+    """After draining: every block free, no reference left, every request done, pins all ended."""
+    machine = type("Machine", (Agents,), {"model": model_config, "is_async": is_async})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=150, stateful_step_count=40, deadline=None),
+    )

@@ -1,0 +1,118 @@
+"""Who goes first: job-level first come, first served; stock order where no job is tagged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentkv.integrations.vllm.ranked_queue import RankedQueue
+from tests.scheduler.harness import STOCK, Engine, prompt_of
+
+
+def fill(engine: Engine) -> None:
+    """Occupy the only slot."""
+    engine.add(prompt_of(32, salt=50), max_tokens=100, request_id="busy")
+    engine.step()
+
+
+def test_later_turns_of_an_earlier_job_pass_a_later_job(make_engine: Callable[..., Engine]) -> None:
+    """Jobs are served in the order in which they arrived, whatever turn they are at."""
+    engine = make_engine(max_num_seqs=1)
+    engine.turn(prompt_of(20, salt=1), job_id="first")
+    engine.scheduler.retention.end_all_pins("reset")
+    fill(engine)
+    engine.add(prompt_of(20, salt=2), request_id="second-1", job_id="second")
+    engine.add(prompt_of(30, salt=1), request_id="first-2", job_id="first")
+    assert engine.waiting() == ["first-2", "second-1"]
+
+
+def test_a_pinned_job_passes_an_earlier_one_without_a_pin(
+    make_engine: Callable[..., Engine],
+) -> None:
+    """Tiers: turns whose blocks are pinned come before turns that must prefill."""
+    engine = make_engine(max_num_seqs=1)
+    engine.turn(prompt_of(20, salt=1), job_id="early")
+    engine.scheduler.retention.end_all_pins("reset")
+    engine.turn(prompt_of(40, salt=2), job_id="pinned")
+    fill(engine)
+    engine.add(prompt_of(30, salt=1), request_id="early-2", job_id="early")
+    engine.add(prompt_of(60, salt=2), request_id="pinned-2", job_id="pinned")
+    assert engine.waiting() == ["pinned-2", "early-2"]
+    engine.scheduler.retention.end_all_pins("reset")
+    assert engine.waiting() == ["early-2", "pinned-2"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "order"), [("paper", ["old", "pin-2"]), ("released", ["pin-2", "old"])]
+)
+def test_a_preempted_turn_comes_first_in_the_paper_only(
+    rules: str, order: list[str], make_engine: Callable[..., Engine]
+) -> None:
+    """The paper serves preempted turns before pinned ones; the released code has no such tier."""
+    engine = make_engine(rules=rules)
+    engine.turn(prompt_of(40, salt=2), job_id="pin")
+    engine.add(prompt_of(40, salt=1), max_tokens=50, request_id="old", job_id="old")
+    engine.step()
+    request = engine.scheduler.running.pop()
+    engine.scheduler._preempt_request(request, engine.clock())
+    engine.add(prompt_of(60, salt=2), request_id="pin-2", job_id="pin")
+    assert engine.waiting() == order
+
+
+def test_the_head_stays_the_head_between_peek_and_pop(make_engine: Callable[..., Engine]) -> None:
+    """`schedule()` peeks, allocates, pops: a pin that ends in between must not swap the head."""
+    engine = make_engine(max_num_seqs=1)
+    engine.turn(prompt_of(20, salt=1), job_id="early")
+    engine.scheduler.retention.end_all_pins("reset")
+    engine.turn(prompt_of(40, salt=2), job_id="pinned")
+    fill(engine)
+    engine.add(prompt_of(30, salt=1), request_id="early-2", job_id="early")
+    engine.add(prompt_of(60, salt=2), request_id="pinned-2", job_id="pinned")
+    queue: RankedQueue = engine.scheduler.waiting
+    head = queue.peek_request()
+    engine.scheduler.retention.end_all_pins("reset")
+    assert queue.pop_request() is head
+    assert head.request_id == "pinned-2"
+
+
+WORKLOADS = st.lists(
+    st.tuples(st.integers(1, 120), st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(workload=WORKLOADS, num_blocks=st.integers(12, 40), is_async=st.booleans())
+def test_without_a_job_id_every_step_is_exactly_stocks(
+    workload: list[tuple[int, int, int]], num_blocks: int, is_async: bool, model_config: Path
+) -> None:
+    """Same requests, same steps, same preemptions as the stock class, under pressure too."""
+    histories = [
+        play(Engine(model_config, num_blocks=num_blocks, is_async=is_async, **kind), workload)
+        for kind in ({}, {"scheduler_class": STOCK[is_async]})
+    ]
+    assert histories[0] == histories[1]
+
+
+def play(engine: Engine, workload: list[tuple[int, int, int]]) -> list[Any]:
+    """Every step's scheduled tokens, waiting and running ids, free blocks."""
+    history = []
+    for salt, (num_prompt, num_output, num_steps) in enumerate(workload):
+        engine.add(prompt_of(num_prompt, salt=salt % 5), max_tokens=num_output)
+        for _ in range(num_steps):
+            history.append(step(engine))
+    for _ in range(400):
+        if not engine.scheduler.has_unfinished_requests():
+            break
+        history.append(step(engine))
+    return history
+
+
+def step(engine: Engine) -> tuple[Any, ...]:
+    output = engine.step()
+    tokens = None if output is None else dict(output.num_scheduled_tokens)
+    return tokens, engine.waiting(), engine.running(), engine.num_free

@@ -1,0 +1,248 @@
+"""When a pin begins and ends: 63 usable blocks of 16 tokens, one engine step takes 10 ms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.scheduler.harness import Engine, prompt_of
+from tests.scheduler.step_table import Row, check
+
+LAST = {"is_last_step": 1}
+
+TABLES: dict[str, list[Row]] = {
+    # 100 + 4 tokens, the last without KV: 6 full blocks stay, the partial one is freed.
+    "a finished turn pins its full blocks": [(0, ("turn", "a", 100), {"a": 6}, 57)],
+    "a pin expires after its TTL and not before": [
+        (0, ("turn", "a", 100), {"a": 6}, 57),
+        (1.99, ("wait",), {"a": 6}, 57),
+        (0.02, ("wait",), {}, 63),
+    ],
+    "the next turn takes the pin over and pins the longer context": [
+        (0, ("turn", "a", 100), {"a": 6}, 57),
+        (1.0, ("turn", "a", 50), {"a": 9}, 54),
+        (1.0, ("turn", "a", 50), {"a": 13}, 50),
+    ],
+    "the last step frees everything": [
+        (0, ("turn", "a", 100), {"a": 6}, 57),
+        (1.0, ("turn", "a", 50, LAST), {}, 63),
+    ],
+    "a release frees at once": [
+        (0, ("turn", "a", 100), {"a": 6}, 57),
+        (0, ("turn", "b", 100), {"a": 6, "b": 6}, 51),
+        (0, ("release", "a"), {"b": 6}, 57),
+    ],
+    "a request without a job is not pinned": [(0, ("untagged", 100), {}, 63)],
+    "a prefix cache reset ends all pins": [
+        (0, ("turn", "a", 100), {"a": 6}, 57),
+        (0, ("turn", "b", 100), {"a": 6, "b": 6}, 51),
+        (0, ("reset",), {}, 63),
+    ],
+    "a job that comes back after its TTL starts anew": [
+        (0, ("turn", "a", 100), {"a": 6}, 57),
+        (5.0, ("turn", "a", 50), {"a": 9}, 54),
+    ],
+    "a job that was released may come back": [
+        (0, ("turn", "a", 100), {"a": 6}, 57),
+        (0, ("release", "a"), {}, 63),
+        (0, ("turn", "a", 10), {"a": 7}, 56),
+    ],
+    "a prompt shorter than a block pins nothing": [(0, ("turn", "a", 8), {}, 63)],
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_pin_rule(name: str, make_engine: Callable[..., Engine]) -> None:
+    """Each table of TABLES holds on vLLM's real scheduler, sync and async."""
+    check(make_engine(), TABLES[name])
+
+
+FIXED_TABLES: dict[str, list[Row]] = {
+    "fixed TTL: pinned for two seconds": [
+        (0, ("turn", "a", 100), {"a": 6}, 57),
+        (1.99, ("wait",), {"a": 6}, 57),
+        (0.02, ("wait",), {}, 63),
+    ],
+    "fixed TTL: a tool whose mean exceeds it is not pinned for": [
+        (0, ("turn", "a", 100), {"a": 6}, 57),
+        (0, ("tool", "a", "finished", "pytest -q", 9.0), {"a": 6}, 57),
+        (0, ("turn", "b", 100), {"a": 6, "b": 6}, 51),
+        (0, ("tool", "b", "started", "pytest -x"), {"a": 6}, 57),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", FIXED_TABLES)
+def test_fixed_ttl_rule(name: str, make_engine: Callable[..., Engine]) -> None:
+    """The released code's TTL: 2.0 s, and none for slow tools."""
+    check(make_engine(ttl="fixed"), FIXED_TABLES[name])
+
+
+def learned_engine(make_engine: Callable[..., Engine], **settings: Any) -> Engine:
+    """An engine past its cold start: `ls` takes 0.1 s, `make` 50 s; 10 s to rebuild a context."""
+    engine = make_engine(cold_start_samples=3, prefill_reload_s=(10.0, 0.0, 0.0), **settings)
+    for _ in range(3):
+        engine.scheduler.retention.policy.durations.observe("ls", 0.1)
+        engine.scheduler.retention.policy.durations.observe("make", 50.0)
+    return engine
+
+
+def test_the_paper_ttl_prices_the_tool_once_it_is_known(make_engine: Callable[..., Engine]) -> None:
+    """`started` moves the pin to the tool's own TTL: 0.1 s for ls, none for make."""
+    check(
+        learned_engine(make_engine),
+        [
+            (0, ("turn", "a", 100), {"a": 6}, 57),
+            (0, ("tool", "a", "started", "ls -la"), {"a": 6}, 57),
+            (0.2, ("wait",), {}, 63),
+            (0, ("turn", "b", 100), {"b": 6}, 57),
+            (0, ("tool", "b", "started", "make all"), {}, 63),
+        ],
+    )
+
+
+def test_no_pin_outlives_the_largest_ttl_allowed(make_engine: Callable[..., Engine]) -> None:
+    """max_ttl_s bounds every rule."""
+    check(
+        make_engine(fixed_ttl_s=100.0, max_ttl_s=1.0),
+        [(0, ("turn", "a", 100), {"a": 6}, 57), (1.01, ("wait",), {}, 63)],
+    )
+
+
+def test_an_aborted_turn_is_freed_and_ends_the_jobs_pin(make_engine: Callable[..., Engine]) -> None:
+    """A client that goes away in mid-turn leaves nothing behind."""
+    engine = make_engine()
+    history = engine.turn(prompt_of(100), job_id="a")
+    request_id = engine.add(history + prompt_of(50, salt=3), max_tokens=50, job_id="a")
+    engine.abort(request_id)
+    assert engine.pinned == {}
+    assert engine.num_free == 63
+    assert engine.pin_ends == {"aborted": 1}
+
+
+def test_a_stop_string_ends_a_turn_like_any_other(make_engine: Callable[..., Engine]) -> None:
+    """Stop strings reach the scheduler as an abort with `stop` set and some output."""
+    engine = make_engine()
+    request_id = engine.add(prompt_of(100), max_tokens=50, stop=["```"], job_id="a")
+    for _ in range(6):
+        engine.step()
+    engine.abort(request_id)
+    assert engine.pinned == {"a": 6}
+
+
+def test_an_abort_before_any_output_is_not_a_turn(make_engine: Callable[..., Engine]) -> None:
+    """A disconnect during prefill pins nothing, with or without stop strings."""
+    engine = make_engine(max_num_batched_tokens=32)
+    request_id = engine.add(prompt_of(100), max_tokens=50, stop=["```"], job_id="a")
+    engine.step()
+    engine.abort(request_id)
+    engine.run()
+    assert engine.pinned == {}
+    assert engine.num_free == 63
+
+
+def test_a_pin_waits_for_a_turn_that_is_already_queued(make_engine: Callable[..., Engine]) -> None:
+    """The TTL runs out while the next turn waits for a slot: the pin is kept for it."""
+    engine = make_engine(max_num_seqs=1)
+    history = engine.turn(prompt_of(100), job_id="a")
+    engine.add(prompt_of(64, salt=5), max_tokens=300)
+    engine.step()
+    request_id = engine.add(history + prompt_of(20, salt=6), job_id="a")
+    engine.clock.now_s += 10
+    engine.step()
+    assert engine.pinned == {"a": 6}
+    assert engine.waiting() == [request_id]
+    engine.run()
+    assert engine.pin_ends == {"returned": 1}
+
+
+def test_pins_of_siblings_never_hold_a_block_twice(make_engine: Callable[..., Engine]) -> None:
+    """n > 1, sub-agents and retries: one pin a job, the longer context, all else freed."""
+    engine = make_engine()
+    for index, max_tokens in enumerate((4, 40, 8)):
+        engine.add(prompt_of(100), max_tokens=max_tokens, request_id=f"{index}_x", job_id="a")
+    engine.add(prompt_of(60, salt=9), max_tokens=4, job_id="a")
+    engine.run()
+    assert engine.pinned == {"a": (100 + 40 - 1) // 16}
+    assert engine.num_free == 63 - engine.pinned["a"]
+    assert engine.scheduler.retention.jobs.get("a").num_turns == 2
+    engine.wait(3.0)
+    assert engine.num_free == 63
+
+
+def test_a_repeated_turn_number_is_a_retry(make_engine: Callable[..., Engine]) -> None:
+    """The same (job_id, turn) twice counts one turn and leaves one pin."""
+    engine = make_engine()
+    engine.turn(prompt_of(100), job_id="a", turn=1)
+    engine.turn(prompt_of(100), job_id="a", turn=1)
+    engine.turn(prompt_of(130), job_id="a", turn=2)
+    assert engine.scheduler.retention.jobs.get("a").num_turns == 2
+    assert list(engine.pinned) == ["a"]
+
+
+def test_a_job_released_in_mid_turn_is_not_pinned(make_engine: Callable[..., Engine]) -> None:
+    """release while a turn runs: the turn ends normally and leaves nothing pinned."""
+    engine = make_engine()
+    engine.add(prompt_of(100), max_tokens=8, job_id="a")
+    engine.step()
+    assert engine.scheduler.retention.release("a") == {"job_id": "a", "freed_blocks": 0}
+    engine.run()
+    assert engine.pinned == {}
+    assert engine.scheduler.retention.jobs.get("a") is None
+
+
+def test_an_idle_job_loses_its_lease(make_engine: Callable[..., Engine]) -> None:
+    """Jobs end without saying so: they are forgotten, at the latest when the next one arrives."""
+    engine = make_engine(job_lease_s=60.0)
+    engine.turn(prompt_of(100), job_id="a")
+    engine.wait(61.0)
+    engine.turn(prompt_of(100, salt=1), job_id="b")
+    assert [job.job_id for job in engine.scheduler.retention.jobs] == ["b"]
+
+
+def test_no_more_jobs_are_remembered_than_allowed(make_engine: Callable[..., Engine]) -> None:
+    """max_jobs bounds the table; the job idle for longest goes, and its pin with it."""
+    engine = make_engine(max_jobs=3)
+    for index in range(6):
+        engine.turn(prompt_of(40, salt=index), job_id=f"j{index}")
+    engine.scheduler.retention.forget_idle_jobs()
+    assert [job.job_id for job in engine.scheduler.retention.jobs] == ["j3", "j4", "j5"]
+    assert set(engine.pinned) == {"j3", "j4", "j5"}
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {"job_id": ""},
+        {"job_id": 7},
+        {"job_id": "a", "turn": 0},
+        {"job_id": "a", "is_last_step": 2},
+        {"job_id": "a", "last_tool_s": -1.0},
+        {"job_id": "a", "last_tool_s": float("nan")},
+    ],
+)
+def test_bad_tags_are_counted_and_ignored(
+    tags: dict[str, Any], make_engine: Callable[..., Engine]
+) -> None:
+    """What slips past the API server (no middleware there) costs the request its tags only."""
+    engine = make_engine()
+    engine.turn(prompt_of(100), **tags)
+    assert engine.pinned == {}
+    assert engine.num_free == 63
+    assert engine.scheduler.retention.counters.totals()["bad_tags_total"] == 1
+
+
+def test_a_changed_history_is_told_from_an_evicted_one(make_engine: Callable[..., Engine]) -> None:
+    """A prompt that no longer repeats the context is `diverged`; a lost cache is `evicted`."""
+    engine = make_engine()
+    history = engine.turn(prompt_of(200), job_id="a")
+    engine.turn(history[:100] + prompt_of(100, salt=7), job_id="a")
+    job = engine.scheduler.retention.jobs.get("a")
+    assert (job.num_diverged, job.num_evicted) == (1, 0)
+    history = engine.turn(prompt_of(200, salt=8), job_id="b")
+    engine.scheduler.reset_prefix_cache()
+    engine.turn(history + prompt_of(10), job_id="b")
+    job = engine.scheduler.retention.jobs.get("b")
+    assert (job.num_diverged, job.num_evicted) == (0, 1)
