@@ -1,0 +1,144 @@
+"""How the plugin adds a policy to a stock vLLM, without starting an engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from agentkv.errors import AgentKVError
+from agentkv.integrations.vllm import plugin, seam
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> None:
+    plugin.register()
+
+
+def parse(*flags: str) -> Any:
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    return parser.parse_args(list(flags))
+
+
+def test_registering_twice_wraps_once() -> None:
+    """The entry point runs in every process, sometimes more than once."""
+    before = EngineArgs.add_cli_args
+    plugin.register()
+    assert EngineArgs.add_cli_args is before
+
+
+def test_our_policy_is_a_choice_beside_stocks() -> None:
+    """--scheduling-policy takes fcfs, priority and continuum."""
+    for policy in ("fcfs", "priority", "continuum"):
+        assert parse("--scheduling-policy", policy).scheduling_policy == policy
+
+
+def test_an_unknown_policy_is_refused_with_the_valid_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """argparse lists ours among the choices."""
+    with pytest.raises(SystemExit):
+        parse("--scheduling-policy", "continum")
+    assert "continuum" in capsys.readouterr().err
+
+
+def args(model_config: Path, **given: Any) -> EngineArgs:
+    return EngineArgs(
+        model=str(model_config), skip_tokenizer_init=True, dtype="float32", max_model_len=512, **given
+    )
+
+
+def test_our_policy_becomes_fcfs_with_our_scheduler(model_config: Path) -> None:
+    """vLLM's own config sees a policy it knows; the settings travel in additional_config."""
+    given = {"agentkv": {"ttl": "fixed"}, "other": 1}
+    engine_args = args(model_config, scheduling_policy="continuum", additional_config=given)
+    config = engine_args.create_engine_config()
+    assert config.scheduler_config.policy == "fcfs"
+    assert config.scheduler_config.scheduler_cls == plugin.SCHEDULER
+    assert config.additional_config == {
+        "agentkv": {"ttl": "fixed", "policy": "continuum"},
+        "other": 1,
+    }
+    assert engine_args.scheduling_policy == "continuum"
+    assert given == {"agentkv": {"ttl": "fixed"}, "other": 1}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_stock_policies_pass_through_untouched(policy: str, model_config: Path) -> None:
+    """No scheduler class, no settings of ours."""
+    config = args(model_config, scheduling_policy=policy).create_engine_config()
+    assert config.scheduler_config.policy == policy
+    assert config.scheduler_config.scheduler_cls is None
+    assert config.additional_config == {}
+
+
+def test_prefix_caching_off_is_refused(model_config: Path) -> None:
+    """There would be nothing to keep warm."""
+    engine_args = args(model_config, scheduling_policy="continuum", enable_prefix_caching=False)
+    with pytest.raises(AgentKVError, match="prefix caching is off"):
+        engine_args.create_engine_config()
+
+
+def test_two_schedulers_are_refused(model_config: Path) -> None:
+    """--scheduler-cls and one of our policies contradict each other."""
+    engine_args = args(model_config, scheduling_policy="continuum", scheduler_cls="x.Y")
+    with pytest.raises(AgentKVError, match="give one of them"):
+        engine_args.create_engine_config()
+
+
+def test_a_typo_in_the_settings_is_refused_before_the_model_loads(model_config: Path) -> None:
+    """The message names the key and the valid ones."""
+    config = json.loads('{"agentkv": {"tttl": 3}}')
+    engine_args = args(model_config, scheduling_policy="continuum", additional_config=config)
+    with pytest.raises(AgentKVError, match="unknown key 'tttl'; valid keys: rules, ttl"):
+        engine_args.create_engine_config()
+
+
+def test_the_output_folder_flag_reaches_the_settings(model_config: Path, tmp_path: Path) -> None:
+    """--run-output-dir is a flag beside vLLM's own."""
+    flags = ["--model", str(model_config), "--scheduling-policy", "continuum", "--dtype", "float32"]
+    parsed = parse(*flags, "--skip-tokenizer-init", "--run-output-dir", str(tmp_path))
+    config = EngineArgs.from_cli_args(parsed).create_engine_config()
+    assert config.additional_config["agentkv"]["run_output_dir"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [
+        ("0.30.1", "older"),
+        ("0.31.0", None),
+        ("0.32.0+cpu", None),
+        ("0.33.2", None),
+        ("0.34.0", "newer"),
+        ("1.0", "newer"),
+        ("dev", None),
+    ],
+)
+def test_versions_are_judged(version: str, problem: str | None) -> None:
+    """>= 0.31, < 0.34 is supported; older is refused, newer is checked and warned of."""
+    found = plugin.version_problem(version)
+    assert found is None if problem is None else problem in str(found)
+
+
+def test_an_unsupported_vllm_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what is installed and what to do."""
+    monkeypatch.setattr("vllm.__version__", "0.29.0")
+    with pytest.raises(plugin.UnsupportedVLLMError, match=r"0\.29\.0 is older .*upgrade vLLM"):
+        plugin.check_vllm()
+
+
+def test_every_name_we_build_on_is_there() -> None:
+    """The contract with the installed vLLM."""
+    assert seam.missing_names() == []
+
+
+def test_a_missing_name_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade that moves something private fails at start, not in mid-flight."""
+    gone = ("vllm.v1.core.sched.scheduler.Scheduler", "_gone")
+    monkeypatch.setattr(seam, "CONTRACT", (*seam.CONTRACT, gone))
+    with pytest.raises(plugin.UnsupportedVLLMError, match=r"Scheduler\._gone"):
+        plugin.check_vllm()

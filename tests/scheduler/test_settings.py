@@ -1,0 +1,40 @@
+"""Settings are validated at start; each error names the key and what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentkv.integrations.vllm.settings import Settings, SettingsError, read_settings
+
+
+def test_nothing_given_means_the_defaults() -> None:
+    """Every field has a default."""
+    assert read_settings(None, policy="continuum") == Settings()
+
+
+def test_json_values_are_read() -> None:
+    """As they come out of --additional-config."""
+    given = {"ttl": "fixed", "rules": "released", "prefill_reload_s": [0, 0.001, 0]}
+    settings = read_settings(given, policy="continuum")
+    assert settings.prefill_reload is not None
+    assert (settings.ttl, settings.prefill_reload.linear_s) == ("fixed", 0.001)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tll": "fixed"}, r"unknown key 'tll'; valid keys: rules, ttl, fixed_ttl_s"),
+        ({"ttl": "Fixed"}, r"'ttl': .*'paper' or 'fixed', got 'Fixed'"),
+        ({"fixed_ttl_s": -1}, r"'fixed_ttl_s': .*greater than or equal to 0, got -1"),
+        ({"fixed_ttl_s": "2"}, r"'fixed_ttl_s': .*number, got '2'"),
+        ({"max_ttl_s": float("nan")}, r"'max_ttl_s': .*finite"),
+        ({"max_jobs": 0}, r"'max_jobs': .*got 0"),
+        ({"prefill_reload_s": [1, 2]}, r"'prefill_reload_s"),
+        ([], r"must hold a JSON object, got list \[\]"),
+        ("continuum", r"must hold a JSON object, got str"),
+    ],
+)
+def test_a_wrong_setting_is_named(given: object, message: str) -> None:
+    """The key, the value seen and what is allowed stand in the message."""
+    with pytest.raises(SettingsError, match=message):
+        read_settings(given, policy="continuum")
