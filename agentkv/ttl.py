@@ -157,7 +157,7 @@ class Memoryfulness:
 
 @dataclass(frozen=True, slots=True)
 class PrefillReload:
-    """Seconds to rebuild the KV of a context: constant + linear * n + quadratic * n^2 (n tokens)."""
+    """Seconds to rebuild the KV of n tokens: constant + linear * n + quadratic * n^2."""
 
     constant_s: float = 0.0
     linear_s: float = 0.0

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from agentkv.integrations.vllm.jobs import Turn
-from agentkv.integrations.vllm.pin_table import Pin
-from agentkv.integrations.vllm.settings import Settings
 from agentkv.ttl import TTL, ContinuumTTL, FixedTTL, ToolDurations
+
+from .jobs import Turn
+from .pin_table import Pin
+from .settings import Settings
 
 PREEMPTED, PINNED, UNPINNED = 0, 1, 2
 """Tiers of the waiting queue, first served first."""
@@ -46,10 +47,9 @@ class ContinuumPolicy:
         Paper: preempted turns, then turns whose job is pinned, then the rest, each in order of
         the job's arrival. The released code has no tier for preempted turns.
         """
+        tier = PINNED if is_pinned else UNPINNED
         if is_preempted and self._is_paper:
             tier = PREEMPTED
-        else:
-            tier = PINNED if is_pinned else UNPINNED
         return (tier, turn.job.order, turn.order)
 
     def victim_rank(self, turn: Turn) -> Rank:

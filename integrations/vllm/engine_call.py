@@ -12,10 +12,11 @@ import vllm
 
 import agentkv
 from agentkv.errors import AgentKVError
-from agentkv.integrations.vllm import seam
-from agentkv.integrations.vllm.jobs import Job
-from agentkv.integrations.vllm.scheduler import RetainingScheduler
 from agentkv.wire import WIRE_VERSION, parse_tool_event
+
+from . import seam
+from .jobs import Job
+from .scheduler import RetainingScheduler
 
 
 def info(scheduler: RetainingScheduler) -> dict[str, Any]:
@@ -106,6 +107,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+@seam.guarded({"error": "the operation failed; see the server's log"})
 def call(scheduler: Any, op: str, args: list[Any]) -> Any:
     """Run one operation; an error comes back as {"error": message}, never as an exception."""
     if not isinstance(scheduler, RetainingScheduler):
@@ -114,11 +116,6 @@ def call(scheduler: Any, op: str, args: list[Any]) -> Any:
     if operation is None:
         return {"error": f"unknown operation {op!r}; known: {', '.join(OPERATIONS)}"}
     try:
-        return _run(operation, scheduler, args)
+        return operation(scheduler, *args)
     except AgentKVError as error:
         return {"error": str(error)}
-
-
-@seam.guarded({"error": "the operation failed; see the server's log"})
-def _run(operation: Callable[..., Any], scheduler: RetainingScheduler, args: list[Any]) -> Any:
-    return operation(scheduler, *args)

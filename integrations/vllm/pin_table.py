@@ -54,10 +54,16 @@ class PinTable(Generic[Block]):
         self.num_blocks += len(pin.blocks)
         heapq.heappush(self._deadlines, (pin.expires_s, pin.job_id))
 
-    def extend(self, pin: Pin[Block], expires_s: float) -> None:
-        """Move a pin's expiry, to earlier or later."""
-        pin.expires_s = expires_s
-        heapq.heappush(self._deadlines, (expires_s, pin.job_id))
+    def reschedule(self, pin: Pin[Block]) -> None:
+        """Put a pin's present `expires_s` on the schedule.
+
+        Deadlines that no longer hold stay until they surface; when they outnumber the pins,
+        the schedule is made anew, so that it stays within twice the number of pins.
+        """
+        heapq.heappush(self._deadlines, (pin.expires_s, pin.job_id))
+        if len(self._deadlines) > 2 * len(self._pins) + 64:
+            self._deadlines = [(each.expires_s, each.job_id) for each in self]
+            heapq.heapify(self._deadlines)
 
     def remove(self, pin: Pin[Block]) -> None:
         del self._pins[pin.job_id]

@@ -14,7 +14,8 @@ from argparse import ArgumentParser
 from typing import Any
 
 from agentkv.errors import AgentKVError
-from agentkv.integrations.vllm.settings import CONFIG_KEY, POLICIES, read_settings
+
+from .settings import CONFIG_KEY, POLICIES, read_settings
 
 OLDEST, NEWEST = (0, 31), (0, 34)
 """Supported vLLM: OLDEST <= version < NEWEST."""
@@ -48,7 +49,7 @@ def check_vllm() -> None:
     problem = version_problem(vllm.__version__)
     if problem is not None and "older" in problem:
         raise UnsupportedVLLMError(f"{problem}: upgrade vLLM, or use --scheduling-policy fcfs")
-    from agentkv.integrations.vllm import seam
+    from . import seam
 
     missing = seam.missing_names()
     if missing:
@@ -73,10 +74,10 @@ def register() -> None:
     _wrap_engine_args(EngineArgs)
     if "older" in (version_problem(vllm.__version__) or ""):
         return  # stock policies go on; choosing ours is refused in create_engine_config
-    from agentkv.integrations.vllm import seam
+    from . import seam
 
     if not seam.missing_names():
-        from agentkv.integrations.vllm import engine_call
+        from . import engine_call
 
         seam.add_stats_field()
         seam.install_engine_hooks(engine_call.call, _attach)

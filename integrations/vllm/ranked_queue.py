@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
-from agentkv.integrations.vllm.continuum import PREEMPTED, UNPINNED, Rank
+from .continuum import PREEMPTED, UNPINNED, Rank
 
 
 class RankedQueue(RequestQueue):
@@ -130,6 +130,13 @@ class RankedQueue(RequestQueue):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
-        """All requests in the order they would be served."""
+        """All requests in the order they would be served. O(n log n)."""
+        return iter(self._in_order())
+
+    def __getitem__(self, index: int) -> Request:
+        """The request served after `index` others, as in stock's deque. O(n log n)."""
+        return self._in_order()[index]
+
+    def _in_order(self) -> list[Request]:
         current = sorted(entry for entry in self._heap if self._is_current(entry))
-        return iter([request for _, _, request in current])
+        return [request for _, _, request in current]

@@ -1,4 +1,4 @@
-"""Connects jobs, pins and the policy: what happens to a job's KV blocks at each event.
+"""Connects jobs, pins and the policy: what each event of a job means for its KV blocks.
 
 Knows blocks only as opaque values and nothing of vLLM. Runs on the engine's main thread; every
 call is O(log jobs), except under memory pressure, where pins are sorted once.
@@ -11,14 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentkv.integrations.vllm.continuum import ContinuumPolicy, Rank
-from agentkv.integrations.vllm.counters import Counters
-from agentkv.integrations.vllm.jobs import Job, JobTable, Turn, checkpoints_of
-from agentkv.integrations.vllm.pin_table import Pin, PinEnd, PinTable
-from agentkv.integrations.vllm.prefill_fit import PrefillFit
-from agentkv.integrations.vllm.record import TimestampRecord
-from agentkv.integrations.vllm.settings import Settings
+from agentkv.ttl import TTL
 from agentkv.wire import Tags, ToolEvent
+
+from .continuum import ContinuumPolicy, Rank
+from .counters import Counters
+from .jobs import Job, JobTable, Turn, checkpoints_of
+from .pin_keeper import PinKeeper
+from .pin_table import Pin
+from .prefill_fit import PrefillFit
+from .record import TimestampRecord
+from .settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,11 @@ def tool_name(text: str) -> str:
 
 
 class Retention:
-    """Jobs, pins and their ends; `free` returns a pin's blocks, `on_rank_change` a job's turns."""
+    """The jobs of one engine and what they leave in the cache.
+
+    `free` gives a pin's blocks back, `on_rank_change` hears of jobs whose waiting turns moved in
+    the queue, `on_deadline` of each new expiry; `clock` is monotonic, in seconds.
+    """
 
     def __init__(
         self,
@@ -54,18 +61,24 @@ class Retention:
         self.settings = settings
         self.policy = ContinuumPolicy(settings)
         self.jobs = JobTable(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
-        self.pins: PinTable[Any] = PinTable()
         self.turns: dict[str, Turn] = {}
         self.prefills = PrefillFit(settings.prefill_reload)
         self.counters = Counters()
         self.record = TimestampRecord(max_events=settings.record_events, clock=clock)
         self.arrivals = itertools.count()
         self._clock = clock
-        self._free = free
-        self._on_rank_change = on_rank_change
-        self._on_deadline = on_deadline
+        self.keeper = PinKeeper(
+            self.counters,
+            self.record,
+            clock=clock,
+            free=free,
+            on_rank_change=on_rank_change,
+            on_deadline=on_deadline,
+        )
+        self.pins = self.keeper.pins
 
-    # A turn, from arrival to end
+    def _ttl(self, tool: str | None, num_tokens: int) -> TTL:
+        return self.policy.ttl(tool, self.prefills.reload.seconds(num_tokens))
 
     def turn_arrived(
         self,
@@ -142,7 +155,7 @@ class Retention:
         is_first = turn.admitted_s is None
         pin = self.pins.get(job.job_id)
         if pin is not None:
-            self.end_pin(pin, "returned")
+            self.keeper.end(pin, "returned")
         if not is_first:
             self.record.add(job.job_id, "resumed", hit_length=hit_tokens)
             return
@@ -176,9 +189,7 @@ class Retention:
         turn = self.turns.get(request_id)
         if turn is None or turn.is_last_step or turn.job.is_released or not is_finished_turn:
             return False
-        return (
-            self.policy.ttl(None, self.prefills.reload.seconds(turn.num_prompt_tokens)).seconds > 0
-        )
+        return self._ttl(None, turn.num_prompt_tokens).seconds > 0
 
     def turn_ended(
         self,
@@ -204,13 +215,13 @@ class Retention:
             self.record.add(job.job_id, "aborted")
         if blocks:
             assert context is not None
-            self._pin(job, context, blocks, fence, now_s)
+            self.keeper.pin(job, blocks, fence, self._ttl(job.tool, context.num_tokens))
         elif not job.live and (pin := self.pins.get(job.job_id)) is not None:
             if turn.is_last_step or not is_finished_turn:
-                self.end_pin(pin, "last_step" if is_finished_turn else "aborted")
+                self.keeper.end(pin, "last_step" if is_finished_turn else "aborted")
             else:
                 # Its expiry may have passed unheeded while this turn was live.
-                self.pins.extend(pin, pin.expires_s)
+                self.keeper.reschedule(pin)
         if (turn.is_last_step or job.is_released) and not job.live:
             self._close(job, "last_step" if turn.is_last_step else "released")
 
@@ -221,64 +232,6 @@ class Retention:
             job.context_tokens = context.num_tokens
             job.checkpoints = checkpoints_of(context.block_hashes, context.num_blocks)
         self.record.add(job.job_id, "finish", turn=job.num_turns, context_length=job.context_tokens)
-
-    # Pins
-
-    def _pin(
-        self, job: Job, context: Context, blocks: Sequence[Any], fence: int, now_s: float
-    ) -> None:
-        ttl = self.policy.ttl(job.tool, self.prefills.reload.seconds(context.num_tokens))
-        pin = Pin(job.job_id, job.order, blocks, fence, now_s, now_s + ttl.seconds, ttl.reason)
-        other = self.pins.get(job.job_id)
-        if other is not None:
-            if len(other.blocks) >= len(blocks):
-                self._free(pin)
-                self.pins.extend(other, max(other.expires_s, pin.expires_s))
-                self._on_deadline(other.expires_s)
-                return
-            self.end_pin(other, "returned")
-        self.pins.add(pin)
-        self._on_deadline(pin.expires_s)
-        self._on_rank_change(job.job_id)
-        self.counters.add("pins_total", "speed", "none")
-        self.counters.observe("pin_ttl_seconds", ttl.seconds)
-        self.record.add(
-            job.job_id, "pinned", blocks=len(blocks), ttl_s=round(ttl.seconds, 6), reason=ttl.reason
-        )
-
-    def end_pin(self, pin: Pin[Any], reason: PinEnd) -> None:
-        """Give a pin's blocks back and say why."""
-        self.pins.remove(pin)
-        self._free(pin)
-        held_s = self._clock() - pin.pinned_s
-        self.counters.add("pin_ends_total", "reason", reason)
-        self.counters.observe("pin_held_seconds", held_s)
-        self.record.add(
-            pin.job_id, "unpinned", reason=reason, blocks=len(pin.blocks), held_s=round(held_s, 6)
-        )
-        self._on_rank_change(pin.job_id)
-
-    def expire_due_pins(self) -> None:
-        """End pins whose TTL is over, except of jobs whose next turn is already here. O(1) if none."""
-        now_s = self._clock()
-        while (pin := self.pins.pop_due(now_s)) is not None:
-            job = self.jobs.get(pin.job_id)
-            if job is None or not job.live:
-                self.end_pin(pin, "expired")
-
-    def pins_that_yield(self, *, for_running: bool, num_running: int) -> list[Pin[Any]]:
-        """Pins the policy gives up, in order, to an allocation that failed."""
-        if not len(self.pins):
-            return []
-        return self.policy.pins_that_yield(
-            self.pins, for_running=for_running, num_running=num_running
-        )
-
-    def end_all_pins(self, reason: PinEnd) -> None:
-        for pin in list(self.pins):
-            self.end_pin(pin, reason)
-
-    # Signals from the client
 
     def tool_signal(self, job_id: str, event: ToolEvent) -> dict[str, Any] | None:
         """A tool of the job started or finished; None for an unknown job."""
@@ -292,7 +245,9 @@ class Retention:
                 self._observe_tool(job, tool, event.duration_s, "client")
         else:
             job.tool = tool or None
-            self._reprice(job)
+            if not job.live:
+                self.keeper.reprice(job_id, self._ttl(job.tool, job.context_tokens))
+        self.expire_due_pins()
         self.record.add(
             job_id,
             f"tool_{event.state}",
@@ -303,17 +258,6 @@ class Retention:
         pin = self.pins.get(job_id)
         return {"job_id": job_id, "state": event.state, "is_pinned": pin is not None}
 
-    def _reprice(self, job: Job) -> None:
-        """Now that the tool is known, give the pin the TTL that tool deserves."""
-        pin = self.pins.get(job.job_id)
-        if pin is None or job.live:
-            return
-        ttl = self.policy.ttl(job.tool, self.prefills.reload.seconds(job.context_tokens))
-        pin.reason = ttl.reason
-        self.pins.extend(pin, pin.pinned_s + ttl.seconds)
-        self._on_deadline(pin.expires_s)
-        self.expire_due_pins()
-
     def release(self, job_id: str) -> dict[str, Any] | None:
         """The job is over: free its pin now; None for an unknown job."""
         job = self.jobs.get(job_id)
@@ -322,7 +266,7 @@ class Retention:
         pin = self.pins.get(job_id)
         freed_blocks = 0 if pin is None else len(pin.blocks)
         if pin is not None:
-            self.end_pin(pin, "released")
+            self.keeper.end(pin, "released")
         job.is_released = True
         if not job.live:
             self._close(job, "released")
@@ -334,10 +278,25 @@ class Retention:
         while (job := self.jobs.next_to_forget(now_s)) is not None:
             pin = self.pins.get(job.job_id)
             if pin is not None:
-                self.end_pin(pin, "expired")
+                self.keeper.end(pin, "expired")
             self._close(job, "lease")
 
     def _close(self, job: Job, reason: str) -> None:
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
         self.jobs.remove(job)
         self.record.add(job.job_id, "closed", reason=reason, turns=job.num_turns)
+
+    def expire_due_pins(self) -> None:
+        """End pins whose TTL is over, except of jobs whose next turn is here. O(1) if none is."""
+        while (pin := self.keeper.pop_due()) is not None:
+            job = self.jobs.get(pin.job_id)
+            if job is None or not job.live:
+                self.keeper.end(pin, "expired")
+
+    def pins_that_yield(self, *, for_running: bool, num_running: int) -> list[Pin[Any]]:
+        """Pins the policy gives up, in order, to an allocation that failed."""
+        if not len(self.pins):
+            return []
+        return self.policy.pins_that_yield(
+            self.pins, for_running=for_running, num_running=num_running
+        )

@@ -18,15 +18,16 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request
 
 from agentkv.errors import TagError
-from agentkv.integrations.vllm import seam
-from agentkv.integrations.vllm.continuum import Rank
-from agentkv.integrations.vllm.counters import StepStats
-from agentkv.integrations.vllm.expiry_timer import ExpiryTimer
-from agentkv.integrations.vllm.pin_table import Pin
-from agentkv.integrations.vllm.ranked_queue import RankedQueue
-from agentkv.integrations.vllm.retention import Context, Retention
-from agentkv.integrations.vllm.settings import CONFIG_KEY, read_settings
 from agentkv.wire import Tags, parse_tags
+
+from . import seam
+from .continuum import Rank
+from .counters import StepStats
+from .expiry_timer import ExpiryTimer
+from .pin_table import Pin
+from .ranked_queue import RankedQueue
+from .retention import Context, Retention
+from .settings import CONFIG_KEY, read_settings
 
 logger = init_logger(__name__)
 
@@ -143,12 +144,13 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
-        if self._prefilling:
-            self._note_prefills()
+        self._note_prefills()
         return outputs
 
     @seam.guarded(None)
     def _note_prefills(self) -> None:
+        if not self._prefilling:
+            return
         done = [
             request_id
             for request_id, (request, _, _) in self._prefilling.items()
@@ -172,7 +174,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _give_up(self, pin: Pin[Any]) -> bool:
         if self.retention.pins.get(pin.job_id) is not pin:
             return False
-        self.retention.end_pin(pin, "pressure")
+        self.retention.keeper.end(pin, "pressure")
         return True
 
     @seam.guarded(())
@@ -221,7 +223,7 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def _end_all_pins(self) -> None:
-        self.retention.end_all_pins("reset")
+        self.retention.keeper.end_all("reset")
 
     # Idle engine, stats, shutdown
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from agentkv.ttl import TTL
 from tests.scheduler.harness import Engine, prompt_of
 
 RULES = ["paper", "released"]
@@ -52,8 +53,7 @@ def test_released_the_latest_expiry_yields_first(make_engine: Callable[..., Engi
     """With nothing running, the pin that would last longest goes."""
     engine = make_engine(num_blocks=41, max_num_batched_tokens=1024, rules="released")
     pin_jobs(engine, "a", "b", "c")
-    pins = engine.scheduler.retention.pins
-    pins.extend(pins.get("a"), pins.get("a").expires_s + 100)
+    engine.scheduler.retention.keeper.reprice("a", TTL(100.0, "test"))
     engine.add(prompt_of(15 * 16, salt=9))
     engine.step()
     assert set(engine.pinned) == {"b", "c"}

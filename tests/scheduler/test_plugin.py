@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentkv.integrations.vllm import plugin, seam
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from agentkv.errors import AgentKVError
-from agentkv.integrations.vllm import plugin, seam
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +48,11 @@ def test_an_unknown_policy_is_refused_with_the_valid_names(
 
 def args(model_config: Path, **given: Any) -> EngineArgs:
     return EngineArgs(
-        model=str(model_config), skip_tokenizer_init=True, dtype="float32", max_model_len=512, **given
+        model=str(model_config),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=512,
+        **given,
     )
 
 

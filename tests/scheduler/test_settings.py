@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from agentkv.integrations.vllm.settings import Settings, SettingsError, read_settings
 
 

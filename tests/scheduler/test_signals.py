@@ -1,0 +1,195 @@
+"""What the engine learns from clients, and what it tells: operations, record, counters, timer."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentkv.integrations.vllm import engine_call
+from agentkv.integrations.vllm.counters import MAX_PENDING_OBSERVATIONS, Counters
+from agentkv.integrations.vllm.expiry_timer import ExpiryTimer
+from agentkv.integrations.vllm.record import FILE_NAME, TimestampRecord
+
+from tests.scheduler.harness import STOCK, Engine, prompt_of
+
+
+def observations(engine: Engine) -> dict[str, int]:
+    return dict(engine.scheduler.retention.counters.totals().get("tool_observations_total", {}))
+
+
+def test_one_duration_a_turn_the_clients_first(make_engine: Callable[..., Engine]) -> None:
+    """client, then piggyback, then the gap; never two for one turn."""
+    engine = make_engine()
+    history = engine.turn(prompt_of(40), job_id="a")
+    engine_call.call(
+        engine.scheduler, "tool", ["a", {"state": "finished", "command": "ls", "duration_s": 0.5}]
+    )
+    history = engine.turn(history + prompt_of(20), job_id="a", last_tool="ls", last_tool_s=0.5)
+    assert observations(engine) == {"client": 1}
+    history = engine.turn(history + prompt_of(20), job_id="a", last_tool="ls -l", last_tool_s=0.4)
+    assert observations(engine) == {"client": 1, "piggyback": 1}
+    engine.clock.now_s += 1.5
+    engine.turn(history + prompt_of(20), job_id="a")
+    assert observations(engine) == {"client": 1, "piggyback": 1, "gap": 1}
+    durations = engine.scheduler.retention.policy.durations
+    assert (len(durations.of("ls")), len(durations.over_all)) == (2, 3)
+
+
+def test_a_retry_is_not_a_tool_gap(make_engine: Callable[..., Engine]) -> None:
+    """The same turn sent again teaches nothing about tools."""
+    engine = make_engine()
+    for _ in range(2):
+        engine.turn(prompt_of(40), job_id="a", turn=1)
+    assert observations(engine) == {}
+
+
+def test_the_queueing_delay_counts_evicted_turns_only(make_engine: Callable[..., Engine]) -> None:
+    """T is the wait of turns whose cache was gone; a hit leaves it alone."""
+    engine = make_engine(max_num_seqs=1)
+    history = engine.turn(prompt_of(64), job_id="a")
+    history = engine.turn(history + prompt_of(30), job_id="a")
+    queueing = engine.scheduler.retention.policy.learned.queueing
+    assert queueing.mean_s == 0.0
+    engine.scheduler.reset_prefix_cache()
+    engine.add(prompt_of(32, salt=50), max_tokens=50)
+    engine.step()
+    engine.turn(history + prompt_of(30), job_id="a")
+    assert queueing.mean_s == pytest.approx(0.49, abs=0.03)
+
+
+def test_operations_answer_with_plain_data(make_engine: Callable[..., Engine]) -> None:
+    """Everything that leaves the engine is JSON."""
+    engine = make_engine()
+    engine.turn(prompt_of(100), job_id="a", expected_turns=5, parent_job_id="p")
+
+    def ask(op: str, *args: Any) -> Any:
+        return json.loads(json.dumps(engine_call.call(engine.scheduler, op, list(args))))
+
+    assert ask("info")["num_blocks"] == 63
+    assert ask("stats")["pinned_blocks"] == 6
+    (job,) = ask("jobs")
+    assert job == ask("job", "a")
+    assert (job["turns"], job["expected_turns"], job["parent_job_id"]) == (1, 5, "p")
+    assert 1.9 < job["ttl_left_s"] <= 2.0
+    assert ask("job", "nobody") is None
+    assert ask("release", "nobody") is None
+    assert ask("tool", "nobody", {"state": "started"}) is None
+    assert ask("tool", "a", {"state": "started", "command": "ls"})["is_pinned"] is True
+    assert ask("job", "a")["last_tool"] == "ls"
+    assert ask("release", "a") == {"job_id": "a", "freed_blocks": 6}
+    ask("bad_tag", "turn")
+    assert ask("stats")["bad_tags_total"] == 1
+    events = [event["event"] for event in ask("timestamps")["jobs"]["a"]]
+    assert events[:4] == ["arrival", "waiting_to_running", "finish", "pinned"]
+    assert events[-2:] == ["unpinned", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "message"),
+    [
+        ("nonsense", [], "unknown operation 'nonsense'; known: info"),
+        ("tool", ["a", {"state": "begun"}], "state"),
+        ("tool", ["a", {"state": "finished", "duration_s": -1}], "duration_s"),
+        ("tool", ["a", {"state": "finished", "duration_s": float("nan")}], "duration_s"),
+    ],
+)
+def test_a_wrong_operation_comes_back_as_an_error(
+    op: str, args: list[Any], message: str, make_engine: Callable[..., Engine]
+) -> None:
+    """No exception reaches the engine's loop."""
+    engine = make_engine()
+    engine.turn(prompt_of(40), job_id="a")
+    assert message in engine_call.call(engine.scheduler, op, args)["error"]
+
+
+def test_a_stock_scheduler_refuses_operations(model_config: Path) -> None:
+    """Under fcfs the engine says whose policy it is not."""
+    engine = Engine(model_config, scheduler_class=STOCK[False])
+    assert "not one of agentkv's" in engine_call.call(engine.scheduler, "info", [])["error"]
+
+
+def test_stats_carry_gauges_and_each_delta_once(make_engine: Callable[..., Engine]) -> None:
+    """Several API servers add up deltas: each count travels in exactly one stats object."""
+    engine = make_engine()
+    engine.scheduler.make_stats()
+    engine.add(prompt_of(100), job_id="a")
+    deltas: list[Any] = []
+    while engine.scheduler.has_unfinished_requests() or engine._in_flight:
+        engine.step()
+        deltas.append(engine.scheduler.make_stats().agentkv)
+    assert deltas[-1]["gauges"] == {"pinned_jobs": 1, "pinned_blocks": 6}
+    counted = [counter for delta in deltas for counter in delta["counters"]]
+    assert counted in ([], [["pins_total", {"speed": "none"}, 1]])
+    assert engine.scheduler.make_stats().agentkv["counters"] == []
+
+
+def test_a_flood_of_signals_leaves_nothing_behind(make_engine: Callable[..., Engine]) -> None:
+    """10,000 `started` signals for one pin: the schedule stays as small as the pins are few."""
+    engine = make_engine()
+    engine.turn(prompt_of(40), job_id="a")
+    for index in range(10_000):
+        body = {"state": "started", "command": f"tool{index % 7}"}
+        engine_call.call(engine.scheduler, "tool", ["a", body])
+    assert len(engine.scheduler.retention.pins._deadlines) <= 66
+    engine.wait(3.0)
+    assert engine.pinned == {}
+
+
+def test_counters_hold_no_more_than_they_must() -> None:
+    """Nobody takes the deltas when stats are off: observations stay bounded."""
+    counters = Counters()
+    for _ in range(5 * MAX_PENDING_OBSERVATIONS):
+        counters.observe("pin_ttl_seconds", 1.0)
+    (values,) = counters.take_delta()["observations"].values()
+    assert len(values) == MAX_PENDING_OBSERVATIONS
+
+
+def test_the_record_is_bounded(tmp_path: Path) -> None:
+    """The job recorded to longest ago goes first; one job alone loses its oldest events."""
+    record = TimestampRecord(max_events=10, clock=time.monotonic)
+    for index in range(6):
+        record.add(f"j{index % 3}", "arrival", turn=index)
+    for index in range(20):
+        record.add("big", "arrival", turn=index)
+    jobs = record.as_dict()["jobs"]
+    assert list(jobs) == ["big"]
+    assert [event["turn"] for event in jobs["big"]] == list(range(10, 20))
+    written = json.loads(record.write(tmp_path / "new").read_text())
+    assert written == record.as_dict()
+
+
+def test_the_record_is_written_at_shutdown(
+    make_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """run_output_dir gets the file, and its folder is made."""
+    engine = make_engine(run_output_dir=str(tmp_path / "out"))
+    engine.turn(prompt_of(40), job_id="a")
+    engine.scheduler.shutdown()
+    assert "a" in json.loads((tmp_path / "out" / FILE_NAME).read_text())["jobs"]
+
+
+def test_an_unwritable_folder_does_not_stop_the_shutdown(
+    make_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """A full or read-only disk costs the record, not the shutdown."""
+    (tmp_path / "file").write_text("")
+    engine = make_engine(run_output_dir=str(tmp_path / "file" / "below"))
+    engine.scheduler.shutdown()
+
+
+def test_the_timer_wakes_at_the_earliest_deadline() -> None:
+    """An earlier deadline set later wins; a later one is ignored; it wakes again when set again."""
+    woken = threading.Event()
+    timer = ExpiryTimer(woken.set)
+    timer.set_deadline(time.monotonic() + 3600)
+    timer.set_deadline(time.monotonic() + 0.02)
+    timer.set_deadline(time.monotonic() + 3600)
+    assert woken.wait(timeout=30)
+    woken.clear()
+    timer.set_deadline(time.monotonic())
+    assert woken.wait(timeout=30)
