@@ -1,0 +1,44 @@
+"""vLLM's stat-logger plugin: hands the engine's agentkv payload to the Prometheus series.
+
+Runs in each API server process. With several of them each stats object reaches one, so payloads
+carry deltas. Under a policy that is not ours it registers nothing.
+"""
+
+from __future__ import annotations
+
+from vllm.config import VllmConfig
+from vllm.v1.metrics.loggers import AggregateStatLoggerBase
+from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
+
+from .metric_series import MetricSeries, metric_series
+from .server_policy import policy_of
+
+
+class AgentKVStatLogger(AggregateStatLoggerBase):
+    """One per API server process, for all its engines."""
+
+    def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int]) -> None:
+        self._series: MetricSeries | None = None
+        self._model_name = str(vllm_config.model_config.served_model_name)
+        if policy_of(vllm_config) is None:
+            return
+        self._series = metric_series()
+        for engine_index in engine_indexes:
+            self._series.start(self._labels(engine_index))
+
+    def _labels(self, engine_index: int) -> dict[str, str]:
+        return {"model_name": self._model_name, "engine": str(engine_index)}
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: MultiModalCacheStats | None = None,
+        engine_idx: int = 0,
+    ) -> None:
+        payload = getattr(scheduler_stats, "agentkv", None)
+        if self._series is not None and payload:
+            self._series.apply(payload, self._labels(engine_idx))
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say: the plugin's own start-up line names the policy."""

@@ -1,0 +1,169 @@
+"""Tags of a request body end up under vllm_xargs, and nothing else in the body changes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkv.errors import TagError
+from agentkv.integrations.vllm.folding import fold, may_hold_tags
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+def folded(request: object, headers: dict[str, object] | None = None) -> Any:
+    return json.loads(fold(json.dumps(request).encode(), headers or {}))
+
+
+def test_every_field_reaches_the_xargs() -> None:
+    """All seven tags at the top level are folded under their own names, the flag as a number."""
+    tags = {
+        "job_id": "j",
+        "is_last_step": True,
+        "parent_job_id": "p",
+        "turn": 3,
+        "expected_turns": 9,
+        "last_tool": "ls",
+        "last_tool_s": 0.5,
+    }
+    assert folded({"model": "m", **tags})["vllm_xargs"] == {**tags, "is_last_step": 1}
+
+
+def test_the_rest_of_the_body_keeps_its_bytes() -> None:
+    """Folding appends one member: spacing, escapes and order of all else stay as they were."""
+    body = b'{ "prompt" : "\\u00e9 \\ud83d\\ude00",\n "job_id":"j", "n":1.0 } \n'
+    assert fold(body, {}) == body[:-4] + b' ,"vllm_xargs":{"job_id": "j"}} \n'
+
+
+def test_places_count_in_the_order_of_the_contract() -> None:
+    """Top level before nested extra_body before vllm_xargs before headers, field by field."""
+    request = {
+        "job_id": "top",
+        "extra_body": {"job_id": "nested", "turn": 2},
+        "vllm_xargs": {"job_id": "xargs", "turn": 3, "expected_turns": 4},
+    }
+    headers: dict[str, object] = {"job_id": "h", "expected_turns": 5, "parent_job_id": "up"}
+    assert folded(request, headers)["vllm_xargs"] == {
+        "job_id": "top",
+        "turn": 2,
+        "expected_turns": 4,
+        "parent_job_id": "up",
+    }
+
+
+def test_the_callers_own_xargs_are_kept() -> None:
+    """Keys that are no tags stay beside ours."""
+    request = {"job_id": "j", "vllm_xargs": {"mine": [1, 2]}}
+    assert folded(request)["vllm_xargs"] == {"mine": [1, 2], "job_id": "j"}
+
+
+def test_session_id_stands_in_for_a_missing_job_id() -> None:
+    """vLLM's own field counts as job_id where it stands, and yields to a job_id beside it."""
+    assert folded({"session_id": "s"}, {"job_id": "h"})["vllm_xargs"] == {"job_id": "s"}
+    assert folded({"session_id": "s", "job_id": "j"})["vllm_xargs"] == {"job_id": "j"}
+    assert folded({"extra_body": {"session_id": "n"}})["vllm_xargs"] == {"job_id": "n"}
+
+
+def test_an_oversized_session_id_is_named() -> None:
+    """The error speaks of the field the caller wrote, not of job_id."""
+    with pytest.raises(TagError, match="session_id: "):
+        fold(json.dumps({"session_id": "s" * 257}).encode(), {})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"job_id": "j"',
+        b'["job_id"]',
+        b'"job_id"',
+        b"",
+        b"\xff\xfe{\x00}\x00",
+        b'{"job_id": "j", "vllm_xargs": "text"}',
+        b'{"job_id": "j", "vllm_xargs": [1]}',
+        b"[" * 100_000 + b'"job_id"',
+        b'{"job_id": ' + b"9" * 5000 + b"}",
+    ],
+    ids=["cut", "list", "text", "empty", "utf-16", "xargs-text", "xargs-list", "deep", "long-int"],
+)
+def test_what_vllm_rejects_is_left_to_vllm(body: bytes) -> None:
+    """Malformed JSON, no object, or xargs of a wrong type: untouched, so stock answers it."""
+    assert fold(body, {"job_id": "h"}) is body
+
+
+def test_a_body_that_needs_no_folding_is_the_same_object() -> None:
+    """A key found only deep inside, or tags already in the xargs, cost no copy."""
+    deep = b'{"messages": [{"turn": "x", "job_id": 5}]}'
+    ready = b'{"vllm_xargs": {"job_id": "j", "is_last_step": true}}'
+    assert fold(deep, {}) is deep
+    assert fold(ready, {}) is ready
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("job_id", 5),
+        ("job_id", ""),
+        ("job_id", "x" * 1_000_000),
+        ("job_id", ["j"]),
+        ("is_last_step", 1),
+        ("is_last_step", "true"),
+        ("turn", 0),
+        ("turn", 1.5),
+        ("turn", True),
+        ("expected_turns", -1),
+        ("last_tool", {}),
+        ("last_tool_s", float("nan")),
+        ("last_tool_s", -0.1),
+        ("last_tool_s", float("inf")),
+    ],
+)
+@pytest.mark.parametrize("place", ["top", "extra_body"])
+def test_a_wrong_field_is_named_in_a_short_message(place: str, field: str, value: object) -> None:
+    """Wrong type or range raises, naming the field, in at most a few hundred characters."""
+    tags = {field: value}
+    request = tags if place == "top" else {"extra_body": tags}
+    with pytest.raises(TagError, match=f"^{field}: got ") as caught:
+        fold(json.dumps(request).encode(), {})
+    assert caught.value.field == field
+    assert len(str(caught.value)) < 300
+
+
+def test_a_wrong_field_is_found_even_where_another_place_outranks_it() -> None:
+    """A good top level does not hide a bad value in the xargs or the headers."""
+    with pytest.raises(TagError, match="turn: "):
+        fold(b'{"turn": 1, "vllm_xargs": {"turn": "two"}}', {})
+    with pytest.raises(TagError, match="is_last_step: "):
+        fold(b'{"is_last_step": true}', {"is_last_step": "maybe"})
+
+
+def test_null_fields_are_absent() -> None:
+    """A client that sends null for what it does not know is served as without the field."""
+    body = b'{"job_id": null, "turn": null, "extra_body": null, "vllm_xargs": null}'
+    assert fold(body, {}) is body
+
+
+def test_keys_quoted_in_a_prompt_cost_no_parsing() -> None:
+    """Text that talks about job_id is escaped inside JSON and does not look like a key."""
+    prompt = 'set "job_id" and "turn"'
+    assert not may_hold_tags(json.dumps({"prompt": prompt}).encode())
+    assert may_hold_tags(json.dumps({"prompt": prompt, "parent_job_id": "p"}).encode())
+
+
+@given(st.dictionaries(st.text(), JSON), st.text(min_size=1, max_size=256))
+def test_any_object_comes_through(request_body: dict[str, Any], job_id: str) -> None:
+    """Whatever else a body holds, its members arrive equal and the tag arrives with them."""
+    for name in ("vllm_xargs", "extra_body", "session_id", "is_last_step", "turn"):
+        request_body.pop(name, None)
+    request_body |= {"expected_turns": None, "last_tool": None, "last_tool_s": None}
+    request_body["parent_job_id"] = None
+    result = folded({**request_body, "job_id": job_id})
+    assert result.pop("vllm_xargs") == {"job_id": job_id}
+    assert result == {**request_body, "job_id": job_id}

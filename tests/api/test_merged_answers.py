@@ -1,0 +1,30 @@
+"""Statistics of several engines become one answer."""
+
+from __future__ import annotations
+
+from agentkv.integrations.vllm.merged_answers import merge_stats
+
+ONE = {
+    "pins_total": {"none": 2},
+    "steps": {"num_steps": 10, "mean_batch_size": 2.0, "max_kv_cache_usage": 0.4},
+    "learned": {"eta": None, "prefill_reload_s": [0.1, 0.2, 0.0]},
+}
+OTHER = {
+    "pins_total": {"none": 1, "fast": 4},
+    "steps": {"num_steps": 30, "mean_batch_size": 4.0, "max_kv_cache_usage": 0.9},
+    "learned": {"eta": 0.5, "prefill_reload_s": [0.3, 0.1, 0.0]},
+}
+
+
+def test_counts_add_up_and_means_are_averaged() -> None:
+    """Whole numbers are summed, fractions averaged, maxima kept, the rest is the first engine's."""
+    assert merge_stats([ONE, OTHER]) == {
+        "pins_total": {"none": 3, "fast": 4},
+        "steps": {"num_steps": 40, "mean_batch_size": 3.0, "max_kv_cache_usage": 0.9},
+        "learned": {"eta": None, "prefill_reload_s": [0.1, 0.2, 0.0]},
+    }
+
+
+def test_one_engine_is_not_touched() -> None:
+    """The usual case is the engine's answer itself."""
+    assert merge_stats([ONE]) is ONE

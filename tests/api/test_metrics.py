@@ -1,0 +1,154 @@
+"""The Prometheus series, and vLLM's stat logger that feeds them.
+
+Series register once per process and live as long as it does, so each case has a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+PAYLOAD = {
+    "gauges": {"pinned_jobs": 2, "pinned_blocks": 9},
+    "counters": [["pins_total", {"speed": "none"}, 3], ["preemptions_total", {}, 1]],
+    "observations": {"tool_duration_seconds": [0.2, 4.0]},
+}
+
+PREAMBLE = f"""
+from prometheus_client import REGISTRY, generate_latest
+from agentkv.integrations.vllm.metric_series import metric_series
+
+COMMON = {{"model_name": "m", "engine": "0"}}
+PAYLOAD = {PAYLOAD!r}
+
+def show(registry=REGISTRY):
+    for line in generate_latest(registry).decode().splitlines():
+        if line.startswith("agentkv:") and "_created" not in line and "_bucket" not in line:
+            print(line)
+"""
+
+
+def series_after(code: str, **environment: str) -> dict[str, float]:
+    """The agentkv series a fresh process shows after running `code`, without their buckets."""
+    script = PREAMBLE + textwrap.dedent(code)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("agentkv:")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_all_series_exist_at_zero_from_the_start() -> None:
+    """Every name of the contract, with each label value known beforehand."""
+    series = series_after("metric_series().start(COMMON); show()")
+    assert set(series.values()) == {0.0}
+    common = 'engine="0",model_name="m"'
+    for name in ("pinned_jobs", "pinned_blocks", "preemptions_total", "bad_tags_total"):
+        assert f"agentkv:{name}{{{common}}}" in series
+    for name in ("tool_duration_seconds", "pin_ttl_seconds", "pin_held_seconds"):
+        assert f"agentkv:{name}_count{{{common}}}" in series
+    reasons = ["returned", "expired", "pressure", "last_step", "released", "aborted", "reset"]
+    for reason in reasons:
+        assert f'agentkv:pin_ends_total{{{common},reason="{reason}"}}' in series
+    for speed in ("none", "fast", "slow", "uncertain"):
+        assert f'agentkv:pins_total{{{common},speed="{speed}"}}' in series
+    for source in ("client", "piggyback", "gap"):
+        assert f'agentkv:tool_observations_total{{{common},source="{source}"}}' in series
+
+
+def test_payloads_add_up() -> None:
+    """Two deltas: counters and histograms grow, gauges show the last."""
+    series = series_after("""
+        metric_series().apply(PAYLOAD, COMMON)
+        idle = {"pinned_jobs": 0, "pinned_blocks": 0}
+        metric_series().apply({**PAYLOAD, "gauges": idle}, COMMON)
+        show()
+    """)
+    common = 'engine="0",model_name="m"'
+    assert series[f'agentkv:pins_total{{{common},speed="none"}}'] == 6
+    assert series[f"agentkv:preemptions_total{{{common}}}"] == 2
+    assert series[f"agentkv:pinned_blocks{{{common}}}"] == 0
+    assert series[f"agentkv:tool_duration_seconds_count{{{common}}}"] == 4
+    assert series[f"agentkv:tool_duration_seconds_sum{{{common}}}"] == 8.4
+
+
+def test_two_api_servers_show_one_truth(tmp_path: Path) -> None:
+    """Each takes half of the deltas: counters add up, gauges are those of the later stats."""
+    directory = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    series_after(
+        "metric_series().start(COMMON); metric_series().apply(PAYLOAD, COMMON)", **directory
+    )
+    series = series_after(
+        """
+        from prometheus_client import CollectorRegistry, multiprocess
+        metric_series().start(COMMON)
+        later = {**PAYLOAD, "gauges": {"pinned_jobs": 1, "pinned_blocks": 4}}
+        metric_series().apply(later, COMMON)
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)
+        show(registry)
+        """,
+        **directory,
+    )
+    common = 'engine="0",model_name="m"'
+    assert series[f'agentkv:pins_total{{{common},speed="none"}}'] == 6
+    assert series[f"agentkv:pinned_blocks{{{common}}}"] == 4
+
+
+def test_an_api_server_without_news_does_not_clear_a_gauge(tmp_path: Path) -> None:
+    """A process that starts later, and hears nothing, leaves the value of the other standing."""
+    directory = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    series_after(
+        "metric_series().start(COMMON); metric_series().apply(PAYLOAD, COMMON)", **directory
+    )
+    series = series_after(
+        """
+        from prometheus_client import CollectorRegistry, multiprocess
+        metric_series().start(COMMON)
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)
+        show(registry)
+        """,
+        **directory,
+    )
+    assert series['agentkv:pinned_blocks{engine="0",model_name="m"}'] == 9
+
+
+def test_the_stat_logger_feeds_the_series_under_our_policy_only() -> None:
+    """vLLM's own stats object carries the payload; under fcfs nothing is even registered.
+
+    A second logger, of an engine built again in the same process, adds to the same series.
+    """
+    series = series_after("""
+        from types import SimpleNamespace
+        from vllm.v1.metrics.loggers import AggregateStatLoggerBase
+        from vllm.v1.metrics.stats import SchedulerStats
+        from agentkv.integrations.vllm.metrics import AgentKVStatLogger
+
+        assert issubclass(AgentKVStatLogger, AggregateStatLoggerBase)
+        stats, bare = SchedulerStats(), SchedulerStats()
+        stats.agentkv = PAYLOAD
+        model = SimpleNamespace(served_model_name="m")
+
+        def record(additional_config):
+            config = SimpleNamespace(additional_config=additional_config, model_config=model)
+            logger = AgentKVStatLogger(vllm_config=config, engine_indexes=[0])
+            for given in (stats, bare, None):
+                logger.record(given, None, engine_idx=0)
+
+        record({})
+        assert not [name for name in REGISTRY._names_to_collectors if name.startswith("agentkv")]
+        record({"agentkv": {"policy": "continuum"}})
+        record({"agentkv": {"policy": "continuum"}})
+        show()
+    """)
+    assert series['agentkv:pins_total{engine="0",model_name="m",speed="none"}'] == 6

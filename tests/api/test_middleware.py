@@ -1,0 +1,257 @@
+"""The ASGI middleware in front of an application laid out as vLLM's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.types import Message, Receive, Scope, Send
+from tests.api.fake_engine import TAGGED_PATHS, FakeEngineCore, make_app
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
+
+from agentkv.integrations.vllm.middleware import AgentKVMiddleware
+
+pytestmark = pytest.mark.asyncio
+
+JOB_ID_NAME = "django-11451"
+
+
+def counting_engine() -> FakeEngineCore:
+    return FakeEngineCore([{"bad_tag": lambda field: None}])
+
+
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
+
+
+async def post(
+    app: FastAPI,
+    body: object,
+    *,
+    path: str = "/v1/chat/completions",
+    headers: dict[str, str] | None = None,
+) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    all_headers = {"content-type": "application/json", **(headers or {})}
+    async with client_of(app) as client:
+        return await client.post(path, content=content, headers=all_headers)
+
+
+async def seen(app: FastAPI, body: object, **request: Any) -> Any:
+    """The body that the application behind the middleware read."""
+    reply = await post(app, body, **request)
+    assert reply.status_code == 200, reply.text
+    answer = reply.json()
+    assert answer["length"] == str(len(answer["text"]))
+    return json.loads(answer["text"])
+
+
+@pytest.mark.parametrize("path", TAGGED_PATHS)
+async def test_tags_are_folded_on_every_generating_route(path: str) -> None:
+    """job_id reaches vllm_xargs on all four routes, with the content length put right."""
+    request = {"stream": True, "job_id": JOB_ID_NAME}
+    assert await seen(make_app(), request, path=path) == {
+        **request,
+        "vllm_xargs": {"job_id": JOB_ID_NAME},
+    }
+
+
+async def test_other_routes_are_left_alone() -> None:
+    """count_tokens keeps its body, even with a field that would be rejected elsewhere."""
+    request = {"job_id": 5}
+    assert await seen(make_app(), request, path="/v1/messages/count_tokens") == request
+
+
+@pytest.mark.parametrize("policy", [None, "fcfs", "priority"])
+async def test_other_policies_see_their_bytes(policy: str | None) -> None:
+    """Under a stock policy nothing is folded, checked, or served."""
+    app = make_app(policy=policy)
+    request = {"job_id": 5, "extra_body": {"turn": "x"}}
+    assert await seen(app, request, headers={"x-claude-code-session-id": "s"}) == request
+    async with client_of(app) as client:
+        ours, stock = await client.get("/v1/agentkv/info"), await client.get("/v1/nothing")
+    assert (ours.status_code, ours.content) == (404, stock.content)
+
+
+@pytest.mark.parametrize(
+    ("headers", "xargs"),
+    [
+        ({"x-claude-code-session-id": "c"}, {"job_id": "c"}),
+        ({"Session-Id": "codex"}, {"job_id": "codex"}),
+        ({"x-session-id": "o", "x-parent-session-id": "p"}, {"job_id": "o", "parent_job_id": "p"}),
+        (
+            {"x-dynamo-session-id": "d", "x-dynamo-session-final": "True"},
+            {"job_id": "d", "is_last_step": 1},
+        ),
+        ({"session-id": "c", "x-parent-session-id": ""}, {"job_id": "c"}),
+    ],
+)
+async def test_session_headers_of_coding_agents_are_tags(
+    headers: dict[str, str], xargs: dict[str, Any]
+) -> None:
+    """Each known header becomes its tag; an empty one counts as absent."""
+    assert (await seen(make_app(), {"model": "m"}, headers=headers))["vllm_xargs"] == xargs
+
+
+async def test_an_empty_object_takes_header_tags() -> None:
+    """`{}` grows a member without a stray comma."""
+    assert await seen(make_app(), b"{}", headers={"session-id": "c"}) == {
+        "vllm_xargs": {"job_id": "c"}
+    }
+
+
+async def test_the_native_header_alone_changes_nothing() -> None:
+    """X-Session-ID reaches the engine as vLLM's own session_id: the body stays as it was."""
+    assert await seen(make_app(), {"model": "m"}, headers={"X-Session-ID": "s"}) == {"model": "m"}
+
+
+@pytest.mark.parametrize("path", TAGGED_PATHS)
+async def test_a_wrong_field_gets_a_400_that_names_it(path: str) -> None:
+    """Field, value seen and what is allowed, in the error shape of the route."""
+    core = counting_engine()
+    reply = await post(make_app(core=core), {"job_id": "j", "turn": "seven"}, path=path)
+    assert reply.status_code == 400
+    answer = reply.json()
+    for part in ("turn", "'seven'", "1 to 1000000"):
+        assert part in answer["error"]["message"]
+    if path == "/v1/messages":
+        assert (answer["type"], answer["error"]["type"]) == ("error", "invalid_request_error")
+    else:
+        assert answer["error"]["param"] == "turn"
+        assert answer["error"]["code"] == 400
+    await core.was_asked.wait()
+    assert core.asked == [("bad_tag", ["turn"])]
+
+
+@pytest.mark.parametrize("headers", [{"x-session-id": "s" * 257}, {"x-dynamo-session-final": "?"}])
+async def test_a_wrong_header_gets_a_400(headers: dict[str, str]) -> None:
+    """Headers are held to the same limits as fields, the native one included."""
+    assert (await post(make_app(core=counting_engine()), {}, headers=headers)).status_code == 400
+
+
+async def test_a_megabyte_long_job_id_gets_a_short_400() -> None:
+    """The message is clipped, and the next request is served."""
+    app = make_app(core=counting_engine())
+    reply = await post(app, {"job_id": "x" * 1_000_000})
+    assert reply.status_code == 400
+    assert len(reply.content) < 500
+    assert "vllm_xargs" in await seen(app, {"job_id": "j"})
+
+
+async def test_a_bad_tag_is_answered_when_the_engine_is_dead() -> None:
+    """Counting the rejection may fail; the answer does not wait for it."""
+
+    class DeadCore:
+        async def call_utility_all_async(self, method: str, *args: object) -> list[object]:
+            raise RuntimeError("EngineCore encountered an issue")
+
+    assert (await post(make_app(core=DeadCore()), {"turn": 0})).status_code == 400
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"job_id": "j", "vllm_xargs": 1}'])
+async def test_bodies_that_vllm_rejects_arrive_unchanged(body: bytes) -> None:
+    """Malformed JSON and the like are vLLM's to answer."""
+    reply = await post(make_app(), body, headers={"session-id": "c"})
+    assert reply.json()["text"].encode("latin-1") == body
+
+
+async def test_nan_is_named() -> None:
+    """JSON's NaN, which Python's parser takes, is no duration."""
+    reply = await post(make_app(core=counting_engine()), b'{"last_tool_s": NaN}')
+    assert reply.status_code == 400
+    assert "nan" in reply.json()["error"]["message"]
+
+
+async def test_a_root_path_is_respected() -> None:
+    """Behind a proxy prefix the same routes are tagged."""
+    app = make_app(root_path="/llm")
+    tagged = await seen(app, {"job_id": "j"}, path="/llm/v1/chat/completions")
+    assert tagged["vllm_xargs"] == {"job_id": "j"}
+
+
+async def test_without_the_key_nothing_is_read_or_told() -> None:
+    """An unauthenticated request gets vLLM's own 401, not our 400."""
+    app = make_app(core=counting_engine())
+    # inside of ours: vLLM adds user middleware last, and so outermost
+    app.user_middleware.append(Middleware(AuthenticationMiddleware, tokens=["one", "two"]))
+    assert (await post(app, {"turn": 0})).status_code == 401
+    assert (await post(app, {"turn": 0}, headers={"authorization": "Bearer x"})).status_code == 401
+    with_key = {"authorization": "Bearer two"}
+    assert (await post(app, {"turn": 0}, headers=with_key)).status_code == 400
+    assert "vllm_xargs" in await seen(app, {"job_id": "j"}, headers=with_key)
+    async with client_of(app) as client:
+        assert (await client.get("/v1/agentkv/info")).status_code == 401
+
+
+class Connection:
+    """An ASGI connection with a script of messages from the client."""
+
+    def __init__(self, *messages: Message) -> None:
+        self.pending = list(messages)
+
+    async def receive(self) -> Message:
+        return self.pending.pop(0) if self.pending else {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        raise AssertionError(f"nothing is answered here: {message}")
+
+
+async def received(*messages: Message) -> list[Message]:
+    """What the application gets to read, up to the disconnect, for these messages."""
+    got: list[Message] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        while not got or got[-1]["type"] != "http.disconnect":
+            got.append(await receive())
+
+    connection = Connection(*messages)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [],
+        "app": make_app(),
+    }
+    await AgentKVMiddleware(application)(scope, connection.receive, connection.send)
+    return got
+
+
+async def test_a_key_cut_in_two_by_the_network_is_found() -> None:
+    """A body in several pieces is folded as one."""
+    got = await received(
+        {"type": "http.request", "body": b'{"jo', "more_body": True},
+        {"type": "http.request", "body": b"", "more_body": True},
+        {"type": "http.request", "body": b'b_id": "j"}'},
+    )
+    assert json.loads(got[0]["body"])["vllm_xargs"] == {"job_id": "j"}
+    assert [message["type"] for message in got] == ["http.request", "http.disconnect"]
+
+
+async def test_a_disconnect_after_the_body_reaches_the_application() -> None:
+    """vLLM cancels a request by listening for it: the real connection is asked again."""
+    got = await received({"type": "http.request", "body": b'{"job_id": "j"}', "more_body": False})
+    assert got[-1] == {"type": "http.disconnect"}
+
+
+async def test_a_client_that_leaves_in_mid_body_is_passed_on() -> None:
+    """The application sees exactly the messages that came."""
+    part: Message = {"type": "http.request", "body": b'{"job_id', "more_body": True}
+    assert await received(part) == [part, {"type": "http.disconnect"}]
+
+
+@pytest.mark.parametrize("kind", ["lifespan", "websocket"])
+async def test_other_connections_pass_through(kind: str) -> None:
+    """Lifespan and websocket scopes reach the application as they are."""
+    passed: list[Scope] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        passed.append(scope)
+
+    scope = {"type": kind, "path": "/v1/realtime", "headers": [], "app": make_app()}
+    connection = Connection()
+    await AgentKVMiddleware(application)(scope, connection.receive, connection.send)
+    assert passed == [scope]

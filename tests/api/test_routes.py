@@ -1,0 +1,235 @@
+"""The /v1/agentkv routes: what they ask the engine, and what they answer when it goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from tests.api.fake_engine import FakeEngineClient, FakeEngineCore
+
+from agentkv.integrations.vllm.engine_link import EngineLink
+from agentkv.integrations.vllm.routes import MAX_BODY_BYTES, add_routes
+
+pytestmark = pytest.mark.asyncio
+
+AWKWARD_ID = "a/b c?d#é%2F/tool"
+AWKWARD_PATH = "/jobs/a%2Fb%20c%3Fd%23%C3%A9%252F%2Ftool"
+
+INFO = {"policy": "continuum", "block_size": 128, "num_blocks": 100}
+
+
+def engine_of(*job_ids: str) -> dict[str, Any]:
+    """One engine's table of answers, with these jobs alive."""
+    return {
+        "info": lambda: INFO,
+        "stats": lambda: {"pinned_jobs": len(job_ids), "kv_cache_usage": 0.5},
+        "jobs": lambda: [{"job_id": job_id} for job_id in job_ids],
+        "timestamps": lambda: {"jobs": {job_id: [{"event": "finish"}] for job_id in job_ids}},
+        "job": lambda job_id: {"job_id": job_id, "turns": 2} if job_id in job_ids else None,
+        "tool": lambda job_id, event: {"job_id": job_id} if job_id in job_ids else None,
+        "release": lambda job_id: (
+            {"job_id": job_id, "freed_blocks": 3} if job_id in job_ids else None
+        ),
+    }
+
+
+class Server:
+    """An application with nothing but the agentkv routes, and the engines behind it."""
+
+    def __init__(self, *engines: dict[str, Any], core: Any = None, timeout_s: float = 5.0) -> None:
+        self.core = core or FakeEngineCore(list(engines))
+        self.app = Starlette()
+        add_routes(self.app, EngineLink(FakeEngineClient(self.core), timeout_s=timeout_s))
+
+    async def __call__(self, method: str, path: str, body: object = None) -> httpx.Response:
+        content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.request(method, "/v1/agentkv" + path, content=content)
+
+
+def error_of(reply: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = reply.json()["error"]
+    assert error["code"] == reply.status_code
+    return error
+
+
+async def test_readings_are_the_engines_own() -> None:
+    """info, stats, jobs and timestamps give what the engine answered."""
+    ask = Server(engine_of("j"))
+    assert (await ask("GET", "/info")).json() == {**INFO, "num_engines": 1}
+    assert (await ask("GET", "/stats")).json() == {"pinned_jobs": 1, "kv_cache_usage": 0.5}
+    assert (await ask("GET", "/jobs")).json() == {"jobs": [{"job_id": "j"}]}
+    assert (await ask("GET", "/timestamps")).json() == {"jobs": {"j": [{"event": "finish"}]}}
+
+
+async def test_a_tool_event_reaches_the_engine() -> None:
+    """All five fields arrive, checked."""
+    ask = Server(engine_of("j"))
+    event = {"state": "finished", "tool": "t", "command": "ls", "duration_s": 0.5, "turn": 2}
+    assert (await ask("POST", "/jobs/j/tool", event)).json() == {"job_id": "j"}
+    assert ask.core.asked == [("tool", ["j", event])]
+
+
+async def test_a_job_id_may_hold_any_character() -> None:
+    """Slashes, spaces, `?`, `#`, `%` and a final `/tool` come through percent-encoded."""
+    ask = Server(engine_of(AWKWARD_ID))
+    assert (await ask("GET", AWKWARD_PATH)).json()["job_id"] == AWKWARD_ID
+    assert (await ask("POST", AWKWARD_PATH + "/release")).json()["freed_blocks"] == 3
+    assert (await ask("POST", AWKWARD_PATH + "/tool", {"state": "started"})).status_code == 200
+
+
+async def test_unescaped_slashes_are_forgiven() -> None:
+    """A job id with plain slashes is found where it is not ambiguous."""
+    ask = Server(engine_of("team/a"))
+    assert (await ask("GET", "/jobs/team/a")).json()["job_id"] == "team/a"
+    assert (await ask("POST", "/jobs/team/a/release")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/jobs/x", None),
+        ("POST", "/jobs/x/release", None),
+        ("POST", "/jobs/x/tool", {"state": "started"}),
+    ],
+)
+async def test_an_unknown_job_is_a_404(method: str, path: str, body: object) -> None:
+    """The error names the job."""
+    reply = await Server(engine_of("j"))(method, path, body)
+    assert reply.status_code == 404
+    assert "'x'" in error_of(reply)["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing", "/info/x", "/jobs/", "/infos"])
+async def test_an_unknown_path_is_a_404(path: str) -> None:
+    """Nothing else is served below the prefix."""
+    assert error_of(await Server(engine_of("j"))("GET", path))["code"] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("POST", "/info", "GET, HEAD"),
+        ("DELETE", "/jobs/j", "GET, HEAD"),
+        ("POST", "/jobs/j", "GET, HEAD"),
+        ("GET", "/jobs/j/tool", "POST"),
+        ("PUT", "/jobs/j/release", "POST"),
+    ],
+)
+async def test_a_wrong_method_is_a_405(method: str, path: str, allow: str) -> None:
+    """The header says what is allowed, and the engine is not asked."""
+    ask = Server(engine_of("j"))
+    reply = await ask(method, path)
+    assert (reply.status_code, reply.headers["allow"]) == (405, allow)
+    assert ask.core.asked == []
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"", "body"),
+        (b"{", "body"),
+        (b"\xff", "body"),
+        (b"[" * 100_000, "body"),
+        ([], "body"),
+        ({}, "state"),
+        ({"state": "paused"}, "state"),
+        ({"state": "started", "tool": 5}, "tool"),
+        ({"state": "started", "command": "x" * (1024 * 1024 + 1)}, "command"),
+        ({"state": "finished", "duration_s": -1}, "duration_s"),
+        (b'{"state": "finished", "duration_s": NaN}', "duration_s"),
+        (b'{"state": "finished", "duration_s": 1e999}', "duration_s"),
+        ({"state": "finished", "duration_s": "1"}, "duration_s"),
+        ({"state": "finished", "turn": 0}, "turn"),
+    ],
+)
+async def test_a_bad_tool_event_is_a_400(body: object, field: str) -> None:
+    """The field is named, the message short, and the engine is not asked."""
+    ask = Server(engine_of("j"))
+    reply = await ask("POST", "/jobs/j/tool", body)
+    assert reply.status_code == 400
+    assert error_of(reply)["param"] == field
+    assert error_of(reply)["message"].startswith(f"{field}: ")
+    assert len(reply.content) < 600
+    assert ask.core.asked == []
+
+
+async def test_a_release_takes_no_body_or_json() -> None:
+    """An empty body and an object are fine, malformed JSON is a 400."""
+    ask = Server(engine_of("j"))
+    assert (await ask("POST", "/jobs/j/release")).status_code == 200
+    assert (await ask("POST", "/jobs/j/release", {})).status_code == 200
+    assert (await ask("POST", "/jobs/j/release", b"{")).status_code == 400
+
+
+async def test_a_job_id_longer_than_allowed_is_a_400() -> None:
+    """The limits of the tag hold in the path too."""
+    reply = await Server(engine_of("j"))("GET", "/jobs/" + "x" * 257)
+    assert (reply.status_code, error_of(reply)["param"]) == (400, "job_id")
+
+
+async def test_a_body_without_end_is_a_413() -> None:
+    """Reading stops at the limit."""
+    reply = await Server(engine_of("j"))("POST", "/jobs/j/tool", b" " * (MAX_BODY_BYTES + 1))
+    assert reply.status_code == 413
+
+
+async def test_a_dead_engine_is_a_503() -> None:
+    """The message says what the engine's client said."""
+
+    class DeadCore:
+        async def call_utility_all_async(self, method: str, *args: object) -> list[object]:
+            raise RuntimeError("EngineCore encountered an issue")
+
+    reply = await Server(core=DeadCore())("GET", "/info")
+    assert reply.status_code == 503
+    assert "EngineCore encountered an issue" in error_of(reply)["message"]
+
+
+async def test_a_silent_engine_is_a_503() -> None:
+    """An engine stuck in a step is not waited for without end."""
+
+    class SilentCore:
+        async def call_utility_all_async(self, method: str, *args: object) -> list[object]:
+            await asyncio.Event().wait()
+            return []
+
+    reply = await Server(core=SilentCore(), timeout_s=0.01)("GET", "/stats")
+    assert reply.status_code == 503
+    assert "no answer" in error_of(reply)["message"]
+
+
+async def test_a_failed_operation_is_a_500() -> None:
+    """What the engine answers as an error is passed on, not shown as data."""
+    reply = await Server({"info": lambda: {"error": "boom"}})("GET", "/info")
+    assert reply.status_code == 500
+    assert "boom" in error_of(reply)["message"]
+
+
+async def test_the_first_engine_answers_where_vllm_cannot_ask_all() -> None:
+    """vLLM 0.31 has the single call only."""
+
+    class OldCore:
+        async def call_utility_async(self, method: str, operation: str, args: list[Any]) -> Any:
+            return INFO
+
+    assert (await Server(core=OldCore())("GET", "/info")).json()["num_engines"] == 1
+
+
+async def test_several_engines_give_one_answer() -> None:
+    """A job is found on, and released from, whichever engine has it."""
+    ask = Server(engine_of("a"), engine_of("a", "b"))
+    assert (await ask("GET", "/info")).json()["num_blocks"] == 200
+    assert (await ask("GET", "/stats")).json() == {"pinned_jobs": 3, "kv_cache_usage": 0.5}
+    assert (await ask("GET", "/jobs/b")).json()["engine"] == 1
+    assert (await ask("POST", "/jobs/a/release")).json()["freed_blocks"] == 6
+    assert (await ask("POST", "/jobs/b/release")).json()["freed_blocks"] == 3
+    assert (await ask("POST", "/jobs/c/release")).status_code == 404
+    assert [job["engine"] for job in (await ask("GET", "/jobs")).json()["jobs"]] == [0, 1, 1]
+    events = (await ask("GET", "/timestamps")).json()["jobs"]["a"]
+    assert [event["engine"] for event in events] == [0, 1]
