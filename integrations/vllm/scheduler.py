@@ -50,7 +50,8 @@ class RetainingScheduler(seam.SchedulerSeam):
         )
         self.steps = StepStats()
         self.queue = RankedQueue(self._rank, self.retention.arrivals)
-        self.install_queue(self.queue)
+        if seam.is_first_come_first_served(self):
+            self.install_queue(self.queue)
         self.install_allocator()
         self._prefilling: dict[str, tuple[Request, float, int]] = {}
         self._is_running_sorted = True
@@ -69,6 +70,8 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def _register(self, request: Request) -> None:
+        if self.waiting is not self.queue:
+            return  # vLLM's own `priority` order: all of stock, no jobs
         tags = self._tags(request)
         if tags.job_id is not None and request.prompt_token_ids is not None:
             self.retention.turn_arrived(

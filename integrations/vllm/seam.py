@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from vllm.logger import init_logger
-from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequestType
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
@@ -193,6 +193,11 @@ def is_finished_turn(request: Request) -> bool:
         RequestStatus.FINISHED_LENGTH_CAPPED,
         RequestStatus.FINISHED_REPETITION,
     )
+
+
+def is_first_come_first_served(scheduler: Scheduler) -> bool:
+    """Whether vLLM itself orders by arrival (S:217); `priority` sorts by a field of its own."""
+    return bool(scheduler.policy == SchedulingPolicy.FCFS)
 
 
 def is_preempted(request: Request) -> bool:
