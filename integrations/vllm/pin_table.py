@@ -6,6 +6,7 @@ It knows nothing of policies or vLLM. Blocks are opaque; whoever ends a pin free
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
@@ -36,7 +37,7 @@ class PinTable(Generic[Block]):
     def __init__(self) -> None:
         self._pins: dict[str, Pin[Block]] = {}
         self._deadlines: list[tuple[float, str]] = []
-        self.num_blocks = 0
+        self._holders: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -51,7 +52,7 @@ class PinTable(Generic[Block]):
         """Add the pin of a job that has none."""
         assert pin.job_id not in self._pins
         self._pins[pin.job_id] = pin
-        self.num_blocks += len(pin.blocks)
+        self._holders.update(map(id, pin.blocks))
         heapq.heappush(self._deadlines, (pin.expires_s, pin.job_id))
 
     def reschedule(self, pin: Pin[Block]) -> None:
@@ -67,7 +68,15 @@ class PinTable(Generic[Block]):
 
     def remove(self, pin: Pin[Block]) -> None:
         del self._pins[pin.job_id]
-        self.num_blocks -= len(pin.blocks)
+        for block in map(id, pin.blocks):
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                del self._holders[block]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks pinned by at least one job: jobs that share a prefix share its blocks."""
+        return len(self._holders)
 
     @property
     def next_expiry_s(self) -> float | None:

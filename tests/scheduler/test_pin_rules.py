@@ -246,3 +246,16 @@ def test_a_changed_history_is_told_from_an_evicted_one(make_engine: Callable[...
     engine.turn(history + prompt_of(10), job_id="b")
     job = engine.scheduler.retention.jobs.get("b")
     assert (job.num_diverged, job.num_evicted) == (0, 1)
+
+
+def test_blocks_shared_by_two_jobs_count_once(make_engine: Callable[..., Engine]) -> None:
+    """Two jobs with one prompt pin the same blocks; the gauge counts memory, not references."""
+    engine = make_engine()
+    for job_id in ("a", "b"):
+        engine.turn(prompt_of(100), job_id=job_id)
+    pins = engine.scheduler.retention.pins
+    assert (len(pins), pins.num_blocks, engine.num_free) == (2, 6, 57)
+    engine.scheduler.retention.release("a")
+    assert (len(pins), pins.num_blocks, engine.num_free) == (1, 6, 57)
+    engine.wait(3.0)
+    assert (len(pins), pins.num_blocks, engine.num_free) == (0, 0, 63)
