@@ -161,5 +161,5 @@ def add_flags(parser: ArgumentParser) -> None:
             RUN_OUTPUT_FLAG,
             metavar="DIR",
             default=None,
-            help="agentkv: folder that gets the timestamps record on shutdown",
+            help="agentkv: folder that gets the timestamps record",
         )

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-FILE_NAME = "scheduler_timestamps.json"
+from .record_writer import RecordWriter
 
 
 class TimestampRecord:
     """Events per job, each with the seconds since the engine started on a monotonic clock.
 
     At most `max_events` events in all, about 400 bytes each; beyond that the job recorded to
-    longest ago is dropped whole.
+    longest ago is dropped whole. A writer, if given, gets every event.
     """
 
-    def __init__(self, *, max_events: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        max_events: int,
+        clock: Callable[[], float],
+        writer: RecordWriter | None = None,
+    ) -> None:
+        self._writer = writer
         self._max_events = max_events
         self._clock = clock
         self._started_s = clock()
@@ -26,10 +31,17 @@ class TimestampRecord:
         self._jobs: OrderedDict[str, deque[dict[str, Any]]] = OrderedDict()
 
     def add(self, job_id: str, event: str, **details: object) -> None:
-        if not self._max_events:
+        if not self._max_events and self._writer is None:
             return
         at_s = round(self._clock() - self._started_s, 6)
-        self._jobs.setdefault(job_id, deque()).append({"event": event, "at_s": at_s, **details})
+        entry = {"event": event, "at_s": at_s, **details}
+        if self._writer is not None:
+            self._writer.add({"job_id": job_id, **entry})
+        if self._max_events:
+            self._keep(job_id, entry)
+
+    def _keep(self, job_id: str, entry: dict[str, Any]) -> None:
+        self._jobs.setdefault(job_id, deque()).append(entry)
         self._jobs.move_to_end(job_id)
         self._num_events += 1
         if self._num_events > self._max_events:
@@ -46,9 +58,7 @@ class TimestampRecord:
     def as_dict(self) -> dict[str, Any]:
         return {"jobs": {job_id: list(events) for job_id, events in self._jobs.items()}}
 
-    def write(self, folder: Path) -> Path:
-        """Write the record as JSON into `folder`, made if need be; raises OSError."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE_NAME
-        path.write_text(json.dumps(self.as_dict()), encoding="utf-8")
-        return path
+    def close(self) -> None:
+        """Finish the file, if there is one."""
+        if self._writer is not None:
+            self._writer.close()

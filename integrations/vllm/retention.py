@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentkv.ttl import TTL
@@ -21,7 +22,8 @@ from .pin_keeper import PinKeeper
 from .pin_table import Pin
 from .prefill_fit import PrefillFit
 from .record import TimestampRecord
-from .settings import Settings
+from .record_writer import RecordWriter
+from .settings import Settings, SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,19 @@ class Context:
 def tool_name(text: str) -> str:
     """The first word of a command: the tool as the published Continuum names it."""
     return text.split(maxsplit=1)[0][:256] if text.strip() else ""
+
+
+def _writer(settings: Settings) -> RecordWriter | None:
+    """Raises SettingsError if the output folder cannot be written to."""
+    if settings.run_output_dir is None:
+        return None
+    try:
+        return RecordWriter(Path(settings.run_output_dir))
+    except OSError as error:
+        raise SettingsError(
+            f"--run-output-dir {settings.run_output_dir}: cannot write there ({error}); "
+            "give a folder that can be written to"
+        ) from error
 
 
 class Retention:
@@ -64,7 +79,9 @@ class Retention:
         self.turns: dict[str, Turn] = {}
         self.prefills = PrefillFit(settings.prefill_reload)
         self.counters = Counters()
-        self.record = TimestampRecord(max_events=settings.record_events, clock=clock)
+        self.record = TimestampRecord(
+            max_events=settings.record_events, clock=clock, writer=_writer(settings)
+        )
         self.arrivals = itertools.count()
         self._clock = clock
         self.keeper = PinKeeper(

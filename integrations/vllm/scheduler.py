@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -28,8 +26,6 @@ from .pin_table import Pin
 from .ranked_queue import RankedQueue
 from .retention import Context, Retention
 from .settings import CONFIG_KEY, read_settings
-
-logger = init_logger(__name__)
 
 
 class RetainingScheduler(seam.SchedulerSeam):
@@ -281,13 +277,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         return {"gauges": gauges, **self.retention.counters.take_delta()}
 
     def shutdown(self) -> None:
-        folder = self.retention.settings.run_output_dir
-        if folder is not None:
-            try:
-                path = self.retention.record.write(Path(folder))
-                logger.info("agentkv: timestamps written to %s", path)
-            except OSError as error:
-                logger.error("agentkv: timestamps not written to %s: %s", folder, error)
+        self.retention.record.close()
         super().shutdown()
 
 

@@ -44,7 +44,7 @@ class Settings(BaseModel):
     record_events: int = Field(50_000, ge=0, le=10_000_000)
     """Events kept in the timestamps record, over all jobs; 0 turns it off."""
     run_output_dir: str | None = None
-    """Folder that gets `scheduler_timestamps.json` when the engine shuts down."""
+    """Folder that gets the timestamps record as `scheduler_timestamps.jsonl`."""
 
     @property
     def prefill_reload(self) -> PrefillReload | None:

@@ -13,7 +13,9 @@ import pytest
 from agentkv.integrations.vllm import engine_call
 from agentkv.integrations.vllm.counters import MAX_PENDING_OBSERVATIONS, Counters
 from agentkv.integrations.vllm.expiry_timer import ExpiryTimer
-from agentkv.integrations.vllm.record import FILE_NAME, TimestampRecord
+from agentkv.integrations.vllm.record import TimestampRecord
+from agentkv.integrations.vllm.record_writer import RecordWriter
+from agentkv.integrations.vllm.settings import SettingsError
 
 from tests.scheduler.harness import STOCK, Engine, prompt_of
 
@@ -159,27 +161,41 @@ def test_the_record_is_bounded(tmp_path: Path) -> None:
     jobs = record.as_dict()["jobs"]
     assert list(jobs) == ["big"]
     assert [event["turn"] for event in jobs["big"]] == list(range(10, 20))
-    written = json.loads(record.write(tmp_path / "new").read_text())
-    assert written == record.as_dict()
 
 
-def test_the_record_is_written_at_shutdown(
+def test_the_record_is_written_as_it_grows(
     make_engine: Callable[..., Engine], tmp_path: Path
 ) -> None:
-    """run_output_dir gets the file, and its folder is made."""
-    engine = make_engine(run_output_dir=str(tmp_path / "out"))
-    engine.turn(prompt_of(40), job_id="a")
-    engine.scheduler.shutdown()
-    assert "a" in json.loads((tmp_path / "out" / FILE_NAME).read_text())["jobs"]
+    """run_output_dir gets every event, and a second run its own file."""
+    for name in ("scheduler_timestamps.jsonl", "scheduler_timestamps_2.jsonl"):
+        engine = make_engine(run_output_dir=str(tmp_path / "out"))
+        engine.turn(prompt_of(40), job_id="a")
+        engine.scheduler.shutdown()
+        lines = (tmp_path / "out" / name).read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        assert [event["job_id"] for event in events] == ["a"] * len(events)
+        assert [event["event"] for event in events][:2] == ["arrival", "waiting_to_running"]
 
 
-def test_an_unwritable_folder_does_not_stop_the_shutdown(
+def test_an_unwritable_folder_is_refused_at_start(
     make_engine: Callable[..., Engine], tmp_path: Path
 ) -> None:
-    """A full or read-only disk costs the record, not the shutdown."""
+    """The message names the flag and the folder."""
     (tmp_path / "file").write_text("")
-    engine = make_engine(run_output_dir=str(tmp_path / "file" / "below"))
-    engine.scheduler.shutdown()
+    with pytest.raises(SettingsError, match=r"--run-output-dir .*file/below: cannot write"):
+        make_engine(run_output_dir=str(tmp_path / "file" / "below"))
+
+
+def test_a_full_disk_ends_the_file_and_nothing_else(tmp_path: Path) -> None:
+    """The writer logs once and stops; `add` goes on without an effect."""
+    writer = RecordWriter(tmp_path)
+    full = Path("/dev/full").open("w")  # noqa: SIM115  closing it raises, as it should
+    writer._file, kept = full, writer._file
+    writer.add({"event": "arrival"})
+    writer.close()
+    kept.close()
+    assert not writer._thread.is_alive()
+    writer.add({"event": "arrival"})
 
 
 def test_the_timer_wakes_at_the_earliest_deadline() -> None:
