@@ -1,0 +1,159 @@
+"""Sends tool events and releases to servers, off the agent's path.
+
+One daemon thread per process takes deliveries from a bounded queue, in order. A delivery that
+keeps failing is dropped, with one warning per server: the agent never waits and never breaks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentkv.server_api import NoAnswerError, StatusError, close_connections
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED = 1_000
+MAX_ATTEMPTS = 4
+MAX_RETRYING_S = 5.0
+FIRST_WAIT_S = 0.1
+FLUSH_AT_EXIT_S = 2.0
+
+_TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+_GONE = 404  # the server does not know the job (any more): there is nothing left to tell it
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One call to make; `server` names where to, for warnings and for giving up."""
+
+    server: str
+    what: str
+    send: Callable[[], object]
+
+
+class FeedbackSender:
+    """A queue and the thread that empties it; the thread starts with the first delivery."""
+
+    def __init__(self, *, max_queued: int = MAX_QUEUED) -> None:
+        self._queue: queue.Queue[Delivery] = queue.Queue(max_queued)
+        self._start_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._silent_servers: set[str] = set()
+        self._warned_servers: set[str] = set()
+
+    def submit(self, delivery: Delivery) -> None:
+        """Hand over a delivery; never waits, and drops it when the queue is full."""
+        try:
+            self._queue.put_nowait(delivery)
+        except queue.Full:
+            self._warn(delivery, f"{self._queue.maxsize} deliveries are waiting already")
+        if self._thread is None:
+            self._start()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all is sent or dropped; False if that takes longer than `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._queue.all_tasks_done:
+            while self._queue.unfinished_tasks:
+                remaining_s = deadline_s - time.monotonic()
+                if remaining_s <= 0:
+                    return False
+                self._queue.all_tasks_done.wait(remaining_s)
+        return True
+
+    def _start(self) -> None:
+        with self._start_lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._deliver_all, name="agentkv-feedback", daemon=True
+                )
+                self._thread.start()
+
+    def _deliver_all(self) -> None:
+        while True:
+            delivery = self._queue.get()
+            try:
+                self._deliver(delivery)
+            except Exception as error:  # noqa: BLE001 - the thread must outlive any one delivery
+                self._warn(delivery, str(error))
+            finally:
+                self._queue.task_done()
+
+    def _deliver(self, delivery: Delivery) -> None:
+        from tenacity import (
+            Retrying,
+            retry_if_exception,
+            stop_after_attempt,
+            stop_after_delay,
+        )
+        from tenacity.wait import wait_exponential
+
+        is_silent = delivery.server in self._silent_servers
+        attempts = Retrying(
+            stop=stop_after_attempt(1 if is_silent else MAX_ATTEMPTS)
+            | stop_after_delay(MAX_RETRYING_S),
+            wait=wait_exponential(multiplier=FIRST_WAIT_S, max=1.0),
+            retry=retry_if_exception(_is_transient),
+            reraise=True,
+        )
+        try:
+            attempts(delivery.send)
+        except NoAnswerError:
+            self._silent_servers.add(delivery.server)
+            raise
+        except StatusError as error:
+            self._silent_servers.discard(delivery.server)
+            if error.status != _GONE:
+                raise
+        else:
+            self._silent_servers.discard(delivery.server)
+
+    def _warn(self, delivery: Delivery, reason: str) -> None:
+        if delivery.server in self._warned_servers:
+            logger.debug("dropped %s for %s: %s", delivery.what, delivery.server, reason)
+            return
+        self._warned_servers.add(delivery.server)
+        logger.warning(
+            "agentkv dropped %s for %s (%s); further drops for this server are not reported. "
+            "The agent is not affected; the server frees the job when its TTL runs out.",
+            delivery.what,
+            delivery.server,
+            reason,
+        )
+
+
+def _is_transient(error: BaseException) -> bool:
+    if isinstance(error, StatusError):
+        return error.status in _TRANSIENT_STATUSES
+    return isinstance(error, NoAnswerError)
+
+
+_senders: dict[int, FeedbackSender] = {}  # by process id: a forked child has no thread of ours
+
+
+def submit(delivery: Delivery) -> None:
+    """Hand a delivery to the sender of this process."""
+    sender = _senders.get(os.getpid())
+    if sender is None:
+        if not _senders:
+            atexit.register(_flush_at_exit)
+        sender = _senders.setdefault(os.getpid(), FeedbackSender())
+    sender.submit(delivery)
+
+
+def flush(timeout_s: float = FLUSH_AT_EXIT_S) -> bool:
+    """Wait until the feedback of this process is sent or dropped; False on time-out."""
+    sender = _senders.get(os.getpid())
+    return True if sender is None else sender.flush(timeout_s)
+
+
+def _flush_at_exit() -> None:
+    flush(FLUSH_AT_EXIT_S)
+    close_connections()

@@ -1,0 +1,160 @@
+"""Where agentkv meets the OpenAI SDK: one method, through which every request of it goes.
+
+`request` of the SDK's two base clients is the one place that is the same in its versions 2 and 3,
+for every resource, raw or parsed, streaming or not, and for Azure. A session without a client
+replaces it on the classes; a session with a client replaces it on a copy of that client.
+Source: openai/_base_client.py, SyncAPIClient.request and AsyncAPIClient.request (2.x, 3.x).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+from agentkv import current
+from agentkv.job import Job
+from agentkv.patches import MethodPatch
+from agentkv.tagged_call import call_for
+from agentkv.threads import THREAD_PATCHES
+
+logger = logging.getLogger(__name__)
+
+ClientT = TypeVar("ClientT")
+JobFinder = Callable[[], Job[Any] | None]
+
+_sdk_patches: list[MethodPatch] = []
+
+
+def require_client(client: object) -> None:
+    """Raise TypeError for what is no client of the OpenAI SDK."""
+    if not callable(getattr(client, "request", None)) or not hasattr(client, "base_url"):
+        raise TypeError(
+            f"session(client): got {type(client).__name__}, allowed is an OpenAI or AsyncOpenAI "
+            "client (or none: then every client of the OpenAI SDK is covered)"
+        )
+
+
+def tagged_client(client: ClientT, job: Job[Any]) -> ClientT:
+    """A copy of an OpenAI client, sharing its connections, whose requests are turns of a job.
+
+    The client given is left as it is. So are the copies made from it; copies of the copy
+    (`with_options`) belong to the job as well.
+    """
+    twin: Any = copy.copy(client)
+    attributes = vars(twin)
+    for name in list(attributes):
+        # client.chat and the like are cached, and hold on to the client they were made for
+        if isinstance(getattr(type(twin), name, None), cached_property):
+            del attributes[name]
+    original = type(twin).request
+    wrap = _async_request if inspect.iscoroutinefunction(original) else _sync_request
+    request = wrap(original, _the_job(job))
+    attributes["request"] = functools.partial(request, twin)
+
+    @functools.wraps(type(twin).copy)
+    def tagged_copy(*args: Any, **options: Any) -> Any:
+        return tagged_client(type(twin).copy(twin, *args, **options), job)
+
+    attributes["copy"] = attributes["with_options"] = tagged_copy
+    return twin  # type: ignore[no-any-return]
+
+
+def instrument() -> None:
+    """Have every client of the OpenAI SDK tag its requests inside a session; once per process.
+
+    Without the SDK installed there is nothing to do.
+    """
+    if not _sdk_patches:
+        try:
+            from openai import _base_client
+        except ImportError:
+            logger.debug("the OpenAI SDK is not installed: nothing to instrument")
+            return
+        _sdk_patches.append(MethodPatch(_base_client.SyncAPIClient, "request", _patched_sync))
+        _sdk_patches.append(MethodPatch(_base_client.AsyncAPIClient, "request", _patched_async))
+    for patch in _sdk_patches:
+        patch.install()
+
+
+def inherit_jobs_in_threads() -> None:
+    """Have threads and thread pools carry the current job along; once per process."""
+    for patch in THREAD_PATCHES:
+        patch.install()
+
+
+def uninstrument() -> None:
+    """Put back every method that sessions replaced, of the OpenAI SDK and of threads.
+
+    Sessions with a client go on working; the next session replaces anew what it needs.
+    """
+    for patch in (*_sdk_patches, *THREAD_PATCHES):
+        patch.remove()
+
+
+def _the_job(job: Job[Any]) -> JobFinder:
+    return lambda: None if job.is_over else job
+
+
+def _job_for_any_client(patch: MethodPatch) -> JobFinder:
+    """Finds the innermost live job that was entered without a client of its own."""
+
+    def find() -> Job[Any] | None:
+        if not patch.is_active:
+            return None
+        jobs = (job for job in current.chain() if job.client is None and not job.is_over)
+        return next(jobs, None)
+
+    return find
+
+
+def _patched_sync(original: Callable[..., Any], patch: MethodPatch) -> Callable[..., Any]:
+    return _sync_request(original, _job_for_any_client(patch))
+
+
+def _patched_async(original: Callable[..., Any], patch: MethodPatch) -> Callable[..., Any]:
+    return _async_request(original, _job_for_any_client(patch))
+
+
+def _sync_request(original: Callable[..., Any], find_job: JobFinder) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+        call = call_for(find_job(), self, options)
+        if call is None:
+            return original(self, cast_to, options, **kwargs)
+        if call.server.is_unasked:
+            call.server.ask()
+        call.check_server()
+        with call:
+            reply = original(self, cast_to, call.options, **kwargs)
+        call.read(reply)
+        return reply
+
+    return request
+
+
+def _async_request(
+    original: Callable[..., Awaitable[Any]], find_job: JobFinder
+) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(original)
+    async def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+        call = call_for(find_job(), self, options)
+        if call is None:
+            return await original(self, cast_to, options, **kwargs)
+        if call.server.is_unasked:
+            from anyio.to_thread import (
+                run_sync,
+            )  # the SDK brings it, and trio users need it
+
+            await run_sync(call.server.ask)
+        call.check_server()
+        with call:
+            reply = await original(self, cast_to, call.options, **kwargs)
+        call.read(reply)
+        return reply
+
+    return request

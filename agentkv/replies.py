@@ -1,0 +1,91 @@
+"""Notices when a reply of the OpenAI SDK is complete, and what it says about its tokens.
+
+The caller's objects are handed on as they are. A reply still arriving is watched at the HTTP
+response below it: every way of reading one, sync or async, httpx or httpx2, ends in its
+`iter_bytes` and `close`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from agentkv.usage import Usage, UsageScanner, read_usage, read_usage_json
+
+OnComplete = Callable[[Usage | None, float], None]
+
+
+def when_complete(reply: object, on_complete: OnComplete) -> None:
+    """Call `on_complete(usage, when)` once the reply has arrived: now, or when its stream ends.
+
+    A stream that is dropped without being read to its end or closed never completes.
+    """
+    response = _http_response(reply)
+    if response is None:
+        on_complete(read_usage(reply), time.monotonic())
+    elif response.is_closed:
+        on_complete(read_usage_json(response.content), time.monotonic())
+    else:
+        _Watch(response, on_complete)
+
+
+def _http_response(reply: object) -> Any | None:
+    """The HTTP response of a stream or a raw reply; None for a parsed one, which has arrived."""
+    for holder in (
+        getattr(reply, "http_response", None),
+        getattr(reply, "response", None),
+        reply,
+    ):
+        if hasattr(holder, "iter_bytes") and hasattr(holder, "is_closed"):
+            return holder
+    return None
+
+
+class _Watch:
+    """Stands in for four methods of one HTTP response while its body arrives."""
+
+    def __init__(self, response: Any, on_complete: OnComplete) -> None:
+        self._scanner = UsageScanner()
+        self._on_complete: OnComplete | None = on_complete
+        self._last_bytes_at_s: float | None = None
+        self._iter_bytes = response.iter_bytes
+        self._aiter_bytes = response.aiter_bytes
+        self._close = response.close
+        self._aclose = response.aclose
+        response.iter_bytes = self.iter_bytes
+        response.aiter_bytes = self.aiter_bytes
+        response.close = self.close
+        response.aclose = self.aclose
+
+    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        for chunk in self._iter_bytes(chunk_size):
+            self._see(chunk)
+            yield chunk
+
+    async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        async for chunk in self._aiter_bytes(chunk_size):
+            self._see(chunk)
+            yield chunk
+
+    def close(self) -> None:
+        try:
+            self._close()
+        finally:
+            self._complete()
+
+    async def aclose(self) -> None:
+        try:
+            await self._aclose()
+        finally:
+            self._complete()
+
+    def _see(self, chunk: bytes) -> None:
+        self._last_bytes_at_s = time.monotonic()
+        self._scanner.feed(chunk)
+
+    def _complete(self) -> None:
+        on_complete, self._on_complete = self._on_complete, None
+        if on_complete is not None:
+            ended_at_s = self._last_bytes_at_s or time.monotonic()
+            on_complete(self._scanner.usage(), ended_at_s)

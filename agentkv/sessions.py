@@ -1,0 +1,205 @@
+"""`agentkv.session()`: marks a stretch of code as one agent job."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_args, overload
+
+from agentkv import current, instrument
+from agentkv.job import Job
+from agentkv.servers import KnownServer, known_server
+from agentkv.tagged_call import server_of
+from agentkv.wire import parse_tags
+
+ClientT = TypeVar("ClientT")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OnMissingServer = Literal["warn", "raise", "ignore"]
+
+
+class Session(Generic[ClientT]):
+    """The settings of a session; entering it, as often as you like, makes a job each time."""
+
+    def __init__(
+        self,
+        client: ClientT,
+        *,
+        job_id: str | None,
+        parent_job_id: str | None,
+        expected_turns: int | None,
+        server: str | None,
+        on_missing_server: OnMissingServer,
+    ) -> None:
+        if on_missing_server not in get_args(OnMissingServer):
+            allowed = ", ".join(map(repr, get_args(OnMissingServer)))
+            raise ValueError(f"on_missing_server: got {on_missing_server!r}, allowed is {allowed}")
+        if client is not None:
+            instrument.require_client(client)
+        given = {
+            "job_id": job_id,
+            "parent_job_id": parent_job_id,
+            "expected_turns": expected_turns,
+        }
+        self._tags = parse_tags(given)
+        self._client = client
+        self._server_url = server
+        self._on_missing_server = on_missing_server
+        self._entered: list[Job[ClientT]] = []
+
+    def __enter__(self) -> Job[ClientT]:
+        server = self._server_to_insist_on()
+        if server is not None:
+            server.ask(insist=True)
+            server.require_plugin()
+        return self._enter()
+
+    async def __aenter__(self) -> Job[ClientT]:
+        server = self._server_to_insist_on()
+        if server is not None:
+            from anyio.to_thread import (
+                run_sync,
+            )  # not asyncio's: the caller may run on trio
+
+            await run_sync(functools.partial(server.ask, insist=True))
+            server.require_plugin()
+        return self._enter()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        mine = (job for job in current.chain() if job in self._entered)
+        # Left in another context than entered in (an async generator does that): any of ours.
+        job = next(mine, None) or self._entered[-1]
+        self._entered.remove(job)
+        job.end()
+        current.leave()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.__exit__(exc_type, exc, traceback)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Make each call of a function, sync or async, a job of its own."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"session() cannot decorate the generator {function.__qualname__}: its body runs "
+                "in pieces, inside of whoever asks for them; use `with` in its body instead"
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                async with self:
+                    return await function(*args, **kwargs)
+
+            return cast(Callable[P, R], run_async)
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return run
+
+    def _enter(self) -> Job[ClientT]:
+        enclosing = current.current_job()
+        job_id = self._tags.job_id or uuid.uuid4().hex
+        parent_job_id = self._tags.parent_job_id
+        if parent_job_id is None and enclosing is not None and enclosing.job_id != job_id:
+            parent_job_id = enclosing.job_id
+        job: Job[ClientT] = Job(
+            job_id,
+            enclosing=enclosing,
+            parent_job_id=parent_job_id,
+            expected_turns=self._tags.expected_turns,
+            server_url=self._server_url,
+            on_missing_server=self._on_missing_server,
+        )
+        if self._client is None:
+            job.client = self._client
+            instrument.instrument()
+        else:
+            job.client = instrument.tagged_client(self._client, job)
+        instrument.inherit_jobs_in_threads()
+        self._entered.append(job)
+        current.enter(job)
+        return job
+
+    def _server_to_insist_on(self) -> KnownServer | None:
+        """The server to ask on entry: only where a missing one is an error and it is known."""
+        if self._on_missing_server != "raise":
+            return None
+        if self._client is not None:
+            return server_of(self._client, self._server_url)
+        return None if self._server_url is None else known_server(self._server_url, None)
+
+
+@overload
+def session(
+    client: None = None,
+    *,
+    job_id: str | None = None,
+    parent_job_id: str | None = None,
+    expected_turns: int | None = None,
+    server: str | None = None,
+    on_missing_server: OnMissingServer = "warn",
+) -> Session[None]: ...
+
+
+@overload
+def session(
+    client: ClientT,
+    *,
+    job_id: str | None = None,
+    parent_job_id: str | None = None,
+    expected_turns: int | None = None,
+    server: str | None = None,
+    on_missing_server: OnMissingServer = "warn",
+) -> Session[ClientT]: ...
+
+
+def session(
+    client: Any = None,
+    *,
+    job_id: str | None = None,
+    parent_job_id: str | None = None,
+    expected_turns: int | None = None,
+    server: str | None = None,
+    on_missing_server: OnMissingServer = "warn",
+) -> Session[Any]:
+    """One agent job: `with session() as job`, `async with`, or a decorator (a job per call).
+
+    client: an OpenAI or AsyncOpenAI client; `job.client` is then its drop-in, and nothing else is
+        touched but threads, which inherit the job. Without one, every client of the OpenAI SDK is
+        covered, until `agentkv.uninstrument()`.
+    job_id: 1 to 256 characters; made up if not given, anew for each job.
+    parent_job_id: the job that spawned this one; if not given, that of the enclosing session.
+    expected_turns: a hint. `job.limit_turns(n)` is the promise, `job.last_step()` the sure end.
+    server: URL of the vLLM server where it is not the client's base URL (a gateway in between).
+    on_missing_server: what to do about a server without the plugin. Calls go out untouched; "warn"
+        says so once, "ignore" does not, "raise" raises AgentKVServerError instead, on entry where
+        the server is known by then, else with the first call.
+
+    Leaving it, also by an exception, releases the job on the server, in the background. Raises
+    TagError for an id or number out of range, TypeError for a client that is none.
+    """
+    return Session(
+        client,
+        job_id=job_id,
+        parent_job_id=parent_job_id,
+        expected_turns=expected_turns,
+        server=server,
+        on_missing_server=on_missing_server,
+    )

@@ -1,0 +1,134 @@
+"""One request of the OpenAI SDK made as a turn of a job: tagged, numbered, timed.
+
+Works on the SDK's `options` object, the same in its versions 2 and 3, before the SDK turns it into
+HTTP and retries it: a retry carries the same turn. Whatever goes wrong in here is logged once and
+the request goes out as if agentkv were not there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any
+
+from agentkv.errors import AgentKVServerError
+from agentkv.job import Job
+from agentkv.replies import when_complete
+from agentkv.servers import KnownServer, known_server
+from agentkv.turns import OpenTurn
+from agentkv.usage import Usage
+
+logger = logging.getLogger(__name__)
+
+TAGGED_PATHS = frozenset({"/chat/completions", "/completions", "/responses"})
+
+# True while a tagged request is under way: the SDK's methods may be wrapped twice around it, by
+# job.client and by the instrumented class, and it is one turn.
+_is_under_way: ContextVar[bool] = ContextVar("agentkv_call_under_way", default=False)
+_has_logged_failure = False
+
+
+class TaggedCall:
+    """A request about to be sent: a context manager around the sending, then `read` the reply."""
+
+    def __init__(self, job: Job[Any], server: KnownServer, options: Any) -> None:
+        self.options = options
+        self.server = server
+        self._job = job
+        self._turn: OpenTurn | None = None
+
+    def check_server(self) -> None:
+        """Once the server was asked: warn or raise, as the session wants, if it has no plugin."""
+        server = self.server
+        if server.has_plugin:
+            return
+        if self._job.on_missing_server == "raise":
+            server.require_plugin()
+        if self._job.on_missing_server == "warn":
+            server.warn_once()
+        server.ask_again_if_due()
+
+    def __enter__(self) -> None:
+        self._turn = turn = self._job.ledger.begin()
+        if self.server.has_plugin:
+            with _agent_never_breaks():
+                fields = self._job.tags(turn).as_fields()
+                extra = self.options.extra_json or {}
+                self.options = self.options.model_copy(update={"extra_json": {**fields, **extra}})
+                self._job.note_server(self.server)
+        self._token = _is_under_way.set(True)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _is_under_way.reset(self._token)
+        if exc_type is not None and self._turn is not None:
+            self._job.ledger.fail(self._turn)
+
+    def read(self, reply: object) -> None:
+        """Note what the reply says, now or when it has arrived; the reply itself stays as it is."""
+        with _agent_never_breaks():
+            when_complete(reply, self._complete)
+
+    def _complete(self, usage: Usage | None, ended_at_s: float) -> None:
+        assert self._turn is not None
+        self._job.ledger.finish(self._turn, usage, ended_at_s=ended_at_s)
+        if self._job.is_over:  # the release went out before this turn ended, and was pinned
+            self._job.release()
+
+
+def call_for(job: Job[Any] | None, client: Any, options: Any) -> TaggedCall | None:
+    """The tagged call that a request of `client` is to be; None if it is none of our business.
+
+    That is: outside of a job, inside of another tagged call, to another route, or tagged by the
+    caller's own hand. Does no I/O.
+    """
+    if job is None or _is_under_way.get() or options.url not in TAGGED_PATHS:
+        return None
+    with _agent_never_breaks():
+        body, extra = options.json_data, options.extra_json
+        is_taggable = isinstance(body, Mapping) and isinstance(extra, Mapping | None)
+        if is_taggable and "job_id" not in body and "job_id" not in (extra or ()):
+            return TaggedCall(job, server_of(client, job.server_url, options), options)
+    return None
+
+
+def server_of(client: Any, server_url: str | None, options: Any = None) -> KnownServer:
+    """The server that a client's requests go to, unless the session names another one."""
+    url = server_url or str(client.base_url)
+    request_headers = getattr(options, "headers", None)
+    own = request_headers if isinstance(request_headers, Mapping) else {}
+    credential = own.get("Authorization") or client.api_key
+    server = known_server(url, credential if isinstance(credential, str) else None)
+    if server.is_unasked:
+        server.api.set_headers(_headers_of(client, own))
+    return server
+
+
+def _headers_of(client: Any, own: Mapping[str, object]) -> dict[str, str]:
+    """What the client sends with every request: its key, and what its owner added."""
+    headers = {**client.auth_headers, **client.default_headers, **own}
+    return {
+        name: value
+        for name, value in headers.items()
+        if isinstance(value, str) and not name.lower().startswith("x-stainless")
+    }
+
+
+@contextmanager
+def _agent_never_breaks() -> Iterator[None]:
+    global _has_logged_failure
+    try:
+        yield
+    except AgentKVServerError:
+        raise
+    except Exception:
+        if not _has_logged_failure:
+            _has_logged_failure = True
+            logger.exception("agentkv could not tag a request, which goes out untouched")
