@@ -1,0 +1,144 @@
+"""A small HTTP server in a thread: JSON in; JSON, or a stream of events, out.
+
+Knows HTTP/1.1 with kept connections and chunks; knows nothing about models or agentkv.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A status and a body: a JSON value, or the events of a stream."""
+
+    status: int
+    body: Any
+    cut_after_events: int | None = None
+
+
+def error_answer(status: int, message: str) -> Answer:
+    """An error in the shape that OpenAI-compatible servers use."""
+    return Answer(status, {"error": {"message": message, "type": "scripted", "code": status}})
+
+
+Answerer = Callable[[str, str, Mapping[str, str], Any], Answer]
+
+
+class HttpFront:
+    """Listens on a free port of 127.0.0.1 and answers with what `answer` returns."""
+
+    def __init__(self, answer: Answerer) -> None:
+        self._server = _Server(("127.0.0.1", 0), _handler_class(answer))
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), name="scripted-server", daemon=True
+        )
+        self._is_stopped = False
+
+    @property
+    def url(self) -> str:
+        """`http://127.0.0.1:PORT`."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def start(self) -> None:
+        """Begin to answer; the port is taken from construction on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the port and cut every connection; a second call does nothing."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self._thread.ident is not None:
+            self._server.shutdown()
+        self._server.server_close()
+        self._server.cut_connections()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self._connections: set[socket.socket] = set()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away, or that we cut off, is not worth a traceback on stderr."""
+
+    def cut_connections(self) -> None:
+        for connection in list(self._connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _handler_class(answer: Answerer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        wbufsize = -1  # headers and body leave in one packet
+
+        def do_GET(self) -> None:
+            self._reply(None)
+
+        def do_POST(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            try:
+                body = json.loads(self.rfile.read(length) or b"null")
+            except ValueError:
+                self._send_json(error_answer(400, "malformed JSON"))
+            else:
+                self._reply(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Tests want no access log."""
+
+        def _reply(self, body: Any) -> None:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            given = answer(self.command, self.path, headers, body)
+            if isinstance(given.body, Iterator):
+                self._send_stream(given)
+            else:
+                self._send_json(given)
+
+        def _send_json(self, given: Answer) -> None:
+            payload = json.dumps(given.body).encode()
+            self.send_response(given.status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+            self.wfile.flush()
+
+        def _send_stream(self, given: Answer) -> None:
+            self.send_response(given.status)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for event in islice(given.body, given.cut_after_events):
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+                self.wfile.flush()
+            if given.cut_after_events is not None:
+                self.close_connection = True
+                return
+            self.wfile.write(b"0\r\n\r\n")
+            self.wfile.flush()
+
+    return Handler

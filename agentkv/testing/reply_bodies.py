@@ -1,0 +1,152 @@
+"""Scripted replies in the shapes of the OpenAI API: JSON bodies and streams of events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Body = dict[str, Any]
+
+MODEL = "scripted"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedReply:
+    """One reply of the server; token counts are reported as given, None is not reported.
+
+    tool_calls: the `tool_calls` of a chat message, in OpenAI's shape.
+    delay_s: how long the server thinks before it answers.
+    cut_after_events: a stream breaks off after so many events, as when the server dies.
+    """
+
+    text: str = "ok"
+    prompt_tokens: int | None = 100
+    cached_tokens: int | None = 80
+    output_tokens: int = 5
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    delay_s: float = 0.0
+    cut_after_events: int | None = None
+
+
+def json_body(path: str, reply: ScriptedReply) -> Body:
+    """The whole reply of a route as one JSON object."""
+    if path == "/v1/responses":
+        return _response(reply)
+    if path == "/v1/completions":
+        choice: Body = {"index": 0, "text": reply.text, "finish_reason": "stop", "logprobs": None}
+        return _with_usage(_completion("text_completion", choice), reply)
+    message: Body = {"role": "assistant", "content": reply.text}
+    if reply.tool_calls:
+        message["tool_calls"] = [dict(call) for call in reply.tool_calls]
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+    return _with_usage(_completion("chat.completion", choice), reply)
+
+
+def stream_events(path: str, reply: ScriptedReply, *, include_usage: bool) -> Iterator[bytes]:
+    """The reply of a route as server-sent events, one word of text in each."""
+    if path == "/v1/responses":
+        for event in _response_events(reply):
+            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+        return
+    is_chat = path == "/v1/chat/completions"
+    kind = "chat.completion.chunk" if is_chat else "text_completion"
+    for word in [*_words(reply.text), None]:
+        choice: Body = {"index": 0, "finish_reason": "stop" if word is None else None}
+        if is_chat:
+            choice["delta"] = {} if word is None else {"role": "assistant", "content": word}
+        else:
+            choice["text"] = word or ""
+        yield _data(_completion(kind, choice))
+    if include_usage:
+        yield _data(_with_usage({**_completion(kind, {}), "choices": []}, reply))
+    yield b"data: [DONE]\n\n"
+
+
+def _completion(kind: str, choice: Body) -> Body:
+    return {"id": "reply-1", "object": kind, "created": 0, "model": MODEL, "choices": [choice]}
+
+
+def _with_usage(body: Body, reply: ScriptedReply) -> Body:
+    if reply.prompt_tokens is None:
+        return body
+    usage: Body = {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.output_tokens,
+        "total_tokens": reply.prompt_tokens + reply.output_tokens,
+    }
+    if reply.cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": reply.cached_tokens}
+    return {**body, "usage": usage}
+
+
+def _response(reply: ScriptedReply, status: str = "completed") -> Body:
+    usage = {
+        "input_tokens": reply.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": reply.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": (reply.prompt_tokens or 0) + reply.output_tokens,
+    }
+    is_complete = status == "completed"
+    return {
+        "id": "resp-1",
+        "object": "response",
+        "created_at": 0,
+        "model": MODEL,
+        "status": status,
+        "output": [_response_message(reply)] if is_complete else [],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": usage if is_complete and reply.prompt_tokens is not None else None,
+    }
+
+
+def _response_message(reply: ScriptedReply) -> Body:
+    return {
+        "id": "msg-1",
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [_response_text(reply.text)],
+    }
+
+
+def _response_text(text: str) -> Body:
+    return {"type": "output_text", "text": text, "annotations": []}
+
+
+def _response_events(reply: ScriptedReply) -> Iterator[Body]:
+    at_item = {"output_index": 0, "item_id": "msg-1"}
+    at_part = {**at_item, "content_index": 0}
+    empty_item = {**_response_message(reply), "content": [], "status": "in_progress"}
+    events: list[Body] = [
+        {"type": "response.created", "response": _response(reply, "in_progress")},
+        {"type": "response.output_item.added", "output_index": 0, "item": empty_item},
+        {"type": "response.content_part.added", **at_part, "part": _response_text("")},
+        *(
+            {"type": "response.output_text.delta", **at_part, "delta": word, "logprobs": []}
+            for word in _words(reply.text)
+        ),
+        {"type": "response.output_text.done", **at_part, "text": reply.text, "logprobs": []},
+        {"type": "response.content_part.done", **at_part, "part": _response_text(reply.text)},
+        {
+            "type": "response.output_item.done",
+            "output_index": 0,
+            "item": _response_message(reply),
+        },
+        {"type": "response.completed", "response": _response(reply)},
+    ]
+    for number, event in enumerate(events):
+        yield {**event, "sequence_number": number}
+
+
+def _words(text: str) -> list[str]:
+    """The text in pieces that add up to it."""
+    return [piece + " " for piece in text.split(" ")[:-1]] + text.split(" ")[-1:]
+
+
+def _data(body: Body) -> bytes:
+    return f"data: {json.dumps(body)}\n\n".encode()

@@ -1,0 +1,218 @@
+"""An OpenAI-compatible server that plays scripted replies, with the agentkv routes or without.
+
+Real HTTP on 127.0.0.1, one thread per connection, so that clients, time-outs and retries behave as
+they do against vLLM. It records what it was sent and pins nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import unquote
+
+from agentkv.testing.http_front import Answer, HttpFront, error_answer
+from agentkv.testing.reply_bodies import ScriptedReply, json_body, stream_events
+from agentkv.wire import TAG_FIELDS, WIRE_VERSION
+
+# What a strict endpoint lets pass; enough for tests, far from all there is.
+STANDARD_FIELDS = frozenset(
+    {
+        "model",
+        "messages",
+        "prompt",
+        "input",
+        "instructions",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "n",
+        "stop",
+        "seed",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "text",
+        "user",
+        "store",
+    }
+)
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """A request as it arrived; header names are in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: Any
+
+    @property
+    def tags(self) -> dict[str, Any]:
+        """The agentkv fields at the top level of the body."""
+        body = self.body if isinstance(self.body, dict) else {}
+        return {name: body[name] for name in TAG_FIELDS if name in body}
+
+
+class ScriptedServer:
+    """Plays `replies` in turn, the last one again and again; use it as a context manager.
+
+    has_plugin: serve `/v1/agentkv/...`; without, these are 404 as on a stock server.
+    is_strict: answer 400 to unknown body fields, as hosted endpoints do.
+    api_key: answer 401 to requests without it.
+    info_delay_s: how long `/v1/agentkv/info` takes, for a slow server.
+    info: fields that `/v1/agentkv/info` answers with, in place of its own.
+    """
+
+    def __init__(
+        self,
+        replies: Sequence[str | ScriptedReply] = ("ok",),
+        *,
+        has_plugin: bool = True,
+        is_strict: bool = False,
+        api_key: str | None = None,
+        info_delay_s: float = 0.0,
+        info: Mapping[str, object] | None = None,
+    ) -> None:
+        self.has_plugin = has_plugin
+        self._replies = [
+            reply if isinstance(reply, ScriptedReply) else ScriptedReply(reply) for reply in replies
+        ]
+        self._is_strict = is_strict
+        self._api_key = api_key
+        self._info_delay_s = info_delay_s
+        self._info = {"wire_version": WIRE_VERSION, "policy": "scripted", **(info or {})}
+        self._arrived = threading.Condition()
+        self._requests: list[RecordedRequest] = []
+        self._failures: list[int] = []
+        self._num_played = 0
+        self._stopping = threading.Event()
+        self._front = HttpFront(self._answer)
+
+    @property
+    def root_url(self) -> str:
+        """`http://127.0.0.1:PORT`."""
+        return self._front.url
+
+    @property
+    def base_url(self) -> str:
+        """What an OpenAI client takes as its base_url."""
+        return f"{self.root_url}/v1"
+
+    @property
+    def requests(self) -> list[RecordedRequest]:
+        """Everything that arrived, in order."""
+        with self._arrived:
+            return list(self._requests)
+
+    @property
+    def turns(self) -> list[RecordedRequest]:
+        """The requests for a reply of the model, failed ones included."""
+        return [request for request in self.requests if request.path in GENERATION_PATHS]
+
+    @property
+    def tool_events(self) -> list[tuple[str, dict[str, Any]]]:
+        """The tool events that arrived: job id and body."""
+        return [
+            (job_id, request.body)
+            for request in self.requests
+            if (job_id := _job_id(request.path, "/tool")) is not None
+        ]
+
+    @property
+    def released(self) -> list[str]:
+        """The job ids that were released, in order."""
+        paths = (request.path for request in self.requests)
+        return [job_id for path in paths if (job_id := _job_id(path, "/release")) is not None]
+
+    def fail_next(self, *statuses: int) -> None:
+        """Answer the next requests for a reply with these HTTP statuses, one each."""
+        self._failures.extend(statuses)
+
+    def wait_for(
+        self, condition: Callable[[ScriptedServer], object], timeout_s: float = 10
+    ) -> None:
+        """Wait until requests have arrived that make `condition(server)` true, else AssertionError.
+
+        For what travels in the background: `server.wait_for(lambda s: s.released)`.
+        """
+        with self._arrived:
+            is_met = self._arrived.wait_for(lambda: condition(self), timeout_s)
+        paths = [request.path for request in self.requests]
+        assert is_met, f"condition not met in {timeout_s} s; arrived: {paths}"
+
+    def start(self) -> Self:
+        """Serve from now on; done by `with`."""
+        self._front.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop at once, cutting live connections: later requests are refused. Also in mid-job."""
+        self._stopping.set()
+        self._front.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _answer(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> Answer:
+        request = RecordedRequest(method, path, headers, body)
+        with self._arrived:
+            self._requests.append(request)
+            self._arrived.notify_all()
+        if self._api_key is not None and headers.get("authorization") != f"Bearer {self._api_key}":
+            return error_answer(401, "wrong or missing API key")
+        if path in GENERATION_PATHS and method == "POST":
+            return self._play(request)
+        if path.startswith("/v1/agentkv/") and self.has_plugin:
+            return self._answer_agentkv(method, path)
+        return error_answer(404, "Not Found")
+
+    def _answer_agentkv(self, method: str, path: str) -> Answer:
+        if (method, path) == ("GET", "/v1/agentkv/info"):
+            self._stopping.wait(self._info_delay_s)
+            return Answer(200, self._info)
+        job_id = _job_id(path, "/tool") or _job_id(path, "/release")
+        if method != "POST" or job_id is None:
+            return error_answer(404, "Not Found")
+        is_known = any(request.tags.get("job_id") == job_id for request in self.turns)
+        return Answer(200, {"job_id": job_id}) if is_known else error_answer(404, "unknown job")
+
+    def _play(self, request: RecordedRequest) -> Answer:
+        with self._arrived:
+            if self._failures:
+                return error_answer(self._failures.pop(0), "scripted failure")
+            unknown = [name for name in request.body if name not in STANDARD_FIELDS]
+            if self._is_strict and unknown:
+                return error_answer(400, f"unknown field: {unknown[0]}")
+            reply = self._replies[min(self._num_played, len(self._replies) - 1)]
+            self._num_played += 1
+        self._stopping.wait(reply.delay_s)
+        if not request.body.get("stream"):
+            return Answer(200, json_body(request.path, reply))
+        include_usage = bool((request.body.get("stream_options") or {}).get("include_usage"))
+        events = stream_events(request.path, reply, include_usage=include_usage)
+        return Answer(200, events, cut_after_events=reply.cut_after_events)
+
+
+def _job_id(path: str, action: str) -> str | None:
+    """The job that a path like `/v1/agentkv/jobs/{job_id}/release` is about."""
+    start = "/v1/agentkv/jobs/"
+    if not path.startswith(start) or not path.endswith(action):
+        return None
+    return unquote(path[len(start) : -len(action)])
