@@ -1,0 +1,43 @@
+"""The `agentkv` command: one module per subcommand, imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+COMMANDS = {
+    "serve": ("agentkv.integrations.vllm.serve", "start a vLLM server with one of our policies"),
+    "doctor": ("agentkv.integrations.vllm.doctor", "check the installation and a server"),
+    "verify-pin": ("agentkv.evals.verify_pin", "check from outside that pins hold and end"),
+    "prepare-model": ("agentkv.demo_model", "prepare the demo model"),
+}
+"""Subcommand: (module with `main(argv) -> exit status`, what it does)."""
+
+
+def usage() -> str:
+    lines = [f"  {name:14} {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(["usage: agentkv COMMAND [options]", "", *lines, "", "COMMAND --help: more"])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand; 0 done, 1 checked and failed, 2 bad usage."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if argv and argv[0] == "--version":
+        from agentkv import __version__
+
+        print(f"agentkv {__version__}")
+        return 0
+    if not argv or argv[0] not in COMMANDS:
+        seen = f"unknown command {argv[0]!r}" if argv else "no command given"
+        print(f"agentkv: {seen}\n{usage()}", file=sys.stderr)
+        return 2
+    module, _ = COMMANDS[argv[0]]
+    status: int = importlib.import_module(module).main(argv[1:])
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

