@@ -34,6 +34,11 @@ class Counters:
             pending = self._observations[name] = deque(maxlen=MAX_PENDING_OBSERVATIONS)
         pending.append(value)
 
+    @property
+    def has_delta(self) -> bool:
+        """True if anything was counted since the last `take_delta`."""
+        return bool(self._pending)
+
     def take_delta(self) -> dict[str, Any]:
         """Everything counted since the last call, as plain data."""
         counters = [

@@ -1,4 +1,4 @@
-"""vLLM's stat-logger plugin: hands the engine's agentkv payload to the Prometheus series.
+"""vLLM stat logger that hands the engine's agentkv payload to the Prometheus series.
 
 Runs in each API server process. With several of them each stats object reaches one, so payloads
 carry deltas. Under a policy that is not ours it registers nothing.
@@ -6,7 +6,12 @@ carry deltas. Under a policy that is not ours it registers nothing.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from typing import Any
+
 from vllm.config import VllmConfig
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
@@ -42,3 +47,24 @@ class AgentKVStatLogger(AggregateStatLoggerBase):
 
     def log_engine_initialized(self) -> None:
         """Nothing to say: the plugin's own start-up line names the policy."""
+
+
+@functools.cache
+def add_stat_logger() -> None:
+    """Have every AsyncLLM made in this process under our policy log to the series.
+
+    Not the entry-point group `vllm.stat_logger_plugins`: its mere presence overrules
+    `--disable-log-stats` under every policy (AsyncLLM.__init__, vllm/v1/engine/async_llm.py, 0.31
+    to 0.33), and the stock policies are to stay stock.
+    """
+    init = AsyncLLM.__init__
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def init_with_stat_logger(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        if policy_of(given["vllm_config"]) is not None:
+            given["stat_loggers"] = [*(given.get("stat_loggers") or ()), AgentKVStatLogger]
+        init(**given)
+
+    AsyncLLM.__init__ = init_with_stat_logger  # type: ignore[method-assign]

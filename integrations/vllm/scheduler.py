@@ -239,7 +239,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         """Also asked by an idle engine when it wakes: pins expire and gauges move here."""
         self._expire_when_idle()
         has_requests = bool(super().has_requests())
-        if not has_requests and self.engine is not None and self._told_stats != self._gauges():
+        if not has_requests and self.engine is not None and self._has_news():
             self._push_stats()
         return has_requests
 
@@ -256,6 +256,9 @@ class RetainingScheduler(seam.SchedulerSeam):
         self._told_stats = self._gauges()
         if stats is not None:
             seam.push_stats(self.engine, stats)
+
+    def _has_news(self) -> bool:
+        return self._told_stats != self._gauges() or self.retention.counters.has_delta
 
     def _gauges(self) -> tuple[int, int]:
         return self.num_free_blocks(), len(self.retention.pins)

@@ -10,10 +10,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.types import Message, Receive, Scope, Send
-from tests.api.fake_engine import TAGGED_PATHS, FakeEngineCore, make_app
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
 from agentkv.integrations.vllm.middleware import AgentKVMiddleware
+from tests.api.fake_engine import TAGGED_PATHS, FakeEngineCore, make_app
 
 pytestmark = pytest.mark.asyncio
 

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
-from tests.api.fake_engine import FakeEngineClient, FakeEngineCore
 
 from agentkv.integrations.vllm.engine_link import EngineLink
 from agentkv.integrations.vllm.routes import MAX_BODY_BYTES, add_routes
+from tests.api.fake_engine import FakeEngineClient, FakeEngineCore
 
 pytestmark = pytest.mark.asyncio
 
