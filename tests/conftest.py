@@ -1,0 +1,121 @@
+"""Models and real servers for the tests; servers are started lazily and shared."""
+
+from __future__ import annotations
+
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agentkv.demo_model import prepare_demo_model
+from agentkv.server_process import ServerProcess
+
+MAX_SERVERS = 2
+"""Real servers alive at once: each takes about 2 GiB and, while it starts, both cores."""
+
+TINY_ARGS = ("--block-size", "32", "--served-model-name", "tiny")
+DEMO_ARGS = ("--block-size", "32", "--served-model-name", "demo")
+
+
+class ServerPool:
+    """Servers by model, policy and flags; the one not asked for longest is stopped first."""
+
+    def __init__(self, log_folder: Path) -> None:
+        self._log_folder = log_folder
+        self._servers: OrderedDict[tuple[str, ...], ServerProcess] = OrderedDict()
+
+    def get(self, model: Path, *args: str, policy: str = "continuum") -> ServerProcess:
+        """A running server, started if there is none like it."""
+        key = (str(model), policy, *args)
+        server = self._servers.pop(key, None)
+        if server is None or not server.is_alive:
+            while len(self._servers) >= MAX_SERVERS:
+                self._servers.popitem(last=False)[1].stop()
+            log_path = self._log_folder / f"{policy}-{abs(hash(key))}.log"
+            server = ServerProcess(str(model), policy=policy, args=args, log_path=log_path)
+            server.__enter__()
+        self._servers[key] = server
+        return server
+
+    def stop_all(self) -> None:
+        for server in self._servers.values():
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def demo_model_dir() -> Path:
+    """SmolLM2-135M-Instruct, prepared once in the user's cache."""
+    return prepare_demo_model()
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of 13 million weights with the demo model's tokenizer and chat template."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("tiny-model")
+    for path in demo_model_dir.iterdir():
+        if path.name.startswith(("tokenizer", "chat_template", "special_tokens")):
+            shutil.copy(path, folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=8192,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
+    pool = ServerPool(tmp_path_factory.mktemp("server-logs"))
+    yield pool
+    pool.stop_all()
+
+
+@pytest.fixture
+def tiny_continuum_server(server_pool: ServerPool, tiny_model_dir: Path) -> ServerProcess:
+    """The tiny model under continuum; served as `tiny`, blocks of 32 tokens."""
+    return server_pool.get(tiny_model_dir, *TINY_ARGS)
+
+
+@pytest.fixture
+def tiny_fcfs_server(server_pool: ServerPool, tiny_model_dir: Path) -> ServerProcess:
+    """The tiny model under stock fcfs."""
+    return server_pool.get(tiny_model_dir, *TINY_ARGS, policy="fcfs")
+
+
+@pytest.fixture
+def demo_continuum_server(server_pool: ServerPool, demo_model_dir: Path) -> ServerProcess:
+    """The demo model under continuum; served as `demo`, blocks of 32 tokens."""
+    return server_pool.get(demo_model_dir, *DEMO_ARGS)
+
+
+@pytest.fixture
+def make_server(tmp_path: Path, tiny_model_dir: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Makes a server of the test's own, not started yet; stopped at the end of the test."""
+    made: list[ServerProcess] = []
+
+    def make(*args: str, **options: object) -> ServerProcess:
+        server = ServerProcess(
+            str(options.pop("model", tiny_model_dir)),
+            args=(*TINY_ARGS, *args),
+            log_path=tmp_path / f"server-{len(made)}.log",
+            **options,
+        )
+        made.append(server)
+        return server
+
+    yield make
+    for server in made:
+        server.stop()
