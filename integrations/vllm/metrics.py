@@ -67,4 +67,4 @@ def add_stat_logger() -> None:
             given["stat_loggers"] = [*(given.get("stat_loggers") or ()), AgentKVStatLogger]
         init(**given)
 
-    AsyncLLM.__init__ = init_with_stat_logger  # type: ignore[method-assign]
+    AsyncLLM.__init__ = init_with_stat_logger
