@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from agentkv.integrations.vllm.scheduler import AsyncContinuumScheduler, ContinuumScheduler
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -18,6 +17,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
+
+from agentkv.integrations.vllm.scheduler import AsyncContinuumScheduler, ContinuumScheduler
 
 BLOCK_TOKENS = 16
 EOS = 2

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentkv.integrations.vllm.ranked_queue import RankedQueue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentkv.integrations.vllm.ranked_queue import RankedQueue
 from tests.scheduler.harness import STOCK, Engine, prompt_of
 
 

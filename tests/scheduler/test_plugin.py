@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentkv.integrations.vllm import plugin, seam
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from agentkv.errors import AgentKVError
+from agentkv.integrations.vllm import plugin, seam
 
 
 @pytest.fixture(scope="module", autouse=True)

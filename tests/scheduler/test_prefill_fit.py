@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from agentkv.integrations.vllm.prefill_fit import PrefillFit
 
+from agentkv.integrations.vllm.prefill_fit import PrefillFit
 from agentkv.ttl import PrefillReload
 
 

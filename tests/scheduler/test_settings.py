@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from agentkv.integrations.vllm.settings import Settings, SettingsError, read_settings
 
 

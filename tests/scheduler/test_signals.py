@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import threading
 import time
@@ -10,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from agentkv.integrations.vllm import engine_call
 from agentkv.integrations.vllm.counters import MAX_PENDING_OBSERVATIONS, Counters
 from agentkv.integrations.vllm.expiry_timer import ExpiryTimer
 from agentkv.integrations.vllm.record import TimestampRecord
 from agentkv.integrations.vllm.record_writer import RecordWriter
 from agentkv.integrations.vllm.settings import SettingsError
-
 from tests.scheduler.harness import STOCK, Engine, prompt_of
 
 
@@ -186,14 +188,19 @@ def test_an_unwritable_folder_is_refused_at_start(
         make_engine(run_output_dir=str(tmp_path / "file" / "below"))
 
 
+class FullDisk(io.StringIO):
+    """A file on a disk without space."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_full_disk_ends_the_file_and_nothing_else(tmp_path: Path) -> None:
     """The writer logs once and stops; `add` goes on without an effect."""
     writer = RecordWriter(tmp_path)
-    full = Path("/dev/full").open("w")  # noqa: SIM115  closing it raises, as it should
-    writer._file, kept = full, writer._file
+    writer._file = FullDisk()
     writer.add({"event": "arrival"})
     writer.close()
-    kept.close()
     assert not writer._thread.is_alive()
     writer.add({"event": "arrival"})
 
