@@ -1,7 +1,8 @@
 """`agentkv serve [MODEL] [vllm flags]`: stock `vllm serve` with our defaults filled in.
 
 Adds `--scheduling-policy continuum` unless a policy is given, the demo model unless a model is,
-and what the CPU build needs where that is what is installed. All other flags are vLLM's own.
+cached tokens in the usage of replies, and what the CPU build needs where that is what is
+installed. All other flags are vLLM's own.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
         )
     if value_of(flags, "--scheduling-policy") is None:
         flags += ["--scheduling-policy", "continuum"]
+    if "--enable-prompt-tokens-details" not in flags:
+        flags.append("--enable-prompt-tokens-details")
     if is_cpu:
         for name, value in CPU_FLAGS.items():
             if value_of(flags, name) is None:
