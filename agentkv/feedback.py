@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agentkv.current import job_made_current
 from agentkv.server_api import NoAnswerError, StatusError, close_connections
 
 logger = logging.getLogger(__name__)
@@ -74,14 +75,15 @@ class FeedbackSender:
                 self._thread = threading.Thread(
                     target=self._deliver_all, name="agentkv-feedback", daemon=True
                 )
-                self._thread.start()
+                with job_made_current(None):  # or it would keep the job that started it alive
+                    self._thread.start()
 
     def _deliver_all(self) -> None:
         while True:
             delivery = self._queue.get()
             try:
                 self._deliver(delivery)
-            except Exception as error:  # noqa: BLE001 - the thread must outlive any one delivery
+            except Exception as error:
                 self._warn(delivery, str(error))
             finally:
                 self._queue.task_done()

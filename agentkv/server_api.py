@@ -95,7 +95,7 @@ class ServerAPI:
 
         url = f"{self.root_url}/v1/agentkv{path}"
         try:
-            reply = _connections.client().request(method, url, json=body, headers=self._headers)
+            reply = _client().request(method, url, json=body, headers=self._headers)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise NoAnswerError(f"{url}: no answer ({type(error).__name__}: {error})") from error
         if not reply.is_success:
@@ -107,34 +107,20 @@ class ServerAPI:
             raise AgentKVServerError(f"{url}: no JSON came back") from error
 
 
-class _Connections:
-    """One pool of connections per process, opened on first use; a forked child opens its own.
-
-    No lock, which a fork could leave held: two first calls at once cost a second pool.
-    """
-
-    def __init__(self) -> None:
-        self._client: httpx.Client | None = None
-        self._process_id = 0
-
-    def client(self) -> httpx.Client:
-        import httpx
-
-        client = self._client
-        if client is None or self._process_id != os.getpid():
-            client = httpx.Client(timeout=CALL_TIMEOUT_S)
-            self._client, self._process_id = client, os.getpid()
-        return client
-
-    def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None and self._process_id == os.getpid():
-            client.close()
+# One pool of connections per process id: a forked child must neither use nor close its parent's.
+# No lock, which a fork could leave held: two first calls at once cost a second pool.
+_clients: dict[int, httpx.Client] = {}
 
 
-_connections = _Connections()
+def _client() -> httpx.Client:
+    import httpx
+
+    client = _clients.get(os.getpid())
+    return client or _clients.setdefault(os.getpid(), httpx.Client(timeout=CALL_TIMEOUT_S))
 
 
 def close_connections() -> None:
     """Close the idle connections to all servers; the next call opens new ones."""
-    _connections.close()
+    client = _clients.pop(os.getpid(), None)
+    if client is not None:
+        client.close()

@@ -105,7 +105,7 @@ class KnownServer:
 
 
 def _is_passing(error: AgentKVServerError) -> bool:
-    """True when the failure says nothing about the plugin: server down or busy, key to be renewed."""
+    """True when the failure says nothing about the plugin: down, busy, a key to be renewed."""
     if isinstance(error, StatusError):
         return error.status in _PASSING_STATUSES or error.status >= 500
     return isinstance(error, NoAnswerError)

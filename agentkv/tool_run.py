@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from agentkv.tool_calls import ToolCall
-from agentkv.wire import MAX_COMMAND_CHARS, MAX_TOOL_CHARS, ToolEvent, ToolState
+from agentkv.wire import MAX_TOOL_CHARS, ToolEvent, ToolState
 
 if TYPE_CHECKING:
     from agentkv.job import Job
@@ -22,11 +22,9 @@ class ToolRun:
     def __init__(self, job: Job[Any], call: ToolCall | str) -> None:
         self.duration_s: float | None = None
         self._job = job
-        is_text = isinstance(call, str)
-        self._name = None if isinstance(call, str) else _sendable(call.name, MAX_TOOL_CHARS)
-        command = call if isinstance(call, str) else call.command
-        self._command = None if command is None else _sendable(command, MAX_COMMAND_CHARS)
-        self._text = (self._command if is_text or self._command else self._name) or "tool"
+        name, command = (None, call) if isinstance(call, str) else (call.name, call.command)
+        self._name = _sendable(name)
+        self._command = _sendable(command)
         self._turn: int | None = None
         self._started_at_s = 0.0
 
@@ -43,7 +41,7 @@ class ToolRun:
         traceback: TracebackType | None,
     ) -> None:
         self.duration_s = time.monotonic() - self._started_at_s
-        self._job.ledger.finish_tool(self._text[:MAX_TOOL_CHARS], self.duration_s)
+        self._job.ledger.finish_tool(self._command or self._name or "tool", self.duration_s)
         self._job.send_tool_event(self._event("finished"))
 
     async def __aenter__(self) -> Self:
@@ -67,6 +65,9 @@ class ToolRun:
         )
 
 
-def _sendable(text: str, max_chars: int) -> str | None:
-    """The text as the wire takes it: clipped, without lone surrogates; None if it is empty."""
-    return text[:max_chars].encode(errors="replace").decode() or None
+def _sendable(text: str | None) -> str | None:
+    """The text as the wire takes it, without lone surrogates; None if there is none.
+
+    Clipped to what the server keeps of a command, so that what waits in the queue stays small.
+    """
+    return (text or "")[:MAX_TOOL_CHARS].encode(errors="replace").decode() or None
