@@ -28,29 +28,29 @@ class JobSummary:
     gap_s: float
 
     def __str__(self) -> str:
-        rows = [
-            ("job", self.job_id),
-            ("turns", f"{self.turns:,}" + _note(self.failed_calls, "failed")),
-            ("prompt tokens", self._tokens(self.prompt_tokens)),
-            ("cached tokens", self._tokens(self.cached_tokens) + self._cached_share()),
-            ("output tokens", self._tokens(self.output_tokens)),
-            ("LLM time", f"{self.llm_s:.2f} s"),
-            ("tool time", f"{self.tool_s:.2f} s in {self.tool_calls:,} calls"),
-            ("gap time", f"{self.gap_s:.2f} s between turns, tools not measured"),
-        ]
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+        failed = f" ({self.failed_calls:,} failed calls)" if self.failed_calls else ""
+        rows = {
+            "job": self.job_id,
+            "turns": f"{self.turns:,}{failed}",
+            "prompt tokens": self._tokens(self.prompt_tokens),
+            "cached tokens": self._cached(),
+            "output tokens": self._tokens(self.output_tokens),
+            "LLM time": f"{self.llm_s:.2f} s",
+            "tool time": f"{self.tool_s:.2f} s ({self.tool_calls:,} calls)",
+            "gap time": f"{self.gap_s:.2f} s (between turns, no tool measured)",
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
     def _tokens(self, count: int | None) -> str:
         if count is None:
             return "not reported"
-        return f"{count:,}" + _note(self.turns_without_usage, "turns not reported")
+        if not self.turns_without_usage:
+            return f"{count:,}"
+        turns = "turn" if self.turns_without_usage == 1 else "turns"
+        return f"{count:,} ({self.turns_without_usage:,} {turns} not reported)"
 
-    def _cached_share(self) -> str:
-        if not self.prompt_tokens or self.cached_tokens is None:
-            return ""
-        return f" ({self.cached_tokens / self.prompt_tokens:.0%} of prompt)"
-
-
-def _note(count: int, text: str) -> str:
-    return f" ({count:,} {text})" if count else ""
+    def _cached(self) -> str:
+        if self.cached_tokens is None or not self.prompt_tokens:
+            return self._tokens(self.cached_tokens)
+        return f"{self.cached_tokens:,} ({self.cached_tokens / self.prompt_tokens:.0%} of prompt)"
