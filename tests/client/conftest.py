@@ -1,0 +1,47 @@
+"""A scripted server, clients of it, and a clean slate for each test of the client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import openai
+import pytest
+import pytest_asyncio
+
+import agentkv
+from agentkv.testing import ScriptedServer, forget_servers
+
+
+@pytest.fixture(autouse=True)
+def clean_slate() -> Iterator[None]:
+    """No server is known, nothing is instrumented, and no feedback is on its way."""
+    forget_servers()
+    yield
+    agentkv.uninstrument()
+    assert agentkv.flush(timeout_s=20)
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    """A server with the plugin that answers "ok"."""
+    with ScriptedServer() as server:
+        yield server
+        assert agentkv.flush(timeout_s=20)
+
+
+@pytest.fixture
+def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
+    """A client of the server."""
+    http_client = openai.DefaultHttpxClient(verify=False)  # loading certificates takes 30 ms
+    with openai.OpenAI(base_url=server.base_url, api_key="key", http_client=http_client) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def async_client(server: ScriptedServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    """An async client of the server."""
+    http_client = openai.DefaultAsyncHttpxClient(verify=False)
+    async with openai.AsyncOpenAI(
+        base_url=server.base_url, api_key="key", http_client=http_client
+    ) as client:
+        yield client

@@ -1,0 +1,119 @@
+"""job.client as a drop-in: same type, same settings, and the client it was made from untouched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+import agentkv
+from agentkv.testing import ScriptedServer
+
+CHAT: dict[str, Any] = {"model": "m", "messages": []}
+
+
+def test_the_drop_in_is_of_the_clients_type(client: openai.OpenAI) -> None:
+    """It passes every isinstance check and has the client's settings."""
+    with agentkv.session(client) as job:
+        assert type(job.client) is openai.OpenAI
+        assert job.client.base_url == client.base_url
+        assert job.client.max_retries == client.max_retries
+
+
+def test_the_client_given_is_not_changed(server: ScriptedServer, client: openai.OpenAI) -> None:
+    """Neither its attributes nor the resources it has handed out."""
+    completions = client.chat.completions
+    before = dict(vars(client))
+    with agentkv.session(client) as job:
+        job.client.chat.completions.create(**CHAT)
+        assert vars(client) == before
+        completions.create(**CHAT)
+        assert client.chat.completions is completions
+    assert [bool(turn.tags) for turn in server.turns] == [True, False]
+
+
+def test_copies_of_the_drop_in_belong_to_the_job(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """with_options of with_options too; copies of the client do not."""
+    with agentkv.session(client) as job:
+        job.client.with_options(timeout=5).copy(max_retries=0).chat.completions.create(**CHAT)
+        client.with_options(timeout=5).chat.completions.create(**CHAT)
+    assert [turn.tags.get("turn") for turn in server.turns] == [1, None]
+
+
+def test_two_jobs_share_one_client(server: ScriptedServer, client: openai.OpenAI) -> None:
+    """Each has its own drop-in."""
+    with agentkv.session(client, job_id="a") as a, agentkv.session(client, job_id="b") as b:
+        for job in (a, b, a):
+            job.client.chat.completions.create(**CHAT)
+    seen = [(turn.tags["job_id"], turn.tags["turn"]) for turn in server.turns]
+    assert seen == [("a", 1), ("b", 1), ("a", 2)]
+
+
+def test_a_subclass_with_its_own_constructor_works(server: ScriptedServer) -> None:
+    """The copy is made without calling it."""
+
+    class House(openai.OpenAI):  # type: ignore[misc]
+        def __init__(self, where: str) -> None:
+            super().__init__(base_url=where, api_key="key")
+
+    with House(server.base_url) as client, agentkv.session(client) as job:
+        assert type(job.client) is House
+        job.client.chat.completions.create(**CHAT)
+    assert server.turns[0].tags["turn"] == 1
+
+
+def test_a_subclass_that_overrides_request_is_one_turn(server: ScriptedServer) -> None:
+    """Its own method runs, around the instrumented one, and the turn is counted once."""
+    calls = []
+
+    class Counting(openai.OpenAI):  # type: ignore[misc]
+        def request(self, *args: Any, **options: Any) -> Any:
+            calls.append(1)
+            return super().request(*args, **options)
+
+    with (
+        Counting(base_url=server.base_url, api_key="key") as client,
+        agentkv.session() as around,
+        agentkv.session(client) as job,
+    ):
+        job.client.chat.completions.create(**CHAT)
+    assert len(calls) == 1
+    assert (job.summary().turns, around.summary().turns) == (1, 0)
+
+
+@pytest.mark.parametrize("with_client", [True, False])
+def test_azure_works_as_without_us(with_client: bool) -> None:
+    """Azure has other paths and no plugin: its calls go out untouched, and are counted."""
+    with (
+        ScriptedServer(has_plugin=False) as server,
+        openai.AzureOpenAI(
+            azure_endpoint=server.root_url, api_key="key", api_version="2024-10-21", max_retries=0
+        ) as client,
+        agentkv.session(client if with_client else None, on_missing_server="ignore") as job,
+        pytest.raises(openai.NotFoundError),
+    ):
+        (job.client or client).chat.completions.create(**CHAT)
+    posts = [request for request in server.requests if request.method == "POST"]
+    assert [post.path for post in posts] == [
+        "/openai/deployments/m/chat/completions?api-version=2024-10-21"
+    ]
+    assert posts[0].tags == {}
+    assert job.summary().failed_calls == 1
+
+
+def test_the_server_is_asked_with_the_clients_own_headers(server: ScriptedServer) -> None:
+    """A key, and whatever a gateway in between wants."""
+    with (
+        openai.OpenAI(
+            base_url=server.base_url, api_key="secret", default_headers={"X-Gateway": "g"}
+        ) as client,
+        agentkv.session(client) as job,
+    ):
+        job.client.chat.completions.create(**CHAT)
+    server.wait_for(lambda server: server.released)
+    for request in server.requests:
+        assert request.headers["authorization"] == "Bearer secret"
+        assert request.headers["x-gateway"] == "g"

@@ -1,0 +1,115 @@
+"""What agentkv does to a process: its import, its exit, its forks, and how little a call costs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import openai
+import pytest
+
+import agentkv
+from agentkv.testing import ScriptedServer
+
+CALL = """
+import openai, agentkv
+client = openai.OpenAI(base_url={base_url!r}, api_key="key", max_retries=0)
+session = agentkv.session(client, job_id="a")
+job = session.__enter__()
+job.client.chat.completions.create(model="m", messages=[])
+"""
+
+
+def run_python(code: str, **options: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *options.values()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_the_import_is_fast_and_light() -> None:
+    """At most 200 ms, and none of the heavy packages; measured at its best of three."""
+    code = (
+        "import sys, time; start = time.perf_counter(); import agentkv;"
+        "print(time.perf_counter() - start);"
+        "print(*{'openai', 'vllm', 'torch', 'httpx', 'pydantic', 'tenacity'} & set(sys.modules))"
+    )
+    outputs = [run_python(code).split("\n") for _ in range(3)]
+    assert min(float(seconds) for seconds, *_ in outputs) <= 0.2
+    assert [heavy for _, heavy, *_ in outputs] == ["", "", ""]
+
+
+def test_the_import_patches_nothing() -> None:
+    """Neither threads nor pools; the SDK is not even imported."""
+    code = (
+        "import threading; from concurrent.futures import ThreadPoolExecutor as Pool;"
+        "before = threading.Thread.start, Pool.submit; import agentkv;"
+        "print((threading.Thread.start, Pool.submit) == before)"
+    )
+    assert run_python(code).strip() == "True"
+
+
+def test_the_release_leaves_before_the_process_does(server: ScriptedServer) -> None:
+    """The end of a program right after the end of its session loses nothing."""
+    code = CALL.format(base_url=server.base_url) + "session.__exit__(None, None, None)"
+    run_python(code)
+    assert server.released == ["a"]
+
+
+def test_a_dead_server_holds_the_process_back_only_briefly() -> None:
+    """The wait for feedback at the end of a program is bounded."""
+    with ScriptedServer() as server:
+        code = CALL.format(base_url=server.base_url) + (
+            "import sys, time, logging; logging.disable()\n"
+            "sys.stdin.readline()\n"
+            "for _ in range(100): job.tool('ls').__enter__()\n"
+            "session.__exit__(None, None, None)\n"
+        )
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True)
+        server.wait_for(lambda server: server.turns, timeout_s=60)
+        server.stop()
+        started_at_s = time.monotonic()
+        process.communicate("go\n", timeout=60)
+        assert time.monotonic() - started_at_s < 10
+        assert process.returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_is_outside_of_the_job(server: ScriptedServer) -> None:
+    """Its calls are plain, its own sessions work, and it does not end its parent's job."""
+    code = CALL.format(base_url=server.base_url) + (
+        "import os\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    ask = lambda c: c.chat.completions.create(model='m', messages=[])\n"
+        "    ask(client.with_options()); ask(job.client)\n"
+        "    with agentkv.session(client, job_id='child') as own: ask(own.client)\n"
+        "    session.__exit__(None, None, None)\n"
+        "    os._exit(0 if agentkv.flush(10) else 1)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "session.__exit__(None, None, None)\n"
+    )
+    run_python(code)
+    assert [turn.tags.get("job_id") for turn in server.turns] == ["a", None, None, "child"]
+    assert server.released == ["child", "a"]
+
+
+def test_a_session_costs_little_per_call(server: ScriptedServer, client: openai.OpenAI) -> None:
+    """At most 0.3 ms in the median against the bare client, measured in turn."""
+
+    def seconds(client: openai.OpenAI) -> float:
+        started_at_s = time.perf_counter()
+        client.chat.completions.create(model="m", messages=[])
+        return time.perf_counter() - started_at_s
+
+    with agentkv.session(client) as job:
+        pairs = [(seconds(client), seconds(job.client)) for _ in range(200)][20:]
+    bare, tagged = (sorted(times)[len(times) // 2] for times in zip(*pairs, strict=True))
+    assert tagged - bare <= 0.0003

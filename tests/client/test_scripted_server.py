@@ -1,0 +1,77 @@
+"""The public fake itself: what it answers, and what it lets a test see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from agentkv.testing import ScriptedReply, ScriptedServer
+
+CHAT: dict[str, Any] = {"model": "m", "messages": []}
+
+
+def test_replies_are_played_in_turn_and_the_last_again(client: openai.OpenAI) -> None:
+    """A script may be shorter than the job."""
+    with ScriptedServer(["one", ScriptedReply("two")]) as server:
+        talker = client.with_options(base_url=server.base_url)
+        replies = [talker.chat.completions.create(**CHAT) for _ in range(3)]
+    assert [reply.choices[0].message.content for reply in replies] == ["one", "two", "two"]
+
+
+def test_requests_are_recorded_as_they_arrived(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """Method, path, headers in lower case, and body."""
+    client.chat.completions.create(**CHAT, temperature=0.5, extra_headers={"X-Note": "n"})
+    (request,) = server.requests
+    assert (request.method, request.path) == ("POST", "/v1/chat/completions")
+    assert request.headers["x-note"] == "n"
+    assert request.body == {**CHAT, "temperature": 0.5}
+
+
+def test_a_strict_server_refuses_unknown_fields(client: openai.OpenAI) -> None:
+    """As hosted endpoints do, with the field's name."""
+    with (
+        ScriptedServer(is_strict=True) as server,
+        pytest.raises(openai.BadRequestError, match="unknown field: job_id"),
+    ):
+        client.with_options(base_url=server.base_url).chat.completions.create(
+            **CHAT, extra_body={"job_id": "a"}
+        )
+
+
+def test_errors_are_what_a_server_answers(server: ScriptedServer) -> None:
+    """Unknown routes, malformed JSON, a missing key, and statuses on order."""
+    assert httpx.get(f"{server.root_url}/nothing").status_code == 404
+    url = f"{server.base_url}/chat/completions"
+    assert httpx.post(url, content=b"{broken").status_code == 400
+    server.fail_next(429)
+    assert [httpx.post(url, json=CHAT).status_code for _ in range(2)] == [429, 200]
+    with ScriptedServer(api_key="secret") as locked:
+        assert httpx.get(f"{locked.base_url}/agentkv/info").status_code == 401
+
+
+def test_a_stock_server_has_no_agentkv_routes() -> None:
+    """404, as from vLLM without the plugin."""
+    with ScriptedServer(has_plugin=False) as server:
+        assert httpx.get(f"{server.base_url}/agentkv/info").status_code == 404
+
+
+def test_the_release_of_an_unknown_job_is_404(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """A job is known from its first tagged request on."""
+    url = f"{server.base_url}/agentkv/jobs/a/release"
+    assert httpx.post(url).status_code == 404
+    client.chat.completions.create(**CHAT, extra_body={"job_id": "a"})
+    assert httpx.post(url).json() == {"job_id": "a"}
+
+
+def test_waiting_in_vain_says_what_did_arrive(server: ScriptedServer) -> None:
+    """A failed wait is a failed assertion with the paths in it."""
+    httpx.get(f"{server.base_url}/agentkv/info")
+    with pytest.raises(AssertionError, match=r"0\.01 s; arrived: \['/v1/agentkv/info'\]"):
+        server.wait_for(lambda server: server.released, timeout_s=0.01)

@@ -1,0 +1,61 @@
+"""Token counts read from whole replies and from bytes passing by."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentkv.testing import ScriptedReply
+from agentkv.testing.reply_bodies import json_body, stream_events
+from agentkv.usage import Usage, UsageScanner, read_usage, read_usage_json
+
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+REPLY = ScriptedReply('say "usage": {', prompt_tokens=70, cached_tokens=64, output_tokens=9)
+USAGE = Usage(prompt_tokens=70, cached_tokens=64, output_tokens=9)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_each_shape_of_reply_tells_its_usage(path: str) -> None:
+    """Chat and completions name their counts one way, responses another."""
+    assert read_usage(json_body(path, REPLY)) == USAGE
+
+
+def test_counts_that_are_not_reported_are_none() -> None:
+    """Cached tokens are told only by some servers, usage not by all."""
+    assert read_usage({"usage": {"prompt_tokens": 3}}) == Usage(3, None, None)
+    assert read_usage({"usage": None}) is None
+    assert read_usage({}) is None
+    assert read_usage_json(b"<html>") is None
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(deadline=None)
+@given(cuts=st.lists(st.integers(1, 60), min_size=1))
+def test_a_stream_tells_its_usage_however_it_is_cut(path: str, cuts: list[int]) -> None:
+    """Chunks need not end where lines do."""
+    data = b"".join(stream_events(path, REPLY, include_usage=True))
+    scanner = UsageScanner()
+    position = 0
+    while position < len(data):
+        size = cuts[position % len(cuts)]
+        scanner.feed(data[position : position + size])
+        position += size
+    assert scanner.usage() == USAGE
+
+
+def test_a_body_that_is_one_document_is_scanned_too() -> None:
+    """A streamed response may carry plain JSON."""
+    scanner = UsageScanner()
+    scanner.feed(json.dumps(json_body(PATHS[0], REPLY)).encode())
+    assert scanner.usage() == USAGE
+
+
+def test_a_stream_without_usage_says_nothing() -> None:
+    """Also when its text, or a null, looks a little like usage."""
+    scanner = UsageScanner()
+    scanner.feed(b"".join(stream_events(PATHS[0], REPLY, include_usage=False)))
+    scanner.feed(b'data: {"choices": [], "usage": null}\n\n')
+    assert scanner.usage() is None
