@@ -44,13 +44,14 @@ def installed_vllm() -> str:
 
 
 def value_of(flags: Sequence[str], name: str) -> str | None:
-    """The value given for `name`, as `--name value` or `--name=value`; None if it is absent."""
+    """The last value given for `name`, as `--name value` or `--name=value`; None if absent."""
+    found = None
     for index, flag in enumerate(flags):
         if flag == name:
-            return flags[index + 1] if index + 1 < len(flags) else ""
-        if flag.startswith(f"{name}="):
-            return flag.partition("=")[2]
-    return None
+            found = flags[index + 1] if index + 1 < len(flags) else ""
+        elif flag.startswith(f"{name}="):
+            found = flag.partition("=")[2]
+    return found
 
 
 def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:

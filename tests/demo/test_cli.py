@@ -1,0 +1,29 @@
+"""The `agentkv` command: a table of subcommands, each imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from agentkv.cli import COMMANDS, main
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_main(name: str) -> None:
+    """`main(argv) -> exit status`, in the module that the table names."""
+    assert callable(importlib.import_module(COMMANDS[name][0]).main)
+
+
+@pytest.mark.parametrize("argv", [[], ["serv"]])
+def test_bad_usage_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2, on standard error."""
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert all(name in error for name in COMMANDS)
+
+
+def test_help_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 0, on standard output."""
+    assert main(["--help"]) == 0
+    assert "verify-pin" in capsys.readouterr().out

@@ -1,0 +1,72 @@
+"""`agentkv serve`: which flags it fills in and what it refuses before vLLM's long start."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from agentkv.errors import AgentKVError
+from agentkv.integrations.vllm.serve import check_port, complete_flags, main, value_of
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text("{}")
+    return str(tmp_path)
+
+
+def test_defaults_are_filled_in_for_the_cpu_build(model: str) -> None:
+    """Policy, dtype, context length, eager mode, cached tokens in the usage."""
+    flags = complete_flags([model], is_cpu=True)
+    assert flags[0] == model
+    assert value_of(flags, "--scheduling-policy") == "continuum"
+    assert value_of(flags, "--dtype") == "float32"
+    assert value_of(flags, "--max-model-len") == "4096"
+    assert {"--enforce-eager", "--enable-prompt-tokens-details"} <= set(flags)
+
+
+def test_a_gpu_server_gets_no_cpu_flags(model: str) -> None:
+    """Only the policy and the usage details."""
+    flags = complete_flags([model], is_cpu=False)
+    expected = [model, "--scheduling-policy", "continuum", "--enable-prompt-tokens-details"]
+    assert flags == expected
+
+
+@pytest.mark.parametrize("given", [["--dtype=bfloat16"], ["--dtype", "bfloat16"]])
+def test_what_the_caller_gives_stays(given: list[str], model: str) -> None:
+    """Both spellings of a flag are seen."""
+    flags = complete_flags([model, "--scheduling-policy", "fcfs", *given], is_cpu=True)
+    assert value_of(flags, "--scheduling-policy") == "fcfs"
+    assert value_of(flags, "--dtype") == "bfloat16"
+    assert "float32" not in flags
+
+
+def test_the_last_of_a_repeated_flag_counts() -> None:
+    """As argparse has it."""
+    assert value_of(["--port", "1", "--port=2"], "--port") == "2"
+    assert value_of(["--port", "1"], "--host") is None
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    """Named before vLLM starts."""
+    with pytest.raises(AgentKVError, match=r"no model in .*no config\.json"):
+        complete_flags([str(tmp_path)], is_cpu=True)
+
+
+@pytest.mark.parametrize("port", ["eighty", "70000", "-1"])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    """What was seen, and what a port is."""
+    with pytest.raises(AgentKVError, match=f"--port {port}: a port is a whole number"):
+        check_port(["--port", port])
+
+
+def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 1 and one line that says what to do."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["--host", "127.0.0.1", "--port", port]) == 1
+    assert "give another with --port" in capsys.readouterr().err

@@ -1,0 +1,35 @@
+"""A server process that fails says why; one that is stopped leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentkv.errors import ServerStartError
+from agentkv.server_process import ServerProcess, free_port
+
+
+def test_a_process_that_ends_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    """The error holds the exit status, the log's path and its last lines."""
+    log_path = tmp_path / "server.log"
+    server = ServerProcess(str(tmp_path / "no-model"), log_path=log_path)
+    with pytest.raises(ServerStartError, match=r"status 1(.|\n)*server\.log(.|\n)*no model in"):
+        server.__enter__()
+    assert not server.is_alive
+
+
+def test_a_silent_process_is_stopped(tmp_path: Path) -> None:
+    """Not ready in time: the error says so and nothing keeps running."""
+    server = ServerProcess(str(tmp_path), log_path=tmp_path / "log", ready_timeout_s=0.0)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ServerStartError, match="not ready after 0 s"):
+        server.__enter__()
+    assert not server.is_alive
+
+
+def test_urls_name_the_port() -> None:
+    """base_url is what an OpenAI client takes."""
+    port = free_port()
+    server = ServerProcess("model", port=port)
+    assert server.base_url == f"http://127.0.0.1:{port}/v1"

@@ -1,0 +1,156 @@
+"""The continuum policy in a real vLLM server: pins, idle expiry, gauges, start-up errors."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentkv.errors import ServerStartError
+from agentkv.server_process import ServerProcess
+from tests.server.chat import LIMIT_S, WORDS, agentkv_get, chat, metric, wait_for
+
+pytestmark = pytest.mark.server
+
+USAGE = "vllm:kv_cache_usage_perc"
+PINNED = "agentkv:pinned_blocks"
+
+
+def release(server: ServerProcess, job_id: str) -> httpx.Response:
+    return httpx.post(f"{server.base_url}/agentkv/jobs/{job_id}/release", timeout=LIMIT_S)
+
+
+def test_a_pin_expires_in_an_idle_engine_and_the_gauge_falls(
+    tiny_continuum_server: ServerProcess,
+) -> None:
+    """No request comes in between; the record says how long the pin was held: its TTL."""
+    server = tiny_continuum_server
+    chat(server, WORDS, job_id="idle")
+    wait_for(lambda: metric(server, PINNED) > 0)
+    assert metric(server, USAGE) > 0
+    wait_for(lambda: metric(server, USAGE) == 0 and metric(server, PINNED) == 0)
+    (unpinned,) = [
+        event
+        for event in agentkv_get(server, "timestamps")["jobs"]["idle"]
+        if event["event"] == "unpinned"
+    ]
+    assert unpinned["reason"] == "expired"
+    assert unpinned["held_s"] >= 2.0
+
+
+def test_a_release_moves_the_gauges_of_an_idle_engine(
+    tiny_continuum_server: ServerProcess,
+) -> None:
+    """POST release frees the blocks and says how many; a second one is a 404."""
+    server = tiny_continuum_server
+    chat(server, WORDS, job_id="released")
+    reply = release(server, "released")
+    assert reply.json()["freed_blocks"] > 0
+    wait_for(lambda: metric(server, USAGE) == 0 and metric(server, PINNED) == 0)
+    assert release(server, "released").status_code == 404
+
+
+def test_the_next_turn_finds_its_whole_context(tiny_continuum_server: ServerProcess) -> None:
+    """Hit length is every full block of the turn before; the pin ends as returned."""
+    server = tiny_continuum_server
+    prompt = list(range(1000, 1150))
+    for job_tokens in (prompt, prompt + list(range(2000, 2050))):
+        body = {"model": "tiny", "prompt": job_tokens, "max_tokens": 1, "job_id": "returning"}
+        reply = httpx.post(f"{server.base_url}/completions", json=body, timeout=LIMIT_S)
+        assert reply.status_code == 200, reply.text
+    events = agentkv_get(server, "timestamps")["jobs"]["returning"]
+    hits = [event["hit_length"] for event in events if event["event"] == "waiting_to_running"]
+    assert hits == [0, 150 // 32 * 32]
+    assert "returned" in [event.get("reason") for event in events]
+    release(server, "returning")
+
+
+def test_a_stop_string_ends_a_turn_with_a_pin(tiny_continuum_server: ServerProcess) -> None:
+    """vLLM finds stop strings in the API server and aborts in the engine: still a turn."""
+    server = tiny_continuum_server
+    text = chat(server, WORDS, max_tokens=24)["choices"][0]["message"]["content"]
+    stop = text[len(text) // 2 :][:4]
+    chat(server, WORDS, max_tokens=24, stop=[stop], job_id="stopped")
+    wait_for(lambda: agentkv_get(server, "jobs/stopped")["live_requests"] == 0)
+    assert agentkv_get(server, "jobs/stopped")["pinned_blocks"] > 0
+    release(server, "stopped")
+
+
+def test_several_choices_of_one_request_leave_one_pin(
+    tiny_continuum_server: ServerProcess,
+) -> None:
+    """n = 3 is one turn of the job."""
+    server = tiny_continuum_server
+    chat(server, WORDS, n=3, temperature=1.0, job_id="choices")
+    wait_for(lambda: agentkv_get(server, "jobs/choices")["live_requests"] == 0)
+    assert agentkv_get(server, "jobs/choices")["turns"] == 1
+    assert agentkv_get(server, "stats")["pinned_jobs"] == 1
+    release(server, "choices")
+
+
+def test_stats_say_what_the_steps_did(tiny_continuum_server: ServerProcess) -> None:
+    """Mean batch size, tokens and usage per step, preemptions, what was learned."""
+    server = tiny_continuum_server
+    chat(server, WORDS)
+    stats = agentkv_get(server, "stats")
+    assert stats["steps"]["num_steps"] > 0
+    assert stats["steps"]["mean_batch_size"] >= 1
+    assert 0 < stats["steps"]["mean_kv_cache_usage"] <= stats["steps"]["max_kv_cache_usage"] <= 1
+    assert stats["preemptions_total"] >= 0
+    assert stats["learned"]["prefill_reload_s"][1] >= 0
+
+
+def test_the_timestamps_survive_the_end_of_the_server(
+    make_server: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    """--run-output-dir holds every event, though vLLM kills its engine on the way out."""
+    with make_server("--run-output-dir", str(tmp_path / "run")) as server:
+        chat(server, WORDS, job_id="kept")
+        server.stop()
+    lines = (tmp_path / "run" / "scheduler_timestamps.jsonl").read_text().splitlines()
+    events = [json.loads(line)["event"] for line in lines]
+    assert events[:4] == ["arrival", "waiting_to_running", "finish", "pinned"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--additional-config", '{"agentkv": {"tttl": "fixed"}}'],
+            "unknown key 'tttl'; valid keys: rules, ttl, fixed_ttl_s",
+        ),
+        (["--no-enable-prefix-caching"], "prefix caching is off"),
+        (["--scheduler-cls", "some.Scheduler"], "both name a scheduler"),
+    ],
+)
+def test_a_wrong_start_is_refused_with_a_reason(
+    flags: list[str], message: str, make_server: Callable[..., ServerProcess]
+) -> None:
+    """The log's end says what was seen and what to do; no half-started server stays."""
+    server = make_server(*flags)
+    server.start()
+    with pytest.raises(ServerStartError, match=message):
+        server.wait_until_ready()
+
+
+def test_a_missing_model_is_named_at_once(make_server: Callable[..., ServerProcess]) -> None:
+    """Before vLLM's long start."""
+    server = make_server(model="/nowhere/model")
+    server.start()
+    with pytest.raises(ServerStartError, match="no model in /nowhere/model"):
+        server.wait_until_ready()
+
+
+def test_a_port_in_use_is_named_at_once(make_server: Callable[..., ServerProcess]) -> None:
+    """Before the model loads."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = make_server(port=taken.getsockname()[1])
+        server.start()
+        with pytest.raises(ServerStartError, match=r"port \d+ cannot be listened on"):
+            server.wait_until_ready()
