@@ -51,6 +51,14 @@ $(OPENAI2_STAMP): pyproject.toml
 test-openai2: $(OPENAI2_STAMP)
 	.venv-openai2/bin/python -m pytest tests/client
 
+# vLLM's own scheduler tests, under its classes and under ours; fetched, never committed.
+test-upstream: $(STAMP)
+	$(BIN)/python tests/upstream/compare.py --cache .upstream
+
+# The tests of the plugin under every supported vLLM, each in a folder of its own (1.5 GB in all).
+test-versions: $(STAMP)
+	$(BIN)/python tests/versions/run.py --cache .versions
+
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -65,4 +73,4 @@ bench-overhead: $(STAMP)
 	$(BIN)/python -m agentkv.evals.overhead $(BENCH_FLAGS)
 
 clean:
-	rm -rf $(VENV) .venv-openai2 build dist *.egg-info
+	rm -rf $(VENV) .venv-openai2 .upstream .versions build dist *.egg-info
