@@ -65,8 +65,12 @@ def test_a_subclass_with_its_own_constructor_works(server: ScriptedServer) -> No
     assert server.turns[0].tags["turn"] == 1
 
 
-def test_a_subclass_that_overrides_request_is_one_turn(server: ScriptedServer) -> None:
+@pytest.mark.parametrize("has_plugin", [True, False])
+def test_a_subclass_that_overrides_request_is_one_turn(
+    server: ScriptedServer, has_plugin: bool
+) -> None:
     """Its own method runs, around the instrumented one, and the turn is counted once."""
+    server.has_plugin = has_plugin
     calls = []
 
     class Counting(openai.OpenAI):  # type: ignore[misc]

@@ -122,6 +122,25 @@ def test_work_for_a_pool_is_in_the_job_that_handed_it_over() -> None:
             assert pool.submit(current_id).result() == "b"
 
 
+def test_a_pools_thread_does_not_keep_the_job_it_was_started_in() -> None:
+    """Work from somebody outside, handed to the same pool meanwhile, is in no job."""
+    is_started, seen = threading.Event(), []
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+
+        def outsider() -> None:
+            assert is_started.wait(10)
+            seen.append(pool.submit(current_id).result())
+
+        thread = threading.Thread(target=outsider)
+        thread.start()
+        with agentkv.session(job_id="a"):
+            assert pool.submit(current_id).result() == "a"
+            is_started.set()
+            thread.join()
+    assert seen == [None]
+
+
 def test_a_pools_arguments_results_and_errors_pass_through() -> None:
     """Work looks the same from both sides."""
     with agentkv.session(), ThreadPoolExecutor() as pool:

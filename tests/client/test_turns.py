@@ -119,6 +119,16 @@ def test_there_is_no_gap_while_another_turn_runs(ledger: TurnLedger, clock: Hand
     assert ledger.summary().gap_s == 0.0
 
 
+def test_a_gap_counts_once_when_turns_overlap(ledger: TurnLedger, clock: HandClock) -> None:
+    """The second of two requests at once did not wait for a tool."""
+    take_turn(ledger, clock)
+    clock.now_s += 4.0
+    ledger.begin()
+    clock.now_s += 1.0
+    ledger.begin()
+    assert ledger.summary().gap_s == pytest.approx(4.0)
+
+
 def test_the_last_step_is_one_turn(ledger: TurnLedger) -> None:
     """Marked once, it is said once."""
     ledger.mark_last_step()
