@@ -64,9 +64,10 @@ class ServerAPI:
         """Totals and gauges."""
         return self._object("GET", "/stats")
 
-    def jobs(self) -> Any:
+    def jobs(self) -> list[dict[str, Any]]:
         """The live jobs."""
-        return self._call("GET", "/jobs")
+        answer = self._object("GET", "/jobs")
+        return list(answer.get("jobs", ()))
 
     def job(self, job_id: str) -> dict[str, Any]:
         """One live job; an unknown one is an error with status 404."""
