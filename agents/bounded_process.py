@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -51,9 +52,7 @@ class ClippedOutput:
         """The stream as text, with a line in the middle that says how much was left out."""
         if not self._num_left_out_bytes:
             return (self._head + self._tail).decode(errors="replace")
-        head, tail = (
-            part.decode(errors="replace") for part in (self._head, self._tail)
-        )
+        head, tail = (part.decode(errors="replace") for part in (self._head, self._tail))
         return f"{head}\n[... {self._num_left_out_bytes} bytes left out ...]\n{tail}"
 
 
@@ -83,9 +82,7 @@ def run_bounded(
     output = ClippedOutput(output_limit_bytes)
     try:
         with process.stdout as pipe:  # type: ignore[union-attr]  # PIPE was asked for
-            has_ended = _read_until_exit(
-                process, pipe, output, started_s + time_limit_s
-            )
+            has_ended = _read_until_exit(process, pipe, output, started_s + time_limit_s)
     finally:
         _kill_group(process)
     duration_s = time.monotonic() - started_s
@@ -105,9 +102,7 @@ def _read_until_exit(
         selector.register(pipe, selectors.EVENT_READ)
         while (left_s := deadline_s - time.monotonic()) > 0:
             has_exited = process.poll() is not None
-            is_readable = bool(
-                selector.select(0 if has_exited else min(left_s, _EXIT_POLL_S))
-            )
+            is_readable = bool(selector.select(0 if has_exited else min(left_s, _EXIT_POLL_S)))
             chunk = os.read(pipe.fileno(), _READ_BYTES) if is_readable else None
             if chunk:
                 output.add(chunk)
@@ -127,10 +122,8 @@ def _wait_until(process: subprocess.Popen[bytes], deadline_s: float) -> bool:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with suppress(ProcessLookupError):  # where nobody of the group is left
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # nobody of the group is left
     process.wait()
 
 

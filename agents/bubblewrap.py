@@ -62,11 +62,7 @@ def sandboxed_argv(
         "--chdir",
         str(INSIDE_PATH),
         "--clearenv",
-        *(
-            part
-            for name, value in environment.items()
-            for part in ("--setenv", name, value)
-        ),
+        *(part for name, value in environment.items() for part in ("--setenv", name, value)),
         *argv,
     ]
 
@@ -97,6 +93,4 @@ def _python_paths() -> list[str]:
     """Where this Python and its packages lie, unless the system paths hold them already."""
     executable_prefix = Path(os.path.realpath(sys.executable)).parent.parent
     prefixes = {sys.prefix, sys.base_prefix, str(executable_prefix)}
-    return sorted(
-        prefix for prefix in prefixes if not Path(prefix).is_relative_to("/usr")
-    )
+    return sorted(prefix for prefix in prefixes if not Path(prefix).is_relative_to("/usr"))

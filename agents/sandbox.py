@@ -20,9 +20,7 @@ __all__ = ["CommandResult", "Sandbox"]
 _MAX_FILE_KIB = 64 * 1024
 # What a command finds in the environment; nothing is inherited, so no key of the user's leaks.
 _ENVIRONMENT = {
-    "PATH": os.pathsep.join(
-        [f"{sys.prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]
-    ),
+    "PATH": os.pathsep.join([f"{sys.prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]),
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "TERM": "dumb",
@@ -30,6 +28,7 @@ _ENVIRONMENT = {
     "GIT_OPTIONAL_LOCKS": "0",  # `git status` leaves the repository as it was
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTEST_ADDOPTS": "-q -p no:cacheprovider",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # plugins of our environment, not of the project's
 }
 _CANNOT_RUN = 126  # bash's own status for a command that cannot be executed
 
@@ -79,9 +78,7 @@ class Sandbox:
             OSError,
             ValueError,
         ) as error:  # a NUL, a lone surrogate, 128 KiB of command
-            return CommandResult(
-                f"cannot run: {error}", _CANNOT_RUN, 0.0, timed_out=False
-            )
+            return CommandResult(f"cannot run: {error}", _CANNOT_RUN, 0.0, timed_out=False)
 
     def _argv(self, command: str) -> list[str]:
         limit = f'ulimit -f {_MAX_FILE_KIB}; exec bash --noprofile --norc -c "$1"'
@@ -122,11 +119,7 @@ def ask_on_terminal(command: str) -> str | None:
         answer = input("Run it? [y/N] ")
     except EOFError:
         answer = ""
-    return (
-        None
-        if answer.strip().lower() in ("y", "yes")
-        else "the user refused this command"
-    )
+    return None if answer.strip().lower() in ("y", "yes") else "the user refused this command"
 
 
 def _run_unasked(command: str) -> str | None:

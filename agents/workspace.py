@@ -29,9 +29,7 @@ def scratch_copy(project: Path) -> Iterator[Path]:
     Raises OSError if `project` cannot be read, CalledProcessError if git fails. Where git is not
     installed the copy is a plain folder.
     """
-    with tempfile.TemporaryDirectory(
-        prefix="agentkv-", ignore_cleanup_errors=True
-    ) as folder:
+    with tempfile.TemporaryDirectory(prefix="agentkv-", ignore_cleanup_errors=True) as folder:
         workspace = Path(folder) / project.resolve().name
         shutil.copytree(project, workspace, ignore=_NOT_COPIED)
         if shutil.which("git") is not None:

@@ -35,7 +35,7 @@ class Plan:
 
 
 class PinExperiment:
-    """One run against one server; `run()` once. `on_row` sees each row as soon as it is complete."""
+    """One run against one server; `on_row` sees each row as soon as it is complete."""
 
     def __init__(
         self,

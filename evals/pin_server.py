@@ -7,6 +7,7 @@ that lack the agentkv routes.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -75,7 +76,8 @@ class PinServer:
             if error.status != httpx.codes.NOT_FOUND:
                 raise
             return ServerFacts(model, None, parse_block_pool(self._get("/metrics").text))
-        pool = BlockPool(int(info["block_size"]), int(info["num_blocks"]))
+        num_blocks = int(info["num_blocks"]) // int(info.get("num_engines", 1))
+        pool = BlockPool(int(info["block_size"]), num_blocks)
         return ServerFacts(model, str(info["policy"]), pool)
 
     def snapshot(self) -> Snapshot:
@@ -114,10 +116,8 @@ class PinServer:
 
     def release(self, job_id: str) -> None:
         """Frees what the job has pinned, if the server can and knows it."""
-        try:
+        with suppress(AgentKVServerError):  # no plugin, or the job is over
             self._api.release(job_id)
-        except AgentKVServerError:
-            pass  # no plugin, or the job is over
 
     def _first_model(self) -> str:
         try:

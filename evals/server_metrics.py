@@ -20,7 +20,7 @@ class PageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BlockPool:
-    """The KV cache of each engine: `num_blocks` blocks of `block_size` tokens, one of them null."""
+    """The KV cache of each engine, without vLLM's null block, which never holds anything."""
 
     block_size: int
     num_blocks: int
@@ -40,7 +40,7 @@ class Snapshot:
 
     def held_blocks(self, pool: BlockPool) -> int:
         """Blocks in use over all engines, from usage = 1 - free / (blocks - 1)."""
-        return sum(round(usage * (pool.num_blocks - 1)) for usage in self.usage_by_engine.values())
+        return sum(round(usage * pool.num_blocks) for usage in self.usage_by_engine.values())
 
 
 def parse_snapshot(page: str) -> Snapshot:
@@ -71,7 +71,7 @@ def parse_block_pool(page: str) -> BlockPool:
     """The pool as vLLM's own `cache_config_info` tells it; raises PageError if it does not."""
     for labels, _ in _samples(page)["vllm:cache_config_info"]:
         try:
-            return BlockPool(int(labels["block_size"]), int(labels["num_gpu_blocks"]))
+            return BlockPool(int(labels["block_size"]), int(labels["num_gpu_blocks"]) - 1)
         except (KeyError, ValueError):
             continue
     raise PageError("/metrics does not tell block size and number of blocks")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from agentkv.agents.bubblewrap import find_bubblewrap
 from agentkv.agents.sandbox import Sandbox, ask_on_terminal
 
@@ -132,9 +133,7 @@ def test_output_that_is_not_text_is_shown_with_replacements(
     assert make_sandbox().run(r"printf 'a\xffb'").output == "a�b"
 
 
-@pytest.mark.parametrize(
-    "command", ["a\0b", "\ud800", "x" * 200_000], ids=["nul", "half", "huge"]
-)
+@pytest.mark.parametrize("command", ["a\0b", "\ud800", "x" * 200_000], ids=["nul", "half", "huge"])
 def test_a_command_that_cannot_be_passed_on_is_a_result(
     make_sandbox: SandboxMaker, command: str
 ) -> None:
@@ -160,9 +159,7 @@ def test_the_programs_of_the_experiment_are_there(make_sandbox: SandboxMaker) ->
     assert result.returncode == 0, result.output
 
 
-def test_the_workspace_can_be_written_to(
-    make_sandbox: SandboxMaker, tmp_path: Path
-) -> None:
+def test_the_workspace_can_be_written_to(make_sandbox: SandboxMaker, tmp_path: Path) -> None:
     """Files made by a command lie in the workspace afterwards."""
     assert make_sandbox().run("echo hello > made.txt").returncode == 0
     assert (tmp_path / "workspace" / "made.txt").read_text() == "hello\n"
@@ -177,9 +174,7 @@ def test_isolated_commands_have_no_network(isolated: Sandbox) -> None:
     assert "ConnectionRefusedError" in result.output or "unreachable" in result.output
 
 
-@pytest.mark.parametrize(
-    "folder", ["/", "/usr", "/etc", "/project/..", os.path.expanduser("~")]
-)
+@pytest.mark.parametrize("folder", ["/", "/usr", "/etc", "/project/..", os.path.expanduser("~")])
 def test_isolated_commands_write_nowhere_else(isolated: Sandbox, folder: str) -> None:
     """Under bubblewrap only the workspace and a private /tmp take files."""
     result = isolated.run(f"touch {folder}/agentkv-was-here")
@@ -187,18 +182,14 @@ def test_isolated_commands_write_nowhere_else(isolated: Sandbox, folder: str) ->
     assert not (Path(folder) / "agentkv-was-here").exists()
 
 
-def test_isolated_commands_see_a_tmp_of_their_own(
-    isolated: Sandbox, tmp_path: Path
-) -> None:
+def test_isolated_commands_see_a_tmp_of_their_own(isolated: Sandbox, tmp_path: Path) -> None:
     """Under bubblewrap /tmp is empty at first, and gone afterwards."""
     assert isolated.run("ls -A /tmp").output == "" or "/tmp" in str(Path(sys.prefix))
     isolated.run("touch /tmp/agentkv-was-here")
     assert not Path("/tmp/agentkv-was-here").exists()
 
 
-def test_isolated_commands_see_no_other_files(
-    isolated: Sandbox, tmp_path: Path
-) -> None:
+def test_isolated_commands_see_no_other_files(isolated: Sandbox, tmp_path: Path) -> None:
     """Under bubblewrap a file beside the workspace is out of sight."""
     (tmp_path / "secret").write_text("a-secret")
     result = isolated.run(f"cat {tmp_path}/secret ../secret")
@@ -213,17 +204,13 @@ def test_isolation_cannot_be_mounted_away(isolated: Sandbox) -> None:
 
 def test_a_refused_command_does_not_run(tmp_path: Path) -> None:
     """Without isolation the reason of the refusal is the output, and nothing happens."""
-    sandbox = Sandbox(
-        tmp_path, bubblewrap=None, refusal=lambda command: f"no {command}"
-    )
+    sandbox = Sandbox(tmp_path, bubblewrap=None, refusal=lambda command: f"no {command}")
     result = sandbox.run("touch made.txt")
     assert (result.output, result.returncode) == ("not run: no touch made.txt", None)
     assert not (tmp_path / "made.txt").exists()
 
 
-def test_isolated_commands_are_not_asked_about(
-    isolated: Sandbox, tmp_path: Path
-) -> None:
+def test_isolated_commands_are_not_asked_about(isolated: Sandbox, tmp_path: Path) -> None:
     """Under bubblewrap nobody is asked."""
     bubblewrap = find_bubblewrap()
     sandbox = Sandbox(tmp_path, bubblewrap=bubblewrap, refusal=lambda command: "asked")
