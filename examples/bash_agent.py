@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from textwrap import indent
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import openai
 
@@ -128,19 +128,14 @@ def describe(result: CommandResult) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """0: the job was played to its end; 1: it broke off; 2: it could not begin."""
     options = parse_options(argv)
-    prompts = TOUR if options.task is None else (options.task,)
-    max_turns = options.max_turns or (len(TOUR) if options.task is None else MAX_TASK_TURNS)
     # With --json, standard output carries the document and nothing else.
     say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
-    records: list[TurnRecord] = []
-    problem: str | None = None
-
     with ExitStack() as stack:
         try:
             base_url = options.base_url or start_server(stack, options.model, say)
-            client = openai.OpenAI(base_url=base_url, api_key=options.api_key)
-            model = choose_model(client, None if options.base_url is None else options.model)
-        except (agentkv.AgentKVError, openai.OpenAIError, OSError) as error:
+            client = stack.enter_context(openai.OpenAI(base_url=base_url, api_key=options.api_key))
+            model = choose_model(client, options.model if options.base_url else None)
+        except (agentkv.AgentKVError, openai.OpenAIError) as error:
             print(f"cannot begin: {explain(error, options.base_url)}", file=sys.stderr)
             return BAD_USAGE
         workspace = stack.enter_context(scratch_copy(PROJECT))
@@ -149,24 +144,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if options.yes and not sandbox.is_isolated:
             say("bubblewrap does not work here: commands run with your own rights (--yes)")
-        with agentkv.session(client, expected_turns=max_turns) as job:
-            job.limit_turns(max_turns)  # a promise: after that turn the server need keep nothing
-            try:
-                for record in take_turns(job, model, prompts, sandbox, max_turns):
-                    records.append(record)
-                    show_turn(record, say)
-            except openai.OpenAIError as error:
-                problem = f"turn {len(records) + 1} broke off: {explain(error, base_url)}"
-        agentkv.flush()  # the server must hear that the job is over before it is stopped
+        document = play_job(client, model, sandbox, options, say)
+    if options.json:
+        print(json.dumps(document))
+    return FAILED if document["problem"] else 0
+
+
+def play_job(
+    client: openai.OpenAI,
+    model: str,
+    sandbox: Sandbox,
+    options: argparse.Namespace,
+    say: Callable[..., None],
+) -> dict[str, Any]:
+    """Plays the task or the tour as one job, shows it, and returns all there is to tell."""
+    prompts = (options.task,) if options.task else TOUR
+    max_turns = options.max_turns or (MAX_TASK_TURNS if options.task else len(TOUR))
+    records: list[TurnRecord] = []
+    problem = None
+
+    with agentkv.session(client, expected_turns=max_turns) as job:
+        job.limit_turns(max_turns)  # a promise: after that turn the server need keep nothing
+        try:
+            for record in take_turns(job, model, prompts, sandbox, max_turns):
+                records.append(record)
+                show_turn(record, say)
+        except openai.OpenAIError as error:
+            problem = f"turn {len(records) + 1} broke off: {explain(error, options.base_url)}"
+    agentkv.flush()  # a server of our own must hear that the job is over before it is stopped
+
     summary = job.summary()
     say(f"\n{format_turns(records)}\n\n{summary}")
     if problem:
         print(problem, file=sys.stderr)
-    if options.json:
-        turns = [asdict(record) for record in records]
-        document = {"model": model, "problem": problem, "turns": turns, "job": asdict(summary)}
-        print(json.dumps(document))
-    return FAILED if problem else 0
+    turns = [asdict(record) for record in records]
+    return {"model": model, "problem": problem, "turns": turns, "job": asdict(summary)}
 
 
 def start_server(stack: ExitStack, model: str | None, say: Callable[..., None]) -> str:
@@ -179,7 +191,12 @@ def start_server(stack: ExitStack, model: str | None, say: Callable[..., None]) 
 
 def choose_model(client: openai.OpenAI, wanted: str | None) -> str:
     """The model wanted, or the first that the server has; raises AgentKVError for a wrong one."""
-    offered = [model.id for model in client.models.list()]
+    try:
+        offered = [model.id for model in client.models.list()]
+    except openai.NotFoundError:
+        if wanted is None:
+            raise agentkv.AgentKVError("the server lists no models: give --model") from None
+        return wanted
     if not offered:
         raise agentkv.AgentKVError("the server has no model")
     if wanted is not None and wanted not in offered:

@@ -1,0 +1,186 @@
+"""Facts about the example agent's loop, on a scripted server and without a model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import agentkv
+from agentkv.agents.bubblewrap import find_bubblewrap
+from agentkv.testing import ScriptedServer, forget_servers
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "bash_agent.py"
+# Commands run unasked here: they are this file's own.
+OPTIONS = ("--model", "scripted", "--yes", "--json")
+
+
+@pytest.fixture(scope="module")
+def bash_agent() -> ModuleType:
+    """The example as a module."""
+    spec = importlib.util.spec_from_file_location("bash_agent", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def clean_slate() -> Iterator[None]:
+    """No server is known from the test before."""
+    forget_servers()
+    yield
+    assert agentkv.flush(timeout_s=20)
+
+
+def bash(command: str) -> str:
+    """A reply that calls bash."""
+    return f"```bash\n{command}\n```"
+
+
+def play(
+    agent: ModuleType, server: ScriptedServer, capsys: pytest.CaptureFixture[str], *options: str
+) -> tuple[int, dict[str, Any], str]:
+    """Exit status, JSON document and the text beside it."""
+    status = agent.main(["--base-url", server.base_url, *OPTIONS, *options])
+    captured = capsys.readouterr()
+    return status, json.loads(captured.out), captured.err
+
+
+def test_the_history_only_grows(bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each prompt begins with all messages of the one before, so that its cache can be reused."""
+    with ScriptedServer([bash("ls")]) as server:
+        status, _, text = play(bash_agent, server, capsys)
+        histories = [turn.body["messages"] for turn in server.turns]
+    assert status == 0, text
+    assert len(histories) == 5
+    for earlier, later in pairwise(histories):
+        assert later[: len(earlier)] == earlier
+        assert later[len(earlier)] == {"role": "assistant", "content": bash("ls")}
+
+
+def test_the_output_of_a_command_reaches_the_model(
+    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next prompt holds what the command printed, then the user's words."""
+    with ScriptedServer([bash("echo 40 + 2 is $((40 + 2))")]) as server:
+        play(bash_agent, server, capsys)
+        second = server.turns[1].body["messages"][-1]
+    prompt = bash_agent.TOUR[1]
+    assert second == {"role": "user", "content": f"Output:\n40 + 2 is 42\n\n{prompt}"}
+
+
+def test_a_reply_without_a_command_is_shown_and_the_tour_goes_on(
+    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is made up in its place: the turn counts, with no command and no exit status."""
+    with ScriptedServer(["I would list the files.", bash("true")]) as server:
+        status, document, text = play(bash_agent, server, capsys)
+    first, *others = document["turns"]
+    assert status == 0
+    assert (first["command"], first["exit_status"], first["output"]) == (None, None, "")
+    assert "I would list the files." in text
+    assert [turn["exit_status"] for turn in others] == [0] * 4
+
+
+def test_every_turn_is_tagged_and_the_last_of_the_tour_is_marked(
+    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One job id, turns counted, and only the fifth is the last step."""
+    with ScriptedServer([bash("true")]) as server:
+        _, document, _ = play(bash_agent, server, capsys)
+        tags = [turn.tags for turn in server.turns]
+        commands = [event["command"] for _, event in server.tool_events]
+    assert {tag["job_id"] for tag in tags} == {document["job"]["job_id"]}
+    assert [tag["turn"] for tag in tags] == [1, 2, 3, 4, 5]
+    assert [tag.get("is_last_step", False) for tag in tags] == [False] * 4 + [True]
+    assert set(commands) == {"true"}
+
+
+def test_a_task_ends_with_the_first_reply_that_calls_no_tool(
+    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three turns for two commands and an answer."""
+    replies = [bash("ls"), bash("cat main.py"), "It has 18 lines."]
+    with ScriptedServer(replies) as server:
+        status, document, _ = play(bash_agent, server, capsys, "--task", "Count the lines.")
+    assert status == 0
+    assert [turn["command"] for turn in document["turns"]] == ["ls", "cat main.py", None]
+
+
+def test_a_task_ends_at_its_limit(
+    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that never stops is stopped."""
+    with ScriptedServer([bash("ls")]) as server:
+        options = ("--task", "Go on for ever.", "--max-turns", "4")
+        _, document, _ = play(bash_agent, server, capsys, *options)
+    assert len(document["turns"]) == 4
+
+
+def test_a_server_that_refuses_a_turn_ends_the_job_with_its_table(
+    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 1 with what was played so far and the server's reason."""
+    with ScriptedServer([bash("true")], is_strict=True, has_plugin=True) as server:
+        status, document, text = play(bash_agent, server, capsys)
+    assert status == 1
+    assert document["turns"] == []
+    assert "turn 1 broke off" in document["problem"]
+    assert "unknown field" in text
+
+
+def test_a_server_without_the_plugin_plays_the_tour_untagged(
+    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A strict endpoint without the plugin sees no unknown field."""
+    with ScriptedServer([bash("true")], is_strict=True, has_plugin=False) as server:
+        status, document, _ = play(bash_agent, server, capsys)
+    assert (status, len(document["turns"])) == (0, 5)
+
+
+def test_without_isolation_and_terminal_commands_are_refused_and_the_tour_goes_on(
+    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without bubblewrap and without `--yes` nothing runs, and each turn says why."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert find_bubblewrap() is None
+    with ScriptedServer([bash("ls")]) as server:
+        arguments = ["--base-url", server.base_url, "--model", "scripted", "--json"]
+        assert bash_agent.main(arguments) == 0
+    turns = json.loads(capsys.readouterr().out)["turns"]
+    assert len(turns) == 5
+    assert all("--yes" in turn["output"] for turn in turns)
+    assert all(turn["exit_status"] is None for turn in turns)
+
+
+def test_a_server_that_is_not_there_is_named(
+    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2 and the address."""
+    assert bash_agent.main(["--base-url", "http://127.0.0.1:9/v1"]) == 2
+    assert "no answer from http://127.0.0.1:9/v1" in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_list_models_needs_a_name(
+    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2 and the option that helps."""
+    with ScriptedServer() as server:
+        assert bash_agent.main(["--base-url", server.base_url]) == 2
+    assert "--model" in capsys.readouterr().err
+
+
+def test_a_missing_model_folder_is_an_error_before_any_turn(
+    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The embedded server's own reason is shown, with status 2."""
+    assert bash_agent.main(["--model", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err
