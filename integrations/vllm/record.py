@@ -8,12 +8,15 @@ from typing import Any
 
 from .record_writer import RecordWriter
 
+MAX_COMMAND_CHARS = 512
+"""Characters kept of a tool's command: with a client's longest, events would be 16 KiB each."""
+
 
 class TimestampRecord:
     """Events per job, each with the seconds since the engine started on a monotonic clock.
 
-    At most `max_events` events in all, about 400 bytes each; beyond that the job recorded to
-    longest ago is dropped whole. A writer, if given, gets every event.
+    At most `max_events` events in all, about 400 bytes each and 3 KiB with the longest text; beyond
+    that the job recorded to longest ago is dropped whole. A writer, if given, gets every event.
     """
 
     def __init__(

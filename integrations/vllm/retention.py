@@ -21,7 +21,7 @@ from .jobs import Job, JobTable, Turn, checkpoints_of
 from .pin_keeper import PinKeeper
 from .pin_table import Pin
 from .prefill_fit import PrefillFit
-from .record import TimestampRecord
+from .record import MAX_COMMAND_CHARS, TimestampRecord
 from .record_writer import RecordWriter
 from .settings import Settings, SettingsError
 
@@ -269,7 +269,7 @@ class Retention:
             job_id,
             f"tool_{event.state}",
             tool=tool,
-            command=(event.command or "")[:4096],
+            command=(event.command or "")[:MAX_COMMAND_CHARS],
             duration_s=event.duration_s,
         )
         pin = self.pins.get(job_id)
