@@ -1,6 +1,6 @@
 """The Prometheus series, and vLLM's stat logger that feeds them.
 
-Series register once per process and live as long as it does, so each case has a process of its own.
+Series register once per process and live as long as it does, so most cases have their own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from prometheus_client import REGISTRY
+from vllm.v1.metrics.stats import SchedulerStats
+
+from agentkv.integrations.vllm.metrics import AgentKVStatLogger
+from agentkv.integrations.vllm.seam import STATS_FIELD
 
 PAYLOAD = {
     "gauges": {"pinned_jobs": 2, "pinned_blocks": 9},
@@ -128,27 +136,19 @@ def test_the_stat_logger_feeds_the_series_under_our_policy_only() -> None:
 
     A second logger, of an engine built again in the same process, adds to the same series.
     """
-    series = series_after("""
-        from types import SimpleNamespace
-        from vllm.v1.metrics.loggers import AggregateStatLoggerBase
-        from vllm.v1.metrics.stats import SchedulerStats
-        from agentkv.integrations.vllm.metrics import AgentKVStatLogger
+    stats, bare = SchedulerStats(), SchedulerStats()
+    setattr(stats, STATS_FIELD, PAYLOAD)
 
-        assert issubclass(AgentKVStatLogger, AggregateStatLoggerBase)
-        stats, bare = SchedulerStats(), SchedulerStats()
-        stats.agentkv = PAYLOAD
-        model = SimpleNamespace(served_model_name="m")
+    def pins_after_logging(additional_config: dict[str, Any]) -> float | None:
+        config: Any = SimpleNamespace(
+            additional_config=additional_config, model_config=SimpleNamespace(served_model_name="m")
+        )
+        logger = AgentKVStatLogger(vllm_config=config, engine_indexes=[0])
+        for given in (stats, bare, None):
+            logger.record(given, None, engine_idx=0)
+        labels = {"model_name": "m", "engine": "0", "speed": "none"}
+        return REGISTRY.get_sample_value("agentkv:pins_total", labels)
 
-        def record(additional_config):
-            config = SimpleNamespace(additional_config=additional_config, model_config=model)
-            logger = AgentKVStatLogger(vllm_config=config, engine_indexes=[0])
-            for given in (stats, bare, None):
-                logger.record(given, None, engine_idx=0)
-
-        record({})
-        assert not [name for name in REGISTRY._names_to_collectors if name.startswith("agentkv")]
-        record({"agentkv": {"policy": "continuum"}})
-        record({"agentkv": {"policy": "continuum"}})
-        show()
-    """)
-    assert series['agentkv:pins_total{engine="0",model_name="m",speed="none"}'] == 6
+    assert pins_after_logging({}) is None
+    assert pins_after_logging({"agentkv": {"policy": "continuum"}}) == 3
+    assert pins_after_logging({"agentkv": {"policy": "continuum"}}) == 6

@@ -1,0 +1,300 @@
+"""The wire, the routes and the metrics on a real vLLM server, with one API server and with two."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from agentkv.integrations.vllm.doctor.server import check_server
+from agentkv.server_process import ServerProcess
+from tests.conftest import TINY_ARGS, ServerPool
+
+pytestmark = pytest.mark.server
+
+PROMPT = "List the files of this folder, then read the longest of them. " * 8
+ROUTES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4},
+    "/v1/completions": {"prompt": PROMPT, "max_tokens": 4},
+    "/v1/responses": {"input": PROMPT, "max_output_tokens": 4},
+    "/v1/messages": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4},
+}
+API_KEYS = ("first-key", "second-key")
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def client(tiny_continuum_server: ServerProcess) -> Iterator[httpx.Client]:
+    """A client of a server under continuum."""
+    with httpx.Client(base_url=tiny_continuum_server.root_url, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def new_job_id() -> str:
+    return f"job-{uuid4().hex[:12]}"
+
+
+def generate(
+    client: httpx.Client,
+    route: str = "/v1/chat/completions",
+    headers: dict[str, str] | None = None,
+    **fields: Any,
+) -> httpx.Response:
+    request = {"model": "tiny", **ROUTES[route], **fields}
+    return client.post(route, json=request, headers=headers)
+
+
+def job(client: httpx.Client, job_id: str) -> dict[str, Any]:
+    reply = client.get(f"/v1/agentkv/jobs/{job_id}")
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def reading(client: httpx.Client, name: str, **labels: str) -> float | None:
+    """The sum of a series of /metrics over the labels not given; None if there is none."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    values = [
+        float(line.rsplit(" ", 1)[1])
+        for line in client.get("/metrics").text.splitlines()
+        if re.match(rf"{re.escape(name)}[{{ ]", line) and all(part in line for part in wanted)
+    ]
+    return sum(values) if values else None
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Poll a reading that the server changes by itself."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_tags_reach_the_engine_from_every_route(
+    client: httpx.Client, route: str, stream: bool
+) -> None:
+    """All fields of one request arrive, streaming or not."""
+    job_id = new_job_id()
+    tags = {"job_id": job_id, "parent_job_id": "above", "turn": 1, "expected_turns": 7}
+    reply = generate(client, route, stream=stream, last_tool="ls", last_tool_s=0.5, **tags)
+    assert reply.status_code == 200, reply.text
+    assert ("data:" in reply.text) == stream
+    found = job(client, job_id)
+    assert (found["turns"], found["expected_turns"]) == (1, 7)
+    assert found["parent_job_id"] == "above"
+    assert found["pinned_blocks"] > 0
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("place", ["extra_body", "vllm_xargs"])
+def test_tags_are_understood_in_other_places(client: httpx.Client, route: str, place: str) -> None:
+    """What a raw post nests by mistake, and vLLM's own channel, count too."""
+    job_id = new_job_id()
+    fields: dict[str, Any] = {place: {"job_id": job_id, "expected_turns": 3}}
+    assert generate(client, route, **fields).status_code == 200
+    assert job(client, job_id)["expected_turns"] == 3
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "name",
+    ["X-Session-ID", "x-claude-code-session-id", "session-id", "x-dynamo-session-id"],
+)
+def test_session_headers_are_jobs(client: httpx.Client, route: str, name: str) -> None:
+    """vLLM's native header and those of coding agents name the job on every route."""
+    job_id = new_job_id()
+    assert generate(client, route, {name: job_id}).status_code == 200
+    assert job(client, job_id)["turns"] == 1
+
+
+def test_a_session_id_field_is_a_job(client: httpx.Client) -> None:
+    """vLLM's own field, which its API already takes."""
+    job_id = new_job_id()
+    assert generate(client, session_id=job_id).status_code == 200
+    assert job(client, job_id)["turns"] == 1
+
+
+def test_the_last_step_keeps_nothing(client: httpx.Client) -> None:
+    """is_last_step, and its header, end the job at once."""
+    for headers, fields in (({}, {"is_last_step": True}), ({"x-dynamo-session-final": "1"}, {})):
+        job_id = new_job_id()
+        assert generate(client, job_id=job_id).status_code == 200
+        assert generate(client, headers=headers, job_id=job_id, **fields).status_code == 200
+        assert client.get(f"/v1/agentkv/jobs/{job_id}").status_code == 404
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("job_id", 5),
+        ("job_id", "x" * 1_000_000),
+        ("is_last_step", "yes"),
+        ("turn", 0),
+        ("last_tool_s", -1),
+    ],
+    ids=["number", "megabyte", "text", "zero", "negative"],
+)
+def test_a_wrong_tag_is_a_400_and_the_server_lives_on(
+    client: httpx.Client, route: str, field: str, value: object
+) -> None:
+    """The field is named; the rejection is counted, also while the engine is idle."""
+    before = reading(client, "agentkv:bad_tags_total")
+    assert before is not None
+    reply = generate(client, route, **{field: value})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith(f"{field}: got ")
+    assert len(reply.content) < 500
+    wait_until(lambda: reading(client, "agentkv:bad_tags_total") == before + 1)
+    assert generate(client, route).status_code == 200
+
+
+def test_malformed_json_gets_vllms_own_answer(client: httpx.Client) -> None:
+    """A body that is no JSON is left to vLLM, with our keys in it or not."""
+    headers = {"content-type": "application/json"}
+    for route in ROUTES:
+        for body in (b'{"job_id": ', b"[1", b"", b"\xff\xfe"):
+            assert client.post(route, content=body, headers=headers).status_code == 400
+
+
+def test_a_job_can_be_told_of_tools_and_released(client: httpx.Client) -> None:
+    """With an id that needs escaping; after the release the job is unknown."""
+    job_id = "team/a b?" + new_job_id()
+    assert generate(client, job_id=job_id).status_code == 200
+    path = f"/v1/agentkv/jobs/{quote(job_id, safe='')}"
+    pinned = client.get(path).json()
+    assert (pinned["job_id"], pinned["pinned_blocks"] > 0) == (job_id, True)
+    told = client.post(f"{path}/tool", json={"state": "started", "command": "ls -l"})
+    assert (told.status_code, told.json()["job_id"]) == (200, job_id)
+    assert client.get(path).json()["last_tool"] == "ls"
+    freed = client.post(f"{path}/release")
+    assert freed.json() == {"job_id": job_id, "freed_blocks": pinned["pinned_blocks"]}
+    for again in (client.get(path), client.post(f"{path}/release")):
+        assert again.status_code == 404
+
+
+def test_the_readings_hold_together(client: httpx.Client) -> None:
+    """info, stats, jobs and timestamps speak of the same job."""
+    job_id = new_job_id()
+    assert generate(client, job_id=job_id).status_code == 200
+    info = client.get("/v1/agentkv/info").json()
+    assert (info["policy"], info["wire_version"], info["block_size"]) == ("continuum", 1, 32)
+    assert client.get("/v1/agentkv/stats").json()["pins_total"]["none"] >= 1
+    assert job_id in [found["job_id"] for found in client.get("/v1/agentkv/jobs").json()["jobs"]]
+    events = client.get("/v1/agentkv/timestamps").json()["jobs"][job_id]
+    assert [event["event"] for event in events[:4]] == [
+        "arrival",
+        "waiting_to_running",
+        "finish",
+        "pinned",
+    ]
+
+
+def test_metrics_are_right_while_the_engine_is_idle(client: httpx.Client) -> None:
+    """The gauges go back to zero when the last pin expires, with no request to move them."""
+    assert generate(client, job_id=new_job_id()).status_code == 200
+    wait_until(lambda: (reading(client, "agentkv:pinned_blocks") or 0) > 0)
+    assert (reading(client, "vllm:kv_cache_usage_perc") or 0) > 0
+    expired = reading(client, "agentkv:pin_ends_total", reason="expired") or 0
+    wait_until(lambda: reading(client, "agentkv:pinned_blocks") == 0)
+    assert reading(client, "agentkv:pinned_jobs") == 0
+    assert reading(client, "vllm:kv_cache_usage_perc") == 0
+    assert (reading(client, "agentkv:pin_ends_total", reason="expired") or 0) > expired
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_client_that_leaves_ends_its_request(client: httpx.Client, stream: bool) -> None:
+    """vLLM still hears of the disconnect through the middleware."""
+    job_id = new_job_id()
+    endless = {"n": 32, "max_tokens": 3000, "ignore_eos": True, "stream": stream, "job_id": job_id}
+    request = {"model": "tiny", "prompt": PROMPT, **endless}
+    if stream:
+        with client.stream("POST", "/v1/completions", json=request) as reply:
+            next(reply.iter_lines())
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json=request, timeout=0.5)
+    wait_until(lambda: job(client, job_id)["live_requests"] == 0)
+    events = client.get("/v1/agentkv/timestamps").json()["jobs"][job_id]
+    assert events[-1]["event"] == "aborted"
+
+
+def test_the_doctor_finds_nothing_wrong(tiny_continuum_server: ServerProcess) -> None:
+    """All checks of a server under continuum are OK."""
+    found = list(check_server(tiny_continuum_server.base_url, None))
+    assert [check for check in found if check.status != "OK"] == []
+    assert "log stats" in [check.name for check in found]
+
+
+def test_stock_policies_are_stock(server_pool: ServerPool, tiny_model_dir: Path) -> None:
+    """Under fcfs: vLLM's own 404, no series of ours, no check of our fields, log stats off.
+
+    The last is what a stat logger in vLLM's entry-point group would break.
+    """
+    server = server_pool.get(tiny_model_dir, *TINY_ARGS, "--disable-log-stats", policy="fcfs")
+    with httpx.Client(base_url=server.root_url, timeout=PATIENCE_S) as client:
+        ours, unknown = client.get("/v1/agentkv/info"), client.get("/v1/no-such-thing")
+        assert (ours.status_code, ours.content) == (404, unknown.content)
+        assert generate(client, job_id=5, turn="x").status_code == 200
+        metrics = client.get("/metrics").text
+        assert "agentkv:" not in metrics
+        assert "\nvllm:" not in metrics
+        assert {check.name for check in check_server(server.base_url, None)} == {
+            "server",
+            "server plugin",
+            "strict endpoint",
+        }
+
+
+@pytest.fixture
+def two_api_servers(server_pool: ServerPool, tiny_model_dir: Path) -> ServerProcess:
+    """Two API server processes over one engine, behind two API keys."""
+    return server_pool.get(
+        tiny_model_dir, *TINY_ARGS, "--api-server-count", "2", "--api-key", *API_KEYS
+    )
+
+
+def test_two_api_servers_are_one_server(two_api_servers: ServerProcess) -> None:
+    """Whichever process takes a connection: same jobs, same totals, same series."""
+    root_url, key = two_api_servers.root_url, {"Authorization": f"Bearer {API_KEYS[1]}"}
+    job_ids = [new_job_id() for _ in range(12)]
+    for job_id in job_ids:  # a connection each, which the kernel hands to either process
+        with httpx.Client(base_url=root_url, headers=key, timeout=PATIENCE_S) as client:
+            assert generate(client, job_id=job_id).status_code == 200
+            assert generate(client, job_id=5).status_code == 400
+    log = two_api_servers.log_path.read_text()
+    assert {"ApiServer_0", "ApiServer_1"} <= set(re.findall(r"ApiServer_\d", log))
+    with httpx.Client(base_url=root_url, headers=key, timeout=PATIENCE_S) as client:
+        wait_until(lambda: reading(client, "agentkv:pins_total") == len(job_ids))
+        wait_until(lambda: reading(client, "agentkv:bad_tags_total") == len(job_ids))
+        wait_until(lambda: reading(client, "agentkv:pinned_blocks") == 0)
+        assert client.get("/v1/agentkv/stats").json()["pins_total"] == {"none": len(job_ids)}
+        known = {found["job_id"] for found in client.get("/v1/agentkv/jobs").json()["jobs"]}
+    assert set(job_ids) <= known
+    for _ in range(6):
+        assert httpx.get(f"{root_url}/v1/agentkv/stats", headers=key).status_code == 200
+        with httpx.Client(base_url=root_url, timeout=PATIENCE_S) as client:
+            assert reading(client, "agentkv:pin_ends_total", reason="expired") == len(job_ids)
+
+
+def test_the_api_key_guards_everything_of_ours(two_api_servers: ServerProcess) -> None:
+    """Without a key: vLLM's 401 on our routes, and no word about tags on its own."""
+    with httpx.Client(base_url=two_api_servers.root_url, timeout=PATIENCE_S) as client:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": API_KEYS[0]}):
+            for path in ("info", "stats", "jobs", "timestamps", "jobs/x"):
+                reply = client.get(f"/v1/agentkv/{path}", headers=headers)
+                assert (reply.status_code, reply.json()) == (401, {"error": "Unauthorized"})
+            assert client.post("/v1/agentkv/jobs/x/release", headers=headers).status_code == 401
+            assert generate(client, headers=headers, job_id=5).status_code == 401
+        for key in API_KEYS:
+            headers = {"Authorization": f"Bearer {key}"}
+            assert client.get("/v1/agentkv/info", headers=headers).status_code == 200
