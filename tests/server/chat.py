@@ -40,11 +40,12 @@ def agentkv_get(server: ServerProcess, route: str) -> dict[str, Any]:
     return answer
 
 
-def metric(server: ServerProcess, name: str) -> float:
-    """The sum of a series over its labels, as `/metrics` shows it now."""
+def metric(server: ServerProcess, name: str, **labels: str) -> float:
+    """The sum of a series over its other labels, as `/metrics` shows it now."""
     text = httpx.get(f"{server.root_url}/metrics", timeout=LIMIT_S).text
-    values = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, flags=re.MULTILINE)
-    return sum(map(float, values))
+    series = re.findall(rf"^{re.escape(name)}({{.*}})? (\S+)$", text, flags=re.MULTILINE)
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(float(value) for found, value in series if all(pair in found for pair in wanted))
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

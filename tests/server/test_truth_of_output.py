@@ -1,0 +1,157 @@
+"""Scheduling changes timing and memory, never output: greedy tokens under continuum and under fcfs.
+
+The same jobs run on four servers, one at a time and all at once: both policies, each with large
+prefill chunks and ample memory and with small chunks and so little memory that turns are preempted.
+Stock itself may round differently in another batch; what it does is measured in the same run, as
+the largest difference between the logprobs of a token under fcfs in two settings. Within that
+spread a tie may go either way; where it is 0, nothing but equal tokens passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from agentkv.integrations.vllm.pin_table import PinEnd
+from tests.conftest import TINY_ARGS, ServerPool
+from tests.server.chat import metric
+from tests.server.transcripts import NUM_JOBS, NUM_TURNS, Transcript, play
+
+pytestmark = pytest.mark.server
+
+NUM_SINGLE_JOBS = 3
+"""Jobs played one after the other: at 3 s each, enough to see."""
+SETTINGS = {
+    "ample": ("--max-num-batched-tokens", "4096"),
+    # 39 blocks for 8 jobs that grow to 15 each; a prompt of 64 to 384 tokens takes many chunks.
+    "scarce": (
+        *("--max-num-batched-tokens", "40", "--max-num-seqs", "8"),
+        *("--num-gpu-blocks-override", "40", "--max-model-len", "1024"),
+    ),
+}
+# Long enough that no pin expires because the machine is busy.
+LONG_TTL = ("--additional-config", '{"agentkv": {"ttl": "fixed", "fixed_ttl_s": 60.0}}')
+POLICIES = {"fcfs": (), "continuum": LONG_TTL}
+MODES = {"single": (NUM_SINGLE_JOBS, 1), "concurrent": (NUM_JOBS, NUM_JOBS)}
+NOISE = 1e-4
+"""Logprobs closer than this count as equal, whatever stock's spread: float32 over two layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Transcripts by policy, setting and mode; counts by policy and setting."""
+
+    transcripts: dict[tuple[str, str, str], Transcript]
+    preemptions: dict[tuple[str, str], float]
+    pins: dict[str, float]
+    pin_ends: dict[str, dict[str, float]]
+    """By setting and reason."""
+
+    @property
+    def reference(self) -> Transcript:
+        """Stock with ample memory: all jobs side by side."""
+        return self.transcripts["fcfs", "ample", "concurrent"]
+
+    def of_stock(self) -> Iterator[Transcript]:
+        return (run for (policy, *_), run in self.transcripts.items() if policy == "fcfs")
+
+    def spread_of_stock(self) -> float:
+        return max(largest_difference(run, self.reference) for run in self.of_stock())
+
+
+@pytest.fixture(scope="module")
+def runs(server_pool: ServerPool, tiny_model_dir: Path) -> Runs:
+    """Every run there is; four servers, two at a time."""
+    runs = Runs({}, {}, {}, {})
+    for setting, args in SETTINGS.items():
+        for policy, own_args in POLICIES.items():
+            flags = (*TINY_ARGS, *args, *own_args)
+            server = server_pool.get(tiny_model_dir, *flags, policy=policy)
+            for mode in ("concurrent", "single"):
+                num_jobs, num_at_once = MODES[mode]
+                runs.transcripts[policy, setting, mode] = play(
+                    server,
+                    f"{setting}-{mode}",
+                    num_jobs=num_jobs,
+                    num_at_once=num_at_once,
+                    reference=runs.reference if runs.transcripts else None,
+                )
+            runs.preemptions[policy, setting] = metric(server, "vllm:num_preemptions_total")
+            if policy == "continuum":
+                runs.pins[setting] = metric(server, "agentkv:pins_total")
+                runs.pin_ends[setting] = {
+                    reason: metric(server, "agentkv:pin_ends_total", reason=reason)
+                    for reason in get_args(PinEnd)
+                }
+    return runs
+
+
+def first_difference(run: tuple[int, ...], reference: tuple[int, ...]) -> int | None:
+    """Place of the first token that differs; None if all are the same."""
+    pairs = enumerate(zip(run, reference, strict=True))
+    return next((place for place, (token, other) in pairs if token != other), None)
+
+
+def largest_difference(run: Transcript, reference: Transcript) -> float:
+    """Between the logprobs of two runs, over the tokens before the first that differs."""
+    differences = [0.0]
+    for key, sampled in run.items():
+        other = reference[key]
+        end = first_difference(sampled.tokens, other.tokens)
+        pairs = zip(sampled.logprobs[:end], other.logprobs[:end], strict=True)
+        differences += [abs(logprob - expected) for logprob, expected in pairs]
+    return max(differences)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_continuum_samples_what_stock_samples(runs: Runs, setting: str, mode: str) -> None:
+    """Token for token, but for ties closer than stock's own spread."""
+    run = runs.transcripts["continuum", setting, mode]
+    assert len(run) == MODES[mode][0] * NUM_TURNS
+    spread = runs.spread_of_stock()
+    for key, sampled in run.items():
+        expected = runs.reference[key]
+        place = first_difference(sampled.tokens, expected.tokens)
+        if place is not None:
+            assert expected.leads[place] <= 2 * spread, f"job and turn {key}, token {place}"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_continuum_stays_within_stocks_own_spread(runs: Runs, setting: str, mode: str) -> None:
+    """Logprobs too: a block with another job's content would show in them first."""
+    run = runs.transcripts["continuum", setting, mode]
+    assert largest_difference(run, runs.reference) <= max(2 * runs.spread_of_stock(), NOISE)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_scarce_memory_preempted_running_turns(runs: Runs, policy: str) -> None:
+    """Else the runs above would not have shown that a preempted turn ends with the same tokens."""
+    assert runs.preemptions[policy, "scarce"] > 0
+    assert runs.preemptions[policy, "ample"] == 0
+
+
+def test_jobs_came_back_to_their_pins(runs: Runs) -> None:
+    """With ample memory every turn but the last was pinned and taken over by the next one."""
+    num_pinned = (NUM_JOBS + NUM_SINGLE_JOBS) * (NUM_TURNS - 1)
+    assert runs.pins["ample"] == num_pinned
+    assert runs.pin_ends["ample"] == dict.fromkeys(get_args(PinEnd), 0) | {"returned": num_pinned}
+
+
+def test_scarce_memory_took_pins_away(runs: Runs) -> None:
+    """Some pins gave way to running turns, and all of them ended."""
+    assert runs.pin_ends["scarce"]["pressure"] > 0
+    assert sum(runs.pin_ends["scarce"].values()) == runs.pins["scarce"]
+
+
+def test_the_jobs_are_worth_comparing(runs: Runs) -> None:
+    """Each turn says something else, and the lead of its tokens is far above stock's spread."""
+    outputs = {sampled.tokens for sampled in runs.reference.values()}
+    assert len(outputs) == NUM_JOBS * NUM_TURNS
+    leads = sorted(lead for sampled in runs.reference.values() for lead in sampled.leads)
+    assert leads[len(leads) // 2] > 100 * max(runs.spread_of_stock(), 1e-6)
