@@ -68,3 +68,10 @@ def test_every_private_method_that_ours_extend_is_in_the_contract() -> None:
     listed = {attribute for _, attribute in seam.CONTRACT}
     assert {"_free_blocks", "schedule"} <= extended
     assert extended - {"__init__"} - set(dir(SchedulerInterface)) <= listed
+
+
+def test_stat_loggers_are_given_to_the_async_engine() -> None:
+    """AsyncLLM takes `stat_loggers`, by which our metrics get in without a plugin group."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    assert "stat_loggers" in inspect.signature(AsyncLLM.__init__).parameters
