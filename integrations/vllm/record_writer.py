@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
+from .settings import Settings, SettingsError
+
 FILE_STEM = "scheduler_timestamps"
 MAX_WAITING_EVENTS = 100_000
 """Events that may wait for a slow disk; further ones are dropped."""
@@ -67,3 +69,19 @@ class RecordWriter:
                         self._file.flush()
         except OSError as error:
             logger.error("agentkv: the timestamps record ends here, %s: %s", self.path, error)
+
+
+def open_writer(settings: Settings) -> RecordWriter | None:
+    """The writer for `run_output_dir`, None without one.
+
+    Raises SettingsError if that folder cannot be written to.
+    """
+    if settings.run_output_dir is None:
+        return None
+    try:
+        return RecordWriter(Path(settings.run_output_dir))
+    except OSError as error:
+        raise SettingsError(
+            f"--run-output-dir {settings.run_output_dir}: cannot write there ({error}); "
+            "give a folder that can be written to"
+        ) from error

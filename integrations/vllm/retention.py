@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agentkv.ttl import TTL
@@ -22,8 +21,9 @@ from .pin_keeper import PinKeeper
 from .pin_table import Pin
 from .prefill_fit import PrefillFit
 from .record import MAX_COMMAND_CHARS, TimestampRecord
-from .record_writer import RecordWriter
-from .settings import Settings, SettingsError
+from .record_writer import open_writer
+from .settings import Settings
+from .tool_observations import ToolObservations, tool_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +37,6 @@ class Context:
     @property
     def num_tokens(self) -> int:
         return self.num_blocks * self.block_tokens
-
-
-def tool_name(text: str) -> str:
-    """The first word of a command: the tool as the published Continuum names it."""
-    return text.split(maxsplit=1)[0][:256] if text.strip() else ""
-
-
-def _writer(settings: Settings) -> RecordWriter | None:
-    """Raises SettingsError if the output folder cannot be written to."""
-    if settings.run_output_dir is None:
-        return None
-    try:
-        return RecordWriter(Path(settings.run_output_dir))
-    except OSError as error:
-        raise SettingsError(
-            f"--run-output-dir {settings.run_output_dir}: cannot write there ({error}); "
-            "give a folder that can be written to"
-        ) from error
 
 
 class Retention:
@@ -79,8 +61,9 @@ class Retention:
         self.turns: dict[str, Turn] = {}
         self.prefills = PrefillFit(settings.prefill_reload)
         self.counters = Counters()
+        self.tools = ToolObservations(self.policy.durations, self.counters)
         self.record = TimestampRecord(
-            max_events=settings.record_events, clock=clock, writer=_writer(settings)
+            max_events=settings.record_events, clock=clock, writer=open_writer(settings)
         )
         self.arrivals = itertools.count()
         self._clock = clock
@@ -118,7 +101,7 @@ class Retention:
         fingerprint = (num_prompt_tokens, block_hashes[-1] if block_hashes else None)
         is_new = job.counts_as_new_turn(tags.turn, fingerprint)
         if is_new:
-            self._observe_gap(job, tags, now_s)
+            self.tools.from_next_turn(job, tags, now_s)
             job.num_turns += 1
         job.fingerprint = fingerprint
         job.last_turn = max(job.last_turn or 0, tags.turn) if tags.turn else job.last_turn
@@ -139,21 +122,6 @@ class Retention:
             prompt_length=num_prompt_tokens,
             retry=not is_new,
         )
-
-    def _observe_gap(self, job: Job, tags: Tags, now_s: float) -> None:
-        if job.finished_s is None or job.is_tool_observed:
-            return
-        if tags.last_tool_s is not None:
-            tool = tool_name(tags.last_tool) if tags.last_tool else job.tool
-            self._observe_tool(job, tool, tags.last_tool_s, "piggyback")
-        elif not job.live:
-            self._observe_tool(job, job.tool, now_s - job.finished_s, "gap")
-
-    def _observe_tool(self, job: Job, tool: str | None, duration_s: float, source: str) -> None:
-        job.is_tool_observed = True
-        self.policy.durations.observe(tool or None, duration_s)
-        self.counters.add("tool_observations_total", "source", source)
-        self.counters.observe("tool_duration_seconds", duration_s)
 
     def rank(self, request_id: str, *, is_preempted: bool) -> Rank | None:
         """Place in the waiting queue; None for a request without a job."""
@@ -259,7 +227,7 @@ class Retention:
         tool = tool_name(event.command or event.tool or "")
         if event.state == "finished":
             if event.duration_s is not None:
-                self._observe_tool(job, tool, event.duration_s, "client")
+                self.tools.from_client(job, tool, event.duration_s)
         else:
             job.tool = tool or None
             if not job.live:

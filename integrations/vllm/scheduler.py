@@ -57,8 +57,6 @@ class RetainingScheduler(seam.SchedulerSeam):
         """Seconds on a monotonic clock; the simulator and tests override it."""
         return time.monotonic()
 
-    # Arrival and order
-
     def add_request(self, request: Request) -> None:
         if request.request_id not in self.requests:
             self._register(request)
@@ -112,8 +110,6 @@ class RetainingScheduler(seam.SchedulerSeam):
             return self.retention.policy.victim_rank(turn)
         return (1, self.queue.order_of(request), 0)
 
-    # A scheduling step
-
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._before_step()
         output = super().schedule(*args, **kwargs)
@@ -161,8 +157,6 @@ class RetainingScheduler(seam.SchedulerSeam):
             if request.num_output_tokens and not request.num_preemptions:
                 num_tokens = request.num_prompt_tokens
                 self.retention.prefills.observe(hit_tokens, num_tokens, now_s - started_s)
-
-    # Memory
 
     def memory_is_short(self, request: Request) -> Iterator[None]:
         for pin in self._pins_that_yield(request):
@@ -223,8 +217,6 @@ class RetainingScheduler(seam.SchedulerSeam):
     @seam.guarded(None)
     def _end_all_pins(self) -> None:
         self.retention.keeper.end_all("reset")
-
-    # Idle engine, stats, shutdown
 
     def attach(self, engine: Any) -> None:
         """Called once by the engine that runs this scheduler in its busy loop."""
