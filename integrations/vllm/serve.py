@@ -2,7 +2,7 @@
 
 Adds `--scheduling-policy continuum` unless a policy is given, the demo model unless a model is,
 cached tokens in the usage of replies, and what the CPU build needs where that is what is
-installed. All other flags are vLLM's own.
+installed. All other flags are vLLM's own. With `--config FILE` nothing is added: the file says it.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ def installed_vllm() -> str:
 
 
 def value_of(flags: Sequence[str], name: str) -> str | None:
-    """The last value given for `name`, as `--name value` or `--name=value`; None if absent."""
+    """The last value given for `name`, as `--name value` or `--name=value`; None if absent.
+
+    As for vLLM, `--some_name` is `--some-name`.
+    """
     found = None
-    for index, flag in enumerate(flags):
-        if flag == name:
-            found = flags[index + 1] if index + 1 < len(flags) else ""
-        elif flag.startswith(f"{name}="):
-            found = flag.partition("=")[2]
+    for flag, following in zip(flags, [*flags[1:], ""], strict=False):
+        spelled, equals, value = flag.partition("=")
+        if spelled.replace("_", "-") == name:
+            found = value if equals else following
     return found
 
 
@@ -59,7 +61,10 @@ def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
 
     Raises AgentKVError for a model folder that does not exist.
     """
+    if value_of(argv, "--config") is not None:
+        return list(argv)
     flags = list(argv)
+    defaults: list[str] = []
     if flags and not flags[0].startswith("-"):
         model = flags.pop(0)
     elif (given := value_of(flags, "--model")) is not None:
@@ -67,7 +72,7 @@ def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
     else:
         model = str(prepare_demo_model(progress=lambda text: print(text, file=sys.stderr)))
         if value_of(flags, "--served-model-name") is None:
-            flags += ["--served-model-name", MODEL_NAME]
+            defaults += ["--served-model-name", MODEL_NAME]
     is_path = model.startswith((".", "/", "~"))
     if is_path and not (Path(model).expanduser() / "config.json").is_file():
         raise AgentKVError(
@@ -75,23 +80,29 @@ def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
             "a hub name, or leave MODEL out for the demo model"
         )
     if value_of(flags, "--scheduling-policy") is None:
-        flags += ["--scheduling-policy", "continuum"]
-    if "--enable-prompt-tokens-details" not in flags:
-        flags.append("--enable-prompt-tokens-details")
+        defaults += ["--scheduling-policy", "continuum"]
+    defaults.append("--enable-prompt-tokens-details")
     if is_cpu:
         for name, value in CPU_FLAGS.items():
             if value_of(flags, name) is None:
-                flags += [name, *value]
-    return [model, *flags]
+                defaults += [name, *value]
+    # the last of a repeated flag counts: the caller's, also where it is spelled --no-NAME
+    return [model, *defaults, *flags]
 
 
 def check_port(flags: Sequence[str]) -> None:
     """Raise AgentKVError if the port the server would listen on is taken or not a port."""
+    if value_of(flags, "--uds") is not None:
+        return
+    port = value_of(flags, "--port")
+    if port is None and value_of(flags, "--config") is not None:
+        return
     host = value_of(flags, "--host") or ""
-    text = value_of(flags, "--port") or "8000"
+    text = port or "8000"
     if not text.isdigit() or int(text) > 65535:
         raise AgentKVError(f"--port {text}: a port is a whole number from 0 to 65535")
-    with socket.socket() as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, int(text)))

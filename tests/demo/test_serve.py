@@ -35,12 +35,33 @@ def test_a_gpu_server_gets_no_cpu_flags(model: str) -> None:
 
 
 @pytest.mark.parametrize("given", [["--dtype=bfloat16"], ["--dtype", "bfloat16"]])
-def test_what_the_caller_gives_stays(given: list[str], model: str) -> None:
-    """Both spellings of a flag are seen."""
-    flags = complete_flags([model, "--scheduling-policy", "fcfs", *given], is_cpu=True)
+@pytest.mark.parametrize("policy", ["--scheduling-policy", "--scheduling_policy"])
+def test_what_the_caller_gives_stays(given: list[str], policy: str, model: str) -> None:
+    """Every spelling of a flag that vLLM takes is seen."""
+    flags = complete_flags([model, policy, "fcfs", *given], is_cpu=True)
     assert value_of(flags, "--scheduling-policy") == "fcfs"
+    assert "continuum" not in flags
     assert value_of(flags, "--dtype") == "bfloat16"
     assert "float32" not in flags
+
+
+def test_a_negated_default_stays_negated(model: str) -> None:
+    """Ours come first, and the last of a repeated flag counts."""
+    flags = complete_flags([model, "--no-enforce-eager"], is_cpu=True)
+    assert flags.index("--enforce-eager") < flags.index("--no-enforce-eager")
+
+
+def test_a_config_file_is_left_to_speak() -> None:
+    """vLLM lets flags win over its file, so ours would: none is added, no port is assumed."""
+    flags = ["--config", "server.yaml"]
+    assert complete_flags(flags, is_cpu=True) == flags
+    check_port(flags)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_a_free_port_of_an_ipv6_host_passes() -> None:
+    """`--host ::` is a host like any other."""
+    check_port(["--host", "::1", "--port", "0"])
 
 
 def test_the_last_of_a_repeated_flag_counts() -> None:
