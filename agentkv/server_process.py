@@ -71,7 +71,14 @@ class ServerProcess:
         return f"{self.root_url}/v1"
 
     def start(self) -> None:
-        """Start the process; returns at once."""
+        """Start the process; returns at once.
+
+        Raises ServerStartError if another server has the port: it would pass for this one.
+        """
+        if self._is_answered():
+            raise ServerStartError(
+                f"port {self.port} of {self.host} is taken: stop what uses it, or give another"
+            )
         command = [sys.executable, "-m", "agentkv.cli", "serve"]
         command += [] if self.model is None else [self.model]
         command += ["--host", self.host, "--port", str(self.port)]
@@ -104,6 +111,13 @@ class ServerProcess:
                     f"{self.log_path}:\n{self.log_tail()}"
                 )
             time.sleep(POLL_S)
+
+    def _is_answered(self) -> bool:
+        try:
+            with socket.create_connection((self.host, self.port), timeout=5.0):
+                return True
+        except OSError:
+            return False
 
     def _is_healthy(self) -> bool:
         try:

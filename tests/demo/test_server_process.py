@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ def test_a_silent_process_is_stopped(tmp_path: Path) -> None:
     with pytest.raises(ServerStartError, match="not ready after 0 s"):
         server.__enter__()
     assert not server.is_alive
+
+
+def test_another_server_is_never_taken_for_this_one(tmp_path: Path) -> None:
+    """Something that answers on the port is named before anything is started."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = ServerProcess(str(tmp_path), port=port, log_path=tmp_path / "log")
+        with pytest.raises(ServerStartError, match=f"port {port} .* is taken"):
+            server.__enter__()
+    assert server.pid is None
 
 
 def test_urls_name_the_port() -> None:
