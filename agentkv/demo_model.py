@@ -48,7 +48,10 @@ def prepare_demo_model(cache_dir: Path | None = None, *, progress: Progress | No
     Raises DemoModelError if the package that holds the weights, or what reads them, is missing.
     Waits while another process prepares the same folder.
     """
-    from filelock import FileLock
+    try:
+        from filelock import FileLock
+    except ImportError as error:
+        raise _missing(error) from error
 
     tell = progress or (lambda _: None)
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
@@ -103,13 +106,17 @@ def _convert(gguf: Path, folder: Path, tell: Progress) -> None:
             quantization_config=GgufConfig(dequantize=True),
         )
     except ImportError as error:
-        raise DemoModelError(
-            f"reading the demo model needs a package that is missing ({error}): "
-            "run `pip install 'agentkv-serving[cpu]'`"
-        ) from error
+        raise _missing(error) from error
     tell("writing it as safetensors")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _missing(error: ImportError) -> DemoModelError:
+    return DemoModelError(
+        f"reading the demo model needs a package that is missing ({error}): "
+        "run `pip install 'agentkv-serving[cpu]'`"
+    )
 
 
 def _write_manifest(folder: Path) -> None:

@@ -104,6 +104,15 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         prepare_demo_model(tmp_path)
 
 
+def test_a_client_only_installation_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The lock's package belongs to the CPU extra too."""
+    monkeypatch.setitem(sys.modules, "filelock", None)
+    with pytest.raises(DemoModelError, match=r"filelock.*pip install 'agentkv-serving"):
+        prepare_demo_model(tmp_path)
+
+
 def test_the_real_model_answers_to_its_manifest(demo_model_dir: Path) -> None:
     """What the other tests serve: the real conversion, with config, weights and chat template."""
     names = set(json.loads((demo_model_dir / MANIFEST).read_text()))
