@@ -27,10 +27,10 @@ NUM_SINGLE_JOBS = 3
 """Jobs played one after the other: at 3 s each, enough to see."""
 SETTINGS = {
     "ample": ("--max-num-batched-tokens", "4096"),
-    # 39 blocks for 8 jobs that grow to 15 each; a prompt of 64 to 384 tokens takes many chunks.
+    # 27 blocks for 8 jobs that grow to 15 each; a prompt of 64 to 384 tokens takes many chunks.
     "scarce": (
         *("--max-num-batched-tokens", "40", "--max-num-seqs", "8"),
-        *("--num-gpu-blocks-override", "40", "--max-model-len", "1024"),
+        *("--num-gpu-blocks-override", "28", "--max-model-len", "768"),
     ),
 }
 # Long enough that no pin expires because the machine is busy.
