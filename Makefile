@@ -36,7 +36,7 @@ test: $(STAMP) test-openai2
 	$(PYTEST) tests
 
 test-fast: $(STAMP)
-	$(PYTEST) tests -m "not server"
+	$(PYTEST) tests -m "not server and not slow"
 
 test-server: $(STAMP)
 	$(PYTEST) tests -m server

@@ -43,6 +43,7 @@ def test_a_good_installation_is_all_ok() -> None:
     assert [check for check in local().values() if check.status != "OK"] == []
 
 
+@pytest.mark.slow
 def test_an_allow_list_without_us_keeps_the_plugin_out() -> None:
     """VLLM_PLUGINS really has this effect, and the doctor sees it both ways."""
     environment = {**os.environ, "VLLM_PLUGINS": "other"}
@@ -211,6 +212,7 @@ def test_a_stuck_engine_is_told_from_a_missing_plugin() -> None:
     assert "strict endpoint" not in found
 
 
+@pytest.mark.slow
 def test_this_installation_loads_the_plugin(capsys: pytest.CaptureFixture[str]) -> None:
     """The real probe: vLLM's own loader finds the entry point, and its parser has our policy.
 

@@ -149,5 +149,5 @@ def test_nothing_leaks_and_nothing_sticks(is_async: bool, model_config: Path) ->
     machine = type("Machine", (Agents,), {"model": model_config, "is_async": is_async})
     run_state_machine_as_test(
         machine,
-        settings=settings(max_examples=150, stateful_step_count=40, deadline=None),
+        settings=settings(max_examples=100, stateful_step_count=40, deadline=None),
     )
