@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,14 +142,3 @@ def test_a_missing_model_is_named_at_once(make_server: Callable[..., ServerProce
     server.start()
     with pytest.raises(ServerStartError, match="no model in /nowhere/model"):
         server.wait_until_ready()
-
-
-def test_a_port_in_use_is_named_at_once(make_server: Callable[..., ServerProcess]) -> None:
-    """Before the model loads."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        server = make_server(port=taken.getsockname()[1])
-        server.start()
-        with pytest.raises(ServerStartError, match=r"port \d+ cannot be listened on"):
-            server.wait_until_ready()
