@@ -23,8 +23,6 @@ class Turn:
     common_tokens: int = 0
     """Tokens this prompt shares with what the job's last finished turn left in the cache."""
     admitted_s: float | None = None
-    hit_tokens: int = 0
-    is_prefilled: bool = False
 
 
 @dataclass(slots=True)

@@ -144,7 +144,7 @@ class Retention:
         if not is_first:
             self.record.add(job.job_id, "resumed", hit_length=hit_tokens)
             return
-        turn.admitted_s, turn.hit_tokens = now_s, hit_tokens
+        turn.admitted_s = now_s
         waited_s = now_s - turn.arrived_s
         if hit_tokens < turn.common_tokens:
             job.num_evicted += 1
@@ -193,8 +193,6 @@ class Retention:
         job.live.pop(request_id, None)
         self.jobs.touch(job, now_s)
         if is_finished_turn:
-            if turn.admitted_s is None:
-                self.turn_admitted(request_id, hit_tokens=0)
             self._note_finish(job, context, now_s)
         else:
             self.record.add(job.job_id, "aborted")

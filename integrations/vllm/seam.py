@@ -93,8 +93,8 @@ def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
 class SchedulerSeam(Scheduler):
     """Turns vLLM's private scheduler hooks into a few with names of our own.
 
-    Mixed in before Scheduler or AsyncScheduler. A subclass sets `waiting` through
-    `install_queue` and implements the methods that raise nothing here but do nothing.
+    Comes before AsyncScheduler among a class's bases. A subclass installs its queue and the
+    allocator, and overrides the hooks, which here leave everything as stock has it.
     """
 
     def install_queue(self, queue: RequestQueue) -> None:
