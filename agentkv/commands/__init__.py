@@ -1,0 +1,1 @@
+"""What a bash command runs: its programs and features."""
