@@ -1,1 +1,6 @@
-"""What a bash command runs: its programs and features."""
+"""What a bash command runs: its programs, behind prefixes, pipes and quotes, and its features."""
+
+from agentkv.commands.analysis import MAX_ANALYZED_BYTES, CommandAnalysis, analyze_command
+from agentkv.commands.program import Program
+
+__all__ = ["MAX_ANALYZED_BYTES", "CommandAnalysis", "Program", "analyze_command"]
