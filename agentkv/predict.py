@@ -1,0 +1,120 @@
+"""`agentkv predict`: how long will this command run, what follows for its cache, and why?
+
+Several commands are predicted one by one; `-` reads them from standard input, one a line. Nothing
+is run and nothing is learned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentkv.commands import analyze_command
+from agentkv.durations import KINDS, DurationPredictor, Prediction
+
+DONE, BAD_USAGE = 0, 2
+THRESHOLDS_S = (1, 2, 5, 10)
+_MAX_SHOWN_CHARS = 100
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: predicted; 2: no command, or a state file that cannot be used."""
+    options = _parser().parse_args(argv)
+    commands = list(_commands(options.commands))
+    if not commands:
+        print("agentkv predict: no command on standard input", file=sys.stderr)
+        return BAD_USAGE
+    predictor = DurationPredictor(options.kind, seed=options.seed)
+    if options.state is not None and not predictor.load(Path(options.state)):
+        print(
+            f"agentkv predict: {options.state}: no saved state of the predictor {options.kind!r}; "
+            "give a file that DurationPredictor.save wrote, or leave out --state",
+            file=sys.stderr,
+        )
+        return BAD_USAGE
+    answers = [(command, predictor.predict(command)) for command in commands]
+    if options.json:
+        rows = [_as_dict(command, prediction) for command, prediction in answers]
+        document = {"kind": options.kind, "num_observed": predictor.num_observed}
+        print(json.dumps({**document, "predictions": rows}))
+    else:
+        print("\n\n".join(describe(command, prediction) for command, prediction in answers))
+    return DONE
+
+
+def describe(command: str, prediction: Prediction) -> str:
+    """One prediction as a few lines of text."""
+    chances = "   ".join(f"{t} s: {prediction.p_over(t):.2f}" for t in THRESHOLDS_S)
+    programs = [program.key for program in analyze_command(command).programs]
+    return "\n".join(
+        [
+            _one_line(command),
+            f"  {prediction.speed:9} {_consequence(prediction)}",
+            f"  lasts     p50 {prediction.p50_s:.3g} s, p90 {prediction.p90_s:.3g} s",
+            f"  P(over)   {chances}",
+            f"  programs  {', '.join(programs) or 'none found'}",
+            f"  source    {prediction.source}: {prediction.explanation}",
+        ]
+    )
+
+
+def _consequence(prediction: Prediction) -> str:
+    if prediction.speed == "fast":
+        return f"its cache is pinned for {prediction.ttl_s:.3g} s"
+    if prediction.speed == "slow":
+        return "its cache is freed at once (TTL 0 s)"
+    return f"Continuum's TTL decides ({prediction.ttl_s:.3g} s by this predictor)"
+
+
+def _as_dict(command: str, prediction: Prediction) -> dict[str, Any]:
+    return {
+        "command": command,
+        "speed": prediction.speed,
+        "p50_s": prediction.p50_s,
+        "p90_s": prediction.p90_s,
+        "ttl_s": prediction.ttl_s,
+        "p_over": {str(t): prediction.p_over(t) for t in THRESHOLDS_S},
+        "source": prediction.source,
+        "explanation": prediction.explanation,
+        "programs": [program.key for program in analyze_command(command).programs],
+    }
+
+
+def _commands(words: Sequence[str]) -> Sequence[str]:
+    commands: list[str] = []
+    for word in words:
+        if word == "-":
+            lines = sys.stdin.buffer.read().decode("utf-8", "replace").splitlines()
+            commands.extend(line for line in lines if line.strip())
+        else:
+            # bytes that are no UTF-8 come as surrogates, which cannot be printed
+            commands.append(word.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+    return commands
+
+
+def _one_line(command: str) -> str:
+    lines = command.strip().splitlines() or ["(empty command)"]
+    shown = lines[0][:_MAX_SHOWN_CHARS]
+    return shown if shown == command.strip() or not command.strip() else f"{shown} ..."
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="agentkv predict", description=__doc__)
+    parser.add_argument("commands", nargs="+", metavar="COMMAND", help="bash text, or - for stdin")
+    parser.add_argument(
+        "--kind", choices=KINDS, default="default", help="which predictor (default %(default)s)"
+    )
+    parser.add_argument(
+        "--state", metavar="FILE", help="what it learned, as DurationPredictor.save wrote it"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the predictor")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Trace files: bash commands of real agents with the wall time they took.
+
+JSON lines, gzipped or not, in either of two shapes: measured durations (`session, order, command,
+duration_s, censored, is_error, timeout_s`) or the turns of agent jobs (`job_id, command, tool_s,
+tool_s_from`), of which only the measured ones count.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentkv.errors import AgentKVError
+
+Bound = Literal["exact", "lower", "upper"]
+
+CENSORED_AT_MOST_S = 3.0
+"""What `censored: true` says of a command: it took no longer, the logged time is a person's."""
+MEASURED_TURNS = ("timeout", "inner")
+"""Values of `tool_s_from` that are measurements; the others are estimates or constants."""
+_DURATION_FIELDS = "session, order, command, duration_s[, censored, is_error, timeout_s]"
+_TURN_FIELDS = "job_id, command, tool_s, tool_s_from"
+
+
+class TraceError(AgentKVError, ValueError):
+    """A trace that cannot be read; the text names file and line, what was seen and what is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCommand:
+    """One command of a trace: it ran `duration_s`, at least so long, or at most so long."""
+
+    trace: str
+    session: str
+    order: float
+    command: str
+    duration_s: float
+    bound: Bound = "exact"
+
+    def is_over(self, threshold_s: float) -> bool | None:
+        """Did it run longer? None if the bound leaves that open."""
+        if self.bound == "exact":
+            return self.duration_s > threshold_s
+        if self.bound == "upper":
+            return False if self.duration_s <= threshold_s else None
+        return True if self.duration_s >= threshold_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One file's commands in time order, and how many of its lines carry no measurement."""
+
+    name: str
+    rows: tuple[TracedCommand, ...]
+    num_skipped: int
+
+
+class _DurationLine(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    session: str
+    order: float = Field(allow_inf_nan=False)
+    command: str
+    duration_s: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    censored: bool = False
+    is_error: bool = False
+    timeout_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+
+
+class _TurnLine(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    job_id: str
+    command: str | None
+    tool_s: float | None = Field(ge=0.0, allow_inf_nan=False)
+    tool_s_from: str | None
+
+
+def read_traces(paths: Sequence[str | Path]) -> list[Trace]:
+    """Every file in turn; TraceError for the first that cannot be used."""
+    return [read_trace(path) for path in paths]
+
+
+def read_trace(path: str | Path) -> Trace:
+    """The file's commands in time order; TraceError if it is unreadable, misshapen or empty.
+
+    A turn has no clock time: its order is its place in the file.
+    """
+    path = Path(path)
+    rows, num_skipped = [], 0
+    for number, line in _lines(path):
+        row = _row(path, number, line)
+        if row is None:
+            num_skipped += 1
+        else:
+            rows.append(row)
+    if not rows:
+        raise TraceError(
+            f"{path}: no measured command in it ({num_skipped} lines without a measurement); "
+            f"needed are lines with {_DURATION_FIELDS} or {_TURN_FIELDS}"
+        )
+    return Trace(str(path), tuple(sorted(rows, key=lambda row: row.order)), num_skipped)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: line {number} is not UTF-8 text: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: cannot be read after line {number}: {error}") from error
+
+
+def _row(path: Path, number: int, line: str) -> TracedCommand | None:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise TraceError(f"{path}: line {number} is not JSON ({error}): {_clip(line)}") from error
+    if not isinstance(fields, dict):
+        raise TraceError(f"{path}: line {number} is no JSON object: {_clip(line)}")
+    try:
+        if "tool_s_from" in fields:
+            return _measured_turn(path, number, _TurnLine.model_validate(fields))
+        return _measured_command(path, number, _DurationLine.model_validate(fields))
+    except ValidationError as error:
+        raise TraceError(f"{path}: line {number}: {_what_is_wrong(error, fields)}") from error
+
+
+def _measured_command(path: Path, number: int, line: _DurationLine) -> TracedCommand:
+    duration_s = line.duration_s
+    bound: Bound = "exact"
+    if line.censored:
+        logged_s = CENSORED_AT_MOST_S if duration_s is None else duration_s
+        duration_s, bound = min(CENSORED_AT_MOST_S, logged_s), "upper"
+    if duration_s is None:
+        raise TraceError(
+            f"{path}: line {number}: duration_s is null; only a line with censored: true may "
+            "leave it out"
+        )
+    if line.is_error and line.timeout_s is not None and bound == "exact":
+        bound = "lower" if duration_s >= line.timeout_s else "exact"
+    return TracedCommand(str(path), line.session, line.order, line.command, duration_s, bound)
+
+
+def _measured_turn(path: Path, number: int, line: _TurnLine) -> TracedCommand | None:
+    if line.tool_s_from not in MEASURED_TURNS or line.command is None or line.tool_s is None:
+        return None
+    bound: Bound = "lower" if line.tool_s_from == "timeout" else "exact"
+    return TracedCommand(str(path), line.job_id, number, line.command, line.tool_s, bound)
+
+
+def _what_is_wrong(error: ValidationError, fields: dict[str, Any]) -> str:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    seen = _clip(repr(fields[name])) if name in fields else f"fields {_clip(', '.join(fields))}"
+    needed = _TURN_FIELDS if "tool_s_from" in fields else _DURATION_FIELDS
+    return f"{name}: {first['msg']}; seen: {seen}; a line needs {needed}"
+
+
+def _clip(text: str, num_chars: int = 100) -> str:
+    return text if len(text) <= num_chars else f"{text[:num_chars]}..."
