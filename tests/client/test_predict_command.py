@@ -1,0 +1,118 @@
+"""`agentkv predict`: what it prints, in both forms, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentkv.cli import main as agentkv
+from agentkv.durations import KINDS, DurationPredictor
+from agentkv.predict import main
+
+
+def type_in(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    """Standard input with these bytes."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def test_a_person_reads_what_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Speed, times, chances, programs and the reason, under the command."""
+    assert agentkv(["predict", "cd /testbed && python3.11 -m pytest -q"]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "cd /testbed && python3.11 -m pytest -q"
+    text = "\n".join(rest)
+    for part in ("p50", "p90", "P(over)", "5 s: 0.", "python:-m:pytest", "source"):
+        assert part in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_answers_in_json(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One document with a prediction per command, in order."""
+    assert main(["ls", "pip install x", "", "--kind", kind, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["kind"] == kind
+    assert [row["command"] for row in document["predictions"]] == ["ls", "pip install x", ""]
+    for row in document["predictions"]:
+        assert row["speed"] in ("fast", "slow", "uncertain")
+        chances = [row["p_over"][t] for t in ("1", "2", "5", "10")]
+        assert chances == sorted(chances, reverse=True)
+        assert row["explanation"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [("ls", "pinned for 3 s"), ("pip install x", "freed at once")]
+)
+def test_the_consequence_is_said(
+    command: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the rules `ls` pins and `pip install` frees."""
+    assert main([command, "--kind", "rules"]) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_lines_of_standard_input_are_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Blank ones are skipped, bytes that are no UTF-8 are shown replaced."""
+    type_in(monkeypatch, b"ls\n\ngrep \xff .\n")
+    assert main(["-", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["predictions"]
+    assert [row["command"] for row in rows] == ["ls", "grep \ufffd ."]
+
+
+def test_no_command_is_bad_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Empty standard input: status 2 and one line."""
+    type_in(monkeypatch, b"\n")
+    assert main(["-"]) == 2
+    assert "no command" in capsys.readouterr().err
+
+
+def test_a_long_command_is_shown_clipped(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line of at most about 100 characters."""
+    assert main(["echo " + "x" * 1_000_000 + "\nls"]) == 0
+    assert len(capsys.readouterr().out.splitlines()[0]) < 120
+
+
+def test_an_argument_that_is_no_utf8_is_no_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    """The shell passes such bytes as surrogates."""
+    assert main(["grep \udcff ."]) == 0
+    assert "\ufffd" in capsys.readouterr().out
+
+
+def test_what_was_learned_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A saved state moves the median of a made-up tool."""
+    predictor = DurationPredictor("empirical")
+    for _ in range(20):
+        predictor.observe("frobnicate all", 50.0)
+    predictor.save(tmp_path / "state.json")
+    asked = ["frobnicate all", "--kind", "empirical", "--state", str(tmp_path / "state.json")]
+    assert main([*asked, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["num_observed"] == 20
+    assert document["predictions"][0]["p50_s"] > 10
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff", b'{"kind": "bayes"}'])
+def test_a_state_that_does_not_fit_is_bad_usage(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Missing, empty, not text, or of another kind: status 2 and the file's name."""
+    path = tmp_path / "state.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["ls", "--state", str(path)]) == 2
+    assert "state.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [[], ["ls", "--kind", "oracle"]])
+def test_bad_options_are_bad_usage(argv: list[str]) -> None:
+    """argparse's own status, 2."""
+    with pytest.raises(SystemExit) as raised:
+        main(argv)
+    assert raised.value.code == 2
