@@ -64,7 +64,7 @@ def baseline_costs(
         "never pinned": [0.0] * len(known),
         f"fixed {FIXED_TTL_S:g} s": [FIXED_TTL_S] * len(known),
         "continuum": [forecast.continuum_ttl_s for forecast in known],
-        "oracle": [d if d < reload_s else 0.0 for d in durations_s],
+        "oracle": [reload_s if d < reload_s else 0.0 for d in durations_s],
     }
     return {
         name: ttl_costs(durations_s, ttls_s, reload_s=reload_s, context_blocks=context_blocks)

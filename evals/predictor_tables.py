@@ -58,7 +58,10 @@ def _heading(document: dict[str, Any]) -> Iterator[str]:
             f"- `{trace['name']}`: {trace['rows']} commands, of them {trace['upper']} known to "
             f"have taken at most 3 s, {trace['lower']} timed out; {trace['skipped']} lines skipped"
         )
-    config = ", ".join(f"{name} {value}" for name, value in document["config"].items())
+    config = ", ".join(
+        f"{name} {'+'.join(value) if isinstance(value, tuple) else value}"
+        for name, value in document["config"].items()
+    )
     yield f"- commit {document['commit']}, seed {document['seed']}; {config}"
 
 

@@ -50,7 +50,7 @@ def test_rows_known_to_be_short_only_are_left_out() -> None:
 
 def test_the_oracle_has_no_regret() -> None:
     """Nor is any other baseline below it."""
-    forecasts = [forecast(row(duration_s)) for duration_s in (0.5, 3.0, 4.5, 60.0)]
+    forecasts = [forecast(row(duration_s)) for duration_s in (0.0, 0.5, 3.0, 4.5, 60.0)]
     baselines = baseline_costs(forecasts, **WEIGHTS)
     assert baselines["oracle"]["regret_s_per_turn"] == 0.0
     assert min(costs["regret_s_per_turn"] for costs in baselines.values()) == 0.0
