@@ -1,4 +1,4 @@
-"""Student's t distribution in plain Python: tail areas, quantiles and moments of a tail.
+"""Student's t distribution in plain Python: tail areas, density and quantiles.
 
 It holds for any positive number of degrees of freedom and knows nothing of durations. Tail areas
 keep their relative precision far out, where `1 - cdf` would have lost it.
@@ -44,21 +44,6 @@ def t_quantile(share: float, num_degrees: float) -> float:
     if share < 0.5:
         return -_upper_quantile(share, num_degrees)
     return _upper_quantile(1.0 - share, num_degrees)
-
-
-def t_tail_moments(t: float, num_degrees: float) -> tuple[float, float]:
-    """E[x] and E[x^2] of a Student-t variable given that it exceeds t; num_degrees above 2.
-
-    The first is f(t) (n + t^2) / (n - 1); the second follows from (1 + x^2 / n) f_n(x) being,
-    but for scale, the density with n - 2 degrees.
-    """
-    n = num_degrees
-    survival = t_survival(t, n)
-    if survival < 1e-280:  # as far out as that the tail is a power law
-        return t * n / (n - 1), t * t * n / (n - 2)
-    mean = t_density(t, n) * (n + t * t) / (n - 1) / survival
-    wider = (n - 1) / (n - 2) * t_survival(t * math.sqrt((n - 2) / n), n - 2)
-    return mean, max(n * (wider / survival - 1.0), mean * mean)
 
 
 def _upper_quantile(tail: float, num_degrees: float) -> float:
