@@ -20,7 +20,7 @@ _MAX_SHOWN_CHARS = 80
 
 
 class ModelsError(AgentKVError, ValueError):
-    """A models file that cannot be read."""
+    """Models that cannot be read, or rows that they cannot be trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,20 @@ class PredictorMaker:
 
 
 def train(rows: Sequence[TracedCommand], seed: int) -> OfflineModels:
-    """Models from these rows; needs lightgbm. Bounds are passed on as what they are."""
+    """Models from these rows; needs lightgbm. Bounds are passed on as what they are.
+
+    ModelsError where the rows are too few or too much alike.
+    """
     from agentkv.durations.training import train_models
 
     observations = [Observation(row.command, row.duration_s, row.bound) for row in rows]
-    models: OfflineModels = train_models(observations, seed=seed)
+    try:
+        models: OfflineModels = train_models(observations, seed=seed)
+    except ValueError as error:
+        raise ModelsError(
+            f"cannot train models on {len(rows)} commands: {error}; give more traces, or judge "
+            "with --models shipped"
+        ) from error
     return models
 
 

@@ -191,3 +191,12 @@ def test_a_file_of_other_json_is_no_models(
     path.write_text("[]")
     assert main([str(trace), "--models", str(path)]) == 2
     assert "--train" in capsys.readouterr().err
+
+
+def test_rows_that_teach_nothing_are_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two commands make no models: status 2 and what to do instead."""
+    path = write_lines(tmp_path / "two.jsonl", synthetic_lines(2))
+    assert main([str(path), "--split", "time", "--train-share", "0.5"]) == 2
+    assert "--models shipped" in capsys.readouterr().err
