@@ -11,8 +11,10 @@ from typing import Any
 
 from agentkv.ttl import TTL, ContinuumTTL, FixedTTL, ToolDurations
 
+from .decision import Decision
 from .jobs import Turn
 from .pin_table import Pin
+from .record import MAX_COMMAND_CHARS
 from .settings import Settings
 
 PREEMPTED, PINNED, UNPINNED = 0, 1, 2
@@ -21,11 +23,19 @@ PREEMPTED, PINNED, UNPINNED = 0, 1, 2
 Rank = tuple[int, int, int]
 
 
+def tool_name(text: str) -> str:
+    """The first word of a command: the tool as the published Continuum names it."""
+    return text.split(maxsplit=1)[0][:256] if text.strip() else ""
+
+
 class ContinuumPolicy:
     """Continuum's rules over one engine's jobs; holds only the distributions it has learned."""
 
+    predicts = False
+    """Whether it decides by predictions, and so wants to know what each reply runs."""
+
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._is_paper = settings.rules == "paper"
         self.durations = ToolDurations()
         self.learned = ContinuumTTL(
@@ -35,11 +45,39 @@ class ContinuumPolicy:
 
     def ttl(self, tool: str | None, reload_s: float) -> TTL:
         """How long to pin a finished turn that runs `tool` (None: not known)."""
-        if self._settings.ttl == "fixed":
+        if self.settings.ttl == "fixed":
             ttl = self._fixed.ttl(tool)
         else:
             ttl = self.learned.ttl(tool, reload_s)
-        return TTL(min(ttl.seconds, self._settings.max_ttl_s), ttl.reason)
+        return self.capped(ttl.seconds, ttl.reason)
+
+    def capped(self, seconds: float, reason: str) -> TTL:
+        """A TTL within `max_ttl_s`."""
+        return TTL(min(seconds, self.settings.max_ttl_s), reason)
+
+    def read_part(self, command: str) -> str:
+        """What is kept of a command: enough to tell the tool."""
+        return command[:MAX_COMMAND_CHARS]
+
+    def undecided_ttl(self, reload_s: float) -> TTL:
+        """TTL of a turn that has just finished, of whose tool nothing is known yet."""
+        return self.ttl(None, reload_s)
+
+    def decide(self, command: str | None, reload_s: float) -> Decision:
+        """What becomes of the pin of a turn that now runs `command` (None: nothing)."""
+        return Decision(self.ttl(tool_name(command or "") or None, reload_s), command or None)
+
+    def observe(
+        self,
+        tool: str | None,
+        command: str | None,
+        duration_s: float,
+        *,
+        is_lower_bound: bool = False,
+    ) -> None:
+        """Learn that a tool ran for `duration_s`, or at least so long; None is not known."""
+        if not is_lower_bound:
+            self.durations.observe(tool, duration_s)
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
         """Place of a waiting turn; the smallest is served first.

@@ -15,6 +15,7 @@ from agentkv.errors import AgentKVError
 from agentkv.wire import WIRE_VERSION, parse_tool_event
 
 from . import seam
+from .decision import describe
 from .jobs import Job
 from .scheduler import RetainingScheduler
 
@@ -76,8 +77,7 @@ def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
         "context_tokens": job.context_tokens,
         "pinned_blocks": 0 if pin is None else len(pin.blocks),
         "ttl_left_s": None if pin is None else max(0.0, pin.expires_s - now_s),
-        "ttl_reason": None if pin is None else pin.reason,
-        "predicted_speed": None,
+        **describe(job.decision, pin),
         "last_tool": job.tool,
         "turns_evicted": job.num_evicted,
         "turns_diverged": job.num_diverged,

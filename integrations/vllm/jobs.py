@@ -8,6 +8,27 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
+
+from agentkv.wire import Tags
+
+from .decision import Decision
+
+MAX_RUNNING_TOOLS = 32
+"""Tools of one job remembered as running at once; a further one is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a finished turn leaves in the cache: its full blocks, by chained hash."""
+
+    block_hashes: list[Any]
+    num_blocks: int
+    block_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_tokens
 
 
 @dataclass(slots=True)
@@ -23,6 +44,14 @@ class Turn:
     common_tokens: int = 0
     """Tokens this prompt shares with what the job's last finished turn left in the cache."""
     admitted_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTool:
+    """A tool that the client said has started."""
+
+    command: str
+    started_s: float
 
 
 @dataclass(slots=True)
@@ -44,9 +73,54 @@ class Job:
     checkpoints: tuple[tuple[int, object], ...] = ()
     tool: str | None = None
     is_tool_observed: bool = False
+    decision: Decision | None = None
+    """About the pin of the last finished turn; None until its tool is known."""
+    unread_reply: str | None = None
+    """Request whose reply is being read."""
+    running: list[RunningTool] = field(default_factory=list)
     last_activity_s: float = 0.0
     num_diverged: int = 0
     num_evicted: int = 0
+
+    def finish_turn(self, now_s: float) -> None:
+        """A turn is over: what was known of the tool before it no longer counts."""
+        self.finished_s = now_s
+        self.tool, self.is_tool_observed, self.decision = None, False, None
+        self.running.clear()
+
+    def start_tool(self, command: str, now_s: float) -> str:
+        """Note a running tool; answers with the commands of all that run now, one a line."""
+        if len(self.running) < MAX_RUNNING_TOOLS:
+            self.running.append(RunningTool(command, now_s))
+        return "\n".join(tool.command for tool in self.running)
+
+    def finish_tool(self, command: str) -> bool:
+        """Note the end of a tool; True if none is left running."""
+        ended = [tool for tool in self.running if tool.command == command] or self.running
+        if ended:
+            self.running.remove(ended[0])
+        return not self.running
+
+    def take_tags(self, tags: Tags, fingerprint: object) -> bool:
+        """Note what an arriving request says of the job; True if it is a new turn."""
+        is_new = self.counts_as_new_turn(tags.turn, fingerprint)
+        self.num_turns += is_new
+        self.fingerprint = fingerprint
+        self.last_turn = max(self.last_turn or 0, tags.turn) if tags.turn else self.last_turn
+        self.parent_job_id = tags.parent_job_id or self.parent_job_id
+        self.expected_turns = tags.expected_turns or self.expected_turns
+        self.is_released = False
+        return is_new
+
+    def leave_context(self, context: Context) -> None:
+        """A turn is over and left this in the cache."""
+        self.context_tokens = context.num_tokens
+        self.checkpoints = checkpoints_of(context.block_hashes, context.num_blocks)
+
+    def has_diverged(self, turn: Turn) -> bool:
+        """Whether a turn's prompt repeats less than all of what the turn before left."""
+        expected = min(self.context_tokens, turn.num_prompt_tokens - 1)
+        return self.finished_s is not None and turn.common_tokens < expected
 
     def counts_as_new_turn(self, turn: int | None, fingerprint: object) -> bool:
         """Whether an arriving request is a new turn of the job, not a retry or a sibling.

@@ -21,7 +21,8 @@ _GAUGES: Mapping[str, str] = {
 # name -> help, and the values known beforehand of its one label, so that all exist at 0
 _COUNTERS: Mapping[str, tuple[str, str | None, Sequence[str]]] = {
     "pins_total": (
-        "Finished turns whose KV blocks were pinned, by predicted speed of the tool.",
+        "Finished turns whose KV blocks were pinned, by predicted speed of the tool; those of a "
+        "slow one were freed at once, a pin that expired at a TTL of 0.",
         "speed",
         ("none", "fast", "slow", "uncertain"),
     ),
@@ -41,7 +42,12 @@ _COUNTERS: Mapping[str, tuple[str, str | None, Sequence[str]]] = {
     "tool_observations_total": (
         "Tool durations learned from, by where they came from.",
         "source",
-        ("client", "piggyback", "gap"),
+        ("client", "piggyback", "gap", "cut_short"),
+    ),
+    "tool_signals_ignored_total": (
+        "Tool signals about another turn than the job's last one.",
+        None,
+        (),
     ),
     "preemptions_total": ("Requests that were preempted.", None, ()),
     "bad_tags_total": (

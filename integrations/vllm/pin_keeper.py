@@ -25,7 +25,9 @@ class PinKeeper:
         free: Callable[[Pin[Any]], None],
         on_rank_change: Callable[[str], None],
         on_deadline: Callable[[float], None],
+        max_ttl_s: float,
     ) -> None:
+        self._max_ttl_s = max_ttl_s
         self.pins: PinTable[Any] = PinTable()
         self._counters = counters
         self._record = record
@@ -34,8 +36,13 @@ class PinKeeper:
         self._on_rank_change = on_rank_change
         self._on_deadline = on_deadline
 
-    def pin(self, job: Job, blocks: Sequence[Any], fence: int, ttl: TTL) -> None:
-        """Pin a finished turn's blocks; of two pins of one job the longer context stays."""
+    def pin(
+        self, job: Job, blocks: Sequence[Any], fence: int, ttl: TTL, *, is_decided: bool = True
+    ) -> None:
+        """Pin a finished turn's blocks; of two pins of one job the longer context stays.
+
+        A pin that is not decided counts when `reprice` decides it, or when it ends.
+        """
         now_s = self._clock()
         pin = Pin(job.job_id, job.order, blocks, fence, now_s, now_s + ttl.seconds, ttl.reason)
         other = self.pins.get(job.job_id)
@@ -49,18 +56,32 @@ class PinKeeper:
         self.pins.add(pin)
         self._on_deadline(pin.expires_s)
         self._on_rank_change(job.job_id)
-        self._counters.add("pins_total", "speed", "none")
-        self._counters.observe("pin_ttl_seconds", ttl.seconds)
         self._record.add(
             job.job_id, "pinned", blocks=len(blocks), ttl_s=round(ttl.seconds, 6), reason=ttl.reason
         )
+        if is_decided:
+            self._count(pin, None)
 
-    def reprice(self, job_id: str, ttl: TTL) -> None:
-        """Give a job's pin another TTL, counted from when it was pinned."""
+    def reprice(
+        self, job_id: str, ttl: TTL, *, speed: str | None = None, is_from_now: bool = False
+    ) -> None:
+        """Give a job's pin another TTL, counted from when it was pinned or from now.
+
+        `speed` is what decided it, for the count of an undecided pin.
+        """
         pin = self.pins.get(job_id)
         if pin is not None:
-            pin.expires_s, pin.reason = pin.pinned_s + ttl.seconds, ttl.reason
+            start_s = self._clock() if is_from_now else pin.pinned_s
+            pin.expires_s = min(start_s + ttl.seconds, pin.pinned_s + self._max_ttl_s)
+            pin.reason = ttl.reason
+            self._count(pin, speed)
             self.reschedule(pin)
+
+    def _count(self, pin: Pin[Any], speed: str | None) -> None:
+        if not pin.is_counted:
+            pin.is_counted = True
+            self._counters.add("pins_total", "speed", speed or "none")
+            self._counters.observe("pin_ttl_seconds", pin.expires_s - pin.pinned_s)
 
     def reschedule(self, pin: Pin[Any]) -> None:
         """Put a pin's expiry on the schedule: it changed, or went by while a turn was live."""
@@ -75,6 +96,7 @@ class PinKeeper:
         """Give a pin's blocks back and say why."""
         self.pins.remove(pin)
         self._free(pin)
+        self._count(pin, None)
         held_s = self._clock() - pin.pinned_s
         self._counters.add("pin_ends_total", "reason", reason)
         self._counters.observe("pin_held_seconds", held_s)

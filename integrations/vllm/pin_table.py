@@ -29,6 +29,8 @@ class Pin(Generic[Block]):
     pinned_s: float
     expires_s: float
     reason: str = ""
+    is_counted: bool = False
+    """It counts among the pins: once its TTL is decided, at the latest when it ends."""
 
 
 class PinTable(Generic[Block]):

@@ -8,35 +8,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from agentkv.ttl import TTL
 from agentkv.wire import Tags, ToolEvent
 
-from .continuum import ContinuumPolicy, Rank
+from .continuum import Rank
 from .counters import Counters
-from .jobs import Job, JobTable, Turn, checkpoints_of
+from .jobs import Context, Job, JobTable, Turn
+from .pin_decisions import PinDecisions
 from .pin_keeper import PinKeeper
 from .pin_table import Pin
+from .policies import make_policy
 from .prefill_fit import PrefillFit
-from .record import MAX_COMMAND_CHARS, TimestampRecord
+from .record import TimestampRecord
 from .record_writer import open_writer
 from .settings import Settings
-from .tool_observations import ToolObservations, tool_name
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a finished turn leaves in the cache: its full blocks, by chained hash."""
-
-    block_hashes: list[Any]
-    num_blocks: int
-    block_tokens: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_blocks * self.block_tokens
 
 
 class Retention:
@@ -56,12 +42,11 @@ class Retention:
         on_deadline: Callable[[float], None],
     ) -> None:
         self.settings = settings
-        self.policy = ContinuumPolicy(settings)
+        self.policy = make_policy(settings)
         self.jobs = JobTable(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
         self.turns: dict[str, Turn] = {}
         self.prefills = PrefillFit(settings.prefill_reload)
         self.counters = Counters()
-        self.tools = ToolObservations(self.policy.durations, self.counters)
         self.record = TimestampRecord(
             max_events=settings.record_events, clock=clock, writer=open_writer(settings)
         )
@@ -74,11 +59,12 @@ class Retention:
             free=free,
             on_rank_change=on_rank_change,
             on_deadline=on_deadline,
+            max_ttl_s=settings.max_ttl_s,
         )
         self.pins = self.keeper.pins
-
-    def _ttl(self, tool: str | None, num_tokens: int) -> TTL:
-        return self.policy.ttl(tool, self.prefills.reload.seconds(num_tokens))
+        self.decisions = PinDecisions(
+            self.policy, self.keeper, self.prefills, self.counters, self.record, clock=clock
+        )
 
     def turn_arrived(
         self,
@@ -99,15 +85,8 @@ class Retention:
             job = Job(tags.job_id, order, now_s)
             self.jobs.add(job)
         fingerprint = (num_prompt_tokens, block_hashes[-1] if block_hashes else None)
-        is_new = job.counts_as_new_turn(tags.turn, fingerprint)
-        if is_new:
-            self.tools.from_next_turn(job, tags, now_s)
-            job.num_turns += 1
-        job.fingerprint = fingerprint
-        job.last_turn = max(job.last_turn or 0, tags.turn) if tags.turn else job.last_turn
-        job.parent_job_id = tags.parent_job_id or job.parent_job_id
-        job.expected_turns = tags.expected_turns or job.expected_turns
-        job.is_released = False
+        is_new = job.take_tags(tags, fingerprint)
+        self.decisions.turn_arrived(job, tags, is_new=is_new)
         turn = Turn(request_id, job, order, now_s, num_prompt_tokens, bool(tags.is_last_step))
         turn.common_tokens = min(
             job.common_tokens(block_hashes, block_tokens),
@@ -150,10 +129,7 @@ class Retention:
             job.num_evicted += 1
             self.policy.learned.queueing.observe(waited_s)
             self.record.add(job.job_id, "evicted", lost_tokens=turn.common_tokens - hit_tokens)
-        if job.finished_s is not None and turn.common_tokens < min(
-            job.context_tokens, turn.num_prompt_tokens - 1
-        ):
-            job.num_diverged += 1
+        job.num_diverged += job.has_diverged(turn)
         self.record.add(
             job.job_id,
             "waiting_to_running",
@@ -174,7 +150,7 @@ class Retention:
         turn = self.turns.get(request_id)
         if turn is None or turn.is_last_step or turn.job.is_released or not is_finished_turn:
             return False
-        return self._ttl(None, turn.num_prompt_tokens).seconds > 0
+        return self.decisions.first_ttl(turn.num_prompt_tokens).seconds > 0
 
     def turn_ended(
         self,
@@ -198,22 +174,25 @@ class Retention:
             self.record.add(job.job_id, "aborted")
         if blocks:
             assert context is not None
-            self.keeper.pin(job, blocks, fence, self._ttl(job.tool, context.num_tokens))
+            ttl = self.decisions.first_ttl(context.num_tokens)
+            self.keeper.pin(job, blocks, fence, ttl, is_decided=self.decisions.is_final)
         elif not job.live and (pin := self.pins.get(job.job_id)) is not None:
             if turn.is_last_step or not is_finished_turn:
                 self.keeper.end(pin, "last_step" if is_finished_turn else "aborted")
             else:
                 # Its expiry may have passed unheeded while this turn was live.
                 self.keeper.reschedule(pin)
-        if (turn.is_last_step or job.is_released) and not job.live:
+        if job.live:
+            return
+        if turn.is_last_step or job.is_released:
             self._close(job, "last_step" if turn.is_last_step else "released")
+        elif is_finished_turn:
+            self.decisions.turn_finished(job, request_id)
 
     def _note_finish(self, job: Job, context: Context | None, now_s: float) -> None:
-        job.finished_s = now_s
-        job.tool, job.is_tool_observed = None, False
+        job.finish_turn(now_s)
         if context is not None:
-            job.context_tokens = context.num_tokens
-            job.checkpoints = checkpoints_of(context.block_hashes, context.num_blocks)
+            job.leave_context(context)
         self.record.add(job.job_id, "finish", turn=job.num_turns, context_length=job.context_tokens)
 
     def tool_signal(self, job_id: str, event: ToolEvent) -> dict[str, Any] | None:
@@ -222,24 +201,20 @@ class Retention:
         if job is None:
             return None
         self.jobs.touch(job, self._clock())
-        tool = tool_name(event.command or event.tool or "")
-        if event.state == "finished":
-            if event.duration_s is not None:
-                self.tools.from_client(job, tool, event.duration_s)
-        else:
-            job.tool = tool or None
-            if not job.live:
-                self.keeper.reprice(job_id, self._ttl(job.tool, job.context_tokens))
+        is_taken = self.decisions.tool_signal(job, event)
         self.expire_due_pins()
-        self.record.add(
-            job_id,
-            f"tool_{event.state}",
-            tool=tool,
-            command=(event.command or "")[:MAX_COMMAND_CHARS],
-            duration_s=event.duration_s,
-        )
         pin = self.pins.get(job_id)
-        return {"job_id": job_id, "state": event.state, "is_pinned": pin is not None}
+        return {
+            "job_id": job_id,
+            "state": event.state,
+            "is_pinned": pin is not None,
+            "is_ignored": not is_taken,
+        }
+
+    def reply_read(self, request_id: str, command: str | None) -> None:
+        """A finished turn's reply turned out to run `command`; None: it runs nothing."""
+        self.decisions.reply_read(request_id, command)
+        self.expire_due_pins()
 
     def release(self, job_id: str) -> dict[str, Any] | None:
         """The job is over: free its pin now; None for an unknown job."""
@@ -265,6 +240,7 @@ class Retention:
             self._close(job, "lease")
 
     def _close(self, job: Job, reason: str) -> None:
+        self.decisions.job_closed(job, reason)
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
         self.jobs.remove(job)
         self.record.add(job.job_id, "closed", reason=reason, turns=job.num_turns)

@@ -16,15 +16,19 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request
 
 from agentkv.errors import TagError
-from agentkv.wire import Tags, parse_tags
 
 from . import seam
 from .continuum import Rank
 from .counters import StepStats
 from .expiry_timer import ExpiryTimer
+from .jobs import Context
 from .pin_table import Pin
+from .predictions import Predictions
+from .prefill_watch import PrefillWatch
 from .ranked_queue import RankedQueue
-from .retention import Context, Retention
+from .reply_decoder import ReplyDecoder
+from .request_tags import tags_of
+from .retention import Retention
 from .settings import CONFIG_KEY, read_settings
 
 
@@ -49,13 +53,28 @@ class RetainingScheduler(seam.SchedulerSeam):
         if seam.is_first_come_first_served(self):
             self.install_queue(self.queue)
         self.install_allocator()
-        self._prefilling: dict[str, tuple[Request, float, int]] = {}
+        self._prefills = PrefillWatch(self.retention.prefills, self.clock)
+        self._decoder = ReplyDecoder(self.vllm_config.model_config)
+        self._predictions = Predictions(
+            self.retention,
+            self.vllm_config,
+            decode=self.decode,
+            on_read=self._wake,
+            clock=self.clock,
+        )
         self._is_running_sorted = True
         self._told_stats: tuple[int, int] | None = None
 
     def clock(self) -> float:
         """Seconds on a monotonic clock; the simulator and tests override it."""
         return time.monotonic()
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of tokens, special ones included; the simulator and tests override it.
+
+        Called in the side-work thread, where there is one.
+        """
+        return self._decoder(token_ids)
 
     def add_request(self, request: Request) -> None:
         if request.request_id not in self.requests:
@@ -66,7 +85,12 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _register(self, request: Request) -> None:
         if self.waiting is not self.queue:
             return  # vLLM's own `priority` order: all of stock, no jobs
-        tags = self._tags(request)
+        self._predictions.apply()
+        try:
+            tags = tags_of(request)
+        except TagError:
+            self.retention.counters.add("bad_tags_total")
+            return
         if tags.job_id is not None and request.prompt_token_ids is not None:
             self.retention.turn_arrived(
                 request.request_id,
@@ -75,17 +99,6 @@ class RetainingScheduler(seam.SchedulerSeam):
                 block_hashes=request.block_hashes,
                 block_tokens=self.hash_block_size,
             )
-
-    def _tags(self, request: Request) -> Tags:
-        sampling = request.sampling_params
-        fields = dict(sampling.extra_args or {}) if sampling is not None else {}
-        if fields.get("job_id") is None and request.session_id:
-            fields["job_id"] = request.session_id
-        try:
-            return parse_tags(fields, flags_as_numbers=True)
-        except TagError:
-            self.retention.counters.add("bad_tags_total")
-            return Tags()
 
     def _rank(self, request: Request) -> Rank | None:
         return self.retention.rank(request.request_id, is_preempted=seam.is_preempted(request))
@@ -118,9 +131,14 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def _before_step(self) -> None:
-        self.retention.expire_due_pins()
+        self._do_what_is_due()
         self.queue.unlatch()
         self._sort_running()
+
+    def _do_what_is_due(self) -> None:
+        self._predictions.apply()
+        self.retention.expire_due_pins()
+        self._predictions.save_if_due()
 
     @seam.guarded(None)
     def _after_step(self, output: SchedulerOutput) -> None:
@@ -134,7 +152,7 @@ class RetainingScheduler(seam.SchedulerSeam):
                 continue
             self._is_running_sorted = False
             hit_tokens = request.num_computed_tokens - scheduled[request.request_id]
-            self._prefilling[request.request_id] = (request, self.clock(), hit_tokens)
+            self._prefills.admitted(request, hit_tokens)
             self.retention.turn_admitted(request.request_id, hit_tokens=hit_tokens)
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,19 +162,7 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def _note_prefills(self) -> None:
-        if not self._prefilling:
-            return
-        done = [
-            request_id
-            for request_id, (request, _, _) in self._prefilling.items()
-            if request.num_output_tokens or request.is_finished() or not seam.is_running(request)
-        ]
-        now_s = self.clock()
-        for request_id in done:
-            request, started_s, hit_tokens = self._prefilling.pop(request_id)
-            if request.num_output_tokens and not request.num_preemptions:
-                num_tokens = request.num_prompt_tokens
-                self.retention.prefills.observe(hit_tokens, num_tokens, now_s - started_s)
+        self._prefills.step_processed()
 
     def memory_is_short(self, request: Request) -> Iterator[None]:
         for pin in self._pins_that_yield(request):
@@ -189,6 +195,11 @@ class RetainingScheduler(seam.SchedulerSeam):
         self.queue.forget_order(request)
         if not self._end_turn(request, blocks, fence) and not self._is_pinned(blocks):
             self.free_blocks(blocks, fence)
+        self._read_reply(request)
+
+    @seam.guarded(None)
+    def _read_reply(self, request: Request) -> None:
+        self._predictions.turn_ended(request)
 
     def _is_pinned(self, blocks: Sequence[Any]) -> bool:
         return any(pin.blocks is blocks for pin in self.retention.pins)
@@ -221,7 +232,12 @@ class RetainingScheduler(seam.SchedulerSeam):
     def attach(self, engine: Any) -> None:
         """Called once by the engine that runs this scheduler in its busy loop."""
         self.engine = engine
-        self.timer = ExpiryTimer(lambda: seam.wake(engine))
+        self.timer = ExpiryTimer(self._wake)
+        self._predictions.start()
+
+    def _wake(self) -> None:
+        if self.engine is not None:
+            seam.wake(self.engine)
 
     def _set_deadline(self, deadline_s: float) -> None:
         if self.timer is not None:
@@ -229,18 +245,18 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     def has_requests(self) -> bool:
         """Also asked by an idle engine when it wakes: pins expire and gauges move here."""
-        self._expire_when_idle()
+        self._work_when_idle()
         has_requests = bool(super().has_requests())
         if not has_requests and self.engine is not None and self._has_news():
             self._push_stats()
         return has_requests
 
     @seam.guarded(None)
-    def _expire_when_idle(self) -> None:
-        self.retention.expire_due_pins()
-        next_expiry_s = self.retention.pins.next_expiry_s
-        if next_expiry_s is not None:
-            self._set_deadline(next_expiry_s)
+    def _work_when_idle(self) -> None:
+        self._do_what_is_due()
+        for deadline_s in (self.retention.pins.next_expiry_s, self._predictions.next_save_s):
+            if deadline_s is not None:
+                self._set_deadline(deadline_s)
 
     @seam.guarded(None)
     def _push_stats(self) -> None:
@@ -272,6 +288,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         return {"gauges": gauges, **self.retention.counters.take_delta()}
 
     def shutdown(self) -> None:
+        self._predictions.close()
         self.retention.record.close()
         super().shutdown()
 

@@ -196,6 +196,25 @@ def is_finished_turn(request: Request) -> bool:
     )
 
 
+def end_of_reply(request: Request, max_tokens: int) -> tuple[list[int], int | None]:
+    """The last tokens of a request's reply, and apart from them the token that stopped it.
+
+    The same two fields stop it in check_stop (vllm/v1/core/sched/utils.py:104).
+    """
+    token_ids = list(request.output_token_ids[-max_tokens:])
+    sampling = request.sampling_params
+    if token_ids and sampling is not None:
+        last = token_ids[-1]
+        if last == sampling.eos_token_id or last in (sampling.stop_token_ids or ()):
+            return token_ids[:-1], last
+    return token_ids, None
+
+
+def engine_number(vllm_config: Any) -> int:
+    """Which of several data-parallel engines this is, from 0 (vllm/config/parallel.py:439)."""
+    return int(vllm_config.parallel_config.data_parallel_index)
+
+
 def is_first_come_first_served(scheduler: Scheduler) -> bool:
     """Whether vLLM itself orders by arrival (S:217); `priority` sorts by a field of its own."""
     return bool(scheduler.policy == SchedulingPolicy.FCFS)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from agentkv.durations import KINDS
 from agentkv.errors import AgentKVError
 from agentkv.ttl import PrefillReload
 
-POLICIES = ("continuum",)
+POLICIES = ("continuum", "context_serve")
 """Scheduling policies this plugin adds to `--scheduling-policy`."""
 
 CONFIG_KEY = "agentkv"
@@ -22,11 +23,11 @@ class SettingsError(AgentKVError):
 
 
 class Settings(BaseModel):
-    """Settings of the `continuum` policy, frozen; every field has a default."""
+    """Settings of both policies, frozen; every field has a default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    policy: Literal["continuum"] = "continuum"
+    policy: Literal["continuum", "context_serve"] = "continuum"
     rules: Literal["paper", "released"] = "paper"
     ttl: Literal["paper", "fixed"] = "paper"
     fixed_ttl_s: float = Field(2.0, ge=0, le=3600, allow_inf_nan=False)
@@ -37,6 +38,12 @@ class Settings(BaseModel):
     """No pin lasts longer than this many seconds, whatever the rule says."""
     prefill_reload_s: tuple[float, float, float] | None = Field(None, strict=False)
     """Coefficients [c0, c1, c2] of seconds = c0 + c1 n + c2 n^2; absent: learned online."""
+    predictor: str = "default"
+    """Under `context_serve`: which of agentkv.durations.KINDS predicts."""
+    predictor_state: str | None = None
+    """Under `context_serve`: file that keeps what the predictor learned; None: not kept."""
+    predictor_save_s: float = Field(60.0, gt=0, le=86_400, allow_inf_nan=False)
+    """Seconds between two writes of that file, while there is something new."""
     job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)
     """A job with no turn and no tool signal for this many seconds is forgotten."""
     max_jobs: int = Field(10_000, ge=1, le=1_000_000)
@@ -45,6 +52,13 @@ class Settings(BaseModel):
     """Events kept in the timestamps record, over all jobs; 0 turns it off."""
     run_output_dir: str | None = None
     """Folder that gets the timestamps record as `scheduler_timestamps.jsonl`."""
+
+    @field_validator("predictor")
+    @classmethod
+    def _is_known(cls, kind: str) -> str:
+        if kind not in KINDS:
+            raise ValueError(f"one of {', '.join(KINDS)}")
+        return kind
 
     @property
     def prefill_reload(self) -> PrefillReload | None:
