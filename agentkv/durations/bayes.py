@@ -67,8 +67,10 @@ class BayesEstimator:
         return {"num_observed": self._num_observed, **self._levels.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
+        if not isinstance(state["num_observed"], int):
+            raise TypeError(f"not a number of observations: {state['num_observed']!r:.100}")
         self._levels.restore(state)
-        self._num_observed = int(state["num_observed"])
+        self._num_observed = state["num_observed"]
 
     def _ttl_s(self, level: Level[LogWindow], distribution: LogStudentT) -> float:
         if self._ttl_rule == "thompson":

@@ -6,7 +6,6 @@ Efron's convention that the largest duration counts as measured.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from typing import Any
 
 from agentkv.durations.verdicts import counted, summary
 from agentkv.durations.windows import WINDOW
+
+_MAX_SAVED_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class DurationCurve:
     def restore(self, state: Any) -> None:
         """Raises TypeError or ValueError where the data does not fit."""
         for duration_s, is_censored in state[-WINDOW:]:
-            if not (math.isfinite(duration_s) and duration_s >= 0):
+            if not 0 <= duration_s <= _MAX_SAVED_S:
                 raise ValueError(f"not a duration in seconds: {duration_s!r}")
             self.add(float(duration_s), censored=bool(is_censored))
 

@@ -24,6 +24,7 @@ PRIOR_SCALE = 1.0
 _MAX_LN = 20.0
 """15 years: keeps the quantiles of a posterior with two degrees of freedom in range."""
 _FAR_TAIL = 25.0
+_MAX_SAVED = 1e4
 _RESOLUTION = 2.0**16
 """Parts of a unit of ln(seconds) that are told apart: few enough for the sums over a window to be
 exact, so that they do not drift and a restored window gives the very same numbers."""
@@ -129,7 +130,7 @@ class LogWindow:
     def restore(self, state: Any) -> None:
         """Raises TypeError or ValueError where the data does not fit."""
         for mean, variance in state[-WINDOW:]:
-            if not (math.isfinite(mean) and math.isfinite(variance) and variance >= 0):
+            if not (abs(mean) <= _MAX_SAVED and 0 <= variance <= _MAX_SAVED):
                 raise ValueError(f"not a mean and a variance: {mean!r}, {variance!r}")
             self.add(float(mean), float(variance))
 

@@ -93,3 +93,11 @@ def test_restored_estimator_predicts_the_same() -> None:
     for text in ("frobnicate", "frobnicate x | tail", "other", ""):
         command = analyze_command(text)
         assert restored.predict(command) == estimator.predict(command)
+
+
+@pytest.mark.parametrize("num_observed", [None, "many", 1.5, float("inf")])
+def test_foreign_state_is_refused(num_observed: object) -> None:
+    """State of another shape is an error."""
+    state = {**BayesEstimator().state(), "num_observed": num_observed}
+    with pytest.raises(TypeError):
+        BayesEstimator().restore(state)

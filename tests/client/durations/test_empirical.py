@@ -66,7 +66,9 @@ def test_restored_curve_is_the_same(runs: list[tuple[float, bool]]) -> None:
     assert restored.distribution() == curve.distribution()
 
 
-@pytest.mark.parametrize("state", [3, [1.0], [["a", 0]], [[-1.0, 0]], [[float("nan"), 0]]])
+@pytest.mark.parametrize(
+    "state", [3, [1.0], [["a", 0]], [[-1.0, 0]], [[float("nan"), 0]], [[10**400, 0]]]
+)
 def test_foreign_state_is_refused(state: object) -> None:
     """What is no list of durations is an error."""
     with pytest.raises((TypeError, ValueError)):

@@ -55,7 +55,10 @@ def test_restored_window_is_the_same(entries: list[tuple[float, float]]) -> None
     assert restored.posterior() == window.posterior()
 
 
-@pytest.mark.parametrize("state", [3, [1.0], [["a", 0.0]], [[math.nan, 0.0]], [[0.0, -1.0]]])
+@pytest.mark.parametrize(
+    "state",
+    [3, [1.0], [["a", 0.0]], [[math.nan, 0.0]], [[0.0, -1.0]], [[1e300, 0.0]], [[10**400, 0.0]]],
+)
 def test_foreign_state_is_refused(state: object) -> None:
     """What is no list of means and variances is an error, not a wrong posterior."""
     with pytest.raises((TypeError, ValueError)):
