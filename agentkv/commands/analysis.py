@@ -20,7 +20,7 @@ MAX_ANALYZED_BYTES = 2048
 """Bytes read of a command once long here-documents are cut: the parser's worst time grows with
 the square of the length, 15 ms at this one."""
 _MAX_PROGRESS_CALLS = 64
-"""Reports of progress until reading is given up; a usual command causes none, a long one under 10."""
+"""Reports of progress until reading is given up; usual commands cause none, long ones under 10."""
 _MAX_DEPTH = 40
 _MAX_PROGRAMS = 32
 _MAX_SCRIPT_DEPTH = 3

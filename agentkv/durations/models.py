@@ -1,4 +1,4 @@
-"""The models trained offline, as the package ships them and as `eval-predictor --train` writes them."""
+"""The models trained offline, as shipped and as `eval-predictor --train` writes them."""
 
 from __future__ import annotations
 

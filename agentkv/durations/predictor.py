@@ -56,7 +56,7 @@ class DurationPredictor:
         self.num_observed += 1
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was learned as JSON; an existing file is replaced as a whole. Raises OSError."""
+        """Write what was learned as JSON, replacing an existing file as a whole. Raises OSError."""
         path = Path(path)
         document = {
             "format": _FORMAT,
