@@ -80,8 +80,19 @@ class DurationPredictor:
             if document["format"] != _FORMAT or document["kind"] != self.kind:
                 raise ValueError(f"it holds {document['kind']!r}, format {document['format']!r}")
             self._estimator.restore(document["state"])
-            self.num_observed = int(document["num_observed"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if not isinstance(document["num_observed"], int):
+                raise TypeError(f"num_observed is {document['num_observed']!r:.20}")
+            self.num_observed = document["num_observed"]
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            IndexError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             logger.warning(
                 "%s: not a state of predictor %r (%s: %s); starting with nothing learned",
                 path,

@@ -1,0 +1,94 @@
+"""Distributions of durations as probabilities over a fixed grid of bins, even in ln(seconds)."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+NUM_EDGES = 41
+LOWEST_S, HIGHEST_S = 0.01, 2000.0
+NUM_BINS = NUM_EDGES + 1
+"""One below the lowest edge, one above the highest, the rest between neighbours."""
+_LOW = math.log(LOWEST_S)
+_WIDTH = (math.log(HIGHEST_S) - _LOW) / (NUM_EDGES - 1)
+EDGES = tuple(_LOW + index * _WIDTH for index in range(NUM_EDGES))
+"""Bounds of the bins in ln(seconds)."""
+CENTRES = tuple(_LOW + (index - 0.5) * _WIDTH for index in range(NUM_BINS))
+"""Middles of the bins in ln(seconds)."""
+_SQRT2 = math.sqrt(2.0)
+_REACH = 3.5
+"""Standard deviations beyond which a bell curve counts as flat."""
+
+
+def bell(mean: float, deviation: float) -> list[float]:
+    """Probabilities of the bins under a normal distribution of ln(seconds); their sum is 1."""
+    first = max(0, math.ceil((mean - _REACH * deviation - _LOW) / _WIDTH))
+    last = min(NUM_EDGES, math.floor((mean + _REACH * deviation - _LOW) / _WIDTH) + 1)
+    if first >= last:  # narrower than a bin
+        bins = [0.0] * NUM_BINS
+        bins[min(max(first, 0), NUM_BINS - 1)] = 1.0
+        return bins
+    scale = 1.0 / (deviation * _SQRT2)
+    below = [0.5 * (1.0 + math.erf((EDGES[i] - mean) * scale)) for i in range(first, last)]
+    parts = [high - low for low, high in zip((0.0, *below), (*below, 1.0), strict=True)]
+    return [0.0] * first + parts + [0.0] * (NUM_BINS - first - len(parts))
+
+
+class GridDistribution:
+    """A distribution given by its bins' probabilities; ln(seconds) is even within a bin."""
+
+    __slots__ = ("_at_most", "bins")
+
+    def __init__(self, bins: Sequence[float]) -> None:
+        self.bins = bins
+        self._at_most = tuple(accumulate(bins))[:-1]
+
+    def p_over(self, seconds: float) -> float:
+        """Probability that it runs longer; 1 for 0 seconds or less."""
+        if seconds <= 0.0:
+            return 1.0
+        place = (math.log(seconds) - _LOW) / _WIDTH
+        if place <= 0.0:
+            return 1.0 - self._at_most[0] * math.exp(place * _WIDTH)
+        if place >= NUM_EDGES - 1:
+            return (1.0 - self._at_most[-1]) * HIGHEST_S / seconds
+        index = int(place)
+        share = place - index
+        low, high = self._at_most[index], self._at_most[index + 1]
+        return min(1.0, max(0.0, 1.0 - low - share * (high - low)))
+
+    def quantile_s(self, share: float) -> float:
+        """Seconds within which this share of the runs end, between the grid's bounds."""
+        index = bisect_left(self._at_most, share)
+        if index == 0:
+            return LOWEST_S
+        if index == NUM_EDGES:
+            return HIGHEST_S
+        low, high = self._at_most[index - 1], self._at_most[index]
+        return math.exp(EDGES[index - 1] + _WIDTH * (share - low) / (high - low))
+
+
+def over(bins: Sequence[float], seconds: float) -> list[float]:
+    """The bins given that it runs longer than `seconds`, just above if that seemed impossible."""
+    first = bin_of(seconds)
+    # of the bin that holds the bound, the part above it
+    part = min(1.0, max(0.0, CENTRES[first] + _WIDTH / 2 - math.log(max(seconds, 1e-9))) / _WIDTH)
+    kept = [0.0] * first + [bins[first] * part, *bins[first + 1 :]]
+    total = sum(kept)
+    if total <= 1e-9:
+        return bell(math.log(seconds) + _WIDTH, _WIDTH)
+    return [share / total for share in kept]
+
+
+def cut_at(bins: Sequence[float], seconds: float) -> list[float]:
+    """The bins where whatever would run longer than `seconds` is stopped then."""
+    limit = bin_of(seconds)
+    return [*bins[:limit], sum(bins[limit:]), *([0.0] * (NUM_BINS - limit - 1))]
+
+
+def bin_of(seconds: float) -> int:
+    """The bin that holds a duration."""
+    place = math.ceil((math.log(max(seconds, 1e-9)) - _LOW) / _WIDTH)
+    return min(max(place, 0), NUM_BINS - 1)

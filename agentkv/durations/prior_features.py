@@ -1,0 +1,106 @@
+"""What of a command tells its duration in a project never seen: the features of the prior."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentkv.commands import CommandAnalysis, Program
+from agentkv.durations.typical import typical_s, wait_s
+
+FEATURES = (
+    "num_lasting_programs",
+    "num_sequences",
+    "has_loop",
+    "ln_loop_count",
+    "is_whole_project",
+    "is_selection",
+    "is_question",
+    "is_repeated_or_raced",
+    "is_recursive",
+    "ends_in_head",
+    "ln_wait",
+    "ln_timeout",
+    "has_background",
+    "ln_inline_chars",
+)
+"""The shape of a command; the programs themselves count by `typical_s` alone, since what trees
+learn of the programs of one project misleads in the next (measured: leave one family out)."""
+
+_LASTING_S = 1.0
+_SHORT_S = 0.02
+_WHOLE = re.compile(
+    r"^(\./\.\.\.|\.\.\.|\.|/|--all|-A|--workspace|--all-targets|~|\$HOME)$|/\.\.\.$"
+)
+_SELECTION = re.compile(
+    r"^(-run|-k|--filter|--grep|-t|--testNamePattern|--test|--lib|--only|-bench|--tests)(=|$)"
+    r"|::|_test\.|test_.*\.py$|\.(test|spec)\.[jt]sx?$|_spec\.rb$"
+)
+_QUESTION = re.compile(
+    r"^(--help|-h|help|--version|-V|version|--dry-run|--collect-only|--co|--list|-list|--check|-n)$"
+)
+_REPEATED = re.compile(r"^(-race|-bench|--runs|--repeat|-count)(=|$)")
+_RECURSIVE = re.compile(r"^(-[a-zA-Z]*[rR][a-zA-Z]*|--recursive)$")
+_INLINE_WAIT = re.compile(r"sleep\(\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*\)")
+_NO_TIMEOUT_S = 3600.0
+_INLINE = frozenset({"-c", "-e"})
+
+
+@dataclass(frozen=True, slots=True)
+class PriorInput:
+    """What the prior is computed from; `typical_s` is the sum over the foreground's programs."""
+
+    typical_s: float
+    wait_s: float
+    timeout_s: float | None
+    main: Program | None
+    """The program that usually takes longest."""
+    features: list[float]
+    """The values of FEATURES, in that order."""
+
+
+def prior_input(command: CommandAnalysis) -> PriorInput:
+    programs = [program for program in command.programs if not program.is_background]
+    typical = [typical_s(program) for program in programs]
+    main = programs[typical.index(max(typical))] if typical else None
+    words = main.argv[1:] if main is not None else ()
+    last = programs[-1] if programs else None
+    waits_s = _waits_s(programs)
+    timeout_s = main.timeout_s if main is not None else None
+    features = [
+        float(sum(seconds >= _LASTING_S for seconds in typical)),
+        float(command.num_sequences),
+        float(command.has_loop),
+        math.log(command.loop_count or 1),
+        *_flags_of(words),
+        float(last is not None and last.is_piped and last.name == "head"),
+        math.log(waits_s + _SHORT_S),
+        math.log(timeout_s or _NO_TIMEOUT_S),
+        float(len(programs) < len(command.programs)),
+        math.log(_inline_chars(main) + 1),
+    ]
+    return PriorInput(sum(typical) + _SHORT_S, waits_s, timeout_s, main, features)
+
+
+def _flags_of(words: Sequence[str]) -> list[float]:
+    patterns = (_WHOLE, _SELECTION, _QUESTION, _REPEATED, _RECURSIVE)
+    return [float(any(pattern.search(word) for word in words)) for pattern in patterns]
+
+
+def _waits_s(programs: Sequence[Program]) -> float:
+    """Seconds the text itself asks to wait: `sleep 5`, or sleep(5) in inline code."""
+    seconds = sum(wait_s(program) for program in programs if program.name == "sleep")
+    for program in programs:
+        for code in (*program.argv[1:4], program.stdin):
+            if "sleep(" in code:
+                seconds += sum(float(wait) for wait in _INLINE_WAIT.findall(code)[:8])
+    return min(seconds, _NO_TIMEOUT_S)
+
+
+def _inline_chars(program: Program | None) -> int:
+    if program is None:
+        return 0
+    inline = sum(len(word) for word in program.argv[2:3] if program.argv[1] in _INLINE)
+    return inline + len(program.stdin)
