@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import queue
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +26,34 @@ from agentkv.integrations.vllm.scheduler import AsyncContinuumScheduler, Continu
 
 BLOCK_TOKENS = 16
 EOS = 2
+
+
+class Vocabulary:
+    """Tokens for replies given as text: each reply is cut into as many pieces as it has tokens.
+
+    `decode` waits while `is_open` is cleared.
+    """
+
+    FIRST = 10_000
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self.is_open = threading.Event()
+        self.is_open.set()
+
+    def encode(self, text: str, num_tokens: int) -> list[int]:
+        """The text as exactly so many tokens, the last ones empty where it is short."""
+        size = -(-len(text) // num_tokens)
+        pieces = [text[index * size : (index + 1) * size] for index in range(num_tokens)]
+        self._pieces += pieces
+        last = self.FIRST + len(self._pieces)
+        return list(range(last - num_tokens, last))
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of tokens; those that no reply was cut into have none."""
+        assert self.is_open.wait(timeout=60)
+        known = [token - self.FIRST for token in token_ids if token >= self.FIRST]
+        return "".join(self._pieces[index] for index in known)
 
 
 class Clock:
@@ -71,9 +103,15 @@ class Engine:
         **settings: Any,
     ) -> None:
         self.clock = Clock()
+        self.vocabulary = Vocabulary()
+        self._replies: dict[str, list[int]] = {}
         if scheduler_class is None:
             base = AsyncContinuumScheduler if is_async else ContinuumScheduler
-            scheduler_class = type("Clocked", (base,), {"clock": lambda _: self.clock()})
+            given = {
+                "clock": lambda _: self.clock(),
+                "decode": lambda _, token_ids: self.vocabulary.decode(token_ids),
+            }
+            scheduler_class = type("Clocked", (base,), given)
         config = VllmConfig(
             scheduler_config=SchedulerConfig(
                 max_num_seqs=max_num_seqs,
@@ -148,12 +186,19 @@ class Engine:
         max_tokens: int = 4,
         request_id: str | None = None,
         stop: list[str] | None = None,
+        reply: str | None = None,
         **tags: Any,
     ) -> str:
-        """Add a request; `tags` are the wire fields, as they stand in `vllm_xargs`."""
+        """Add a request; `tags` are the wire fields, as they stand in `vllm_xargs`.
+
+        `reply` is what the model will say, in `max_tokens` tokens.
+        """
         self._num_requests += 1
+        request_id = request_id or f"r{self._num_requests}"
+        if reply is not None:
+            self._replies[request_id] = self.vocabulary.encode(reply, max_tokens)
         request = Request(
-            request_id=request_id or f"r{self._num_requests}",
+            request_id=request_id,
             prompt_token_ids=list(prompt),
             sampling_params=SamplingParams(
                 max_tokens=max_tokens,
@@ -187,10 +232,13 @@ class Engine:
         sampled = []
         for request_id in ids:
             request = self.scheduler.requests[request_id]
-            # The token depends on its position alone, as greedy decoding does on the prefix.
+            # Without a reply of its own the token depends on its position alone, as greedy
+            # decoding does on the prefix.
             is_prefill = request.is_prefill_chunk
             position = request.num_computed_tokens
-            sampled.append([] if is_prefill else [10 + position % 900])
+            said = self._replies.get(request_id, [])[position - request.num_prompt_tokens :]
+            token = said[0] if said else 10 + position % 900
+            sampled.append([] if is_prefill else [token])
         return ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
@@ -217,6 +265,17 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def attach(self) -> queue.SimpleQueue[Any]:
+        """Let the scheduler believe in a busy loop; answers with the queue that wakes it.
+
+        The clock moves ahead of the real one, so that the expiry timer never does.
+        """
+        self.clock.now_s = time.monotonic() + 1e6
+        loop = SimpleNamespace(input_queue=queue.SimpleQueue(), output_queue=queue.SimpleQueue())
+        # vLLM's queues; SimpleQueue has all of theirs that the plugin uses
+        self.scheduler.attach(loop)
+        return loop.input_queue
 
     def wait(self, seconds: float) -> None:
         """Let time pass in an idle engine, then let it look at its scheduler, as its timer does."""

@@ -23,6 +23,11 @@ class Jobs:
         salt = sum(map(ord, job)) + len(history)
         return history + prompt_of(new_tokens, salt=salt)
 
+    def says(self, job: str, command: str | None, **tags: Any) -> None:
+        """A turn of 100 new tokens whose reply runs `command` in a fence; None: runs nothing."""
+        reply = "Let me see." if command is None else f"So:\n```bash\n{command}\n```"
+        self.turn(job, 100, reply=reply, **tags)
+
     def turn(self, job: str, new_tokens: int, **tags: Any) -> None:
         """A whole turn of `job`: 4 output tokens, of which the last has no KV."""
         self._histories[job] = self.engine.turn(self.prompt(job, new_tokens), job_id=job, **tags)

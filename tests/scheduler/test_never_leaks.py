@@ -30,6 +30,7 @@ class Agents(RuleBasedStateMachine):
 
     @initialize(
         num_blocks=st.integers(16, 48),
+        policy=st.sampled_from(["continuum", "context_serve"]),
         rules=st.sampled_from(["paper", "released"]),
         ttl=st.sampled_from(["paper", "fixed"]),
         max_num_seqs=st.integers(1, 4),
@@ -51,6 +52,7 @@ class Agents(RuleBasedStateMachine):
         with_stop=st.booleans(),
         repeats=st.sampled_from([1, 1, 2, 3]),
         turn=st.sampled_from([None, None, 1, 2]),
+        command=st.sampled_from([None, "ls", "pip install torch", "frobnicate"]),
     )
     def arrive(
         self,
@@ -61,7 +63,9 @@ class Agents(RuleBasedStateMachine):
         with_stop: bool,
         repeats: int,
         turn: int | None,
+        command: str | None,
     ) -> None:
+        reply = None if command is None else f"```bash\n{command}\n```"
         history = self.histories.get(job, [])
         prompt = (history + prompt_of(new_tokens, salt=len(history)))[:180]
         tags: dict[str, Any] = {} if job is None else {"job_id": job, "is_last_step": is_last_step}
@@ -69,7 +73,11 @@ class Agents(RuleBasedStateMachine):
             tags["turn"] = turn
         for _ in range(repeats):
             request_id = self.engine.add(
-                prompt, max_tokens=max_tokens, stop=["x"] if with_stop else None, **tags
+                prompt,
+                max_tokens=max_tokens,
+                stop=["x"] if with_stop else None,
+                reply=reply,
+                **tags,
             )
             self.requests[request_id] = self.engine.scheduler.requests[request_id]
         self.histories[job] = prompt
@@ -136,6 +144,9 @@ class Agents(RuleBasedStateMachine):
         assert engine.num_free == engine.pool.num_gpu_blocks - 1
         assert all(block.ref_cnt == 0 for block in engine.pool.blocks[1:])
         assert not engine.scheduler.retention.turns
+        assert len(engine.scheduler.retention.decisions.unread) <= len(
+            engine.scheduler.retention.jobs
+        )
         assert not engine.scheduler.requests
         assert all(request.is_finished() for request in self.requests.values())
         counters = engine.scheduler.retention.counters.totals()

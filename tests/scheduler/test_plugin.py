@@ -12,6 +12,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from agentkv.errors import AgentKVError
 from agentkv.integrations.vllm import plugin, seam
+from agentkv.integrations.vllm.settings import POLICIES
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,8 +33,8 @@ def test_registering_twice_wraps_once() -> None:
 
 
 def test_our_policy_is_a_choice_beside_stocks() -> None:
-    """--scheduling-policy takes fcfs, priority and continuum."""
-    for policy in ("fcfs", "priority", "continuum"):
+    """--scheduling-policy takes fcfs, priority and each of ours."""
+    for policy in ("fcfs", "priority", *POLICIES):
         assert parse("--scheduling-policy", policy).scheduling_policy == policy
 
 
@@ -43,7 +44,8 @@ def test_an_unknown_policy_is_refused_with_the_valid_names(
     """argparse lists ours among the choices."""
     with pytest.raises(SystemExit):
         parse("--scheduling-policy", "continum")
-    assert "continuum" in capsys.readouterr().err
+    listed = capsys.readouterr().err
+    assert all(policy in listed for policy in POLICIES)
 
 
 def args(model_config: Path, **given: Any) -> EngineArgs:
@@ -56,18 +58,19 @@ def args(model_config: Path, **given: Any) -> EngineArgs:
     )
 
 
-def test_our_policy_becomes_fcfs_with_our_scheduler(model_config: Path) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_our_policy_becomes_fcfs_with_our_scheduler(policy: str, model_config: Path) -> None:
     """vLLM's own config sees a policy it knows; the settings travel in additional_config."""
     given = {"agentkv": {"ttl": "fixed"}, "other": 1}
-    engine_args = args(model_config, scheduling_policy="continuum", additional_config=given)
+    engine_args = args(model_config, scheduling_policy=policy, additional_config=given)
     config = engine_args.create_engine_config()
     assert config.scheduler_config.policy == "fcfs"
     assert config.scheduler_config.scheduler_cls == plugin.SCHEDULER
     assert config.additional_config == {
-        "agentkv": {"ttl": "fixed", "policy": "continuum"},
+        "agentkv": {"ttl": "fixed", "policy": policy},
         "other": 1,
     }
-    assert engine_args.scheduling_policy == "continuum"
+    assert engine_args.scheduling_policy == policy
     assert given == {"agentkv": {"ttl": "fixed"}, "other": 1}
 
 

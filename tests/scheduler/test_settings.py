@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from agentkv.integrations.vllm.settings import Settings, SettingsError, read_settings
+from agentkv.durations import KINDS
+from agentkv.integrations.vllm.policies import POLICY_CLASSES
+from agentkv.integrations.vllm.settings import POLICIES, Settings, SettingsError, read_settings
+
+
+def test_each_policy_has_a_class_and_may_be_set() -> None:
+    """The names of the flag, of the settings and of the classes are the same."""
+    assert tuple(POLICY_CLASSES) == POLICIES
+    for policy in POLICIES:
+        assert read_settings({}, policy=policy).policy == policy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_predictor_may_be_chosen(kind: str) -> None:
+    """By its name in agentkv.durations."""
+    assert read_settings({"predictor": kind}, policy="context_serve").predictor == kind
 
 
 def test_nothing_given_means_the_defaults() -> None:
@@ -29,6 +44,9 @@ def test_json_values_are_read() -> None:
         ({"fixed_ttl_s": "2"}, r"'fixed_ttl_s': .*number, got '2'"),
         ({"max_ttl_s": float("nan")}, r"'max_ttl_s': .*finite"),
         ({"max_jobs": 0}, r"'max_jobs': .*got 0"),
+        ({"predictor": "oracle"}, r"'predictor': .*one of default, context_serve, .*got 'oracle'"),
+        ({"predictor_state": 7}, r"'predictor_state': .*string, got 7"),
+        ({"predictor_save_s": 0}, r"'predictor_save_s': .*greater than 0, got 0"),
         ({"prefill_reload_s": [1, 2]}, r"'prefill_reload_s"),
         ([], r"must hold a JSON object, got list \[\]"),
         ("continuum", r"must hold a JSON object, got str"),

@@ -1,0 +1,332 @@
+"""The `context_serve` policy, branch by branch: 63 usable blocks of 16 tokens, 10 ms a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentkv.integrations.vllm import engine_call
+from tests.scheduler.harness import Engine, prompt_of
+from tests.scheduler.step_table import Row, check
+
+FAST, SLOW, UNKNOWN = "ls -la", "pip install torch", "frobnicate --all"
+LAST = {"is_last_step": 1}
+THOUGHT = "<think>I could run\n```bash\npip install torch\n```\nbut I will not.</think>Done."
+NO_PINS = {"fixed_ttl_s": 0.0}
+"""Continuum alone would not pin at all."""
+
+TABLES: dict[str, tuple[dict[str, Any], list[Row]]] = {
+    "FAST pins beyond Continuum's TTL": (
+        NO_PINS,
+        [(0, ("says", "a", FAST), {"a": 6}, 57), (0.5, ("wait",), {"a": 6}, 57)],
+    ),
+    "FAST ends with the predicted TTL": (
+        {},
+        [(0, ("says", "a", FAST), {"a": 6}, 57), (30, ("wait",), {}, 63)],
+    ),
+    "FAST is held no longer than max_ttl_s": (
+        {"max_ttl_s": 0.5},
+        [(0, ("says", "a", FAST), {"a": 6}, 57), (0.51, ("wait",), {}, 63)],
+    ),
+    "SLOW frees at t = 0": ({}, [(0, ("says", "a", SLOW), {}, 63)]),
+    "UNCERTAIN takes Continuum's TTL": (
+        {},
+        [
+            (0, ("says", "a", UNKNOWN), {"a": 6}, 57),
+            (1.99, ("wait",), {"a": 6}, 57),
+            (0.02, ("wait",), {}, 63),
+        ],
+    ),
+    "UNCERTAIN is not pinned where Continuum does not pin": (
+        NO_PINS,
+        [(0, ("says", "a", UNKNOWN), {}, 63)],
+    ),
+    "a reply without a tool call takes Continuum's TTL": (
+        {},
+        [
+            (0, ("says", "a", None), {"a": 6}, 57),
+            (1.99, ("wait",), {"a": 6}, 57),
+            (0.02, ("wait",), {}, 63),
+        ],
+    ),
+    "a call in a thought is no call": (
+        {},
+        [(0, ("turn", "a", 100, {"reply": THOUGHT}), {"a": 6}, 57), (2.01, ("wait",), {}, 63)],
+    ),
+    "the last step frees whatever it runs": ({}, [(0, ("says", "a", FAST, LAST), {}, 63)]),
+    "of several commands the slow one counts": (
+        {},
+        [(0, ("says", "a", f"{FAST}\n```\nand\n```bash\n{SLOW}"), {}, 63)],
+    ),
+    "what the client started counts more than what was read: SLOW": (
+        {},
+        [
+            (0, ("says", "a", FAST), {"a": 6}, 57),
+            (0.1, ("tool", "a", "started", SLOW), {}, 63),
+        ],
+    ),
+    "what the client started counts more than what was read: FAST": (
+        {},
+        [
+            (0, ("says", "a", UNKNOWN), {"a": 6}, 57),
+            (1.9, ("tool", "a", "started", FAST), {"a": 6}, 57),
+            (0.5, ("wait",), {"a": 6}, 57),
+        ],
+    ),
+    "a pin that was freed does not come back": (
+        {},
+        [
+            (0, ("says", "a", SLOW), {}, 63),
+            (0, ("tool", "a", "started", FAST), {}, 63),
+            (0, ("tool", "a", "finished", FAST, 0.1), {}, 63),
+        ],
+    ),
+    "a finished tool keeps the pin for the next turn": (
+        {},
+        [
+            (0, ("says", "a", UNKNOWN), {"a": 6}, 57),
+            (1.9, ("tool", "a", "started", UNKNOWN), {"a": 6}, 57),
+            (0, ("tool", "a", "finished", UNKNOWN, 1.8), {"a": 6}, 57),
+            (4.9, ("wait",), {"a": 6}, 57),
+            (0.2, ("wait",), {}, 63),
+        ],
+    ),
+    "a finished tool is no promise while another one runs": (
+        {},
+        [
+            (0, ("says", "a", UNKNOWN), {"a": 6}, 57),
+            (0, ("tool", "a", "started", UNKNOWN), {"a": 6}, 57),
+            (0, ("tool", "a", "started", "defrobnicate"), {"a": 6}, 57),
+            (0, ("tool", "a", "finished", UNKNOWN, 0.1), {"a": 6}, 57),
+            (2.1, ("wait",), {}, 63),
+        ],
+    ),
+    "the next turn takes the pin over": (
+        {},
+        [
+            (0, ("says", "a", FAST), {"a": 6}, 57),
+            (0.1, ("says", "a", UNKNOWN), {"a": 12}, 51),
+        ],
+    ),
+    "a request without a job is not pinned": ({}, [(0, ("untagged", 100), {}, 63)]),
+}
+
+
+@pytest.fixture
+def serve(make_engine: Callable[..., Engine]) -> Callable[..., Engine]:
+    """Makes engines under the policy."""
+
+    def make(**settings: Any) -> Engine:
+        return make_engine(policy="context_serve", **settings)
+
+    return make
+
+
+def ask(engine: Engine, op: str, *args: Any) -> Any:
+    """What a route of the server would answer."""
+    return json.loads(json.dumps(engine_call.call(engine.scheduler, op, list(args))))
+
+
+def says(engine: Engine, job: str, command: str, *, salt: int = 0, **tags: Any) -> None:
+    reply = f"```bash\n{command}\n```"
+    engine.turn(prompt_of(100, salt=salt + ord(job)), reply=reply, job_id=job, **tags)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_dispatch(name: str, serve: Callable[..., Engine]) -> None:
+    """Each table of TABLES holds on vLLM's real scheduler, sync and async."""
+    settings, rows = TABLES[name]
+    check(serve(**settings), rows)
+
+
+def test_each_pin_counts_once_by_its_first_decision(serve: Callable[..., Engine]) -> None:
+    """Fast, slow, uncertain and none; a later signal reprices without a second count."""
+    engine = serve()
+    for job, command in (("a", FAST), ("b", SLOW), ("c", UNKNOWN), ("d", "")):
+        says(engine, job, command)
+    ask(engine, "tool", "c", {"state": "started", "command": SLOW})
+    counted = ask(engine, "stats")["pins_total"]
+    assert counted == {"fast": 1, "slow": 1, "uncertain": 1, "none": 1}
+    assert engine.pin_ends == {"expired": 2}
+
+
+def test_a_made_up_tool_is_slow_after_ten_slow_runs(serve: Callable[..., Engine]) -> None:
+    """Uncertain at first; what the client measures makes it SLOW, for every job."""
+    engine = serve()
+    says(engine, "a", UNKNOWN)
+    assert ask(engine, "job", "a")["predicted_speed"] == "uncertain"
+    for index in range(10):
+        finished = {"state": "finished", "command": UNKNOWN, "duration_s": 60.0 + index}
+        ask(engine, "tool", "a", finished)
+    says(engine, "b", UNKNOWN)
+    assert ask(engine, "job", "b")["predicted_speed"] == "slow"
+    assert "b" not in engine.pinned
+
+
+@pytest.mark.parametrize(
+    ("tags", "source"), [({"last_tool_s": 60.0, "last_tool": UNKNOWN}, "piggyback"), ({}, "gap")]
+)
+def test_the_predictor_learns_from_the_next_turn(
+    tags: dict[str, Any], source: str, serve: Callable[..., Engine]
+) -> None:
+    """Without a client that reports, the read command and the gap will do."""
+    engine = serve()
+    for _ in range(10):
+        says(engine, "a", UNKNOWN)
+        engine.wait(60.0)
+        says(engine, "a", UNKNOWN, salt=50, **tags)
+        engine.scheduler.retention.release("a")
+    assert ask(engine, "stats")["tool_observations_total"] == {source: 10}
+    says(engine, "b", UNKNOWN)
+    assert ask(engine, "job", "b")["predicted_speed"] == "slow"
+
+
+def test_a_finished_tool_named_without_its_command_teaches_the_command_read(
+    serve: Callable[..., Engine],
+) -> None:
+    """A client that says `bash` took 60 s tells about what the reply ran in it."""
+    engine = serve()
+    for _ in range(10):
+        says(engine, "a", UNKNOWN)
+        ask(engine, "tool", "a", {"state": "finished", "tool": "bash", "duration_s": 60.0})
+    says(engine, "b", UNKNOWN)
+    assert ask(engine, "job", "b")["predicted_speed"] == "slow"
+
+
+def test_a_gap_after_a_reply_without_a_call_teaches_nothing(serve: Callable[..., Engine]) -> None:
+    """That is the user's time, not a tool's."""
+    engine = serve()
+    engine.turn(prompt_of(100), reply="Which of them?", job_id="a")
+    engine.wait(60.0)
+    engine.turn(prompt_of(100, salt=1), reply="I see.", job_id="a")
+    assert engine.scheduler.retention.policy.predictor.num_observed == 0
+
+
+def test_a_release_tells_how_long_a_running_tool_took_at_least(
+    serve: Callable[..., Engine],
+) -> None:
+    """Ten tools cut off after a minute are slow; a lease that runs out tells nothing."""
+    engine = serve(job_lease_s=100.0)
+    predictor = engine.scheduler.retention.policy.predictor
+    for _ in range(10):
+        says(engine, "a", UNKNOWN)
+        ask(engine, "tool", "a", {"state": "started", "command": UNKNOWN})
+        engine.wait(60.0)
+        ask(engine, "release", "a")
+    assert predictor.num_observed == 10
+    assert ask(engine, "stats")["tool_observations_total"] == {"cut_short": 10}
+    says(engine, "b", UNKNOWN)
+    ask(engine, "tool", "b", {"state": "started", "command": UNKNOWN})
+    assert ask(engine, "job", "b")["predicted_speed"] != "fast"
+    engine.wait(200.0)
+    says(engine, "c", UNKNOWN)
+    assert ask(engine, "job", "b") is None
+    assert predictor.num_observed == 10
+
+
+def test_a_decision_is_explained(serve: Callable[..., Engine]) -> None:
+    """The job and its record show command, speed, quantiles, source, TTL and the reasons."""
+    engine = serve()
+    says(engine, "a", FAST)
+    job = ask(engine, "job", "a")
+    assert (job["command"], job["predicted_speed"], job["last_tool"]) == (FAST, "fast", "ls")
+    assert 0 < job["predicted_p50_s"] < job["predicted_p90_s"]
+    assert job["prediction_source"]
+    assert job["prediction_explanation"]
+    assert job["ttl_s"] > 0
+    assert job["ttl_reason"].startswith("fast, by ")
+    events = {event["event"]: event for event in ask(engine, "timestamps")["jobs"]["a"]}
+    assert list(events)[-3:] == ["finish", "pinned", "decision"]
+    decision = events["decision"]
+    assert (decision["command"], decision["speed"], decision["told_by"]) == (FAST, "fast", "reply")
+    assert decision["source"] == job["prediction_source"]
+    assert decision["ttl_s"] == pytest.approx(job["ttl_s"], abs=1e-6)
+
+
+def test_a_freed_turn_is_explained_too(serve: Callable[..., Engine]) -> None:
+    """SLOW leaves no pin, but says why."""
+    engine = serve()
+    says(engine, "a", SLOW)
+    job = ask(engine, "job", "a")
+    assert (job["predicted_speed"], job["ttl_s"], job["pinned_blocks"]) == ("slow", 0.0, 0)
+    assert job["ttl_reason"].startswith("slow, by ")
+    events = [event["event"] for event in ask(engine, "timestamps")["jobs"]["a"]]
+    assert events[-3:] == ["pinned", "decision", "unpinned"]
+
+
+def test_continuum_predicts_nothing(make_engine: Callable[..., Engine]) -> None:
+    """It reads no reply, and its jobs have no predicted speed."""
+    engine = make_engine(policy="continuum")
+    says(engine, "a", SLOW)
+    ask(engine, "tool", "a", {"state": "started", "command": SLOW})
+    job = ask(engine, "job", "a")
+    assert (job["predicted_speed"], job["prediction_source"]) == (None, None)
+    assert engine.pinned == {"a": 6}
+    assert "decision" not in [event["event"] for event in ask(engine, "timestamps")["jobs"]["a"]]
+
+
+@pytest.mark.parametrize("turn", [1, 3, 1_000_000])
+@pytest.mark.parametrize("state", ["started", "finished"])
+def test_a_signal_of_another_turn_is_ignored_and_counted(
+    state: str, turn: int, serve: Callable[..., Engine]
+) -> None:
+    """One that comes late, or of a turn that never was, moves no pin and teaches nothing."""
+    engine = serve()
+    says(engine, "a", FAST, turn=2)
+    event = {"state": state, "command": SLOW, "duration_s": 99.0, "turn": turn}
+    assert ask(engine, "tool", "a", event)["is_ignored"] is True
+    assert engine.pinned == {"a": 6}
+    stats = ask(engine, "stats")
+    assert stats["tool_signals_ignored_total"] == 1
+    assert "tool_observations_total" not in stats
+    assert ask(engine, "tool", "a", {"state": "started", "command": SLOW, "turn": 2})
+    assert engine.pinned == {}
+
+
+@pytest.mark.parametrize(
+    "command", ["", "\n", "x" * 2**20, "\x00\ufffd", "((((" * 9999, "é" * 5000]
+)
+@pytest.mark.parametrize("duration_s", [0, 1e-9, 31_536_000])
+def test_odd_commands_and_durations_are_survived(
+    command: str, duration_s: float, serve: Callable[..., Engine]
+) -> None:
+    """Nothing a client may send reaches the engine's loop as an exception."""
+    engine = serve()
+    says(engine, "a", "true")
+    for state in ("started", "finished"):
+        event = {"state": state, "tool": "t", "command": command, "duration_s": duration_s}
+        assert ask(engine, "tool", "a", event)["is_ignored"] is False
+    says(engine, "a", command[:4000])
+    assert len(ask(engine, "job", "a")["command"] or "") <= 512
+
+
+@pytest.mark.parametrize("duration_s", [-1, float("nan"), float("inf"), 1e9, "60", True])
+def test_impossible_durations_are_refused_by_name(
+    duration_s: object, serve: Callable[..., Engine]
+) -> None:
+    """The error names the field; nothing is learned."""
+    engine = serve()
+    says(engine, "a", FAST)
+    event = {"state": "finished", "command": SLOW, "duration_s": duration_s}
+    error = engine_call.call(engine.scheduler, "tool", ["a", event])["error"]
+    assert error.startswith("duration_s: ")
+    assert engine.scheduler.retention.policy.predictor.num_observed == 0
+
+
+def test_a_lone_surrogate_in_a_reply_is_survived(serve: Callable[..., Engine]) -> None:
+    """Tokens that are no valid text decode to replacement characters, or worse."""
+    engine = serve()
+    engine.turn(prompt_of(100), reply="```bash\necho \ud800\n```", job_id="a")
+    assert engine.pinned == {"a": 6}
+
+
+def test_the_tool_of_a_call_without_a_command_is_its_name(serve: Callable[..., Engine]) -> None:
+    """`{"name": "search_files", ...}` is known by `search_files`."""
+    engine = serve()
+    call = '<tool_call>\n{"name": "search_files", "arguments": {"pattern": "x"}}\n</tool_call>'
+    engine.turn(prompt_of(100), reply=call, job_id="a")
+    job = ask(engine, "job", "a")
+    assert (job["command"], job["last_tool"]) == ("search_files", "search_files")

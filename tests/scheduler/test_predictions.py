@@ -1,0 +1,303 @@
+"""Replies read in a thread of their own, while the engine goes on; what the predictor keeps."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv.durations import DurationPredictor
+from agentkv.integrations.vllm.predictor_store import PredictorStore, path_of_engine
+from agentkv.integrations.vllm.reply_reader import (
+    MAX_REPLY_CHARS,
+    Reply,
+    ReplyReader,
+    command_in,
+    reply_text,
+)
+from agentkv.integrations.vllm.side_work import MAX_WAITING_TASKS, SideWork, Task
+from agentkv.wire import ToolEvent
+from tests.scheduler.harness import Engine, prompt_of
+
+SLOW = "So:\n```bash\npip install torch\n```"
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def attached(make_engine: Callable[..., Engine]) -> tuple[Engine, queue.SimpleQueue[Any]]:
+    """An engine that reads replies in a thread, and what wakes it."""
+    engine = make_engine(policy="context_serve")
+    return engine, engine.attach()
+
+
+def woken(engine: Engine, wakes: queue.SimpleQueue[Any]) -> None:
+    """The reply is read, and the idle engine looks at its scheduler."""
+    engine.vocabulary.is_open.set()
+    wakes.get(timeout=LIMIT_S)
+    engine.wait(0.0)
+
+
+def pins_total(engine: Engine) -> dict[str, int]:
+    counted: dict[str, int] = engine.scheduler.retention.counters.totals()["pins_total"]
+    return counted
+
+
+def test_a_slow_reply_frees_as_soon_as_it_is_read(
+    attached: tuple[Engine, queue.SimpleQueue[Any]],
+) -> None:
+    """Until then the turn is pinned; the thread wakes the idle engine, which then decides."""
+    engine, wakes = attached
+    engine.vocabulary.is_open.clear()
+    engine.turn(prompt_of(100), reply=SLOW, job_id="a")
+    assert engine.pinned == {"a": 6}
+    woken(engine, wakes)
+    assert engine.pinned == {}
+    assert pins_total(engine) == {"slow": 1}
+
+
+def test_a_busy_engine_decides_before_its_next_step(
+    attached: tuple[Engine, queue.SimpleQueue[Any]],
+) -> None:
+    """It need not be idle."""
+    engine, wakes = attached
+    engine.vocabulary.is_open.clear()
+    engine.add(prompt_of(100, salt=5), max_tokens=30)
+    engine.add(prompt_of(100), reply=SLOW, job_id="a")
+    for _ in range(10):
+        engine.step()
+    assert engine.pinned == {"a": 6}
+    engine.vocabulary.is_open.set()
+    wakes.get(timeout=LIMIT_S)
+    engine.step()
+    assert engine.pinned == {}
+    assert engine.running()
+
+
+def test_an_undecided_pin_yields_to_pressure(
+    attached: tuple[Engine, queue.SimpleQueue[Any]],
+) -> None:
+    """Like any other; what is read later finds nothing to decide."""
+    engine, wakes = attached
+    engine.vocabulary.is_open.clear()
+    engine.turn(prompt_of(100), reply=SLOW, job_id="a")
+    engine.turn(prompt_of(16 * 60, salt=3))
+    assert engine.pin_ends == {"pressure": 1}
+    woken(engine, wakes)
+    assert engine.num_free == 63
+    assert pins_total(engine) == {"none": 1}
+
+
+def test_a_pin_whose_reply_is_never_read_expires(
+    attached: tuple[Engine, queue.SimpleQueue[Any]],
+) -> None:
+    """It has Continuum's TTL meanwhile."""
+    engine, _ = attached
+    engine.vocabulary.is_open.clear()
+    engine.turn(prompt_of(100), reply=SLOW, job_id="a")
+    engine.wait(2.01)
+    assert (engine.pinned, pins_total(engine)) == ({}, {"none": 1})
+    engine.vocabulary.is_open.set()
+
+
+def next_turn(engine: Engine) -> None:
+    engine.turn(prompt_of(120), max_tokens=4, job_id="a")
+
+
+def started(engine: Engine) -> None:
+    engine.scheduler.retention.tool_signal("a", ToolEvent("started", command="ls"))
+
+
+def finished(engine: Engine) -> None:
+    engine.scheduler.retention.tool_signal("a", ToolEvent("finished", command="ls"))
+
+
+def last_step(engine: Engine) -> None:
+    engine.turn(prompt_of(120), max_tokens=4, job_id="a", is_last_step=1)
+
+
+def release(engine: Engine) -> None:
+    engine.scheduler.retention.release("a")
+
+
+@pytest.mark.parametrize(
+    ("event", "pinned"),
+    [
+        (next_turn, {"a": 7}),
+        (started, {"a": 6}),
+        (finished, {"a": 6}),
+        (last_step, {}),
+        (release, {}),
+    ],
+)
+def test_a_stale_reply_is_dropped(
+    event: Callable[[Engine], None],
+    pinned: dict[str, int],
+    attached: tuple[Engine, queue.SimpleQueue[Any]],
+) -> None:
+    """The next turn is here, the client has told, the job is over: the reading decides nothing."""
+    engine, wakes = attached
+    engine.vocabulary.is_open.clear()
+    engine.turn(prompt_of(100), reply=SLOW, job_id="a")
+    event(engine)
+    engine.vocabulary.is_open.set()
+    wakes.get(timeout=LIMIT_S)
+    engine.scheduler.has_requests()
+    assert engine.pinned == pinned
+    assert not engine.scheduler.retention.decisions.unread or event is next_turn
+    assert "slow" not in pins_total(engine)
+
+
+def call(task: Task) -> None:
+    task()
+
+
+def test_side_work_is_done_in_order_in_one_other_thread() -> None:
+    """Once started; before, in the caller."""
+    side_work, done = SideWork(call), queue.SimpleQueue[int]()
+    threads: list[str] = []
+
+    def task() -> None:
+        threads.append(threading.current_thread().name)
+        done.put(len(threads))
+
+    side_work.run(task)
+    side_work.start()
+    for _ in range(3):
+        assert side_work.run(task)
+    assert [done.get(timeout=LIMIT_S) for _ in range(4)] == [1, 2, 3, 4]
+    assert threads == [threading.current_thread().name, *["agentkv-side-work"] * 3]
+
+
+def test_side_work_that_piles_up_is_refused() -> None:
+    """A reply that is not read then counts as one without a call."""
+    side_work, is_open = SideWork(call), threading.Event()
+    side_work.start()
+    side_work.run(lambda: call(lambda: None) if is_open.wait(LIMIT_S) else None)
+    while side_work.run(lambda: None):
+        pass
+    reader = ReplyReader(lambda ids: "```bash\nls\n```", side_work, on_read=lambda: None)
+    reader.read(Reply("r", [1]))
+    (read,) = reader.take()
+    assert (read.request_id, read.command) == ("r", None)
+    is_open.set()
+    assert MAX_WAITING_TASKS >= 100
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("```bash\nls -la\n```", "ls -la"),
+        ("```bash\ncd /x\n```\nthen\n```bash\npytest -q\n```", "cd /x\npytest -q"),
+        ("```bash\n\n```", None),
+        ("I am done.", None),
+        ("", None),
+        ("<think>```bash\nls\n```", None),
+        ("```bash\nls", None),
+    ],
+)
+def test_the_commands_of_a_reply_go_one_a_line(text: str, command: str | None) -> None:
+    """A thought is no call, nor is a call cut short."""
+    assert command_in(text) == command
+
+
+def test_the_token_that_ended_a_reply_stands_apart() -> None:
+    """`<|im_end|>` right behind a closing fence would keep it from closing."""
+    pieces = {1: "```bash\nls\n```", 2: "<|im_end|>"}
+    text = reply_text(Reply("r", [1], 2), lambda ids: "".join(pieces[index] for index in ids))
+    assert text == "```bash\nls\n```\n<|im_end|>"
+    assert command_in(text) == "ls"
+
+
+def test_only_the_end_of_a_long_reply_is_parsed() -> None:
+    """However many characters its tokens have."""
+    text = reply_text(Reply("r", [1]), lambda ids: "x" * 10 * MAX_REPLY_CHARS + "end")
+    assert len(text) == MAX_REPLY_CHARS
+    assert text.endswith("end")
+
+
+def test_what_was_learned_survives_a_restart(
+    make_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """Saved at most once a `predictor_save_s`, loaded at the next start."""
+    path = tmp_path / "made" / "predictor.json"
+    settings = {
+        "policy": "context_serve",
+        "predictor_state": str(path),
+        "predictor_save_s": 10.0,
+    }
+    engine = make_engine(**settings)
+    engine.turn(prompt_of(100), job_id="a")
+    for _ in range(10):
+        event = ToolEvent("finished", command="frobnicate --all", duration_s=60.0)
+        engine.scheduler.retention.tool_signal("a", event)
+    engine.wait(9.0)
+    assert not path.exists()
+    engine.wait(2.0)
+    assert path.exists()
+    again = make_engine(**settings)
+    assert again.scheduler.retention.policy.predictor.num_observed == 10
+    again.turn(prompt_of(100), reply="```bash\nfrobnicate --all\n```", job_id="a")
+    assert again.pinned == {}
+
+
+def test_an_idle_engine_is_woken_to_save(
+    make_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """The last things learned before it gets quiet are kept too."""
+    path = tmp_path / "predictor.json"
+    engine = make_engine(policy="context_serve", predictor_state=str(path), predictor_save_s=10.0)
+    engine.turn(prompt_of(100), job_id="a")
+    event = ToolEvent("finished", command="ls", duration_s=0.1)
+    engine.scheduler.retention.tool_signal("a", event)
+    assert engine.scheduler._predictions.next_save_s == pytest.approx(1010.0)
+
+
+def test_a_shutdown_saves(make_engine: Callable[..., Engine], tmp_path: Path) -> None:
+    """Where vLLM gives the engine the time."""
+    path = tmp_path / "predictor.json"
+    engine = make_engine(policy="context_serve", predictor_state=str(path))
+    engine.turn(prompt_of(100), job_id="a")
+    event = ToolEvent("finished", command="ls", duration_s=0.1)
+    engine.scheduler.retention.tool_signal("a", event)
+    engine.scheduler.shutdown()
+    assert path.exists()
+
+
+def test_a_corrupt_state_is_a_warning_and_a_fresh_start(
+    make_engine: Callable[..., Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine starts all the same."""
+    path = tmp_path / "predictor.json"
+    path.write_text('{"format": 1, "kind"')
+    engine = make_engine(policy="context_serve", predictor_state=str(path))
+    assert engine.scheduler.retention.policy.predictor.num_observed == 0
+    assert [str(path) in record.getMessage() for record in caplog.records].count(True) == 1
+
+
+def test_a_folder_that_cannot_be_written_to_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The state is not kept, and the log says so."""
+    (tmp_path / "file").write_text("")
+    predictor = DurationPredictor("rules")
+    store = PredictorStore(
+        predictor,
+        tmp_path / "file" / "predictor.json",
+        SideWork(call),
+        interval_s=1.0,
+        clock=iter(range(100)).__next__,
+    )
+    predictor.observe("ls", 0.1)
+    store.save_if_due()
+    store.close()
+    assert "is not kept" in caplog.text
+
+
+def test_each_engine_has_a_file_of_its_own() -> None:
+    """Data-parallel engines would overwrite each other's."""
+    paths = [str(path_of_engine("out/predictor.json", engine)) for engine in range(3)]
+    assert paths == ["out/predictor.json", "out/predictor-1.json", "out/predictor-2.json"]
