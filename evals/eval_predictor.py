@@ -93,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
+    if len({Path(trace).resolve() for trace in options.traces}) < len(options.traces):
+        raise UsageError("the same trace is named twice: it would be learned and judged")
     if options.models_out and not options.train:
         raise UsageError("--models-out is where --train writes: give both or neither")
     if options.train and not (options.models_out or options.out):

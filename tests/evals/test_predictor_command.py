@@ -200,3 +200,9 @@ def test_rows_that_teach_nothing_are_explained(
     path = write_lines(tmp_path / "two.jsonl", synthetic_lines(2))
     assert main([str(path), "--split", "time", "--train-share", "0.5"]) == 2
     assert "--models shipped" in capsys.readouterr().err
+
+
+def test_a_trace_named_twice_is_bad_usage(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The split by trace would judge what it has learned."""
+    assert main([str(trace), str(trace)]) == 2
+    assert "twice" in capsys.readouterr().err
