@@ -1,5 +1,7 @@
 """Keep an LLM agent's KV cache warm while its tools run."""
 
+from typing import TYPE_CHECKING, Any
+
 from agentkv.current import current_job
 from agentkv.errors import AgentKVError, AgentKVServerError, ServerStartError, TagError
 from agentkv.feedback import flush
@@ -10,22 +12,48 @@ from agentkv.sessions import Session, session
 from agentkv.summary import JobSummary
 from agentkv.tool_calls import ToolCall, parse_tool_calls
 
+if TYPE_CHECKING:
+    from agentkv.commands import CommandAnalysis, Program, analyze_command
+    from agentkv.durations import DurationPredictor, Prediction
+
 __version__ = "0.1.0"
 
 __all__ = [
     "AgentKVError",
     "AgentKVServerError",
+    "CommandAnalysis",
+    "DurationPredictor",
     "Job",
     "JobSummary",
+    "Prediction",
+    "Program",
     "ServerAPI",
     "ServerStartError",
     "Session",
     "TagError",
     "ToolCall",
     "__version__",
+    "analyze_command",
     "current_job",
     "flush",
     "parse_tool_calls",
     "session",
     "uninstrument",
 ]
+
+_LAZY = {
+    "CommandAnalysis": "agentkv.commands",
+    "DurationPredictor": "agentkv.durations",
+    "Prediction": "agentkv.durations",
+    "Program": "agentkv.commands",
+    "analyze_command": "agentkv.commands",
+}
+"""Names whose modules a tagging client never needs, and what they are read from on first use."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)

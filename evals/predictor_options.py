@@ -49,9 +49,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     add(
         "--upper-bounds",
         choices=("impute", "skip", "bound"),
-        default="impute",
+        default="bound",
         help="how a command known to have taken at most 3 s is observed: as the median of the "
-        "short ones (default), not at all, or as 3 s",
+        "short ones, not at all, or as 3 s (default)",
     )
     add("--session-folds", type=_count(2), default=5, metavar="N", help="groups of sessions (5)")
     add("--min-family-rows", type=_count(1), default=30, metavar="N", help="for --split tool (30)")

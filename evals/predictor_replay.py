@@ -42,7 +42,7 @@ class LearningRules:
     `bound`: observed as the bound; `skip`: not observed. `reload_s`: what a lost cache costs.
     """
 
-    upper_bounds: UpperBounds = "impute"
+    upper_bounds: UpperBounds = "bound"
     reload_s: float = 7.4
 
 

@@ -19,6 +19,8 @@ from agentkv.commands.program import INTERPRETERS, Program, program_key, program
 MAX_ANALYZED_BYTES = 2048
 """Bytes read of a command once long here-documents are cut: the parser's worst time grows with
 the square of the length, 15 ms at this one."""
+_ALWAYS_PARSED_BYTES = 256
+"""Up to here even the worst text takes under a millisecond, and progress need not be watched."""
 _MAX_PROGRESS_CALLS = 64
 """Reports of progress until reading is given up; usual commands cause none, long ones under 10."""
 _MAX_DEPTH = 40
@@ -103,6 +105,9 @@ def _read_script(text: str, reading: _Reading, *, depth: int) -> None:
 def _parse(text: str) -> Node | None:
     """The syntax tree; None where the text is so tangled that reading it was given up."""
     source = text.encode("utf-8", "replace")[:MAX_ANALYZED_BYTES]
+    if len(source) <= _ALWAYS_PARSED_BYTES:
+        with _PARSER_LOCK:
+            return _PARSER.parse(source).root_node
     num_calls = 0
 
     def is_enough(*_: object) -> bool:

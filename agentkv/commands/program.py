@@ -22,6 +22,7 @@ _TAKES_OPERANDS = frozenset(
 _RUNS_TASKS = frozenset({"bun", "deno", "make", "mise", "npm", "pnpm", "rake", "task", "yarn"})
 _TASK_VERBS = frozenset({"run", "run-script", "exec", "task", "r"})
 INTERPRETERS = frozenset({"python", "node", "ruby", "perl", "php", "bash", "sh", "zsh", "Rscript"})
+_TASK_SCRIPTS = frozenset({"manage.py", "artisan"})
 _TWO_LEVELS = frozenset({"aws", "docker", "gcloud", "gh", "kubectl", "podman", "az", "uv"})
 _NESTED = frozenset({"compose", "container", "image", "buildx", "pr", "run", "issue", "pip", "s3"})
 # Options of the program itself that take a value and stand before its subcommand.
@@ -54,10 +55,16 @@ class Program:
 
 
 def program_name(word: str) -> str:
-    """The base name, without a version: `/usr/bin/python3.11` is python."""
+    """The base name without a version: `/usr/bin/python3.11` is `python`.
+
+    A project's own script that is called like a shell command keeps a mark: `bin/test` is `./test`.
+    """
     name = word.rsplit("/", 1)[-1] or word
     match = _VERSION_SUFFIX.match(name)
-    return match[1] if match else name
+    if match:
+        return match[1]
+    is_own_script = "/" in word and word[0] != "/" and name in _TAKES_OPERANDS
+    return f"./{name}" if is_own_script else name
 
 
 def program_key(name: str, argv: tuple[str, ...]) -> str:
@@ -101,5 +108,7 @@ def _interpreter_key(name: str, argv: tuple[str, ...]) -> str:
         if word in ("-c", "-e", "-"):
             return f"{name}:{word}"
         if not word.startswith("-"):
-            return f"{name}:{word.rsplit('/', 1)[-1][:_SCRIPT_CHARS]}"
+            script = word.rsplit("/", 1)[-1][:_SCRIPT_CHARS]
+            task = argv[index + 1 : index + 2] if script in _TASK_SCRIPTS else ()
+            return ":".join((name, script, *task))
     return name

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from agentkv.commands import CommandAnalysis
 from agentkv.durations.effects import NOISE_VARIANCE, Effects
@@ -24,6 +25,7 @@ from agentkv.durations.grid import (
     GridDistribution,
     bell,
     cut_at,
+    dense,
     over,
 )
 from agentkv.durations.keys import LEVEL_NAMES, Keys, keys_of
@@ -40,6 +42,8 @@ RUN_DEVIATION = 0.25
 """A run of d seconds speaks for durations within a factor of e^0.25 around d."""
 WAIT_DEVIATION = 0.2
 """The same for a command that mostly sleeps a time that its text says."""
+MAX_SHAPE = 1.0
+"""A command's shape changes the usual time by a factor of e at most, whatever it was trained on."""
 MAX_GROUPS = 4096
 """Groups of runs remembered over all levels, 400 bytes each; the one not seen for longest goes."""
 SURE_FAST = 0.75
@@ -51,21 +55,43 @@ ROUND_TRIP_S = 1.0
 """A fast command's pin outlasts 95% of its runs and the trip to the client and back."""
 MAX_FAST_TTL_S = 10.0
 
+_SMALLEST_SCALE = 1e-6
+_MAX_READINGS = 256
+
 
 class _Group:
-    """The runs of one level: summed bell curves, how many they weigh, how many there were."""
+    """The runs of one level: their summed bell curves, how many they weigh, how many there were.
 
-    __slots__ = ("bins", "num_runs", "weight")
+    The true sums are `bins * scale`: the decay of all bins is one multiplication.
+    """
 
-    def __init__(self, bins: array[float], weight: float, num_runs: int) -> None:
+    __slots__ = ("bins", "num_runs", "scale", "weight")
+
+    def __init__(self, bins: array[float], weight: float = 0.0, num_runs: int = 0) -> None:
         self.bins = bins
+        self.scale = 1.0
         self.weight = weight
         self.num_runs = num_runs
 
-    def add(self, run: list[float]) -> None:
-        self.bins = array("d", [DECAY * old + new for old, new in zip(self.bins, run, strict=True)])
+    def add(self, first: int, parts: Sequence[float]) -> None:
+        self.scale *= DECAY
+        if self.scale < _SMALLEST_SCALE:
+            self.bins = array("d", [share * self.scale for share in self.bins])
+            self.scale = 1.0
+        bins, unit = self.bins, 1.0 / self.scale
+        for index, share in enumerate(parts, first):
+            bins[index] += share * unit
         self.weight = DECAY * self.weight + 1.0
         self.num_runs += 1
+
+
+class _Reading(NamedTuple):
+    """What the estimator reads off a command, the same until the next training."""
+
+    given: PriorInput
+    keys: Keys
+    prior_mean: float
+    """Of ln(seconds), before anything was observed."""
 
 
 class BackoffEstimator:
@@ -75,53 +101,64 @@ class BackoffEstimator:
         self._prior = prior
         self._effects = Effects()
         self._groups: OrderedDict[tuple[int, str], _Group] = OrderedDict()
+        self._readings: OrderedDict[str, _Reading] = OrderedDict()
 
     def predict(self, command: CommandAnalysis) -> Prediction:
-        given = prior_input(command)
-        keys = keys_of(command, given.main)
-        bins, reasons = self._mixture(given, keys)
+        reading = self._read(command)
+        bins, seen = self._mixture(reading)
         distribution = GridDistribution(bins)
-        speed = _speed(distribution)
         ttl_s = min(distribution.quantile_s(TTL_SHARE) + ROUND_TRIP_S, MAX_FAST_TTL_S)
         return prediction(
-            speed,
+            _speed(distribution),
             distribution,
             fast_ttl_s=ttl_s,
-            source="runs" if reasons else "prior",
-            explanation=_explanation(given, reasons, distribution),
+            source="runs" if seen else "prior",
+            explanation=_explanation(reading.given, seen, distribution),
         )
 
     def observe(self, command: CommandAnalysis, duration_s: float, *, censored: bool) -> None:
-        given = prior_input(command)
-        keys = keys_of(command, given.main)
+        reading = self._read(command)
         if censored:
             # What is known is the shape of the prediction beyond the bound.
-            run = over(self._mixture(given, keys)[0], duration_s)
-            ln_s = sum(share * centre for share, centre in zip(run, CENTRES, strict=True))
+            first, parts = 0, over(self._mixture(reading)[0], duration_s)
+            ln_s = sum(share * centre for share, centre in zip(parts, CENTRES, strict=True))
         else:
             ln_s = math.log(min(max(duration_s, LOWEST_S), HIGHEST_S))
-            run = bell(ln_s, RUN_DEVIATION)
-        self._effects.observe(keys.effects, ln_s - self._prior_mean(given))
-        for place in enumerate(keys.levels):
-            group = self._groups.pop(place, None) or _Group(array("d", bytes(8 * NUM_BINS)), 0.0, 0)
-            group.add(run)
+            first, parts = bell(ln_s, RUN_DEVIATION)
+        self._effects.observe(reading.keys.effects, ln_s - reading.prior_mean)
+        for place in enumerate(reading.keys.levels):
+            group = self._groups.pop(place, None) or _Group(array("d", bytes(8 * NUM_BINS)))
+            group.add(first, parts)
             self._groups[place] = group
         while len(self._groups) > MAX_GROUPS:
             self._groups.popitem(last=False)
 
-    def _mixture(self, given: PriorInput, keys: Keys) -> tuple[list[float], list[tuple[int, int]]]:
+    def _read(self, command: CommandAnalysis) -> _Reading:
+        reading = self._readings.get(command.text)
+        if reading is None:
+            given = prior_input(command)
+            shape = self._prior.raw_score(given.features)
+            mean = math.log(given.typical_s) + min(max(shape, -MAX_SHAPE), MAX_SHAPE)
+            reading = _Reading(given, keys_of(command, given.main), mean)
+            self._readings[command.text] = reading
+            if len(self._readings) > _MAX_READINGS:
+                self._readings.popitem(last=False)
+        return reading
+
+    def _mixture(self, reading: _Reading) -> tuple[list[float], list[tuple[int, int]]]:
         """The bins, and (level, number of runs) of each level that has seen any."""
+        given, keys, mean = reading
         effect, variance = self._effects.mean_and_variance(keys.effects)
         deviation = math.sqrt(NOISE_VARIANCE + min(variance, 1.0))
         if given.wait_s > given.typical_s / 2:
             deviation = WAIT_DEVIATION
-        bins = bell(self._prior_mean(given) + effect, deviation)
+        bins = dense(*bell(mean + effect, deviation))
         seen = []
         for place in enumerate(keys.levels):
             group = self._groups.get(place)
             if group is not None:
                 share = 1.0 / (group.weight + PRIOR_WEIGHT)
-                kept = PRIOR_WEIGHT * share
+                kept, share = PRIOR_WEIGHT * share, group.scale * share
                 bins = [
                     share * own + kept * above for own, above in zip(group.bins, bins, strict=True)
                 ]
@@ -130,14 +167,11 @@ class BackoffEstimator:
             bins = cut_at(bins, given.timeout_s)
         return bins, seen
 
-    def _prior_mean(self, given: PriorInput) -> float:
-        return math.log(given.typical_s) + self._prior.raw_score(given.features)
-
     def state(self) -> dict[str, Any]:
         return {
             "effects": self._effects.state(),
             "groups": [
-                [level, key, round(group.weight, 4), group.num_runs, _sparse(group.bins)]
+                [level, key, round(group.weight, 4), group.num_runs, _sparse(group)]
                 for (level, key), group in self._groups.items()
             ],
         }
@@ -169,5 +203,6 @@ def _explanation(
     return f"{usual}; {runs or 'no run like it seen yet'}: {summary(distribution)}"
 
 
-def _sparse(bins: array[float]) -> list[list[Any]]:
-    return [[index, round(value, 5)] for index, value in enumerate(bins) if value > 1e-5]
+def _sparse(group: _Group) -> list[list[Any]]:
+    shares = [share * group.scale for share in group.bins]
+    return [[index, round(share, 5)] for index, share in enumerate(shares) if share > 1e-5]

@@ -19,21 +19,23 @@ CENTRES = tuple(_LOW + (index - 0.5) * _WIDTH for index in range(NUM_BINS))
 """Middles of the bins in ln(seconds)."""
 _SQRT2 = math.sqrt(2.0)
 _REACH = 3.5
-"""Standard deviations beyond which a bell curve counts as flat."""
 
 
-def bell(mean: float, deviation: float) -> list[float]:
-    """Probabilities of the bins under a normal distribution of ln(seconds); their sum is 1."""
-    first = max(0, math.ceil((mean - _REACH * deviation - _LOW) / _WIDTH))
+def bell(mean: float, deviation: float) -> tuple[int, list[float]]:
+    """A normal distribution of ln(seconds): the first bin it touches, and the bins from there on.
+
+    The probabilities sum to 1; beyond 3.5 standard deviations it counts as flat.
+    """
+    first = min(max(0, math.ceil((mean - _REACH * deviation - _LOW) / _WIDTH)), NUM_BINS - 1)
     last = min(NUM_EDGES, math.floor((mean + _REACH * deviation - _LOW) / _WIDTH) + 1)
-    if first >= last:  # narrower than a bin
-        bins = [0.0] * NUM_BINS
-        bins[min(max(first, 0), NUM_BINS - 1)] = 1.0
-        return bins
     scale = 1.0 / (deviation * _SQRT2)
-    below = [0.5 * (1.0 + math.erf((EDGES[i] - mean) * scale)) for i in range(first, last)]
-    parts = [high - low for low, high in zip((0.0, *below), (*below, 1.0), strict=True)]
-    return [0.0] * first + parts + [0.0] * (NUM_BINS - first - len(parts))
+    below = [0.5 + 0.5 * math.erf((EDGES[i] - mean) * scale) for i in range(first, last)]
+    return first, [high - low for low, high in zip((0.0, *below), (*below, 1.0), strict=True)]
+
+
+def dense(first: int, parts: Sequence[float]) -> list[float]:
+    """All bins, those not touched as 0."""
+    return [0.0] * first + [*parts] + [0.0] * (NUM_BINS - first - len(parts))
 
 
 class GridDistribution:
@@ -78,7 +80,7 @@ def over(bins: Sequence[float], seconds: float) -> list[float]:
     kept = [0.0] * first + [bins[first] * part, *bins[first + 1 :]]
     total = sum(kept)
     if total <= 1e-9:
-        return bell(math.log(seconds) + _WIDTH, _WIDTH)
+        return dense(*bell(math.log(max(seconds, LOWEST_S)) + _WIDTH, _WIDTH))
     return [share / total for share in kept]
 
 

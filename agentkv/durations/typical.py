@@ -13,10 +13,11 @@ from importlib import resources
 from agentkv.commands import Program
 from agentkv.commands.prefixes import duration_s
 
-UNKNOWN_S = 0.5
-"""A program nobody knows: most are small tools, some run for long."""
+UNKNOWN_S = 1.0
+"""A program nobody knows: many are small tools, some run for long; neither fast nor slow."""
 
-_WORD_ENDS = re.compile(r"[:._-]+")
+_WORD_ENDS = re.compile(r"[:._/-]+")
+_SCRIPT_ENDINGS = (".sh", ".py", ".js", ".rb", ".pl")
 _QUESTION_S = 0.2
 _QUESTIONS = frozenset({"--help", "--version", "-V", "help"})
 _FOLLOWS_S = 60.0
@@ -50,7 +51,7 @@ def typical_s(program: Program) -> float:
     known = _BY_KEY.get(program.key)
     if known is not None:
         return known
-    told = [_BY_WORD[word] for word in _words_after_name(program.key) if word in _BY_WORD]
+    told = [_BY_WORD[word] for word in _words_of(program) if word in _BY_WORD]
     return max(told) if told else _BY_NAME.get(program.name, UNKNOWN_S)
 
 
@@ -60,6 +61,8 @@ def wait_s(program: Program) -> float:
     return min(max(0.01, sum(wait for wait in waits if wait is not None)), _MAX_WAIT_S)
 
 
-def _words_after_name(key: str) -> list[str]:
-    _, _, rest = key.partition(":")
-    return _WORD_ENDS.sub(" ", rest).split()
+def _words_of(program: Program) -> list[str]:
+    """The words of the subcommand, and of the name of a project's own script."""
+    name, _, rest = program.key.partition(":")
+    is_script = name.startswith("./") or name.endswith(_SCRIPT_ENDINGS)
+    return _WORD_ENDS.sub(" ", f"{name} {rest}" if is_script else rest).split()
