@@ -109,7 +109,7 @@ class BackoffEstimator:
         distribution = GridDistribution(bins)
         ttl_s = min(distribution.quantile_s(TTL_SHARE) + ROUND_TRIP_S, MAX_FAST_TTL_S)
         return prediction(
-            _speed(distribution),
+            _speed(distribution) if seen or reading.given.is_known else "uncertain",
             distribution,
             fast_ttl_s=ttl_s,
             source="runs" if seen else "prior",
@@ -139,6 +139,8 @@ class BackoffEstimator:
             given = prior_input(command)
             shape = self._prior.raw_score(given.features)
             mean = math.log(given.typical_s) + min(max(shape, -MAX_SHAPE), MAX_SHAPE)
+            if _is_a_wait(given):
+                mean = math.log(given.typical_s)
             reading = _Reading(given, keys_of(command, given.main), mean)
             self._readings[command.text] = reading
             if len(self._readings) > _MAX_READINGS:
@@ -150,8 +152,8 @@ class BackoffEstimator:
         given, keys, mean = reading
         effect, variance = self._effects.mean_and_variance(keys.effects)
         deviation = math.sqrt(NOISE_VARIANCE + min(variance, 1.0))
-        if given.wait_s > given.typical_s / 2:
-            deviation = WAIT_DEVIATION
+        if _is_a_wait(given):
+            effect, deviation = 0.0, WAIT_DEVIATION
         bins = dense(*bell(mean + effect, deviation))
         seen = []
         for place in enumerate(keys.levels):
@@ -188,6 +190,10 @@ class BackoffEstimator:
             self._groups[(int(level), key)] = _Group(bins, float(weight), int(num_runs))
 
 
+def _is_a_wait(given: PriorInput) -> bool:
+    return given.wait_s > given.typical_s / 2
+
+
 def _speed(distribution: GridDistribution) -> Speed:
     if 1.0 - distribution.p_over(FAST_S) >= SURE_FAST:
         return "fast"
@@ -199,6 +205,8 @@ def _explanation(
 ) -> str:
     name = "nothing that lasts" if given.main is None else f"`{given.main.key}`"
     usual = f"{name}: usually about {given.typical_s:.2g} s"
+    if not given.is_known:
+        usual = f"{name}: not among the programs known beforehand"
     runs = ", ".join(f"{counted(count, 'run')} of {LEVEL_NAMES[level]}" for level, count in seen)
     return f"{usual}; {runs or 'no run like it seen yet'}: {summary(distribution)}"
 

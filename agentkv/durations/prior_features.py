@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentkv.commands import CommandAnalysis, Program
-from agentkv.durations.typical import typical_s, wait_s
+from agentkv.durations.typical import UNKNOWN_S, typical_s, wait_s
 
 FEATURES = (
     "num_lasting_programs",
@@ -44,6 +44,7 @@ _QUESTION = re.compile(
 _REPEATED = re.compile(r"^(-race|-bench|--runs|--repeat|-count)(=|$)")
 _RECURSIVE = re.compile(r"^(-[a-zA-Z]*[rR][a-zA-Z]*|--recursive)$")
 _INLINE_WAIT = re.compile(r"sleep\(\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*\)")
+_UNKNOWN_ROUNDS = 3
 _NO_TIMEOUT_S = 3600.0
 _INLINE = frozenset({"-c", "-e"})
 
@@ -57,17 +58,23 @@ class PriorInput:
     timeout_s: float | None
     main: Program | None
     """The program that usually takes longest."""
+    is_known: bool
+    """Whether something is known of every program."""
     features: list[float]
     """The values of FEATURES, in that order."""
 
 
 def prior_input(command: CommandAnalysis) -> PriorInput:
     programs = [program for program in command.programs if not program.is_background]
-    typical = [typical_s(program) for program in programs]
+    known = [typical_s(program) for program in programs]
+    typical = [
+        (UNKNOWN_S if seconds is None else seconds) * _num_rounds(command, program)
+        for program, seconds in zip(programs, known, strict=True)
+    ]
     main = programs[typical.index(max(typical))] if typical else None
     words = main.argv[1:] if main is not None else ()
     last = programs[-1] if programs else None
-    waits_s = _waits_s(programs)
+    waits_s = _waits_s(command, programs)
     timeout_s = main.timeout_s if main is not None else None
     features = [
         float(sum(seconds >= _LASTING_S for seconds in typical)),
@@ -81,7 +88,9 @@ def prior_input(command: CommandAnalysis) -> PriorInput:
         float(len(programs) < len(command.programs)),
         math.log(_inline_chars(main) + 1),
     ]
-    return PriorInput(sum(typical) + _SHORT_S, waits_s, timeout_s, main, features)
+    return PriorInput(
+        sum(typical) + _SHORT_S, waits_s, timeout_s, main, None not in known, features
+    )
 
 
 def _flags_of(words: Sequence[str]) -> list[float]:
@@ -89,9 +98,17 @@ def _flags_of(words: Sequence[str]) -> list[float]:
     return [float(any(pattern.search(word) for word in words)) for pattern in patterns]
 
 
-def _waits_s(programs: Sequence[Program]) -> float:
+def _num_rounds(command: CommandAnalysis, program: Program) -> int:
+    return (command.loop_count or _UNKNOWN_ROUNDS) if program.is_in_loop else 1
+
+
+def _waits_s(command: CommandAnalysis, programs: Sequence[Program]) -> float:
     """Seconds the text itself asks to wait: `sleep 5`, or sleep(5) in inline code."""
-    seconds = sum(wait_s(program) for program in programs if program.name == "sleep")
+    seconds = sum(
+        wait_s(program) * _num_rounds(command, program)
+        for program in programs
+        if program.name == "sleep"
+    )
     for program in programs:
         for code in (*program.argv[1:4], program.stdin):
             if "sleep(" in code:

@@ -39,8 +39,8 @@ def _read_tables() -> list[dict[str, float]]:
 _BY_KEY, _BY_NAME, _BY_WORD = _read_tables()
 
 
-def typical_s(program: Program) -> float:
-    """Seconds this program usually takes; UNKNOWN_S where nothing of it is known."""
+def typical_s(program: Program) -> float | None:
+    """Seconds this program usually takes; None where nothing of it is known."""
     if program.name == "sleep":
         return wait_s(program)
     if program.argv[1:] and not _QUESTIONS.isdisjoint(program.argv[1:3]):
@@ -52,7 +52,7 @@ def typical_s(program: Program) -> float:
     if known is not None:
         return known
     told = [_BY_WORD[word] for word in _words_of(program) if word in _BY_WORD]
-    return max(told) if told else _BY_NAME.get(program.name, UNKNOWN_S)
+    return max(told) if told else _BY_NAME.get(program.name)
 
 
 def wait_s(program: Program) -> float:
