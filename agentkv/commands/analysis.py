@@ -248,9 +248,15 @@ def _num_rounds(node: Node) -> int | None:
         low, _, high = _text(values[0]).strip("{}").partition("..")
         if low.isdecimal() and high.isdecimal():
             return min(abs(int(high[:6]) - int(low[:6])) + 1, 10_000)
-    if values and all(value.type in ("word", "number", "string", "raw_string") for value in values):
+    if values and all(_is_one_value(value) for value in values):
         return len(values)
     return None
+
+
+def _is_one_value(node: Node) -> bool:
+    """Whether a word stands for itself: no glob, no expansion."""
+    is_plain = node.type in ("word", "number", "string", "raw_string")
+    return is_plain and not any(sign in _text(node) for sign in "*?[$`")
 
 
 def _add_program(words: tuple[str, ...], reading: _Reading, depth: int) -> None:

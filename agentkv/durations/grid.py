@@ -80,7 +80,7 @@ def over(bins: Sequence[float], seconds: float) -> list[float]:
     kept = [0.0] * first + [bins[first] * part, *bins[first + 1 :]]
     total = sum(kept)
     if total <= 1e-9:
-        return dense(*bell(math.log(max(seconds, LOWEST_S)) + _WIDTH, _WIDTH))
+        return dense(min(first + 1, NUM_BINS - 1), [1.0])
     return [share / total for share in kept]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentkv.commands import CommandAnalysis, Program
-from agentkv.durations.typical import UNKNOWN_S, typical_s, wait_s
+from agentkv.durations.typical import UNKNOWN_S, typical_s
 
 FEATURES = (
     "num_lasting_programs",
@@ -74,7 +74,12 @@ def prior_input(command: CommandAnalysis) -> PriorInput:
     main = programs[typical.index(max(typical))] if typical else None
     words = main.argv[1:] if main is not None else ()
     last = programs[-1] if programs else None
-    waits_s = _waits_s(command, programs)
+    inline_s = _inline_waits_s(programs)
+    waits_s = inline_s + sum(
+        seconds
+        for program, seconds in zip(programs, typical, strict=True)
+        if program.name == "sleep"
+    )
     timeout_s = main.timeout_s if main is not None else None
     features = [
         float(sum(seconds >= _LASTING_S for seconds in typical)),
@@ -89,7 +94,7 @@ def prior_input(command: CommandAnalysis) -> PriorInput:
         math.log(_inline_chars(main) + 1),
     ]
     return PriorInput(
-        sum(typical) + _SHORT_S, waits_s, timeout_s, main, None not in known, features
+        sum(typical) + inline_s + _SHORT_S, waits_s, timeout_s, main, None not in known, features
     )
 
 
@@ -102,13 +107,9 @@ def _num_rounds(command: CommandAnalysis, program: Program) -> int:
     return (command.loop_count or _UNKNOWN_ROUNDS) if program.is_in_loop else 1
 
 
-def _waits_s(command: CommandAnalysis, programs: Sequence[Program]) -> float:
-    """Seconds the text itself asks to wait: `sleep 5`, or sleep(5) in inline code."""
-    seconds = sum(
-        wait_s(program) * _num_rounds(command, program)
-        for program in programs
-        if program.name == "sleep"
-    )
+def _inline_waits_s(programs: Sequence[Program]) -> float:
+    """Seconds that inline code asks to wait: `python -c 'time.sleep(5)'`, or in a here-document."""
+    seconds = 0.0
     for program in programs:
         for code in (*program.argv[1:4], program.stdin):
             if "sleep(" in code:

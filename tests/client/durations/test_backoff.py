@@ -1,0 +1,148 @@
+"""The default predictor: what it knows beforehand, and how runs correct it."""
+
+import json
+
+import pytest
+
+from agentkv.commands import analyze_command
+from agentkv.durations import DurationPredictor
+from agentkv.durations.backoff import MAX_GROUPS, BackoffEstimator
+from agentkv.durations.trees import TreeEnsemble
+
+FAST = [
+    "ls -la",
+    "git status",
+    "cat a.py | head -20",
+    "cd /x && pwd",
+    "grep -rn foo src",
+    "echo hi",
+]
+SLOW = [
+    "pip install torch",
+    "cd /x && npm ci",
+    "sudo apt-get update",
+    "docker build -t x .",
+    "sleep 60",
+    "for i in 1 2 3 4; do sleep 5; done",
+    "python -c 'import time; time.sleep(30)'",
+    "npm run dev",
+    "tail -f log",
+]
+UNCERTAIN = ["frobnicate --all", "./mystery", "make", "pytest -q", "python fit.py", "$RUN it"]
+
+
+@pytest.mark.parametrize(
+    ("text", "speed"),
+    [
+        *((text, "fast") for text in FAST),
+        *((text, "slow") for text in SLOW),
+        *((text, "uncertain") for text in UNCERTAIN),
+    ],
+)
+def test_cold_verdict_follows_what_is_known_of_programs(text: str, speed: str) -> None:
+    """Before any run: small tools are fast, installs and waits slow, the unknown uncertain."""
+    assert DurationPredictor().predict(text).speed == speed
+
+
+@pytest.mark.parametrize(
+    ("faster", "slower"),
+    [
+        ("ls", "make"),
+        ("sleep 1", "sleep 10"),
+        ("pytest --help", "pytest"),
+        ("sleep 60 & ls", "sleep 60 && ls"),
+        ("timeout 2 npm install", "npm install"),
+        ("git status", "git status && npm install"),
+        ("make", "for i in 1 2 3 4 5; do make; done"),
+        ("tail log", "tail -f log"),
+    ],
+)
+def test_cold_order_follows_the_text(faster: str, slower: str) -> None:
+    """Waits, limits, backgrounds, loops and sequences are read off a text never seen."""
+    predictor = DurationPredictor()
+    assert predictor.predict(faster).p50_s < predictor.predict(slower).p50_s
+
+
+def test_runs_of_a_made_up_tool_decide_its_speed() -> None:
+    """Ten runs of 8 s make it slow, with other arguments too; ten of 0.2 s make it fast."""
+    slow, fast = DurationPredictor(), DurationPredictor()
+    for index in range(10):
+        slow.observe(f"frobnicate --job {index}", 8.0)
+        fast.observe(f"frobnicate --job {index}", 0.2)
+    assert slow.predict("frobnicate --job 77").speed == "slow"
+    prediction = fast.predict("frobnicate --job 77")
+    assert prediction.speed == "fast"
+    assert prediction.ttl_s > prediction.p90_s
+
+
+def test_the_most_alike_run_counts_most() -> None:
+    """One run of the very command outweighs ten of its program with another target."""
+    predictor = DurationPredictor()
+    for _ in range(10):
+        predictor.observe("go test ./small", 0.5)
+    for _ in range(3):
+        predictor.observe("go test ./integration", 60.0)
+    assert predictor.predict("go test ./integration").p50_s > 20
+    assert predictor.predict("go test ./small").p50_s < 1
+
+
+def test_recent_runs_count_more() -> None:
+    """After a change from 1 s to 10 s, five runs are enough to follow."""
+    predictor = DurationPredictor()
+    for duration_s in [1.0] * 30 + [10.0] * 5:
+        predictor.observe("make", duration_s)
+    assert predictor.predict("make").p50_s > 5
+
+
+def test_a_cut_off_run_teaches_that_it_takes_longer() -> None:
+    """Runs cut at 30 s say more than 30, not 30; and one longer than 30 is never made shorter."""
+    cut, exact = DurationPredictor(), DurationPredictor()
+    for _ in range(5):
+        cut.observe("weird job", 30.0, censored=True)
+        exact.observe("weird job", 30.0)
+    assert cut.predict("weird job").p50_s > exact.predict("weird job").p50_s
+    assert cut.predict("weird job").p_over(30.0) > 0.8
+
+
+def test_a_limit_in_the_text_bounds_the_prediction() -> None:
+    """`timeout 3` stops it: nothing is predicted far beyond 3 s, whatever was seen without."""
+    predictor = DurationPredictor()
+    for _ in range(5):
+        predictor.observe("timeout 3 make", 3.0)
+    assert predictor.predict("timeout 3 make").p_over(4.0) < 0.01
+
+
+def test_prediction_explains_itself() -> None:
+    """Which program, what is usual, how many runs at which likeness, and the numbers."""
+    predictor = DurationPredictor()
+    cold = predictor.predict("cd /x && pip install y")
+    assert cold.source == "prior"
+    assert "`pip:install`: usually about 10 s; no run like it seen yet" in cold.explanation
+    predictor.observe("pip install y", 4.0)
+    warm = predictor.predict("pip install y")
+    assert warm.source == "runs"
+    assert "1 run of this command" in warm.explanation
+
+
+def test_memory_is_bounded() -> None:
+    """Beyond the limit the groups not seen for longest are forgotten."""
+    estimator = BackoffEstimator(TreeEnsemble([]))
+    for index in range(MAX_GROUPS // 2):
+        estimator.observe(analyze_command(f"tool{index} x{index}"), 1.0, censored=False)
+    state = estimator.state()
+    assert len(state["groups"]) == MAX_GROUPS
+    assert len(json.dumps(state)) < 4_000_000
+
+
+def test_state_survives_a_round_trip_through_json() -> None:
+    """What is restored predicts as before, to the digits kept."""
+    before, after = BackoffEstimator(TreeEnsemble([])), BackoffEstimator(TreeEnsemble([]))
+    for index in range(40):
+        command = analyze_command(f"make target{index % 3} -j{index}")
+        before.observe(command, 0.1 * index, censored=index % 7 == 0)
+    after.restore(json.loads(json.dumps(before.state())))
+    for text in ("make target1 -j9", "make other", "ls"):
+        command = analyze_command(text)
+        assert after.predict(command).p50_s == pytest.approx(
+            before.predict(command).p50_s, rel=0.01
+        )

@@ -1,0 +1,82 @@
+"""Distributions over the grid: probabilities, quantiles, and what a bound does to them."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkv.durations.grid import (
+    HIGHEST_S,
+    LOWEST_S,
+    NUM_BINS,
+    GridDistribution,
+    bell,
+    bin_of,
+    cut_at,
+    dense,
+    over,
+)
+
+
+def lognormal(median_s: float, deviation: float) -> GridDistribution:
+    return GridDistribution(dense(*bell(math.log(median_s), deviation)))
+
+
+@given(st.floats(-12.0, 14.0), st.floats(0.05, 3.0))
+def test_bell_is_a_distribution_over_the_bins(mean: float, deviation: float) -> None:
+    """Wherever it lies, all bins are there, none is negative, and they sum to 1."""
+    bins = dense(*bell(mean, deviation))
+    assert len(bins) == NUM_BINS
+    assert min(bins) >= 0.0
+    assert sum(bins) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("median_s", "deviation"), [(0.1, 0.5), (1.0, 1.0), (30.0, 1.3)])
+def test_grid_follows_the_lognormal_it_was_made_from(median_s: float, deviation: float) -> None:
+    """Probabilities within 0.01 and quantiles within a bin's width of the exact ones."""
+    distribution = lognormal(median_s, deviation)
+    for seconds in (0.1, 0.5, 2.0, 5.0, 40.0):
+        exact = 0.5 * math.erfc(math.log(seconds / median_s) / (deviation * math.sqrt(2)))
+        assert distribution.p_over(seconds) == pytest.approx(exact, abs=0.01)
+    assert distribution.quantile_s(0.5) == pytest.approx(median_s, rel=0.1)
+    assert distribution.quantile_s(0.9) == pytest.approx(
+        median_s * math.exp(1.2816 * deviation), rel=0.1
+    )
+
+
+@given(st.floats(0.02, 1000.0), st.floats(0.1, 2.0), st.floats(0.02, 0.98))
+def test_quantile_and_probability_are_inverse(
+    median_s: float, deviation: float, share: float
+) -> None:
+    """Over the quantile of a share lies the rest, wherever the grid reaches."""
+    distribution = lognormal(median_s, deviation)
+    seconds = distribution.quantile_s(share)
+    if LOWEST_S < seconds < HIGHEST_S:
+        assert distribution.p_over(seconds) == pytest.approx(1.0 - share, abs=1e-6)
+
+
+def test_probability_falls_from_1_to_0() -> None:
+    """At 0 seconds and below it is 1; beyond the grid it goes to 0, and it never rises."""
+    distribution = lognormal(1.0, 1.0)
+    at = [0.0, 1e-6, 0.005, 0.01, 0.1, 1.0, 10.0, 1e3, 1e4, 1e9]
+    values = [distribution.p_over(seconds) for seconds in at]
+    assert values[0] == 1.0
+    assert values == sorted(values, reverse=True)
+    assert values[-1] < 1e-6
+
+
+@pytest.mark.parametrize("bound_s", [0.001, 0.5, 5.0, 60.0, 1e5])
+def test_a_lower_bound_leaves_what_lies_over_it(bound_s: float) -> None:
+    """Nothing is left under the bound, the rest sums to 1, even where it seemed impossible."""
+    left = over(dense(*bell(0.0, 0.5)), bound_s)
+    assert sum(left) == pytest.approx(1.0)
+    assert sum(left[: bin_of(bound_s)]) == 0.0
+
+
+def test_a_time_out_gathers_what_lies_over_it() -> None:
+    """A command cut at 10 s never runs for longer, and the probability below is untouched."""
+    whole = lognormal(20.0, 1.0)
+    cut = GridDistribution(cut_at(whole.bins, 10.0))
+    assert cut.p_over(15.0) == pytest.approx(0.0, abs=1e-9)
+    assert cut.p_over(2.0) == pytest.approx(whole.p_over(2.0))

@@ -1,0 +1,144 @@
+"""`DurationPredictor`: the same promises for every kind."""
+
+import json
+import logging
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import agentkv
+from agentkv.durations import KINDS, DurationPredictor
+
+COMMANDS = ["ls", "pytest -q", "pip install x", "frobnicate", "", "cd /x && make | tail -3"]
+HOSTILE = ["\udcff\udcfe", "\x00", "x" * 1_000_000, "'", "$(" * 5000, "\n" * 100, "漢字"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("command", COMMANDS + HOSTILE)
+def test_any_command_gets_a_sound_prediction(kind: str, command: str) -> None:
+    """Cold and after runs: known speed, ordered quantiles, probabilities that fall from 1."""
+    predictor = DurationPredictor(kind)
+    for _ in range(2):
+        prediction = predictor.predict(command)
+        assert prediction.speed in ("fast", "slow", "uncertain")
+        assert 0 < prediction.p50_s <= prediction.p90_s < math.inf
+        assert 0 <= prediction.ttl_s < math.inf
+        assert (prediction.ttl_s == 0) == (prediction.speed == "slow")
+        shares = [prediction.p_over(seconds) for seconds in (0, 0.1, 1, 5, 60, 1e6)]
+        assert shares == sorted(shares, reverse=True)
+        assert all(0 <= share <= 1 for share in shares)
+        assert prediction.source
+        assert prediction.explanation
+        for duration_s in (0.0, 0.5, 1e9):
+            predictor.observe(command, duration_s)
+        predictor.observe(command, 3.0, censored=True)
+
+
+@pytest.mark.parametrize("duration_s", [-1.0, math.nan, math.inf, -math.inf])
+def test_a_duration_that_is_none_is_refused(duration_s: float) -> None:
+    """ValueError that names the value; nothing is learned."""
+    predictor = DurationPredictor()
+    with pytest.raises(ValueError, match="finite number"):
+        predictor.observe("ls", duration_s)
+    assert predictor.num_observed == 0
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    """ValueError that lists the kinds there are."""
+    with pytest.raises(ValueError, match=r"'oracle'.*context_serve"):
+        DurationPredictor("oracle")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_learned_survives_a_restart(kind: str, tmp_path: Path) -> None:
+    """A predictor that loads what another saved predicts the same, and counts on."""
+    before, after = DurationPredictor(kind), DurationPredictor(kind)
+    for index in range(30):
+        before.observe(f"make target{index % 4}", 1.0 + index, censored=index % 5 == 0)
+    before.save(tmp_path / "state.json")
+    assert after.load(tmp_path / "state.json")
+    assert after.num_observed == 30
+    for command in ("make target1", "make", "ls"):
+        assert after.predict(command).p50_s == pytest.approx(
+            before.predict(command).p50_s, rel=0.01
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"format": 1}',
+        '{"format": 1, "kind": "KIND", "num_observed": 3, "state": 7}',
+        '{"format": 1, "kind": "KIND", "num_observed": Infinity, "state": {}}',
+        '{"format": 2, "kind": "KIND", "num_observed": 3, "state": {}}',
+        '{"format": 1, "kind": "other", "num_observed": 3, "state": {}}',
+        "[" * 100_000,
+        "\x00\x01",
+    ],
+)
+def test_a_corrupt_file_is_a_warning_and_a_fresh_start(
+    kind: str, text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning that names the file; then as if nothing had been learned."""
+    path = tmp_path / "state.json"
+    path.write_text(text.replace("KIND", kind))
+    predictor = DurationPredictor(kind)
+    predictor.observe("ls", 50.0)
+    with caplog.at_level(logging.WARNING):
+        assert predictor.load(path) is False
+    assert [str(path) in record.getMessage() for record in caplog.records] == [True]
+    assert predictor.num_observed == 0
+    assert predictor.predict("ls").p50_s == DurationPredictor(kind).predict("ls").p50_s
+
+
+def test_a_missing_file_is_a_fresh_start(tmp_path: Path) -> None:
+    """The first start of a server has nothing to load."""
+    assert DurationPredictor().load(tmp_path / "none.json") is False
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(st.sampled_from(["effects", "groups", "a"]), inner)
+        ),
+    )
+)
+def test_no_state_file_breaks_the_predictor(
+    tmp_path_factory: pytest.TempPathFactory, state: object
+) -> None:
+    """Whatever JSON a file holds, loading returns and predicting works."""
+    path = tmp_path_factory.mktemp("state") / "state.json"
+    document = {"format": 1, "kind": "default", "num_observed": 1, "state": state}
+    path.write_text(json.dumps(document))
+    predictor = DurationPredictor()
+    predictor.load(path)
+    predictor.predict("make")
+
+
+def test_the_same_seed_and_runs_give_the_same_predictions() -> None:
+    """Deterministic: two predictors told the same say the same."""
+    first, second = DurationPredictor(seed=3), DurationPredictor(seed=3)
+    for predictor in (first, second):
+        for index in range(50):
+            predictor.observe(f"tool{index % 7} --n {index}", 0.1 + index % 11)
+    assert first.predict("tool3 --n 5").explanation == second.predict("tool3 --n 5").explanation
+    assert first.predict("tool3 --n 5").p90_s == second.predict("tool3 --n 5").p90_s
+
+
+def test_the_package_offers_the_predictor_and_the_analysis() -> None:
+    """The public names are there, and an unknown one is an AttributeError as usual."""
+    assert agentkv.DurationPredictor is DurationPredictor
+    assert agentkv.analyze_command("ls").programs[0].key == "ls"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = agentkv.nothing  # type: ignore[attr-defined]
