@@ -1,0 +1,108 @@
+"""One tool call, and the bash text among its arguments.
+
+Knows nothing of messages or dialects: readers hand over a name and arguments.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+Source = Literal[
+    "structured",  # a field of the message: tool_calls, tool_use, function_call, local_shell_call
+    "fenced",  # a Markdown block of bash
+    "tagged",  # <bash>...</bash>
+    "hermes",  # <tool_call>{json}</tool_call>
+    "qwen3_coder",  # <function=...><parameter=...>
+    "invoke",  # <invoke name=...><parameter name=...>
+    "llama",  # {"name": ..., "parameters": ...}, with or without <|python_tag|>
+    "mistral",  # [TOOL_CALLS]
+    "glm",  # <arg_key>...</arg_key><arg_value>...</arg_value>
+    "kimi_k2",  # <|tool_call_begin|>functions.name:0
+    "deepseek",  # tool-call tokens spelled with full-width bars
+    "harmony",  # <|channel|>commentary to=functions.name
+]
+"""Which reader found a call."""
+
+COMMAND_ARGUMENTS = ("command", "cmd", "script", "code", "argv")
+"""Arguments of a bash-like tool that hold its command, the first that is there counts."""
+
+_SHELLS = frozenset({"bash", "sh", "zsh", "shell", "terminal"})
+_RUNS = frozenset({"run", "exec", "execute"})
+_COMMANDS = frozenset({"command", "commands", "cmd"})
+_BARE_NAMES = frozenset({"run", "exec", "execute", "command", "cmd", "console"})
+_NAMESPACE = re.compile(r".*(?:[.:/]|__)")
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_NAME_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call: `command` is the bash text as written, None for a tool that runs none.
+
+    `arguments` are those of the call, text where the dialect carries no types; `call_id` is the
+    id that the tool's result must name, where the message gives one.
+    """
+
+    name: str
+    command: str | None = None
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    call_id: str | None = None
+    source: Source = "structured"
+
+
+def call_of(
+    name: str, arguments: Mapping[str, object], source: Source, call_id: str | None = None
+) -> ToolCall:
+    """A call with the command that its arguments hold, if the tool is one that runs bash."""
+    command = command_in(arguments) if is_bash_like(name) else None
+    return ToolCall(name, command, arguments, call_id, source)
+
+
+def bash_call(text: str, source: Source) -> list[ToolCall]:
+    """The call that a block of bash is; none if the block is blank."""
+    command = strip_blank_lines(text)
+    return [ToolCall("bash", command, {"command": command}, None, source)] if command else []
+
+
+@lru_cache(maxsize=512)
+def is_bash_like(name: str) -> bool:
+    """Whether a tool of this name runs bash: `bash`, `execute_bash`, `runShellCommand`, `exec`...
+
+    The name alone decides, since other tools use the same arguments for other things: the
+    `command` of `str_replace_editor` is `view`, the `code` of `write_file` a text. A namespace
+    (`functions.`, `mcp__server__`) does not count.
+    """
+    last = _NAMESPACE.sub("", name[-_NAME_CHARS:])
+    words = [word.lower() for word in _WORD.findall(last)]
+    return (
+        not _SHELLS.isdisjoint(words)
+        or last.lower() in _BARE_NAMES
+        or (not _RUNS.isdisjoint(words) and not _COMMANDS.isdisjoint(words))
+    )
+
+
+def command_in(arguments: Mapping[str, object]) -> str | None:
+    """The bash text among a bash-like tool's arguments; None where there is nothing to run."""
+    for name in COMMAND_ARGUMENTS:
+        value = arguments.get(name)
+        if isinstance(value, str):
+            return strip_blank_lines(value) or None
+        if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
+            return shlex.join(value) or None
+    return None
+
+
+def strip_blank_lines(text: str) -> str:
+    """The text without the blank lines before and after it; the others as they are."""
+    if not (core := text.strip()):
+        return ""
+    start = text.index(core[0])
+    end = start + len(core)
+    first_line = text.rfind("\n", 0, start) + 1
+    line_end = text.find("\n", end)
+    return text[first_line : line_end if line_end >= 0 else len(text)]
