@@ -31,19 +31,25 @@ learn of the programs of one project misleads in the next (measured: leave one f
 
 _LASTING_S = 1.0
 _SHORT_S = 0.02
+# Each searched once in the words of the main program, one a line.
 _WHOLE = re.compile(
-    r"^(\./\.\.\.|\.\.\.|\.|/|--all|-A|--workspace|--all-targets|~|\$HOME)$|/\.\.\.$"
+    r"^(?:\./\.\.\.|\.\.\.|\.|/|--all|-A|--workspace|--all-targets|~|\$HOME)$|/\.\.\.$",
+    re.MULTILINE,
 )
 _SELECTION = re.compile(
-    r"^(-run|-k|--filter|--grep|-t|--testNamePattern|--test|--lib|--only|-bench|--tests)(=|$)"
-    r"|::|_test\.|test_.*\.py$|\.(test|spec)\.[jt]sx?$|_spec\.rb$"
+    r"^(?:-run|-k|--filter|--grep|-t|--testNamePattern|--test|--lib|--only|-bench|--tests)(?:=|$)"
+    r"|::|_test\.|test_[^\n]{0,80}\.py$|\.(?:test|spec)\.[jt]sx?$|_spec\.rb$",
+    re.MULTILINE,
 )
 _QUESTION = re.compile(
-    r"^(--help|-h|help|--version|-V|version|--dry-run|--collect-only|--co|--list|-list|--check|-n)$"
+    r"^(?:--help|-h|help|--version|-V|version|--dry-run|--collect-only|--co|--list|-list|--check|-n)$",
+    re.MULTILINE,
 )
-_REPEATED = re.compile(r"^(-race|-bench|--runs|--repeat|-count)(=|$)")
-_RECURSIVE = re.compile(r"^(-[a-zA-Z]*[rR][a-zA-Z]*|--recursive)$")
+_REPEATED = re.compile(r"^(?:-race|-bench|--runs|--repeat|-count)(?:=|$)", re.MULTILINE)
+_RECURSIVE = re.compile(r"^(?:-[a-zA-Z]{0,20}[rR][a-zA-Z]{0,20}|--recursive)$", re.MULTILINE)
+_PATTERNS = (_WHOLE, _SELECTION, _QUESTION, _REPEATED, _RECURSIVE)
 _INLINE_WAIT = re.compile(r"sleep\(\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*\)")
+_MAX_FLAG_CHARS = 600
 _UNKNOWN_ROUNDS = 3
 _NO_TIMEOUT_S = 3600.0
 _INLINE = frozenset({"-c", "-e"})
@@ -99,8 +105,8 @@ def prior_input(command: CommandAnalysis) -> PriorInput:
 
 
 def _flags_of(words: Sequence[str]) -> list[float]:
-    patterns = (_WHOLE, _SELECTION, _QUESTION, _REPEATED, _RECURSIVE)
-    return [float(any(pattern.search(word) for word in words)) for pattern in patterns]
+    lines = "\n".join(words)[:_MAX_FLAG_CHARS]
+    return [0.0 if pattern.search(lines) is None else 1.0 for pattern in _PATTERNS]
 
 
 def _num_rounds(command: CommandAnalysis, program: Program) -> int:

@@ -17,13 +17,13 @@ from agentkv.durations.prior_features import FEATURES, prior_input
 from agentkv.durations.trees import TreeEnsemble
 
 MIN_OBSERVATIONS = 100
-_NUM_TREES = 80
+_NUM_TREES = 40
 _PARAMETERS = {
     # robust to the runs that hang; its bend is 1.5 in ln(seconds)
     "objective": "huber",
     "alpha": 1.5,
     "num_leaves": 6,
-    "learning_rate": 0.05,
+    "learning_rate": 0.1,
     "min_data_in_leaf": 40,
     "lambda_l2": 20.0,
     "boost_from_average": False,
