@@ -41,7 +41,7 @@ class PinKeeper:
     ) -> None:
         """Pin a finished turn's blocks; of two pins of one job the longer context stays.
 
-        A pin that is not decided counts when `reprice` decides it, or when it ends.
+        A pin that is not decided counts when a prediction decides it, or when it ends.
         """
         now_s = self._clock()
         pin = Pin(job.job_id, job.order, blocks, fence, now_s, now_s + ttl.seconds, ttl.reason)
@@ -67,14 +67,15 @@ class PinKeeper:
     ) -> None:
         """Give a job's pin another TTL, counted from when it was pinned or from now.
 
-        `speed` is what decided it, for the count of an undecided pin.
+        `speed` is what was predicted, if anything: by the first one an undecided pin counts.
         """
         pin = self.pins.get(job_id)
         if pin is not None:
             start_s = self._clock() if is_from_now else pin.pinned_s
             pin.expires_s = min(start_s + ttl.seconds, pin.pinned_s + self._max_ttl_s)
             pin.reason = ttl.reason
-            self._count(pin, speed)
+            if speed is not None:
+                self._count(pin, speed)
             self.reschedule(pin)
 
     def _count(self, pin: Pin[Any], speed: str | None) -> None:

@@ -142,15 +142,18 @@ def test_dispatch(name: str, serve: Callable[..., Engine]) -> None:
     check(serve(**settings), rows)
 
 
-def test_each_pin_counts_once_by_its_first_decision(serve: Callable[..., Engine]) -> None:
-    """Fast, slow, uncertain and none; a later signal reprices without a second count."""
+def test_each_pin_counts_once_by_its_first_prediction(serve: Callable[..., Engine]) -> None:
+    """A later signal reprices without a second count; none is for those that ended without one."""
     engine = serve()
     for job, command in (("a", FAST), ("b", SLOW), ("c", UNKNOWN), ("d", "")):
         says(engine, job, command)
     ask(engine, "tool", "c", {"state": "started", "command": SLOW})
+    says(engine, "e", "")
+    ask(engine, "tool", "e", {"state": "started", "command": FAST})
+    engine.wait(60.0)
     counted = ask(engine, "stats")["pins_total"]
-    assert counted == {"fast": 1, "slow": 1, "uncertain": 1, "none": 1}
-    assert engine.pin_ends == {"expired": 2}
+    assert counted == {"fast": 2, "slow": 1, "uncertain": 1, "none": 1}
+    assert engine.pin_ends == {"expired": 5}
 
 
 def test_a_made_up_tool_is_slow_after_ten_slow_runs(serve: Callable[..., Engine]) -> None:

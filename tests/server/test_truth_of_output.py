@@ -1,7 +1,8 @@
-"""Scheduling changes timing and memory, never output: greedy tokens under continuum and under fcfs.
+"""Scheduling changes timing and memory, never output: greedy tokens under our policies and fcfs.
 
-The same jobs run on four servers, one at a time and all at once: both policies, each with large
-prefill chunks and ample memory and with small chunks and so little memory that turns are preempted.
+The same jobs run on five servers, one at a time and all at once: under each policy with small
+prefill chunks and so little memory that turns are preempted, and under two of them with large
+chunks and ample memory.
 Stock itself may round differently in another batch; what it does is measured in the same run, as
 the largest difference between the logprobs of a token under fcfs in two settings. Within that
 spread a tie may go either way; where it is 0, nothing but equal tokens passes.
@@ -16,6 +17,7 @@ from typing import get_args
 
 import pytest
 
+from agentkv.durations.prediction import Speed
 from agentkv.integrations.vllm.pin_table import PinEnd
 from tests.conftest import TINY_ARGS, ServerPool
 from tests.server.chat import metric
@@ -35,7 +37,15 @@ SETTINGS = {
 }
 # Long enough that no pin expires because the machine is busy.
 LONG_TTL = ("--additional-config", '{"agentkv": {"ttl": "fixed", "fixed_ttl_s": 60.0}}')
-POLICIES = {"fcfs": (), "continuum": LONG_TTL}
+POLICIES = {"fcfs": (), "continuum": LONG_TTL, "context_serve": LONG_TTL}
+# With ample memory context_serve differs from continuum only in how soon a pin ends.
+SERVERS = (
+    *(("ample", "fcfs"), ("ample", "continuum")),
+    *(("scarce", "fcfs"), ("scarce", "continuum"), ("scarce", "context_serve")),
+)
+OURS = [(setting, policy) for setting, policy in SERVERS if policy != "fcfs"]
+TOOLS = {"context_serve": ("ls", "pip install torch", "frobnicate")}
+"""Started between turns, so that turns are pinned for different times and freed at once."""
 MODES = {"single": (NUM_SINGLE_JOBS, 1), "concurrent": (NUM_JOBS, NUM_JOBS)}
 NOISE = 1e-4
 """Logprobs closer than this count as equal, whatever stock's spread: float32 over two layers."""
@@ -47,9 +57,10 @@ class Runs:
 
     transcripts: dict[tuple[str, str, str], Transcript]
     preemptions: dict[tuple[str, str], float]
-    pins: dict[str, float]
-    pin_ends: dict[str, dict[str, float]]
-    """By setting and reason."""
+    pins: dict[tuple[str, str], dict[str, float]]
+    """By policy and setting, then by speed."""
+    pin_ends: dict[tuple[str, str], dict[str, float]]
+    """By policy and setting, then by reason."""
 
     @property
     def reference(self) -> Transcript:
@@ -65,28 +76,31 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(server_pool: ServerPool, tiny_model_dir: Path) -> Runs:
-    """Every run there is; four servers, two at a time."""
+    """Every run there is; five servers, two at a time."""
     runs = Runs({}, {}, {}, {})
-    for setting, args in SETTINGS.items():
-        for policy, own_args in POLICIES.items():
-            flags = (*TINY_ARGS, *args, *own_args)
-            server = server_pool.get(tiny_model_dir, *flags, policy=policy)
-            for mode in ("concurrent", "single"):
-                num_jobs, num_at_once = MODES[mode]
-                runs.transcripts[policy, setting, mode] = play(
-                    server,
-                    f"{setting}-{mode}",
-                    num_jobs=num_jobs,
-                    num_at_once=num_at_once,
-                    reference=runs.reference if runs.transcripts else None,
-                )
-            runs.preemptions[policy, setting] = metric(server, "vllm:num_preemptions_total")
-            if policy == "continuum":
-                runs.pins[setting] = metric(server, "agentkv:pins_total")
-                runs.pin_ends[setting] = {
-                    reason: metric(server, "agentkv:pin_ends_total", reason=reason)
-                    for reason in get_args(PinEnd)
-                }
+    for setting, policy in SERVERS:
+        flags = (*TINY_ARGS, *SETTINGS[setting], *POLICIES[policy])
+        server = server_pool.get(tiny_model_dir, *flags, policy=policy)
+        for mode in ("concurrent", "single"):
+            num_jobs, num_at_once = MODES[mode]
+            runs.transcripts[policy, setting, mode] = play(
+                server,
+                f"{setting}-{mode}",
+                num_jobs=num_jobs,
+                num_at_once=num_at_once,
+                reference=runs.reference if runs.transcripts else None,
+                tools=TOOLS.get(policy, ()),
+            )
+        runs.preemptions[policy, setting] = metric(server, "vllm:num_preemptions_total")
+        if policy != "fcfs":
+            runs.pins[policy, setting] = {
+                speed: metric(server, "agentkv:pins_total", speed=speed)
+                for speed in ("none", *get_args(Speed))
+            }
+            runs.pin_ends[policy, setting] = {
+                reason: metric(server, "agentkv:pin_ends_total", reason=reason)
+                for reason in get_args(PinEnd)
+            }
     return runs
 
 
@@ -108,10 +122,10 @@ def largest_difference(run: Transcript, reference: Transcript) -> float:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_continuum_samples_what_stock_samples(runs: Runs, setting: str, mode: str) -> None:
+@pytest.mark.parametrize(("setting", "policy"), OURS)
+def test_ours_sample_what_stock_samples(runs: Runs, setting: str, policy: str, mode: str) -> None:
     """Token for token, but for ties closer than stock's own spread."""
-    run = runs.transcripts["continuum", setting, mode]
+    run = runs.transcripts[policy, setting, mode]
     assert len(run) == MODES[mode][0] * NUM_TURNS
     spread = runs.spread_of_stock()
     for key, sampled in run.items():
@@ -122,10 +136,12 @@ def test_continuum_samples_what_stock_samples(runs: Runs, setting: str, mode: st
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_continuum_stays_within_stocks_own_spread(runs: Runs, setting: str, mode: str) -> None:
+@pytest.mark.parametrize(("setting", "policy"), OURS)
+def test_ours_stay_within_stocks_own_spread(
+    runs: Runs, setting: str, policy: str, mode: str
+) -> None:
     """Logprobs too: a block with another job's content would show in them first."""
-    run = runs.transcripts["continuum", setting, mode]
+    run = runs.transcripts[policy, setting, mode]
     assert largest_difference(run, runs.reference) <= max(2 * runs.spread_of_stock(), NOISE)
 
 
@@ -133,20 +149,29 @@ def test_continuum_stays_within_stocks_own_spread(runs: Runs, setting: str, mode
 def test_scarce_memory_preempted_running_turns(runs: Runs, policy: str) -> None:
     """Else the runs above would not have shown that a preempted turn ends with the same tokens."""
     assert runs.preemptions[policy, "scarce"] > 0
-    assert runs.preemptions[policy, "ample"] == 0
+    assert runs.preemptions.get((policy, "ample"), 0) == 0
 
 
 def test_jobs_came_back_to_their_pins(runs: Runs) -> None:
     """With ample memory every turn but the last was pinned and taken over by the next one."""
     num_pinned = (NUM_JOBS + NUM_SINGLE_JOBS) * (NUM_TURNS - 1)
-    assert runs.pins["ample"] == num_pinned
-    assert runs.pin_ends["ample"] == dict.fromkeys(get_args(PinEnd), 0) | {"returned": num_pinned}
+    pins, ends = runs.pins["continuum", "ample"], runs.pin_ends["continuum", "ample"]
+    assert pins["none"] == sum(pins.values()) == num_pinned
+    assert ends == dict.fromkeys(get_args(PinEnd), 0) | {"returned": num_pinned}
 
 
-def test_scarce_memory_took_pins_away(runs: Runs) -> None:
+@pytest.mark.parametrize("policy", ["continuum", "context_serve"])
+def test_scarce_memory_took_pins_away(runs: Runs, policy: str) -> None:
     """Some pins gave way to running turns, and all of them ended."""
-    assert runs.pin_ends["scarce"]["pressure"] > 0
-    assert sum(runs.pin_ends["scarce"].values()) == runs.pins["scarce"]
+    ends = runs.pin_ends[policy, "scarce"]
+    assert ends["pressure"] > 0
+    assert sum(ends.values()) == sum(runs.pins[policy, "scarce"].values())
+
+
+def test_context_serve_decided_in_different_ways(runs: Runs) -> None:
+    """Else its run above would have shown no more than continuum's."""
+    pins = runs.pins["context_serve", "scarce"]
+    assert min(pins[speed] for speed in get_args(Speed)) > 0
 
 
 def test_the_jobs_are_worth_comparing(runs: Runs) -> None:

@@ -44,11 +44,13 @@ def play(
     num_jobs: int = NUM_JOBS,
     num_at_once: int,
     reference: Transcript | None = None,
+    tools: Sequence[str] = (),
 ) -> Transcript:
     """The first `num_jobs` jobs, `num_at_once` side by side, each turn with its whole history.
 
-    The history holds the reference's outputs where there is one, so that a turn that differs
-    does not make the turns after it differ too.
+    With `tools`, each job says after a turn that one of them has started. The history holds the
+    reference's outputs where there is one, so that a turn that differs does not make the turns
+    after it differ too.
     """
 
     def play_job(job: int) -> list[tuple[TurnKey, Sampled]]:
@@ -58,11 +60,19 @@ def play(
             history += new
             sampled = _complete(server, history, f"{name}-{job}", turn)
             turns.append(((job, turn), sampled))
+            if tools and turn < NUM_TURNS:
+                _start_tool(server, f"{name}-{job}", tools[(job + turn) % len(tools)])
             history += (reference[job, turn] if reference else sampled).tokens
         return turns
 
     with ThreadPoolExecutor(num_at_once) as pool:
         return dict(turn for turns in pool.map(play_job, range(num_jobs)) for turn in turns)
+
+
+def _start_tool(server: ServerProcess, job_id: str, command: str) -> None:
+    url = f"{server.base_url}/agentkv/jobs/{job_id}/tool"
+    event = {"state": "started", "command": command}
+    assert httpx.post(url, json=event, timeout=LIMIT_S).status_code == 200
 
 
 def _complete(server: ServerProcess, prompt: Sequence[int], job_id: str, turn: int) -> Sampled:
