@@ -7,6 +7,8 @@ Pure rules: no vLLM, no clock, no bookkeeping.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from agentkv.commands import analyze_command
 from agentkv.durations import DurationPredictor
 from agentkv.ttl import TTL
@@ -41,6 +43,8 @@ class ContextServePolicy(ContinuumPolicy):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.predictor = DurationPredictor(settings.predictor)
+        self.on_observed: Callable[[str, float, bool], None] | None = None
+        """Hears of what the predictor learns: command, seconds, whether they are a lower bound."""
 
     def read_part(self, command: str) -> str:
         """What is kept of a command: all that predictors read."""
@@ -77,4 +81,7 @@ class ContextServePolicy(ContinuumPolicy):
         """Learn a duration: Continuum's distributions by tool, the predictor by command."""
         super().observe(tool, command, duration_s, is_lower_bound=is_lower_bound)
         if command:
-            self.predictor.observe(read_part(command), duration_s, censored=is_lower_bound)
+            command = read_part(command)
+            self.predictor.observe(command, duration_s, censored=is_lower_bound)
+            if self.on_observed is not None:
+                self.on_observed(command, duration_s, is_lower_bound)

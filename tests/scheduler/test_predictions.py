@@ -42,7 +42,8 @@ def woken(engine: Engine, wakes: queue.SimpleQueue[Any]) -> None:
 
 
 def pins_total(engine: Engine) -> dict[str, int]:
-    counted: dict[str, int] = engine.scheduler.retention.counters.totals()["pins_total"]
+    totals = engine.scheduler.retention.counters.totals()
+    counted: dict[str, int] = totals.get("pins_total", {})
     return counted
 
 
@@ -256,10 +257,15 @@ def test_an_idle_engine_is_woken_to_save(
     assert engine.scheduler._predictions.next_save_s == pytest.approx(1010.0)
 
 
-def test_a_shutdown_saves(make_engine: Callable[..., Engine], tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_a_shutdown_saves(
+    is_attached: bool, make_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
     """Where vLLM gives the engine the time."""
     path = tmp_path / "predictor.json"
     engine = make_engine(policy="context_serve", predictor_state=str(path))
+    if is_attached:
+        engine.attach()
     engine.turn(prompt_of(100), job_id="a")
     event = ToolEvent("finished", command="ls", duration_s=0.1)
     engine.scheduler.retention.tool_signal("a", event)
@@ -283,15 +289,14 @@ def test_a_folder_that_cannot_be_written_to_ends_nothing(
 ) -> None:
     """The state is not kept, and the log says so."""
     (tmp_path / "file").write_text("")
-    predictor = DurationPredictor("rules")
     store = PredictorStore(
-        predictor,
+        DurationPredictor("rules"),
         tmp_path / "file" / "predictor.json",
         SideWork(call),
         interval_s=1.0,
         clock=iter(range(100)).__next__,
     )
-    predictor.observe("ls", 0.1)
+    store.observed("ls", 0.1, False)
     store.save_if_due()
     store.close()
     assert "is not kept" in caplog.text
