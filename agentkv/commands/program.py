@@ -15,7 +15,7 @@ _TAKES_OPERANDS = frozenset(
     pgrep ping pkill popd printenv printf ps pushd pwd read readlink readonly realpath return rev
     rg rm rmdir rsync scp sed seq set sha1sum sha256sum shift shuf sleep sort source split ssh stat
     strings tac tail tar tee test touch tr trap tree true truncate type umask unalias uname uniq
-    unset unzip vi vim wait wc wget which who whoami xargs xxd xz yes yq zcat zip zstd
+    unset unzip vi vim wait watch wc wget which who whoami xargs xxd xz yes yq zcat zip zstd
     """.split()  # noqa: SIM905 - a table of 120 words reads best as text
 )
 # Their subcommand names a task, which is what distinguishes one run from the next.

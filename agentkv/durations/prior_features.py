@@ -52,6 +52,20 @@ _INLINE_WAIT = re.compile(r"sleep\(\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*\)")
 _MAX_FLAG_CHARS = 600
 _UNKNOWN_ROUNDS = 3
 _NO_TIMEOUT_S = 3600.0
+_IMPORT = re.compile(r"\b(?:import|from) ([a-z_]{1,30})")
+_IMPORT_S = {
+    "numpy": 0.2,
+    "pandas": 0.5,
+    "scipy": 0.5,
+    "matplotlib": 0.5,
+    "sklearn": 1.0,
+    "jax": 2.0,
+    "torch": 2.0,
+    "transformers": 5.0,
+    "tensorflow": 5.0,
+    "vllm": 10.0,
+}
+"""Seconds from a warm cache, judgements in 1-2-5 steps like those of `typical.toml`."""
 _INLINE = frozenset({"-c", "-e"})
 
 
@@ -81,6 +95,7 @@ def prior_input(command: CommandAnalysis) -> PriorInput:
     words = main.argv[1:] if main is not None else ()
     last = programs[-1] if programs else None
     inline_s = _inline_waits_s(programs)
+    imports_s = _imports_s(programs)
     waits_s = inline_s + sum(
         seconds
         for program, seconds in zip(programs, typical, strict=True)
@@ -100,7 +115,12 @@ def prior_input(command: CommandAnalysis) -> PriorInput:
         math.log(_inline_chars(main) + 1),
     ]
     return PriorInput(
-        sum(typical) + inline_s + _SHORT_S, waits_s, timeout_s, main, None not in known, features
+        sum(typical) + inline_s + imports_s + _SHORT_S,
+        waits_s,
+        timeout_s,
+        main,
+        None not in known,
+        features,
     )
 
 
@@ -121,6 +141,17 @@ def _inline_waits_s(programs: Sequence[Program]) -> float:
             if "sleep(" in code:
                 seconds += sum(float(wait) for wait in _INLINE_WAIT.findall(code)[:8])
     return min(seconds, _NO_TIMEOUT_S)
+
+
+def _imports_s(programs: Sequence[Program]) -> float:
+    """Seconds that the imports of inline Python usually take; the slowest counts."""
+    seconds = 0.0
+    for program in programs:
+        if program.name == "python":
+            for code in (*program.argv[1:4], program.stdin):
+                for package in _IMPORT.findall(code)[:16]:
+                    seconds = max(seconds, _IMPORT_S.get(package, 0.0))
+    return seconds
 
 
 def _inline_chars(program: Program | None) -> int:

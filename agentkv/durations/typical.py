@@ -24,6 +24,10 @@ _FOLLOWS_S = 60.0
 """A server, a watcher or a `tail -f` runs until it is stopped, mostly by the call's time-out."""
 _FOLLOWERS = frozenset({"tail", "journalctl", "docker:logs", "docker:compose:logs", "kubectl:logs"})
 _FOLLOW_FLAGS = frozenset({"-f", "-F", "--follow", "-fn", "-xef"})
+_SEARCHES = frozenset({"find", "grep", "rg", "ag", "du", "fd"})
+_WHOLE_DISK = frozenset({"/", "/*", "/usr", "~", "$HOME"})
+_WHOLE_DISK_S = 5.0
+_LASTING_S = 1.0
 _MAX_WAIT_S = 3600.0
 
 
@@ -48,11 +52,16 @@ def typical_s(program: Program) -> float | None:
     is_follower = program.name in _FOLLOWERS or program.key in _FOLLOWERS
     if is_follower and not _FOLLOW_FLAGS.isdisjoint(program.argv):
         return _FOLLOWS_S
+    if program.name in _SEARCHES and not _WHOLE_DISK.isdisjoint(program.argv):
+        return _WHOLE_DISK_S
     known = _BY_KEY.get(program.key)
     if known is not None:
         return known
-    told = [_BY_WORD[word] for word in _words_of(program) if word in _BY_WORD]
-    return max(told) if told else _BY_NAME.get(program.name)
+    told_s = max((_BY_WORD.get(word, 0.0) for word in _words_of(program)), default=0.0)
+    by_name_s = _BY_NAME.get(program.name)
+    if told_s >= _LASTING_S and by_name_s is not None:
+        return max(told_s, by_name_s)  # `playwright test` takes what playwright takes
+    return told_s or by_name_s
 
 
 def wait_s(program: Program) -> float:
