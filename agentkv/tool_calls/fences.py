@@ -1,0 +1,174 @@
+"""Markdown blocks: those of bash are calls, all others are text and hide what is in them.
+
+Not markdown-it-py: by CommonMark a block that is never closed runs to the end and a fence in a
+here-document closes its block, both wrong for commands to run; it also needs 100 ms for 200 kB.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from agentkv.tool_calls.call import bash_call
+from agentkv.tool_calls.console import commands_of
+from agentkv.tool_calls.fence_lines import FENCE_LINE, closes, has_open_quote, is_opener
+from agentkv.tool_calls.heredocs import end_of_heredoc_around
+from agentkv.tool_calls.reply_text import Reading, ReplyText
+from agentkv.tool_calls.thoughts import orphan_closer
+
+OPENERS = (r"`(?<!``)``++[^`\n]*+(?=\n)", r"~(?<!~~)~~++[^\n]*+(?=\n)")
+
+_FENCE = re.compile(r"(?P<run>`++|~++)(?P<info>.*+)")
+_LANGUAGE = re.compile(r"\s*+\{?\s*+\.?([A-Za-z_]++)(?![\w+#-])")
+_BASH = frozenset({"bash", "sh", "shell", "zsh", "console", "mswea_bash_command"})
+_MARKDOWN = frozenset({"markdown", "md"})
+_PREFIX = re.compile(r"[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+")
+_CLOSER_AT_LINE_END = re.compile(r"`(?<!``)``++(?=[ \t]{0,20}(?:<[|\uff5c/]|\n|\Z))")
+_MAX_TRIES = 20
+"""Doubtful closers and fences within quotes that are looked at in one block."""
+
+
+def read_fence(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
+    """A block from its opening fence on; None for backticks within a line.
+
+    A bash fence behind text on its line opens a block too, if a closing fence comes next.
+    """
+    prefix = reply.line_prefix(opener.start())
+    fence = _FENCE.match(reply.text, opener.start())
+    assert fence is not None
+    block = _Block(reply, fence, indent=len(prefix or ""))
+    if prefix is not None and _PREFIX.fullmatch(prefix):
+        return block.read()
+    is_quotation = prefix is not None and prefix.lstrip().startswith(">")
+    closer = None if is_quotation or not block.is_bash else reply.next(FENCE_LINE, opener.end())
+    block.indent = 0
+    return block.read() if closer and closes(closer) else None
+
+
+@dataclass
+class _Block:
+    """A block while it is read: `position` goes from one line that starts with a fence to the next.
+
+    inner_closer: in a block of Markdown, the first fence that would close it if the blocks in it
+    did not come in pairs.
+    """
+
+    reply: ReplyText
+    opener: re.Match[str]
+    indent: int
+    inner_closer: re.Match[str] | None = None
+    depth: int = 0
+    num_tries: int = 0
+
+    def __post_init__(self) -> None:
+        match = _LANGUAGE.match(self.opener["info"])
+        self.language = match[1].lower() if match else ""
+        self.is_bash = self.language in _BASH
+        self.start = self.position = self.opener.end()
+
+    def read(self) -> Reading:
+        while line := self.reply.next(FENCE_LINE, self.position):
+            heredoc_end = self._heredoc_end_past(line)
+            if heredoc_end is not None:
+                self.position = heredoc_end
+            elif reading := self._at(line):
+                return reading
+            else:
+                self.position = max(self.position, line.end())
+        return self._at_end_of_text()
+
+    def _at(self, line: re.Match[str]) -> Reading | None:
+        """What a line that starts with a fence means: the end, or None for a line of the block."""
+        if self._is_ours(line) and closes(line) and not self._is_inner_closer(line):
+            return self._closed_by_line_before(line) or self._closed(line.start(), line.end("run"))
+        if not self._is_ours(line) or not is_opener(line):
+            return None
+        if thought_end := self._end_of_thought(line.start()):
+            return thought_end
+        if reading := self._closed_within_line(line.start(), is_last_chance=True):
+            return reading
+        return self._at_inner_opener(line)
+
+    def _at_inner_opener(self, line: re.Match[str]) -> Reading | None:
+        """A block of bash that another one follows was never closed, unless in an open quote."""
+        if self.is_bash:
+            pair = self.reply.next(FENCE_LINE, line.end())
+            if pair and closes(pair) and self._is_quoted(line.start()):
+                self.position = pair.end()
+                return None
+            return Reading(line.start())
+        self.depth += self.language in _MARKDOWN
+        return None
+
+    def _at_end_of_text(self) -> Reading:
+        end = len(self.reply.text)
+        if thought_end := self._end_of_thought(end):
+            return thought_end
+        if reading := self._closed_within_line(end, is_last_chance=True):
+            return reading
+        if line := self.inner_closer:
+            return self._closed(line.start(), line.end("run"))
+        return self.reply.cut_off
+
+    def _closed_by_line_before(self, line: re.Match[str]) -> Reading | None:
+        return self._closed_within_line(line.start(), is_last_chance=False)
+
+    def _closed_within_line(self, end: int, *, is_last_chance: bool) -> Reading | None:
+        """The block closed by a fence behind the last command on its line, if there is one.
+
+        Where a better closer follows, only one outside of quotes counts.
+        """
+        if not self.is_bash or self.opener["run"][0] != "`":
+            return None
+        for match in _CLOSER_AT_LINE_END.finditer(self.reply.text, self.position, end):
+            if len(match[0]) < len(self.opener["run"]):
+                continue
+            if is_last_chance or not self._is_quoted(match.start()):
+                return self._closed(match.start(), match.end())
+        return None
+
+    def _closed(self, end: int, after: int) -> Reading:
+        if not self.is_bash:
+            return Reading(after)
+        body = self.reply.text[self.start + 1 : end]
+        if self.indent:
+            body = re.sub(rf"(?m)^[ \t]{{1,{self.indent}}}+", "", body)
+        if self.language == "console":
+            body = commands_of(body)
+        return Reading(after, bash_call(body, "fenced"))
+
+    def _heredoc_end_past(self, line: re.Match[str]) -> int | None:
+        """Where the here-document around a fence ends; None if there is none, or it has no end.
+
+        A block that closes and another of bash that opens before the delimiter comes: then the
+        delimiter belongs to that one.
+        """
+        if not self.is_bash:
+            return None
+        end = end_of_heredoc_around(self.reply, self.position, line.start())
+        if end is None or not (self._is_ours(line) and closes(line)):
+            return end
+        following = FENCE_LINE.search(self.reply.text, line.end(), end)
+        match = following and _LANGUAGE.match(following["info"])
+        return None if match and match[1].lower() in _BASH else end
+
+    def _end_of_thought(self, end: int) -> Reading | None:
+        """The end of a thought that mentioned this fence without closing it."""
+        index = orphan_closer(self.reply.text, self.position, end)
+        return Reading(index, is_end_of_thought=True) if index is not None else None
+
+    def _is_ours(self, line: re.Match[str]) -> bool:
+        """Whether a line's fence could close this block, or open one within."""
+        return line["run"].startswith(self.opener["run"]) and len(line["indent"]) <= self.indent + 3
+
+    def _is_inner_closer(self, line: re.Match[str]) -> bool:
+        if self.depth == 0:
+            return False
+        self.inner_closer = self.inner_closer or line
+        self.depth -= 1
+        self.num_tries += 1
+        return self.num_tries < _MAX_TRIES
+
+    def _is_quoted(self, index: int) -> bool:
+        self.num_tries += 1
+        return self.num_tries < _MAX_TRIES and has_open_quote(self.reply.text, self.start, index)

@@ -1,0 +1,34 @@
+"""Here-documents of a bash block, as far as they hide a Markdown fence.
+
+A file that a command writes may hold fences of its own: they close no block.
+"""
+
+from __future__ import annotations
+
+import re
+
+from agentkv.tool_calls.reply_text import ReplyText
+
+_HEREDOC = re.compile(
+    r"<(?<!<<)<(?!<)-?[ \t]{0,20}+\\?(?P<quote>['\"]?)(?P<delimiter>[\w.!@+-]{1,64}+)(?P=quote)"
+)
+
+
+def end_of_heredoc_around(reply: ReplyText, start: int, index: int) -> int | None:
+    """Where the here-document ends that opens after `start` and holds `index`; None if none does.
+
+    Several may open on one line; a delimiter that no later line consists of opens none.
+    """
+    read_to = line_end = start
+    for opener in _HEREDOC.finditer(reply.text, start, index):
+        if line_end < opener.start() < read_to:
+            continue
+        end = reply.heredoc_end(opener["delimiter"], max(opener.end(), read_to))
+        if end is None:
+            continue
+        if end > index:
+            return end
+        if opener.start() > line_end:
+            line_end = reply.text.find("\n", opener.end())
+        read_to = end
+    return None

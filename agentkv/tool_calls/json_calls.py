@@ -1,0 +1,105 @@
+"""Calls written as JSON: in tags (Hermes, Qwen), after a token (Llama, Mistral), or bare."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from agentkv.tool_calls.call import Source, ToolCall, call_of
+from agentkv.tool_calls.messages import arguments_of
+from agentkv.tool_calls.reply_text import Reading, ReplyText
+
+TAG_OPENER = r"<(?:tool_call|tool_calls|function_call)>\s*+(?=[{\[])"
+PYTHON_TAG_OPENER = r"<\|python_tag\|>\s*+(?=[{\[])"
+_FIRST_KEY = r'"(?:name|type|id|function|arguments|parameters)"\s*+:'
+BARE_OPENERS = (rf"\{{\s*+{_FIRST_KEY}", rf"\[\s*+\{{\s*+{_FIRST_KEY}")
+
+_ARGUMENTS = ("arguments", "parameters")
+_BETWEEN_VALUES = re.compile(r"\s*+[;,]?\s*+(?=\{)")
+_END_OF_BARE = re.compile(r"[ \t]*+[;,]?[ \t]*+(?=\n|<|\Z)")
+_TAG = re.compile(r"</?(tool_call|tool_calls|function_call)>")
+
+
+def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading:
+    """Hermes: JSON up to its closing tag; a tag inside a JSON string closes nothing.
+
+    JSON that the next opener follows is complete as well; JSON that nothing follows is cut off.
+    """
+    values, end = _values_at(reply, opener.end())
+    tag = reply.next(_TAG, end)
+    if tag is None:
+        return reply.cut_off
+    calls = [call for value in values for call in calls_in(value, "hermes")]
+    return Reading(tag.end() if tag[0].startswith("</") else tag.start(), calls)
+
+
+def read_python_tag(reply: ReplyText, opener: re.Match[str]) -> Reading:
+    """Llama: JSON objects, separated by semicolons, after the token."""
+    values, end = _values_at(reply, opener.end())
+    return Reading(end, [call for value in values for call in calls_in(value, "llama")])
+
+
+def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
+    """Llama: objects on lines of their own; a list of them is Mistral's without its token."""
+    if not reply.is_at_line_start(opener.start()):
+        return None
+    values, end = _values_at(reply, opener.start())
+    if not values:
+        return None
+    if not _END_OF_BARE.match(reply.text, end):
+        return Reading(end)
+    source: Source = "mistral" if opener[0].startswith("[") else "llama"
+    calls = [call for value in values if _is_bare_call(value) for call in calls_in(value, source)]
+    return Reading(end, calls)
+
+
+def calls_in(value: object, source: Source) -> list[ToolCall]:
+    """The calls that a JSON value means: an object with a name, or a list of such objects."""
+    entries = value if isinstance(value, list) else [value]
+    return [call for entry in entries if (call := _call_in(entry, source))]
+
+
+def _call_in(entry: object, source: Source) -> ToolCall | None:
+    if not isinstance(entry, Mapping):
+        return None
+    call_id = entry.get("id")
+    entry = _function_of(entry)
+    name = entry.get("name") or entry.get("function")
+    raw = next((entry[key] for key in _ARGUMENTS if key in entry), None)
+    arguments = arguments_of(raw)
+    if not isinstance(name, str) or arguments is None:
+        return None
+    return call_of(name, arguments, source, call_id if isinstance(call_id, str) else None)
+
+
+def _is_bare_call(value: object) -> bool:
+    """Whether every object has arguments, and none is the schema of a tool recited."""
+    entries = value if isinstance(value, list) else [value]
+    return all(_has_arguments(entry) for entry in entries)
+
+
+def _has_arguments(entry: object) -> bool:
+    if not isinstance(entry, Mapping) or "description" in (entry := _function_of(entry)):
+        return False
+    arguments = next((entry[key] for key in _ARGUMENTS if key in entry), None)
+    is_schema = isinstance(arguments, Mapping) and "properties" in arguments
+    return arguments is not None and not is_schema
+
+
+def _function_of(entry: Mapping[str, object]) -> Mapping[str, object]:
+    """OpenAI nests name and arguments in `function`."""
+    function = entry.get("function")
+    return function if isinstance(function, Mapping) else entry
+
+
+def _values_at(reply: ReplyText, start: int) -> tuple[list[object], int]:
+    """The JSON values one after the other, and where they end; none if the first is broken."""
+    values: list[object] = []
+    end = start
+    while decoded := reply.json_at(start):
+        values.append(decoded[0])
+        end = decoded[1]
+        if not (gap := _BETWEEN_VALUES.match(reply.text, end)):
+            break
+        start = gap.end()
+    return values, end

@@ -1,0 +1,131 @@
+"""A reply's text while it is read: searches that never look at the same stretch twice.
+
+Every reader asks the same questions, such as where the next closing tag stands. The answers are
+kept, so that a reply of many openers and no closer costs one search for the closer, not many.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+
+from agentkv.tool_calls.call import ToolCall
+
+MAX_BROKEN_JSON = 100
+"""Broken JSON values read per reply; one that holds more is noise, and its rest is not decoded."""
+_MAX_ENDS = 10_000
+_MAX_TOKENS_AT_END = 8
+_PREFIX_CHARS = 80
+_DECODER = json.JSONDecoder(strict=False)
+# A line of one word is all that can end a here-document.
+_LINE_OF_A_WORD = re.compile(r"\n[ \t]{0,64}+([\w.!@+-]{1,64}+)(?=[ \t]{0,64}(?:\n|\Z))")
+_SPECIAL_TOKENS = re.compile(r"(?:<[|\uff5c][^<>\n]{1,40}[|\uff5c]>)*+")
+_END_TOKENS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<|return|>",
+    "<|user|>",
+    "<|observation|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<end_of_turn>",
+    "<eos>",
+    "<seed:eos>",
+    "</s>",
+    "[e~[",
+)
+"""What ends a turn, as servers that keep special tokens decode it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a reader made of an opener: the calls, and where the text after them begins.
+
+    is_end_of_thought: all that stands before `end` turned out to be thinking.
+    """
+
+    end: int
+    calls: Sequence[ToolCall] = ()
+    is_end_of_thought: bool = False
+
+
+class ReplyText:
+    """The text of one reply, and `floor`: up to where it has been read."""
+
+    def __init__(self, text: str) -> None:
+        self.text = without_end_tokens(text.replace("\r\n", "\n"))
+        self.floor = 0
+        self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
+        self._num_broken = 0
+
+    @property
+    def cut_off(self) -> Reading:
+        """For a call or a thought that is never closed: nothing after its opener counts."""
+        return Reading(len(self.text))
+
+    def next(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
+        """The first match at or after `start`, remembered: linear in all for growing starts."""
+        known = self._found.get(pattern)
+        if known and known[0] <= start and (known[1] is None or start <= known[1].start()):
+            return known[1]
+        match = pattern.search(self.text, start)
+        self._found[pattern] = (start, match)
+        return match
+
+    def json_at(self, start: int) -> tuple[object, int] | None:
+        """The JSON value that starts there and where it ends; None if it is broken."""
+        if self._num_broken >= MAX_BROKEN_JSON:
+            return None
+        try:
+            return _DECODER.raw_decode(self.text, start)
+        except (ValueError, RecursionError):
+            self._num_broken += 1
+            return None
+
+    def line_prefix(self, index: int) -> str | None:
+        """What stands before `index` on its line and is unread yet; None if that is much.
+
+        A special token of the chat template counts as the start of a line.
+        """
+        low = max(self.floor, index - _PREFIX_CHARS)
+        newline = self.text.rfind("\n", low, index)
+        if newline < 0 and low > self.floor:
+            return None
+        prefix = self.text[max(newline + 1, low) : index]
+        return prefix[_SPECIAL_TOKENS.match(prefix).end() :] if "<" in prefix else prefix  # type: ignore[union-attr]
+
+    def is_at_line_start(self, index: int) -> bool:
+        """Whether only blanks stand before it on its line."""
+        prefix = self.line_prefix(index)
+        return prefix is not None and not prefix.strip()
+
+    def heredoc_end(self, delimiter: str, start: int) -> int | None:
+        """Where the line ends that closes a here-document open at `start`; None if none does."""
+        ends = self._ends.get(delimiter, ())
+        index = bisect_left(ends, start)
+        return ends[index] if index < len(ends) else None
+
+    @cached_property
+    def _ends(self) -> Mapping[str, Sequence[int]]:
+        ends: dict[str, list[int]] = {}
+        for match in islice(_LINE_OF_A_WORD.finditer(self.text), _MAX_ENDS):
+            ends.setdefault(match[1], []).append(match.end())
+        return ends
+
+
+def without_end_tokens(text: str) -> str:
+    """The text without the tokens that end a turn, and without the blanks around them."""
+    for _ in range(_MAX_TOKENS_AT_END):
+        stripped = text.rstrip()
+        if not stripped.endswith(_END_TOKENS):
+            break
+        text = next(stripped.removesuffix(end) for end in _END_TOKENS if stripped.endswith(end))
+    return text
