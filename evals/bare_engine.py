@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -34,19 +35,34 @@ MODEL = {
     "vocab_size": 1000,
     "max_position_embeddings": MAX_MODEL_TOKENS,
 }
+REPLY = "I will look at the file first, since the test names it.\n" * 14 + (
+    "```bash\ncd /testbed && frobnicate --all src/module.py | head -50\n```"
+)
+"""What every reply reads as, 900 characters; what it runs is unknown, so every rule is asked."""
+
+
 SCHEDULERS: dict[tuple[str, bool], type[Scheduler]] = {
     ("stock", False): Scheduler,
     ("stock", True): AsyncScheduler,
     ("continuum", False): ContinuumScheduler,
     ("continuum", True): AsyncContinuumScheduler,
 }
-"""By policy and whether scheduling is asynchronous."""
+"""By policy and whether scheduling is asynchronous; all of ours have the same classes."""
+
+
+class Loop:
+    """Stands in for the engine's busy loop, which nobody runs here."""
+
+    def __init__(self) -> None:
+        self.input_queue: SimpleQueue[Any] = SimpleQueue()
+        self.output_queue: SimpleQueue[Any] = SimpleQueue()
 
 
 class BareEngine:
     """One scheduler, stepped by hand: `schedule`, then `update` with what it returned.
 
-    `folder` gets the config of a model that is never loaded.
+    `policy` is "stock" or one of ours, which reads replies in a thread as a server's does. `folder`
+    gets the config of a model that is never loaded.
     """
 
     def __init__(
@@ -78,7 +94,9 @@ class BareEngine:
                 max_model_len=MAX_MODEL_TOKENS,
             ),
             cache_config=CacheConfig(block_size=block_tokens, enable_prefix_caching=True),
-            additional_config={"agentkv": settings or {}},
+            additional_config={
+                "agentkv": {} if policy == "stock" else {**(settings or {}), "policy": policy}
+            },
         )
         config.cache_config.num_gpu_blocks = num_blocks
         spec = FullAttentionSpec(
@@ -86,7 +104,7 @@ class BareEngine:
         )
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(block_tokens, sha256)
-        self.scheduler: Any = SCHEDULERS[policy, is_async](
+        self.scheduler: Any = _scheduler_class(policy, is_async)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
                 num_blocks=num_blocks,
@@ -97,6 +115,8 @@ class BareEngine:
             block_size=block_tokens,
             log_stats=True,
         )
+        if policy != "stock":
+            self.scheduler.attach(Loop())
 
     def add(self, job_id: str, prompt: list[int], *, max_tokens: int) -> None:
         """Add one turn of a job; the stock scheduler takes no notice of the job."""
@@ -152,3 +172,11 @@ class BareEngine:
         if retention is not None:
             for pin in list(retention.pins)[: max(0, len(retention.pins) - num_jobs)]:
                 retention.release(pin.job_id)
+
+
+def _scheduler_class(policy: str, is_async: bool) -> type[Scheduler]:
+    if policy == "stock":
+        return SCHEDULERS[policy, is_async]
+    # A public method of ours: without a model there is no tokenizer.
+    reads = {"decode": lambda scheduler, token_ids: REPLY}
+    return type("ReadingScheduler", (SCHEDULERS["continuum", is_async],), reads)

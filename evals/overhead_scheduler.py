@@ -19,6 +19,7 @@ from .side_by_side import Row, ratio_row, timed, without_garbage_collection
 NUM_RUNNING, NUM_WAITING, NUM_PINNED = 200, 1000, 300
 ROUNDS, STEPS_PER_ROUND = 20, 10
 TARGET_RATIO = 1.15
+POLICIES = ("continuum", "context_serve")
 ENDLESS_TOKENS = 3000
 
 
@@ -115,19 +116,21 @@ def measure(folder: Path, seed: int) -> Iterator[Row]:
     """Rows for `schedule` and `update_from_output` in each situation, sync and async."""
     for situation in SITUATIONS:
         for is_async in (False, True):
-            with without_garbage_collection():
-                yield from _measure(situation, folder, seed, is_async=is_async)
+            for policy in POLICIES:
+                with without_garbage_collection():
+                    yield from _measure(situation, policy, folder, seed, is_async=is_async)
 
 
-def _measure(situation: Situation, folder: Path, seed: int, *, is_async: bool) -> Iterator[Row]:
+def _measure(
+    situation: Situation, policy: str, folder: Path, seed: int, *, is_async: bool
+) -> Iterator[Row]:
     loaded = [
-        LoadedEngine(situation, policy, folder, seed, is_async=is_async)
-        for policy in ("stock", "continuum")
+        LoadedEngine(situation, name, folder, seed, is_async=is_async) for name in ("stock", policy)
     ]
     _round(loaded, swap=False)  # the first steps differ from later ones in both
     rounds = [_round(loaded, swap=index % 2 == 1) for index in range(ROUNDS)]
     loaded[1].check()
-    kind = f"{'async' if is_async else 'sync'}, {situation.name}"
+    kind = f"{policy}, {'async' if is_async else 'sync'}, {situation.name}"
     schedule = [(stock.schedule_s, ours.schedule_s) for stock, ours in rounds]
     update = [(stock.update_s, ours.update_s) for stock, ours in rounds]
     yield ratio_row(f"scheduler: schedule(), {kind}", schedule, target=TARGET_RATIO)
