@@ -1,0 +1,44 @@
+"""The corpus of replies: what models write, and the tool calls that are in it.
+
+One TOML file per format under cases/. A case has an `id` that says its fact, a `reply`, and the
+`commands` of its bash calls or, where names and arguments matter, its `calls`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "cases"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A reply, and the calls expected from it; `source` is the reader that must have found them."""
+
+    id: str
+    reply: str
+    calls: tuple[dict[str, Any], ...]
+    source: str
+
+
+def read_corpus() -> list[Case]:
+    """All cases, file by file."""
+    return [case for path in sorted(FOLDER.glob("*.toml")) for case in _read(path)]
+
+
+def _read(path: Path) -> list[Case]:
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    return [
+        Case(
+            id=f"{path.stem}: {case['id']}",
+            reply=case["reply"],
+            calls=tuple(
+                case.get("calls", [{"command": command} for command in case.get("commands", [])])
+            ),
+            source=case.get("source", document["source"]),
+        )
+        for case in document["case"]
+    ]
