@@ -95,8 +95,8 @@ def read_trace(path: str | Path) -> Trace:
     """
     path = Path(path)
     rows, num_skipped = [], 0
-    for number, line in _lines(path):
-        row = _row(path, number, line)
+    for number, fields in json_lines(path):
+        row = _row(path, number, fields)
         if row is None:
             num_skipped += 1
         else:
@@ -109,32 +109,38 @@ def read_trace(path: str | Path) -> Trace:
     return Trace(str(path), tuple(sorted(rows, key=lambda row: row.order)), num_skipped)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each line's number and object, gzipped or not; TraceError for what is neither."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield number, line.decode("utf-8")
+                    yield number, _json_object(path, number, line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}: line {number} is not UTF-8 text: {error}") from error
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path}: cannot be read after line {number}: {error}") from error
 
 
-def _row(path: Path, number: int, line: str) -> TracedCommand | None:
+def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         fields = json.loads(line)
     except ValueError as error:
         raise TraceError(f"{path}: line {number} is not JSON ({error}): {_clip(line)}") from error
     if not isinstance(fields, dict):
         raise TraceError(f"{path}: line {number} is no JSON object: {_clip(line)}")
+    return fields
+
+
+def _row(path: Path, number: int, fields: dict[str, Any]) -> TracedCommand | None:
+    needed = _TURN_FIELDS if "tool_s_from" in fields else _DURATION_FIELDS
     try:
         if "tool_s_from" in fields:
             return _measured_turn(path, number, _TurnLine.model_validate(fields))
         return _measured_command(path, number, _DurationLine.model_validate(fields))
     except ValidationError as error:
-        raise TraceError(f"{path}: line {number}: {_what_is_wrong(error, fields)}") from error
+        raise field_error(path, number, error, fields, needed) from error
 
 
 def _measured_command(path: Path, number: int, line: _DurationLine) -> TracedCommand:
@@ -160,12 +166,16 @@ def _measured_turn(path: Path, number: int, line: _TurnLine) -> TracedCommand | 
     return TracedCommand(str(path), line.job_id, number, line.command, line.tool_s, bound)
 
 
-def _what_is_wrong(error: ValidationError, fields: dict[str, Any]) -> str:
+def field_error(
+    path: Path, number: int, error: ValidationError, fields: dict[str, Any], needed: str
+) -> TraceError:
+    """What to raise for a line whose fields are not as `needed` says: the first one at fault."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
     seen = _clip(repr(fields[name])) if name in fields else f"fields {_clip(', '.join(fields))}"
-    needed = _TURN_FIELDS if "tool_s_from" in fields else _DURATION_FIELDS
-    return f"{name}: {first['msg']}; seen: {seen}; a line needs {needed}"
+    return TraceError(
+        f"{path}: line {number}: {name}: {first['msg']}; seen: {seen}; a line needs {needed}"
+    )
 
 
 def _clip(text: str, num_chars: int = 100) -> str:

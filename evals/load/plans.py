@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentkv.errors import AgentKVError
+
+
+class WorkloadError(AgentKVError, ValueError):
+    """A workload that cannot be made; the text names what was seen and what is allowed."""
+
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:
