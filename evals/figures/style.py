@@ -1,0 +1,131 @@
+"""How every figure looks: sizes, type, and one colour and marker for each policy.
+
+Draws on matplotlib's Agg canvas without pyplot, so nothing global is changed and no display is
+needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from agentkv.errors import AgentKVError
+
+
+class FigureError(AgentKVError, ValueError):
+    """Rows that cannot be drawn; the text names the file or the figure, and what it needs."""
+
+
+BLACK, GREY, LIGHT = "#000000", "#767676", "#d9d9d9"
+ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = (
+    "#e69f00",
+    "#56b4e9",
+    "#009e73",
+    "#0072b2",
+    "#d55e00",
+    "#cc79a7",
+)
+"""Colours that people with any colour blindness can tell apart; its yellow is too pale on white.
+
+Source: M. Okabe and K. Ito, Color Universal Design, 2008.
+"""
+DPI = 160
+FONT_PT = 9
+_RC = {
+    "font.size": FONT_PT,
+    "axes.titlesize": FONT_PT + 1,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#ececec",
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5.5,
+    "errorbar.capsize": 2.5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Colour, marker and dashes of one policy's line."""
+
+    color: str
+    marker: str
+    dashes: str = "-"
+    is_hollow: bool = False
+
+    def line(self) -> dict[str, Any]:
+        """Keyword arguments of matplotlib's plot and errorbar."""
+        face = "white" if self.is_hollow else self.color
+        return {
+            "color": self.color,
+            "marker": self.marker,
+            "linestyle": self.dashes,
+            "markerfacecolor": face,
+        }
+
+
+_LOOKS = {
+    "fcfs": Look(BLACK, "o"),
+    "continuum": Look(BLUE, "s"),
+    "continuum:released": Look(SKY, "v"),
+    "continuum:paper": Look(BLUE, "s", "--"),
+    "context_serve": Look(ORANGE, "^"),
+    "agentkv": Look(VERMILLION, "D"),
+    "fcfs+offload": Look(GREEN, "P", "-."),
+    "fcfs@infinite": Look(GREY, "x", ":"),
+    "priority": Look(PURPLE, "*"),
+}
+_ORDER = tuple(_LOOKS)
+_SPARE = tuple(
+    Look(color, marker) for color, marker in zip((PURPLE, GREEN, SKY), "<>p", strict=True)
+)
+
+
+def look(policy: str) -> Look:
+    """The policy's own look; the same in every figure, whatever else is drawn."""
+    if policy in _LOOKS:
+        return _LOOKS[policy]
+    base = policy.partition("@")[0].partition("+")[0]
+    if base in _LOOKS:
+        known = _LOOKS[base]
+        return Look(known.color, known.marker, ":" if "@" in policy else "-.", is_hollow=True)
+    return _SPARE[sum(policy.encode()) % len(_SPARE)]
+
+
+def in_order(policies: Sequence[str]) -> list[str]:
+    """Each policy once: the known ones first, fcfs leading, then the others by name."""
+    return sorted(
+        set(policies),
+        key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name),
+    )
+
+
+def common_style() -> AbstractContextManager[None]:
+    """matplotlib's settings for all that is drawn inside it."""
+    return matplotlib.rc_context(_RC)
+
+
+def new_figure(width_in: float, height_in: float) -> Any:
+    """An empty figure that lays itself out."""
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Any, path: Path, *, conditions: str) -> Path:
+    """Write the PNG with the conditions under it; OSError if that fails."""
+    figure.supxlabel(conditions, fontsize=FONT_PT - 2, color=GREY, x=0.01, ha="left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # without the version of matplotlib in it, the same rows give the same bytes
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    return path

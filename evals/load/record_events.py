@@ -1,0 +1,169 @@
+"""Reads the timestamps that a server with the plugin writes down, from a file or over HTTP.
+
+Knows the shape of the events (integrations/vllm/record.py), not what they mean.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentkv.errors import AgentKVError
+from agentkv.server_api import ServerAPI
+
+NUMBERS = {
+    "arrival": ("turn", "prompt_length"),
+    "waiting_to_running": ("prompt_length", "hit_length", "expected_hit_length", "waited_s"),
+    "resumed": ("hit_length",),
+    "evicted": ("lost_tokens",),
+    "finish": ("turn", "context_length"),
+    "pinned": ("blocks", "ttl_s"),
+    "unpinned": ("blocks", "held_s"),
+    "closed": ("turns",),
+}
+"""Numbers that each event must carry; further events and fields are let through."""
+_FILE_PATTERN = "scheduler_timestamps*.jsonl*"
+
+
+class RecordError(AgentKVError, ValueError):
+    """A record that cannot be read; the text names file and line, what was seen and what is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened to a job, in seconds since its engine started."""
+
+    name: str
+    at_s: float
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """A job on one engine: the clocks of two engines do not compare. None: there is only one."""
+
+    job_id: str
+    engine: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Every job's events in order; `is_cut` says that the last line is incomplete."""
+
+    source: str
+    events: Mapping[JobKey, list[Event]]
+    is_cut: bool = False
+
+
+def read_record(source: str, *, api_key: str | None = None) -> Record:
+    """The record of a server (its URL), a file, or the one record in a folder.
+
+    Raises RecordError for one that cannot be read, is misshapen or empty, AgentKVServerError for a
+    server without an answer.
+    """
+    if source.startswith(("http://", "https://")):
+        answer = ServerAPI(source, api_key=api_key).timestamps()
+        record = Record(source, _grouped(_answer_rows(source, answer)))
+    else:
+        record = _read_file(_file_of(Path(source)))
+    if not record.events:
+        raise RecordError(f"{source}: no event of any job in it")
+    return record
+
+
+def _file_of(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob(_FILE_PATTERN))
+    if len(found) != 1:
+        seen = ", ".join(file.name for file in found) or "none"
+        raise RecordError(f"{path}: needs exactly one {_FILE_PATTERN}, found {seen}; name the file")
+    return found[0]
+
+
+def _read_file(path: Path) -> Record:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            text = file.read().decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise RecordError(f"{path}: cannot read this record: {error}") from error
+    answer = _whole_document(text)
+    if answer is not None:
+        return Record(str(path), _grouped(_answer_rows(str(path), answer)))
+    lines = text.splitlines()
+    is_cut = bool(lines) and not text.endswith("\n") and _parsed(lines[-1]) is None
+    return Record(str(path), _grouped(_file_rows(path, lines[:-1] if is_cut else lines)), is_cut)
+
+
+def _whole_document(text: str) -> Mapping[str, Any] | None:
+    """A saved answer of the server; None for lines of events."""
+    document = _parsed(text)
+    return document if isinstance(document, dict) and "event" not in document else None
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+_Row = tuple[JobKey, Event]
+
+
+def _file_rows(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            place = f"{path}: line {number}"
+            row = _object(place, _parsed(line))
+            yield _key(place, row.get("job_id"), row), _event(place, row)
+
+
+def _answer_rows(source: str, answer: Mapping[str, Any]) -> Iterator[_Row]:
+    for job_id, rows in _object(f"{source}: 'jobs'", answer.get("jobs")).items():
+        for number, entry in enumerate(rows if isinstance(rows, list) else [rows], start=1):
+            place = f"{source}: job {job_id!r}, event {number}"
+            row = _object(place, entry)
+            yield _key(place, job_id, row), _event(place, row)
+
+
+def _object(place: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise RecordError(f"{place}: needs a JSON object, got {str(value)[:80]!r}")
+    return value
+
+
+def _key(place: str, job_id: Any, row: Mapping[str, Any]) -> JobKey:
+    if not isinstance(job_id, str):
+        raise RecordError(f"{place}: job_id must be a string, got {job_id!r}")
+    engine = row.get("engine")
+    return JobKey(job_id, engine if isinstance(engine, int) else None)
+
+
+def _event(place: str, row: Mapping[str, Any]) -> Event:
+    name = row.get("event")
+    if not isinstance(name, str):
+        raise RecordError(f"{place}: event must be a string, got {name!r}")
+    for field in ("at_s", *NUMBERS.get(name, ())):
+        if not _is_number(row.get(field)):
+            seen = repr(row[field]) if field in row else "nothing"
+            raise RecordError(f"{place}: {name}: {field} must be a number, got {seen}")
+    details = {key: row[key] for key in row if key not in ("job_id", "event", "at_s", "engine")}
+    return Event(name, float(row["at_s"]), details)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _grouped(rows: Iterable[_Row]) -> dict[JobKey, list[Event]]:
+    grouped: dict[JobKey, list[Event]] = {}
+    for key, event in rows:
+        grouped.setdefault(key, []).append(event)
+    return grouped
