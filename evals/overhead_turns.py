@@ -1,7 +1,7 @@
-"""What the end of a turn costs the engine's main thread under `context_serve`.
+"""What the end of a turn costs under `context_serve`, on the engine's main thread and beside it.
 
-Timed per turn: pinning, handing the reply over to the reading thread, and, once it is read, the
-prediction and the decision. The reading itself is done beforehand, as the thread would.
+On the main thread: pinning, handing the reply over, and, once it is read, the decision. Beside it:
+reading the reply, predicting, and learning how long the tool took.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import random
 from collections.abc import Iterator
 from functools import partial
 
-from agentkv.integrations.vllm.context_serve import read_part
 from agentkv.integrations.vllm.jobs import Context
 from agentkv.integrations.vllm.reply_reader import MAX_REPLY_TOKENS, Reply
 from agentkv.integrations.vllm.retention import Retention
 from agentkv.integrations.vllm.settings import Settings
-from agentkv.integrations.vllm.side_work import SideWork
-from agentkv.wire import Tags
+from agentkv.integrations.vllm.side_work import SideWork, Task
+from agentkv.wire import Tags, ToolEvent
 
 from .side_by_side import Row, difference_row, quartiles, timed, without_garbage_collection
 
 NUM_TURNS = 2000
 OUTPUT = list(range(400))
 """Tokens of a reply."""
-TARGET_MS = 0.5
+TARGET_MS = 0.1
+THOUGHTS = "I will look at the file first, since the test names it.\n" * 14
 COMMANDS = (
     "ls -la src/{0}",
     "cat src/{0}/module.py | head -{1}",
@@ -39,8 +39,24 @@ COMMANDS = (
 )
 
 
+class HeldWork(SideWork):
+    """Side work that is done when the benchmark says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: list[Task] = []
+
+    def do(self, task: Task) -> bool:
+        self._held.append(task)
+        return True
+
+    def do_held(self) -> None:
+        while self._held:
+            self._held.pop(0)()
+
+
 def measure(seed: int) -> Iterator[Row]:
-    """A row for what a turn's end costs more than under `continuum`, one for learning."""
+    """Rows for what a turn's end costs more than under `continuum`, and for the side work."""
     chance = random.Random(seed)
     commands = [
         chance.choice(COMMANDS).format(f"part{chance.randrange(60)}", chance.randrange(20))
@@ -51,41 +67,42 @@ def measure(seed: int) -> Iterator[Row]:
 
 
 def _measure(commands: list[str], chance: random.Random) -> Iterator[Row]:
-    bare, ours = _retention("continuum"), _retention("context_serve")
-    queue = SideWork(lambda task: None)
+    work = HeldWork()
+    bare, ours = _retention("continuum", SideWork()), _retention("context_serve", work)
     bare_s: list[float] = []
     ours_s: list[float] = []
+    reading_s: list[float] = []
     learning_s: list[float] = []
     for number, command in enumerate(commands):
         turns = [_arrive(retention, number) for retention in (bare, ours)]
-        read = read_part(command)
-        bare_s.append(timed(partial(_end, bare, turns[0]))[0])
-        ours_s.append(timed(partial(_end_and_decide, ours, turns[1], queue, read))[0])
-        duration_s = chance.lognormvariate(0.0, 1.5)
-        learning_s.append(timed(partial(ours.policy.observe, None, read, duration_s))[0])
-    yield difference_row(
-        "decision: a turn's end under context_serve, to continuum's",
-        bare_s,
-        ours_s,
-        target_ms=TARGET_MS,
-    )
-    low, median, high = (second * 1e3 for second in quartiles(learning_s))
-    name = "decision: learning one duration"
-    yield Row(name, median, "ms", low, high, len(learning_s), TARGET_MS)
+        reply = f"{THOUGHTS}```bash\n{command}\n```"
+        told = ToolEvent("finished", command=command, duration_s=chance.lognormvariate(0.0, 1.5))
+        told_s = timed(partial(bare.tool_signal, f"job{number}", told))[0]
+        bare_s.append(timed(partial(_end, bare, turns[0]))[0] + told_s)
+        hand_over_s = timed(partial(_end_and_ask, ours, turns[1], reply))[0]
+        reading_s.append(timed(work.do_held)[0])
+        decide_s = timed(ours.do_what_is_due)[0]
+        told_s = timed(partial(ours.tool_signal, f"job{number}", told))[0]
+        ours_s.append(hand_over_s + decide_s + told_s)
+        learning_s.append(timed(work.do_held)[0])
+    name = "decision: a turn's end and its tool's, to continuum's"
+    yield difference_row(name, bare_s, ours_s, target_ms=TARGET_MS)
+    yield _row("decision: reading a reply and predicting, in the thread", reading_s)
+    yield _row("decision: learning one duration, in the thread", learning_s)
 
 
-def _end_and_decide(retention: Retention, request_id: str, queue: SideWork, read: str) -> None:
+def _row(name: str, times_s: list[float]) -> Row:
+    low, median, high = (time_s * 1e3 for time_s in quartiles(times_s))
+    return Row(name, median, "ms", low, high, len(times_s))
+
+
+def _end_and_ask(retention: Retention, request_id: str, reply: str) -> None:
     _end(retention, request_id)
-    reply = Reply(request_id, OUTPUT[-MAX_REPLY_TOKENS:])
-    queue.run(partial(_pass, reply))
-    retention.reply_read(request_id, read)
+    tokens = OUTPUT[-MAX_REPLY_TOKENS:]
+    retention.read(Reply(request_id, tokens), lambda token_ids: reply)
 
 
-def _pass(reply: Reply) -> None:
-    """Reading is not what is measured."""
-
-
-def _retention(policy: str) -> Retention:
+def _retention(policy: str, side_work: SideWork) -> Retention:
     seconds = itertools.count()
     return Retention(
         Settings.model_validate({"policy": policy}),
@@ -93,6 +110,7 @@ def _retention(policy: str) -> Retention:
         free=lambda pin: None,
         on_rank_change=lambda job_id: None,
         on_deadline=lambda deadline_s: None,
+        side_work=side_work,
     )
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from agentkv.durations import Prediction
 from agentkv.ttl import TTL, ContinuumTTL, FixedTTL, ToolDurations
 
 from .decision import Decision
 from .jobs import Turn
 from .pin_table import Pin
-from .record import MAX_COMMAND_CHARS
 from .settings import Settings
 
 PREEMPTED, PINNED, UNPINNED = 0, 1, 2
@@ -30,9 +30,6 @@ def tool_name(text: str) -> str:
 
 class ContinuumPolicy:
     """Continuum's rules over one engine's jobs; holds only the distributions it has learned."""
-
-    predicts = False
-    """Whether it decides by predictions, and so wants to know what each reply runs."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -55,29 +52,15 @@ class ContinuumPolicy:
         """A TTL within `max_ttl_s`."""
         return TTL(min(seconds, self.settings.max_ttl_s), reason)
 
-    def read_part(self, command: str) -> str:
-        """What is kept of a command: enough to tell the tool."""
-        return command[:MAX_COMMAND_CHARS]
-
     def undecided_ttl(self, reload_s: float) -> TTL:
         """TTL of a turn that has just finished, of whose tool nothing is known yet."""
         return self.ttl(None, reload_s)
 
-    def decide(self, command: str | None, reload_s: float) -> Decision:
-        """What becomes of the pin of a turn that now runs `command` (None: nothing)."""
-        return Decision(self.ttl(tool_name(command or "") or None, reload_s), command or None)
-
-    def observe(
-        self,
-        tool: str | None,
-        command: str | None,
-        duration_s: float,
-        *,
-        is_lower_bound: bool = False,
-    ) -> None:
-        """Learn that a tool ran for `duration_s`, or at least so long; None is not known."""
-        if not is_lower_bound:
-            self.durations.observe(tool, duration_s)
+    def decide(
+        self, command: str | None, reload_s: float, prediction: Prediction | None = None
+    ) -> Decision:
+        """What becomes of the pin of a turn that now runs `command` (None: not known)."""
+        return Decision(self.ttl(tool_name(command or "") or None, reload_s), command)
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
         """Place of a waiting turn; the smallest is served first.

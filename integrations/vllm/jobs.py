@@ -14,8 +14,10 @@ from agentkv.wire import Tags
 
 from .decision import Decision
 
-MAX_RUNNING_TOOLS = 32
+MAX_RUNNING_TOOLS = 64
 """Tools of one job remembered as running at once; a further one is not."""
+MAX_RUNNING_CHARS = 4096
+"""Characters kept of the commands of those tools, together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class RunningTool:
-    """A tool that the client said has started."""
+    """A tool that the client said has started; its command may be cut or left out."""
 
     command: str
     started_s: float
@@ -75,8 +77,8 @@ class Job:
     is_tool_observed: bool = False
     decision: Decision | None = None
     """About the pin of the last finished turn; None until its tool is known."""
-    unread_reply: str | None = None
-    """Request whose reply is being read."""
+    awaited: str | int | None = None
+    """Ticket of the forecast that the pin waits for."""
     running: list[RunningTool] = field(default_factory=list)
     last_activity_s: float = 0.0
     num_diverged: int = 0
@@ -90,15 +92,17 @@ class Job:
 
     def start_tool(self, command: str, now_s: float) -> str:
         """Note a running tool; answers with the commands of all that run now, one a line."""
+        others = [tool.command for tool in self.running if tool.command]
         if len(self.running) < MAX_RUNNING_TOOLS:
-            self.running.append(RunningTool(command, now_s))
-        return "\n".join(tool.command for tool in self.running)
+            room = max(0, MAX_RUNNING_CHARS - sum(map(len, others)))
+            self.running.append(RunningTool(command[:room], now_s))
+        return "\n".join([*others, command])
 
     def finish_tool(self, command: str) -> bool:
         """Note the end of a tool; True if none is left running."""
-        ended = [tool for tool in self.running if tool.command == command] or self.running
-        if ended:
-            self.running.remove(ended[0])
+        matching = [tool for tool in self.running if command.startswith(tool.command)]
+        if self.running:
+            self.running.remove(max(matching or self.running, key=lambda tool: len(tool.command)))
         return not self.running
 
     def take_tags(self, tags: Tags, fingerprint: object) -> bool:

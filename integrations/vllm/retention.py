@@ -14,6 +14,7 @@ from agentkv.wire import Tags, ToolEvent
 
 from .continuum import Rank
 from .counters import Counters
+from .forecaster import open_forecaster
 from .jobs import Context, Job, JobTable, Turn
 from .pin_decisions import PinDecisions
 from .pin_keeper import PinKeeper
@@ -22,14 +23,17 @@ from .policies import make_policy
 from .prefill_fit import PrefillFit
 from .record import TimestampRecord
 from .record_writer import open_writer
+from .reply_reader import Decode, Reply
 from .settings import Settings
+from .side_work import SideWork
 
 
 class Retention:
     """The jobs of one engine and what they leave in the cache.
 
     `free` gives a pin's blocks back, `on_rank_change` hears of jobs whose waiting turns moved in
-    the queue, `on_deadline` of each new expiry; `clock` is monotonic, in seconds.
+    the queue, `on_deadline` of each new expiry; `clock` is monotonic, in seconds. `side_work` does
+    what takes longer; at once, if none is given.
     """
 
     def __init__(
@@ -40,9 +44,11 @@ class Retention:
         free: Callable[[Pin[Any]], None],
         on_rank_change: Callable[[str], None],
         on_deadline: Callable[[float], None],
+        side_work: SideWork | None = None,
     ) -> None:
         self.settings = settings
         self.policy = make_policy(settings)
+        self.forecaster = open_forecaster(settings, side_work or SideWork(), clock=clock)
         self.jobs = JobTable(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
         self.turns: dict[str, Turn] = {}
         self.prefills = PrefillFit(settings.prefill_reload)
@@ -63,7 +69,13 @@ class Retention:
         )
         self.pins = self.keeper.pins
         self.decisions = PinDecisions(
-            self.policy, self.keeper, self.prefills, self.counters, self.record, clock=clock
+            self.policy,
+            self.forecaster,
+            self.keeper,
+            self.prefills,
+            self.counters,
+            self.record,
+            clock=clock,
         )
 
     def turn_arrived(
@@ -211,10 +223,34 @@ class Retention:
             "is_ignored": not is_taken,
         }
 
-    def reply_read(self, request_id: str, command: str | None) -> None:
-        """A finished turn's reply turned out to run `command`; None: it runs nothing."""
-        self.decisions.reply_read(request_id, command)
+    def wants_reply(self, request_id: str) -> bool:
+        """Whether a pin waits for what the reply of this finished turn runs."""
+        return request_id in self.decisions.awaiting
+
+    def read(self, reply: Reply, decode: Decode) -> None:
+        """Have a reply read, and decide about its job's pin once it is."""
+        self.decisions.read(reply, decode)
         self.expire_due_pins()
+
+    def do_what_is_due(self) -> None:
+        """Decide by what has been read since, end pins, save. O(1) if there is nothing to do."""
+        self.decisions.apply_forecasts()
+        self.expire_due_pins()
+        if self.forecaster is not None:
+            self.forecaster.save_if_due()
+
+    @property
+    def next_due_s(self) -> float | None:
+        """When there will be something to do, as far as is known now."""
+        saving_s = None if self.forecaster is None else self.forecaster.next_save_s
+        times_s = [time_s for time_s in (self.pins.next_expiry_s, saving_s) if time_s is not None]
+        return min(times_s, default=None)
+
+    def close(self) -> None:
+        """Write what is to outlive the engine."""
+        if self.forecaster is not None:
+            self.forecaster.close()
+        self.record.close()
 
     def release(self, job_id: str) -> dict[str, Any] | None:
         """The job is over: free its pin now; None for an unknown job."""

@@ -18,18 +18,19 @@ from vllm.v1.request import Request
 from agentkv.errors import TagError
 
 from . import seam
+from .busy_loop import BusyLoop
 from .continuum import Rank
 from .counters import StepStats
-from .expiry_timer import ExpiryTimer
 from .jobs import Context
 from .pin_table import Pin
-from .predictions import Predictions
 from .prefill_watch import PrefillWatch
 from .ranked_queue import RankedQueue
 from .reply_decoder import ReplyDecoder
+from .reply_reader import MAX_REPLY_TOKENS, Reply
 from .request_tags import tags_of
 from .retention import Retention
 from .settings import CONFIG_KEY, read_settings
+from .side_work import SideWork, Task
 
 
 class RetainingScheduler(seam.SchedulerSeam):
@@ -39,14 +40,16 @@ class RetainingScheduler(seam.SchedulerSeam):
         super().__init__(*args, **kwargs)
         given = dict(self.vllm_config.additional_config.get(CONFIG_KEY) or {})
         policy = given.pop("policy", "continuum")
-        self.engine: Any = None
-        self.timer: ExpiryTimer | None = None
+        settings = read_settings(given, policy=policy)
+        self._loop = BusyLoop()
+        self._side_work = SideWork(self._guard, wake=self._loop.wake)
         self.retention = Retention(
-            read_settings(given, policy=policy),
+            settings.of_engine(seam.engine_number(self.vllm_config)),
             clock=self.clock,
             free=lambda pin: self.free_blocks(pin.blocks, pin.fence),
             on_rank_change=self._rerank_job,
-            on_deadline=self._set_deadline,
+            on_deadline=self._loop.wake_at,
+            side_work=self._side_work,
         )
         self.steps = StepStats()
         self.queue = RankedQueue(self._rank, self.retention.arrivals)
@@ -55,13 +58,6 @@ class RetainingScheduler(seam.SchedulerSeam):
         self.install_allocator()
         self._prefills = PrefillWatch(self.retention.prefills, self.clock)
         self._decoder = ReplyDecoder(self.vllm_config.model_config)
-        self._predictions = Predictions(
-            self.retention,
-            self.vllm_config,
-            decode=self.decode,
-            on_read=self._wake,
-            clock=self.clock,
-        )
         self._is_running_sorted = True
         self._told_stats: tuple[int, int] | None = None
 
@@ -85,7 +81,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _register(self, request: Request) -> None:
         if self.waiting is not self.queue:
             return  # vLLM's own `priority` order: all of stock, no jobs
-        self._predictions.apply()
+        self.retention.decisions.apply_forecasts()
         try:
             tags = tags_of(request)
         except TagError:
@@ -131,14 +127,9 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def _before_step(self) -> None:
-        self._do_what_is_due()
+        self.retention.do_what_is_due()
         self.queue.unlatch()
         self._sort_running()
-
-    def _do_what_is_due(self) -> None:
-        self._predictions.apply()
-        self.retention.expire_due_pins()
-        self._predictions.save_if_due()
 
     @seam.guarded(None)
     def _after_step(self, output: SchedulerOutput) -> None:
@@ -199,7 +190,14 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def _read_reply(self, request: Request) -> None:
-        self._predictions.turn_ended(request)
+        if self.retention.wants_reply(request.request_id):
+            token_ids, stop_token_id = seam.end_of_reply(request, MAX_REPLY_TOKENS)
+            reply = Reply(request.request_id, token_ids, stop_token_id)
+            self.retention.read(reply, self.decode)
+
+    @seam.guarded(None)
+    def _guard(self, task: Task) -> None:
+        task()
 
     def _is_pinned(self, blocks: Sequence[Any]) -> bool:
         return any(pin.blocks is blocks for pin in self.retention.pins)
@@ -231,39 +229,31 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     def attach(self, engine: Any) -> None:
         """Called once by the engine that runs this scheduler in its busy loop."""
-        self.engine = engine
-        self.timer = ExpiryTimer(self._wake)
-        self._predictions.start()
-
-    def _wake(self) -> None:
-        if self.engine is not None:
-            seam.wake(self.engine)
-
-    def _set_deadline(self, deadline_s: float) -> None:
-        if self.timer is not None:
-            self.timer.set_deadline(deadline_s)
+        self._loop.attach(engine)
+        if self.retention.settings.predicts:
+            self._side_work.start()
 
     def has_requests(self) -> bool:
         """Also asked by an idle engine when it wakes: pins expire and gauges move here."""
         self._work_when_idle()
         has_requests = bool(super().has_requests())
-        if not has_requests and self.engine is not None and self._has_news():
+        if not has_requests and self._loop.is_attached and self._has_news():
             self._push_stats()
         return has_requests
 
     @seam.guarded(None)
     def _work_when_idle(self) -> None:
-        self._do_what_is_due()
-        for deadline_s in (self.retention.pins.next_expiry_s, self._predictions.next_save_s):
-            if deadline_s is not None:
-                self._set_deadline(deadline_s)
+        self.retention.do_what_is_due()
+        next_due_s = self.retention.next_due_s
+        if next_due_s is not None:
+            self._loop.wake_at(next_due_s)
 
     @seam.guarded(None)
     def _push_stats(self) -> None:
         stats = self.make_stats()
         self._told_stats = self._gauges()
         if stats is not None:
-            seam.push_stats(self.engine, stats)
+            self._loop.push_stats(stats)
 
     def _has_news(self) -> bool:
         return self._told_stats != self._gauges() or self.retention.counters.has_delta
@@ -288,8 +278,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         return {"gauges": gauges, **self.retention.counters.take_delta()}
 
     def shutdown(self) -> None:
-        self._predictions.close()
-        self.retention.record.close()
+        self.retention.close()
         super().shutdown()
 
 

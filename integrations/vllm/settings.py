@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -59,6 +60,19 @@ class Settings(BaseModel):
         if kind not in KINDS:
             raise ValueError(f"one of {', '.join(KINDS)}")
         return kind
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the policy decides by predictions, and so wants to know what each reply runs."""
+        return self.policy == "context_serve"
+
+    def of_engine(self, number: int) -> Settings:
+        """The settings of one of several engines, from 0: each has a state file of its own."""
+        if self.predictor_state is None or number == 0:
+            return self
+        path = Path(self.predictor_state)
+        own_path = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        return self.model_copy(update={"predictor_state": str(own_path)})
 
     @property
     def prefill_reload(self) -> PrefillReload | None:

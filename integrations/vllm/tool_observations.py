@@ -6,10 +6,12 @@ between a turn's end and the next one's arrival, which holds the agent's own tim
 
 from __future__ import annotations
 
+from agentkv.ttl import ToolDurations
 from agentkv.wire import Tags, ToolEvent
 
-from .continuum import ContinuumPolicy, tool_name
+from .continuum import tool_name
 from .counters import Counters
+from .forecaster import Forecaster
 from .jobs import Job
 
 MIN_BOUND_S = 1.0
@@ -17,10 +19,13 @@ MIN_BOUND_S = 1.0
 
 
 class ToolObservations:
-    """Feeds measured durations to the policy and counts them by source."""
+    """Feeds durations to Continuum's distributions, by tool, and the predictor, by command."""
 
-    def __init__(self, policy: ContinuumPolicy, counters: Counters) -> None:
-        self._policy = policy
+    def __init__(
+        self, durations: ToolDurations, forecaster: Forecaster | None, counters: Counters
+    ) -> None:
+        self._durations = durations
+        self._forecaster = forecaster
         self._counters = counters
 
     def from_client(self, job: Job, event: ToolEvent) -> None:
@@ -51,8 +56,8 @@ class ToolObservations:
         """
         for running in job.running:
             ran_s = now_s - running.started_s
-            if ran_s > MIN_BOUND_S:
-                self._policy.observe(None, running.command, ran_s, is_lower_bound=True)
+            if self._forecaster is not None and running.command and ran_s > MIN_BOUND_S:
+                self._forecaster.observe(running.command, ran_s, is_lower_bound=True)
                 self._counters.add("tool_observations_total", "source", "cut_short")
         job.running.clear()
 
@@ -60,6 +65,8 @@ class ToolObservations:
         self, job: Job, tool: str | None, command: str | None, duration_s: float, source: str
     ) -> None:
         job.is_tool_observed = True
-        self._policy.observe(tool or None, command, duration_s)
+        self._durations.observe(tool or None, duration_s)
+        if self._forecaster is not None and command:
+            self._forecaster.observe(command, duration_s)
         self._counters.add("tool_observations_total", "source", source)
         self._counters.observe("tool_duration_seconds", duration_s)

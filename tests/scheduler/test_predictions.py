@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,11 @@ from typing import Any
 import pytest
 
 from agentkv.durations import DurationPredictor
-from agentkv.integrations.vllm.predictor_store import PredictorStore, path_of_engine
-from agentkv.integrations.vllm.reply_reader import (
-    MAX_REPLY_CHARS,
-    Reply,
-    ReplyReader,
-    command_in,
-    reply_text,
-)
-from agentkv.integrations.vllm.side_work import MAX_WAITING_TASKS, SideWork, Task
+from agentkv.integrations.vllm.forecaster import Forecaster
+from agentkv.integrations.vllm.predictor_store import PredictorStore
+from agentkv.integrations.vllm.reply_reader import MAX_REPLY_CHARS, Reply, command_in, reply_text
+from agentkv.integrations.vllm.settings import Settings
+from agentkv.integrations.vllm.side_work import SideWork
 from agentkv.wire import ToolEvent
 from tests.scheduler.harness import Engine, prompt_of
 
@@ -148,44 +145,43 @@ def test_a_stale_reply_is_dropped(
     wakes.get(timeout=LIMIT_S)
     engine.scheduler.has_requests()
     assert engine.pinned == pinned
-    assert not engine.scheduler.retention.decisions.unread or event is next_turn
+    assert not engine.scheduler.retention.decisions.awaiting or event is next_turn
     assert "slow" not in pins_total(engine)
-
-
-def call(task: Task) -> None:
-    task()
 
 
 def test_side_work_is_done_in_order_in_one_other_thread() -> None:
     """Once started; before, in the caller."""
-    side_work, done = SideWork(call), queue.SimpleQueue[int]()
+    side_work, done = SideWork(), queue.SimpleQueue[int]()
     threads: list[str] = []
 
     def task() -> None:
         threads.append(threading.current_thread().name)
         done.put(len(threads))
 
-    side_work.run(task)
+    side_work.do(task)
     side_work.start()
     for _ in range(3):
-        assert side_work.run(task)
+        assert side_work.do(task)
     assert [done.get(timeout=LIMIT_S) for _ in range(4)] == [1, 2, 3, 4]
     assert threads == [threading.current_thread().name, *["agentkv-side-work"] * 3]
 
 
-def test_side_work_that_piles_up_is_refused() -> None:
-    """A reply that is not read then counts as one without a call."""
-    side_work, is_open = SideWork(call), threading.Event()
+def test_questions_that_pile_up_are_refused() -> None:
+    """A reply that is not read counts as one without a call; nothing grows without bound."""
+    side_work, is_open = SideWork(), threading.Event()
     side_work.start()
-    side_work.run(lambda: call(lambda: None) if is_open.wait(LIMIT_S) else None)
-    while side_work.run(lambda: None):
+    side_work.do(lambda: assert_true(is_open.wait(LIMIT_S)))
+    while side_work.do(lambda: None):
         pass
-    reader = ReplyReader(lambda ids: "```bash\nls\n```", side_work, on_read=lambda: None)
-    reader.read(Reply("r", [1]))
-    (read,) = reader.take()
-    assert (read.request_id, read.command) == ("r", None)
+    forecaster = Forecaster(Settings(policy="context_serve"), side_work, clock=time.monotonic)
+    forecaster.ask_of_reply(Reply("r", [1]), lambda ids: "```bash\nls\n```")
+    (forecast,) = forecaster.take()
+    assert (forecast.ticket, forecast.command, forecast.prediction) == ("r", None, None)
     is_open.set()
-    assert MAX_WAITING_TASKS >= 100
+
+
+def assert_true(value: bool) -> None:
+    assert value
 
 
 @pytest.mark.parametrize(
@@ -240,7 +236,7 @@ def test_what_was_learned_survives_a_restart(
     engine.wait(2.0)
     assert path.exists()
     again = make_engine(**settings)
-    assert again.scheduler.retention.policy.predictor.num_observed == 10
+    assert again.scheduler.retention.forecaster.predictor.num_observed == 10
     again.turn(prompt_of(100), reply="```bash\nfrobnicate --all\n```", job_id="a")
     assert again.pinned == {}
 
@@ -254,7 +250,9 @@ def test_an_idle_engine_is_woken_to_save(
     engine.turn(prompt_of(100), job_id="a")
     event = ToolEvent("finished", command="ls", duration_s=0.1)
     engine.scheduler.retention.tool_signal("a", event)
-    assert engine.scheduler._predictions.next_save_s == pytest.approx(1010.0)
+    assert engine.scheduler.retention.next_due_s == pytest.approx(1005.0, abs=0.1)
+    engine.wait(6.0)
+    assert engine.scheduler.retention.next_due_s == pytest.approx(1010.0)
 
 
 @pytest.mark.parametrize("is_attached", [False, True])
@@ -280,7 +278,7 @@ def test_a_corrupt_state_is_a_warning_and_a_fresh_start(
     path = tmp_path / "predictor.json"
     path.write_text('{"format": 1, "kind"')
     engine = make_engine(policy="context_serve", predictor_state=str(path))
-    assert engine.scheduler.retention.policy.predictor.num_observed == 0
+    assert engine.scheduler.retention.forecaster.predictor.num_observed == 0
     assert [str(path) in record.getMessage() for record in caplog.records].count(True) == 1
 
 
@@ -292,11 +290,11 @@ def test_a_folder_that_cannot_be_written_to_ends_nothing(
     store = PredictorStore(
         DurationPredictor("rules"),
         tmp_path / "file" / "predictor.json",
-        SideWork(call),
+        SideWork(),
         interval_s=1.0,
         clock=iter(range(100)).__next__,
     )
-    store.observed("ls", 0.1, False)
+    store.note_news()
     store.save_if_due()
     store.close()
     assert "is not kept" in caplog.text
@@ -304,5 +302,6 @@ def test_a_folder_that_cannot_be_written_to_ends_nothing(
 
 def test_each_engine_has_a_file_of_its_own() -> None:
     """Data-parallel engines would overwrite each other's."""
-    paths = [str(path_of_engine("out/predictor.json", engine)) for engine in range(3)]
+    settings = Settings(policy="context_serve", predictor_state="out/predictor.json")
+    paths = [settings.of_engine(number).predictor_state for number in range(3)]
     assert paths == ["out/predictor.json", "out/predictor-1.json", "out/predictor-2.json"]
