@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 
@@ -39,22 +40,6 @@ COMMANDS = (
 )
 
 
-class HeldWork(SideWork):
-    """Side work that is done when the benchmark says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._held: list[Task] = []
-
-    def do(self, task: Task) -> bool:
-        self._held.append(task)
-        return True
-
-    def do_held(self) -> None:
-        while self._held:
-            self._held.pop(0)()
-
-
 def measure(seed: int) -> Iterator[Row]:
     """Rows for what a turn's end costs more than under `continuum`, and for the side work."""
     chance = random.Random(seed)
@@ -67,8 +52,8 @@ def measure(seed: int) -> Iterator[Row]:
 
 
 def _measure(commands: list[str], chance: random.Random) -> Iterator[Row]:
-    work = HeldWork()
-    bare, ours = _retention("continuum", SideWork()), _retention("context_serve", work)
+    held: deque[Task] = deque()
+    bare, ours = _retention("continuum"), _retention("context_serve", SideWork(held.append))
     bare_s: list[float] = []
     ours_s: list[float] = []
     reading_s: list[float] = []
@@ -80,11 +65,11 @@ def _measure(commands: list[str], chance: random.Random) -> Iterator[Row]:
         told_s = timed(partial(bare.tool_signal, f"job{number}", told))[0]
         bare_s.append(timed(partial(_end, bare, turns[0]))[0] + told_s)
         hand_over_s = timed(partial(_end_and_ask, ours, turns[1], reply))[0]
-        reading_s.append(timed(work.do_held)[0])
+        reading_s.append(timed(partial(_do, held))[0])
         decide_s = timed(ours.do_what_is_due)[0]
         told_s = timed(partial(ours.tool_signal, f"job{number}", told))[0]
         ours_s.append(hand_over_s + decide_s + told_s)
-        learning_s.append(timed(work.do_held)[0])
+        learning_s.append(timed(partial(_do, held))[0])
     name = "decision: a turn's end and its tool's, to continuum's"
     yield difference_row(name, bare_s, ours_s, target_ms=TARGET_MS)
     yield _row("decision: reading a reply and predicting, in the thread", reading_s)
@@ -102,7 +87,12 @@ def _end_and_ask(retention: Retention, request_id: str, reply: str) -> None:
     retention.read(Reply(request_id, tokens), lambda token_ids: reply)
 
 
-def _retention(policy: str, side_work: SideWork) -> Retention:
+def _do(held: deque[Task]) -> None:
+    while held:
+        held.popleft()()
+
+
+def _retention(policy: str, side_work: SideWork | None = None) -> Retention:
     seconds = itertools.count()
     return Retention(
         Settings.model_validate({"policy": policy}),
