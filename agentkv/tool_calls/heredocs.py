@@ -10,7 +10,9 @@ import re
 from agentkv.tool_calls.reply_text import ReplyText
 
 _HEREDOC = re.compile(
-    r"<(?<!<<)<(?!<)-?[ \t]{0,20}+\\?(?P<quote>['\"]?)(?P<delimiter>(?![0-9])[\w.!@+-]{1,64}+)(?P=quote)"
+    # a number behind it is a shift
+    r"<(?<!<<)<(?!<)-?[ \t]{0,20}+(?![0-9])"
+    r"\\?(?P<quote>['\"]?)(?P<delimiter>[\w.!@+-]{1,64}+)(?P=quote)"
 )
 
 

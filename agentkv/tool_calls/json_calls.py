@@ -16,7 +16,7 @@ BARE_OPENERS = (rf"\{{\s*+{_FIRST_KEY}", rf"\[\s*+\{{\s*+{_FIRST_KEY}")
 
 _ARGUMENTS = ("arguments", "parameters")
 _BETWEEN_VALUES = re.compile(r"\s*+[;,]?\s*+(?=\{)")
-_END_OF_BARE = re.compile(r"[ \t]*+[;,]?[ \t]*+(?=\n|<|\Z)")
+_END_OF_BARE = re.compile(r"[ \t]*+[;,]?[ \t]*+(?=\n|<|\{|\Z)")
 _TAG = re.compile(r"</?(tool_call|tool_calls|function_call)>")
 
 

@@ -93,7 +93,7 @@ class _TextScan:
         kind = str(opener.lastgroup).partition("_")[0]
         if kind == "thought":
             return self._read_thought(opener)
-        if kind == "end_of_thought":
+        if kind == "endofthought":
             return self._end_thought(opener)
         reading = _READERS[kind][0](self._reply, opener)
         if reading is None:

@@ -24,7 +24,7 @@ _PREFIX_CHARS = 80
 _DECODER = json.JSONDecoder(strict=False)
 # A line of one word is all that can end a here-document.
 _LINE_OF_A_WORD = re.compile(r"\n[ \t]{0,64}+([\w.!@+-]{1,64}+)(?=[ \t]{0,64}(?:\n|\Z))")
-_SPECIAL_TOKENS = re.compile(r"(?:<[|\uff5c][^<>\n]{1,40}[|\uff5c]>)*+")
+_SPECIAL_TOKEN_END = re.compile(r".*[|\uff5c]>")
 _END_TOKENS = (
     "<|im_end|>",
     "<|endoftext|>",
@@ -100,7 +100,8 @@ class ReplyText:
         if newline < 0 and low > self.floor:
             return None
         prefix = self.text[max(newline + 1, low) : index]
-        return prefix[_SPECIAL_TOKENS.match(prefix).end() :] if "<" in prefix else prefix  # type: ignore[union-attr]
+        token_end = _SPECIAL_TOKEN_END.match(prefix)
+        return prefix[token_end.end() :] if token_end else prefix
 
     def is_at_line_start(self, index: int) -> bool:
         """Whether only blanks stand before it on its line."""

@@ -35,10 +35,14 @@ def _read(path: Path) -> list[Case]:
         Case(
             id=f"{path.stem}: {case['id']}",
             reply=case["reply"],
-            calls=tuple(
-                case.get("calls", [{"command": command} for command in case.get("commands", [])])
-            ),
+            calls=tuple(_expected(case)),
             source=case.get("source", document["source"]),
         )
         for case in document["case"]
     ]
+
+
+def _expected(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """TOML has no null: an empty `command` stands for a call that runs none."""
+    calls = case.get("calls", [{"command": command} for command in case.get("commands", [])])
+    return [{key: None if value == "" else value for key, value in call.items()} for call in calls]
