@@ -1,0 +1,78 @@
+"""Policies by the names that `bench` and `compare` take, and the server flags behind each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentkv.errors import AgentKVError
+from agentkv.integrations.vllm.settings import CONFIG_KEY, POLICIES
+
+STOCK_POLICIES = ("fcfs", "priority")
+"""vLLM's own, under which the agentkv routes are not there."""
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "paper": {"rules": "paper", "ttl": "paper"},
+    "released": {"rules": "released", "ttl": "fixed", "fixed_ttl_s": 2.0},
+}
+"""What may follow a colon after one of our policies: the rules as published, or as released."""
+
+
+class PolicyError(AgentKVError, ValueError):
+    """A policy that there is not, or that the server does not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPolicy:
+    """`scheduling_policy` is vLLM's flag; `settings` what has to stand in the additional config."""
+
+    name: str
+    scheduling_policy: str
+    settings: Mapping[str, Any]
+
+    @property
+    def is_stock(self) -> bool:
+        return self.scheduling_policy in STOCK_POLICIES
+
+    def flags(self) -> list[str]:
+        """For a server's command line, beside `--scheduling-policy`."""
+        if not self.settings:
+            return []
+        return ["--additional-config", json.dumps({CONFIG_KEY: dict(self.settings)})]
+
+
+def policy_names() -> list[str]:
+    variants = [f"{policy}:{variant}" for policy in POLICIES for variant in VARIANTS]
+    return [*STOCK_POLICIES, *POLICIES, *variants]
+
+
+def server_policy(name: str) -> ServerPolicy:
+    """The policy of that name; raises PolicyError, which lists the valid ones."""
+    if name not in policy_names():
+        raise PolicyError(f"policy: got {name!r}, allowed are {', '.join(policy_names())}")
+    scheduling_policy, _, variant = name.partition(":")
+    return ServerPolicy(name, scheduling_policy, VARIANTS[variant] if variant else {})
+
+
+def check_policy(policy: ServerPolicy, info: Mapping[str, Any] | None) -> None:
+    """Raise PolicyError unless the server runs the policy; `info` is what its plugin says of it.
+
+    None is a server without the agentkv routes, which is what stock policies look like.
+    """
+    running = None if info is None else str(info.get("policy"))
+    if running is None and policy.is_stock:
+        return
+    if running != policy.scheduling_policy:
+        seen = "none of agentkv's policies" if running is None else repr(running)
+        raise PolicyError(
+            f"policy: {policy.name!r} asked for, the server runs {seen}: start it with "
+            f"--scheduling-policy {policy.scheduling_policy}, or name what it runs"
+        )
+    settings = (info or {}).get("settings", {})
+    for name, wanted in policy.settings.items():
+        if name in settings and settings[name] != wanted:
+            raise PolicyError(
+                f"policy: {policy.name!r} needs {name} = {wanted!r}, the server has "
+                f"{settings[name]!r}: start it with {' '.join(policy.flags())}"
+            )
