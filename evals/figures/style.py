@@ -6,7 +6,7 @@ needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +120,21 @@ def new_figure(width_in: float, height_in: float) -> Any:
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def legend_above(figure: Any, panels: Iterable[Any]) -> None:
+    """One legend for all panels, each policy once and in the usual order."""
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(name, handle)
+    names = in_order(list(handles))
+    figure.legend(
+        [handles[name] for name in names],
+        names,
+        loc="outside upper center",
+        ncols=min(5, len(names)),
+    )
 
 
 def save(figure: Any, path: Path, *, conditions: str) -> Path:

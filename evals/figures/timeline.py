@@ -69,12 +69,14 @@ class Kind:
 
 KINDS = {
     "queued": Kind("queued", 0.36, 0.44, LIGHT, "black"),
-    "prefill": Kind("queued and prefill", 0.36, 0.44, SKY, "black"),
+    "prefill": Kind(
+        "queued and prefill (share of the prompt found in the cache)", 0.36, 0.44, SKY, "black"
+    ),
     "running": Kind("running (share of the prompt found in the cache)", 0.36, 0.44, BLUE),
-    "decode": Kind("decode (share of the prompt found in the cache)", 0.36, 0.44, BLUE),
+    "decode": Kind("decode", 0.36, 0.44, BLUE),
     "preempted": Kind("preempted", 0.36, 0.44, "white", "black", "////"),
-    "tool": Kind("tool", 0.53, 0.10, GREY, "black"),
     "gap": Kind("between turns", 0.565, 0.03, "#bdbdbd", "black"),
+    "tool": Kind("tool", 0.53, 0.10, GREY, "black"),
     "pin_kept": Kind("pinned, job came back", 0.18, 0.12, GREEN),
     "pin_wasted": Kind("pinned in vain (expired or yielded)", 0.18, 0.12, ORANGE, "black"),
     "pin_over": Kind("pinned until the job was over, or still", 0.18, 0.12, SKY, "black", "...."),
@@ -82,26 +84,34 @@ KINDS = {
 """In the order of drawing and of the legend."""
 MARKS = {
     "evicted": ("cache was gone", "v", VERMILLION),
+    "lost": ("found less than half of its context", "v", VERMILLION),
     "failed": ("failed or aborted", "X", VERMILLION),
     "closed": ("job over", "|", "black"),
 }
 _LANE_IN = 0.62
-_WIDTH_IN = 11.0
+WIDTH_IN = 11.0
 _CHAR_IN = 0.075
 """Width of a character of the text on spans; what does not fit is left out."""
 
 
-def draw_lanes(lanes: Sequence[Lane], path: Path, *, title: str, conditions: str) -> Path:
+def draw_lanes(
+    lanes: Sequence[Lane],
+    path: Path,
+    *,
+    title: str,
+    conditions: str,
+    x_label: str = "seconds from the first arrival shown",
+) -> Path:
     """Write the picture; FigureError if there is nothing to draw, OSError if writing fails."""
     lanes = [lane for lane in lanes if lane.spans]
     if not lanes:
         raise FigureError(f"{title}: no job with a turn, a tool or a pin to draw")
     with common_style():
-        figure = new_figure(_WIDTH_IN, 1.5 + _LANE_IN * max(len(lanes), 2))
+        figure = new_figure(WIDTH_IN, 1.5 + _LANE_IN * max(len(lanes), 2))
         axes = figure.subplots()
         start_s = min(span.start_s for lane in lanes for span in lane.spans)
         end_s = max(span.end_s for lane in lanes for span in lane.spans)
-        second_in = 0.85 * _WIDTH_IN / max(end_s - start_s, 1e-9)
+        second_in = 0.85 * WIDTH_IN / max(end_s - start_s, 1e-9)
         for row, lane in enumerate(lanes):
             _draw_lane(axes, lane, len(lanes) - 1 - row, start_s, second_in)
         middles = [len(lanes) - 0.42 - row for row in range(len(lanes))]
@@ -109,7 +119,7 @@ def draw_lanes(lanes: Sequence[Lane], path: Path, *, title: str, conditions: str
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
         axes.set(xlim=(0, (end_s - start_s) * 1.01), ylim=(0, len(lanes)), title=title)
-        axes.set_xlabel("seconds from the first arrival shown")
+        axes.set_xlabel(x_label)
         _draw_legend(figure, axes, lanes)
         return save(figure, path, conditions=conditions)
 
@@ -121,7 +131,7 @@ def _draw_lane(axes: Any, lane: Lane, bottom: int, start_s: float, second_in: fl
                 _draw_span(axes, span, kind, bottom, start_s, second_in)
     for mark in lane.marks:
         _, marker, color = MARKS[mark.kind]
-        height = 0.90 if mark.kind == "evicted" else 0.58
+        height = 0.90 if mark.kind in ("evicted", "lost") else 0.58
         axes.plot(
             mark.at_s - start_s,
             bottom + height,

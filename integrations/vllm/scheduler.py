@@ -148,12 +148,14 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
-        self._note_prefills()
+        self._after_outputs()
         return outputs
 
     @seam.guarded(None)
-    def _note_prefills(self) -> None:
+    def _after_outputs(self) -> None:
         self._prefills.step_processed()
+        # Also here, where with async scheduling the device is busy with the next step.
+        self.retention.decisions.apply_forecasts()
 
     def memory_is_short(self, request: Request) -> Iterator[None]:
         for pin in self._pins_that_yield(request):
