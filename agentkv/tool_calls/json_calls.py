@@ -60,7 +60,7 @@ def calls_in(value: object, source: Source) -> list[ToolCall]:
 
 
 def _call_in(entry: object, source: Source) -> ToolCall | None:
-    if not isinstance(entry, Mapping):
+    if not isinstance(entry, dict):
         return None
     call_id = entry.get("id")
     entry = _function_of(entry)
@@ -79,17 +79,17 @@ def _is_bare_call(value: object) -> bool:
 
 
 def _has_arguments(entry: object) -> bool:
-    if not isinstance(entry, Mapping) or "description" in (entry := _function_of(entry)):
+    if not isinstance(entry, dict) or "description" in (entry := _function_of(entry)):
         return False
     arguments = next((entry[key] for key in _ARGUMENTS if key in entry), None)
-    is_schema = isinstance(arguments, Mapping) and "properties" in arguments
+    is_schema = isinstance(arguments, dict) and "properties" in arguments
     return arguments is not None and not is_schema
 
 
 def _function_of(entry: Mapping[str, object]) -> Mapping[str, object]:
     """OpenAI nests name and arguments in `function`."""
     function = entry.get("function")
-    return function if isinstance(function, Mapping) else entry
+    return function if isinstance(function, dict) else entry
 
 
 def _values_at(reply: ReplyText, start: int) -> tuple[list[object], int]:

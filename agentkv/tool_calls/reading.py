@@ -3,55 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-
-from agentkv.tool_calls import (
-    fences,
-    harmony,
-    json_calls,
-    tagged_calls,
-    thoughts,
-    token_calls,
-    xml_calls,
-)
+from agentkv.tool_calls import thoughts
 from agentkv.tool_calls.call import ToolCall
+from agentkv.tool_calls.harmony import with_tokens
 from agentkv.tool_calls.messages import body_of, structured_calls, texts
-from agentkv.tool_calls.reply_text import Reading, ReplyText
+from agentkv.tool_calls.openers import END_OF_THOUGHT, OPENER, READERS, THOUGHT, kind_of
+from agentkv.tool_calls.reply_text import ReplyText
 
-MAX_OPENERS = 5_000
+MAX_OPENERS = 4_000
 """Blocks, tags and tokens read per reply: what is behind them in one that has more is noise."""
 
-_Reader = Callable[[ReplyText, re.Match[str]], Reading | None]
-_READERS: Mapping[str, tuple[_Reader, tuple[str, ...]]] = {
-    "fence": (fences.read_fence, fences.OPENERS),
-    "function": (xml_calls.read_function, (xml_calls.FUNCTION_OPENER,)),
-    "hermes": (json_calls.read_tag, (json_calls.TAG_OPENER,)),
-    "glm": (xml_calls.read_glm, (xml_calls.GLM_OPENER,)),
-    "invoke": (xml_calls.read_invoke, (xml_calls.INVOKE_OPENER,)),
-    "pythontag": (json_calls.read_python_tag, (json_calls.PYTHON_TAG_OPENER,)),
-    "kimi": (token_calls.read_kimi, (token_calls.KIMI_OPENER,)),
-    "kimibare": (token_calls.read_kimi_bare, (token_calls.KIMI_BARE_OPENER,)),
-    "deepseek": (token_calls.read_deepseek, (token_calls.DEEPSEEK_OPENER,)),
-    "harmony": (harmony.read_message, (harmony.OPENER,)),
-    "mistral": (token_calls.read_mistral, (token_calls.MISTRAL_OPENER,)),
-    "mistralargs": (token_calls.read_mistral_args, (token_calls.MISTRAL_ARGS_OPENER,)),
-    "tagged": (tagged_calls.read_tag, (tagged_calls.OPENER,)),
-    "bare": (json_calls.read_bare, json_calls.BARE_OPENERS),
-}
-_OPENERS = {
-    **{kind: openers for kind, (_, openers) in _READERS.items()},
-    "thought": thoughts.OPENERS,
-    "endofthought": thoughts.CLOSERS,
-}
-# Each alternative starts with a letter as such and is named by an empty group at its end: so the
-# search skips all text that opens nothing at the speed of C.
-_OPENER = re.compile(
-    "|".join(
-        f"{opener}(?P<{kind}_{number}>)"
-        for kind, openers in _OPENERS.items()
-        for number, opener in enumerate(openers)
-    )
-)
 _BLOCKS = ("fenced", "tagged")
 _QUOTES = "'\"`"
 
@@ -74,14 +35,14 @@ class _TextScan:
     """One pass over a reply's text, from opener to opener."""
 
     def __init__(self, text: str) -> None:
-        self._reply = ReplyText(harmony.with_tokens(text))
+        self._reply = ReplyText(with_tokens(text))
         self._calls: list[ToolCall] = []
         self._num_calls_before_thought = 0
 
     def calls(self) -> list[ToolCall]:
         position = 0
         for _ in range(MAX_OPENERS):
-            opener = _OPENER.search(self._reply.text, position)
+            opener = OPENER.search(self._reply.text, position)
             if opener is None:
                 break
             position = self._read(opener)
@@ -90,12 +51,12 @@ class _TextScan:
 
     def _read(self, opener: re.Match[str]) -> int:
         """Reads what opens there, and says where the text goes on."""
-        kind = str(opener.lastgroup).partition("_")[0]
-        if kind == "thought":
+        kind = kind_of(opener)
+        if kind == THOUGHT:
             return self._read_thought(opener)
-        if kind == "endofthought":
+        if kind == END_OF_THOUGHT:
             return self._end_thought(opener)
-        reading = _READERS[kind][0](self._reply, opener)
+        reading = READERS[kind][0](self._reply, opener)
         if reading is None:
             return opener.start() + 1
         if reading.is_end_of_thought:

@@ -16,6 +16,9 @@ from itertools import islice
 
 from agentkv.tool_calls.call import ToolCall
 
+MAX_SEARCHES = 6_000
+"""Closing tags and fences looked for per reply; in one that has more, what follows is not closed.
+It bounds the time of noise: an agent's reply needs a handful."""
 MAX_BROKEN_JSON = 100
 """Broken JSON values read per reply; one that holds more is noise, and its rest is not decoded."""
 _MAX_ENDS = 10_000
@@ -65,6 +68,7 @@ class ReplyText:
         self.floor = 0
         self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
         self._num_broken = 0
+        self._num_searches = 0
 
     @property
     def cut_off(self) -> Reading:
@@ -73,6 +77,9 @@ class ReplyText:
 
     def next(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
         """The first match at or after `start`, remembered: linear in all for growing starts."""
+        self._num_searches += 1
+        if self._num_searches > MAX_SEARCHES:
+            return None
         known = self._found.get(pattern)
         if known and known[0] <= start and (known[1] is None or start <= known[1].start()):
             return known[1]

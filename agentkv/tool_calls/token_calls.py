@@ -30,8 +30,7 @@ DEEPSEEK_OPENER = (
 )
 
 _MISTRAL_TOKEN = re.compile(r"\[TOOL_CALLS\]")
-_MISTRAL_NAME = re.compile(rf"([\w.-]{{1,100}}){_CALL_ID.format('id')}\Z")
-_MISTRAL_NAME_CHARS = 180
+_MISTRAL_NAME = re.compile(rf"\s*+([\w.-]{{1,100}}+){_CALL_ID.format('id')}")
 _KIMI_END = re.compile(r"<\|tool_call(?:_end|s_section_end|_begin)\|>")
 _KIMI_NAME = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 _DEEPSEEK_END = re.compile(rf"<{_BAR}tool{_BLOCK}call(?:s?{_BLOCK}end|{_BLOCK}begin){_BAR}>")
@@ -50,10 +49,9 @@ def read_mistral(reply: ReplyText, opener: re.Match[str]) -> Reading:
 
 
 def read_mistral_args(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
-    """A name and JSON, of which only the token between them is left."""
-    low = max(reply.floor, opener.start() - _MISTRAL_NAME_CHARS)
-    name = _MISTRAL_NAME.search(reply.text[low : opener.start()])
-    decoded = reply.json_at(opener.end())
+    """A name at the start of a line and JSON, of which only the token between them is left."""
+    name = _MISTRAL_NAME.fullmatch(reply.line_prefix(opener.start()) or "")
+    decoded = reply.json_at(opener.end()) if name else None
     return _named(name[1], decoded, "mistral", name["id"]) if name and decoded else None
 
 
