@@ -10,6 +10,7 @@ COMMANDS = {
     "doctor": ("agentkv.integrations.vllm.doctor", "check the installation and a server"),
     "verify-pin": ("agentkv.evals.verify_pin", "check from outside that pins hold and end"),
     "record": ("agentkv.evals.load.record", "show what a server noted of each job"),
+    "plot": ("agentkv.evals.figures.plot", "draw the rows of bench, compare and simulate"),
     "predict": ("agentkv.predict", "say how long a command will run, and why"),
     "eval-predictor": ("agentkv.evals.eval_predictor", "judge and train the predictors on traces"),
     "prepare-model": ("agentkv.demo_model", "prepare the demo model"),

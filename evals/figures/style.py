@@ -6,6 +6,7 @@ needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -37,6 +38,10 @@ ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = (
 Source: M. Okabe and K. Ito, Color Universal Design, 2008.
 """
 DPI = 160
+MIN_WIDTH_IN = 6.0
+_LEGEND_KEY_IN = 0.65
+_CHAR_PER_PT_IN = 0.0085
+"""Widths of a legend's key with its margins, and of a character for each point of its font."""
 FONT_PT = 9
 _RC = {
     "font.size": FONT_PT,
@@ -122,6 +127,18 @@ def new_figure(width_in: float, height_in: float) -> Any:
     return figure
 
 
+def panel_grid(num_panels: int, panel_in: tuple[float, float]) -> tuple[Any, list[Any], float]:
+    """A figure with so many panels, two in a row, and its width in inches."""
+    num_columns = min(2, num_panels)
+    num_rows = math.ceil(num_panels / num_columns)
+    width_in = max(panel_in[0] * num_columns, MIN_WIDTH_IN)
+    figure = new_figure(width_in, panel_in[1] * num_rows + 0.5)
+    panels = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+    for axes in panels[num_panels:]:
+        axes.set_axis_off()
+    return figure, panels[:num_panels], width_in
+
+
 def legend_above(figure: Any, panels: Iterable[Any]) -> None:
     """One legend for all panels, each policy once and in the usual order."""
     handles: dict[str, Any] = {}
@@ -129,11 +146,13 @@ def legend_above(figure: Any, panels: Iterable[Any]) -> None:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
     names = in_order(list(handles))
+    entry_in = _LEGEND_KEY_IN + FONT_PT * _CHAR_PER_PT_IN * max(map(len, names))
+    num_rows = math.ceil(len(names) * entry_in / figure.get_size_inches()[0])
     figure.legend(
         [handles[name] for name in names],
         names,
         loc="outside upper center",
-        ncols=min(5, len(names)),
+        ncols=math.ceil(len(names) / num_rows),
     )
 
 

@@ -53,6 +53,8 @@ class Lane:
     label: str
     spans: tuple[Span, ...]
     marks: tuple[Mark, ...] = ()
+    group: str = ""
+    """Lanes of another group are set off by a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ def draw_lanes(
         second_in = 0.85 * WIDTH_IN / max(end_s - start_s, 1e-9)
         for row, lane in enumerate(lanes):
             _draw_lane(axes, lane, len(lanes) - 1 - row, start_s, second_in)
+            if row and lane.group != lanes[row - 1].group:
+                axes.axhline(len(lanes) - row, color=GREY, linewidth=0.8)
         middles = [len(lanes) - 0.42 - row for row in range(len(lanes))]
         axes.set_yticks(middles, [lane.label for lane in lanes])
         axes.tick_params(axis="y", length=0)

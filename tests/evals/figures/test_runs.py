@@ -1,0 +1,136 @@
+"""Reading the runs to draw, and which of them share a figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv.evals.figures.runs import grouped, load_runs
+from agentkv.evals.figures.style import FigureError
+from tests.evals.figures.made_runs import made_run, swept, write_runs
+
+
+def rewritten(folder: Path, change: Any) -> Path:
+    """The folder with each row of its one run changed."""
+    (path,) = folder.rglob("turns.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(change(row)) + "\n" for row in rows))
+    return folder
+
+
+def test_runs_under_one_roof_are_all_read(tmp_path: Path) -> None:
+    """Wherever they lie below the folder."""
+    runs, left_out = load_runs([write_runs(tmp_path, swept(seeds=(0,)))])
+    assert len(runs) == 15
+    assert left_out == []
+
+
+def test_runs_share_a_figure_where_only_policy_load_and_seed_differ(tmp_path: Path) -> None:
+    """Three policies, five loads, two seeds: one group."""
+    (group,) = grouped(load_runs([write_runs(tmp_path, swept(seeds=(0, 1)))])[0])
+    assert group.slug == "rtx6000"
+    assert group.loads == [1, 2, 5, 8, 12]
+
+
+def test_what_else_differs_gets_figures_of_its_own(tmp_path: Path) -> None:
+    """Named after what differs, so that no file is written twice."""
+    made = [
+        made_run("fcfs", blocks=100),
+        made_run("fcfs", blocks=200),
+        made_run("fcfs", gpu="h100"),
+    ]
+    made.append(made_run("fcfs", blocks=200, tools="longtail"))
+    groups = grouped(load_runs([write_runs(tmp_path, made)])[0])
+    assert [group.slug for group in groups] == [
+        "rtx6000_100",
+        "rtx6000_200",
+        "h100",
+        "rtx6000_longtail_200",
+    ]
+
+
+def test_an_infinite_pool_joins_every_finite_one(tmp_path: Path) -> None:
+    """It is what both are compared with."""
+    made = [made_run("fcfs", blocks=blocks) for blocks in (100, 200)]
+    made.append(made_run("fcfs@infinite", blocks=None))
+    groups = grouped(load_runs([write_runs(tmp_path, made)])[0])
+    assert [[run.policy for run in group.runs] for group in groups] == [
+        ["fcfs", "fcfs@infinite"]
+    ] * 2
+
+
+def test_a_profile_file_names_its_gpu(tmp_path: Path) -> None:
+    """`--gpu some/folder/cpu.json` becomes cpu."""
+    made = [made_run("fcfs", gpu="some/folder/cpu.json")]
+    (group,) = grouped(load_runs([write_runs(tmp_path, made)])[0])
+    assert group.slug == "cpu"
+
+
+def test_an_interrupted_run_counts_with_what_it_has(tmp_path: Path) -> None:
+    """Its rows carry all that is needed."""
+    write_runs(tmp_path, [made_run("fcfs")])
+    (path,) = tmp_path.rglob("turns.jsonl")
+    (path.parent / "run.json").unlink()
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:83]))
+    (run,), _ = load_runs([tmp_path])
+    assert (run.summary["completed"], run.summary["cut"]) == (10, 1)
+    assert (run.load, run.setting.gpu, run.commit) == (2, "rtx6000", "abc1234")
+
+
+def test_a_run_without_a_finished_job_is_left_out_and_named(tmp_path: Path) -> None:
+    """The others are drawn."""
+    rewritten(
+        write_runs(tmp_path / "a", [made_run("continuum")]), lambda r: {**r, "job_status": "cut"}
+    )
+    write_runs(tmp_path / "b", [made_run("fcfs")])
+    runs, (line,) = load_runs([tmp_path])
+    assert [run.policy for run in runs] == ["fcfs"]
+    assert "continuum: none of its 20 jobs is done" in line
+
+
+def test_empty_rows_are_an_error(tmp_path: Path) -> None:
+    """A run in which nothing happened cannot be drawn."""
+    (tmp_path / "turns.jsonl").write_text("")
+    with pytest.raises(FigureError, match="none of its 0 jobs is done"):
+        load_runs([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda row: {**row, "sent_s": "soon"}, "cannot be drawn"),
+        (lambda row: {**row, "ended_s": float("nan")}, "no finite number"),
+        (lambda row: {**row, "jps": "many"}, "cannot be drawn"),
+        (lambda row: {k: v for k, v in row.items() if k != "ended_s"}, "line 1 lacks ended_s"),
+        (lambda row: {k: v for k, v in row.items() if k != "job_status"}, "job_status"),
+        (lambda row: [row], "line 1"),
+    ],
+)
+def test_misshapen_rows_are_an_error_with_the_file(
+    tmp_path: Path, change: Any, message: str
+) -> None:
+    """Never a traceback."""
+    rewritten(write_runs(tmp_path, [made_run("fcfs")]), change)
+    (run_file,) = tmp_path.rglob("run.json")
+    run_file.unlink()
+    with pytest.raises(FigureError, match=message) as caught:
+        load_runs([tmp_path])
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_file_that_is_no_run_is_an_error(tmp_path: Path) -> None:
+    """Only a run's own files stand for it."""
+    path = tmp_path / "rows.csv"
+    path.write_text("a,b\n")
+    with pytest.raises(FigureError, match=r"rows\.csv: not a run"):
+        load_runs([path])
+
+
+def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
+    """With what was looked for."""
+    with pytest.raises(FigureError, match=r"turns\.jsonl"):
+        load_runs([tmp_path])
