@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+
 from agentkv.tool_calls import thoughts
 from agentkv.tool_calls.call import ToolCall
 from agentkv.tool_calls.harmony import with_tokens

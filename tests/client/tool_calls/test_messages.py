@@ -1,0 +1,309 @@
+"""Calls in the fields of messages: OpenAI's chat and responses, Anthropic's blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionMessage
+from openai.types.responses import Response
+
+from agentkv import ToolCall, parse_tool_calls
+from agentkv.testing import ScriptedReply, ScriptedServer
+
+STRUCTURED = {
+    "id": "call-1",
+    "type": "function",
+    "function": {"name": "bash", "arguments": json.dumps({"command": "ls -la"})},
+}
+
+
+def commands(message: object) -> list[str | None]:
+    return [call.command for call in parse_tool_calls(message)]
+
+
+def chat_call(name: object, arguments: object) -> dict[str, Any]:
+    return {"tool_calls": [{"id": "1", "function": {"name": name, "arguments": arguments}}]}
+
+
+def test_structured_calls_win_over_text() -> None:
+    """Text beside a structured call is talk about it."""
+    message = {"role": "assistant", "content": "```bash\npwd\n```", "tool_calls": [STRUCTURED]}
+    assert parse_tool_calls(message) == [
+        ToolCall("bash", "ls -la", {"command": "ls -la"}, call_id="call-1", source="structured")
+    ]
+
+
+def test_a_broken_structured_call_does_not_make_text_a_call() -> None:
+    """Whoever writes structured calls writes no blocks of bash to run."""
+    message = chat_call("bash", "{broken") | {"content": "```bash\npwd\n```"}
+    assert commands(message) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ('{"command": "ls"}', "ls"),
+        ('{"cmd": "ls"}', "ls"),
+        ('{"code": "ls"}', "ls"),
+        ({"script": "\nls\n"}, "ls"),
+        ('{"command": ["grep", "-r", "a b"]}', "grep -r 'a b'"),
+        ('{"command": ["bash", "-lc", "ls | wc"]}', "bash -lc 'ls | wc'"),
+        ('{"argv": ["ls", "-l"]}', "ls -l"),
+        ('{"command": null, "cmd": "ls"}', "ls"),
+        ('{"command": "  ls  "}', "  ls  "),
+        ('{"command": "cd a\\n\\nls\\n"}', "cd a\n\nls"),
+        ('{"command": "ls", "timeout": 5}', "ls"),
+        ('{"command": ""}', None),
+        ('{"command": " \\n"}', None),
+        ('{"command": []}', None),
+        ('{"command": ["ls", 1]}', None),
+        ('{"command": 7}', None),
+        ('{"path": "main.py"}', None),
+        ("{}", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_command_is_taken_from_the_arguments(arguments: object, command: str | None) -> None:
+    """Of a tool that runs bash; a list of words is shell-joined, nothing to run is None."""
+    assert commands(chat_call("bash", arguments)) == [command]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bash", "Bash", "shell", "sh", "zsh", "terminal", "execute_bash", "run_bash"),
+        *("run_command", "run_shell_command", "execute_command", "exec_command", "exec", "run"),
+        *("local_shell", "container.exec", "functions.bash", "mcp__box__run_command"),
+        *("runShellCommand", "developer__shell", "run_terminal_cmd", "bash_20250124"),
+    ],
+)
+def test_a_tool_whose_name_says_bash_runs_its_command(name: str) -> None:
+    """Whatever spelling, and whatever namespace before it."""
+    assert commands(chat_call(name, '{"command": "ls"}')) == ["ls"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("str_replace_editor", {"command": "view", "path": "a.py"}),
+        ("write_file", {"path": "a.sh", "code": "ls"}),
+        ("python", {"code": "import os"}),
+        ("execute_sql", {"command": "select 1"}),
+        ("SlashCommand", {"command": "/review"}),
+        ("bash.read_file", {"command": "ls"}),
+    ],
+)
+def test_other_tools_run_no_command(name: str, arguments: dict[str, str]) -> None:
+    """Their arguments are given, whatever they are called."""
+    expected = ToolCall(name, None, arguments, "1", "structured")
+    assert parse_tool_calls(chat_call(name, json.dumps(arguments))) == [expected]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["{broken", '{"command": "ls', "[1]", '"ls"', "7", "null", 7, ["ls"], "[" * 10_000]
+)
+def test_arguments_that_are_no_object_give_no_call(arguments: object) -> None:
+    """Neither does the call before or after them suffer."""
+    message = chat_call("bash", arguments)
+    message["tool_calls"] += [STRUCTURED]
+    assert commands(message) == ["ls -la"]
+
+
+@pytest.mark.parametrize("name", [None, "", 7, [], {}])
+def test_a_call_without_a_name_is_none(name: object) -> None:
+    """There is no tool to run."""
+    assert parse_tool_calls(chat_call(name, '{"command": "ls"}')) == []
+
+
+def test_parallel_calls_keep_their_order_and_ids() -> None:
+    """All calls of a message, not only the first."""
+    calls = [
+        {"id": str(index), "function": {"name": "bash", "arguments": f'{{"cmd": "echo {index}"}}'}}
+        for index in range(5)
+    ]
+    found = parse_tool_calls({"tool_calls": calls})
+    assert [(call.call_id, call.command) for call in found] == [
+        (str(index), f"echo {index}") for index in range(5)
+    ]
+
+
+def test_a_custom_tool_of_chat_takes_text() -> None:
+    """For a tool that runs bash the text is the command, for others their input."""
+    calls = [
+        {"id": "1", "type": "custom", "custom": {"name": "shell", "input": "ls"}},
+        {"id": "2", "type": "custom", "custom": {"name": "apply_patch", "input": "*** Begin"}},
+    ]
+    assert parse_tool_calls({"tool_calls": calls}) == [
+        ToolCall("shell", "ls", {"command": "ls"}, "1"),
+        ToolCall("apply_patch", None, {"input": "*** Begin"}, "2"),
+    ]
+
+
+def test_the_function_call_of_older_messages_is_read() -> None:
+    """Chat messages had one before they had a list."""
+    message = {"content": None, "function_call": {"name": "bash", "arguments": '{"cmd": "ls"}'}}
+    assert commands(message) == ["ls"]
+
+
+def test_anthropic_blocks_are_read() -> None:
+    """A message whose content is blocks, as objects or dicts."""
+    use = {"type": "tool_use", "id": "toolu-1", "name": "bash", "input": {"command": "ls"}}
+    blocks = [SimpleNamespace(type="text", text="I look."), SimpleNamespace(**use), use]
+    calls = parse_tool_calls(SimpleNamespace(content=blocks))
+    assert [(call.call_id, call.command) for call in calls] == [("toolu-1", "ls")] * 2
+
+
+def test_text_blocks_are_read_as_one_text() -> None:
+    """A thought may open in one block and end in the next."""
+    parts = ["<think>\n```bash\nrm x\n```", "</think>\n```bash\nls\n```"]
+    assert commands({"content": [{"type": "text", "text": part} for part in parts]}) == ["ls"]
+
+
+def test_thinking_blocks_are_not_read() -> None:
+    """Neither Anthropic's nor those of servers that split thinking off."""
+    bash = "```bash\nrm x\n```"
+    blocks = [
+        {"type": "thinking", "thinking": bash},
+        {"type": "thinking", "thinking": [{"type": "text", "text": bash}]},
+        {"type": "redacted_thinking", "data": bash},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": bash}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": bash}]},
+    ]
+    message = {"content": blocks, "reasoning_content": bash, "reasoning": bash}
+    assert commands(message) == []
+    assert commands({**message, "content": "```bash\nls\n```"}) == ["ls"]
+
+
+def test_bare_lists_of_blocks_are_read() -> None:
+    """The content of a message, or the output of a response, without what is around it."""
+    assert commands([{"type": "tool_use", "name": "bash", "input": {"command": "ls"}}]) == ["ls"]
+    assert commands([{"type": "text", "text": "```bash\npwd\n```"}]) == ["pwd"]
+
+
+@pytest.mark.parametrize(
+    ("item", "name", "command"),
+    [
+        ({"type": "function_call", "name": "bash", "arguments": '{"cmd":"ls"}'}, "bash", "ls"),
+        ({"type": "custom_tool_call", "name": "shell", "input": "ls"}, "shell", "ls"),
+        (
+            {"type": "local_shell_call", "action": {"type": "exec", "command": ["ls", "a b"]}},
+            "local_shell",
+            "ls 'a b'",
+        ),
+        ({"type": "shell_call", "action": {"commands": ["ls", "pwd"]}}, "shell", "ls\npwd"),
+    ],
+)
+def test_calls_of_responses_are_read(item: dict[str, Any], name: str, command: str) -> None:
+    """OpenAI's responses keep calls and text as items of their output."""
+    text = {"type": "message", "content": [{"type": "output_text", "text": "```bash\nrm x\n```"}]}
+    found = parse_tool_calls({"output": [text, {**item, "call_id": "c"}]})
+    assert [(call.name, call.command, call.call_id) for call in found] == [(name, command, "c")]
+
+
+def test_the_text_of_a_response_is_read() -> None:
+    """Where its output holds no call."""
+    content = [{"type": "output_text", "text": "```bash\nls\n```"}]
+    assert commands({"output": [{"type": "message", "content": content}]}) == ["ls"]
+
+
+def test_what_a_server_ran_itself_is_no_call() -> None:
+    """Searches and remote tools of the provider are over when the message arrives."""
+    output = [
+        {"type": "web_search_call", "action": {"command": ["ls"]}},
+        {"type": "mcp_call", "name": "bash", "arguments": '{"command": "ls"}'},
+        {"type": "server_tool_use", "name": "bash", "input": {"command": "ls"}},
+    ]
+    assert commands({"output": output}) == []
+
+
+def test_replies_of_the_sdk_are_read() -> None:
+    """Chat, completions and responses, as the SDK returns them."""
+    text = "Sure.\n```bash\nls\n```"
+    replies: list[str | ScriptedReply] = [ScriptedReply(text, tool_calls=[STRUCTURED]), *[text] * 3]
+    with (
+        ScriptedServer(replies) as server,
+        openai.OpenAI(base_url=server.base_url, api_key="key") as client,
+    ):
+        structured = client.chat.completions.create(model="m", messages=[])
+        assert commands(structured) == ["ls -la"]
+        assert commands(client.chat.completions.create(model="m", messages=[])) == ["ls"]
+        assert commands(client.completions.create(model="m", prompt="p")) == ["ls"]
+        assert commands(client.responses.create(model="m", input="p")) == ["ls"]
+
+
+def test_models_of_the_sdk_and_their_dumps_are_read_alike() -> None:
+    """A completion, its choice's message, and both as dicts."""
+    message = {"role": "assistant", "content": None, "tool_calls": [STRUCTURED]}
+    choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
+    completion = ChatCompletion.model_validate(
+        {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    )
+    assert isinstance(completion.choices[0].message, ChatCompletionMessage)
+    for form in (completion, completion.choices[0].message):
+        assert commands(form) == commands(form.model_dump()) == ["ls -la"]
+
+
+def test_a_response_of_the_sdk_with_calls_is_read() -> None:
+    """As its model validates it, with reasoning before the call."""
+    output = [
+        {"type": "reasoning", "id": "r", "summary": []},
+        {"type": "function_call", "call_id": "c", "name": "bash", "arguments": '{"command":"ls"}'},
+    ]
+    response = Response.model_construct(output=Response.model_validate(_response(output)).output)
+    assert [call.call_id for call in parse_tool_calls(response)] == ["c"]
+
+
+def _response(output: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": "1",
+        "created_at": 1,
+        "model": "m",
+        "object": "response",
+        "output": output,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [None, "", b"", {}, [], (), 3, {"content": None}, {"choices": []}, {"choices": [None]}, object],
+)
+def test_what_holds_no_call_gives_none(nothing: object) -> None:
+    """Empty and odd messages are no error."""
+    assert parse_tool_calls(nothing) == []
+
+
+def test_bytes_are_read_as_text() -> None:
+    """Also where they are no UTF-8."""
+    assert commands(b"```bash\necho \xff\n```") == ["echo \ufffd"]
+
+
+class Unfriendly:
+    """Raises whatever is asked of it."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+
+class UnfriendlyMapping(dict[str, object]):
+    """A mapping that cannot be read."""
+
+    def get(self, *_: object) -> object:
+        raise RuntimeError("get")
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("iter")
+
+
+def test_objects_that_raise_give_no_call() -> None:
+    """The parser never raises, whatever it is given."""
+    for odd in (Unfriendly(), UnfriendlyMapping(), {"content": [Unfriendly()]}):
+        assert parse_tool_calls(odd) == []
