@@ -1,0 +1,125 @@
+"""How long one step of the engine takes: a roofline from public figures, or a fitted line.
+
+Knows batches as counts of tokens; nothing of requests, blocks or vLLM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from .catalog import ACHIEVED, GPU, ModelShape
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one step computes, added up over its requests."""
+
+    num_prefills: int = 0
+    prefill_tokens: int = 0
+    prefill_pairs: int = 0
+    """(query, key) pairs of the prefills' attention, per head."""
+    prefill_context_tokens: int = 0
+    num_decodes: int = 0
+    context_tokens: int = 0
+    """Tokens whose KV the decodes read."""
+
+    def add_prefill(self, new_tokens: int, past_tokens: int) -> None:
+        """A chunk of a prompt behind `past_tokens` that are in the cache."""
+        self.num_prefills += 1
+        self.prefill_tokens += new_tokens
+        self.prefill_pairs += new_tokens * past_tokens + new_tokens * (new_tokens + 1) // 2
+        self.prefill_context_tokens += past_tokens + new_tokens
+
+    def add_decode(self, past_tokens: int) -> None:
+        """One token behind `past_tokens` that are in the cache."""
+        self.num_decodes += 1
+        self.context_tokens += past_tokens + 1
+
+
+class CostModel(Protocol):
+    """Anything that prices a batch."""
+
+    def step_s(self, batch: Batch) -> float:
+        """Seconds one step with this batch takes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Each part of a step takes the longer of its FLOPs and its bytes, at the achieved rates.
+
+    Parts: the weights' products (all tokens; the weights are read once), the attention of the
+    prefills, and that of the decodes (each reads the KV of its context). Rates are bytes and
+    FLOP per second, over all cards.
+    """
+
+    weight_bytes: float
+    kv_token_bytes: float
+    token_flop: float
+    pair_flop: float
+    bytes_per_s: float
+    flop_per_s: float
+    fixed_s: float
+    sequence_s: float
+
+    def step_s(self, batch: Batch) -> float:
+        """Seconds one step with this batch takes."""
+        num_tokens = batch.prefill_tokens + batch.num_decodes
+        products_s = max(
+            self.token_flop * num_tokens / self.flop_per_s, self.weight_bytes / self.bytes_per_s
+        )
+        prefills_s = max(
+            self.pair_flop * batch.prefill_pairs / self.flop_per_s,
+            self.kv_token_bytes * batch.prefill_context_tokens / self.bytes_per_s,
+        )
+        decodes_s = max(
+            self.pair_flop * batch.context_tokens / self.flop_per_s,
+            self.kv_token_bytes * batch.context_tokens / self.bytes_per_s,
+        )
+        host_s = self.fixed_s + self.sequence_s * (batch.num_prefills + batch.num_decodes)
+        return products_s + prefills_s + decodes_s + host_s
+
+
+def roofline(gpu: GPU, model: ModelShape, num_gpus: int) -> Roofline:
+    """The roofline of a model on so many equal cards, tensor parallel."""
+    is_parallel = num_gpus > 1
+    cards = num_gpus * (ACHIEVED.parallel_share if is_parallel else 1.0)
+    return Roofline(
+        weight_bytes=model.num_parameters * model.dtype_bytes,
+        kv_token_bytes=kv_token_bytes(model),
+        # A multiplication and an addition per weight; per pair, of the query with the key and of
+        # the score with the value.
+        token_flop=2.0 * model.num_parameters,
+        pair_flop=4.0 * model.num_layers * model.num_heads * model.head_size,
+        bytes_per_s=gpu.bandwidth_gb_s * 1e9 * ACHIEVED.bandwidth_share * cards,
+        flop_per_s=gpu.tflops * 1e12 * ACHIEVED.compute_share * cards,
+        fixed_s=ACHIEVED.step_s + is_parallel * model.num_layers * ACHIEVED.all_reduce_s,
+        sequence_s=ACHIEVED.sequence_s,
+    )
+
+
+def kv_token_bytes(model: ModelShape) -> int:
+    """Bytes of KV per token: K and V of every layer."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_size * model.dtype_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FittedLine:
+    """A step's seconds as a sum over what it computes, fitted to a running server."""
+
+    fixed_s: float
+    prefill_token_s: float
+    prefill_pair_s: float
+    decode_s: float
+    context_token_s: float
+
+    def step_s(self, batch: Batch) -> float:
+        """Seconds one step with this batch takes."""
+        return (
+            self.fixed_s
+            + self.prefill_token_s * batch.prefill_tokens
+            + self.prefill_pair_s * batch.prefill_pairs
+            + self.decode_s * batch.num_decodes
+            + self.context_token_s * batch.context_tokens
+        )

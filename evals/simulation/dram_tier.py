@@ -1,0 +1,124 @@
+"""A second tier of KV in DRAM, behind vLLM's own interface for such tiers (KVConnectorBase_V1).
+
+Write-through, as vLLM's native offloading: every full block is copied to DRAM once it is computed,
+so freeing it on the GPU loses nothing while DRAM has it; the copy out costs nothing here. A prompt
+whose blocks are in DRAM but not on the GPU waits until they are loaded, while others run.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+)
+
+CONNECTOR = f"{__name__}.DramConnector"
+
+
+class DramTier:
+    """Which blocks DRAM holds: the least recently used go first, of a context its end first."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._held: OrderedDict[Any, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def put(self, block_hashes: Sequence[Any]) -> None:
+        """Hold these, or note their use; a context's later blocks count as used before earlier
+        ones, for without those they are worth nothing."""
+        for block_hash in reversed(block_hashes):
+            self._held[block_hash] = None
+            self._held.move_to_end(block_hash)
+        while len(self._held) > self._num_blocks:
+            self._held.popitem(last=False)
+
+    def num_held(self, block_hashes: Sequence[Any]) -> int:
+        """How many of these it holds, from the first up to the first that is missing."""
+        for index, block_hash in enumerate(block_hashes):
+            if block_hash not in self._held:
+                return index
+        return len(block_hashes)
+
+
+class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes count as Any
+    """The scheduler's side of the tier; `loads` collects what is to be copied to the GPU."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._tier = DramTier(0)
+        self._block_tokens = 1
+        self._requests: dict[str, Any] = {}
+        self._num_stored: dict[str, int] = {}
+        self.loads: list[tuple[str, int]] = []
+        """(request, blocks) of loads that the last step began; whoever runs them empties it."""
+
+    def configure(self, tier: DramTier, block_tokens: int) -> None:
+        """Say how large the tier is, before the first request."""
+        self._tier = tier
+        self._block_tokens = block_tokens
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A lost copy costs a cache miss, nothing else."""
+        return False
+
+    def on_new_request(self, request: Any) -> None:
+        self._requests[request.request_id] = request
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens behind those on the GPU that DRAM has; they are loaded between steps."""
+        first = num_computed_tokens // self._block_tokens
+        last = (request.num_tokens - 1) // self._block_tokens
+        num_blocks = self._tier.num_held(request.block_hashes[first:last])
+        return num_blocks * self._block_tokens, num_blocks > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            self.loads.append((request.request_id, num_external_tokens // self._block_tokens))
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """Copy out what this step computes in full; called before the step counts as computed."""
+        for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
+            request = self._requests[request_id]
+            self._store(request, request.num_computed_tokens + num_tokens)
+        return KVConnectorMetadata()
+
+    def _store(self, request: Any, num_tokens: int) -> None:
+        stored = self._num_stored.get(request.request_id, 0)
+        full = min(num_tokens // self._block_tokens, len(request.block_hashes))
+        if full > stored:
+            self._tier.put(request.block_hashes[stored:full])
+            self._num_stored[request.request_id] = full
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Note the use of the whole context."""
+        self._tier.put(request.block_hashes[: (request.num_tokens - 1) // self._block_tokens])
+        self._requests.pop(request.request_id, None)
+        self._num_stored.pop(request.request_id, None)
+        return False, None
+
+    # The worker's side: there is none, the simulated engine does the loads.
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        raise NotImplementedError
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        raise NotImplementedError
+
+    def wait_for_save(self) -> None:
+        raise NotImplementedError
