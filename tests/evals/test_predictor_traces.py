@@ -94,7 +94,7 @@ def test_a_misshapen_line_is_named(tmp_path: Path, text: str, seen: str) -> None
         ("empty.jsonl", b"", "no measured command"),
         ("blank.jsonl", b"\n\n", "no measured command"),
         ("broken.jsonl.gz", b"no gzip at all", "cannot be read"),
-        ("cut.jsonl.gz", gzip.compress(b"x" * 1000)[:20], "cannot be read"),
+        ("cut.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "cannot be read"),
         ("latin.jsonl", b'{"session": "\xe9"}\n', "line 1 is not UTF-8"),
     ],
 )
