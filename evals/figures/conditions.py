@@ -47,13 +47,13 @@ def _listed(name: str, values: Sequence[Any]) -> str:
 
 
 def _pools(runs: Sequence[Run]) -> str:
-    pools = {run.setting.gpu: run.setting.blocks for run in runs if run.setting.blocks is not None}
+    pools = dict.fromkeys((run.setting.gpu, run.pool) for run in runs if run.pool is not None)
     if not pools:
         return ""
-    blocks = {gpu: f"{int(n):,}" if n.isdigit() else n for gpu, n in pools.items()}
+    blocks = [(gpu, f"{int(pool):,}" if pool.isdigit() else pool) for gpu, pool in pools]
     if len(blocks) == 1:
-        return f"pool of {next(iter(blocks.values()))} blocks"
-    return "pools of " + ", ".join(f"{n} ({gpu})" for gpu, n in blocks.items()) + " blocks"
+        return f"pool of {blocks[0][1]} blocks"
+    return "pools of " + ", ".join(f"{pool} ({gpu})" for gpu, pool in blocks) + " blocks"
 
 
 def _counts(runs: Sequence[Run]) -> str:

@@ -19,7 +19,8 @@ from .style import FigureError
 
 LOADS = {"jps": "jobs per second", "concurrency": "jobs at once"}
 """What can be swept, with the label of its axis."""
-_BLOCKS = ("num_blocks", "num_gpu_blocks", "num_gpu_blocks_override", "blocks")
+_BLOCK_FLAGS = ("blocks", "num_gpu_blocks_override")
+_BLOCK_FACTS = ("num_blocks", "num_gpu_blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Setting:
     load_kind: str | None
     """A key of LOADS."""
     blocks: str | None
-    """Blocks of the KV pool; "infinite" is a pool of its own, not another setting."""
+    """Blocks of the KV pool as asked for by flag; None: as many as the memory holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,13 @@ class Run:
         """Runs of two policies with the same pair played the same jobs in the same round."""
         workload, metadata = self.outcome.workload, self.outcome.metadata
         return (self.load, workload.get("seed"), metadata.get("repeat"))
+
+    @property
+    def pool(self) -> str | None:
+        """Blocks of the KV pool: as asked for, else as the server or the simulator says."""
+        if self.setting.blocks is not None or "@" in self.policy:
+            return self.setting.blocks
+        return _text(_find(self.outcome, _BLOCK_FACTS))
 
     @property
     def commit(self) -> str | None:
@@ -125,7 +133,7 @@ def _run(path: Path, outcome: RunOutcome) -> Run:
         workload=_name(_find(outcome, ("name", "workload"))),
         tools=_name(_find(outcome, ("tools",))),
         load_kind=kind,
-        blocks=None if "@" in str(outcome.policy) else _text(_find(outcome, _BLOCKS)),
+        blocks=None if "@" in outcome.policy else _text(_find(outcome, _BLOCK_FLAGS)),
     )
     return Run(outcome, summary, setting, load)
 
@@ -150,9 +158,9 @@ def _load(outcome: RunOutcome) -> tuple[str | None, float | None]:
 
 def _find(outcome: RunOutcome, names: Iterable[str]) -> Any:
     """The first of these names that says something, in the places where runs keep their facts."""
-    config = outcome.metadata.get("config")
-    places: list[Any] = [outcome.workload, config, outcome.metadata, outcome.server]
-    places += [outcome.server.get("before"), outcome.server.get("info")]
+    metadata, server = outcome.metadata, outcome.server
+    places: list[Any] = [outcome.workload, metadata.get("config"), metadata, server]
+    places += [metadata.get("server_info"), server.get("before")]
     for name in names:
         for place in places:
             if isinstance(place, Mapping) and isinstance(place.get(name), str | int | float):

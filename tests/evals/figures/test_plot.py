@@ -84,7 +84,8 @@ def test_a_closed_loop_is_swept_by_its_concurrency(
 def test_runs_without_a_load_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Jobs may arrive at given times."""
     rows = write_runs(tmp_path / "rows", [made_run("fcfs", None)])
-    assert len(names(plot(rows, tmp_path / "out", capsys))) == 4
+    kinds = ("--kind", "policies", "--kind", "cdf", "--kind", "sweep")
+    assert len(names(plot(rows, tmp_path / "out", capsys, *kinds))) == 2
 
 
 def test_a_policy_missing_at_some_loads_is_drawn_where_it_is(
@@ -92,8 +93,9 @@ def test_a_policy_missing_at_some_loads_is_drawn_where_it_is(
 ) -> None:
     """One load of continuum, another of fcfs: not even the same jobs."""
     made = [*swept(("fcfs",), (2, 12), seeds=(0,)), made_run("continuum", 5)]
-    document = plot(write_runs(tmp_path / "rows", made), tmp_path / "out", capsys)
-    assert len(names(document)) == 8
+    kinds = ("--kind", "sweep", "--kind", "speedup", "--kind", "policies")
+    document = plot(write_runs(tmp_path / "rows", made), tmp_path / "out", capsys, *kinds)
+    assert names(document) == ["jps_sweep_rtx6000.png", "policies_rtx6000.png"]
     (skipped,) = document["skipped"]
     assert "needs runs of fcfs and of another policy" in skipped["why"]
 
@@ -103,12 +105,13 @@ def test_without_a_baseline_all_but_the_savings_are_drawn(
 ) -> None:
     """And the reason is told."""
     rows = write_runs(tmp_path / "rows", swept(("continuum", "agentkv"), (2, 12), seeds=(0,)))
-    document = plot(rows, tmp_path / "out", capsys)
-    assert len(names(document)) == 8
+    kinds = ("--kind", "timeline", "--kind", "speedup")
+    document = plot(rows, tmp_path / "out", capsys, *kinds)
+    assert names(document) == ["timeline_rtx6000.png"]
     (skipped,) = document["skipped"]
     assert "needs runs of fcfs" in skipped["why"]
-    kinds = ("--kind", "speedup", "--baseline", "continuum")
-    assert names(plot(rows, tmp_path / "out", capsys, *kinds)) == ["jps_sweep_speedup.png"]
+    other = ("--kind", "speedup", "--baseline", "continuum")
+    assert names(plot(rows, tmp_path / "out", capsys, *other)) == ["jps_sweep_speedup.png"]
 
 
 def test_runs_with_no_job_in_common_have_no_timeline(
@@ -119,7 +122,8 @@ def test_runs_with_no_job_in_common_have_no_timeline(
     turn = TurnOutcome(0, 0.0, 0.5, 1.0, 10, 0, 5, 0.0)
     job = JobOutcome("elsewhere", 0.0, 1.0, "done", (turn,))
     runs = [made_run("fcfs"), RunOutcome("continuum", other.workload, (job,), {}, other.metadata)]
-    document = plot(write_runs(tmp_path / "rows", runs), tmp_path / "out", capsys)
+    kinds = ("--kind", "timeline", "--kind", "turns")
+    document = plot(write_runs(tmp_path / "rows", runs), tmp_path / "out", capsys, *kinds)
     assert [row["kind"] for row in document["skipped"]] == ["timeline"]
 
 
