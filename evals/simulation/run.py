@@ -16,11 +16,11 @@ from .dram_tier import CONNECTOR, DramTier
 from .engine import SimulatedEngine
 from .errors import SimulationError
 from .machine import GIB, Machine
+from .options import DEFAULT_DRAM_GIB
 from .policies import PolicyChoice
 from .real_scheduler import SchedulerShape, build_scheduler, quiet_vllm
 from .replies import Replies
 
-DEFAULT_DRAM_GIB = 64.0
 MAX_INFINITE_BLOCKS = 6_000_000
 """Blocks are objects: this many take 1.5 GB."""
 
@@ -46,6 +46,9 @@ class SimulatedRun:
     record: dict[str, Any] | None
 
 
+OnJobEnd = Callable[[JobOutcome, int], None]
+
+
 class Simulation:
     """One run; `run` may be interrupted, `result` then holds what there is."""
 
@@ -57,16 +60,15 @@ class Simulation:
         options: RunOptions | None = None,
         *,
         alone_s: Mapping[str, float] | None = None,
-        on_job_end: Callable[[JobOutcome], None] | None = None,
     ) -> None:
-        """`alone_s` says of jobs how long they take alone; `on_job_end` hears of each in turn."""
+        """`alone_s` says of jobs how long they take alone."""
         options = options or RunOptions()
         if policy.is_infinite:
             machine = machine.with_blocks(_blocks_for_all(workload, machine))
         self.machine = machine
         self._jobs: list[JobOutcome] = []
         self._alone_s = alone_s or {}
-        self._on_job_end = on_job_end
+        self._on_job_end: OnJobEnd | None = None
         self._clock = VirtualClock()
         replies = Replies()
         self._folder = tempfile.TemporaryDirectory(prefix="agentkv-simulate-")
@@ -100,8 +102,9 @@ class Simulation:
         tier = DramTier(int(dram_gib * GIB / self.machine.block_bytes))
         self._scheduler.connector.configure(tier, self.machine.block_tokens)
 
-    def run(self) -> SimulatedRun:
-        """Play all jobs to their end."""
+    def run(self, *, on_job_end: OnJobEnd | None = None) -> SimulatedRun:
+        """Play all jobs to their end; `on_job_end` hears of each, and how many have ended."""
+        self._on_job_end = on_job_end
         agents, engine, clock = self._agents, self.engine, self._clock
         while True:
             agents.do_what_is_due(clock.now_s)
@@ -148,7 +151,7 @@ class Simulation:
         job = replace(job, alone_s=self._alone_s.get(job.job_id))
         self._jobs.append(job)
         if self._on_job_end is not None:
-            self._on_job_end(job)
+            self._on_job_end(job, len(self._jobs))
 
 
 def _shape(machine: Machine, policy: PolicyChoice, options: RunOptions) -> SchedulerShape:
