@@ -154,7 +154,7 @@ class _Block:
 
     def _end_of_thought(self, end: int) -> Reading | None:
         """The end of a thought that mentioned this fence without closing it."""
-        index = orphan_closer(self.reply.text, self.position, end)
+        index = orphan_closer(self.reply, self.position, end)
         return Reading(index, is_end_of_thought=True) if index is not None else None
 
     def _is_ours(self, line: re.Match[str]) -> bool:

@@ -6,9 +6,12 @@ A file that a command writes may hold fences of its own: they close no block.
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 from agentkv.tool_calls.reply_text import ReplyText
 
+_MAX_OPENERS = 500
+"""Here-documents looked at between two lines with a fence."""
 _HEREDOC = re.compile(
     # a number behind it is a shift
     r"<(?<!<<)<(?!<)-?[ \t]{0,20}+(?![0-9])"
@@ -22,7 +25,7 @@ def end_of_heredoc_around(reply: ReplyText, start: int, index: int) -> int | Non
     Several may open on one line; a delimiter that no later line consists of opens none.
     """
     read_to = line_end = start
-    for opener in _HEREDOC.finditer(reply.text, start, index):
+    for opener in islice(_HEREDOC.finditer(reply.text, start, index), _MAX_OPENERS):
         if line_end < opener.start() < read_to:
             continue
         end = reply.heredoc_end(opener["delimiter"], max(opener.end(), read_to))

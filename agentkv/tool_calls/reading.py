@@ -11,7 +11,7 @@ from agentkv.tool_calls.messages import body_of, structured_calls, texts
 from agentkv.tool_calls.openers import END_OF_THOUGHT, OPENER, READERS, THOUGHT, kind_of
 from agentkv.tool_calls.reply_text import ReplyText
 
-MAX_OPENERS = 4_000
+MAX_OPENERS = 3_000
 """Blocks, tags and tokens read per reply: what is behind them in one that has more is noise."""
 
 _BLOCKS = ("fenced", "tagged")

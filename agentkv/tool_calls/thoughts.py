@@ -37,12 +37,15 @@ def end_of_thought(reply: ReplyText, opener: re.Match[str]) -> int | None:
     return None
 
 
-def orphan_closer(text: str, start: int, end: int) -> int | None:
+def orphan_closer(reply: ReplyText, start: int, end: int) -> int | None:
     """Where a thought ends between `start` and `end` that does not open there; else None."""
-    match = _CLOSER.search(text, start, end)
-    if match is None or is_mention(text, match.start(), match.end()):
+    closer = reply.next(_CLOSER, start)
+    if closer is None or closer.end() > end:
         return None
-    return None if _OPENER.search(text, start, match.start()) else match.end()
+    opener = reply.next(_OPENER, start)
+    if opener and opener.start() < closer.start():
+        return None
+    return None if is_mention(reply.text, closer.start(), closer.end()) else closer.end()
 
 
 def is_mention(text: str, start: int, end: int) -> bool:
