@@ -39,6 +39,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("vllm.v1.engine.core.EngineCoreProc", "_process_input_queue"),
     ("vllm.v1.engine.EngineCoreRequestType", "WAKEUP"),
     ("vllm.v1.metrics.stats.SchedulerStats", "kv_cache_usage"),
+    ("vllm.sampling_params.SamplingParams", "eos_token_id"),
     ("vllm.engine.arg_utils.EngineArgs", "add_cli_args"),
     ("vllm.engine.arg_utils.EngineArgs", "create_engine_config"),
     ("vllm.config.scheduler.SchedulerConfig", "get_scheduler_cls"),

@@ -187,16 +187,23 @@ class Engine:
         request_id: str | None = None,
         stop: list[str] | None = None,
         reply: str | None = None,
+        ending: str | None = None,
         **tags: Any,
     ) -> str:
         """Add a request; `tags` are the wire fields, as they stand in `vllm_xargs`.
 
-        `reply` is what the model will say, in `max_tokens` tokens.
+        `reply` is what the model will say, in `max_tokens` tokens; with an `ending`, one more token
+        that stops it.
         """
         self._num_requests += 1
         request_id = request_id or f"r{self._num_requests}"
         if reply is not None:
             self._replies[request_id] = self.vocabulary.encode(reply, max_tokens)
+        stop_token_ids = None
+        if ending is not None:
+            stop_token_ids = self.vocabulary.encode(ending, 1)
+            self._replies[request_id] += stop_token_ids
+            max_tokens += 10
         request = Request(
             request_id=request_id,
             prompt_token_ids=list(prompt),
@@ -204,6 +211,7 @@ class Engine:
                 max_tokens=max_tokens,
                 ignore_eos=True,
                 stop=stop,
+                stop_token_ids=stop_token_ids,
                 detokenize=stop is not None,
                 extra_args=tags or None,
             ),

@@ -326,6 +326,16 @@ def test_a_lone_surrogate_in_a_reply_is_survived(serve: Callable[..., Engine]) -
     assert engine.pinned == {"a": 6}
 
 
+def test_a_token_that_stops_a_reply_does_not_hide_its_last_fence(
+    serve: Callable[..., Engine],
+) -> None:
+    """It follows the closing fence on the same line."""
+    engine = serve()
+    reply = f"```bash\n{SLOW}\n```"
+    engine.turn(prompt_of(100), reply=reply, ending="<|im_end|>", job_id="a")
+    assert (ask(engine, "job", "a")["predicted_speed"], engine.pinned) == ("slow", {})
+
+
 def test_the_tool_of_a_call_without_a_command_is_its_name(serve: Callable[..., Engine]) -> None:
     """`{"name": "search_files", ...}` is known by `search_files`."""
     engine = serve()
