@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .outcomes import JobOutcome
 from .plans import JobPlan, Workload
@@ -65,7 +66,8 @@ class LoadRun:
         tasks = [asyncio.ensure_future(starter) for starter in starters]
         all_over = asyncio.gather(*tasks, return_exceptions=True)
         stopping = asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait({all_over, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {all_over, stopping}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         for task in (*tasks, stopping):
             task.cancel()
         endings = await all_over

@@ -93,10 +93,10 @@ def _tokens(run: RunOutcome, answered: Sequence[TurnOutcome]) -> dict[str, Any]:
     continuing_prompt_tokens = sum(turn.prompt_tokens for turn in continuing)
     output_tokens = sum(turn.output_tokens for turn in answered)
     recomputed = run.server.get("recomputed_tokens")
+    is_told = continuing_prompt_tokens and run.metadata.get("reports_cached_tokens", True)
+    hit_tokens = sum(turn.cached_tokens for turn in continuing)
     return {
-        "hit_rate": sum(turn.cached_tokens for turn in continuing) / continuing_prompt_tokens
-        if continuing_prompt_tokens
-        else None,
+        "hit_rate": hit_tokens / continuing_prompt_tokens if is_told else None,
         "preemptions": run.server.get("preemptions"),
         "recomputed_tokens": _recomputed_tokens(run.jobs) if recomputed is None else recomputed,
         "prompt_tokens": sum(turn.prompt_tokens for turn in answered),
