@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -31,10 +32,11 @@ RECORD_FILE = "timestamps.json"
 def main(argv: Sequence[str] | None = None) -> int:
     """0: all jobs done; 1: some failed or were cut; 2: nothing could be simulated."""
     argv = sys.argv[1:] if argv is None else argv
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is JSON
     if argv[:1] == ["calibrate"]:
-        from . import calibrate
+        from .calibrate import main as calibrate
 
-        return calibrate.main(argv[1:])
+        return calibrate(argv[1:])
     try:
         plan, is_json_alone = read_plan(argv)
         _check_folders(plan)

@@ -1,0 +1,162 @@
+"""`agentkv simulate calibrate`: fit the simulator's times to a running, otherwise idle server.
+
+Sends about fifty short completions, and writes a profile that `agentkv simulate --gpu FILE` takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from agentkv.errors import AgentKVError
+
+from ..load.load_server import LoadServer, LoadServerFacts
+from ..load.sample_text import sample_text
+from ..pin_server import PinServer
+from ..server_metrics import BlockPool, PageError
+from . import catalog
+from .cost_fit import Fit, TimedStep, fit
+from .profile import Profile
+from .step_timing import StepTimer
+
+DONE, BAD_USAGE = 0, 2
+_SAMPLE_CHARS = 30_000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: the profile is written; 2: nothing could be measured."""
+    options = _parser().parse_args(argv)
+    out = Path(options.out)
+    say = partial(print, file=sys.stderr, flush=True)
+    try:
+        if out.exists() and not options.force:
+            raise AgentKVError(f"{out} exists: choose another --out, or --force")
+        profile = _measure(options, say)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except (AgentKVError, PageError, httpx.HTTPError, OSError) as error:
+        print(f"agentkv simulate calibrate: {error}", file=sys.stderr)
+        return BAD_USAGE
+    say(_summary(profile, out))
+    print(json.dumps(profile.model_dump(mode="json")), flush=True)
+    return DONE
+
+
+def _measure(options: argparse.Namespace, say: Any) -> Profile:
+    with LoadServer(options.base_url, api_key=options.api_key) as server:
+        facts = server.facts(options.model)
+        [token_ids] = server.tokenize(facts.model, [sample_text()[:_SAMPLE_CHARS]])
+        root_url = server.root_url
+    with PinServer(options.base_url, api_key=options.api_key) as metrics:
+        pool = metrics.facts(facts.model).pool
+    max_tokens = min(
+        facts.max_context_tokens or pool.num_blocks * pool.block_size,
+        options.max_num_batched_tokens,
+    )
+    with StepTimer(
+        root_url,
+        facts.model,
+        token_ids,
+        api_key=options.api_key,
+        max_tokens=max_tokens,
+        seed=options.seed,
+    ) as timer:
+        steps = list(timer.time_all(say))
+    return _profile(options, facts, pool, steps, fit(steps))
+
+
+def _profile(
+    options: argparse.Namespace,
+    facts: LoadServerFacts,
+    pool: BlockPool,
+    steps: Sequence[TimedStep],
+    found: Fit,
+) -> Profile:
+    step = {name: getattr(found.cost, name) for name in found.cost.__slots__}
+    return Profile.model_validate(
+        {
+            "name": options.name,
+            "model": facts.model,
+            "step": step,
+            "request_s": found.request_s,
+            "num_blocks": pool.num_blocks + 1,  # and the null block
+            "block_tokens": pool.block_size,
+            "kv_token_bytes": options.kv_token_bytes,
+            "max_num_seqs": options.max_num_seqs,
+            "max_num_batched_tokens": options.max_num_batched_tokens,
+            "max_model_tokens": facts.max_context_tokens or pool.num_blocks * pool.block_size,
+            "measured": {
+                "vllm_version": facts.vllm_version,
+                "mean_error": found.mean_error,
+                "max_error": found.max_error,
+                "steps": [_describe(timed, found) for timed in steps],
+            },
+        }
+    )
+
+
+def _describe(step: TimedStep, found: Fit) -> dict[str, float]:
+    fitted_s = found.cost.step_s(step.batch) + step.has_request * found.request_s
+    return {
+        "prefill_tokens": step.batch.prefill_tokens,
+        "decodes": step.batch.num_decodes,
+        "context_tokens": step.batch.context_tokens,
+        "measured_s": step.seconds,
+        "fitted_s": fitted_s,
+    }
+
+
+def _summary(profile: Profile, out: Path) -> str:
+    step, measured = profile.step, profile.measured
+    return (
+        f"a step {step.fixed_s * 1e3:.2f} ms, a prefill token {step.prefill_token_s * 1e6:.1f} us, "
+        f"a decode {step.decode_s * 1e3:.3f} ms, 1,000 tokens of context "
+        f"{step.context_token_s * 1e6:.2f} ms, a request {profile.request_s * 1e3:.1f} ms; off by "
+        f"{measured['mean_error']:.0%} on average, {measured['max_error']:.0%} at most\n"
+        f"written to {out}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agentkv simulate calibrate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--base-url", required=True, metavar="URL", help="the server, with or without /v1")
+    add("--out", required=True, metavar="FILE", help="where the profile goes")
+    add("--name", default="calibrated", help="what the machine is called in results")
+    add("--model", help="default: the first that the server offers")
+    add("--api-key", help="sent as a bearer token")
+    add(
+        "--max-num-seqs",
+        type=int,
+        default=catalog.NUM_SEQS,
+        metavar="N",
+        help="as the server was started; it does not tell (default %(default)s)",
+    )
+    add(
+        "--max-num-batched-tokens",
+        type=int,
+        default=catalog.BATCH_TOKENS,
+        metavar="N",
+        help="as the server was started; it does not tell (default %(default)s)",
+    )
+    add(
+        "--kv-token-bytes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="bytes of KV per token, which only +offload needs",
+    )
+    add("--seed", type=int, default=0, help="of the prompts (default %(default)s)")
+    add("--force", action="store_true", help="overwrite the file")
+    return parser
