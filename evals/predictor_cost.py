@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from agentkv.commands import analyze_command
+from agentkv.commands import analyze_command, forget_analyses
 from agentkv.durations import KINDS, DurationPredictor
 
 from .predictor_provenance import provenance
@@ -70,9 +70,9 @@ def measure(kind: str, runs: Sequence[tuple[str, float]], seed: int) -> list[dic
     for command, duration_s in runs:
         predictor.observe(command, duration_s)
     fresh = [(f"{command} fresh{index}", took_s) for index, (command, took_s) in enumerate(runs)]
-    analyze_command.cache_clear()
+    forget_analyses()
     analyze_us = _each_us(fresh, lambda command, _: analyze_command(command))
-    analyze_command.cache_clear()
+    forget_analyses()
     predict_us, observe_us = _predict_then_observe_us(predictor, fresh)
     repeated = [runs[index % min(len(runs), 100)] for index in range(len(runs))]
     repeated_us, _ = _predict_then_observe_us(predictor, repeated)

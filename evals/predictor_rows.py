@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from agentkv.commands import analyze_command
+from agentkv.commands import forget_analyses
 
 from .predictor_regret import baseline_costs, forecast_costs
 from .predictor_replay import THRESHOLDS_S, Forecast, LearningRules, Predictor, replay
@@ -62,7 +62,7 @@ def judge(
         begin(f"{split.name}: {fold.name}")
         for kind, predictor in make_predictors(fold).items():
             # each pays for reading the commands itself, or the first would pay for all
-            analyze_command.cache_clear()
+            forget_analyses()
             for mode, forecasts in replay(fold, predictor, split.modes, scoring.rules).items():
                 judged.setdefault((mode, kind), _Judged()).by_fold[fold.name] = forecasts
     for mode in split.modes:

@@ -65,7 +65,9 @@ class DurationPredictor:
             "state": self._estimator.state(),
         }
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        partial.write_text(json.dumps(document), "utf-8")
+        with partial.open("w", encoding="utf-8") as file:
+            # in pieces: a server's engine runs on between them
+            json.dump(document, file)
         partial.replace(path)
 
     def load(self, path: str | os.PathLike[str]) -> bool:
