@@ -9,6 +9,7 @@ the model answers as it likes.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,6 +47,10 @@ class Conversation(Protocol):
         """The reply is complete: the command to run after it."""
         ...
 
+    def output_digest(self) -> str:
+        """The same for the same output of the turn that ended last."""
+        ...
+
 
 class ReplayError(Exception):
     """The reply cannot be continued: the server did not say which tokens it generated."""
@@ -79,12 +84,12 @@ class ReplayConversation:
         self._windows = windows
         self._salt = f"{run_id}/{job.job_id}"
         self._token_ids: list[int] = []
-        self.output_token_ids: list[int] = []
+        self._output_token_ids: list[int] = []
 
     def request(self, turn: int) -> dict[str, Any]:
         plan = self._job.turns[turn]
         self._token_ids += self._windows.draw(self._job.job_id, turn, plan.added_tokens)
-        self.output_token_ids = []
+        self._output_token_ids = []
         extra = {
             "min_tokens": plan.output_tokens,
             "ignore_eos": True,
@@ -103,14 +108,17 @@ class ReplayConversation:
         new = [
             token for choice in event.get("choices", ()) for token in choice.get("token_ids") or ()
         ]
-        self.output_token_ids += new
+        self._output_token_ids += new
         return bool(new)
 
     def end_turn(self, turn: int) -> str:
-        if not self.output_token_ids:
+        if not self._output_token_ids:
             raise ReplayError("the reply has no token ids: use a vLLM server, or --mode live")
-        self._token_ids += self.output_token_ids
+        self._token_ids += self._output_token_ids
         return self._job.turns[turn].command
+
+    def output_digest(self) -> str:
+        return _digest(",".join(map(str, self._output_token_ids)))
 
 
 class LiveConversation:
@@ -155,3 +163,10 @@ class LiveConversation:
         planned = self._job.turns[turn].command
         calls = parse_tool_calls(text) if planned else []
         return next((call.command for call in calls if call.command), None) or planned
+
+    def output_digest(self) -> str:
+        return _digest("".join(self._reply))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -114,6 +114,7 @@ class JobPlayer:
             output_tokens=reply.usage.output_tokens or 0,
             tool_s=tool_s,
             error=error,
+            output_digest=None if error else conversation.output_digest(),
         )
         return outcome, ending
 

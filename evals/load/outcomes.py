@@ -19,6 +19,7 @@ class TurnOutcome:
 
     `ended_s` is when the reply was complete, or when the turn failed or was cut. `tool_s` is how
     long the tool after it ran. `error` says why there is no complete reply, None if there is one.
+    `output_digest` tells equal outputs from different ones, None where outputs mean nothing.
     """
 
     turn: int
@@ -30,6 +31,7 @@ class TurnOutcome:
     output_tokens: int
     tool_s: float
     error: str | None = None
+    output_digest: str | None = None
 
     @property
     def to_first_token_s(self) -> float:

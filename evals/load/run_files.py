@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +21,7 @@ from .summary import summarize
 
 RUN_FILE, TURNS_FILE = "run.json", "turns.jsonl"
 _TURN_FIELDS = tuple(field.name for field in fields(TurnOutcome))
+_NEEDED_FIELDS = tuple(field.name for field in fields(TurnOutcome) if field.default is MISSING)
 
 
 class RunFilesError(AgentKVError):
@@ -162,7 +163,7 @@ def _rows(turns_file: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last end of line is cut
         try:
             row = json.loads(line)
-            missing = [name for name in ("job_id", *_TURN_FIELDS) if name not in row]
+            missing = [name for name in ("job_id", *_NEEDED_FIELDS) if name not in row]
         except (ValueError, TypeError) as error:
             raise RunFilesError(f"{turns_file}: line {number} is no JSON row: {error}") from error
         if missing:
@@ -182,7 +183,9 @@ def _document(run_file: Path) -> dict[str, Any]:
 
 
 def _job(job_id: str, rows: Sequence[Mapping[str, Any]]) -> JobOutcome:
-    turns = tuple(TurnOutcome(**{name: row[name] for name in _TURN_FIELDS}) for row in rows)
+    turns = tuple(
+        TurnOutcome(**{name: row[name] for name in _TURN_FIELDS if name in row}) for row in rows
+    )
     last = rows[-1]
     status: JobStatus = "cut" if last["job_status"] == "running" else last["job_status"]
     seen_until_s = turns[-1].ended_s + turns[-1].tool_s
