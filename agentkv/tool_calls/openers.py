@@ -19,7 +19,7 @@ from agentkv.tool_calls.reply_text import Reading, ReplyText
 THOUGHT, END_OF_THOUGHT = "thought", "endofthought"
 
 # What may follow `<`, so that a row of them is no work.
-_GUARDS = {"<": r"(?=[\w/|\uff5c])"}
+_GUARDS = {"<": r"(?=/?[\w|\uff5c])"}
 _LITERAL = re.compile(r"\\\W|[\w<`~/]")
 _Reader = Callable[[ReplyText, re.Match[str]], Reading | None]
 READERS: Mapping[str, tuple[_Reader, tuple[str, ...]]] = {
