@@ -1,6 +1,6 @@
 """vLLM's real Scheduler and KVCacheManager, built without a server, a model or a GPU.
 
-With dram_tier.py the only module of the simulator that imports vLLM; names are of vLLM 0.32.0.
+With dram_tier.py the only module of this room that imports vLLM; names are of vLLM 0.32.0.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import vllm
 from vllm.config import (
     CacheConfig,
     KVTransferConfig,
@@ -21,6 +22,8 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -30,6 +33,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from agentkv.integrations.vllm.scheduler import AsyncContinuumScheduler, ContinuumScheduler
 
+VLLM_VERSION = str(vllm.__version__)
 BlockHasher = Callable[[Any], list[Any]]
 """The hashes of a request's full blocks beyond those it has."""
 
@@ -159,6 +163,13 @@ def make_request(
         arrival_time=0.0,
         block_hasher=block_hasher,
     )
+
+
+def sha256_hasher(block_tokens: int) -> BlockHasher:
+    """vLLM's own default: hashes of the tokens themselves."""
+    init_none_hash(sha256)
+    hasher: BlockHasher = get_request_block_hasher(block_tokens, sha256)
+    return hasher
 
 
 def runner_output(

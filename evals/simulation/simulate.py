@@ -70,12 +70,12 @@ def document(
 
 def _metadata(plan: SimulationPlan) -> dict[str, Any]:
     """Nothing in it depends on when or where the simulation ran: rows repeat byte for byte."""
-    import vllm
+    from .real_scheduler import VLLM_VERSION
 
     where = provenance()
     return {
         "commit": where["commit"],
-        "versions": where["versions"] | {"vllm": vllm.__version__},
+        "versions": where["versions"] | {"vllm": VLLM_VERSION},
         "is_simulated": True,
         "repeat": 0,
         "config": plan.config,
