@@ -82,7 +82,7 @@ class ReplayConversation:
         self._job = job
         self._model = model
         self._windows = windows
-        self._salt = f"{run_id}/{job.job_id}"
+        self._salt = _digest(f"{run_id} {job.job_id}")  # vLLM allows few characters in it
         self._token_ids: list[int] = []
         self._output_token_ids: list[int] = []
 

@@ -1,0 +1,116 @@
+"""A server that speaks as much vLLM as `bench` needs: token ids, exact lengths, a prefix cache.
+
+Tokens are made up from the prompt, so equal prompts get equal outputs, as greedy decoding gives.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from agentkv.testing.http_front import Answer, HttpFront, error_answer
+
+BLOCK_TOKENS = 16
+MAX_CONTEXT_TOKENS = 4096
+
+
+class FakeVllm:
+    """`policy` None has no agentkv routes; `dies_at_turn` cuts all connections at that request."""
+
+    def __init__(
+        self,
+        *,
+        policy: str | None = None,
+        turn_s: float = 0.0,
+        dies_at_turn: int | None = None,
+        fails_at_turn: int | None = None,
+        has_tokenizer: bool = True,
+    ) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self._policy = policy
+        self._turn_s = turn_s
+        self._dies_at_turn = dies_at_turn
+        self._fails_at_turn = fails_at_turn
+        self._has_tokenizer = has_tokenizer
+        self._lock = threading.Lock()
+        self._seen: dict[str, list[int]] = {}
+        self._over = threading.Event()
+        self._front = HttpFront(self._answer)
+
+    @property
+    def base_url(self) -> str:
+        return f"{self._front.url}/v1"
+
+    def __enter__(self) -> Self:
+        self._front.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._front.stop()
+
+    def _answer(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> Answer:
+        if path == "/v1/models":
+            return Answer(200, {"data": [{"id": "fake", "max_model_len": MAX_CONTEXT_TOKENS}]})
+        if path == "/version":
+            return Answer(200, {"version": "0.0.fake"})
+        if path == "/tokenize" and self._has_tokenizer:
+            return Answer(200, {"tokens": [ord(char) for char in body["prompt"][::3]]})
+        if path == "/v1/agentkv/info" and self._policy is not None:
+            info = {"wire_version": 1, "policy": self._policy, "settings": {"rules": "paper"}}
+            return Answer(200, info)
+        if path == "/v1/agentkv/stats" and self._policy is not None:
+            return Answer(200, {"pins": 0})
+        if path.startswith("/v1/agentkv/jobs/") and self._policy is not None:
+            return Answer(200, {})
+        if path in ("/v1/completions", "/v1/chat/completions"):
+            return self._play(path, body)
+        return error_answer(404, "Not Found")
+
+    def _play(self, path: str, body: dict[str, Any]) -> Answer:
+        with self._lock:
+            self.requests.append(body)
+            number = len(self.requests)
+        if number == self._dies_at_turn:
+            self._front.stop()
+        if number == self._fails_at_turn:
+            return error_answer(500, "out of luck")
+        self._over.wait(self._turn_s)
+        return Answer(200, self._chat() if "chat" in path else self._complete(body))
+
+    def _complete(self, body: dict[str, Any]) -> Iterator[bytes]:
+        prompt, num_outputs = body["prompt"], body["max_tokens"]
+        known = self._seen.get(body["cache_salt"], [])
+        pairs = zip(known, prompt, strict=False)
+        cached = next((place for place, (a, b) in enumerate(pairs) if a != b), len(known))
+        cached = min(cached, len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        outputs = [(sum(prompt) + place) % 1000 for place in range(num_outputs)]
+        self._seen[body["cache_salt"]] = [*prompt, *outputs]
+        for token in outputs:
+            yield _event({"choices": [{"index": 0, "text": "x", "token_ids": [token]}]})
+        usage = {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": num_outputs,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        yield _event({"choices": [], "usage": usage})
+        yield b"data: [DONE]\n\n"
+
+    def _chat(self) -> Iterator[bytes]:
+        yield _event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+        for text in ("```bash\n", "git status", "\n```"):
+            yield _event({"choices": [{"delta": {"content": text}}]})
+        yield _event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}})
+        yield b"data: [DONE]\n\n"
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
