@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
 
@@ -22,12 +22,11 @@ _MAX_FLAGS = 8
 _MAX_EFFECTS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(NamedTuple):
     """`levels`: names of groups of runs, each more alike than the one before, the last of exactly
     this text. `effects`: parts of the command, each of which may make it slower or faster."""
 
-    levels: tuple[str, ...]
+    levels: tuple[str, str, str, str]
     effects: tuple[str, ...]
 
 
@@ -36,61 +35,46 @@ LEVEL_NAMES = ("the same program", "the same options and target", "the same word
 
 def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:
     """The keys of a command whose main program is `main`. Every key is under 500 characters."""
+    text = command.text[:_MAX_KEY_CHARS]
     if main is None:
-        return Keys(("", "", "", command.text[:_MAX_KEY_CHARS]), ("*",))
+        return Keys(("", "", "", text), ("*",))
     core = [p for p in command.programs if p.name not in _FILTERS and not p.is_background] or [main]
-    words = [_words(program) for program in core]
-    flags = [sorted({_masked_flag(w) for w in own if w[:1] == "-"})[:_MAX_FLAGS] for own in words]
-    together = "|".join(sorted({program.key for program in core}))
-    options = " ".join(flag for own in flags for flag in own)
-    shape = "; ".join(
-        f"{program.name} {' '.join(word if _is_plain(word) else '*' for word in own)}"
-        for program, own in zip(core, words, strict=True)
-    )
-    return Keys(
-        levels=(
-            main.key,
-            f"{together} {_target(main)} {options}"[:_MAX_KEY_CHARS],
-            _NUMBER.sub("0", shape[:_MAX_KEY_CHARS]),
-            command.text[:_MAX_KEY_CHARS],
-        ),
-        effects=_effects(core, words, flags),
-    )
-
-
-def _effects(
-    core: list[Program], words: list[list[str]], flags: list[list[str]]
-) -> tuple[str, ...]:
-    found = {"*": None}
+    effects = dict.fromkeys(("*", *(p.key for p in core), *(f"{p.name} *" for p in core)))
+    together: set[str] = set()
+    options: list[str] = []
+    shapes: list[str] = []
+    target = ""
     for program in core:
-        found[program.key] = None
-        found[f"{program.name} *"] = None
-    for program, own_words, own_flags in zip(core, words, flags, strict=True):
-        for flag in own_flags:
-            found[f"{program.key} {flag}"] = None
-        for word in own_words:
-            if word[:1] != "-" and _is_plain(word):
-                found[f"{program.key} {word.rstrip('/')}"] = None
-    return tuple(found)[:_MAX_EFFECTS]
+        key = program.key
+        together.add(key)
+        words = _words(program)
+        flags = sorted({_masked_flag(word) for word in words if word[:1] == "-"})[:_MAX_FLAGS]
+        options += flags
+        plain = [word if _is_plain(word) else "*" for word in words]
+        shapes.append(" ".join((program.name, *plain)))
+        operands = [word for word in plain if word[:1] != "-"]
+        for part in (*flags, *operands):
+            if part != "*":
+                effects[f"{key} {part.rstrip('/')}"] = None
+        if program is main:
+            own = [word for word in words if word[:1] != "-"]
+            target = "".join(own[key.count(":") :][:1])[:_MAX_WORD_CHARS]
+    alike = f"{'|'.join(sorted(together))} {target} {' '.join(options)}"
+    shape = _NUMBER.sub("0", "; ".join(shapes)[:_MAX_KEY_CHARS])
+    return Keys((main.key, alike[:_MAX_KEY_CHARS], shape, text), tuple(effects)[:_MAX_EFFECTS])
 
 
-def _words(program: Program) -> list[str]:
-    words = list(program.argv[1:])
+def _words(program: Program) -> tuple[str, ...]:
+    words = program.argv[1:]
     if program.name == "git" and "-C" in words[:2]:
         position = words.index("-C")
-        del words[position : position + 2]
+        words = words[:position] + words[position + 2 :]
     return words
 
 
-def _target(program: Program) -> str:
-    """The first word that is neither an option nor part of the key: what the program works on."""
-    operands = [word for word in _words(program) if word[:1] != "-"]
-    depth = program.key.count(":")
-    return operands[depth][:_MAX_WORD_CHARS] if len(operands) > depth else ""
-
-
 def _masked_flag(word: str) -> str:
-    return _NUMBER.sub("0", word[:_MAX_FLAG_CHARS])
+    word = word[:_MAX_FLAG_CHARS]
+    return word if word.isalpha() else _NUMBER.sub("0", word)
 
 
 def _is_plain(word: str) -> bool:

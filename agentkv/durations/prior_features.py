@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
 from agentkv.durations.typical import UNKNOWN_S, typical_s
@@ -69,8 +69,7 @@ _IMPORT_S = {
 _INLINE = frozenset({"-c", "-e"})
 
 
-@dataclass(frozen=True, slots=True)
-class PriorInput:
+class PriorInput(NamedTuple):
     """What the prior is computed from; `typical_s` is the sum over the foreground's programs."""
 
     typical_s: float
