@@ -118,6 +118,7 @@ class BackoffEstimator:
 
     def observe(self, command: CommandAnalysis, duration_s: float, *, censored: bool) -> None:
         reading = self._read(command)
+        parts: Sequence[float]
         if censored:
             # What is known is the shape of the prediction beyond the bound.
             first, parts = 0, over(self._mixture(reading)[0], duration_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 NUM_EDGES = 41
@@ -18,19 +19,27 @@ EDGES = tuple(_LOW + index * _WIDTH for index in range(NUM_EDGES))
 CENTRES = tuple(_LOW + (index - 0.5) * _WIDTH for index in range(NUM_BINS))
 """Middles of the bins in ln(seconds)."""
 _SQRT2 = math.sqrt(2.0)
+_STEP = 0.05
 _REACH = 3.5
 
 
-def bell(mean: float, deviation: float) -> tuple[int, list[float]]:
+def bell(mean: float, deviation: float) -> tuple[int, Sequence[float]]:
     """A normal distribution of ln(seconds): the first bin it touches, and the bins from there on.
 
-    The probabilities sum to 1; beyond 3.5 standard deviations it counts as flat.
+    The probabilities sum to 1; beyond 3.5 standard deviations it counts as flat. Both arguments
+    are rounded to the next 0.05.
     """
+    return _bell(round(mean / _STEP), max(1, round(deviation / _STEP)))
+
+
+@lru_cache(maxsize=2048)
+def _bell(mean_steps: int, deviation_steps: int) -> tuple[int, Sequence[float]]:
+    mean, deviation = mean_steps * _STEP, deviation_steps * _STEP
     first = min(max(0, math.ceil((mean - _REACH * deviation - _LOW) / _WIDTH)), NUM_BINS - 1)
     last = min(NUM_EDGES, math.floor((mean + _REACH * deviation - _LOW) / _WIDTH) + 1)
     scale = 1.0 / (deviation * _SQRT2)
     below = [0.5 + 0.5 * math.erf((EDGES[i] - mean) * scale) for i in range(first, last)]
-    return first, [high - low for low, high in zip((0.0, *below), (*below, 1.0), strict=True)]
+    return first, tuple(high - low for low, high in zip((0.0, *below), (*below, 1.0), strict=True))
 
 
 def dense(first: int, parts: Sequence[float]) -> list[float]:
