@@ -29,7 +29,8 @@ Source = Literal[
 """Which reader found a call."""
 
 COMMAND_ARGUMENTS = ("command", "cmd", "script", "code", "argv")
-"""Arguments of a bash-like tool that hold its command, the first that is there counts."""
+"""Arguments of a bash-like tool that hold its command: text or a list of words; the first that is
+there counts, and without any `commands`, a list of texts that run one after the other."""
 
 _SHELLS = frozenset({"bash", "sh", "zsh", "shell", "terminal"})
 _RUNS = frozenset({"run", "exec", "execute"})
@@ -92,9 +93,18 @@ def command_in(arguments: Mapping[str, object]) -> str | None:
         value = arguments.get(name)
         if isinstance(value, str):
             return strip_blank_lines(value) or None
-        if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
-            return shlex.join(value) or None
-    return None
+        if words := _strings(value):
+            return shlex.join(words)
+    lines = _strings(arguments.get("commands")) or []
+    return strip_blank_lines("\n".join(lines)) or None
+
+
+def _strings(value: object) -> list[str] | None:
+    """The strings of a list that holds nothing else; None for any other value."""
+    if not isinstance(value, list | tuple):
+        return None
+    strings = [item for item in value if isinstance(item, str)]
+    return strings if len(strings) == len(value) else None
 
 
 def strip_blank_lines(text: str) -> str:

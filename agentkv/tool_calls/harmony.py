@@ -22,6 +22,7 @@ _RECIPIENT = re.compile(r"\bto=([\w.:/-]{1,200})")
 _NO_TOOLS = frozenset({"assistant", "user", "system", "developer", "all"})
 # What is left of the headers once special tokens are dropped.
 _BARE_START = re.compile(r"(?:assistant)?(?:analysis|commentary to=functions\.)")
+_BARE_ANALYSIS = re.compile(r"(?:assistant)?analysis(?=[A-Z])")
 _BARE_HEADER = re.compile(
     r"(?:\A|assistant)(?:(?P<call>(?:analysis|commentary) to=functions\.[\w.-]{1,100}+)"
     r"\s*+(?:code|json)?\s*+(?=\{)|(?P<channel>analysis|commentary(?! to=)|final))"
@@ -33,7 +34,8 @@ def with_tokens(text: str) -> str:
     if not _BARE_START.match(text):
         return text
     headers = list(_BARE_HEADER.finditer(text))
-    if len(headers) < 2 and not (headers and headers[0]["call"]):
+    has_call = any(header["call"] for header in headers)
+    if len(headers) < 2 and not has_call and not _BARE_ANALYSIS.match(text):
         return text
     return _BARE_HEADER.sub(
         lambda header: (

@@ -31,7 +31,7 @@ def structured_calls(message: object) -> list[ToolCall] | None:
     """
     entries = [*_items(member(message, "tool_calls")), *_legacy_calls(message)]
     calls = [_chat_call(entry) for entry in entries]
-    for block in _blocks(message):
+    for block in (message, *_blocks(message)):
         if reader := _BLOCK_READERS.get(str(member(block, "type"))):
             calls.append(reader(block))
     return [call for call in calls if call] if calls else None
@@ -94,7 +94,7 @@ def _free_text_call(name: object, text: object, call_id: object) -> ToolCall | N
 def _chat_call(entry: object) -> ToolCall | None:
     if custom := member(entry, "custom"):
         return _free_text_call(member(custom, "name"), member(custom, "input"), member(entry, "id"))
-    function = member(entry, "function")
+    function = member(entry, "function") or entry
     return _call(member(function, "name"), member(function, "arguments"), member(entry, "id"))
 
 
@@ -123,9 +123,8 @@ def _local_shell_call(item: object) -> ToolCall | None:
 
 def _shell_call(item: object) -> ToolCall | None:
     """OpenAI's hosted shell tool: a list of commands, not of words."""
-    commands = _items(member(member(item, "action"), "commands"))
-    script = "\n".join(command for command in commands if isinstance(command, str))
-    return _call("shell", {"command": script}, member(item, "call_id"))
+    commands = member(member(item, "action"), "commands")
+    return _call("shell", {"commands": commands}, member(item, "call_id"))
 
 
 _BLOCK_READERS: Mapping[str, Callable[[object], ToolCall | None]] = {

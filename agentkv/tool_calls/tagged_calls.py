@@ -41,6 +41,8 @@ def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
         is_block = reply.text.startswith("\n", opener.end())
         return reply.cut_off if is_block and reply.is_at_line_start(opener.start()) else None
     body = reply.text[opener.end() : closer.start()]
+    if opener[0] in body:  # the first tag was talk, the second opens the command
+        return None
     if inner := _INNER_COMMAND.match(body):
         body = inner[1]
     return Reading(closer.end(), bash_call(body if "\n" in body else body.strip(), "tagged"))

@@ -55,7 +55,7 @@ def read_invoke(reply: ReplyText, opener: re.Match[str]) -> Reading:
 
 
 def read_glm(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """GLM: a name, then keys and values by turns; a value that is no string is JSON."""
+    """GLM: a name, then keys and values by turns, all of them text to us."""
     arguments: dict[str, object] = {}
     position = opener.end()
     while key := _GLM_KEY.match(reply.text, position):

@@ -58,6 +58,7 @@ def test_a_broken_structured_call_does_not_make_text_a_call() -> None:
         ('{"command": "  ls  "}', "  ls  "),
         ('{"command": "cd a\\n\\nls\\n"}', "cd a\n\nls"),
         ('{"command": "ls", "timeout": 5}', "ls"),
+        ('{"commands": ["cd src", "ls -l"]}', "cd src\nls -l"),
         ('{"command": ""}', None),
         ('{"command": " \\n"}', None),
         ('{"command": []}', None),
@@ -159,6 +160,14 @@ def test_anthropic_blocks_are_read() -> None:
     assert [(call.call_id, call.command) for call in calls] == [("toolu-1", "ls")] * 2
 
 
+def test_the_type_of_an_anthropic_message_makes_no_call_twice() -> None:
+    """Its type is `message`, as is that of an item of OpenAI's responses."""
+    text = {"type": "text", "text": "```bash\nls\n```"}
+    assert commands({"type": "message", "role": "assistant", "content": [text]}) == ["ls"]
+    output_text = {"type": "output_text", "text": "```bash\nls\n```"}
+    assert commands({"type": "message", "content": [output_text]}) == ["ls"]
+
+
 def test_text_blocks_are_read_as_one_text() -> None:
     """A thought may open in one block and end in the next."""
     parts = ["<think>\n```bash\nrm x\n```", "</think>\n```bash\nls\n```"]
@@ -180,8 +189,10 @@ def test_thinking_blocks_are_not_read() -> None:
     assert commands({**message, "content": "```bash\nls\n```"}) == ["ls"]
 
 
-def test_bare_lists_of_blocks_are_read() -> None:
-    """The content of a message, or the output of a response, without what is around it."""
+def test_bare_blocks_are_read() -> None:
+    """The content of a message, or the output of a response, or one item of them."""
+    item = {"type": "function_call", "name": "bash", "arguments": '{"command": "ls"}'}
+    assert commands(item) == commands([item]) == ["ls"]
     assert commands([{"type": "tool_use", "name": "bash", "input": {"command": "ls"}}]) == ["ls"]
     assert commands([{"type": "text", "text": "```bash\npwd\n```"}]) == ["pwd"]
 
