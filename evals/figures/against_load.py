@@ -91,10 +91,8 @@ def draw_savings(groups: Sequence[Group], baseline: str, path: Path) -> Path:
         for axes, group, its_lines in zip(panels[0], groups, lines, strict=True):
             axes.axhline(0.0, color=GREY, linewidth=1.0, zorder=1)
             _draw_lines(axes, its_lines)
-            title = f"{group.slug}: " if len(groups) > 1 else ""
-            axes.set(
-                title=f"{title}mean duration saved", ylabel=f"% of {baseline} (above 0: faster)"
-            )
+            title = f"{group.slug}: mean" if len(groups) > 1 else "Mean"
+            axes.set(title=f"{title} duration saved", ylabel=f"% of {baseline} (above 0: faster)")
             _scale_x(axes, group)
         return _finish(figure, panels, groups, path, BARS)
 

@@ -14,10 +14,12 @@ _MAX_LISTED = 6
 
 
 def conditions(runs: Sequence[Run], width_in: float, *notes: str) -> str:
-    """GPU, workload, model, pool, n, seeds, commit, what was left out, and the notes."""
+    """Machine, workload, model, pool, n, seeds, commit, what was left out, and the notes."""
     parts = [
         _listed("on", [run.setting.gpu for run in runs]),
+        "simulated" if any(run.setting.is_simulated for run in runs) else "",
         _listed("workload", [_workload(run) for run in runs]),
+        *dict.fromkeys(limit for run in runs for limit in run.setting.limits),
         _listed("model", [run.setting.model for run in runs]),
         _pools(runs),
         _counts(runs),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..load.record_jobs import KEPT_ENDS, WASTED_ENDS, JobRecord, PinRecord, TurnRecord
+from agentkv.commands import analyze_command
+
+from ..load.record_jobs import KEPT_ENDS, WASTED_ENDS, JobRecord, PinRecord, ToolRecord, TurnRecord
 from .timeline import Lane, Mark, Span, draw_lanes
 
 _MAX_LABEL_CHARS = 22
@@ -24,12 +26,17 @@ def _lane(job: JobRecord, end_s: float) -> Lane:
     spans = [span for turn in job.turns for span in _turn_spans(turn, end_s)]
     spans += [Span("gap", bubble.ended_s, bubble.arrived_s) for bubble in job.bubbles]
     spans += [
-        Span("tool", tool.started_s, tool.ended_s or end_s, tool.name or tool.command)
-        for tool in job.tools
+        Span("tool", tool.started_s, tool.ended_s or end_s, _what_runs(tool)) for tool in job.tools
     ]
     spans += [Span(_pin_kind(pin), pin.pinned_s, pin.ended_s or end_s) for pin in job.pins]
     label = job.label if len(job.label) <= _MAX_LABEL_CHARS else f"…{job.label[-21:]}"
     return Lane(label, tuple(spans), tuple(_marks(job)))
+
+
+def _what_runs(tool: ToolRecord) -> str:
+    """The program that does the work: the server's own name for it may be the `cd` before it."""
+    programs = analyze_command(tool.command).programs
+    return programs[0].key if programs else tool.name
 
 
 def _turn_spans(turn: TurnRecord, end_s: float) -> Iterator[Span]:

@@ -12,8 +12,9 @@ from .runs import Group, Run
 from .style import FigureError, in_order
 from .timeline import WIDTH_IN, Lane, Mark, Span, draw_lanes
 
-_SHARES = (0.1, 0.5, 0.9, 1.0)
-"""Jobs shown: those at these places when all are ordered by how long they took."""
+_SHARES = (0.5, 0.9, 0.1, 1.0)
+"""Jobs shown, while there is room: at these places when all are ordered by how long they took."""
+_MAX_LANES = 18
 _LOST_SHARE = 0.5
 """A turn that finds less than this share of the context before it is marked."""
 _MIN_LOST_TOKENS = 256
@@ -28,9 +29,10 @@ def draw_run_timeline(group: Group, path: Path, *, baseline: str) -> Path:
         if baseline not in [run.policy for run in runs]
         else next(run for run in runs if run.policy == baseline)
     )
+    shares = sorted(_SHARES[: max(1, _MAX_LANES // len(runs))])
     lanes = [
         _lane(run, job)
-        for job_id in _picked(leading, runs)
+        for job_id in _picked(leading, runs, shares)
         for run in runs
         for job in run.outcome.jobs
         if job.job_id == job_id
@@ -38,9 +40,8 @@ def draw_run_timeline(group: Group, path: Path, *, baseline: str) -> Path:
     if not lanes:
         raise FigureError(f"{path.name}: no job is done under every policy")
     title = f"The same jobs under each policy, {panel_title(group.at(runs[0].load))}"
-    picked = (
-        f"jobs at the 10th, 50th, 90th and 100th percentile of durations under {leading.policy}"
-    )
+    places = ", ".join(f"{share:.0%}" for share in shares)
+    picked = f"jobs at {places} when ordered by duration under {leading.policy}"
     return draw_lanes(
         lanes,
         path,
@@ -58,14 +59,14 @@ def _one_run_each(runs: Sequence[Run]) -> list[Run]:
     return [first[policy] for policy in in_order(list(first))]
 
 
-def _picked(leading: Run, runs: Sequence[Run]) -> list[str]:
+def _picked(leading: Run, runs: Sequence[Run], shares: Sequence[float]) -> list[str]:
     done = [{job.job_id for job in run.outcome.jobs if job.status == "done"} for run in runs]
     common = set.intersection(*done)
     ordered = sorted(
         (job for job in leading.outcome.jobs if job.job_id in common),
         key=lambda job: (job.duration_s, job.job_id),
     )
-    places = [round(share * (len(ordered) - 1)) for share in _SHARES] if ordered else []
+    places = [round(share * (len(ordered) - 1)) for share in shares] if ordered else []
     return list(dict.fromkeys(ordered[place].job_id for place in places))
 
 

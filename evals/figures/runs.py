@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,15 @@ from .style import FigureError
 LOADS = {"jps": "jobs per second", "concurrency": "jobs at once"}
 """What can be swept, with the label of its axis."""
 _BLOCK_FLAGS = ("blocks", "num_gpu_blocks_override")
+_LIMITS = {
+    "num_gpus": "{} GPUs",
+    "turns": "{} turns a job at most",
+    "trace": "trace {}",
+    "token_scale": "tokens x {}",
+    "max_context_tokens": "contexts to {} tokens",
+    "max_num_seqs": "{} turns at once",
+}
+"""Flags that change the jobs or the machine, in words."""
 _BLOCK_FACTS = ("num_blocks", "num_gpu_blocks")
 
 
@@ -35,6 +44,9 @@ class Setting:
     """A key of LOADS."""
     blocks: str | None
     """Blocks of the KV pool as asked for by flag; None: as many as the memory holds."""
+    is_simulated: bool = False
+    limits: tuple[str, ...] = ()
+    """What _LIMITS says of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +146,8 @@ def _run(path: Path, outcome: RunOutcome) -> Run:
         tools=_name(_find(outcome, ("tools",))),
         load_kind=kind,
         blocks=None if "@" in outcome.policy else _text(_find(outcome, _BLOCK_FLAGS)),
+        is_simulated=bool(outcome.metadata.get("is_simulated")),
+        limits=tuple(_limits(outcome)),
     )
     return Run(outcome, summary, setting, load)
 
@@ -163,9 +177,17 @@ def _find(outcome: RunOutcome, names: Iterable[str]) -> Any:
     places += [metadata.get("server_info"), server.get("before")]
     for name in names:
         for place in places:
-            if isinstance(place, Mapping) and isinstance(place.get(name), str | int | float):
-                return place[name]
+            value = place.get(name) if isinstance(place, Mapping) else None
+            if isinstance(value, str | int | float) and not isinstance(value, bool):
+                return value
     return None
+
+
+def _limits(outcome: RunOutcome) -> Iterator[str]:
+    for name, words in _LIMITS.items():
+        value = _find(outcome, (name,))
+        if value is not None and (name, value) not in (("num_gpus", 1), ("token_scale", 1.0)):
+            yield words.format(_name(value))
 
 
 def _text(value: Any) -> str | None:
@@ -200,10 +222,12 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 def _slug(setting: Setting, others: Sequence[Setting]) -> str:
     same_gpu = [astuple(other) for other in others if other.gpu == setting.gpu]
-    differing = [
-        value
-        for index, value in enumerate(astuple(setting))
-        if len({other[index] for other in same_gpu}) > 1
-    ]
-    words = [setting.gpu, *(str(value) for value in differing if value is not None)]
+    words = [setting.gpu]
+    for index, value in enumerate(astuple(setting)):
+        if len({other[index] for other in same_gpu}) == 1 or value is None:
+            continue
+        if isinstance(value, bool):
+            words.append("simulated" if value else "measured")
+        else:
+            words += list(value) if isinstance(value, tuple) else [value]
     return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", word).strip("-.") or "none" for word in words)

@@ -15,6 +15,7 @@ from .style import FONT_PT, GREY, common_style, in_order, look, new_figure, save
 
 QUANTITIES = (*DURATIONS, *FIRST_TOKENS, *HITS)
 _PANEL_WIDTH_IN = 3.2
+_ROOM_FOR_RATIOS = 1.25
 
 
 def draw_side_by_side(group: Group, baseline: str, path: Path) -> Path:
@@ -56,8 +57,10 @@ def _draw_panel(
     axes.set(title=quantity.title, xlabel=quantity.unit)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-    limit = quantity.limits[1] if quantity.limits else 1.22 * _largest(runs, quantity)
-    axes.set_xlim(0.0, limit or 1.0)
+    largest = quantity.limits[1] if quantity.limits else _largest(runs, quantity)
+    axes.set_xlim(0.0, _ROOM_FOR_RATIOS * largest or 1.0)
+    if quantity.limits:
+        axes.set_xticks([quantity.limits[1] * share / 4 for share in range(5)])
     _write_ratios(axes, means, policies, baseline)
 
 

@@ -66,7 +66,8 @@ def _draw(jobs: Sequence[JobRecord], source: str, picture: Path) -> int:
     from ..figures.record_timeline import draw_record  # matplotlib is slow to import
 
     try:
-        draw_record(jobs[:_MAX_TIMELINE_JOBS], picture, title=source)
+        title = "/".join(Path(source).parts[-2:]) if "://" not in source else source
+        draw_record(jobs[:_MAX_TIMELINE_JOBS], picture, title=title)
     except (AgentKVError, OSError) as error:
         print(f"agentkv record: cannot write {picture}: {error}", file=sys.stderr)
         return FAILED

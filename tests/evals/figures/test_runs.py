@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,19 @@ def test_an_infinite_pool_joins_every_finite_one(tmp_path: Path) -> None:
     assert [[run.policy for run in group.runs] for group in groups] == [
         ["fcfs", "fcfs@infinite"]
     ] * 2
+
+
+def test_simulated_and_measured_runs_never_mix(tmp_path: Path) -> None:
+    """Nor do jobs cut to different lengths."""
+    measured = made_run("fcfs", turns=8)
+    simulated = replace(measured, metadata={**measured.metadata, "is_simulated": True})
+    made = [measured, simulated, made_run("fcfs", turns=4)]
+    groups = grouped(load_runs([write_runs(tmp_path, made)])[0])
+    assert [group.slug for group in groups] == [
+        "rtx6000_measured_8-turns-a-job-at-most",
+        "rtx6000_simulated_8-turns-a-job-at-most",
+        "rtx6000_measured_4-turns-a-job-at-most",
+    ]
 
 
 def test_a_profile_file_names_its_gpu(tmp_path: Path) -> None:
