@@ -1,8 +1,8 @@
 """A second tier of KV in DRAM, behind vLLM's own interface for such tiers (KVConnectorBase_V1).
 
-Write-through, as vLLM's native offloading: every full block is copied to DRAM once it is computed,
-so freeing it on the GPU loses nothing while DRAM has it; the copy out costs nothing here. A prompt
-whose blocks are in DRAM but not on the GPU waits until they are loaded, while others run.
+A turn's full blocks are copied to DRAM when it ends or is preempted, before the GPU frees them; the
+copy out costs nothing here, as in vLLM's native offloading, where it runs beside the computing. A
+prompt whose blocks are in DRAM but not on the GPU waits until they are loaded, while others run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
         self._tier = DramTier(0)
         self._block_tokens = 1
         self._requests: dict[str, Any] = {}
-        self._num_stored: dict[str, int] = {}
+        self._num_computed: dict[str, int] = {}
         self.loads: list[tuple[str, int]] = []
         """(request, blocks) of loads that the last step began; whoever runs them empties it."""
 
@@ -85,27 +85,25 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
             self.loads.append((request.request_id, num_external_tokens // self._block_tokens))
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Copy out what this step computes in full; called before the step counts as computed."""
+        """Copy out what was preempted; called before the step counts as computed."""
+        for request_id in sorted(scheduler_output.preempted_req_ids or ()):
+            self._store(self._requests[request_id], self._num_computed.get(request_id, 0))
         for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
             request = self._requests[request_id]
-            self._store(request, request.num_computed_tokens + num_tokens)
+            self._num_computed[request_id] = request.num_computed_tokens + num_tokens
         return KVConnectorMetadata()
-
-    def _store(self, request: Any, num_tokens: int) -> None:
-        stored = self._num_stored.get(request.request_id, 0)
-        full = min(num_tokens // self._block_tokens, len(request.block_hashes))
-        if full > stored:
-            self._tier.put(request.block_hashes[stored:full])
-            self._num_stored[request.request_id] = full
 
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Note the use of the whole context."""
-        self._tier.put(request.block_hashes[: (request.num_tokens - 1) // self._block_tokens])
+        """Copy out the whole context."""
+        self._store(request, request.num_tokens - 1)
         self._requests.pop(request.request_id, None)
-        self._num_stored.pop(request.request_id, None)
+        self._num_computed.pop(request.request_id, None)
         return False, None
+
+    def _store(self, request: Any, num_tokens: int) -> None:
+        self._tier.put(request.block_hashes[: num_tokens // self._block_tokens])
 
     # The worker's side: there is none, the simulated engine does the loads.
 

@@ -133,9 +133,7 @@ class SimulatedEngine:
         num_running, num_waiting = self.scheduler.get_request_counts()
         if self._planner is None or not num_running or (num_waiting and not self._is_settled):
             return 0.0
-        until_s = min(until_s, self._link.next_done_s)
-        if num_waiting:
-            until_s = min(until_s, self.next_expiry_s)
+        until_s = min(until_s, self._link.next_done_s, self.next_expiry_s)
         turns = [self._turns[request.request_id] for request in self.scheduler.running]
         ends_s = self._planner.plan(
             turns,
@@ -184,21 +182,22 @@ class SimulatedEngine:
                 continue
             num_sampled = 1 + len(drafts.get(request_id, ()))
             turn.num_generated += num_sampled
-            if num_sampled > 1 and not turn.num_left:
-                self._cache_last_blocks(turn)
+            if num_sampled > 1:
+                self._cache_full_blocks(turn)
             sampled.append([turn.reply_token] * num_sampled)
         fed_back = self.scheduler.update_from_output(
             output, runner_output(list(scheduled), sampled, loaded=loaded)
         )
         return list(self._ended(fed_back[0].outputs)) if fed_back else []
 
-    def _cache_last_blocks(self, turn: LiveTurn) -> None:
-        """Make a turn's last full blocks findable, as single steps would have: a block is entered
-        into the prefix cache in the step after the one that knows its last token."""
-        request, num_tokens = turn.request, turn.request.num_computed_tokens
+    def _cache_full_blocks(self, turn: LiveTurn) -> None:
+        """Make the blocks that a jump has filled findable, as its single steps would have: vLLM
+        enters a block into the prefix cache in the step after the one that knows its last token."""
+        request, num_tokens = turn.request, turn.computed_tokens
         behind = len(request.block_hashes)
-        request.block_hashes.extend(turn.hashes.up_to(num_tokens, behind=behind))
-        self.scheduler.kv_cache_manager.cache_blocks(request, num_tokens)
+        if num_tokens >= (behind + 1) * self._machine.block_tokens:
+            request.block_hashes.extend(turn.hashes.up_to(num_tokens, behind=behind))
+            self.scheduler.kv_cache_manager.cache_blocks(request, num_tokens)
 
     def _ended(self, outputs: Iterable[Any]) -> Iterable[LiveTurn]:
         for output in outputs:

@@ -71,14 +71,14 @@ class Simulation:
         self._on_job_end: OnJobEnd | None = None
         self._clock = VirtualClock()
         replies = Replies()
-        self._folder = tempfile.TemporaryDirectory(prefix="agentkv-simulate-")
         quiet_vllm()
-        self._scheduler = build_scheduler(
-            _shape(machine, policy, options),
-            Path(self._folder.name),
-            clock=self._clock,
-            decode=replies.decode,
-        )
+        with tempfile.TemporaryDirectory(prefix="agentkv-simulate-") as folder:
+            self._scheduler = build_scheduler(
+                _shape(machine, policy, options),
+                Path(folder),
+                clock=self._clock,
+                decode=replies.decode,
+            )
         if policy.has_offload:
             self._add_tier(options.dram_gib)
         self.engine = SimulatedEngine(
@@ -142,10 +142,6 @@ class Simulation:
     def now_s(self) -> float:
         """Seconds of virtual time since the start."""
         return self._clock.now_s
-
-    def close(self) -> None:
-        """Remove the temporary folder."""
-        self._folder.cleanup()
 
     def _job_ended(self, job: JobOutcome) -> None:
         job = replace(job, alone_s=self._alone_s.get(job.job_id))
