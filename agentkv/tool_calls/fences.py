@@ -14,7 +14,7 @@ from agentkv.tool_calls.console import commands_of
 from agentkv.tool_calls.fence_lines import FENCE_LINE, closes, has_open_quote, is_opener
 from agentkv.tool_calls.heredocs import end_of_heredoc_around
 from agentkv.tool_calls.reply_text import Reading, ReplyText
-from agentkv.tool_calls.thoughts import orphan_closer
+from agentkv.tool_calls.thoughts import thought_that_ends
 
 OPENERS = (r"`(?<!``)``++[^`\n]*+(?=\n)", r"~(?<!~~)~~++[^\n]*+(?=\n)")
 
@@ -49,21 +49,22 @@ def read_fence(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
 class _Block:
     """A block while it is read: `position` goes from one line that starts with a fence to the next.
 
-    inner_closer: in a block of Markdown, the first fence that would close it if the blocks in it
-    did not come in pairs.
+    inner_opener, inner_closer: in a block that is not bash, the first fence with a language, and
+    the first without one behind it. Blocks within come in pairs of them; if then nothing closes
+    the block itself, it either ended at the closer or, having lost its own, at the opener.
     """
 
     reply: ReplyText
     opener: re.Match[str]
     indent: int
+    inner_opener: re.Match[str] | None = None
     inner_closer: re.Match[str] | None = None
     depth: int = 0
     num_tries: int = 0
 
     def __post_init__(self) -> None:
-        match = _LANGUAGE.match(self.opener["info"])
-        self.language = match[1].lower() if match else ""
-        self.is_bash = self.language in _BASH
+        self.language = _language(self.opener)
+        self.is_bash = _is_bash(self.opener)
         self.start = self.position = self.opener.end()
 
     def read(self) -> Reading:
@@ -83,8 +84,8 @@ class _Block:
             return self._closed_by_line_before(line) or self._closed(line.start(), line.end("run"))
         if not self._is_ours(line) or not is_opener(line):
             return None
-        if thought_end := self._end_of_thought(line.start()):
-            return thought_end
+        if thought := thought_that_ends(self.reply, self.position, line.start()):
+            return thought
         if reading := self._closed_within_line(line.start(), is_last_chance=True):
             return reading
         return self._at_inner_opener(line)
@@ -97,15 +98,18 @@ class _Block:
                 self.position = pair.end()
                 return None
             return Reading(line.start())
-        self.depth += self.language in _MARKDOWN
+        self.inner_opener = self.inner_opener or line
+        self.depth += 1
         return None
 
     def _at_end_of_text(self) -> Reading:
         end = len(self.reply.text)
-        if thought_end := self._end_of_thought(end):
-            return thought_end
+        if thought := thought_that_ends(self.reply, self.position, end):
+            return thought
         if reading := self._closed_within_line(end, is_last_chance=True):
             return reading
+        if self.inner_opener and self.language not in _MARKDOWN and _is_bash(self.inner_opener):
+            return Reading(self.inner_opener.start())
         if line := self.inner_closer:
             return self._closed(line.start(), line.end("run"))
         return self.reply.cut_off
@@ -149,13 +153,7 @@ class _Block:
         if end is None or not (self._is_ours(line) and closes(line)):
             return end
         following = FENCE_LINE.search(self.reply.text, line.end(), end)
-        match = following and _LANGUAGE.match(following["info"])
-        return None if match and match[1].lower() in _BASH else end
-
-    def _end_of_thought(self, end: int) -> Reading | None:
-        """The end of a thought that mentioned this fence without closing it."""
-        index = orphan_closer(self.reply, self.position, end)
-        return Reading(index, is_end_of_thought=True) if index is not None else None
+        return None if following and _is_bash(following) else end
 
     def _is_ours(self, line: re.Match[str]) -> bool:
         """Whether a line's fence could close this block, or open one within."""
@@ -172,3 +170,12 @@ class _Block:
     def _is_quoted(self, index: int) -> bool:
         self.num_tries += 1
         return self.num_tries < _MAX_TRIES and has_open_quote(self.reply.text, self.start, index)
+
+
+def _language(fence: re.Match[str]) -> str:
+    match = _LANGUAGE.match(fence["info"])
+    return match[1].lower() if match else ""
+
+
+def _is_bash(fence: re.Match[str]) -> bool:
+    return _language(fence) in _BASH

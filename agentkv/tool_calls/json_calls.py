@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from agentkv.tool_calls.call import Source, ToolCall, call_of
 from agentkv.tool_calls.messages import arguments_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText
+from agentkv.tool_calls.thoughts import thought_that_ends
 
-TAG_OPENER = r"<(?:tool_call|tool_calls|function_call)>\s*+(?=[{\[])"
+TAG_OPENER = r"<(?:tool_call|tool_calls|function_call)>\s*+(?:```(?:json)?+\s*+)?+(?=[{\[])"
 PYTHON_TAG_OPENER = r"<\|python_tag\|>\s*+(?=[{\[])"
 _FIRST_KEY = r'"(?:name|type|id|function|arguments|parameters)"\s*+:'
 BARE_OPENERS = (rf"\{{\s*+{_FIRST_KEY}", rf"\[\s*+\{{\s*+{_FIRST_KEY}")
@@ -23,14 +24,17 @@ _TAG = re.compile(r"</?(tool_call|tool_calls|function_call)>")
 def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading:
     """Hermes: JSON up to its closing tag; a tag inside a JSON string closes nothing.
 
-    JSON that the next opener follows is complete as well; JSON that nothing follows is cut off.
+    JSON that the next opener follows is complete as well; all other is cut off.
     """
     values, end = _values_at(reply, opener.end())
-    tag = reply.next(_TAG, end)
-    if tag is None:
-        return reply.cut_off
     calls = [call for value in values for call in calls_in(value, "hermes")]
-    return Reading(tag.end() if tag[0].startswith("</") else tag.start(), calls)
+    tag = reply.next(_TAG, end)
+    if tag and tag[0].startswith("</"):
+        return Reading(tag.end(), calls)
+    limit = tag.start() if tag else len(reply.text)
+    if values and tag and not reply.text[end:limit].strip():
+        return Reading(limit, calls)
+    return thought_that_ends(reply, end, limit) or Reading(limit)
 
 
 def read_python_tag(reply: ReplyText, opener: re.Match[str]) -> Reading:

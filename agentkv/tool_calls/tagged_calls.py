@@ -27,6 +27,8 @@ _CLOSERS = {
 }
 # Cline's execute_command holds its arguments as elements.
 _INNER_COMMAND = re.compile(r"\s*+<command>(.*?)</command>", re.DOTALL)
+# No bash starts with backticks: a model that fenced its command within the tag.
+_INNER_FENCE = re.compile(r"\s*+```\w*+\n(.*?)\n?```\s*", re.DOTALL)
 
 OPENER = rf"<(?P<tag>(?i:{'|'.join(_TAGS)}))>"
 
@@ -45,4 +47,6 @@ def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
         return None
     if inner := _INNER_COMMAND.match(body):
         body = inner[1]
+    if fence := _INNER_FENCE.fullmatch(body):
+        body = fence[1]
     return Reading(closer.end(), bash_call(body if "\n" in body else body.strip(), "tagged"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from agentkv.tool_calls.reply_text import ReplyText
+from agentkv.tool_calls.reply_text import Reading, ReplyText
 
 _NAMES = r"(?:(?:seed|antml|mm):)?(?:think|thinking|thought|reasoning)"
 OPENERS = (rf"<(?i:{_NAMES})>", r"\[THINK\]", r"<\|START_THINKING\|>")
@@ -37,15 +37,20 @@ def end_of_thought(reply: ReplyText, opener: re.Match[str]) -> int | None:
     return None
 
 
-def orphan_closer(reply: ReplyText, start: int, end: int) -> int | None:
-    """Where a thought ends between `start` and `end` that does not open there; else None."""
+def thought_that_ends(reply: ReplyText, start: int, end: int) -> Reading | None:
+    """The end of a thought between `start` and `end` that does not open there; else None.
+
+    Asked where something opened and was not closed as it should: a thought only spoke of it.
+    """
     closer = reply.next(_CLOSER, start)
     if closer is None or closer.end() > end:
         return None
     opener = reply.next(_OPENER, start)
     if opener and opener.start() < closer.start():
         return None
-    return None if is_mention(reply.text, closer.start(), closer.end()) else closer.end()
+    if is_mention(reply.text, closer.start(), closer.end()):
+        return None
+    return Reading(closer.end(), is_end_of_thought=True)
 
 
 def is_mention(text: str, start: int, end: int) -> bool:

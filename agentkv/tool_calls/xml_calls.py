@@ -12,6 +12,7 @@ import re
 from agentkv.tool_calls.call import Source, call_of
 from agentkv.tool_calls.messages import arguments_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText
+from agentkv.tool_calls.thoughts import thought_that_ends
 
 # DeepSeek V3.2 writes invokes with a prefix of its own, Anthropic with antml.
 _PREFIX = r"(?:antml:|[|\uff5c]DSML[|\uff5c])?"
@@ -36,6 +37,7 @@ _END_OF_VALUE = re.compile(
 )
 _END_OF_CALL = re.compile(rf"\s*+</{_CALL}>")
 _END_OF_WRAPPER = re.compile(r"\s*+\Z")
+_CALL_OPENER = re.compile(rf"<tool_call>|<{_CALL}[=\s]")
 _GLM_KEY = re.compile(r"\s*+<arg_key>([^<\n]{1,200})</arg_key>\s*+<arg_value>")
 _GLM_END_OF_VALUE = re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</tool_call>))")
 _GLM_END_OF_CALL = re.compile(r"\s*+</tool_call>")
@@ -61,6 +63,8 @@ def read_glm(reply: ReplyText, opener: re.Match[str]) -> Reading:
     while key := _GLM_KEY.match(reply.text, position):
         if not (end := reply.next(_GLM_END_OF_VALUE, key.end())):
             return reply.cut_off
+        if abandoned := _abandoned(reply, key.end(), end.start()):
+            return abandoned
         arguments[key[1].strip()] = _line_trimmed(reply.text[key.end() : end.start()])
         position = end.end()
     if not (closer := _GLM_END_OF_CALL.match(reply.text, position)):
@@ -76,12 +80,20 @@ def _read_call(reply: ReplyText, opener: re.Match[str], name: str, source: Sourc
     while key := _PARAMETER.match(reply.text, position):
         if not (end := reply.next(_END_OF_VALUE, key.end())):
             return reply.cut_off
+        if abandoned := _abandoned(reply, key.end(), end.start()):
+            return abandoned
         value = _line_trimmed(reply.text[key.end() : end.start()])
         arguments[key["key"].strip()] = _typed(value, key["typing"])
         position = end.end() if end["closes"] else end.start()
     if not (closer := _END_OF_CALL.match(reply.text, position)):
         return Reading(position)
     return Reading(closer.end(), [call_of(name.strip(), arguments, source)])
+
+
+def _abandoned(reply: ReplyText, start: int, end: int) -> Reading | None:
+    """The end of a thought within a value, if a call opens behind it: that one is meant."""
+    thought = thought_that_ends(reply, start, end)
+    return thought if thought and _CALL_OPENER.search(reply.text, thought.end, end) else None
 
 
 def _json_arguments(reply: ReplyText, start: int) -> tuple[dict[str, object], int] | None:
