@@ -11,7 +11,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from .conditions import BARS, conditions
 from .points import Measure, Point, against_load, saved_against_load, summary_value
-from .runs import LOADS, Group, Run
+from .runs import Group, Run
+from .settings import LOADS
 from .style import (
     GREY,
     MIN_WIDTH_IN,

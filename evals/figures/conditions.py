@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .runs import Run
+from .settings import LIMITS
 
 BARS = "error bars: least to largest run"
 _CHARS_PER_IN = 19
@@ -19,7 +20,7 @@ def conditions(runs: Sequence[Run], width_in: float, *notes: str) -> str:
         _listed("on", [run.setting.gpu for run in runs]),
         "simulated" if any(run.setting.is_simulated for run in runs) else "",
         _listed("workload", [_workload(run) for run in runs]),
-        *dict.fromkeys(limit for run in runs for limit in run.setting.limits),
+        *dict.fromkeys(LIMITS[name].format(n) for run in runs for name, n in run.setting.limits),
         _listed("model", [run.setting.model for run in runs]),
         _pools(runs),
         _counts(runs),
@@ -34,7 +35,7 @@ def conditions(runs: Sequence[Run], width_in: float, *notes: str) -> str:
 
 def _workload(run: Run) -> str | None:
     setting = run.setting
-    if setting.workload is None or setting.tools in (None, "recorded"):
+    if setting.workload is None or setting.tools is None:
         return setting.workload
     return f"{setting.workload} ({setting.tools} tools)"
 

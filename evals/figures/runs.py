@@ -6,47 +6,16 @@ Two runs share a figure if only policy, load, seed and repeat differ.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..load.outcomes import RunOutcome
 from ..load.run_files import RUN_FILE, TURNS_FILE, RunFilesError, read_runs
 from ..load.summary import summarize
+from .settings import Setting, pool_of, setting_of, slug
 from .style import FigureError
-
-LOADS = {"jps": "jobs per second", "concurrency": "jobs at once"}
-"""What can be swept, with the label of its axis."""
-_BLOCK_FLAGS = ("blocks", "num_gpu_blocks_override")
-_LIMITS = {
-    "num_gpus": "{} GPUs",
-    "turns": "{} turns a job at most",
-    "trace": "trace {}",
-    "token_scale": "tokens x {}",
-    "max_context_tokens": "contexts to {} tokens",
-    "max_num_seqs": "{} turns at once",
-}
-"""Flags that change the jobs or the machine, in words."""
-_BLOCK_FACTS = ("num_blocks", "num_gpu_blocks")
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What the runs of one figure have in common; None where the rows do not say."""
-
-    gpu: str
-    model: str | None
-    workload: str | None
-    tools: str | None
-    load_kind: str | None
-    """A key of LOADS."""
-    blocks: str | None
-    """Blocks of the KV pool as asked for by flag; None: as many as the memory holds."""
-    is_simulated: bool = False
-    limits: tuple[str, ...] = ()
-    """What _LIMITS says of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +39,8 @@ class Run:
 
     @property
     def pool(self) -> str | None:
-        """Blocks of the KV pool: as asked for, else as the server or the simulator says."""
-        if self.setting.blocks is not None or "@" in self.policy:
-            return self.setting.blocks
-        return _text(_find(self.outcome, _BLOCK_FACTS))
+        """Blocks of the KV pool; None where it has no limit or is not known."""
+        return pool_of(self.outcome)
 
     @property
     def commit(self) -> str | None:
@@ -134,21 +101,12 @@ def _run(path: Path, outcome: RunOutcome) -> Run:
     try:
         _check_times(outcome)
         summary = summarize(outcome)
-        kind, load = _load(outcome)
+        setting = setting_of(outcome)
+        load = float(outcome.workload[setting.load_kind]) if setting.load_kind else None
     except (TypeError, ValueError, AttributeError) as error:
         raise FigureError(
             f"{path}: {outcome.policy}: values that cannot be drawn: {error}"
         ) from error
-    setting = Setting(
-        gpu=_name(_find(outcome, ("gpu", "device"))) or "server",
-        model=_name(_find(outcome, ("model",))),
-        workload=_name(_find(outcome, ("name", "workload"))),
-        tools=_name(_find(outcome, ("tools",))),
-        load_kind=kind,
-        blocks=None if "@" in outcome.policy else _text(_find(outcome, _BLOCK_FLAGS)),
-        is_simulated=bool(outcome.metadata.get("is_simulated")),
-        limits=tuple(_limits(outcome)),
-    )
     return Run(outcome, summary, setting, load)
 
 
@@ -160,44 +118,6 @@ def _check_times(outcome: RunOutcome) -> None:
         times += [time for turn in job.turns for time in (turn.sent_s, turn.ended_s)]
         if not all(math.isfinite(time) for time in times):
             raise ValueError(f"job {job.job_id!r} has a time that is no finite number")
-
-
-def _load(outcome: RunOutcome) -> tuple[str | None, float | None]:
-    for kind in LOADS:
-        value = outcome.workload.get(kind)
-        if value is not None:
-            return kind, float(value)
-    return None, None
-
-
-def _find(outcome: RunOutcome, names: Iterable[str]) -> Any:
-    """The first of these names that says something, in the places where runs keep their facts."""
-    metadata, server = outcome.metadata, outcome.server
-    places: list[Any] = [outcome.workload, metadata.get("config"), metadata, server]
-    places += [metadata.get("server_info"), server.get("before")]
-    for name in names:
-        for place in places:
-            value = place.get(name) if isinstance(place, Mapping) else None
-            if isinstance(value, str | int | float) and not isinstance(value, bool):
-                return value
-    return None
-
-
-def _limits(outcome: RunOutcome) -> Iterator[str]:
-    for name, words in _LIMITS.items():
-        value = _find(outcome, (name,))
-        if value is not None and (name, value) not in (("num_gpus", 1), ("token_scale", 1.0)):
-            yield words.format(_name(value))
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
-def _name(value: Any) -> str | None:
-    """A name; of a file (a calibrated profile, a trace, a model's folder) its own name."""
-    text = _text(value)
-    return Path(text).stem if text and ("/" in text or text.endswith(".json")) else text
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -215,19 +135,6 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
             for setting in alike or [run.setting]:
                 by_setting.setdefault(setting, []).append(run)
     return [
-        Group(setting, _slug(setting, list(by_setting)), tuple(its_runs))
+        Group(setting, slug(setting, list(by_setting)), tuple(its_runs))
         for setting, its_runs in by_setting.items()
     ]
-
-
-def _slug(setting: Setting, others: Sequence[Setting]) -> str:
-    same_gpu = [astuple(other) for other in others if other.gpu == setting.gpu]
-    words = [setting.gpu]
-    for index, value in enumerate(astuple(setting)):
-        if len({other[index] for other in same_gpu}) == 1 or value is None:
-            continue
-        if isinstance(value, bool):
-            words.append("simulated" if value else "measured")
-        else:
-            words += list(value) if isinstance(value, tuple) else [value]
-    return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", word).strip("-.") or "none" for word in words)

@@ -70,10 +70,25 @@ def test_simulated_and_measured_runs_never_mix(tmp_path: Path) -> None:
     made = [measured, simulated, made_run("fcfs", turns=4)]
     groups = grouped(load_runs([write_runs(tmp_path, made)])[0])
     assert [group.slug for group in groups] == [
-        "rtx6000_measured_8-turns-a-job-at-most",
-        "rtx6000_simulated_8-turns-a-job-at-most",
-        "rtx6000_measured_4-turns-a-job-at-most",
+        "rtx6000_measured_turns-8",
+        "rtx6000_simulated_turns-8",
+        "rtx6000_measured_turns-4",
     ]
+
+
+def test_blocks_are_found_among_the_servers_flags(tmp_path: Path) -> None:
+    """Where compare keeps them; a stock server does not tell how many it has."""
+    run = made_run("fcfs", blocks=None)
+    config = {"server_flags": ["--block-size", "32", "--num-gpu-blocks-override", "96"]}
+    made = [replace(run, metadata={**run.metadata, "config": config})]
+    (read,), _ = load_runs([write_runs(tmp_path, made)])
+    assert (read.setting.blocks, read.pool) == ("96", "96")
+
+
+def test_defaults_that_are_spelled_out_make_no_difference(tmp_path: Path) -> None:
+    """One command writes all its flags, another those that were given."""
+    made = [made_run("fcfs"), made_run("continuum", tools="recorded", token_scale=1.0)]
+    assert len(grouped(load_runs([write_runs(tmp_path, made)])[0])) == 1
 
 
 def test_a_profile_file_names_its_gpu(tmp_path: Path) -> None:
