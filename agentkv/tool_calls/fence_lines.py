@@ -10,7 +10,10 @@ FENCE_LINE = re.compile(r"\n(?P<indent>[ \t]{0,60}+)(?P<run>`{3,}+|~{3,}+)(?P<in
 # Behind a closing fence: nothing, a token or tag of the chat template, or prose.
 _BEHIND_CLOSER = re.compile(r"[ \t]*+(?:\Z|<|[.,;:!)]|[A-Z(]\S*[ \t]+\S)")
 _INFO = re.compile(r"[ \t]*+[\w{.]")
-_QUOTED = re.compile(r"\\.|'[^']*+'|\"[^\"\\]*+(?:\\.[^\"\\]*+)*+\"|(?P<open>['\"])", re.DOTALL)
+# Escapes, comments and closed quotes come first: an open quote is what is left.
+_QUOTED = re.compile(
+    r"\\.|(?<!\S)#[^\n]*+|'[^']*+'|\"[^\"\\]*+(?:\\.[^\"\\]*+)*+\"|(?P<open>['\"])", re.DOTALL
+)
 
 
 def closes(line: re.Match[str]) -> bool:

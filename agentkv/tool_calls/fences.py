@@ -24,7 +24,7 @@ _BASH = frozenset({"bash", "sh", "shell", "zsh", "console", "mswea_bash_command"
 _MARKDOWN = frozenset({"markdown", "md"})
 _PREFIX = re.compile(r"[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+")
 _CLOSER_AT_LINE_END = re.compile(r"`(?<!``)``++(?=[ \t]{0,20}(?:<[|\uff5c/]|\n|\Z))")
-_MAX_TRIES = 20
+_MAX_TRIES = 10
 """Doubtful closers and fences within quotes that are looked at in one block."""
 
 
@@ -81,12 +81,14 @@ class _Block:
     def _at(self, line: re.Match[str]) -> Reading | None:
         """What a line that starts with a fence means: the end, or None for a line of the block."""
         if self._is_ours(line) and closes(line) and not self._is_inner_closer(line):
-            return self._closed_by_line_before(line) or self._closed(line.start(), line.end("run"))
+            return self._closed_within_line(line.start()) or self._closed(
+                line.start(), line.end("run")
+            )
         if not self._is_ours(line) or not is_opener(line):
             return None
         if thought := thought_that_ends(self.reply, self.position, line.start()):
             return thought
-        if reading := self._closed_within_line(line.start(), is_last_chance=True):
+        if reading := self._closed_within_line(line.start()):
             return reading
         return self._at_inner_opener(line)
 
@@ -106,7 +108,7 @@ class _Block:
         end = len(self.reply.text)
         if thought := thought_that_ends(self.reply, self.position, end):
             return thought
-        if reading := self._closed_within_line(end, is_last_chance=True):
+        if reading := self._closed_within_line(end):
             return reading
         if self.inner_opener and self.language not in _MARKDOWN and _is_bash(self.inner_opener):
             return Reading(self.inner_opener.start())
@@ -114,20 +116,20 @@ class _Block:
             return self._closed(line.start(), line.end("run"))
         return self.reply.cut_off
 
-    def _closed_by_line_before(self, line: re.Match[str]) -> Reading | None:
-        return self._closed_within_line(line.start(), is_last_chance=False)
-
-    def _closed_within_line(self, end: int, *, is_last_chance: bool) -> Reading | None:
+    def _closed_within_line(self, end: int) -> Reading | None:
         """The block closed by a fence behind the last command on its line, if there is one.
 
-        Where a better closer follows, only one outside of quotes counts.
+        Not in a here-document; in quotes only if it is the last of the reply.
         """
+        text, position = self.reply.text, self.position
         if not self.is_bash or self.opener["run"][0] != "`":
             return None
-        for match in _CLOSER_AT_LINE_END.finditer(self.reply.text, self.position, end):
-            if len(match[0]) < len(self.opener["run"]):
+        while match := _CLOSER_AT_LINE_END.search(text, position, end):
+            heredoc_end = end_of_heredoc_around(self.reply, position, match.start())
+            position = match.end() if heredoc_end is None else heredoc_end
+            if heredoc_end is not None or len(match[0]) < len(self.opener["run"]):
                 continue
-            if is_last_chance or not self._is_quoted(match.start()):
+            if match.end() == len(text) or not self._is_quoted(match.start()):
                 return self._closed(match.start(), match.end())
         return None
 

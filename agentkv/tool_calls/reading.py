@@ -1,4 +1,4 @@
-"""Reads a whole message: its fields first, then its text from one opener to the next."""
+"""Reads a reply's text from one opener to the next, thoughts aside."""
 
 from __future__ import annotations
 
@@ -7,29 +7,22 @@ import re
 from agentkv.tool_calls import thoughts
 from agentkv.tool_calls.call import ToolCall
 from agentkv.tool_calls.harmony import with_tokens
-from agentkv.tool_calls.messages import body_of, structured_calls, texts
 from agentkv.tool_calls.openers import END_OF_THOUGHT, OPENER, READERS, THOUGHT, kind_of
 from agentkv.tool_calls.reply_text import ReplyText
 
-MAX_OPENERS = 3_000
+MAX_OPENERS = 2_000
 """Blocks, tags and tokens read per reply: what is behind them in one that has more is noise."""
 
 _BLOCKS = ("fenced", "tagged")
 _QUOTES = "'\"`"
 
 
-def parse_tool_calls(message: object) -> list[ToolCall]:
-    """The tool calls in a string, a dict, or an OpenAI or Anthropic message or response, in order.
+def calls_in_text(text: str) -> list[ToolCall]:
+    """The calls written in a text, in order; linear in its length.
 
-    Calls in fields of the message count where there are any, since its text is then talk about
-    them; else those written in the text, where blocks of bash beside calls in a model's own
-    format are talk as well. Never raises, whatever the message is; linear in its length.
+    Blocks of bash beside calls in a model's own format are talk about them.
     """
-    body = body_of(message)
-    structured = structured_calls(body)
-    if structured is not None:
-        return structured
-    return _TextScan("\n".join(texts(body))).calls()
+    return _TextScan(text).calls()
 
 
 class _TextScan:

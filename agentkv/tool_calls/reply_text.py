@@ -16,7 +16,7 @@ from itertools import islice
 
 from agentkv.tool_calls.call import ToolCall
 
-MAX_SEARCHES = 6_000
+MAX_SEARCHES = 5_000
 """Closing tags and fences looked for per reply; in one that has more, what follows is not closed.
 It bounds the time of noise: an agent's reply needs a handful."""
 MAX_BROKEN_JSON = 100

@@ -1,0 +1,28 @@
+"""Reads a whole message: its fields first, then its text."""
+
+from __future__ import annotations
+
+from agentkv.tool_calls.call import ToolCall
+from agentkv.tool_calls.messages import body_of, structured_calls, texts
+
+
+def parse_tool_calls(message: object) -> list[ToolCall]:
+    """The tool calls in a string, a dict, or an OpenAI or Anthropic message or response, in order.
+
+    Calls in fields of the message count where there are any, since its text is then talk about
+    them; else those written in the text, where blocks of bash beside calls in a model's own
+    format are talk as well. A call without a name or with broken arguments is left out, one whose
+    tool runs no bash, or has nothing to run, has no `command`. Never raises, whatever the message
+    is; linear in its length.
+    """
+    body = body_of(message)
+    structured = structured_calls(body)
+    if structured is not None:
+        return structured
+    text = "\n".join(texts(body))
+    if not text:
+        return []
+    # its patterns take 10 ms to compile, which `import agentkv` shall not wait for
+    from agentkv.tool_calls.reading import calls_in_text
+
+    return calls_in_text(text)
