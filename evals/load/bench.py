@@ -41,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (AgentKVError, OSError) as error:
         print(f"agentkv bench: {error}", file=sys.stderr)
         return BAD_USAGE
+    except KeyboardInterrupt:
+        print("agentkv bench: interrupted before the first request", file=sys.stderr)
+        return FAILED
     if reason is not None:
         print(f"agentkv bench: ended early: {reason}", file=sys.stderr)
     if not options.json:

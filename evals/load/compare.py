@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -65,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _collect(plan: ComparePlan, *, resume: bool) -> tuple[list[RunOutcome], str | None]:
     """The runs that were made, and what kept the others from being made."""
     runs: list[RunOutcome] = []
+    # a server that is starting must not outlive us, whichever signal ends us
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for run in run_all(plan, resume=resume):
             runs.append(run)

@@ -97,6 +97,13 @@ class LoadServer:
             found["agentkv"] = None
         return found
 
+    def timestamps(self) -> dict[str, Any] | None:
+        """The plugin's record of each job; None where there is none."""
+        try:
+            return self._api.timestamps()
+        except AgentKVServerError:
+            return None
+
     def _models(self) -> list[dict[str, Any]]:
         answer = self._request("GET", "/v1/models")
         if not answer.is_success:

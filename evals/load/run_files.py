@@ -20,6 +20,8 @@ from .outcomes import JobOutcome, JobStatus, RunOutcome, TurnOutcome
 from .summary import summarize
 
 RUN_FILE, TURNS_FILE = "run.json", "turns.jsonl"
+RECORD_FILE = "timestamps.json"
+"""The server's own record of the jobs, where it has one: `agentkv record` reads it."""
 _TURN_FIELDS = tuple(field.name for field in fields(TurnOutcome))
 _NEEDED_FIELDS = tuple(field.name for field in fields(TurnOutcome) if field.default is MISSING)
 
@@ -41,7 +43,8 @@ class RunWriter:
         if present and not force:
             raise RunFilesError(f"{folder / present[0]} exists: choose another --out, or --force")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / RUN_FILE).unlink(missing_ok=True)
+        for stale in (RUN_FILE, RECORD_FILE):
+            (folder / stale).unlink(missing_ok=True)
         self._folder = folder
         self._facts = dict(facts)
         # unbuffered: a row is on the disk, or its writing fails here and now
@@ -79,6 +82,10 @@ class RunWriter:
         partial = self._folder / f".{RUN_FILE}.{os.getpid()}"
         partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         partial.replace(self._folder / RUN_FILE)
+
+    def add_record(self, record: Mapping[str, Any]) -> None:
+        """The answer of the server's `GET /v1/agentkv/timestamps`."""
+        (self._folder / RECORD_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
     def __enter__(self) -> Self:
         return self

@@ -62,14 +62,14 @@ def load_server(
         with _files(options, row_facts(policy, described, metadata)) as files:
             on_turn = _no_rows if files is None else partial(_keep_row, files)
             driven = _driver(workload, conversation, options, server, on_turn).drive(policy)
-            after = _counters_if_alive(server)
+            after, record = _counters_if_alive(server), server.timestamps()
             counters = {
                 "before": before,
                 "after": after,
                 "preemptions": preemptions_between(before, after),
             }
             run = RunOutcome(policy, described, driven.jobs, counters, metadata | _notes(driven))
-            return run, _finish(files, run, driven.stopped_because)
+            return run, _finish(files, run, record, driven.stopped_because)
 
 
 def _running_policy(facts: LoadServerFacts) -> str:
@@ -160,11 +160,15 @@ def _no_rows(job: JobOutcome, turn: TurnOutcome, is_last: bool) -> None:
     pass
 
 
-def _finish(files: RunWriter | None, run: RunOutcome, reason: str | None) -> str | None:
-    """Write the run's last file; gives the reason why the run, or this, broke off."""
+def _finish(
+    files: RunWriter | None, run: RunOutcome, record: Mapping[str, Any] | None, reason: str | None
+) -> str | None:
+    """Write the run's last files; gives the reason why the run, or this, broke off."""
     if files is None:
         return reason
     try:
+        if record is not None:
+            files.add_record(record)
         files.finish(run)
     except OSError as error:
         return reason or f"the run could not be written: {error}"
