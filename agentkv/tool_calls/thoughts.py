@@ -17,6 +17,7 @@ CLOSERS = (rf"</(?i:{_NAMES})>", r"\[/THINK\]", r"<\|END_THINKING\|>")
 _OPENER = re.compile("|".join(OPENERS))
 _CLOSER = re.compile("|".join(CLOSERS))
 _QUOTES = frozenset("'\"`")
+_IN_PATTERNS = frozenset("$|)/\\],;.*+?([")
 _IN_A_SENTENCE = re.compile(r"[ \t]+[a-z]|[.,;:?)]")
 _CLOSER_TEXTS = {"[THINK]": "[/THINK]", "<|START_THINKING|>": "<|END_THINKING|>"}
 _CLOSERS: dict[str, re.Pattern[str]] = {}
@@ -31,7 +32,7 @@ def end_of_thought(reply: ReplyText, opener: re.Match[str]) -> int | None:
     closer = _closer_of(opener[0])
     start = opener.end()
     while match := reply.next(closer, start):
-        if not is_mention(reply.text, match.start(), match.end()):
+        if not _is_quoted(reply.text, match.start(), match.end()):
             return match.end()
         start = match.end()
     return None
@@ -55,12 +56,16 @@ def thought_that_ends(reply: ReplyText, start: int, end: int) -> Reading | None:
 
 def is_mention(text: str, start: int, end: int) -> bool:
     """Whether the tag between `start` and `end` is quoted, or a word of a sentence."""
+    if _is_quoted(text, start, end):
+        return True
+    return text[start - 1 : start] == " " and _IN_A_SENTENCE.match(text, end) is not None
+
+
+def _is_quoted(text: str, start: int, end: int) -> bool:
     before, after = text[start - 1 : start] if start else "", text[end : end + 1]
-    if after in _QUOTES and not text.startswith("```", end):
-        return True
-    if before in _QUOTES and after and not after.isspace() and after not in "`<":
-        return True
-    return before == " " and _IN_A_SENTENCE.match(text, end) is not None
+    if after in _QUOTES:
+        return not text.startswith("```", end)
+    return before in _QUOTES and after in _IN_PATTERNS
 
 
 def _closer_of(opener: str) -> re.Pattern[str]:
