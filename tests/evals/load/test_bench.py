@@ -37,7 +37,7 @@ def test_all_jobs_are_played_as_planned(capsys: pytest.CaptureFixture[str]) -> N
         status, found, text = bench(capsys, server.base_url, *QUICK)
     assert status == 0, text
     assert (found["jobs"], found["completed"], found["failed"], found["cut"]) == (6, 6, 0, 0)
-    assert found["per_turn_avg_prompt_tokens"] == [18.0, 94.0, 163.0]
+    assert found["per_turn_avg_prompt_tokens"] == [18.0, 94.0, 162.0]
     assert found["per_turn_avg_cached_tokens"] == [0.0, 16.0, 96.0]
     assert found["policy"] == "fcfs"
     assert found["ended_early"] is None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentkv.evals.load.plans import Workload
+from agentkv.evals.load.reference_jobs import OUTPUT_TOKENS
 from agentkv.evals.load.workloads import WORKLOADS, WorkloadError, make_workload
 
 SYNTHETIC = tuple(name for name in WORKLOADS if name != "trace")
@@ -89,7 +90,7 @@ def test_a_job_is_cut_by_turns_and_by_tokens() -> None:
     assert {len(job.turns) for job in by_turns} == {3}
     assert all(job.turns[-1].command == "" for job in by_turns)
     by_tokens = make("reference", max_context_tokens=1500).jobs
-    assert {job.context_tokens for job in by_tokens} == {1343 + 64}
+    assert {job.context_tokens for job in by_tokens} == {1343 + OUTPUT_TOKENS[3]}
 
 
 def test_a_closed_loop_has_no_arrival_times() -> None:
