@@ -71,6 +71,8 @@ format: $(STAMP)
 
 bench-overhead: $(STAMP)
 	$(BIN)/python -m agentkv.evals.overhead $(BENCH_FLAGS)
+	$(BIN)/python -m agentkv.evals.predictor_cost --kinds default
+	$(BIN)/python -m agentkv.evals.parse_cost
 
 clean:
 	rm -rf $(VENV) .venv-openai2 .upstream .versions build dist *.egg-info
