@@ -95,10 +95,12 @@ class ReplayConversation:
             "ignore_eos": True,
             "return_token_ids": True,
             "cache_salt": self._salt,
+            # as an argument the SDK would look at each token, a tenth of a second per prompt
+            "prompt": list(self._token_ids),
         }
         return {
             "model": self._model,
-            "prompt": list(self._token_ids),
+            "prompt": "",
             "max_tokens": plan.output_tokens,
             "temperature": 0.0,
             "extra_body": extra,

@@ -16,6 +16,12 @@ def replay(run_id: str = "run", job: JobPlan = JOB) -> ReplayConversation:
     return ReplayConversation(job, model="m", windows=TOKENS, run_id=run_id)
 
 
+def prompt_of(request: dict[str, Any]) -> list[int]:
+    """What the server gets: the body's extra fields replace its own."""
+    prompt: list[int] = request["extra_body"]["prompt"]
+    return prompt
+
+
 def token_event(*tokens: int) -> dict[str, Any]:
     return {"choices": [{"token_ids": list(tokens)}]}
 
@@ -29,9 +35,9 @@ def test_a_prompt_repeats_all_that_came_before() -> None:
     assert not conversation.read({"choices": [], "usage": {}})
     assert conversation.end_turn(0) == "ls"
     second = conversation.request(1)
-    assert len(first["prompt"]) == 20
-    assert second["prompt"][:23] == [*first["prompt"], 7, 8, 9]
-    assert len(second["prompt"]) == JOB.prompt_tokens(1) == 33
+    assert len(prompt_of(first)) == 20
+    assert prompt_of(second)[:23] == [*prompt_of(first), 7, 8, 9]
+    assert len(prompt_of(second)) == JOB.prompt_tokens(1) == 33
 
 
 def test_output_has_exactly_the_planned_length() -> None:
@@ -46,10 +52,10 @@ def test_output_has_exactly_the_planned_length() -> None:
 def test_runs_and_jobs_do_not_share_a_cache() -> None:
     """Each has a salt of its own; the text is the same in every run."""
     requests = [replay("one").request(0), replay("two").request(0)]
-    assert requests[0]["prompt"] == requests[1]["prompt"]
+    assert prompt_of(requests[0]) == prompt_of(requests[1])
     assert requests[0]["extra_body"]["cache_salt"] != requests[1]["extra_body"]["cache_salt"]
     other = replay("one", JobPlan("k", 0.0, JOB.turns)).request(0)
-    assert other["prompt"] != requests[0]["prompt"]
+    assert prompt_of(other) != prompt_of(requests[0])
     assert other["extra_body"]["cache_salt"] != requests[0]["extra_body"]["cache_salt"]
 
 
