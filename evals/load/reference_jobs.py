@@ -13,8 +13,8 @@ PROMPT_TOKENS = (92, 469, 811, 1343, 1655, 2241, 2665, 2915)
 """Source: the reference experiment's A/B run on vLLM-Continuum (RTX 5090, Llama-3.1-8B)."""
 OUTPUT_TOKENS = (24, 16, 12, 24, 16, 12, 64, 24)
 """Assumed: the reference tells no output lengths. In proportion to its mean latency by turn at 8
-jobs per second (1263, 735, 574, 1005, 749, 641, 3732, 1236 ms); in all what fits its 6.65 s a job at
-2 jobs per second less 3.9 s of tools, at 11 to 14 ms a token."""
+jobs per second (1263, 735, 574, 1005, 749, 641, 3732, 1236 ms); in all what fits its 6.65 s a job
+at 2 jobs per second less 3.9 s of tools, at 11 to 14 ms a token."""
 TOOLS = (
     ("ls -la", 0.050, 0.150),
     ("cat main.py", 0.050, 0.100),
