@@ -1,0 +1,46 @@
+"""`agentkv simulate calibrate` on a real server, and where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentkv.evals.simulation.calibrate import main
+from agentkv.evals.simulation.machine import Limits, make_machine
+from agentkv.evals.simulation.simulate import main as simulate
+from agentkv.server_process import ServerProcess
+
+
+def test_an_unreachable_server_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2, and no file."""
+    out = tmp_path / "profile.json"
+    assert main(["--base-url", "http://127.0.0.1:9/v1", "--out", str(out)]) == 2
+    assert "is the server running" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_profile_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless --force says so; the server is not even asked."""
+    out = tmp_path / "profile.json"
+    out.write_text("{}")
+    assert main(["--base-url", "http://127.0.0.1:9/v1", "--out", str(out)]) == 2
+    assert "exists: choose another --out, or --force" in capsys.readouterr().err
+
+
+@pytest.mark.server
+def test_a_server_is_measured_and_simulated(
+    tiny_fcfs_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The profile has the server's pool and times, and `simulate --gpu FILE` takes it."""
+    out = tmp_path / "tiny.json"
+    flags = ["--base-url", tiny_fcfs_server.base_url, "--out", str(out), "--name", "tiny-cpu"]
+    assert main(flags) == 0
+    profile = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert profile == json.loads(out.read_text())
+    assert profile["block_tokens"] == 32
+    assert profile["step"]["fixed_s"] > 0.0
+    assert len(profile["measured"]["steps"]) >= 8
+    assert make_machine(str(out), None, Limits()).name == "tiny-cpu"
+    assert simulate(["--gpu", str(out), "--jobs", "5", "--jps", "1", "--json"]) == 0
