@@ -229,9 +229,10 @@ def test_a_run_is_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 
 def test_hundreds_of_jobs_run_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
-    """300 at once, none lost; how late the latest was started is told."""
-    options = ("--token-scale", "0.1", "--turns", "2", "--jobs", "300", "--jps", "1000")
-    with FakeVllm(policy="continuum", turn_s=0.5) as server:
+    """300 that overlap, none lost; how late the latest was started is told."""
+    # not faster: the fake server's socket lets 128 connections wait, and resets what is above
+    options = ("--token-scale", "0.1", "--turns", "2", "--jobs", "300", "--jps", "200")
+    with FakeVllm(policy="continuum", turn_s=1.0) as server:
         status, found, text = bench(capsys, server.base_url, *options)
     assert status == 0, text
     assert found["completed"] == 300
