@@ -28,7 +28,8 @@ NUMBERS = {
     "closed": ("turns",),
 }
 """Numbers that each event must carry; further events and fields are let through."""
-_FILE_PATTERN = "scheduler_timestamps*.jsonl*"
+_FILE_PATTERNS = ("scheduler_timestamps*.jsonl*", "timestamps.json")
+"""What a server's --run-output-dir and the folder of a run hold."""
 
 
 class RecordError(AgentKVError, ValueError):
@@ -80,10 +81,11 @@ def read_record(source: str, *, api_key: str | None = None) -> Record:
 def _file_of(path: Path) -> Path:
     if not path.is_dir():
         return path
-    found = sorted(path.glob(_FILE_PATTERN))
+    found = sorted(file for pattern in _FILE_PATTERNS for file in path.glob(pattern))
     if len(found) != 1:
         seen = ", ".join(file.name for file in found) or "none"
-        raise RecordError(f"{path}: needs exactly one {_FILE_PATTERN}, found {seen}; name the file")
+        due = " or ".join(_FILE_PATTERNS)
+        raise RecordError(f"{path}: needs exactly one {due}, found {seen}; name the file")
     return found[0]
 
 

@@ -42,6 +42,13 @@ def test_a_folder_stands_for_the_one_record_in_it(tmp_path: Path) -> None:
     assert list(read_record(str(tmp_path)).events) == [JobKey("a")]
 
 
+def test_the_folder_of_a_run_stands_for_its_record(tmp_path: Path) -> None:
+    """`agentkv bench --out` keeps the server's answer as timestamps.json."""
+    events = [{**arrival(1.0, 1, 10)}]
+    (tmp_path / "timestamps.json").write_text(json.dumps({"jobs": {"a": events}}))
+    assert list(read_record(str(tmp_path)).events) == [JobKey("a")]
+
+
 def test_a_folder_with_two_records_is_not_guessed_from(tmp_path: Path) -> None:
     """The message names both."""
     for name in ("scheduler_timestamps.jsonl", "scheduler_timestamps_2.jsonl"):
