@@ -19,7 +19,7 @@ class Profile:
 
 
 CPU = Profile(
-    workload={"workload": "reference", "jobs": 10, "concurrency": 6, "token_scale": 0.5},
+    workload={"workload": "reference", "jobs": 12, "concurrency": 6, "token_scale": 0.5},
     server_flags=("--block-size", "32", "--max-model-len", "2048", "--max-num-seqs", "8"),
     num_blocks=144,
     model=None,
