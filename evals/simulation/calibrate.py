@@ -1,6 +1,7 @@
 """`agentkv simulate calibrate`: fit the simulator's times to a running, otherwise idle server.
 
-Sends about fifty short completions, and writes a profile that `agentkv simulate --gpu FILE` takes.
+Sends a few hundred short completions, which takes minutes on a small CPU server, and writes a
+profile that `agentkv simulate --gpu FILE` takes.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from ..pin_server import PinServer
 from ..server_metrics import BlockPool, PageError
 from . import catalog
 from .cost_fit import Fit, TimedStep, fit
+from .options import positive_count
 from .profile import Profile
-from .step_timing import StepTimer
+from .step_timing import DEFAULT_ROUNDS, StepTimer
 
 DONE, BAD_USAGE = 0, 2
+MAX_TRUSTED_ERROR = 0.25
+"""Share by which a fitted time may miss the measured one before the user is told."""
 _SAMPLE_CHARS = 30_000
 
 
@@ -45,6 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"agentkv simulate calibrate: {error}", file=sys.stderr)
         return BAD_USAGE
     say(_summary(profile, out))
+    if profile.measured["max_error"] > MAX_TRUSTED_ERROR:
+        say(
+            "the times do not lie on a line: if the machine was busy with something else, try "
+            "again, or with more --rounds"
+        )
     print(json.dumps(profile.model_dump(mode="json")), flush=True)
     return DONE
 
@@ -68,7 +77,7 @@ def _measure(options: argparse.Namespace, say: Any) -> Profile:
         max_tokens=max_tokens,
         seed=options.seed,
     ) as timer:
-        steps = list(timer.time_all(say))
+        steps = timer.time_all(options.rounds, say)
     return _profile(options, facts, pool, steps, fit(steps))
 
 
@@ -138,14 +147,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--api-key", help="sent as a bearer token")
     add(
         "--max-num-seqs",
-        type=int,
+        type=positive_count,
         default=catalog.NUM_SEQS,
         metavar="N",
         help="as the server was started; it does not tell (default %(default)s)",
     )
     add(
         "--max-num-batched-tokens",
-        type=int,
+        type=positive_count,
         default=catalog.BATCH_TOKENS,
         metavar="N",
         help="as the server was started; it does not tell (default %(default)s)",
@@ -156,6 +165,13 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="N",
         help="bytes of KV per token, which only +offload needs",
+    )
+    add(
+        "--rounds",
+        type=positive_count,
+        default=DEFAULT_ROUNDS,
+        metavar="N",
+        help="times each probe is sent; the fastest counts (default %(default)s)",
     )
     add("--seed", type=int, default=0, help="of the prompts (default %(default)s)")
     add("--force", action="store_true", help="overwrite the file")

@@ -133,13 +133,19 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"one of {', '.join(catalog.MODELS)} (default llama-3.1-8b)",
     )
-    add("--num-gpus", type=_count, default=1, metavar="N", help="tensor parallel (default 1)")
+    add(
+        "--num-gpus",
+        type=positive_count,
+        default=1,
+        metavar="N",
+        help="tensor parallel (default 1)",
+    )
     add(
         "--blocks",
         metavar="N|infinite",
         help="KV blocks in the pool, as --num-gpu-blocks-override (default: what fits the GPU)",
     )
-    add("--block-size", type=_count, metavar="TOKENS", help="tokens a block (default 16)")
+    add("--block-size", type=positive_count, metavar="TOKENS", help="tokens a block (default 16)")
     add(
         "--gpu-memory-utilization",
         type=_share,
@@ -147,17 +153,28 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="share of the memory that the server takes (default %(default)s, vLLM's)",
     )
-    add("--max-num-seqs", type=_count, metavar="N", help="turns that run at once (vLLM's default)")
-    add("--max-num-batched-tokens", type=_count, metavar="N", help="of one step (vLLM's default)")
+    add(
+        "--max-num-seqs",
+        type=positive_count,
+        metavar="N",
+        help="turns that run at once (vLLM's default)",
+    )
+    add(
+        "--max-num-batched-tokens",
+        type=positive_count,
+        metavar="N",
+        help="of one step (vLLM's default)",
+    )
     add(
         "--max-model-len",
-        type=_count,
+        type=positive_count,
         metavar="TOKENS",
         help="longest context taken (default: the model's, or the pool's if that is less)",
     )
 
 
-def _count(text: str) -> int:
+def positive_count(text: str) -> int:
+    """A whole number from 1 on, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")

@@ -1,19 +1,17 @@
 """Times single steps of a running server from outside: prefills and decodes of known size.
 
 Prompts are token ids, each different from the first token on, so that none is in the cache. The
-server must be otherwise idle.
+server must be otherwise idle. A decode step is the difference between completions of many tokens
+and of one: how the server bunches a stream's events does not matter.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import httpx
@@ -27,22 +25,17 @@ PREFILL_TOKENS = (16, 64, 128, 256, 512, 1024, 1536, 2048)
 DECODE_BATCHES = ((1, 64), (1, 512), (1, 1536), (2, 256), (4, 64), (4, 768), (8, 256))
 """(requests at once, tokens of each prompt)."""
 DECODE_S = 1.0
-"""A decode lasts about so long, so that requests sent at once decode side by side mostly."""
+"""A completion decodes for about so long."""
 MIN_DECODE_TOKENS, MAX_DECODE_TOKENS = 32, 256
-REPEATS = 3
+DEFAULT_ROUNDS = 4
 _TIMEOUT_S = 300.0
+
+
+Probe = tuple[int, int, int]
 
 
 class TimingError(AgentKVError):
     """The server did not answer a probe, or not as it must for its times to mean something."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """Tokens of a completion that have come by a time on the monotonic clock."""
-
-    at_s: float
-    num_tokens: int
 
 
 class StepTimer:
@@ -76,105 +69,88 @@ class StepTimer:
     def __exit__(self, *exc_info: object) -> None:
         self._http.close()
 
-    def time_all(self, say: Callable[[str], None]) -> Iterator[TimedStep]:
-        """Every probe that the server's longest context allows; the first ones warm it up."""
-        for _ in range(2):
-            self._prefill_s(64)
+    def time_all(self, num_rounds: int, say: Callable[[str], None]) -> list[TimedStep]:
+        """Every probe that the server's longest context allows, the fastest of so many rounds.
+
+        Rounds are far apart in time, so that a busy minute spoils one of them and not a probe.
+        """
+        for _ in range(2):  # the first ones warm the server up
+            self._completions_s(1, 64, 1)
         decode_tokens = self._decode_tokens()
+        probes = list(self._probes(decode_tokens))
+        fastest_s = dict.fromkeys(probes, math.inf)
+        for number in range(num_rounds):
+            say(f"round {number + 1} of {num_rounds}: {len(probes)} probes")
+            for probe in probes:
+                seconds = self._completions_s(*probe)
+                fastest_s[probe] = min(fastest_s[probe], seconds)
+        return list(_steps(fastest_s, decode_tokens))
+
+    def _probes(self, decode_tokens: int) -> Iterator[Probe]:
+        """(requests at once, tokens of each prompt, tokens of each output)."""
         for num_tokens in PREFILL_TOKENS:
             if num_tokens < self._max_tokens:
-                seconds = min(self._prefill_s(num_tokens) for _ in range(REPEATS))
-                say(f"prefill of {num_tokens} tokens: {seconds * 1e3:.1f} ms")
-                batch = Batch()
-                batch.add_prefill(num_tokens, 0)
-                yield TimedStep(batch, seconds, has_request=True)
+                yield 1, num_tokens, 1
         for num_requests, num_tokens in DECODE_BATCHES:
-            if num_tokens + decode_tokens < self._max_tokens:
-                seconds = min(
-                    self._decode_s(num_requests, num_tokens, decode_tokens) for _ in range(REPEATS)
-                )
-                say(f"decode of {num_requests} x {num_tokens} tokens: {seconds * 1e3:.1f} ms")
-                batch = Batch()
-                for _ in range(num_requests):
-                    batch.add_decode(num_tokens + decode_tokens // 2)
-                yield TimedStep(batch, seconds, has_request=False)
-
-    def _prompt(self, num_tokens: int) -> list[int]:
-        return self._random.choices(self._token_ids, k=num_tokens)
-
-    def _prefill_s(self, num_tokens: int) -> float:
-        """From sending to the first token."""
-        sent_s = time.monotonic()
-        return self._stream(self._prompt(num_tokens), 1, None)[0].at_s - sent_s
+            if num_tokens + decode_tokens <= self._max_tokens:
+                yield num_requests, num_tokens, 1
+                yield num_requests, num_tokens, decode_tokens
 
     def _decode_tokens(self) -> int:
-        """How many tokens this server decodes in DECODE_S."""
-        sent_s = time.monotonic()
-        ended_s = self._stream(self._prompt(16), MIN_DECODE_TOKENS, None)[-1].at_s
-        num_tokens = int(MIN_DECODE_TOKENS * DECODE_S / (ended_s - sent_s))
+        """How many tokens this server decodes in DECODE_S, the first one's prefill included."""
+        seconds = self._completions_s(1, 16, MIN_DECODE_TOKENS)
+        num_tokens = int(MIN_DECODE_TOKENS * DECODE_S / seconds)
         return min(max(num_tokens, MIN_DECODE_TOKENS), MAX_DECODE_TOKENS)
 
-    def _decode_s(self, num_requests: int, num_tokens: int, decode_tokens: int) -> float:
-        """A step, while so many requests decode at once."""
-        start = threading.Barrier(num_requests)
-        prompts = [self._prompt(num_tokens) for _ in range(num_requests)]
+    def _completions_s(self, num_requests: int, num_tokens: int, output_tokens: int) -> float:
+        """From sending so many requests at once to the end of the last."""
+        prompts = [self._random.choices(self._token_ids, k=num_tokens) for _ in range(num_requests)]
         with ThreadPoolExecutor(num_requests) as pool:
-            jobs = [pool.submit(self._stream, prompt, decode_tokens, start) for prompt in prompts]
-            streams = [job.result() for job in jobs]
-        # while all decode: from the last one's first token to the first one's last
-        begin_s = max(stream[0].at_s for stream in streams)
-        end_s = min(stream[-1].at_s for stream in streams)
-        steps_s = [
-            (seen[-1].at_s - seen[0].at_s) / (seen[-1].num_tokens - seen[0].num_tokens)
-            for stream in streams
-            if len(seen := [event for event in stream if begin_s <= event.at_s <= end_s]) > 1
-        ]
-        if not steps_s:
-            raise TimingError(
-                f"{num_requests} requests of {num_tokens} tokens did not decode side by side: "
-                "is the server idle otherwise, and its --max-num-seqs 8 or more?"
-            )
-        return median(steps_s)
+            sent_s = time.monotonic()
+            for done in [pool.submit(self._complete, prompt, output_tokens) for prompt in prompts]:
+                done.result()
+            return time.monotonic() - sent_s
 
-    def _stream(
-        self, prompt: list[int], max_tokens: int, start: threading.Barrier | None
-    ) -> list[Arrival]:
-        """When each part of one completion arrived."""
+    def _complete(self, prompt: list[int], output_tokens: int) -> None:
         body = {
             "model": self._model,
             "prompt": prompt,
-            "max_tokens": max_tokens,
+            "max_tokens": output_tokens,
             "temperature": 0,
             "ignore_eos": True,
-            "stream": True,
-            # tokens so far in each event: fast ones come several in one
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
-        if start is not None:
-            start.wait(_TIMEOUT_S)
         try:
-            with self._http.stream("POST", "/v1/completions", json=body) as answer:
-                if not answer.is_success:
-                    answer.read()
-                    raise TimingError(
-                        f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}"
-                    )
-                seen = [arrival for line in answer.iter_lines() if (arrival := _arrival(line))]
+            answer = self._http.post("/v1/completions", json=body)
         except httpx.HTTPError as error:
             raise TimingError(f"{self._http.base_url}: no answer to a probe: {error}") from error
-        if not seen or seen[-1].num_tokens != max_tokens:
+        if not answer.is_success:
+            raise TimingError(f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}")
+        usage: dict[str, Any] = answer.json().get("usage") or {}
+        if usage.get("completion_tokens") != output_tokens:
             raise TimingError(
-                f"{self._http.base_url}: asked for {max_tokens} tokens, counted "
-                f"{seen[-1].num_tokens if seen else 0}: is it a vLLM server?"
+                f"{answer.url}: asked for {output_tokens} tokens, got "
+                f"{usage.get('completion_tokens')}: is it a vLLM server?"
             )
-        return seen
 
 
-def _arrival(line: str) -> Arrival | None:
-    """What a line of the stream brings, if it brings tokens."""
-    at_s = time.monotonic()
-    if not line.startswith("data: {"):
-        return None
-    event: dict[str, Any] = json.loads(line.removeprefix("data: "))
-    num_tokens = (event.get("usage") or {}).get("completion_tokens", 0)
-    return Arrival(at_s, num_tokens) if event.get("choices") and num_tokens else None
+def _steps(fastest_s: Mapping[Probe, float], decode_tokens: int) -> Iterator[TimedStep]:
+    """Prefills as they were timed; decodes as the difference that the further tokens made."""
+    for num_tokens in PREFILL_TOKENS:
+        if (1, num_tokens, 1) in fastest_s:
+            batch = Batch()
+            batch.add_prefill(num_tokens, 0)
+            yield TimedStep(batch, fastest_s[1, num_tokens, 1], has_request=True)
+    for num_requests, num_tokens in DECODE_BATCHES:
+        whole_s = fastest_s.get((num_requests, num_tokens, decode_tokens))
+        if whole_s is None:
+            continue
+        more_s = whole_s - fastest_s[num_requests, num_tokens, 1]
+        if more_s <= 0.0:
+            raise TimingError(
+                f"{decode_tokens} tokens of output took no longer than one: is something else "
+                "running on this server?"
+            )
+        batch = Batch()
+        for _ in range(num_requests):
+            batch.add_decode(num_tokens + decode_tokens // 2)
+        yield TimedStep(batch, more_s / (decode_tokens - 1), has_request=False)

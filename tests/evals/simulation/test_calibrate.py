@@ -36,6 +36,7 @@ def test_a_server_is_measured_and_simulated(
     """The profile has the server's pool and times, and `simulate --gpu FILE` takes it."""
     out = tmp_path / "tiny.json"
     flags = ["--base-url", tiny_fcfs_server.base_url, "--out", str(out), "--name", "tiny-cpu"]
+    flags += ["--rounds", "2"]
     assert main(flags) == 0
     profile = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert profile == json.loads(out.read_text())
