@@ -36,9 +36,8 @@ def test_a_server_is_measured_and_simulated(
     """The profile has the server's pool and times, and `simulate --gpu FILE` takes it."""
     out = tmp_path / "tiny.json"
     flags = ["--base-url", tiny_fcfs_server.base_url, "--out", str(out), "--name", "tiny-cpu"]
-    flags += ["--rounds", "2", "--force"]
-    # A step of this server is a millisecond: a busy moment of the machine spoils an attempt.
-    assert any(main(flags) == 0 for _ in range(3))
+    flags += ["--rounds", "2"]
+    assert main(flags) == 0
     profile = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert profile == json.loads(out.read_text())
     assert profile["block_tokens"] == 32
