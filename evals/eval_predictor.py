@@ -22,7 +22,6 @@ from . import predictor_models
 from .predictor_models import ModelsError, PredictorMaker
 from .predictor_options import AT_LEAST, parser
 from .predictor_progress import progress
-from .predictor_provenance import provenance
 from .predictor_replay import LearningRules
 from .predictor_rows import Scoring, judge
 from .predictor_splits import (
@@ -35,6 +34,7 @@ from .predictor_splits import (
     train_part,
 )
 from .predictor_tables import grouped, markdown, score_lines
+from .provenance import provenance
 from .traces import Trace, TraceError, read_traces
 
 PASSED, FAILED, BAD_USAGE = 0, 1, 2

@@ -10,17 +10,14 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import agentkv
-
+from .provenance import provenance
 from .side_by_side import Row
 
 PARTS = ("middleware", "client", "import", "decision", "scheduler", "memory")
@@ -95,32 +92,10 @@ def _document(rows: Sequence[Row], seed: int) -> dict[str, Any]:
     return {
         "passed": exit_status(rows) == 0,
         "seed": seed,
-        "commit": _commit(),
-        "versions": {
-            "agentkv": agentkv.__version__,
-            "python": platform.python_version(),
-            **{name: found for name in PACKAGES if (found := _version(name)) is not None},
-        },
+        **provenance(*PACKAGES),
         "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
         "rows": [row.as_dict() for row in rows],
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of the working tree that this file is in; None outside of one."""
-    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        done = subprocess.run(asked, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
 
 
 def _parser() -> argparse.ArgumentParser:

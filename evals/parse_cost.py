@@ -18,8 +18,9 @@ from typing import Any
 
 from agentkv.tool_calls import parse_tool_calls
 
+from .arguments import whole_number
 from .hostile_replies import NUM_CHARS, hostile_replies
-from .predictor_provenance import provenance
+from .provenance import provenance
 from .typical_replies import typical_replies
 
 PASSED, FAILED = 0, 1
@@ -95,17 +96,13 @@ def _processor_ms(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="agentkv.evals.parse_cost", description=__doc__)
     parser.add_argument(
-        "--num", type=_count, default=1000, help="times each reply is read (default %(default)s)"
+        "--num",
+        type=whole_number(2),
+        default=1000,
+        help="times each reply is read (default %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document alone")
     return parser
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 2:
-        raise argparse.ArgumentTypeError(f"{text}: must be 2 or more")
-    return number
 
 
 if __name__ == "__main__":

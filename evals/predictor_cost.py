@@ -20,7 +20,8 @@ import numpy as np
 from agentkv.commands import analyze_command, forget_analyses
 from agentkv.durations import KINDS, DurationPredictor
 
-from .predictor_provenance import provenance
+from .arguments import whole_number
+from .provenance import provenance
 from .traces import TraceError, read_trace
 
 PASSED, FAILED, BAD_USAGE = 0, 1, 2
@@ -146,18 +147,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("trace", nargs="?", help="take its commands; default: 16 built-in ones")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
     parser.add_argument(
-        "--num", type=_count, default=2000, help="calls timed (default %(default)s)"
+        "--num", type=whole_number(1), default=2000, help="calls timed (default %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the predictors")
     parser.add_argument("--json", action="store_true", help="print one JSON document alone")
     return parser
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
-    return number
 
 
 if __name__ == "__main__":

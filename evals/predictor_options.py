@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from agentkv.durations import KINDS
 
+from .arguments import seconds, share, whole_number
 from .predictor_splits import SPLITS
 
 AT_LEAST = ("auc_1", "auc_2", "auc_5", "auc_10")
@@ -33,7 +34,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     )
     add(
         "--train-share",
-        type=_share,
+        type=share,
         default=0.7,
         metavar="X",
         help="share of each trace, by time, that is learned (default %(default)s)",
@@ -53,11 +54,23 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         help="how a command known to have taken at most 3 s is observed: as the median of the "
         "short ones, not at all, or as 3 s (default)",
     )
-    add("--session-folds", type=_count(2), default=5, metavar="N", help="groups of sessions (5)")
-    add("--min-family-rows", type=_count(1), default=30, metavar="N", help="for --split tool (30)")
+    add(
+        "--session-folds",
+        type=whole_number(2),
+        default=5,
+        metavar="N",
+        help="groups of sessions (5)",
+    )
+    add(
+        "--min-family-rows",
+        type=whole_number(1),
+        default=30,
+        metavar="N",
+        help="for --split tool (30)",
+    )
     add(
         "--reload-s",
-        type=_seconds,
+        type=seconds,
         default=7.4,
         metavar="S",
         help="what a lost cache costs, queueing and prefill; 7.4 makes a TTL of 2 s the best for "
@@ -65,12 +78,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     )
     add(
         "--context-blocks",
-        type=_count(1),
+        type=whole_number(1),
         default=875,
         metavar="N",
         help="blocks of one context (default 875: 14,000 tokens)",
     )
-    add("--resamples", type=_count(0), default=200, metavar="N", help="of the bootstrap (200)")
+    add(
+        "--resamples", type=whole_number(0), default=200, metavar="N", help="of the bootstrap (200)"
+    )
     add(
         "--require",
         type=_requirements,
@@ -100,30 +115,6 @@ def _names(allowed: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
             seen = f"unknown {', '.join(map(repr, unknown))}" if unknown else "nothing named"
             raise argparse.ArgumentTypeError(f"{seen}; choose from {', '.join(allowed)}")
         return names
-
-    return parse
-
-
-def _share(text: str) -> float:
-    share = float(text)
-    if not 0.0 < share <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
-    return share
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0.0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds above 0")
-    return seconds
-
-
-def _count(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        number = int(text)
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{text}: must be {least} or more")
-        return number
 
     return parse
 

@@ -20,6 +20,7 @@ import httpx
 import agentkv
 from agentkv.errors import AgentKVServerError
 
+from .arguments import seconds
 from .pin_experiment import PinExperiment, Plan
 from .pin_report import LEGEND, header, row_line, ttl_line, verdict_lines
 from .pin_rows import PinRun, TurnRow
@@ -106,14 +107,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--api-key", help="sent as a bearer token")
     parser.add_argument(
         "--ttl",
-        type=_seconds,
+        type=seconds,
         default=_DEFAULT_TTL_S,
         metavar="S",
         help="how long a pin may last on a server that does not tell (default %(default)s)",
     )
     parser.add_argument(
         "--gap-s",
-        type=_seconds,
+        type=seconds,
         default=1.0,
         metavar="S",
         help="pause after each turn; must be shorter than the TTL (default %(default)s)",
@@ -122,13 +123,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", metavar="DIR", help="also write verify_pin.json into this folder")
     parser.add_argument("--force", action="store_true", help="overwrite what --out holds")
     return parser
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0.0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds above 0")
-    return seconds
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 
 from agentkv.errors import AgentKVError
 
+from ..arguments import whole_number
 from .compare_profiles import CPU, GPU, Profile
 from .compare_runs import ComparePlan, check_folders, run_all
 from .comparison import compare
@@ -132,12 +133,12 @@ def _parser() -> argparse.ArgumentParser:
         help=f"give it for each policy; of {', '.join(policy_names())} "
         f"(default {', '.join(DEFAULT_POLICIES)})",
     )
-    add("--repeats", type=_count, default=3, metavar="N", help="runs a policy (default 3)")
+    add("--repeats", type=whole_number(1), default=3, metavar="N", help="runs a policy (default 3)")
     add("--gpu", action="store_true", help="defaults for one GPU: the reference's A/B run")
     add("--model", help="name or folder (default: the demo model; with --gpu Llama-3.1-8B)")
     add(
         "--num-gpu-blocks-override",
-        type=_count,
+        type=whole_number(1),
         metavar="N",
         help="blocks of KV cache (default on CPU: scarce)",
     )
@@ -150,13 +151,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print the JSON document alone")
     add("server_flags", nargs="*", metavar="-- FLAG", help="more flags for the servers")
     return parser
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
-    return number
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 
 from agentkv.errors import AgentKVError
 
+from ..arguments import whole_number
 from .record_events import read_record
 from .record_jobs import JobRecord
 from .record_replay import jobs_of
@@ -83,19 +84,18 @@ def _parser() -> argparse.ArgumentParser:
     add: Any = parser.add_argument
     add("source", metavar="SOURCE", help="URL, file or folder")
     add("--job", action="append", metavar="ID", help="only this job (repeatable)")
-    add("--top", type=_count, default=40, metavar="N", help="jobs in the table (default 40)")
+    add(
+        "--top",
+        type=whole_number(1),
+        default=40,
+        metavar="N",
+        help="jobs in the table (default 40)",
+    )
     add("--timeline", metavar="PNG", help="also draw the jobs, at most 12, over time")
     add("--force", action="store_true", help="overwrite the picture")
     add("--api-key", help="sent as a bearer token")
     add("--json", action="store_true", help="print one JSON document instead")
     return parser
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
-    return number
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ import httpx
 
 from agentkv.errors import AgentKVError
 
+from ..arguments import whole_number
 from ..load.load_server import LoadServer, LoadServerFacts
 from ..load.sample_text import sample_text
 from ..pin_server import PinServer
 from ..server_metrics import BlockPool, PageError
 from . import catalog
 from .cost_fit import Fit, TimedStep, fit
-from .options import positive_count
 from .profile import Profile
 from .step_timing import DEFAULT_ROUNDS, StepTimer
 
@@ -147,14 +147,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--api-key", help="sent as a bearer token")
     add(
         "--max-num-seqs",
-        type=positive_count,
+        type=whole_number(1),
         default=catalog.NUM_SEQS,
         metavar="N",
         help="as the server was started; it does not tell (default %(default)s)",
     )
     add(
         "--max-num-batched-tokens",
-        type=positive_count,
+        type=whole_number(1),
         default=catalog.BATCH_TOKENS,
         metavar="N",
         help="as the server was started; it does not tell (default %(default)s)",
@@ -168,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--rounds",
-        type=positive_count,
+        type=whole_number(1),
         default=DEFAULT_ROUNDS,
         metavar="N",
         help="times each probe is sent; the fastest counts (default %(default)s)",

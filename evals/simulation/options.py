@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..arguments import positive, share, whole_number
 from ..load.plans import Workload, WorkloadError
 from ..load.workload_options import add_workload_options, describe_workload, fill_in, workload_of
 from . import catalog
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--dram-gib",
-        type=_amount,
+        type=positive,
         default=DEFAULT_DRAM_GIB,
         metavar="GIB",
         help="memory of the tier of +offload policies (default %(default)g)",
@@ -135,7 +135,7 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--num-gpus",
-        type=positive_count,
+        type=whole_number(1),
         default=1,
         metavar="N",
         help="tensor parallel (default 1)",
@@ -145,51 +145,29 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
         metavar="N|infinite",
         help="KV blocks in the pool, as --num-gpu-blocks-override (default: what fits the GPU)",
     )
-    add("--block-size", type=positive_count, metavar="TOKENS", help="tokens a block (default 16)")
+    add("--block-size", type=whole_number(1), metavar="TOKENS", help="tokens a block (default 16)")
     add(
         "--gpu-memory-utilization",
-        type=_share,
+        type=share,
         default=catalog.GPU_MEMORY_UTILIZATION,
         metavar="X",
         help="share of the memory that the server takes (default %(default)s, vLLM's)",
     )
     add(
         "--max-num-seqs",
-        type=positive_count,
+        type=whole_number(1),
         metavar="N",
         help="turns that run at once (vLLM's default)",
     )
     add(
         "--max-num-batched-tokens",
-        type=positive_count,
+        type=whole_number(1),
         metavar="N",
         help="of one step (vLLM's default)",
     )
     add(
         "--max-model-len",
-        type=positive_count,
+        type=whole_number(1),
         metavar="TOKENS",
         help="longest context taken (default: the model's, or the pool's if that is less)",
     )
-
-
-def positive_count(text: str) -> int:
-    """A whole number from 1 on, for argparse."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
-    return number
-
-
-def _bounded(most: float, what: str) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        number = float(text)
-        if not 0.0 < number <= most or number == math.inf:
-            raise argparse.ArgumentTypeError(f"{text}: must be {what}")
-        return number
-
-    return parse
-
-
-_share = _bounded(1.0, "above 0 and at most 1")
-_amount = _bounded(math.inf, "a number above 0")

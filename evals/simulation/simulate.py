@@ -12,7 +12,7 @@ from agentkv.errors import AgentKVError
 
 from ..load.outcomes import RunOutcome
 from ..load.summary import summarize
-from ..predictor_provenance import provenance
+from ..provenance import provenance
 from .alone import alone_s
 from .options import SimulationPlan, read_plan
 from .report import policy_entry, table

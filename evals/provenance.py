@@ -11,11 +11,13 @@ from typing import Any
 import agentkv
 
 PACKAGES = ("lightgbm", "numpy", "tree-sitter", "tree-sitter-bash")
+"""What every result may depend on; each kind of measurement adds its own."""
 
 
-def provenance() -> dict[str, Any]:
-    """The commit of the working tree this file is in (None outside of one), and the versions."""
-    found = {name: _version(name) for name in PACKAGES}
+def provenance(*packages: str) -> dict[str, Any]:
+    """The commit of the working tree this file is in (None outside of one), and the versions of
+    agentkv, Python, PACKAGES and `packages`, as far as they are installed."""
+    found = {name: _version(name) for name in (*PACKAGES, *packages)}
     return {
         "commit": _commit(),
         "versions": {
