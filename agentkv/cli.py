@@ -19,6 +19,10 @@ COMMANDS = {
     "plot": ("agentkv.evals.figures.plot", "draw the rows of bench, compare and simulate"),
     "predict": ("agentkv.predict", "say how long a command will run, and why"),
     "eval-predictor": ("agentkv.evals.eval_predictor", "judge and train the predictors on traces"),
+    "swebench": (
+        "agentkv.evals.swebench.swebench",
+        "run an agent on SWE-bench, evaluate its patches, report",
+    ),
     "prepare-model": ("agentkv.demo_model", "prepare the demo model"),
 }
 """Subcommand: (module with `main(argv) -> exit status`, what it does)."""

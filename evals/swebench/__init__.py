@@ -1,0 +1,1 @@
+"""SWE-bench end to end: run, evaluate, report."""

@@ -1,0 +1,1 @@
+"""Half-open spans of numbers."""

@@ -1,0 +1,1 @@
+"""Rows of text: read from lines, laid out as a grid."""
