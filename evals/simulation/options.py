@@ -89,7 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="agentkv simulate",
         description="Compare policies on vLLM's real scheduler with a virtual clock: no server, "
-        "no GPU. `agentkv simulate calibrate --help` fits the times to a running server.",
+        "no GPU. `agentkv simulate calibrate --help`: fit the times to a running server; "
+        "`agentkv simulate study --help`: a whole grid of loads and pools.",
         epilog="The last line on standard output is one JSON document. Exit status: 0 all jobs "
         "done, 1 some failed or were cut, 2 bad usage.",
     )
@@ -101,9 +102,9 @@ def _parser() -> argparse.ArgumentParser:
         "--policy",
         action="append",
         metavar="NAME",
-        help="fcfs, continuum[:paper|:released], context_serve, ..., each also with +offload (a "
-        f"DRAM tier) and @infinite (an unlimited pool); may be given several times (default "
-        f"{' and '.join(DEFAULT_POLICIES)})",
+        help="fcfs, continuum[:paper|:released], context_serve, ..., each also with settings "
+        """(continuum{"max_ttl_s": 5}), +offload (a DRAM tier) and @infinite (an unlimited """
+        f"pool); may be given several times (default {' and '.join(DEFAULT_POLICIES)})",
     )
     add(
         "--dram-gib",

@@ -28,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .calibrate import main as calibrate
 
         return calibrate(argv[1:])
+    if argv[:1] == ["study"]:
+        from ..study.study import main as study
+
+        return study(argv[1:])
     try:
         plan, is_json_alone = read_plan(argv)
         runs, reason = _run_all(plan)

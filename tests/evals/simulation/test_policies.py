@@ -43,3 +43,41 @@ def test_unknown_names_list_the_known_ones(name: str) -> None:
     """Also `priority`, for which no workload has the numbers."""
     with pytest.raises(SimulationError, match=r"allowed are fcfs, continuum, context_serve"):
         parse_policy(name)
+
+
+def test_settings_may_follow_the_name() -> None:
+    """As a JSON object, laid over what the name stands for; before the suffixes."""
+    policy = parse_policy('continuum:released{"fixed_ttl_s": 0.5}+offload@infinite')
+    assert policy.settings == {
+        "policy": "continuum",
+        "rules": "released",
+        "ttl": "fixed",
+        "fixed_ttl_s": 0.5,
+    }
+    assert policy.has_offload
+    assert policy.is_infinite
+
+
+def test_settings_have_one_spelling() -> None:
+    """The name of a run does not depend on spaces and order."""
+    first = parse_policy('continuum{"max_ttl_s": 5, "max_jobs": 10}')
+    assert first == parse_policy('continuum{"max_jobs":10,"max_ttl_s":5}')
+    assert first.name == 'continuum{"max_jobs":10,"max_ttl_s":5}'
+    assert parse_policy("fcfs{}").name == "fcfs"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ('continuum{"max_ttl_s": -1}', "'max_ttl_s': Input should be greater than 0, got -1"),
+        ('continuum{"no_such": 1}', "unknown key 'no_such'; valid keys: "),
+        ('continuum{"policy": "fcfs"}', "the policy stands before the settings"),
+        ("continuum{max_ttl_s: 5}", "is no JSON"),
+        ('fcfs{"max_ttl_s": 5}', "fcfs is vLLM's and has no settings"),
+    ],
+)
+def test_wrong_settings_are_told(name: str, message: str) -> None:
+    """By the plugin's own reading of them."""
+    with pytest.raises(SimulationError, match="--policy: got") as caught:
+        parse_policy(name)
+    assert message in str(caught.value)
