@@ -1,0 +1,102 @@
+"""Verdicts by the official harness's own code: what it can grade, and what its report means.
+
+Every rule about tests is swebench's; this module only turns its inputs and outputs into ours, and
+names what would break it or fool it. swebench takes 4 s to import: it is imported when used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .errors import SwebenchError
+from .eval_results import Verdict
+from .instances import Instance
+
+_NEEDED = ("instance_id", "repo", "version", "eval_script", "log_parser", "eval_type")
+"""Fields without which the harness raises, and with it a whole batch.
+
+Source: swebench 5.0.2, harness/utils.py, make_test_spec.
+"""
+
+
+def harness_version() -> str:
+    """Version of the official harness; raises SwebenchError where it is not installed."""
+    try:
+        return version("swebench")
+    except PackageNotFoundError as error:
+        raise SwebenchError(
+            "the official harness is missing: run `pip install 'agentkv-serving[swebench]'`"
+        ) from error
+
+
+def obstacle(instance: Instance, *, needs_image: bool) -> str | None:
+    """Why this instance cannot be graded at all; None if it can.
+
+    The harness counts an instance without FAIL_TO_PASS tests as resolved whatever the patch does
+    (compute_fail_to_pass of an empty list is 1), so that is caught here.
+    """
+    needed = (*_NEEDED, "image") if needs_image else _NEEDED
+    missing = [name for name in needed if not instance.raw.get(name)]
+    if missing:
+        return f"the instance lacks {', '.join(missing)}"
+    if not instance.fail_to_pass:
+        return "the instance has no FAIL_TO_PASS tests: nothing can show that it is resolved"
+    return None
+
+
+def graded(instance: Instance, prediction: Mapping[str, Any], log_path: Path) -> dict[str, Any]:
+    """The harness's report on a test log: `get_eval_report`, as it is, for this one instance.
+
+    Raises SwebenchError where the harness does (an unknown log parser, say).
+    """
+    from swebench.harness.grading import get_eval_report
+
+    try:
+        reports = get_eval_report(
+            test_spec=test_spec(instance),
+            prediction=dict(prediction),
+            test_log_path=str(log_path),
+            include_tests_status=True,
+        )
+    except (LookupError, ValueError, TypeError) as error:
+        raise SwebenchError(f"the harness: {type(error).__name__}: {error}") from error
+    report: dict[str, Any] = reports[instance.instance_id]
+    return report
+
+
+def test_spec(instance: Instance) -> Any:
+    """The harness's TestSpec; its `eval_script` also records the exit status of the tests."""
+    from swebench.harness.utils import make_test_spec
+
+    return make_test_spec({"image": None, **instance.raw})
+
+
+def verdict(report: Mapping[str, Any]) -> Verdict:
+    """What the harness's report on one instance says."""
+    if report["resolved"]:
+        return Verdict("resolved")
+    if not report["patch_successfully_applied"]:
+        reason = report.get("infra_failure_reason")
+        told = f" ({reason})" if reason else ""
+        return Verdict("unresolved", f"no readable test output{told}")
+    tests = report.get("tests_status", {})
+    return Verdict("unresolved", "; ".join(_failures(tests)) or "tests fail")
+
+
+def _failures(tests: Mapping[str, Mapping[str, Sequence[str]]]) -> list[str]:
+    found = []
+    for kind in ("FAIL_TO_PASS", "PASS_TO_PASS"):
+        failed = tests.get(kind, {}).get("failure", [])
+        total = len(failed) + len(tests.get(kind, {}).get("success", []))
+        if failed:
+            found.append(f"{len(failed)} of {total} {kind} fail, first {failed[0]}")
+    return found
+
+
+def write_report(path: Path, report: Mapping[str, Any]) -> None:
+    """The harness's report beside the log it is about."""
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

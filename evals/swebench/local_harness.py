@@ -1,0 +1,151 @@
+"""Grades a patch without containers: the instance's own eval script in bubblewrap.
+
+Follows what the official harness does in a container, step for step, on a fresh clone of the
+instance's repository; the log is graded by the harness's own code. The Python that runs the tests
+is the one that runs this, not the image's, so the mode is for instances made for that.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentkv.agents.bounded_process import CommandResult, run_bounded
+from agentkv.agents.bubblewrap import INSIDE_PATH, sandboxed_argv
+
+from .errors import SwebenchError
+from .eval_results import Verdict
+from .grading import graded, test_spec, verdict, write_report
+from .instances import Instance
+
+TESTBED = "/testbed"
+"""Where images of SWE-bench have the repository, and eval scripts look for it."""
+_RESET = "git checkout -- . ; git clean -fd"
+_APPLY_LIMIT_S = 120.0
+_LOG_LIMIT_BYTES = 64 * 1024 * 1024
+_MAX_REASON_CHARS = 300
+_PATCH, _SCRIPT = ".git/model.patch", ".git/eval.sh"
+"""In the folder that neither `git clean` nor a patch touches."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHarness:
+    """`bubblewrap` is the bwrap to use, `time_limit_s` what the eval script of an instance gets."""
+
+    bubblewrap: str
+    repositories: Mapping[str, Path]
+    log_folder: Path
+    time_limit_s: float
+
+    def verdict(self, instance: Instance, prediction: Mapping[str, str]) -> Verdict:
+        """Apply the patch, run the eval script, grade the log; all of it stays in `log_folder`.
+
+        Takes as long as the tests; safe to call from several threads. Raises OSError where
+        nothing can be written.
+        """
+        repository = self.repositories.get(instance.instance_id)
+        if repository is None:
+            return Verdict("error", "no repository of this instance here: grade it in containers")
+        logs = self.log_folder / instance.instance_id
+        logs.mkdir(parents=True, exist_ok=True)
+        try:
+            with _clone(repository, instance.base_commit) as worktree:
+                return self._graded(instance, prediction, worktree, logs)
+        except SwebenchError as error:
+            return Verdict("error", str(error))
+
+    def _graded(
+        self, instance: Instance, prediction: Mapping[str, str], worktree: Path, logs: Path
+    ) -> Verdict:
+        # both files before anything of the model's runs, and could put a link in their place
+        for name, kept, text in (
+            (_PATCH, "patch.diff", prediction["model_patch"]),
+            (_SCRIPT, "eval.sh", test_spec(instance).eval_script),
+        ):
+            (worktree / name).write_text(text, encoding="utf-8", newline="")
+            (logs / kept).write_text(text, encoding="utf-8", newline="")
+        if (refusal := self._apply(worktree)) is not None:
+            return Verdict("error", f"the patch does not apply: {_shortened(refusal)}")
+        result = self._run(worktree, f"/bin/bash {_SCRIPT}", self.time_limit_s)
+        log_path = logs / "test_output.txt"
+        log_path.write_text(result.output, encoding="utf-8", newline="")
+        if result.timed_out:
+            return Verdict("error", f"the tests ran longer than {self.time_limit_s:g} s")
+        report = graded(instance, prediction, log_path)
+        write_report(logs / "report.json", report)
+        return verdict(report)
+
+    def _apply(self, worktree: Path) -> str | None:
+        """Try the harness's commands in its order; None if one worked, else what the last said.
+
+        Source: swebench 5.0.2, harness/run_evaluation.py, run_instance.
+        """
+        from swebench.harness.run_evaluation import GIT_APPLY_CMDS
+
+        said = ""
+        for attempt, command in enumerate(GIT_APPLY_CMDS):
+            if attempt:
+                self._run(worktree, _RESET, _APPLY_LIMIT_S)
+            result = self._run(worktree, f"{command} {_PATCH}", _APPLY_LIMIT_S)
+            if result.returncode == 0:
+                return None
+            said = result.output or said
+        check = f"git apply --check --reverse {_PATCH}"
+        is_there = self._run(worktree, check, _APPLY_LIMIT_S).returncode == 0
+        return None if is_there else said
+
+    def _run(self, worktree: Path, command: str, limit_s: float) -> CommandResult:
+        argv = sandboxed_argv(
+            self.bubblewrap,
+            ["bash", "--noprofile", "--norc", "-c", command],
+            workspace=worktree,
+            environment=_environment(),
+        )
+        return run_bounded(
+            [TESTBED if part == str(INSIDE_PATH) else part for part in argv],
+            cwd=worktree,
+            environment=_environment(),
+            time_limit_s=limit_s,
+            output_limit_bytes=_LOG_LIMIT_BYTES,
+        )
+
+
+def _environment() -> dict[str, str]:
+    """All that the eval script finds; nothing is inherited."""
+    return {
+        "PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+        "HOME": "/tmp",
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # plugins of our environment, not of the repository's
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+
+
+@contextmanager
+def _clone(repository: Path, commit: str) -> Iterator[Path]:
+    """A clone at `commit`, gone afterwards; shares no file with the repository."""
+    with tempfile.TemporaryDirectory(prefix="agentkv-eval-", ignore_cleanup_errors=True) as folder:
+        worktree = Path(folder) / "testbed"
+        clone = ["clone", "--quiet", "--no-hardlinks", "--no-checkout", str(repository)]
+        _git(*clone, str(worktree))
+        _git("-C", str(worktree), "checkout", "--quiet", commit)
+        yield worktree
+
+
+def _git(*arguments: str) -> None:
+    argv = ["git", "-c", "advice.detachedHead=false", "-c", "safe.directory=*", *arguments]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SwebenchError(f"git {arguments[-1]}: {done.stderr.strip() or done.returncode}")
+
+
+def _shortened(text: str) -> str:
+    """The end of what a command said, in one line: git names the file that failed there."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_REASON_CHARS else f"... {line[-_MAX_REASON_CHARS:]}"
