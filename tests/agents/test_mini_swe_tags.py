@@ -1,0 +1,409 @@
+"""What our mini-swe-agent models and agent send to a server, turn by turn and at the end."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from minisweagent.agents.default import DefaultAgent
+from minisweagent.environments.local import LocalEnvironment
+from minisweagent.models.test_models import DeterministicModel, make_output
+
+import agentkv
+from agentkv.agents.mini_swe import AgentKVAgent, AgentKVModel, AgentKVTextModel
+from agentkv.errors import TagError
+from agentkv.testing import ScriptedReply, ScriptedServer
+from tests.agents.mini_swe_replies import AGENT_CONFIG, SUBMIT, fenced, model_config, tool_call
+
+pytestmark = pytest.mark.usefixtures("clean_slate")
+
+
+@pytest.fixture
+def make_server() -> Iterator[Any]:
+    """Starts a scripted server; stopped at the end of the test."""
+    servers = []
+
+    def make(*replies: ScriptedReply, **options: Any) -> ScriptedServer:
+        servers.append(ScriptedServer(replies, **options).start())
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+def run(server: ScriptedServer, *, agent: type = AgentKVAgent, **options: Any) -> Any:
+    """Run an agent to its end; the agent is given back, with its result as `result`."""
+    model = options.pop("model", None) or AgentKVModel(
+        **model_config(server, **options.pop("model_options", {}))
+    )
+    made = agent(model, LocalEnvironment(), **{**AGENT_CONFIG, **options})
+    made.result = made.run("do it")
+    agentkv.flush(timeout_s=20)
+    return made
+
+
+def tags(server: ScriptedServer, name: str) -> list[Any]:
+    return [turn.tags.get(name) for turn in server.turns]
+
+
+def paths(server: ScriptedServer) -> list[str]:
+    """What arrived, shortened to its last word."""
+    return [request.path.rpartition("/")[2] for request in server.requests]
+
+
+@pytest.mark.parametrize("provider", ["hosted_vllm", "openai"])
+def test_every_turn_is_tagged(make_server: Any, provider: str) -> None:
+    """Through litellm's own HTTP (hosted_vllm) and through the OpenAI SDK, numbered from 1."""
+    server = make_server(tool_call("true"), tool_call(SUBMIT))
+    run(server, instance_id="django-1", model_options={"model_name": f"{provider}/m"})
+    assert tags(server, "turn") == [1, 2]
+    (job_id,) = set(tags(server, "job_id"))
+    assert job_id.startswith("django-1.")
+
+
+def test_the_text_mode_is_tagged(make_server: Any) -> None:
+    """Commands in fenced text."""
+    server = make_server(fenced("true"), fenced(SUBMIT))
+    agent = run(server, model=AgentKVTextModel(**model_config(server, agentkv_job_id="a")))
+    assert agent.result["exit_status"] == "Submitted"
+    assert (tags(server, "job_id"), tags(server, "turn")) == (["a", "a"], [1, 2])
+
+
+def test_the_job_id_is_instance_and_run(make_server: Any) -> None:
+    """Joined by a dot; the id given to the model stands as it is."""
+    server = make_server(tool_call(SUBMIT))
+    run(server, instance_id="i", model_options={"agentkv_run_id": "r"})
+    run(server, instance_id="i", model_options={"agentkv_run_id": "r", "agentkv_job_id": "exact"})
+    assert tags(server, "job_id") == ["i.r", "exact"]
+
+
+def test_a_second_run_of_a_model_is_another_job(make_server: Any) -> None:
+    """Or the server would take its first turns for retries."""
+    server = make_server(tool_call(SUBMIT))
+    model = AgentKVModel(**model_config(server, agentkv_job_id="a"))
+    agents = [run(server, model=model) for _ in range(2)]
+    assert tags(server, "job_id") == ["a", "a.2"]
+    assert tags(server, "turn") == [1, 1]
+    assert len(agents[1].turn_rows) == 1
+
+
+@pytest.mark.parametrize("step_limit", [1, 3])
+def test_the_last_step_is_that_of_the_step_limit(make_server: Any, step_limit: int) -> None:
+    """is_last_step comes with call number `step_limit` and with no other."""
+    server = make_server(tool_call("true"))
+    agent = run(server, step_limit=step_limit)
+    assert agent.result["exit_status"] == "LimitsExceeded"
+    assert tags(server, "is_last_step") == [None] * (step_limit - 1) + [True]
+
+
+def test_format_errors_count_towards_the_last_step(make_server: Any) -> None:
+    """A reply without a command is a call of the loop like any other."""
+    server = make_server(tool_call("true"), ScriptedReply("hm"), tool_call("true"))
+    run(server, step_limit=3)
+    assert tags(server, "is_last_step") == [None, None, True]
+
+
+def test_without_a_step_limit_no_turn_is_the_last(make_server: Any) -> None:
+    """A submission is not known beforehand."""
+    server = make_server(tool_call("true"), tool_call(SUBMIT))
+    run(server)
+    assert tags(server, "is_last_step") == [None, None]
+
+
+def test_a_failed_attempt_keeps_its_turn(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mini-swe-agent's retry after a 500 carries the number of the attempt before."""
+    monkeypatch.setenv("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", "2")
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
+    server = make_server(tool_call(SUBMIT))
+    server.fail_next(500)
+    agent = run(server)
+    assert tags(server, "turn") == [1, 1]
+    assert [row["turn"] for row in agent.turn_rows] == [1]
+
+
+def test_the_last_tool_travels_with_the_next_turn(make_server: Any) -> None:
+    """The commands of the reply before, and how long they took."""
+    server = make_server(tool_call("sleep 0.2", "true"), tool_call(SUBMIT))
+    run(server)
+    assert tags(server, "last_tool") == [None, "sleep 0.2\ntrue"]
+    assert 0.2 <= tags(server, "last_tool_s")[1] < 5
+
+
+def test_a_tool_starts_with_the_reply_and_ends_with_the_observation(make_server: Any) -> None:
+    """The server hears of both in between the turns."""
+    server = make_server(tool_call("true"), tool_call(SUBMIT))
+    run(server)
+    told = [(event["state"], event["command"], event["turn"]) for _, event in server.tool_events]
+    assert told[:2] == [("started", "true", 1), ("finished", "true", 1)]
+
+
+def test_a_submission_is_released_before_it_is_run(make_server: Any) -> None:
+    """The reply holds the submit command: the cache is not needed while that runs."""
+    server = make_server(tool_call(f"sleep 0.3; {SUBMIT}"))
+    model = AgentKVModel(**model_config(server, agentkv_job_id="a"))
+    message = model.query([{"role": "user", "content": "go"}])
+    server.wait_for(lambda server: server.released)
+    assert message["extra"]["actions"][0]["command"].endswith(SUBMIT)
+
+
+def test_a_failed_submission_goes_on(make_server: Any) -> None:
+    """The release was a hint: the next turn is tagged as ever."""
+    server = make_server(tool_call(f"{SUBMIT}; false"), tool_call(SUBMIT))
+    agent = run(server, model_options={"agentkv_job_id": "a"})
+    assert agent.result["exit_status"] == "Submitted"
+    assert (tags(server, "job_id"), tags(server, "turn")) == (["a", "a"], [1, 2])
+
+
+ENDINGS: dict[str, tuple[ScriptedReply, dict[str, Any], str]] = {
+    "submitted": (tool_call(SUBMIT), {}, "Submitted"),
+    "step limit": (tool_call("true"), {"step_limit": 1}, "LimitsExceeded"),
+    "time limit": (tool_call("sleep 1"), {"wall_time_limit_seconds": 1}, "TimeExceeded"),
+    "format errors": (
+        ScriptedReply("hm"),
+        {"max_consecutive_format_errors": 2},
+        "RepeatedFormatError",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_end_releases(make_server: Any, ending: str) -> None:
+    """However the loop ends by itself, the last request is the release of its job."""
+    reply, options, exit_status = ENDINGS[ending]
+    server = make_server(reply)
+    agent = run(server, model_options={"agentkv_job_id": "a"}, **options)
+    assert agent.result["exit_status"] == exit_status
+    assert paths(server)[-1] == "release"
+    assert set(server.released) == {"a"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("container gone")])
+def test_an_exception_releases(make_server: Any, error: BaseException) -> None:
+    """It reaches the caller, the job is released, and the turn before it is in the rows."""
+
+    class Broken(LocalEnvironment):  # type: ignore[misc]
+        def execute(self, *args: Any, **kwargs: Any) -> Any:
+            raise error
+
+    server = make_server(tool_call("ls"))
+    agent = AgentKVAgent(AgentKVModel(**model_config(server)), Broken(), **AGENT_CONFIG)
+    with pytest.raises(type(error)):
+        agent.run("do it")
+    server.wait_for(lambda server: server.released)
+    assert [row["command"] for row in agent.turn_rows] == ["ls"]
+
+
+def test_the_rows_hold_times_tokens_and_command(make_server: Any) -> None:
+    """One per reply, those in the wrong format included."""
+    server = make_server(
+        tool_call("sleep 0.2"), ScriptedReply("hm", cached_tokens=None), tool_call(SUBMIT)
+    )
+    first, second, third = run(server).turn_rows
+    assert (first["turn"], first["command"]) == (1, "sleep 0.2")
+    assert 0.2 <= first["tool_s"] < 5
+    assert 0 < first["llm_s"] < 5
+    assert [first[f"{kind}_tokens"] for kind in ("prompt", "cached", "output")] == [100, 80, 5]
+    assert (second["command"], second["tool_s"], second["cached_tokens"]) == (None, 0.0, None)
+    assert third["tool_s"] > 0
+
+
+def test_the_rows_go_into_the_trajectory(make_server: Any) -> None:
+    """Beside mini-swe-agent's own keys."""
+    server = make_server(tool_call(SUBMIT))
+    agent = run(server)
+    saved = agent.save(None)
+    assert saved["info"]["agentkv"]["turns"] == agent.turn_rows
+    assert saved["info"]["exit_status"] == "Submitted"
+
+
+def test_the_caller_s_extra_body_is_kept(make_server: Any) -> None:
+    """And what is tagged by hand is left alone."""
+    server = make_server(tool_call(SUBMIT))
+    for extra in ({"top_k": 1}, {"job_id": "mine"}):
+        run(server, model_options={"model_kwargs": {"extra_body": extra}})
+    assert server.turns[0].body["top_k"] == 1
+    assert server.turns[0].tags["turn"] == 1
+    assert server.turns[1].tags == {"job_id": "mine"}
+
+
+def test_a_key_and_headers_reach_the_plugin(make_server: Any) -> None:
+    """The question after the plugin carries what the calls carry."""
+    server = make_server(tool_call(SUBMIT), api_key="key")
+    run(server, model_options={"model_kwargs": {"extra_headers": {"x-team": "blue"}}})
+    (info,) = [request for request in server.requests if request.path.endswith("/info")]
+    assert (info.headers["authorization"], info.headers["x-team"]) == ("Bearer key", "blue")
+    assert tags(server, "turn") == [1]
+
+
+def test_the_server_s_url_may_come_from_the_environment(
+    make_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where litellm looks for it."""
+    server = make_server(tool_call(SUBMIT))
+    monkeypatch.setenv("HOSTED_VLLM_API_BASE", server.base_url)
+    run(server, model=AgentKVModel(model_name="hosted_vllm/m"))
+    assert tags(server, "turn") == [1]
+
+
+def test_a_gateway_may_hide_the_server(make_server: Any) -> None:
+    """`agentkv_server` names the one that has the plugin and hears of tools and the end."""
+    server, gateway = make_server(), make_server(tool_call(SUBMIT), has_plugin=False)
+    run(gateway, model_options={"agentkv_server": server.root_url, "agentkv_job_id": "a"})
+    assert tags(gateway, "job_id") == ["a"]
+    assert "release" in paths(server)
+
+
+@pytest.mark.parametrize("provider", ["hosted_vllm", "openai"])
+def test_a_server_without_the_plugin_gets_plain_calls(
+    make_server: Any, caplog: pytest.LogCaptureFixture, provider: str
+) -> None:
+    """A strict one would reject the tags; one warning says so for the whole run."""
+    server = make_server(tool_call("true"), tool_call(SUBMIT), has_plugin=False)
+    agent = run(server, model_options={"model_name": f"{provider}/m"})
+    assert agent.result["exit_status"] == "Submitted"
+    assert [turn.tags for turn in server.turns] == [{}, {}]
+    assert "extra_body" not in server.turns[0].body
+    assert paths(server).count("info") == 1
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.name for record in warnings] == ["agentkv.servers"]
+    assert [row["prompt_tokens"] for row in agent.turn_rows] == [100, 100]
+
+
+def test_a_model_of_a_hosted_provider_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No URL of the user's own: nobody is asked, and litellm's call gets no further argument."""
+    calls: list[dict[str, Any]] = []
+
+    def completion(**kwargs: Any) -> Any:
+        calls.append(kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("litellm.completion", completion)
+    model = AgentKVModel(model_name="anthropic/some-model")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            model.query([{"role": "user", "content": "go"}])
+    assert set(calls[0]) == {"model", "messages", "tools"}
+    assert [record.name for record in caplog.records] == ["agentkv.agents.mini_swe.server"]
+
+
+def test_a_server_that_dies_costs_only_the_agent_its_reply(make_server: Any) -> None:
+    """The error is litellm's own, and the release that cannot be delivered raises nothing."""
+    server = make_server(tool_call("true"))
+    agent = AgentKVAgent(AgentKVModel(**model_config(server)), LocalEnvironment(), **AGENT_CONFIG)
+    execute = agent.env.execute
+
+    def stop_and_execute(action: dict[str, Any]) -> Any:
+        server.stop()
+        return execute(action)
+
+    agent.env.execute = stop_and_execute
+    with pytest.raises(Exception, match=r"[Cc]onnect"):
+        agent.run("do it")
+    assert len(agent.turn_rows) == 1
+
+
+def test_the_stock_agent_is_tagged_by_the_model_alone(make_server: Any) -> None:
+    """The one flag: turns, tools and the last step, known from what the templates are given."""
+    server = make_server(tool_call("true"))
+    run(server, agent=DefaultAgent, step_limit=3)
+    assert tags(server, "turn") == [1, 2, 3]
+    assert tags(server, "last_tool") == [None, "true", "true"]
+    assert tags(server, "is_last_step") == [None, None, True]
+
+
+def test_a_model_that_is_gone_is_released(make_server: Any) -> None:
+    """With the stock agent: the batch drops agent and model after each instance."""
+    server = make_server(ScriptedReply("hm"))
+    run(server, agent=DefaultAgent, model_options={"agentkv_job_id": "a"})
+    gc.collect()
+    server.wait_for(lambda server: server.released)
+    assert server.released == ["a"]
+
+
+def test_a_new_conversation_is_a_new_job(make_server: Any) -> None:
+    """With the stock agent: one model for several tasks."""
+    server = make_server(tool_call("true"), tool_call(SUBMIT), tool_call(SUBMIT))
+    model = AgentKVModel(**model_config(server, agentkv_job_id="a"))
+    for _ in range(2):
+        run(server, agent=DefaultAgent, model=model)
+    assert tags(server, "job_id") == ["a", "a", "a.2"]
+    assert tags(server, "turn") == [1, 2, 1]
+
+
+def test_an_error_that_ends_the_stock_agent_releases(make_server: Any) -> None:
+    """It has its model format the exit message."""
+    server = make_server(tool_call("true"))
+    model = AgentKVModel(**model_config(server, agentkv_job_id="a"))
+    model.query([{"role": "user", "content": "go"}])
+    model.format_message(role="exit", content="broken")
+    server.wait_for(lambda server: server.released)
+
+
+@pytest.mark.slow
+def test_the_end_of_the_process_releases(make_server: Any) -> None:
+    """With the stock agent and nothing else to end the job."""
+    server = make_server(tool_call("true"))
+    code = (
+        "import sys; from agentkv.agents.mini_swe import AgentKVModel\n"
+        "model = AgentKVModel(model_name='hosted_vllm/m', agentkv_job_id='a',\n"
+        "    model_kwargs={'api_base': sys.argv[1], 'api_key': 'key'})\n"
+        "model.query([{'role': 'user', 'content': 'go'}])\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, server.base_url],
+        check=True,
+        timeout=120,
+        env={**os.environ, "MSWEA_COST_TRACKING": "ignore_errors"},
+    )
+    assert server.released == ["a"]
+
+
+def test_a_session_around_the_stock_agent_is_its_job(make_server: Any) -> None:
+    """As for any call inside a session; it ends with the session."""
+    server = make_server(tool_call("true"), tool_call(SUBMIT))
+    with agentkv.session(job_id="outer"):
+        run(server, agent=DefaultAgent, model_options={"model_name": "openai/m"})
+        assert "release" not in paths(server)[:-2]
+    assert tags(server, "job_id") == ["outer", "outer"]
+    assert tags(server, "turn") == [1, 2]
+
+
+def test_a_job_inside_a_session_names_its_parent(make_server: Any) -> None:
+    """Our agent in somebody's session is a sub-agent."""
+    server = make_server(tool_call(SUBMIT))
+    with agentkv.session(job_id="outer"):
+        run(server, instance_id="i", model_options={"agentkv_run_id": "r"})
+    assert (tags(server, "job_id"), tags(server, "parent_job_id")) == (["i.r"], ["outer"])
+
+
+def test_the_agent_runs_models_that_are_not_ours() -> None:
+    """As its base class does, without rows."""
+    outputs = [make_output("thinking", [{"command": SUBMIT}])]
+    agent = AgentKVAgent(DeterministicModel(outputs=outputs), LocalEnvironment(), **AGENT_CONFIG)
+    assert agent.run("do it")["submission"] == "the patch\n"
+    assert agent.turn_rows == []
+
+
+@pytest.mark.parametrize("job_id", ["", "x" * 257])
+def test_a_wrong_job_id_is_rejected_at_once(job_id: str) -> None:
+    """When the model is made, not in the middle of a run."""
+    with pytest.raises(TagError, match="job_id"):
+        AgentKVModel(model_name="hosted_vllm/m", agentkv_job_id=job_id)
+
+
+def test_a_long_instance_id_is_cut_to_fit_the_wire(make_server: Any) -> None:
+    """The run id at its end stays."""
+    server = make_server(tool_call(SUBMIT))
+    run(server, instance_id="i" * 300, model_options={"agentkv_run_id": "r"})
+    (job_id,) = tags(server, "job_id")
+    assert (len(job_id), job_id[-3:]) == (256, "i.r")
