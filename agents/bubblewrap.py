@@ -36,12 +36,16 @@ def sandboxed_argv(
     *,
     workspace: Path,
     environment: Mapping[str, str],
+    inside: Path = INSIDE_PATH,
+    scratch: Path | None = None,
 ) -> list[str]:
-    """The command line that runs `argv` in `workspace`, which it sees as `/project`.
+    """The command line that runs `argv` in `workspace`, which it sees as `inside`.
 
     `program` is the bwrap to use. The running Python and its packages are visible, read-only.
+    `scratch` is a folder that it sees as `/tmp`; without one, `/tmp` is new for each command.
     """
     visible = [*_SYSTEM_PATHS, *_python_paths()]
+    tmp = ["--tmpfs", "/tmp"] if scratch is None else ["--bind", str(scratch), "/tmp"]
     return [
         program,
         "--unshare-all",
@@ -52,16 +56,15 @@ def sandboxed_argv(
         "/proc",
         "--dev",
         "/dev",
-        "--tmpfs",
-        "/tmp",
+        *tmp,
         *(part for path in visible for part in ("--ro-bind-try", path, path)),
         "--bind",
         str(workspace),
-        str(INSIDE_PATH),
+        str(inside),
         "--remount-ro",
         "/",
         "--chdir",
-        str(INSIDE_PATH),
+        str(inside),
         "--clearenv",
         *(part for name, value in environment.items() for part in ("--setenv", name, value)),
         *argv,
