@@ -16,12 +16,13 @@ from .regimes import (
     over_regimes,
     regimes_of,
 )
+from .targets import is_subject, targets
 
 BASELINES = (STOCK, RELEASED)
 
 
 def findings(rows: Sequence[Row]) -> dict[str, Any]:
-    """Everything but the targets' figures; from the rows alone."""
+    """All there is to say, from the rows alone."""
     regimes = regimes_of(rows)
     policies = list(dict.fromkeys(row["policy"] for row in rows))
     failed = [row for row in rows if row["error"] is not None]
@@ -36,7 +37,13 @@ def findings(rows: Sequence[Row]) -> dict[str, Any]:
         "units": len(rows),
         "failed_units": [_failure(row) for row in failed],
         "jobs_per_unit_s": sum(row["jobs"] for row in played) / unit_s if unit_s else None,
+        "one_x": _one_x(rows),
         "pressured_share": PRESSURED_SHARE,
+        "targets": {
+            policy: [target.as_dict() for target in targets(regimes, policy)]
+            for policy in policies
+            if is_subject(policy)
+        },
         "geometric_means": [
             entry for to in BASELINES for entry in _geometric_means(regimes, policies, to)
         ],
@@ -47,6 +54,15 @@ def findings(rows: Sequence[Row]) -> dict[str, Any]:
 def _failure(row: Row) -> dict[str, Any]:
     names = ("tools", "pool_blocks", "load", "seed", "policy", "error")
     return {name: row[name] for name in names}
+
+
+def _one_x(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rates that multiples are of, with what bounds them."""
+    found = {(row["tools"], row["pool_blocks"]): row["one_x"] for row in rows}
+    return [
+        {"tools": tools, "pool_blocks": pool_blocks, **found[tools, pool_blocks]}
+        for tools, pool_blocks in sorted(found)
+    ]
 
 
 def _geometric_means(

@@ -36,6 +36,7 @@ def make_row(plan: StudyPlan, unit: Unit, found: dict[str, Any]) -> dict[str, An
     return {
         "unit": unit_key(unit, plan.config),
         **unit.facts(),
+        "one_x": plan.capacities[unit.tools, unit.pool_blocks].as_dict(),
         **found,
         **plan.metadata,
         "config": dict(plan.config),

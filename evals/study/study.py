@@ -55,18 +55,15 @@ def _run(options: argparse.Namespace, folder: Path) -> int:
     plan = make_plan(options, folder)
     todo = _units_to_play(plan, output)
     started_s = time.monotonic()
-    reason = _play(plan, output, todo)
+    num_jobs, reason = _play(plan, output, todo)
     wall_s = time.monotonic() - started_s
     if reason is not None:
         print(f"agentkv simulate study: ended early: {reason}", file=sys.stderr)
     run = {
         "ended_early": reason,
-        "units_played": len(todo),
+        "units_asked": len(todo),
         "wall_s": round(wall_s, 3),
-        "one_x": [
-            {"tools": tools, "pool_blocks": pool, **capacity.as_dict()}
-            for (tools, pool), capacity in plan.capacities.items()
-        ],
+        "jobs_per_s": num_jobs / wall_s,
     }
     return _report(output.out, run)
 
@@ -91,32 +88,45 @@ def _units_to_play(plan: StudyPlan, output: Output) -> list[Unit]:
     ]
 
 
-def _play(plan: StudyPlan, output: Output, units: Sequence[Unit]) -> str | None:
-    """Play units, keep their rows; why it ended early, if it did."""
+def _play(plan: StudyPlan, output: Output, units: Sequence[Unit]) -> tuple[int, str | None]:
+    """Play units, keep their rows; how many jobs that was, and why it ended early, if it did."""
+    num_jobs = 0
     num_workers = min(output.num_workers, len(units)) or 1
     played = play_all(plan, units, num_workers=num_workers, unit_limit_s=output.unit_limit_s)
     try:
         with RowFile(output.out) as file, study_progress(len(units)) as show:
             for unit, row in played:
                 file.add(row)
+                num_jobs += row.get("jobs", 0)
                 show(unit, row)
     except KeyboardInterrupt:
-        return "interrupted"
+        return num_jobs, "interrupted"
     except OSError as error:
-        return str(error)
+        return num_jobs, str(error)
     finally:
         played.close()
-    return None
+    return num_jobs, None
 
 
 def _report(out: Path, run: dict[str, Any]) -> int:
     """Tables and figures from the rows, and the document, without its regimes, on the output."""
     found = {**findings(read_rows(out)), **run}
+    found["figures"] = _draw(found, out)
     (out / STUDY_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     (out / TABLES_FILE).write_text(tables(found), encoding="utf-8")
     shown = {name: value for name, value in found.items() if name != "regimes"}
     print(json.dumps(shown), flush=True)
     return FAILED if found["failed_units"] or run.get("ended_early") else DONE
+
+
+def _draw(found: dict[str, Any], out: Path) -> list[str]:
+    """The names of the figures."""
+    try:
+        from .study_figure import draw_study
+    except ModuleNotFoundError as error:
+        print(f"agentkv simulate study: no figures without {error.name!r}", file=sys.stderr)
+        return []
+    return [path.name for path in draw_study(found, out)]
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ _RATIOS = (
 
 
 def tables(found: Document) -> str:
-    """Conditions, geometric means over the pressured regimes, and each regime."""
-    return "\n".join([*_head(found), *_means(found), *_regimes(found)]) + "\n"
+    """Conditions, targets, geometric means over the pressured regimes, and each regime."""
+    parts = (_head, _targets, _means, _regimes, _one_x)
+    return "\n".join(line for part in parts for line in part(found)) + "\n"
 
 
 def _head(found: Document) -> Iterator[str]:
@@ -38,6 +39,45 @@ def _head(found: Document) -> Iterator[str]:
         yield f"Rows were made by {len(found['codes'])} versions of the code."
     if found["failed_units"]:
         yield f"{len(found['failed_units'])} of {found['units']} units failed."
+
+
+def _targets(found: Document) -> Iterator[str]:
+    for policy, lines in found["targets"].items():
+        measured = [line for line in lines if line["is_met"] is not None]
+        num_met = sum(line["is_met"] for line in measured)
+        yield ""
+        yield f"## Targets of {policy}: {num_met} of {len(measured)} met"
+        yield ""
+        for line in lines:
+            yield _target(line)
+
+
+def _target(line: Document) -> str:
+    limit = "" if line["limit"] is None else f" (at most {line['limit']:g})"
+    if line["value"] is None:
+        return f"- [ ] {line['name']}{limit}: not measured"
+    mark = "" if line["is_met"] is None else "[x] " if line["is_met"] else "[ ] "
+    regimes = f"{line['num_regimes']} regime{'' if line['num_regimes'] == 1 else 's'}"
+    value = f"**{line['value']:.3f}**"
+    return f"- {mark}{line['name']}{limit}: {value} ({regimes}; worst {line['worst']})"
+
+
+def _one_x(found: Document) -> Iterator[str]:
+    yield ""
+    yield "## 1x"
+    yield ""
+    titles = ["tools", "blocks", "memory jobs/s", "compute jobs/s", "contexts that fit"]
+    rows = [
+        [
+            entry["tools"],
+            f"{entry['pool_blocks']:,}",
+            f"{entry['memory_jps']:.4f}",
+            f"{entry['compute_jps']:.4f}",
+            f"{entry['num_resident']:.1f}",
+        ]
+        for entry in found["one_x"]
+    ]
+    yield from _table(titles, rows)
 
 
 def _means(found: Document) -> Iterator[str]:

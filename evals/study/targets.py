@@ -1,0 +1,163 @@
+"""What our policy is to reach, each as a line: the limit, what was measured, met or not.
+
+Source: the project's goals for the policy `agentkv`: geometric means over the pressured regimes,
+light load, small pools. Its cost and its order on a real server are measured elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .regimes import (
+    PAPER,
+    RATIO_KEYS,
+    RELEASED,
+    STOCK,
+    UNLIMITED,
+    Regime,
+    over_regimes,
+)
+
+SUBJECT = "agentkv"
+LIGHT = "light"
+"""The load under which everything has to be as with stock."""
+LIGHT_SHARE = 0.01
+"""How far from stock counts as the same; also what "never worse" allows for chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`limit` is the most allowed, None where a number is only shown; `value` None if unknown.
+
+    `num_regimes` went into the value; `worst` tells in which it was worst.
+    """
+
+    name: str
+    limit: float | None
+    value: float | None
+    num_regimes: int
+    worst: str
+
+    @property
+    def is_met(self) -> bool | None:
+        if self.limit is None or self.value is None:
+            return None
+        return self.value <= self.limit
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "is_met": self.is_met}
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """A limit on the geometric mean over pressured regimes of `key`, as a ratio to `to`."""
+
+    title: str
+    key: str
+    to: str
+    limit: float | None
+
+
+_BY_TOOLS: Mapping[str, Sequence[_Mean]] = {
+    "recorded": (
+        _Mean("mean JCT", "mean_s", STOCK, 0.40),
+        _Mean("p99 JCT", "p99_s", STOCK, 0.55),
+        _Mean("mean JCT", "mean_s", RELEASED, 0.92),
+        _Mean("p99 JCT", "p99_s", RELEASED, 0.97),
+    ),
+    "longtail": (
+        _Mean("mean JCT", "mean_s", STOCK, 0.50),
+        _Mean("p99 JCT", "p99_s", STOCK, 0.70),
+        _Mean("mean JCT", "mean_s", RELEASED, 0.75),
+        _Mean("p99 JCT", "p99_s", RELEASED, 0.85),
+    ),
+}
+_ALWAYS = (
+    _Mean("mean JCT", "mean_s", UNLIMITED, 1.3),
+    _Mean("max JCT", "max_s", PAPER, 1.0),
+    _Mean("max JCT", "max_s", RELEASED, 1.0),
+    _Mean("max slowdown", "slowdown_max", STOCK, 1.0),
+    _Mean("continuing TTFT p99", "ttft_continuing_p99_s", STOCK, 0.25),
+    _Mean("continuing TTFT max", "ttft_continuing_max_s", STOCK, 1.0),
+    _Mean("first-turn TTFT p99", "ttft_first_p99_s", STOCK, None),
+    _Mean("first-turn TTFT max", "ttft_first_max_s", STOCK, None),
+)
+
+
+def is_subject(policy: str) -> bool:
+    """Whether the targets are for this policy: ours, with any settings, on the real pool."""
+    return policy.startswith(SUBJECT) and "@" not in policy
+
+
+def targets(regimes: Sequence[Regime], policy: str) -> list[Target]:
+    """All of them, in the order of the goals."""
+    return [
+        *_pressured(regimes, policy),
+        _light_ratios(regimes, policy),
+        _light_preemptions(regimes, policy),
+        _small_pool(regimes, policy),
+    ]
+
+
+def _pressured(regimes: Sequence[Regime], policy: str) -> Iterator[Target]:
+    for tools in dict.fromkeys(regime.tools for regime in regimes):
+        own = [regime for regime in regimes if regime.tools == tools and regime.is_pressured]
+        for mean in (*_BY_TOOLS.get(tools, ()), *_ALWAYS):
+            value, num = over_regimes(own, policy, mean.key, to=mean.to)
+            ratios = [(regime.ratio(policy, mean.key, to=mean.to), regime) for regime in own]
+            known = [(ratio.mean, regime.label) for ratio, regime in ratios if ratio is not None]
+            name = f"{tools} tools: {mean.title} over {mean.to}"
+            yield Target(name, mean.limit, value, num, _worst(known))
+
+
+def _light_ratios(regimes: Sequence[Regime], policy: str) -> Target:
+    """The largest distance from stock, of any figure."""
+    light = [regime for regime in regimes if regime.load == LIGHT]
+    found = [
+        (abs(ratio.mean - 1.0), f"{regime.label}, {key}")
+        for regime in light
+        for key in RATIO_KEYS
+        if (ratio := regime.ratio(policy, key)) is not None
+    ]
+    name = "light load: largest distance of any figure from stock"
+    return _largest(name, LIGHT_SHARE, found, len(light))
+
+
+def _light_preemptions(regimes: Sequence[Regime], policy: str) -> Target:
+    light = [regime for regime in regimes if regime.load == LIGHT]
+    found = [
+        (float(row["preemptions"] - stock["preemptions"]), f"{regime.label}, seed {seed}")
+        for regime in light
+        for seed, row in regime.rows.get(policy, {}).items()
+        if (stock := regime.rows.get(STOCK, {}).get(seed)) is not None
+    ]
+    return _largest("light load: preemptions beyond stock's", 0.0, found, len(light))
+
+
+def _small_pool(regimes: Sequence[Regime], policy: str) -> Target:
+    """The worst regime of the smallest pool, over the better of stock and the released rules."""
+    smallest = min((regime.pool_blocks for regime in regimes), default=0)
+    found = []
+    for regime in regimes:
+        ratios = [regime.ratio(policy, "mean_s", to=to) for to in (STOCK, RELEASED)]
+        known = [ratio.mean for ratio in ratios if ratio is not None]
+        if regime.pool_blocks == smallest and len(known) == len(ratios):
+            found.append((max(known), regime.label))
+    name = f"{smallest:,} blocks: mean JCT over the better of {STOCK} and {RELEASED}"
+    return _largest(name, 1.0 + LIGHT_SHARE, found, len(found))
+
+
+def _largest(
+    name: str, limit: float, found: Sequence[tuple[float, str]], num_regimes: int
+) -> Target:
+    value = max(found)[0] if found else None
+    return Target(name, limit, value, num_regimes if found else 0, _worst(found))
+
+
+def _worst(found: Sequence[tuple[float, str]]) -> str:
+    if not found:
+        return ""
+    value, place = max(found)
+    return f"{value:.3f} at {place}"
