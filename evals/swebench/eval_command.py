@@ -30,12 +30,11 @@ from .grading import harness_version
 from .instances import Instance, load_instances
 from .local_harness import LocalHarness
 from .report_runs import SwebenchRun, read_run
-from .suite import prepare
+from .worktree import find_repositories
 
 DAEMON_LESS = "daemon-less"
 MODES = (*ENGINES, DAEMON_LESS)
 EVAL_FOLDER = "eval"
-SUITE_OWNER = "agentkv/"
 _TIME_LIMIT_S = 1800
 """Seconds for the tests of an instance. Source: swebench 5.0.2, its default."""
 
@@ -48,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.run_dir,
             mode=options.mode,
             dataset=options.dataset,
+            repositories=options.repositories,
             workers=options.workers,
             time_limit_s=options.time_limit_s,
             is_redone=options.redo,
@@ -70,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mode", choices=MODES, default="docker", help="default: docker")
     parser.add_argument("--dataset", help="default: the one that the run names")
     parser.add_argument(
+        "--repositories",
+        type=Path,
+        help="clones for daemon-less, of instances that are not of the tiny suite",
+    )
+    parser.add_argument(
         "--workers",
         type=whole_number(1),
         default=max(1, (os.cpu_count() or 1) * 3 // 4),
@@ -91,6 +96,7 @@ def evaluate(
     *,
     mode: str,
     dataset: str | None = None,
+    repositories: Path | None = None,
     workers: int = 1,
     time_limit_s: int = _TIME_LIMIT_S,
     is_redone: bool = False,
@@ -126,7 +132,7 @@ def evaluate(
         say(f"[{num_told}/{len(to_do.to_grade)}] {instance_id} {verdict.status}{told}")
 
     if to_do.to_grade and mode == DAEMON_LESS:
-        _grade_locally(run, to_do, workers, time_limit_s, on_verdict)
+        _grade_locally(run, to_do, repositories, workers, time_limit_s, on_verdict)
     elif to_do.to_grade:
         run_harness(
             to_do.to_grade,
@@ -163,6 +169,7 @@ def _facts(run: SwebenchRun) -> dict[str, Any]:
 def _grade_locally(
     run: SwebenchRun,
     to_do: EvalPlan,
+    repositories: Path | None,
     workers: int,
     time_limit_s: int,
     on_verdict: Any,
@@ -172,9 +179,13 @@ def _grade_locally(
         raise SwebenchError("no bubblewrap that works here: tests never run outside a sandbox")
     home = run.folder / EVAL_FOLDER / DAEMON_LESS
     home.mkdir(parents=True, exist_ok=True)
-    harness = LocalHarness(
-        bubblewrap, _repositories(to_do.to_grade, home / "repositories"), home, time_limit_s
-    )
+
+    def find_repository(instance: Instance) -> Path:
+        suite_folder = home / "repositories"
+        found = find_repositories([instance], given=repositories, suite_folder=suite_folder)
+        return found[instance.instance_id]
+
+    harness = LocalHarness(bubblewrap, find_repository, home, time_limit_s)
     with ThreadPoolExecutor(workers) as pool:
         graded = {
             pool.submit(
@@ -188,13 +199,6 @@ def _grade_locally(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _repositories(instances: Sequence[Instance], folder: Path) -> Mapping[str, Path]:
-    """Where each instance's repository is; only those of the tiny suite can be had offline."""
-    if not any(instance.repo.startswith(SUITE_OWNER) for instance in instances):
-        return {}
-    return prepare(folder)
 
 
 def _dry(run: SwebenchRun, mode: str, to_do: EvalPlan) -> dict[str, Any]:
@@ -231,3 +235,7 @@ def _counts(run: SwebenchRun, mode: str, verdicts: Mapping[str, Verdict]) -> dic
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

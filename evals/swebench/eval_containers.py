@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ LOG_NAME = "harness.log"
 _POLL_S = 0.5
 _START_LIMIT_S = 30.0
 _MAX_REASON_CHARS = 300
+_NOT_APPLIED = ">>>>> Patch Apply Failed:"
 
 
 def run_harness(
@@ -68,7 +70,7 @@ def run_harness(
         try:
             status = _run(command, folder, environment, tell)
         except BaseException:
-            _remove_containers(reports, run_id, environment)
+            _remove_containers(run_id, environment)
             raise
     if status:
         raise SwebenchError(
@@ -76,7 +78,7 @@ def run_harness(
             f"{_tail(folder / LOG_NAME, 15)}"
         )
     for instance_id in reports.keys() - told:
-        on_verdict(instance_id, Verdict("error", _reason(reports[instance_id])))
+        on_verdict(instance_id, failure(instance_id, reports[instance_id]))
 
 
 def _command(
@@ -122,22 +124,31 @@ def _run(
                 tell()
                 time.sleep(_POLL_S)
         finally:
-            process.kill()  # it would go on with what runs, for half an hour maybe
+            # it would go on with what runs, for half an hour maybe
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     tell()
     return process.returncode
 
 
-def _remove_containers(
-    instance_ids: Iterable[str], run_id: str, environment: Mapping[str, str]
-) -> None:
+def _remove_containers(run_id: str, environment: Mapping[str, str]) -> None:
     """What the harness does at the end of each instance, for those under way when it was killed.
 
     Source: swebench 5.0.2, harness/run_evaluation.py, create_container: their names.
     """
-    names = [f"sweb.eval.{instance_id.lower()}.{run_id}" for instance_id in instance_ids]
-    remove = ["docker", "rm", "--force", *names]
-    subprocess.run(remove, check=False, env=dict(environment), capture_output=True)
+    listed = _docker(["ps", "--all", "--format", "{{.Names}}"], environment).split()
+    names = [name for name in listed if name.startswith("sweb.eval.") and f".{run_id}" in name]
+    if names:
+        _docker(["rm", "--force", *names], environment)
+
+
+def _docker(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    # looked up in this PATH, which may hold a stand-in
+    program = shutil.which("docker", path=environment.get("PATH")) or "docker"
+    return subprocess.run(
+        [program, *arguments], check=False, env=dict(environment), capture_output=True, text=True
+    ).stdout
 
 
 def _log_folder(folder: Path, run_id: str, prediction: Mapping[str, str]) -> Path:
@@ -157,17 +168,20 @@ def _reported(instance_id: str, report_folder: Path) -> Verdict | None:
     return verdict(report[instance_id])
 
 
-def _reason(report_folder: Path) -> str:
-    """Why there is no report: the harness's own words, from its log of the instance."""
+def failure(instance_id: str, report_folder: Path) -> Verdict:
+    """Why the harness left no report, in its own words from its log of the instance."""
     log = report_folder / "run_instance.log"
     if not log.exists():
-        return f"the harness left neither report nor log: see {LOG_NAME}"
+        return Verdict("error", f"the harness left neither report nor log: see {LOG_NAME}")
     text = log.read_text(errors="replace")
-    if ">>>>> Patch Apply Failed" in text:
-        said = " ".join(text.rpartition(">>>>> Patch Apply Failed:")[2].split())
-        return f"the patch does not apply: {said[:_MAX_REASON_CHARS]}"
-    errors = [line for line in text.splitlines() if "Error" in line or "timed out" in line]
-    return (errors[-1] if errors else _tail(log, 1)).strip()[:_MAX_REASON_CHARS]
+    if _NOT_APPLIED in text:
+        # from where it failed on: what git says first is where it looked
+        said = f"the patch does not apply: {text.partition(_NOT_APPLIED)[2].strip()}"
+    else:
+        errors = [line for line in text.splitlines() if "Error" in line or "timed out" in line]
+        last = errors[-1] if errors else _tail(log, 1)
+        said = last.rpartition(f"Error in evaluation for {instance_id}: ")[2]
+    return Verdict("error", " ".join(said.split())[:_MAX_REASON_CHARS])
 
 
 def _tail(path: Path, num_lines: int) -> str:
@@ -220,17 +234,15 @@ def _podman_service(program: str, socket: Path) -> Iterator[str]:
 
 def _check_docker(environment: Mapping[str, str]) -> None:
     """Raise SwebenchError unless a daemon answers the harness's own client."""
-    import docker
-
-    try:
-        client = docker.from_env(environment=dict(environment))
-        client.ping()
-        client.close()
-    except docker.errors.DockerException as error:
+    # in a process of its own: the client leaves its socket open where nothing answers
+    ping = [sys.executable, "-c", "import docker; docker.from_env().ping()"]
+    done = subprocess.run(ping, check=False, env=dict(environment), capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:]
         raise SwebenchError(
-            f"no docker daemon answers ({error}): start one, or use --mode podman, or "
+            f"no docker daemon answers ({' '.join(said)}): start one, or use --mode podman, or "
             "--mode daemon-less where the instances allow it"
-        ) from error
+        )
     if shutil.which("docker") is None:
         raise SwebenchError(
             "no `docker` command: the harness stops and removes its containers with it"

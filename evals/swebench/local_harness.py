@@ -7,21 +7,19 @@ is the one that runs this, not the image's, so the mode is for instances made fo
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentkv.agents.bounded_process import CommandResult, run_bounded
-from agentkv.agents.bubblewrap import INSIDE_PATH, sandboxed_argv
+from agentkv.agents.bubblewrap import sandboxed_argv
 
 from .errors import SwebenchError
 from .eval_results import Verdict
 from .grading import graded, test_spec, verdict, write_report
 from .instances import Instance
+from .worktree import Worktree, fresh_worktree
 
 TESTBED = "/testbed"
 """Where images of SWE-bench have the repository, and eval scripts look for it."""
@@ -29,16 +27,19 @@ _RESET = "git checkout -- . ; git clean -fd"
 _APPLY_LIMIT_S = 120.0
 _LOG_LIMIT_BYTES = 64 * 1024 * 1024
 _MAX_REASON_CHARS = 300
-_PATCH, _SCRIPT = ".git/model.patch", ".git/eval.sh"
-"""In the folder that neither `git clean` nor a patch touches."""
+_PATCH, _SCRIPT = "patch.diff", "eval.sh"
+"""In the sandbox's /tmp, which is where the harness has the patch too."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalHarness:
-    """`bubblewrap` is the bwrap to use, `time_limit_s` what the eval script of an instance gets."""
+    """`bubblewrap` is the bwrap to use, `time_limit_s` what the eval script of an instance gets.
+
+    find_repository: an instance's git repository; raises SwebenchError if there is none.
+    """
 
     bubblewrap: str
-    repositories: Mapping[str, Path]
+    find_repository: Callable[[Instance], Path]
     log_folder: Path
     time_limit_s: float
 
@@ -48,30 +49,28 @@ class LocalHarness:
         Takes as long as the tests; safe to call from several threads. Raises OSError where
         nothing can be written.
         """
-        repository = self.repositories.get(instance.instance_id)
-        if repository is None:
-            return Verdict("error", "no repository of this instance here: grade it in containers")
         logs = self.log_folder / instance.instance_id
         logs.mkdir(parents=True, exist_ok=True)
         try:
-            with _clone(repository, instance.base_commit) as worktree:
+            repository = self.find_repository(instance)
+            with fresh_worktree(instance, repository, self.log_folder / "worktrees") as worktree:
                 return self._graded(instance, prediction, worktree, logs)
         except SwebenchError as error:
             return Verdict("error", str(error))
 
     def _graded(
-        self, instance: Instance, prediction: Mapping[str, str], worktree: Path, logs: Path
+        self, instance: Instance, prediction: Mapping[str, str], worktree: Worktree, logs: Path
     ) -> Verdict:
         # both files before anything of the model's runs, and could put a link in their place
-        for name, kept, text in (
-            (_PATCH, "patch.diff", prediction["model_patch"]),
-            (_SCRIPT, "eval.sh", test_spec(instance).eval_script),
+        for name, text in (
+            (_PATCH, prediction["model_patch"]),
+            (_SCRIPT, test_spec(instance).eval_script),
         ):
-            (worktree / name).write_text(text, encoding="utf-8", newline="")
-            (logs / kept).write_text(text, encoding="utf-8", newline="")
+            for folder in (worktree.scratch, logs):
+                (folder / name).write_text(text, encoding="utf-8", newline="")
         if (refusal := self._apply(worktree)) is not None:
             return Verdict("error", f"the patch does not apply: {_shortened(refusal)}")
-        result = self._run(worktree, f"/bin/bash {_SCRIPT}", self.time_limit_s)
+        result = self._run(worktree, f"/bin/bash /tmp/{_SCRIPT}", self.time_limit_s)
         log_path = logs / "test_output.txt"
         log_path.write_text(result.output, encoding="utf-8", newline="")
         if result.timed_out:
@@ -80,7 +79,7 @@ class LocalHarness:
         write_report(logs / "report.json", report)
         return verdict(report)
 
-    def _apply(self, worktree: Path) -> str | None:
+    def _apply(self, worktree: Worktree) -> str | None:
         """Try the harness's commands in its order; None if one worked, else what the last said.
 
         Source: swebench 5.0.2, harness/run_evaluation.py, run_instance.
@@ -91,24 +90,25 @@ class LocalHarness:
         for attempt, command in enumerate(GIT_APPLY_CMDS):
             if attempt:
                 self._run(worktree, _RESET, _APPLY_LIMIT_S)
-            result = self._run(worktree, f"{command} {_PATCH}", _APPLY_LIMIT_S)
+            result = self._run(worktree, f"{command} /tmp/{_PATCH}", _APPLY_LIMIT_S)
             if result.returncode == 0:
                 return None
             said = result.output or said
-        check = f"git apply --check --reverse {_PATCH}"
+        check = f"git apply --check --reverse /tmp/{_PATCH}"
         is_there = self._run(worktree, check, _APPLY_LIMIT_S).returncode == 0
         return None if is_there else said
 
-    def _run(self, worktree: Path, command: str, limit_s: float) -> CommandResult:
-        argv = sandboxed_argv(
-            self.bubblewrap,
-            ["bash", "--noprofile", "--norc", "-c", command],
-            workspace=worktree,
-            environment=_environment(),
-        )
+    def _run(self, worktree: Worktree, command: str, limit_s: float) -> CommandResult:
         return run_bounded(
-            [TESTBED if part == str(INSIDE_PATH) else part for part in argv],
-            cwd=worktree,
+            sandboxed_argv(
+                self.bubblewrap,
+                ["bash", "--noprofile", "--norc", "-c", command],
+                workspace=worktree.path,
+                inside=Path(TESTBED),
+                scratch=worktree.scratch,
+                environment=_environment(),
+            ),
+            cwd=worktree.path,
             environment=_environment(),
             time_limit_s=limit_s,
             output_limit_bytes=_LOG_LIMIT_BYTES,
@@ -125,24 +125,6 @@ def _environment() -> dict[str, str]:
         # plugins of our environment, not of the repository's
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
-
-
-@contextmanager
-def _clone(repository: Path, commit: str) -> Iterator[Path]:
-    """A clone at `commit`, gone afterwards; shares no file with the repository."""
-    with tempfile.TemporaryDirectory(prefix="agentkv-eval-", ignore_cleanup_errors=True) as folder:
-        worktree = Path(folder) / "testbed"
-        clone = ["clone", "--quiet", "--no-hardlinks", "--no-checkout", str(repository)]
-        _git(*clone, str(worktree))
-        _git("-C", str(worktree), "checkout", "--quiet", commit)
-        yield worktree
-
-
-def _git(*arguments: str) -> None:
-    argv = ["git", "-c", "advice.detachedHead=false", "-c", "safe.directory=*", *arguments]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise SwebenchError(f"git {arguments[-1]}: {done.stderr.strip() or done.returncode}")
 
 
 def _shortened(text: str) -> str:

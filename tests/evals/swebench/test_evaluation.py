@@ -147,16 +147,17 @@ def test_verdicts_are_kept_until_the_patch_changes(tmp_path: Path) -> None:
 
 def test_an_instance_of_which_there_is_no_repository_is_an_error(tmp_path: Path) -> None:
     """Real instances cannot be graded without their images, and the result says so."""
-    instance = replace(SUITE[0], raw={**SUITE[0].raw, "repo": "django/django"})
+    instance = replace(SUITE[0], raw={**SUITE[0].raw, "instance_id": "django__django-1"})
+    name = "django__django-1"
     (tmp_path / "real.json").write_text(json.dumps([instance.raw]))
     folder = write_run(
         tmp_path / "run",
-        {instance.instance_id: instance.patch},
+        {name: instance.patch},
         dataset=str(tmp_path / "real.json"),
     )
-    result = graded(folder)["results"][instance.instance_id]
+    result = graded(folder)["results"][name]
     assert result["status"] == "error"
-    assert "containers" in result["detail"]
+    assert "container image" in result["detail"]
 
 
 def test_instances_that_never_ran_are_errors(tmp_path: Path) -> None:
