@@ -12,6 +12,7 @@ from .instance_state import STARTING, THINKING, InstanceState, RunStoppedError, 
 from .instances import Instance
 
 _SHOWN_CHARS = 1000
+_DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def play(
 def is_disk_full(error: BaseException | None) -> bool:
     """True if this, or what it came from, is for want of space; a program's words count too."""
     while error is not None:
-        if "No space left on device" in str(error):
+        if any(words in str(error) for words in _DISK_FULL):
             return True
         error = error.__cause__ or error.__context__
     return False

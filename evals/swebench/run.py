@@ -19,7 +19,7 @@ from agentkv.agents.bubblewrap import find_bubblewrap
 
 from ..load.arrivals import arrival_times_s
 from ..provenance import provenance
-from .agent_logs import quiet_logs
+from .agent_logs import quiet_imports, quiet_logs
 from .environments import CONTAINERS, EnvironmentPlan
 from .errors import SwebenchError
 from .instance_run import AgentSetup, PlayedInstance
@@ -28,7 +28,7 @@ from .instances import Instance
 from .live_table import shown, summary
 from .run_folder import LOG_FILE, WORKTREES, RunFolder
 from .run_instances import InstanceRunner, RunProgress
-from .run_plan import RunPlan, agent_config, model_config
+from .run_plan import RunPlan, agent_config, import_classes, model_config
 from .run_server import Served, serving
 from .server_totals import added_totals, summed_totals
 from .worktree import find_repositories
@@ -43,6 +43,7 @@ def run(plan: RunPlan, *, resume: bool = False, force: bool = False) -> dict[str
     Blocks until all are over or the run was stopped. Raises SwebenchError, another AgentKVError,
     or OSError before anything is played; what goes wrong later is `ended_early`.
     """
+    quiet_imports()
     with RunFolder(plan.out, resume=resume, force=force) as folder:
         _check_same(plan, folder)
         todo = [one for one in plan.instances if one.instance_id not in folder.finished]
@@ -50,6 +51,7 @@ def run(plan: RunPlan, *, resume: bool = False, force: bool = False) -> dict[str
         environments = _environments(plan)
         reason = None
         if todo:
+            import_classes(config)
             quiet_logs(plan.out / LOG_FILE)
             reason = _session(plan, folder, todo, config, environments)
         return _result(plan, folder, reason)

@@ -12,6 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -99,13 +100,11 @@ class RunFolder:
         except BlockingIOError as error:
             self._held.close()
             raise SwebenchError(f"{self.path}: another run is at work there") from error
-        if self._is_overwritten:
-            _remove(self.path, _LEFT_OVERS)
-        _remove(self.path, (WORKTREES,))  # what a run that was killed left behind
-        (self.path / TRAJECTORIES).mkdir(exist_ok=True)
-        self._document = _read_json(self.path / RUN_FILE)
-        self._predictions = _read_json(self.path / PREDICTIONS_FILE)
-        self._rows = _read_rows(self.path / ROWS_FILE)
+        try:
+            self._open()
+        except BaseException:
+            self._held.close()
+            raise
         return self
 
     def __exit__(
@@ -117,6 +116,15 @@ class RunFolder:
         _remove(self.path, (WORKTREES,))
         self._held.close()
 
+    def _open(self) -> None:
+        if self._is_overwritten:
+            _remove(self.path, _LEFT_OVERS)
+        _remove(self.path, (WORKTREES,))  # what a run that was killed left behind
+        (self.path / TRAJECTORIES).mkdir(exist_ok=True)
+        self._document = _read_json(self.path / RUN_FILE)
+        self._predictions = _read_json(self.path / PREDICTIONS_FILE)
+        self._rows = _read_rows(self.path / ROWS_FILE)
+
     def _append(self, line: bytes) -> None:
         """A line, whole and on the disk, or an error and nothing but whole lines there."""
         path = self.path / ROWS_FILE
@@ -126,7 +134,8 @@ class RunFolder:
                 while line:
                     line = line[file.write(line) or 0 :]
             except OSError:
-                file.truncate(whole_bytes)
+                with suppress(OSError):  # where it is no plain file; the first error counts
+                    file.truncate(whole_bytes)
                 raise
 
 

@@ -19,7 +19,7 @@ from .instances import Instance
 
 TICK_S = 0.25
 CHECK_SERVER_EVERY_S = 5.0
-GRACE_S = 30.0
+GRACE_S = 10.0
 """What agents get to notice that the server is gone; their retries would take minutes."""
 
 Keep = Callable[[PlayedInstance], None]
@@ -68,6 +68,8 @@ class InstanceRunner:
         display: Display,
         num_workers: int | None,
         starts_s: Sequence[float] | None,
+        check_server_every_s: float = CHECK_SERVER_EVERY_S,
+        grace_s: float = GRACE_S,
     ) -> None:
         self._setup = setup
         self._waiting = list(zip(instances, progress.states, strict=True))
@@ -78,6 +80,8 @@ class InstanceRunner:
         self._display = display
         self._num_workers = num_workers
         self._starts_s = None if starts_s is None else list(starts_s)
+        self._check_server_every_s = check_server_every_s
+        self._grace_s = grace_s
         self._changed = threading.Event()
 
     def run(self) -> None:
@@ -91,11 +95,11 @@ class InstanceRunner:
             try:
                 self._step(time.monotonic() - began_s)
                 now_s = time.monotonic()
-                if now_s - checked_s > CHECK_SERVER_EVERY_S:
+                if now_s - checked_s > self._check_server_every_s:
                     checked_s = now_s
                     if deadline_s is None and (reason := self._server_gone()) is not None:
                         self._progress.stop(reason)
-                        deadline_s = now_s + GRACE_S
+                        deadline_s = now_s + self._grace_s
                 if deadline_s is not None and now_s > deadline_s:
                     break
             except KeyboardInterrupt:
@@ -133,6 +137,8 @@ class InstanceRunner:
         try:
             job_id = self._job_id(instance.instance_id)
             played = play(self._setup, instance, job_id, state)
+            if played is not None and played.row["error"] is not None:
+                played = self._unless_server_gone(played)
             if played is not None:
                 self._keep(played)
             state.status = "stopped" if played is None else played.row["exit_status"]
@@ -143,6 +149,14 @@ class InstanceRunner:
         finally:
             state.is_over = True
             self._changed.set()
+
+    def _unless_server_gone(self, played: PlayedInstance) -> PlayedInstance | None:
+        """An error for want of a server says nothing about the instance."""
+        reason = self._server_gone()
+        if reason is None:
+            return played
+        self._progress.stop(reason)
+        return None
 
 
 def _clean_up(state: InstanceState) -> None:

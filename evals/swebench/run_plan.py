@@ -100,6 +100,17 @@ def agent_config(plan: RunPlan) -> dict[str, Any]:
     return merged
 
 
+def import_classes(config: Mapping[str, Any]) -> None:
+    """Import what agents are made of, once: two threads that import litellm can lock each other."""
+    from minisweagent.agents import get_agent_class
+    from minisweagent.models import get_model_class
+    from minisweagent.run.benchmarks import swebench
+
+    assert swebench.get_sb_environment
+    get_agent_class(config["agent"]["agent_class"])
+    get_model_class("", config["model"]["model_class"])
+
+
 def model_config(
     config: Mapping[str, Any], *, model: str, base_url: str, api_key: str | None
 ) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""Facts about loading instances, choosing among them, and naming their images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentkv.evals.swebench.errors import SwebenchError
+from agentkv.evals.swebench.instances import fingerprint, image_name, load_instances, select
+
+ROW = {
+    "instance_id": "django__django-1",
+    "problem_statement": "It fails.",
+    "repo": "django/django",
+    "base_commit": "abc",
+}
+
+
+def test_a_json_file_loads_as_it_is(tmp_path: Path) -> None:
+    """What the harness wants stays in `raw`, unchanged."""
+    row = {**ROW, "FAIL_TO_PASS": ["a::b"], "anything": [1, {"x": None}]}
+    (tmp_path / "one.json").write_text(json.dumps([row]))
+    (instance,) = load_instances(str(tmp_path / "one.json"))
+    assert instance.raw == row
+    assert instance.fail_to_pass == ("a::b",)
+
+
+def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
+    """The fingerprint is of the instances, not of the file."""
+    from pyarrow import Table, parquet
+
+    rows = [ROW, {**ROW, "instance_id": "django__django-2"}]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "\n")
+    parquet.write_table(Table.from_pylist(rows), tmp_path / "a.parquet")
+    found = {fingerprint(load_instances(str(path))) for path in tmp_path.iterdir()}
+    assert len(found) == 1
+
+
+def test_tests_as_json_text(tmp_path: Path) -> None:
+    """The official files hold lists of tests as text."""
+    (tmp_path / "one.json").write_text(json.dumps([{**ROW, "PASS_TO_PASS": '["t1", "t2"]'}]))
+    assert load_instances(str(tmp_path / "one.json"))[0].pass_to_pass == ("t1", "t2")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.json", "[]", "holds no instance"),
+        ("a.json", "{", "cannot be read"),
+        ("a.json", '{"a": 1}', "allowed is a list"),
+        ("a.jsonl", '{"instance_id": "x"}\n', "lacks problem_statement, repo, base_commit"),
+        ("a.json", json.dumps([ROW, ROW]), "django__django-1 is there twice"),
+        ("a.json", json.dumps([{**ROW, "FAIL_TO_PASS": "{"}]), "FAIL_TO_PASS is '{'"),
+        ("a.parquet", "not parquet", "cannot be read"),
+        ("a.csv", "", "allowed is a file"),
+    ],
+)
+def test_a_file_that_is_no_dataset(tmp_path: Path, name: str, content: str, told: str) -> None:
+    """What is wrong is named, with what was seen."""
+    (tmp_path / name).write_text(content)
+    with pytest.raises(SwebenchError, match=told):
+        load_instances(str(tmp_path / name))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """An error of ours, not a traceback."""
+    with pytest.raises(SwebenchError, match="cannot be read"):
+        load_instances(str(tmp_path / "none.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("slice_", "filter_", "names"),
+    [
+        (None, None, ["textgrid-1", "textgrid-2", "intervals-1", "intervals-2"]),
+        (None, "agentkv__interv", ["intervals-1", "intervals-2"]),
+        ("1:3", None, ["textgrid-2", "intervals-1"]),
+        ("-1:", None, ["intervals-2"]),
+        ("::2", None, ["textgrid-1", "intervals-1"]),
+        (":1", ".*-2$", ["textgrid-2"]),
+    ],
+)
+def test_filter_then_slice(slice_: str | None, filter_: str | None, names: list[str]) -> None:
+    """The slice is of what the filter leaves."""
+    chosen = select(load_instances("demo")[:4], slice_=slice_, filter_=filter_)
+    assert [one.instance_id for one in chosen] == [f"agentkv__{name}" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("slice_", "filter_", "told"),
+    [
+        ("3", None, "START:END"),
+        ("a:b", None, "START:END"),
+        ("::0", None, "START:END"),
+        (None, "(", "no regular expression"),
+        ("9:", None, "no instance is left of 6"),
+        (None, "django", "their ids are agentkv__textgrid-1"),
+    ],
+)
+def test_a_choice_of_nothing(slice_: str | None, filter_: str | None, told: str) -> None:
+    """Neither a malformed choice nor an empty one goes on."""
+    with pytest.raises(SwebenchError, match=told):
+        select(load_instances("demo"), slice_=slice_, filter_=filter_)
+
+
+@pytest.mark.parametrize(
+    ("fields", "image"),
+    [
+        ({}, "docker.io/swebench/sweb.eval.x86_64.django_1776_django-1:latest"),
+        ({"image": "swebench/x:latest"}, "docker.io/swebench/x:latest"),
+        ({"image_name": "mine:1"}, "docker.io/mine:1"),
+        ({"docker_image": "ghcr.io/me/x:1", "image": "other"}, "ghcr.io/me/x:1"),
+        ({"image": "localhost/x"}, "localhost/x"),
+        ({"image": "registry:5000/x"}, "registry:5000/x"),
+    ],
+)
+def test_the_image_is_named_with_its_registry(fields: dict[str, str], image: str) -> None:
+    """podman asks which registry otherwise."""
+    assert image_name({**ROW, **fields}) == image
+
+
+def test_the_official_name_is_mini_swe_agents() -> None:
+    """Where an instance names no image, both choose the same."""
+    from minisweagent.run.benchmarks.swebench import get_swebench_docker_image_name
+
+    row = {**ROW, "instance_id": "Sphinx-Doc__sphinx-7"}
+    assert image_name(row) == get_swebench_docker_image_name(row)
+
+
+VERIFIED = Path(__file__).parents[4] / "shared" / "swebench" / "Verified.test.parquet"
+
+
+@pytest.mark.skipif(not VERIFIED.exists(), reason="the file of SWE-bench Verified is not here")
+def test_verified_is_whole() -> None:
+    """All 500 load, with tests, and with the images of the official names."""
+    instances = load_instances(str(VERIFIED))
+    assert len(instances) == 500
+    assert all(one.fail_to_pass and one.eval_script and one.patch for one in instances)
+    without = [{**one.raw, "image": None} for one in instances]
+    assert [image_name(row) for row in without] == [one.image for one in instances]
