@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LINE_EVERY_S = 30.0
-_COMMAND_CHARS = 48
+_COMMAND_CHARS = 200
 _MAX_ROWS = 30
 
 
@@ -74,8 +74,13 @@ class LiveTable:
 
         table = Table(title=f"{self._label}: {summary(self._states)}", expand=True)
         for name in ("instance", "turn", "command", "state", "s", "cached"):
-            is_number = name in ("turn", "s", "cached")
-            table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+            table.add_column(
+                name,
+                justify="right" if name in ("turn", "s", "cached") else "left",
+                no_wrap=True,
+                min_width=len(name),
+                ratio=1 if name == "command" else None,  # what a narrow terminal cuts
+            )
         for state in [one for one in self._states if one.is_active][:_MAX_ROWS]:
             table.add_row(*(escape(cell) for cell in _cells(state, self._clock())))
         return table

@@ -38,6 +38,21 @@ def test_the_table_shows_those_at_work() -> None:
     assert "a-2" not in text
 
 
+def test_a_narrow_terminal_cuts_the_command_only() -> None:
+    """All numbers stay."""
+    from rich.console import Console
+
+    shown = states()
+    shown[0].command = "python3 -m pytest tests " * 5
+    console = Console(file=io.StringIO(), width=60)
+    console.print(LiveTable(shown, "continuum", lambda: 12.0).render())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    (row,) = [line for line in text.splitlines() if "a-1" in line]
+    cells = [cell.strip() for cell in row.split("│")[1:-1]]
+    assert [*cells[:2], *cells[3:]] == ["a-1", "3", "running", "10", "25%"]
+    assert cells[2].startswith("python3")
+
+
 def test_the_numbers_add_up() -> None:
     """Ended by how, at work, waiting."""
     assert summary(states()) == ("2 of 4 over (1 Submitted, 1 error:OSError), 1 at work, 1 waiting")
