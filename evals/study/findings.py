@@ -27,7 +27,7 @@ def findings(rows: Sequence[Row]) -> dict[str, Any]:
     policies = list(dict.fromkeys(row["policy"] for row in rows))
     failed = [row for row in rows if row["error"] is not None]
     played = [row for row in rows if row["error"] is None]
-    unit_s = sum(row["wall_s"] for row in played)
+    cpu_s = sum(row["cpu_s"] for row in played)
     return {
         "config": rows[0]["config"] if rows else {},
         "policies": policies,
@@ -36,7 +36,7 @@ def findings(rows: Sequence[Row]) -> dict[str, Any]:
         "codes": sorted({row["code"] for row in rows}),
         "units": len(rows),
         "failed_units": [_failure(row) for row in failed],
-        "jobs_per_unit_s": sum(row["jobs"] for row in played) / unit_s if unit_s else None,
+        "jobs_per_cpu_s": sum(row["jobs"] for row in played) / cpu_s if cpu_s else None,
         "one_x": _one_x(rows),
         "pressured_share": PRESSURED_SHARE,
         "targets": {

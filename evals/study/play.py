@@ -20,15 +20,16 @@ _TRACEBACK_CHARS = 2000
 
 def play_unit(plan: StudyPlan, store: JobStore, unit: Unit) -> dict[str, Any]:
     """The row, with what went wrong under `error`, None if nothing did."""
-    started_s = time.perf_counter()
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
     try:
         _import_vllm()
-        started_s = time.perf_counter()
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
         found = {**_simulate(plan, store, unit), "error": None}
     except Exception as error:  # one unit that fails must not end hours of others
         told = traceback.format_exc()[-_TRACEBACK_CHARS:]
         found = {"error": f"{type(error).__name__}: {error}", "traceback": told}
-    return make_row(plan, unit, {**found, "wall_s": time.perf_counter() - started_s})
+    taken = {"wall_s": time.perf_counter() - wall_s, "cpu_s": time.process_time() - cpu_s}
+    return make_row(plan, unit, found | taken)
 
 
 def make_row(plan: StudyPlan, unit: Unit, found: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,13 @@ from agentkv.errors import AgentKVError
 
 ROWS_FILE, STUDY_FILE, TABLES_FILE = "rows.jsonl", "study.json", "tables.md"
 Row = dict[str, Any]
+_OF_EVERY_ROW = frozenset(
+    {
+        *("unit", "tools", "pool_blocks", "load", "jps", "multiple", "concurrency", "seed"),
+        *("policy", "one_x", "error", "wall_s", "cpu_s", "commit", "code", "config"),
+    }
+)
+"""A row without one of them was written by another version, and is as good as none."""
 
 
 class StudyError(AgentKVError):
@@ -48,7 +55,7 @@ class RowFile:
 
 
 def read_rows(out: Path) -> list[Row]:
-    """The last row of each unit, in the order of their first; a torn line counts for nothing.
+    """The last row of each unit, in the order of their first; what is no whole row does not count.
 
     Raises StudyError where there is no file of rows.
     """
@@ -69,7 +76,7 @@ def _row(line: str) -> Row | None:
         row = json.loads(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and "unit" in row else None
+    return row if isinstance(row, dict) and row.keys() >= _OF_EVERY_ROW else None
 
 
 def check_same(rows: Sequence[Row], config: Mapping[str, Any], out: Path) -> None:

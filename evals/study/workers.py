@@ -82,15 +82,12 @@ def _start(plan: StudyPlan, unit: Unit) -> _Worker:
 
 
 def _serve(plan: StudyPlan, connection: Connection) -> None:
-    """A worker's whole life; Ctrl-C is the parent's business."""
+    """A worker's whole life; Ctrl-C is the parent's business, and without one it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     store = JobStore(plan.source)
-    while True:
-        try:
-            unit = connection.recv()
-        except EOFError:
-            return
-        connection.send(play_unit(plan, store, unit))
+    with suppress(EOFError, OSError):
+        while True:
+            connection.send(play_unit(plan, store, connection.recv()))
 
 
 def _row_of(plan: StudyPlan, worker: _Worker, limit_s: float) -> Row | None:
@@ -111,7 +108,7 @@ def _row_of(plan: StudyPlan, worker: _Worker, limit_s: float) -> Row | None:
 
 def _failed(plan: StudyPlan, worker: _Worker, error: str) -> Row:
     wall_s = time.monotonic() - worker.given_s
-    return make_row(plan, worker.unit, {"error": error, "wall_s": wall_s})
+    return make_row(plan, worker.unit, {"error": error, "wall_s": wall_s, "cpu_s": None})
 
 
 def _left_s(busy: Sequence[_Worker], limit_s: float) -> float:

@@ -51,6 +51,7 @@ def row(
         "one_x": {"memory_jps": 0.1, "compute_jps": 0.2, "one_x_jps": 0.1, "num_resident": 4.8},
         **({} if error else found),
         "wall_s": 4.0,
+        "cpu_s": 2.0,
         "error": error,
         "commit": "abc",
         "code": "def",
