@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from agentkv.servers import forget_servers
 
 from ..load.load_server import LoadServer, LoadServerError
 from ..load.server_policies import STOCK_POLICIES, check_policy, server_policy
+from .left_over_server import end_left_over, forget_server, note_server
 from .run_plan import RunPlan
 
 READY_TIMEOUT_S = 3600.0
@@ -61,8 +63,22 @@ def serving(plan: RunPlan) -> Iterator[Served]:
         ready_timeout_s=READY_TIMEOUT_S,
     )
     # its first model is the one it was started with, whatever name it serves it under
-    with process, LoadServer(process.base_url) as server:
+    with _running(process, plan.out), LoadServer(process.base_url) as server:
         yield _served(plan, server, None, lambda: _end_of(process))
+
+
+@contextmanager
+def _running(process: ServerProcess, out: Path) -> Iterator[None]:
+    """The server, ready; noted in the run's folder while it runs, should we be killed."""
+    end_left_over(out)
+    try:
+        process.start()
+        note_server(out, process.pid)
+        process.wait_until_ready()
+        yield
+    finally:
+        process.stop()
+        forget_server(out)
 
 
 def _served(
