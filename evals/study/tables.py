@@ -92,6 +92,9 @@ def _means(found: Document) -> Iterator[str]:
             for mean in means
         ]
         yield from _table(["policy", "regimes", *(title for title, _ in _RATIOS)], rows)
+        if len({mean["n"] for mean in means}) > 1:
+            yield ""
+            yield "Means over different numbers of regimes are not to be compared."
 
 
 def _regimes(found: Document) -> Iterator[str]:

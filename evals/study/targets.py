@@ -98,6 +98,7 @@ def targets(regimes: Sequence[Regime], policy: str) -> list[Target]:
         _light_ratios(regimes, policy),
         _light_preemptions(regimes, policy),
         _small_pool(regimes, policy),
+        _no_pressure(regimes, policy),
     ]
 
 
@@ -149,8 +150,18 @@ def _small_pool(regimes: Sequence[Regime], policy: str) -> Target:
     return _largest(name, 1.0 + LIGHT_SHARE, found, len(found))
 
 
+def _no_pressure(regimes: Sequence[Regime], policy: str) -> Target:
+    """What switching off when nothing is at stake is worth; light load is among these."""
+    found = [
+        (ratio.mean, regime.label)
+        for regime in regimes
+        if not regime.is_pressured and (ratio := regime.ratio(policy, "mean_s")) is not None
+    ]
+    return _largest(f"no pressure: mean JCT over {STOCK}, worst regime", None, found, len(found))
+
+
 def _largest(
-    name: str, limit: float, found: Sequence[tuple[float, str]], num_regimes: int
+    name: str, limit: float | None, found: Sequence[tuple[float, str]], num_regimes: int
 ) -> Target:
     value = max(found)[0] if found else None
     return Target(name, limit, value, num_regimes if found else 0, _worst(found))

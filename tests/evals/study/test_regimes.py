@@ -26,8 +26,8 @@ def test_a_seed_without_its_counterpart_does_not_count() -> None:
 
 
 def test_pressure_is_what_stock_recomputes() -> None:
-    """More than 2% of what it computes, whatever other policies do."""
-    for share, is_pressured in ((0.02, False), (0.021, True)):
+    """More than a fifth of what it computes, whatever other policies do."""
+    for share, is_pressured in ((0.2, False), (0.201, True)):
         rows = [row("fcfs", 1.0, recomputed_share=share)]
         rows += [row("agentkv", 1.0, recomputed_share=1.0 - share)]
         [regime] = regimes_of(rows)

@@ -52,6 +52,14 @@ def test_rows_of_two_versions_of_the_code_are_told() -> None:
     assert "2 versions of the code" in tables(findings([*ROWS[:2], other]))
 
 
+def test_means_over_different_regimes_are_told() -> None:
+    """A policy whose units failed in some is not compared unawares."""
+    rows = [*ROWS, row("fcfs", 1.0, load="2x")]
+    told = "Means over different numbers of regimes are not to be compared."
+    assert told in tables(findings(rows))
+    assert told not in tables(findings(ROWS))
+
+
 def test_there_is_a_figure_for_each_kind_of_tools(tmp_path: Path) -> None:
     """Also with policies that no figure has seen before."""
     rows = [*ROWS, row('agentkv{"x":1}', 3.0), row('agentkv{"x":2}', 2.0)]

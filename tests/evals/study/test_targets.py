@@ -82,6 +82,15 @@ def test_the_smallest_pool_counts_by_its_worst_regime() -> None:
     assert target.worst.endswith("3,000 blocks, 2x")
 
 
+def test_what_a_policy_costs_without_pressure_is_told() -> None:
+    """Its worst regime of those, without a limit."""
+    rows = [row("fcfs", 10.0, load=load, recomputed_share=0.01) for load in ("light", "1x")]
+    rows += [row("agentkv", 9.0, load="light"), row("agentkv", 12.0, load="1x")]
+    [target] = [t for t in targets(regimes_of(rows), "agentkv") if "no pressure" in t.name]
+    assert target.value == pytest.approx(1.2)
+    assert target.is_met is None
+
+
 def test_ablations_have_targets_too() -> None:
     """But not an unlimited pool, nor others' policies."""
     names = ("agentkv", 'agentkv{"admission":false}', "agentkv@infinite", "fcfs", "continuum:paper")
