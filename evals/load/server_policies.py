@@ -16,7 +16,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "paper": {"rules": "paper", "ttl": "paper"},
     "released": {"rules": "released", "ttl": "fixed", "fixed_ttl_s": 2.0},
 }
-"""What may follow a colon after one of our policies: the rules as published, or as released."""
+"""What may follow a colon: Continuum's rules as published, or as released."""
+_WITH_RULE_SETS = ("continuum", "context_serve")
 
 
 class PolicyError(AgentKVError, ValueError):
@@ -43,7 +44,7 @@ class ServerPolicy:
 
 
 def policy_names() -> list[str]:
-    variants = [f"{policy}:{variant}" for policy in POLICIES for variant in VARIANTS]
+    variants = [f"{policy}:{variant}" for policy in _WITH_RULE_SETS for variant in VARIANTS]
     return [*STOCK_POLICIES, *POLICIES, *variants]
 
 

@@ -12,6 +12,7 @@ from agentkv.ttl import TTL
 
 from .continuum import ContinuumPolicy, tool_name
 from .decision import Decision
+from .demand import Rebuild
 
 READING_TTL_S = 1.0
 """A pin lasts at least so long while its reply is read, which takes milliseconds: a turn that
@@ -21,19 +22,19 @@ Continuum would not pin may turn out to run something fast."""
 class ContextServePolicy(ContinuumPolicy):
     """ContextServe's rules over one engine's jobs."""
 
-    def undecided_ttl(self, reload_s: float) -> TTL:
+    def undecided_ttl(self, rebuild: Rebuild) -> TTL:
         """TTL of a pin until its reply has been read: Continuum's, and long enough to read it."""
-        ttl = self.ttl(None, reload_s)
+        ttl = self.ttl(None, rebuild.seconds)
         return self.capped(max(ttl.seconds, READING_TTL_S), f"not decided yet; {ttl.reason}")
 
     def decide(
-        self, command: str | None, reload_s: float, prediction: Prediction | None = None
+        self, command: str | None, rebuild: Rebuild, prediction: Prediction | None = None
     ) -> Decision:
         """FAST pins for the predicted TTL, SLOW frees, UNCERTAIN takes Continuum's TTL."""
         if command is None or prediction is None:
-            return super().decide(command, reload_s)
+            return super().decide(command, rebuild)
         if prediction.speed == "uncertain":
-            ttl = self.ttl(tool_name(command), reload_s)
+            ttl = self.ttl(tool_name(command), rebuild.seconds)
             ttl = TTL(ttl.seconds, f"uncertain, so Continuum's: {ttl.reason}")
         else:
             seconds = prediction.ttl_s if prediction.speed == "fast" else 0.0

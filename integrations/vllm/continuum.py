@@ -6,15 +6,18 @@ Pure rules: no vLLM, no clock, no bookkeeping. Two rule sets, since people compa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from agentkv.durations import Prediction
 from agentkv.ttl import TTL, ContinuumTTL, FixedTTL, ToolDurations
 
 from .decision import Decision
+from .demand import Demand, Rebuild, Room
 from .jobs import Turn
 from .pin_table import Pin
+from .pressure import Pressure
 from .settings import Settings
 
 PREEMPTED, PINNED, UNPINNED = 0, 1, 2
@@ -31,8 +34,17 @@ def tool_name(text: str) -> str:
 class ContinuumPolicy:
     """Continuum's rules over one engine's jobs; holds only the distributions it has learned."""
 
-    def __init__(self, settings: Settings) -> None:
+    takes_tails = False
+    """A pin that yields gives up no more blocks than needed, the last ones first; else all."""
+
+    holds_back = False
+    """New jobs may have to wait: `why_hold` says when."""
+
+    def __init__(self, settings: Settings, pool_tokens: int) -> None:
         self.settings = settings
+        self.pool_tokens = pool_tokens
+        self.pressure = Pressure()
+        self.pressure.rise(0.0, math.inf)  # its rules hold at all times
         self._is_paper = settings.rules == "paper"
         self.durations = ToolDurations()
         self.learned = ContinuumTTL(
@@ -52,15 +64,15 @@ class ContinuumPolicy:
         """A TTL within `max_ttl_s`."""
         return TTL(min(seconds, self.settings.max_ttl_s), reason)
 
-    def undecided_ttl(self, reload_s: float) -> TTL:
+    def undecided_ttl(self, rebuild: Rebuild) -> TTL:
         """TTL of a turn that has just finished, of whose tool nothing is known yet."""
-        return self.ttl(None, reload_s)
+        return self.ttl(None, rebuild.seconds)
 
     def decide(
-        self, command: str | None, reload_s: float, prediction: Prediction | None = None
+        self, command: str | None, rebuild: Rebuild, prediction: Prediction | None = None
     ) -> Decision:
         """What becomes of the pin of a turn that now runs `command` (None: not known)."""
-        return Decision(self.ttl(tool_name(command or "") or None, reload_s), command)
+        return Decision(self.ttl(tool_name(command or "") or None, rebuild.seconds), command)
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
         """Place of a waiting turn; the smallest is served first.
@@ -81,17 +93,27 @@ class ContinuumPolicy:
         is_spared = turn.is_last_step and not self._is_paper
         return (0 if is_spared else 1, turn.job.order, turn.order)
 
-    def pins_that_yield(
-        self, pins: Iterable[Pin[Any]], *, for_running: bool, num_running: int
-    ) -> list[Pin[Any]]:
-        """Pins to give up, in this order and one by one, until an allocation succeeds.
+    def sorts_running(self) -> bool:
+        """Whether `victim_rank` decides who is preempted; else the last that was admitted is."""
+        return True
+
+    def pins_that_yield(self, pins: Sequence[Pin[Any]], demand: Demand) -> Sequence[Pin[Any]]:
+        """Of `pins`, newest job first, those to give up in order until an allocation succeeds.
 
         Paper: always, the job that arrived latest first (its deadlock rule; memory pressure wins
         over a pin). Released: a running turn preempts other running turns before any pin yields,
         and a waiting one waits while anything runs; then the latest expiry first.
         """
         if self._is_paper:
-            return sorted(pins, key=lambda pin: pin.job_order, reverse=True)
-        if num_running > (1 if for_running else 0):
+            return pins
+        if not demand.runs_alone:
             return []
         return sorted(pins, key=lambda pin: pin.expires_s, reverse=True)
+
+    def why_hold(self, room: Room) -> str | None:
+        """Why a new job is not let in; Continuum lets all in."""
+        return None
+
+    def pressure_s(self, rebuild: Rebuild) -> float:
+        """How long memory counts as contended after it ran short."""
+        return math.inf

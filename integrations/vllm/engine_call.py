@@ -44,6 +44,7 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
         "kv_cache_usage": scheduler.get_kv_cache_usage(),
         "num_running": len(scheduler.running),
         "num_waiting": len(scheduler.queue),
+        "is_under_pressure": retention.policy.pressure.is_on,
         "preemptions_total": 0,
         **retention.counters.totals(),
         "steps": scheduler.steps.as_dict(),
@@ -81,6 +82,7 @@ def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
         "last_tool": job.tool,
         "turns_evicted": job.num_evicted,
         "turns_diverged": job.num_diverged,
+        "held_back": any(turn.is_held for turn in job.live.values()),
         "idle_s": now_s - job.last_activity_s,
     }
 

@@ -43,6 +43,12 @@ class Turn:
     arrived_s: float
     num_prompt_tokens: int
     is_last_step: bool = False
+    is_first: bool = False
+    """It opens its job, and no live job spawned that one."""
+    is_held: bool = False
+    """Its job has not been let in so far."""
+    is_overdue: bool = False
+    """It has waited for longer than the patience."""
     common_tokens: int = 0
     """Tokens this prompt shares with what the job's last finished turn left in the cache."""
     admitted_s: float | None = None
@@ -65,6 +71,9 @@ class Job:
     arrived_s: float
     parent_job_id: str | None = None
     expected_turns: int | None = None
+    priority: int = 0
+    """As the client gave it: lower first."""
+    first_prompt_tokens: int = 0
     num_turns: int = 0
     last_turn: int | None = None
     fingerprint: object = None
@@ -81,6 +90,8 @@ class Job:
     """Ticket of the forecast that the pin waits for."""
     running: list[RunningTool] = field(default_factory=list)
     last_activity_s: float = 0.0
+    away_since_s: float | None = None
+    """Since when the context of the last turn is no longer held."""
     num_diverged: int = 0
     num_evicted: int = 0
 

@@ -15,6 +15,7 @@ from agentkv.wire import Tags, ToolEvent
 
 from .continuum import ContinuumPolicy, tool_name
 from .counters import Counters
+from .demand import Rebuild
 from .forecaster import Forecaster, Ticket
 from .jobs import Job
 from .pin_keeper import PinKeeper
@@ -56,7 +57,11 @@ class PinDecisions:
 
     def first_ttl(self, num_tokens: int) -> TTL:
         """TTL of a turn that ends now, before anything is known of its tool."""
-        return self._policy.undecided_ttl(self._prefills.reload.seconds(num_tokens))
+        return self._policy.undecided_ttl(self.rebuild(num_tokens))
+
+    def rebuild(self, num_tokens: int) -> Rebuild:
+        """What it takes to compute a context of so many tokens anew."""
+        return Rebuild(num_tokens, self._prefills.reload.seconds(num_tokens))
 
     @property
     def is_final(self) -> bool:
@@ -139,8 +144,7 @@ class PinDecisions:
         *,
         told_by: str,
     ) -> None:
-        reload_s = self._prefills.reload.seconds(job.context_tokens)
-        decision = self._policy.decide(command, reload_s, prediction)
+        decision = self._policy.decide(command, self.rebuild(job.context_tokens), prediction)
         job.decision = decision
         job.tool = tool_name(decision.command or "") or None
         if self._forecaster is not None:

@@ -22,9 +22,10 @@ class PinKeeper:
         record: TimestampRecord,
         *,
         clock: Callable[[], float],
-        free: Callable[[Pin[Any]], None],
+        free: Callable[[Sequence[Any], int], None],
         on_rank_change: Callable[[str], None],
         on_deadline: Callable[[float], None],
+        on_end: Callable[[str], None],
         max_ttl_s: float,
     ) -> None:
         self._max_ttl_s = max_ttl_s
@@ -35,6 +36,7 @@ class PinKeeper:
         self._free = free
         self._on_rank_change = on_rank_change
         self._on_deadline = on_deadline
+        self._on_end = on_end
 
     def pin(
         self, job: Job, blocks: Sequence[Any], fence: int, ttl: TTL, *, is_decided: bool = True
@@ -48,7 +50,7 @@ class PinKeeper:
         other = self.pins.get(job.job_id)
         if other is not None:
             if len(other.blocks) >= len(blocks):
-                self._free(pin)
+                self._free(pin.blocks, pin.fence)
                 other.expires_s = max(other.expires_s, pin.expires_s)
                 self.reschedule(other)
                 return
@@ -96,7 +98,7 @@ class PinKeeper:
     def end(self, pin: Pin[Any], reason: PinEnd) -> None:
         """Give a pin's blocks back and say why."""
         self.pins.remove(pin)
-        self._free(pin)
+        self._free(pin.blocks, pin.fence)
         self._count(pin, None)
         held_s = self._clock() - pin.pinned_s
         self._counters.add("pin_ends_total", "reason", reason)
@@ -104,7 +106,19 @@ class PinKeeper:
         self._record.add(
             pin.job_id, "unpinned", reason=reason, blocks=len(pin.blocks), held_s=round(held_s, 6)
         )
+        self._on_end(pin.job_id)
         self._on_rank_change(pin.job_id)
+
+    def take(self, pin: Pin[Any], num_blocks: int) -> int:
+        """Give up to so many of a pin's last blocks back; answers how many. With its last block
+        the pin ends."""
+        if num_blocks >= len(pin.blocks):
+            num_blocks = len(pin.blocks)
+            self.end(pin, "pressure")
+            return num_blocks
+        self._free(self.pins.trim(pin, num_blocks), pin.fence)
+        self._record.add(pin.job_id, "trimmed", blocks=num_blocks, left=len(pin.blocks))
+        return num_blocks
 
     def end_all(self, reason: PinEnd) -> None:
         """End every pin."""

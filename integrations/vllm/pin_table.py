@@ -40,6 +40,7 @@ class PinTable(Generic[Block]):
         self._pins: dict[str, Pin[Block]] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._holders: Counter[int] = Counter()
+        self._newest_first: list[Pin[Block]] | None = None
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -54,6 +55,7 @@ class PinTable(Generic[Block]):
         """Add the pin of a job that has none."""
         assert pin.job_id not in self._pins
         self._pins[pin.job_id] = pin
+        self._newest_first = None
         self._holders.update(map(id, pin.blocks))
         heapq.heappush(self._deadlines, (pin.expires_s, pin.job_id))
 
@@ -70,7 +72,27 @@ class PinTable(Generic[Block]):
 
     def remove(self, pin: Pin[Block]) -> None:
         del self._pins[pin.job_id]
-        for block in map(id, pin.blocks):
+        self._newest_first = None
+        self._let_go(pin.blocks)
+
+    def trim(self, pin: Pin[Block], num_blocks: int) -> Sequence[Block]:
+        """Take the last blocks off a pin, which must leave it some, and answer with them."""
+        assert 0 < num_blocks < len(pin.blocks)
+        trimmed = pin.blocks[-num_blocks:]
+        pin.blocks = pin.blocks[:-num_blocks]
+        self._let_go(trimmed)
+        return trimmed
+
+    def newest_first(self) -> Sequence[Pin[Block]]:
+        """All pins, of the job that arrived last first. Sorted once between two changes."""
+        if self._newest_first is None:
+            self._newest_first = sorted(
+                self._pins.values(), key=lambda pin: pin.job_order, reverse=True
+            )
+        return self._newest_first
+
+    def _let_go(self, blocks: Sequence[Block]) -> None:
+        for block in map(id, blocks):
             self._holders[block] -= 1
             if not self._holders[block]:
                 del self._holders[block]

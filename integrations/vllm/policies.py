@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .agentkv_policy import AgentKVPolicy
 from .context_serve import ContextServePolicy
 from .continuum import ContinuumPolicy
 from .settings import Settings
@@ -9,9 +10,10 @@ from .settings import Settings
 POLICY_CLASSES: dict[str, type[ContinuumPolicy]] = {
     "continuum": ContinuumPolicy,
     "context_serve": ContextServePolicy,
+    "agentkv": AgentKVPolicy,
 }
 
 
-def make_policy(settings: Settings) -> ContinuumPolicy:
-    """The policy that the settings name."""
-    return POLICY_CLASSES[settings.policy](settings)
+def make_policy(settings: Settings, pool_tokens: int) -> ContinuumPolicy:
+    """The policy that the settings name, for a KV pool of so many tokens."""
+    return POLICY_CLASSES[settings.policy](settings, pool_tokens)

@@ -75,6 +75,11 @@ class RankedQueue(RequestQueue):
         if entry is not None and rank is not None and rank != entry[0]:
             self._push(request, rank)
 
+    def rerank_all(self) -> None:
+        """Move every waiting request to its present rank. O(n log n)."""
+        for request in list(self._entries):
+            self.rerank(request)
+
     def peek_request(self) -> Request:
         """The request to serve next; stays the same until it is popped or removed."""
         if self._latched is None:

@@ -14,8 +14,11 @@ from agentkv.wire import Tags, ToolEvent
 
 from .continuum import Rank
 from .counters import Counters
+from .demand import Demand, Resident, Room
 from .forecaster import open_forecaster
+from .job_growth import JobGrowth
 from .jobs import Context, Job, JobTable, Turn
+from .patience import Patience
 from .pin_decisions import PinDecisions
 from .pin_keeper import PinKeeper
 from .pin_table import Pin
@@ -24,33 +27,40 @@ from .prefill_fit import PrefillFit
 from .record import TimestampRecord
 from .record_writer import open_writer
 from .reply_reader import Decode, Reply
-from .settings import Settings
+from .settings import MAX_PRIORITY, Settings
 from .side_work import SideWork
 
 
 class Retention:
     """The jobs of one engine and what they leave in the cache.
 
-    `free` gives a pin's blocks back, `on_rank_change` hears of jobs whose waiting turns moved in
-    the queue, `on_deadline` of each new expiry; `clock` is monotonic, in seconds. `side_work` does
-    what takes longer; at once, if none is given.
+    The pool holds `num_blocks` of `block_tokens`. `free` gives blocks back, `on_rank_change` hears
+    of jobs whose waiting turns moved in the queue (None: of all), `on_deadline` of each new expiry;
+    `clock` is monotonic, in seconds. `side_work` does what takes longer; at once, if none is given.
     """
 
     def __init__(
         self,
         settings: Settings,
         *,
+        num_blocks: int,
+        block_tokens: int,
         clock: Callable[[], float],
-        free: Callable[[Pin[Any]], None],
-        on_rank_change: Callable[[str], None],
+        free: Callable[[Sequence[Any], int], None],
+        on_rank_change: Callable[[str | None], None],
         on_deadline: Callable[[float], None],
         side_work: SideWork | None = None,
     ) -> None:
         self.settings = settings
-        self.policy = make_policy(settings)
+        self.policy = make_policy(settings, num_blocks * block_tokens)
         self.forecaster = open_forecaster(settings, side_work or SideWork(), clock=clock)
         self.jobs = JobTable(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
         self.turns: dict[str, Turn] = {}
+        self.growth = JobGrowth()
+        self._admitted: dict[str, Turn] = {}
+        self._patience = Patience(settings.patience_s)
+        self._num_blocks = num_blocks
+        self._block_tokens = block_tokens
         self.prefills = PrefillFit(settings.prefill_reload)
         self.counters = Counters()
         self.record = TimestampRecord(
@@ -58,6 +68,7 @@ class Retention:
         )
         self.arrivals = itertools.count()
         self._clock = clock
+        self._on_rank_change = on_rank_change
         self.keeper = PinKeeper(
             self.counters,
             self.record,
@@ -65,6 +76,7 @@ class Retention:
             free=free,
             on_rank_change=on_rank_change,
             on_deadline=on_deadline,
+            on_end=self._pin_ended,
             max_ttl_s=settings.max_ttl_s,
         )
         self.pins = self.keeper.pins
@@ -85,25 +97,33 @@ class Retention:
         *,
         num_prompt_tokens: int,
         block_hashes: list[Any],
-        block_tokens: int,
+        priority: int = 0,
     ) -> None:
-        """Register a request that carries a `job_id`."""
+        """Register a request that carries a `job_id`; `priority` is the client's, lower first."""
         assert tags.job_id is not None
         now_s = self._clock()
         self.forget_idle_jobs()
         order = next(self.arrivals)
         job = self.jobs.get(tags.job_id)
+        parent = None if tags.parent_job_id is None else self.jobs.get(tags.parent_job_id)
+        is_first = job is None and parent is None
         if job is None:
-            job = Job(tags.job_id, order, now_s)
+            # A sub-agent stands where the job stands that waits for it.
+            job = Job(tags.job_id, order if parent is None else parent.order, now_s)
+            job.first_prompt_tokens = num_prompt_tokens
             self.jobs.add(job)
+        job.priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
         fingerprint = (num_prompt_tokens, block_hashes[-1] if block_hashes else None)
         is_new = job.take_tags(tags, fingerprint)
         self.decisions.turn_arrived(job, tags, is_new=is_new)
+        self._note_stay(job, now_s)
         turn = Turn(request_id, job, order, now_s, num_prompt_tokens, bool(tags.is_last_step))
+        turn.is_first = is_first
         turn.common_tokens = min(
-            job.common_tokens(block_hashes, block_tokens),
-            (num_prompt_tokens - 1) // block_tokens * block_tokens,
+            job.common_tokens(block_hashes, self._block_tokens),
+            (num_prompt_tokens - 1) // self._block_tokens * self._block_tokens,
         )
+        self._patience.begin(turn)
         self.turns[request_id] = job.live[request_id] = turn
         self.jobs.touch(job, now_s)
         self.record.add(
@@ -122,11 +142,88 @@ class Retention:
         is_pinned = self.pins.get(turn.job.job_id) is not None
         return self.policy.rank(turn, is_preempted=is_preempted, is_pinned=is_pinned)
 
+    def _note_stay(self, job: Job, now_s: float) -> None:
+        """Learn for how much of the time since its last turn the job's KV was held."""
+        if job.finished_s is not None and not job.live:
+            away_since_s = now_s if job.away_since_s is None else job.away_since_s
+            self.growth.stayed(away_since_s - job.finished_s, now_s - away_since_s)
+
+    def _pin_ended(self, job_id: str) -> None:
+        job = self.jobs.get(job_id)
+        if job is not None:
+            job.away_since_s = self._clock()
+
+    def why_hold(self, request_id: str, *, num_running: int, num_free_blocks: int) -> str | None:
+        """Why a waiting turn gets no blocks yet; None if it may have them, as all but those do that
+        open a job under pressure."""
+        turn = self.turns.get(request_id)
+        if not (self.policy.holds_back and self.policy.pressure.is_on):
+            return None
+        if turn is None or not turn.is_first or turn.admitted_s is not None:
+            return None
+        if not num_running:
+            return None
+        reason = self.policy.why_hold(self._room(turn, num_free_blocks))
+        if reason is not None:
+            self._note_hold(turn, reason)
+        return reason
+
+    def _note_hold(self, turn: Turn, reason: str) -> None:
+        now_s = self._clock()
+        rebuild = self.decisions.rebuild(turn.num_prompt_tokens)
+        self.policy.pressure.rise(now_s, self.policy.pressure_s(rebuild))
+        if not turn.is_held:
+            turn.is_held = True
+            self.counters.add("holds_total")
+            self.record.add(turn.job.job_id, "held", reason=reason)
+            self._on_rank_change(turn.job.job_id)
+
+    def _room(self, turn: Turn, num_free_blocks: int) -> Room:
+        admitted = {each.job.job_id: each for each in self._admitted.values()}
+        residents = [
+            self._resident(each.job, max(each.num_prompt_tokens, each.job.context_tokens))
+            for each in admitted.values()
+        ]
+        residents += [
+            Resident(len(pin.blocks), *self._expected(job))
+            for pin in self.pins
+            if pin.job_id not in admitted and (job := self.jobs.get(pin.job_id)) is not None
+        ]
+        return Room(
+            self._num_blocks,
+            num_free_blocks,
+            self._resident(turn.job, turn.num_prompt_tokens),
+            residents,
+            self.growth.residency,
+        )
+
+    def _resident(self, job: Job, num_tokens: int) -> Resident:
+        return Resident(-(-num_tokens // self._block_tokens), *self._expected(job))
+
+    def _expected(self, job: Job) -> tuple[float, float]:
+        """Turns to come, the present one included, and blocks that each adds."""
+        turns_left = self.growth.turns_left(job) + 1.0
+        return turns_left, self.growth.tokens_per_turn(job) / self._block_tokens
+
+    def memory_is_short(self, demand: Demand) -> Sequence[Pin[Any]]:
+        """Pins the policy gives up, in order, to an allocation that failed."""
+        num_tokens = demand.missing_blocks * self._block_tokens
+        if demand.turn is not None:
+            num_tokens = demand.turn.num_prompt_tokens
+        lasting_s = self.policy.pressure_s(self.decisions.rebuild(num_tokens))
+        if self.policy.pressure.rise(self._clock(), lasting_s):
+            self._on_rank_change(None)
+        if not len(self.pins):
+            return []
+        return self.policy.pins_that_yield(self.pins.newest_first(), demand)
+
     def turn_admitted(self, request_id: str, *, hit_tokens: int) -> None:
         """A turn has its blocks: the job's pin hands over, and an evicted cache is noticed."""
         turn = self.turns.get(request_id)
         if turn is None:
             return
+        self._admitted[request_id] = turn
+        turn.is_held = False
         job, now_s = turn.job, self._clock()
         is_first = turn.admitted_s is None
         pin = self.pins.get(job.job_id)
@@ -154,6 +251,7 @@ class Retention:
     def turn_preempted(self, request_id: str) -> None:
         self.counters.add("preemptions_total")
         turn = self.turns.get(request_id)
+        self._admitted.pop(request_id, None)
         if turn is not None:
             self.record.add(turn.job.job_id, "preempted")
 
@@ -175,18 +273,22 @@ class Retention:
     ) -> None:
         """A turn is over; `blocks` are its kept ones (none: they were freed)."""
         turn = self.turns.pop(request_id, None)
+        self._admitted.pop(request_id, None)
         if turn is None:
             return
         job, now_s = turn.job, self._clock()
         job.live.pop(request_id, None)
         self.jobs.touch(job, now_s)
         if is_finished_turn:
+            if turn.admitted_s is not None:
+                self.growth.stayed(now_s - turn.admitted_s, 0.0)
             self._note_finish(job, context, now_s)
         else:
             self.record.add(job.job_id, "aborted")
         if blocks:
             assert context is not None
             ttl = self.decisions.first_ttl(context.num_tokens)
+            job.away_since_s = None
             self.keeper.pin(job, blocks, fence, ttl, is_decided=self.decisions.is_final)
         elif not job.live and (pin := self.pins.get(job.job_id)) is not None:
             if turn.is_last_step or not is_finished_turn:
@@ -203,7 +305,10 @@ class Retention:
 
     def _note_finish(self, job: Job, context: Context | None, now_s: float) -> None:
         job.finish_turn(now_s)
+        job.away_since_s = now_s
         if context is not None:
+            before = job.context_tokens or job.first_prompt_tokens
+            self.growth.turn_ended(max(0, context.num_tokens - before))
             job.leave_context(context)
         self.record.add(job.job_id, "finish", turn=job.num_turns, context_length=job.context_tokens)
 
@@ -236,6 +341,12 @@ class Retention:
         """Decide by what has been read since, end pins, save. O(1) if there is nothing to do."""
         self.decisions.apply_forecasts()
         self.expire_due_pins()
+        now_s = self._clock()
+        if self.policy.pressure.fall(now_s):
+            self._on_rank_change(None)
+        while (turn := self._patience.pop_overdue(now_s)) is not None:
+            turn.is_overdue = True
+            self._on_rank_change(turn.job.job_id)
         if self.forecaster is not None:
             self.forecaster.save_if_due()
 
@@ -278,6 +389,7 @@ class Retention:
     def _close(self, job: Job, reason: str) -> None:
         self.decisions.job_closed(job, reason)
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
+        self.growth.job_ended(max(job.num_turns, 1))
         self.jobs.remove(job)
         self.record.add(job.job_id, "closed", reason=reason, turns=job.num_turns)
 
@@ -287,11 +399,3 @@ class Retention:
             job = self.jobs.get(pin.job_id)
             if job is None or not job.live:
                 self.keeper.end(pin, "expired")
-
-    def pins_that_yield(self, *, for_running: bool, num_running: int) -> list[Pin[Any]]:
-        """Pins the policy gives up, in order, to an allocation that failed."""
-        if not len(self.pins):
-            return []
-        return self.policy.pins_that_yield(
-            self.pins, for_running=for_running, num_running=num_running
-        )

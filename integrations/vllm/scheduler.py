@@ -21,6 +21,7 @@ from . import seam
 from .busy_loop import BusyLoop
 from .continuum import Rank
 from .counters import StepStats
+from .demand import Demand
 from .jobs import Context
 from .pin_table import Pin
 from .prefill_watch import PrefillWatch
@@ -31,6 +32,9 @@ from .request_tags import tags_of
 from .retention import Retention
 from .settings import CONFIG_KEY, read_settings
 from .side_work import SideWork, Task
+
+MORE_BLOCKS = 8
+"""Blocks taken from pins in one go where the first estimate was too low."""
 
 
 class RetainingScheduler(seam.SchedulerSeam):
@@ -45,9 +49,11 @@ class RetainingScheduler(seam.SchedulerSeam):
         self._side_work = SideWork(self._guard, wake=self._loop.wake)
         self.retention = Retention(
             settings.of_engine(seam.engine_number(self.vllm_config)),
+            num_blocks=self.num_blocks(),
+            block_tokens=self.hash_block_size,
             clock=self.clock,
-            free=lambda pin: self.free_blocks(pin.blocks, pin.fence),
-            on_rank_change=self._rerank_job,
+            free=self.free_blocks,
+            on_rank_change=self._rerank,
             on_deadline=self._loop.wake_at,
             side_work=self._side_work,
         )
@@ -93,13 +99,18 @@ class RetainingScheduler(seam.SchedulerSeam):
                 tags,
                 num_prompt_tokens=request.num_prompt_tokens,
                 block_hashes=request.block_hashes,
-                block_tokens=self.hash_block_size,
+                priority=request.priority,
             )
 
     def _rank(self, request: Request) -> Rank | None:
         return self.retention.rank(request.request_id, is_preempted=seam.is_preempted(request))
 
-    def _rerank_job(self, job_id: str) -> None:
+    def _rerank(self, job_id: str | None) -> None:
+        """The place in the queue has changed of this job's turns; None: of all."""
+        if job_id is None:
+            self._is_running_sorted = False
+            self.queue.rerank_all()
+            return
         job = self.retention.jobs.get(job_id)
         for request_id in job.live if job is not None else ():
             request = self.requests.get(request_id)
@@ -109,6 +120,8 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _sort_running(self) -> None:
         """Put the next victim last: vLLM's FCFS preempts `running[-1]` (S:826)."""
         turns = self.retention.turns
+        if not self.retention.policy.sorts_running():
+            return
         if not self._is_running_sorted and any(r.request_id in turns for r in self.running):
             self.running.sort(key=self._victim_rank)
         self._is_running_sorted = True
@@ -157,23 +170,42 @@ class RetainingScheduler(seam.SchedulerSeam):
         # Also here, where with async scheduling the device is busy with the next step.
         self.retention.decisions.apply_forecasts()
 
-    def memory_is_short(self, request: Request) -> Iterator[None]:
-        for pin in self._pins_that_yield(request):
-            if self.is_freeable(pin.fence) and self._give_up(pin):
-                yield
+    @seam.guarded(True)
+    def may_start(self, request: Request) -> bool:
+        if seam.is_running(request) or seam.is_preempted(request):
+            return True
+        reason = self.retention.why_hold(
+            request.request_id,
+            num_running=len(self.running),
+            num_free_blocks=self.num_free_blocks(),
+        )
+        return reason is None
 
-    @seam.guarded(False)
-    def _give_up(self, pin: Pin[Any]) -> bool:
+    def memory_is_short(self, request: Request, missing_blocks: int) -> Iterator[None]:
+        left, has_taken = missing_blocks, False
+        for pin in self._pins_that_yield(request, missing_blocks):
+            while self.is_freeable(pin.fence) and (taken := self._take(pin, left)):
+                left, has_taken = left - taken, True
+                if left <= 0:
+                    yield
+                    left, has_taken = MORE_BLOCKS, False
+        if has_taken:
+            yield
+
+    @seam.guarded(0)
+    def _take(self, pin: Pin[Any], num_blocks: int) -> int:
+        """Blocks taken from a pin; 0 if it is over."""
         if self.retention.pins.get(pin.job_id) is not pin:
-            return False
-        self.retention.keeper.end(pin, "pressure")
-        return True
+            return 0
+        if not self.retention.policy.takes_tails:
+            num_blocks = len(pin.blocks)
+        return self.retention.keeper.take(pin, num_blocks)
 
     @seam.guarded(())
-    def _pins_that_yield(self, request: Request) -> Sequence[Pin[Any]]:
+    def _pins_that_yield(self, request: Request, missing_blocks: int) -> Sequence[Pin[Any]]:
         turn = self.retention.turns.get(request.request_id)
-        pins = self.retention.pins_that_yield(
-            for_running=seam.is_running(request), num_running=len(self.running)
+        pins = self.retention.memory_is_short(
+            Demand(turn, seam.is_running(request), len(self.running), missing_blocks)
         )
         own = [pin for pin in pins if turn is not None and pin.job_id == turn.job.job_id]
         return [pin for pin in pins if pin not in own] + own

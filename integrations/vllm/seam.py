@@ -110,9 +110,12 @@ class SchedulerSeam(Scheduler):
         allocate = self.kv_cache_manager.allocate_slots
 
         def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
+            if not self.may_start(request):
+                return None
             blocks = allocate(request, *args, **kwargs)
             if blocks is None:
-                for _ in self.memory_is_short(request):
+                missing_blocks = self._missing_blocks(request, *args, **kwargs)
+                for _ in self.memory_is_short(request, missing_blocks):
                     blocks = allocate(request, *args, **kwargs)
                     if blocks is not None:
                         break
@@ -120,7 +123,34 @@ class SchedulerSeam(Scheduler):
 
         self.kv_cache_manager.allocate_slots = allocate_slots
 
-    def memory_is_short(self, request: Request) -> Iterator[None]:
+    def _missing_blocks(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        *_: Any,
+        full_sequence_must_fit: bool = False,
+        **__: Any,
+    ) -> int:
+        """How many more blocks an allocation needs, as far as is easily told; at least 1.
+
+        Takes what KVCacheManager.allocate_slots was given, and leaves out its finer points: the
+        blocks of a prefix hit that are free themselves, lookahead, several KV cache groups.
+        """
+        num_tokens = request.num_computed_tokens + num_new_computed_tokens + num_new_tokens
+        if full_sequence_must_fit:
+            num_tokens = max(num_tokens, request.num_tokens)
+        own_tokens = request.num_computed_tokens + num_new_computed_tokens
+        num_blocks = -(-num_tokens // self.block_size) - own_tokens // self.block_size
+        if not is_running(request):
+            num_blocks += self.kv_cache_manager.watermark_blocks
+        return max(1, num_blocks - self.num_free_blocks())
+
+    def may_start(self, request: Request) -> bool:
+        """Asked before every allocation: whether the request may have blocks at all."""
+        return True
+
+    def memory_is_short(self, request: Request, missing_blocks: int) -> Iterator[None]:
         """Yield each time some memory was freed; stop when no more is to be had."""
         return iter(())
 

@@ -12,11 +12,18 @@ from agentkv.durations import KINDS
 from agentkv.errors import AgentKVError
 from agentkv.ttl import PrefillReload
 
-POLICIES = ("continuum", "context_serve")
+POLICIES = ("continuum", "context_serve", "agentkv")
 """Scheduling policies this plugin adds to `--scheduling-policy`."""
 
 CONFIG_KEY = "agentkv"
 """Key of the settings inside vLLM's `--additional-config`."""
+
+
+MECHANISMS = ("switch", "order", "protection", "admission", "tails", "prediction")
+"""Parts of the `agentkv` policy that can be left out, to see what each is worth."""
+
+MAX_PRIORITY = 1000
+"""Client priorities count from -MAX_PRIORITY (first) to MAX_PRIORITY."""
 
 
 class SettingsError(AgentKVError):
@@ -24,11 +31,11 @@ class SettingsError(AgentKVError):
 
 
 class Settings(BaseModel):
-    """Settings of both policies, frozen; every field has a default."""
+    """Settings of all policies, frozen; every field has a default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    policy: Literal["continuum", "context_serve"] = "continuum"
+    policy: Literal["continuum", "context_serve", "agentkv"] = "continuum"
     rules: Literal["paper", "released"] = "paper"
     ttl: Literal["paper", "fixed"] = "paper"
     fixed_ttl_s: float = Field(2.0, ge=0, le=3600, allow_inf_nan=False)
@@ -40,11 +47,15 @@ class Settings(BaseModel):
     prefill_reload_s: tuple[float, float, float] | None = Field(None, strict=False)
     """Coefficients [c0, c1, c2] of seconds = c0 + c1 n + c2 n^2; absent: learned online."""
     predictor: str = "default"
-    """Under `context_serve`: which of agentkv.durations.KINDS predicts."""
+    """Under `context_serve` and `agentkv`: which of agentkv.durations.KINDS predicts."""
     predictor_state: str | None = None
-    """Under `context_serve`: file that keeps what the predictor learned; None: not kept."""
+    """With a predictor: file that keeps what the predictor learned; None: not kept."""
     predictor_save_s: float = Field(60.0, gt=0, le=86_400, allow_inf_nan=False)
     """Seconds between two writes of that file, while there is something new."""
+    without: tuple[Literal[MECHANISMS], ...] = Field((), strict=False)  # type: ignore[valid-type]
+    """Under `agentkv`: mechanisms left out."""
+    patience_s: float = Field(60.0, gt=0, le=86_400, allow_inf_nan=False)
+    """Under `agentkv`: a turn is put behind others by priority or admission for so many seconds."""
     job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)
     """A job with no turn and no tool signal for this many seconds is forgotten."""
     max_jobs: int = Field(10_000, ge=1, le=1_000_000)
@@ -64,7 +75,7 @@ class Settings(BaseModel):
     @property
     def predicts(self) -> bool:
         """Whether the policy decides by predictions, and so wants to know what each reply runs."""
-        return self.policy == "context_serve"
+        return self.policy in ("context_serve", "agentkv")
 
     def of_engine(self, number: int) -> Settings:
         """The settings of one of several engines, from 0: each has a state file of its own."""

@@ -1,0 +1,139 @@
+"""The `agentkv` policy: who goes first, what may be taken from whom, who is let in, who yields.
+
+Pure rules: no vLLM, no clock, no bookkeeping; docs/policy.md has the reasons and what each rule is
+worth. While memory is not contended, every rule but the hold time leaves all as stock has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentkv.durations import Prediction
+from agentkv.hold_time import best_hold_s
+from agentkv.ttl import TTL
+
+from .context_serve import READING_TTL_S
+from .continuum import UNPINNED, ContinuumPolicy, Rank
+from .decision import Decision
+from .demand import Demand, Rebuild, Room
+from .jobs import Turn
+from .pin_table import Pin
+from .pressure import Pressure
+from .settings import MAX_PRIORITY, Settings
+
+HELD = 2 * MAX_PRIORITY + 1
+"""Tiers that a turn falls behind while its job is not let in."""
+
+
+class AgentKVPolicy(ContinuumPolicy):
+    """Our rules over one engine's jobs.
+
+    1. Idle KV is held for as long as that costs less than computing it anew, and never fixed:
+       a turn that runs takes from it before anything is preempted.
+    2. Under pressure jobs go in order of arrival, and a waiting turn takes idle KV only from jobs
+       that arrived after its own: the first in line always gets on, so nothing can deadlock.
+    3. Under pressure a new job is let in once all that are there are expected to fit to their end.
+    """
+
+    def __init__(self, settings: Settings, pool_tokens: int) -> None:
+        super().__init__(settings, pool_tokens)
+        without = settings.without
+        self._has_order = "order" not in without
+        self._has_protection = "protection" not in without
+        self.holds_back = "admission" not in without
+        self._has_prediction = "prediction" not in without
+        self.takes_tails = "tails" not in without
+        self._best_priority = 0
+        if "switch" not in without:
+            self.pressure = Pressure()
+
+    def break_even_s(self, rebuild: Rebuild) -> float:
+        """Seconds that holding a context may last before computing it anew would cost less.
+
+        Holding n tokens takes n token-seconds of memory a second; computing them anew keeps the
+        whole pool waiting for as long as that takes.
+        """
+        return self.pool_tokens * rebuild.seconds / max(rebuild.num_tokens, 1)
+
+    def pressure_s(self, rebuild: Rebuild) -> float:
+        """How long memory counts as contended after it ran short: what was evicted has by then been
+        computed anew, or is worth no more."""
+        return self.break_even_s(rebuild)
+
+    def undecided_ttl(self, rebuild: Rebuild) -> TTL:
+        """TTL of a pin until its reply has been read, and if that runs nothing that is known."""
+        seconds = max(self.break_even_s(rebuild), READING_TTL_S)
+        return self.capped(seconds, "until holding costs as much as computing anew")
+
+    def decide(
+        self, command: str | None, rebuild: Rebuild, prediction: Prediction | None = None
+    ) -> Decision:
+        """Hold until the expected cost of holding and of computing anew is least."""
+        price_s = self.break_even_s(rebuild)
+        if command is None or prediction is None or not self._has_prediction:
+            return Decision(self.undecided_ttl(rebuild), command)
+        hold_s = best_hold_s(prediction.p_over, price_s)
+        odds = f"P(longer) {prediction.p_over(hold_s):.2f}" if hold_s else "too long to hold for"
+        ttl = self.capped(hold_s, f"{odds}, computing anew is worth {price_s:.2f} s of holding")
+        return Decision.predicted(command, prediction, ttl, is_from_now=False)
+
+    def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
+        """Under pressure by the job's arrival, client priority first; else stock's order.
+
+        A turn that has waited for longer than the patience counts as of the best priority, and is
+        no longer put behind others because its job is not let in.
+        """
+        self._best_priority = min(self._best_priority, turn.job.priority)
+        if not (self.pressure.is_on and self._has_order):
+            return (UNPINNED, turn.order, 0)
+        priority = self._best_priority if turn.is_overdue else turn.job.priority
+        tier = HELD if turn.is_held and not turn.is_overdue else 0
+        return (UNPINNED + priority + tier, turn.job.order, turn.order)
+
+    def victim_rank(self, turn: Turn) -> Rank:
+        """The least urgent, then the newest job is preempted first."""
+        return (UNPINNED + turn.job.priority, turn.job.order, turn.order)
+
+    def sorts_running(self) -> bool:
+        """Without pressure stock's choice of a victim stands."""
+        return self.pressure.is_on and self._has_order
+
+    def pins_that_yield(self, pins: Sequence[Pin[Any]], demand: Demand) -> Sequence[Pin[Any]]:
+        """Pins to take from, the newest job's first.
+
+        A running turn takes from all. A waiting one takes from jobs that arrived after its own,
+        and only if that is enough; from all if nothing runs.
+        """
+        turn = demand.turn
+        if demand.is_running or demand.runs_alone or not self._has_protection:
+            return pins
+        if turn is None:
+            return []
+        later = [pin for pin in pins if pin.job_order >= turn.job.order]
+        num_blocks = sum(len(pin.blocks) for pin in later)
+        return later if num_blocks >= demand.missing_blocks else []
+
+    def why_hold(self, room: Room) -> str | None:
+        """Why a new job is not let in now; None to let it in.
+
+        All jobs are expected to go on turn by turn, each growing until it ends; the most memory
+        they take together at any time, for the share of time that KV stays on the GPU, has to fit.
+        O(n log n) in the jobs with KV on the GPU.
+        """
+        if room.newcomer.num_blocks > room.free_blocks:
+            return f"needs {room.newcomer.num_blocks:.0f} blocks, {room.free_blocks} are free"
+        peak_blocks = room.residency * peak([*room.residents, room.newcomer])
+        if peak_blocks <= room.num_blocks:
+            return None
+        return f"{peak_blocks:.0f} blocks expected at the peak, the pool has {room.num_blocks}"
+
+
+def peak(jobs: Sequence[tuple[float, float, float]]) -> float:
+    """The most blocks that jobs of (blocks, turns left, blocks a turn) ever hold together."""
+    most = blocks = growth = 0.0
+    for num_blocks, turns_left, blocks_per_turn in sorted(jobs, key=lambda job: -job[1]):
+        blocks += num_blocks
+        growth += blocks_per_turn
+        most = max(most, blocks + growth * turns_left)
+    return most

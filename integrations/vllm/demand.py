@@ -1,0 +1,51 @@
+"""What a policy decides about when memory is short: who asks, for how much, and who is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .jobs import Turn
+
+
+class Rebuild(NamedTuple):
+    """What it takes to compute a context anew."""
+
+    num_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """An allocation that failed; `turn` is None for a request without a job."""
+
+    turn: Turn | None
+    is_running: bool
+    num_running: int
+    missing_blocks: int
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether nothing else runs that could make room by ending."""
+        return self.num_running <= (1 if self.is_running else 0)
+
+
+class Resident(NamedTuple):
+    """A job with KV on the GPU, and how it is expected to go on."""
+
+    num_blocks: float
+    turns_left: float
+    blocks_per_turn: float
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The pool as a new job finds it; `newcomer` is what it will be itself."""
+
+    num_blocks: int
+    free_blocks: int
+    newcomer: Resident
+    residents: Sequence[Resident]
+    residency: float
+    """Share of its time, 0 to 1, that a job's KV is on the GPU."""

@@ -1,0 +1,86 @@
+"""How jobs go on: turns still to come, what each adds to the context, and time off the GPU.
+
+Learned from the jobs and turns of this engine; knows nothing of blocks, pins or vLLM.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+
+from .jobs import Job
+
+WINDOW = 512
+"""Jobs, and turns, that are remembered."""
+PRIOR_TURNS = 11
+"""Turns of a job while none has ended. Source: 10.9 on SWE-bench, Continuum (arXiv 2511.02230)."""
+PRIOR_TOKENS = 500
+"""Tokens that a turn adds while none has ended. Source: half of 393 mini-swe-agent runs on
+SWE-bench Verified reach 14,000 prompt tokens or more, in 36 turns or more."""
+PRIOR_WEIGHT_TURNS = 16
+"""The prior counts as much as so many turns seen."""
+OWN_WEIGHT_TURNS = 4
+"""A job's own growth counts as much as the mean of all after so many of its turns."""
+
+
+class JobGrowth:
+    """Expectations about the jobs of one engine; each observation is O(WINDOW), each question O(1)
+    but for a search in the window."""
+
+    def __init__(self) -> None:
+        self._in_order: deque[int] = deque([PRIOR_TURNS])
+        self._lengths: list[int] = [PRIOR_TURNS]
+        self._added: deque[int] = deque(maxlen=WINDOW)
+        self._added_tokens = 0
+        self._stays: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._resident_s = 0.0
+        self._away_s = 0.0
+
+    def job_ended(self, num_turns: int) -> None:
+        """A job is over after so many turns."""
+        if len(self._in_order) == WINDOW:
+            del self._lengths[bisect_left(self._lengths, self._in_order.popleft())]
+        self._in_order.append(num_turns)
+        insort(self._lengths, num_turns)
+
+    def turn_ended(self, added_tokens: int) -> None:
+        """A turn left the job's context so many tokens longer than the one before."""
+        if len(self._added) == WINDOW:
+            self._added_tokens -= self._added[0]
+        self._added.append(added_tokens)
+        self._added_tokens += added_tokens
+
+    def stayed(self, resident_s: float, away_s: float) -> None:
+        """Between two turns, or during one, a job's KV was on the GPU and off it so long."""
+        if len(self._stays) == WINDOW:
+            resident, away = self._stays[0]
+            self._resident_s -= resident
+            self._away_s -= away
+        self._stays.append((resident_s, away_s))
+        self._resident_s += resident_s
+        self._away_s += away_s
+
+    @property
+    def residency(self) -> float:
+        """Share of their time, above 0 to 1, that jobs have their KV on the GPU."""
+        total_s = self._resident_s + self._away_s
+        return max(self._resident_s / total_s, 1.0 / WINDOW) if total_s > 0 else 1.0
+
+    def turns_left(self, job: Job) -> float:
+        """Turns still to come after those that have arrived: as told, or as other jobs had them."""
+        if job.expected_turns is not None and job.expected_turns >= job.num_turns:
+            return float(job.expected_turns - job.num_turns)
+        longer = bisect_right(self._lengths, job.num_turns)
+        if longer == len(self._lengths):
+            return float(max(1, job.num_turns - self._lengths[-1]))
+        rest = self._lengths[longer:]
+        return sum(rest) / len(rest) - job.num_turns
+
+    def tokens_per_turn(self, job: Job) -> float:
+        """Tokens that each turn of the job is expected to add."""
+        prior_tokens = PRIOR_WEIGHT_TURNS * PRIOR_TOKENS
+        mean_tokens = (self._added_tokens + prior_tokens) / (len(self._added) + PRIOR_WEIGHT_TURNS)
+        own_tokens = max(0, job.context_tokens - job.first_prompt_tokens)
+        own_turns = job.num_turns if job.context_tokens else 0
+        weighed = own_tokens + OWN_WEIGHT_TURNS * mean_tokens
+        return weighed / (own_turns + OWN_WEIGHT_TURNS)

@@ -1,0 +1,218 @@
+"""The rules of the `agentkv` policy, without vLLM: what each decides, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentkv.integrations.vllm.agentkv_policy import AgentKVPolicy, peak
+from agentkv.integrations.vllm.continuum import UNPINNED
+from agentkv.integrations.vllm.demand import Demand, Rebuild, Resident, Room
+from agentkv.integrations.vllm.job_growth import PRIOR_TOKENS, PRIOR_TURNS, JobGrowth
+from agentkv.integrations.vllm.jobs import Job, Turn
+from agentkv.integrations.vllm.patience import Patience
+from agentkv.integrations.vllm.pin_table import Pin
+from agentkv.integrations.vllm.pressure import Pressure
+from agentkv.integrations.vllm.settings import SettingsError, read_settings
+
+POOL_TOKENS = 16_000
+
+
+def policy(**settings: Any) -> AgentKVPolicy:
+    return AgentKVPolicy(read_settings(settings, policy="agentkv"), POOL_TOKENS)
+
+
+def pressed(**settings: Any) -> AgentKVPolicy:
+    made = policy(**settings)
+    made.pressure.rise(0.0, 1e9)
+    return made
+
+
+def turn_of(job_order: int, order: int, *, priority: int = 0) -> Turn:
+    job = Job(f"job-{job_order}", job_order, 0.0, priority=priority)
+    return Turn(f"request-{order}", job, order, 0.0, 100)
+
+
+def pin_of(job_order: int, num_blocks: int) -> Pin[int]:
+    return Pin(f"job-{job_order}", job_order, range(num_blocks), 0, 0.0, 9.0)
+
+
+def rank(made: AgentKVPolicy, turn: Turn) -> tuple[int, int, int]:
+    return made.rank(turn, is_preempted=False, is_pinned=False)
+
+
+def test_without_pressure_turns_go_in_order_of_their_own_arrival() -> None:
+    """The order is stock's: a later turn of an earlier job waits behind an earlier one."""
+    made = policy()
+    assert rank(made, turn_of(5, 6)) < rank(made, turn_of(1, 7))
+    assert rank(made, turn_of(5, 6))[0] == UNPINNED
+
+
+def test_under_pressure_turns_go_in_order_of_their_jobs_arrival() -> None:
+    """The earlier job's turn goes first, whenever it came."""
+    made = pressed()
+    assert rank(made, turn_of(1, 7)) < rank(made, turn_of(5, 6))
+
+
+def test_client_priority_comes_before_arrival() -> None:
+    """As in vLLM, the lower number goes first."""
+    made = pressed()
+    assert rank(made, turn_of(5, 6, priority=-1)) < rank(made, turn_of(1, 2))
+
+
+def test_an_overdue_turn_is_no_longer_put_behind_by_priority() -> None:
+    """After the patience it counts as of the best priority seen, and so by arrival."""
+    made = pressed()
+    urgent, patient = turn_of(5, 6, priority=-9), turn_of(1, 2, priority=3)
+    assert rank(made, urgent) < rank(made, patient)
+    patient.is_overdue = True
+    assert rank(made, patient) < rank(made, urgent)
+
+
+def test_a_job_held_back_stands_behind_requests_without_a_job_until_it_is_overdue() -> None:
+    """Whoever has nothing to do with jobs does not wait for one that is not let in."""
+    made = pressed()
+    held = turn_of(3, 3)
+    held.is_held = True
+    without_a_job = (UNPINNED, 8, 0)
+    assert rank(made, held) > without_a_job
+    held.is_overdue = True
+    assert rank(made, held) < without_a_job
+
+
+def test_a_running_turn_takes_from_any_job_the_newest_first() -> None:
+    """Idle memory goes before anything that runs is preempted."""
+    pins = [pin_of(9, 1), pin_of(2, 1)]
+    demand = Demand(turn_of(5, 5), is_running=True, num_running=3, missing_blocks=1)
+    assert list(pressed().pins_that_yield(pins, demand)) == pins
+
+
+def test_a_waiting_turn_takes_from_later_jobs_only() -> None:
+    """Earlier jobs keep what they left."""
+    pins = [pin_of(9, 4), pin_of(2, 4)]
+    demand = Demand(turn_of(5, 5), is_running=False, num_running=3, missing_blocks=3)
+    assert [pin.job_order for pin in pressed().pins_that_yield(pins, demand)] == [9]
+
+
+def test_a_waiting_turn_takes_nothing_that_would_not_be_enough() -> None:
+    """Nobody loses blocks for a turn that cannot start with them."""
+    demand = Demand(turn_of(5, 5), is_running=False, num_running=3, missing_blocks=5)
+    assert list(pressed().pins_that_yield([pin_of(9, 4), pin_of(2, 4)], demand)) == []
+
+
+@pytest.mark.parametrize("turn", [None, turn_of(5, 5)])
+def test_if_nothing_runs_a_waiting_turn_may_take_all(turn: Turn | None) -> None:
+    """Whoever is first in line gets on: pins alone never keep an idle engine waiting."""
+    pins = [pin_of(9, 4), pin_of(2, 4)]
+    demand = Demand(turn, is_running=False, num_running=0, missing_blocks=500)
+    assert list(pressed().pins_that_yield(pins, demand)) == pins
+
+
+def test_the_newest_job_is_preempted_first() -> None:
+    """And of jobs with priorities the least urgent one."""
+    made = pressed()
+    assert made.victim_rank(turn_of(9, 1)) > made.victim_rank(turn_of(2, 8))
+    assert made.victim_rank(turn_of(2, 8, priority=1)) > made.victim_rank(turn_of(9, 1))
+
+
+def test_holding_is_worth_what_computing_anew_costs_the_pool() -> None:
+    """A tenth of the pool that takes 0.3 s to compute is worth 3 s of holding."""
+    rebuild = Rebuild(POOL_TOKENS // 10, 0.3)
+    assert policy().break_even_s(rebuild) == pytest.approx(3.0)
+    assert policy().undecided_ttl(rebuild).seconds == pytest.approx(3.0)
+
+
+def test_jobs_together_peak_where_growth_and_endings_balance() -> None:
+    """Two jobs of 10 blocks growing by 1: at the end of the shorter 2 x 15, of the longer 20."""
+    assert peak([(10, 5, 1), (10, 10, 1)]) == 30
+    assert peak([(10, 5, 1)]) == 15
+    assert peak([]) == 0
+
+
+def test_a_new_job_waits_while_the_peak_would_not_fit() -> None:
+    """The reason says what is expected and what there is."""
+    there, new = Resident(60, 10, 2), Resident(10, 20, 2)
+    room = Room(100, 40, new, [there], residency=1.0)
+    assert pressed().why_hold(room) == "110 blocks expected at the peak, the pool has 100"
+    assert pressed().why_hold(Room(110, 40, new, [there], residency=1.0)) is None
+    assert pressed().why_hold(Room(100, 40, new, [there], residency=0.9)) is None
+
+
+def test_a_new_job_waits_while_its_prompt_does_not_fit() -> None:
+    """Nobody arrived after it, so that there is nobody it could take blocks from."""
+    room = Room(100, 9, Resident(10, 1, 0), [], residency=1.0)
+    assert pressed().why_hold(room) == "needs 10 blocks, 9 are free"
+
+
+def test_an_unknown_mechanism_is_refused_by_name() -> None:
+    """The message lists what can be left out."""
+    with pytest.raises(SettingsError, match="'order', 'protection', 'admission'"):
+        policy(without=["magic"])
+
+
+def test_pressure_is_on_from_a_shortage_until_none_came_for_a_while() -> None:
+    """Each shortage extends it; only the flips are told."""
+    pressure = Pressure()
+    assert not pressure.is_on
+    assert pressure.rise(10.0, 5.0)
+    assert not pressure.rise(12.0, 5.0)
+    assert not pressure.fall(16.9)
+    assert pressure.fall(17.0)
+    assert not pressure.is_on
+    assert not pressure.fall(18.0)
+
+
+def test_growth_starts_from_what_is_published_and_ends_with_what_was_seen() -> None:
+    """A new job is expected to take as many turns as others had, on average."""
+    growth, job = JobGrowth(), Job("a", 0, 0.0)
+    job.num_turns = 1
+    assert growth.turns_left(job) == PRIOR_TURNS - 1
+    assert growth.tokens_per_turn(job) == PRIOR_TOKENS
+    for _ in range(600):
+        growth.job_ended(31)
+        growth.turn_ended(1000)
+    assert growth.turns_left(job) == 30
+    assert growth.tokens_per_turn(job) == pytest.approx(1000, rel=0.05)
+
+
+def test_a_job_longer_than_all_others_is_expected_to_go_on_as_far_again_beyond_them() -> None:
+    """And at least for one turn."""
+    growth, job = JobGrowth(), Job("a", 0, 0.0)
+    job.num_turns = PRIOR_TURNS
+    assert growth.turns_left(job) == 1
+    job.num_turns = PRIOR_TURNS + 7
+    assert growth.turns_left(job) == 7
+
+
+def test_expected_turns_are_believed_until_they_are_passed() -> None:
+    """The client knows its own limit."""
+    growth, job = JobGrowth(), Job("a", 0, 0.0, expected_turns=20)
+    job.num_turns = 18
+    assert growth.turns_left(job) == 2
+    job.num_turns = 25
+    assert growth.turns_left(job) == 25 - PRIOR_TURNS
+
+
+def test_residency_is_the_share_of_time_that_kv_is_held() -> None:
+    """All of it before anything is known."""
+    growth = JobGrowth()
+    assert growth.residency == 1.0
+    growth.stayed(3.0, 1.0)
+    assert growth.residency == pytest.approx(0.75)
+    for _ in range(512):
+        growth.stayed(1.0, 0.0)
+    assert growth.residency == pytest.approx(1.0)
+
+
+def test_patience_tells_each_waiting_turn_once() -> None:
+    """A turn that was admitted in time, or is gone, is not overdue."""
+    patience = Patience(60.0)
+    turns = [turn_of(number, number) for number in range(4)]
+    for turn in turns:
+        turn.job.live[turn.request_id] = turn
+        patience.begin(turn)
+    turns[0].admitted_s = 3.0
+    turns[1].job.live.clear()
+    assert patience.pop_overdue(60.0) is None
+    assert [patience.pop_overdue(61.0) for _ in range(3)] == [turns[2], turns[3], None]
