@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from .grading import harness_version
 from .instances import Instance, load_instances
 from .local_harness import LocalHarness
 from .report_runs import SwebenchRun, read_run
+from .run_plan import IMAGE_BYTES
 from .worktree import find_repositories
 
 DAEMON_LESS = "daemon-less"
@@ -202,6 +204,7 @@ def _grade_locally(
 
 
 def _dry(run: SwebenchRun, mode: str, to_do: EvalPlan) -> dict[str, Any]:
+    images = _images(to_do.to_grade) if mode in ENGINES else []
     return {
         "dry_run": True,
         "run_id": run.run_id,
@@ -214,7 +217,12 @@ def _dry(run: SwebenchRun, mode: str, to_do: EvalPlan) -> dict[str, Any]:
             status: sum(verdict.status == status for verdict in to_do.settled.values())
             for status in ("empty", "error")
         },
-        "images": _images(to_do.to_grade) if mode in ENGINES else [],
+        "disk": {
+            "num_images": len(images),
+            "images_bytes_estimate": len(images) * IMAGE_BYTES,
+            "free_bytes": shutil.disk_usage(run.folder).free,
+        },
+        "images": images,
     }
 
 

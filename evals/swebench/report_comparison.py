@@ -52,8 +52,8 @@ class Comparison:
         return value / reference if run is not self.baseline and reference and value else None
 
     def resolved_apart(self, run: ReportedRun) -> tuple[int, int] | None:
-        """Instances resolved only in `run`, and only in the baseline; None if one is not graded."""
-        if run.verdicts is None or self.baseline.verdicts is None:
+        """Instances resolved only in `run`, only in the baseline; None unless all are graded."""
+        if run.summary["pass_rate"] is None or self.baseline.summary["pass_rate"] is None:
             return None
         here, there = (_resolved(each.verdicts or {}) for each in (run, self.baseline))
         return len(here - there), len(there - here)
@@ -85,6 +85,16 @@ class Comparison:
         for name in ("model", "environment", "step_limit", "seed", "workers", "jps"):
             if len({str(document.get(name)) for document in documents}) > 1:
                 found.append(f"**the runs differ in {name}**: {_listed(documents, name)}")
+        in_part = [
+            f"{run.name}: {run.summary['not_graded']} patches"
+            for run in self.runs
+            if run.verdicts is not None and run.summary["not_graded"]
+        ]
+        if in_part:
+            found.append(
+                f"**not graded yet**, so no pass rate: {', '.join(in_part)}; "
+                "`agentkv swebench eval` goes on with them"
+            )
         unfinished = [run.name for run in self.runs if run.run.document.get("ended_at") is None]
         if unfinished:
             found.append(f"**not run to its end**: {', '.join(unfinished)}")
@@ -114,18 +124,17 @@ def _reported(run: SwebenchRun, name: str) -> ReportedRun:
         return ReportedRun(name, run, None, None, None, summarize(run, None))
     document, verdicts = found
     current = {
-        instance_id: _current(run, instance_id, verdicts.get(instance_id))
+        instance_id: known
         for instance_id in run.instance_ids
+        if (known := verdicts.get(instance_id)) is not None and _is_current(run, instance_id, known)
     }
     mode, version = document.get("mode"), document.get("harness_version")
     return ReportedRun(name, run, mode, version, current, summarize(run, current))
 
 
-def _current(run: SwebenchRun, instance_id: str, known: Verdict | None) -> Verdict:
-    """The verdict if it is of the patch that the run has now: a resumed run may have another."""
-    if known is None or known.patch_sha256 != patch_sha256(run.patch(instance_id)):
-        return Verdict("error", "its patch is not graded: run `agentkv swebench eval` again")
-    return known
+def _is_current(run: SwebenchRun, instance_id: str, known: Verdict) -> bool:
+    """The verdict is of the patch that the run has now: a resumed run may have another."""
+    return known.patch_sha256 == patch_sha256(run.patch(instance_id))
 
 
 def _names(runs: Sequence[SwebenchRun]) -> list[str]:

@@ -36,7 +36,8 @@ def summarize(run: SwebenchRun, verdicts: Mapping[str, Verdict] | None) -> dict[
     """Everything that the table and the figure show of one run; durations in seconds.
 
     Job completion times are of the instances whose agent ended by itself or by a limit, whatever
-    its patch is worth; `verdicts` None is a run that was not graded.
+    its patch is worth; `verdicts` None is a run that was not graded,
+    and instances of the run that it lacks are not graded yet.
     """
     rows = [run.rows[name] for name in run.instance_ids if name in run.rows]
     ended = [row for row in rows if is_completed(row)]
@@ -69,16 +70,17 @@ def job_s(row: Mapping[str, Any]) -> float:
 
 
 def _outcomes(run: SwebenchRun, verdicts: Mapping[str, Verdict] | None) -> dict[str, Any]:
+    """A pass rate is of all instances of the run, so there is none until all are graded."""
+    rates = dict.fromkeys(("pass_rate", "pass_rate_low", "pass_rate_high"))
     if verdicts is None:
-        return dict.fromkeys((*STATUSES, "pass_rate", "pass_rate_low", "pass_rate_high"))
-    found = Counter(verdicts[name].status for name in run.instance_ids)
-    low, high = wilson(found["resolved"], len(run.instance_ids)) or (None, None)
-    return {
-        **{status: found[status] for status in STATUSES},
-        "pass_rate": found["resolved"] / len(run.instance_ids) if run.instance_ids else None,
-        "pass_rate_low": low,
-        "pass_rate_high": high,
-    }
+        return {**dict.fromkeys(STATUSES), "not_graded": len(run.instance_ids), **rates}
+    found = Counter(verdict.status for verdict in verdicts.values())
+    num_missing = len(run.instance_ids) - len(verdicts)
+    interval = wilson(found["resolved"], len(run.instance_ids))
+    if not num_missing and interval is not None:
+        rate = found["resolved"] / len(run.instance_ids)
+        rates = dict(zip(rates, (rate, *interval), strict=True))
+    return {**{status: found[status] for status in STATUSES}, "not_graded": num_missing, **rates}
 
 
 def _times(name: str, values: Sequence[float]) -> dict[str, float | None]:

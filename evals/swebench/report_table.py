@@ -66,6 +66,7 @@ def _rows(comparison: Comparison) -> list[list[str]]:
             [status, *(_cell(summary[status], "{}") for summary in summaries)]
             for status in STATUSES
         ),
+        ["not graded", *(_cell(summary["not_graded"], "{}") for summary in summaries)],
         ["agents that ended", *(_ended(summary) for summary in summaries)],
         ["agents' exits", *(_exits(summary["exit_statuses"]) for summary in summaries)],
     ]

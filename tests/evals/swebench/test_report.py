@@ -147,7 +147,18 @@ def test_a_patch_graded_in_another_version_counts_as_not_graded(tmp_path: Path) 
     write_run(folder, {**PATCHES, "a-1": "one, changed"})
     summary = compare([folder]).runs[0].summary
     assert summary["resolved"] == 0
-    assert summary["error"] == 2
+    assert summary["not_graded"] == 1
+    assert summary["pass_rate"] is None
+
+
+def test_a_harness_that_graded_nothing_makes_no_pass_rate(tmp_path: Path) -> None:
+    """No daemon, say: eval.json is there and empty, and the report says what to do."""
+    folder = write_run(tmp_path, PATCHES)
+    EvalFile(folder, "docker", IDS, {"harness_version": "5.0.2"}).keep({})
+    document = report([folder])
+    assert document["runs"][0]["pass_rate"] is None
+    assert document["runs"][0]["error"] == 0
+    assert any("not graded yet" in line for line in document["conditions"])
 
 
 def test_runs_on_other_instances_are_not_compared(tmp_path: Path) -> None:
