@@ -36,7 +36,8 @@ test: $(STAMP) test-openai3
 	$(PYTEST) tests
 
 test-fast: $(STAMP)
-	$(PYTEST) tests -m "not server and not slow"
+	$(PYTEST) tests -m "not server and not slow and not timed" -n 2
+	$(PYTEST) tests/client -m timed
 
 test-server: $(STAMP)
 	$(PYTEST) tests -m server

@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from agentkv.demo_model import prepare_demo_model
 from agentkv.server_process import ServerProcess
+
+# A busy machine, or the other worker, is no fault of the code under test.
+settings.register_profile("agentkv", deadline=None)
+settings.load_profile("agentkv")
 
 MAX_SERVERS = 2
 """Real servers alive at once: each takes about 2 GiB and, while it starts, both cores."""

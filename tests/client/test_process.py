@@ -34,6 +34,7 @@ def run_python(code: str, **options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.timed
 def test_the_import_is_fast_and_light() -> None:
     """At most 200 ms, and none of the heavy packages; measured at its best of three."""
     code = (
@@ -101,6 +102,7 @@ def test_a_forked_child_is_outside_of_the_job(server: ScriptedServer) -> None:
     assert server.released == ["child", "a"]
 
 
+@pytest.mark.timed
 def test_a_session_costs_little_per_call(server: ScriptedServer, client: openai.OpenAI) -> None:
     """At most 0.3 ms in the median against the bare client, measured in turn."""
 
