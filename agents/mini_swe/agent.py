@@ -24,6 +24,8 @@ class AgentKVAgent(DefaultAgent):
     def __init__(self, *args: Any, instance_id: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.instance_id = instance_id
+        is_ours = isinstance(self.model, AgentKVModel)
+        self._turns = self.model.agentkv_turns if is_ours else TurnLog()
 
     @property
     def turn_rows(self) -> list[dict[str, Any]]:
@@ -36,6 +38,7 @@ class AgentKVAgent(DefaultAgent):
         jobs = self.model.agentkv_job if is_ours else JobOfModel()
         if is_ours:
             self.model.begin_conversation()
+            self._turns = self.model.agentkv_turns
         with jobs.session(self.instance_id) as job:
             jobs.enter(job)
             try:
@@ -50,8 +53,3 @@ class AgentKVAgent(DefaultAgent):
         self._turns.limit_calls(self.config.step_limit, self.n_calls)
         message: dict[str, Any] = super().query()
         return message
-
-    @property
-    def _turns(self) -> TurnLog:
-        is_ours = isinstance(self.model, AgentKVModel)
-        return self.model.agentkv_turns if is_ours else TurnLog()

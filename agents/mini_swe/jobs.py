@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import os
+import threading
 import uuid
 import weakref
+from queue import SimpleQueue
 from typing import Any
 
 import agentkv
+from agentkv.current import job_made_current
 from agentkv.job import Job
 from agentkv.sessions import Session
 from agentkv.wire import MAX_ID_CHARS
@@ -54,6 +58,11 @@ class JobOfModel:
         self._num_made += 1
         return agentkv.session(job_id=job_id, server=self.server)
 
+    @property
+    def is_entered(self) -> bool:
+        """True while an agent class says which job it is, and when that is over."""
+        return self._entered is not None
+
     def enter(self, job: Job[Any]) -> None:
         """All calls belong to this job until `leave`."""
         self.end_own()
@@ -72,7 +81,7 @@ class JobOfModel:
             if outer is not None and self._job_id is None:
                 return outer
             self._own = _OwnJob(self.session())
-            weakref.finalize(self, self._own.end).atexit = False
+            weakref.finalize(self, _dropped.put, self._own).atexit = False
         return self._own.job
 
     def end_own(self) -> None:
@@ -89,19 +98,39 @@ class _OwnJob:
         self._session = session
         # Entered in a context of its own: a worker thread goes on to other instances.
         self.job = contextvars.copy_context().run(session.__enter__)
-        if not _live:
-            atexit.unregister(_end_all)
-            atexit.register(_end_all)
+        _watch_over_own_jobs()
         _live.add(self)
 
     def end(self) -> None:
-        """Release the job; a second call does nothing."""
-        _live.discard(self)
+        """Release the job; a second call, also in another thread, does nothing."""
+        try:
+            _live.remove(self)
+        except KeyError:
+            return
         if not self.job.is_over:
             contextvars.copy_context().run(self._session.__exit__, None, None, None)
 
 
 _live: set[_OwnJob] = set()
+_watched_in: set[int] = set()  # by process id: a forked child has no thread of ours
+
+# What is dropped is ended by a thread: the garbage collector may come in the middle of anything,
+# also while the queue of releases is locked. Putting into this queue is safe even then.
+_dropped: SimpleQueue[_OwnJob] = SimpleQueue()
+
+
+def _watch_over_own_jobs() -> None:
+    """See to jobs that end without a word, with their model or with the process."""
+    if os.getpid() not in _watched_in:
+        _watched_in.add(os.getpid())
+        atexit.register(_end_all)
+        with job_made_current(None):  # or the thread would keep the caller's job alive
+            threading.Thread(target=_end_dropped, name="agentkv-dropped", daemon=True).start()
+
+
+def _end_dropped() -> None:
+    while True:
+        _dropped.get().end()
 
 
 def _end_all() -> None:

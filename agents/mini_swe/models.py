@@ -124,7 +124,8 @@ class AgentKVModel(LitellmModel):
         """A model may serve one task after another; a retry of the first call adds a message."""
         num_messages, self._num_messages = self._num_messages, len(messages)
         has_reply = any(message.get("role") == "assistant" for message in messages)
-        if len(messages) < num_messages and not has_reply:
+        is_new = len(messages) < num_messages and not has_reply
+        if is_new and not self.agentkv_job.is_entered:
             self.begin_conversation()
 
     def _read_limits(self, template_vars: Message) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 
@@ -21,6 +22,8 @@ os.environ["MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT"] = "1"
 def clean_slate() -> Iterator[None]:
     """No server is known, nothing is instrumented, and no feedback is on its way."""
     forget_servers()
+    # litellm's bookkeeping would else make the main thread a loop that nobody closes
+    asyncio.set_event_loop(None)
     yield
     agentkv.uninstrument()
     assert agentkv.flush(timeout_s=20)

@@ -91,7 +91,7 @@ def test_a_second_run_of_a_model_is_another_job(make_server: Any) -> None:
     agents = [run(server, model=model) for _ in range(2)]
     assert tags(server, "job_id") == ["a", "a.2"]
     assert tags(server, "turn") == [1, 1]
-    assert len(agents[1].turn_rows) == 1
+    assert [len(agent.turn_rows) for agent in agents] == [1, 1]
 
 
 @pytest.mark.parametrize("step_limit", [1, 3])
@@ -338,6 +338,21 @@ def test_a_new_conversation_is_a_new_job(make_server: Any) -> None:
         run(server, agent=DefaultAgent, model=model)
     assert tags(server, "job_id") == ["a", "a", "a.2"]
     assert tags(server, "turn") == [1, 2, 1]
+
+
+def test_an_agent_may_drop_its_history(make_server: Any) -> None:
+    """In our agent's run a shorter conversation is the same job, and its rows go on."""
+
+    class Forgetful(AgentKVAgent):  # type: ignore[misc]
+        def query(self) -> Any:
+            del self.messages[2:]
+            return super().query()
+
+    server = make_server(tool_call("true"), tool_call("true"), tool_call(SUBMIT))
+    agent = run(server, agent=Forgetful, instance_id="i")
+    assert tags(server, "turn") == [1, 2, 3]
+    assert len(set(tags(server, "job_id"))) == 1
+    assert len(agent.turn_rows) == 3
 
 
 def test_an_error_that_ends_the_stock_agent_releases(make_server: Any) -> None:
