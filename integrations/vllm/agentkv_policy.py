@@ -24,16 +24,20 @@ from .settings import MAX_PRIORITY, Settings
 
 HELD = 2 * MAX_PRIORITY + 1
 """Tiers that a turn falls behind while its job is not let in."""
+URGENT = UNPINNED - MAX_PRIORITY - 1
+"""Tier before those of all priorities."""
 
 
 class AgentKVPolicy(ContinuumPolicy):
     """Our rules over one engine's jobs.
 
-    1. Idle KV is held for as long as that costs less than computing it anew, and never fixed:
-       a turn that runs takes from it before anything is preempted.
-    2. Under pressure jobs go in order of arrival, and a waiting turn takes idle KV only from jobs
-       that arrived after its own: the first in line always gets on, so nothing can deadlock.
-    3. Under pressure a new job is let in once all that are there are expected to fit to their end.
+    1. A new job is let in once all that are there are expected to fit to their end.
+    2. Idle KV is held for as long as that costs less than computing it anew.
+    3. If memory runs short all the same, jobs go in order of arrival, and a turn takes idle KV only
+       from jobs that arrived after its own, last blocks first. If nothing runs it takes from all,
+       so that the first in line always gets on: nothing can deadlock.
+    4. A turn that goes on with its job waits for no longer than the patience: then it goes first
+       and takes from all.
     """
 
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
@@ -43,6 +47,7 @@ class AgentKVPolicy(ContinuumPolicy):
         self._has_protection = "protection" not in without
         self.holds_back = "admission" not in without
         self._has_prediction = "prediction" not in without
+        self._has_patience = "patience" not in without
         self.takes_tails = "tails" not in without
         self._best_priority = 0
         if "switch" not in without:
@@ -81,15 +86,20 @@ class AgentKVPolicy(ContinuumPolicy):
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
         """Under pressure by the job's arrival, client priority first; else stock's order.
 
-        A turn that has waited for longer than the patience counts as of the best priority, and is
-        no longer put behind others because its job is not let in.
+        An overdue turn that goes on with its job comes before all others. One that opens a job
+        counts as of the best priority, and no longer stands behind because it is not let in.
         """
         self._best_priority = min(self._best_priority, turn.job.priority)
         if not (self.pressure.is_on and self._has_order):
             return (UNPINNED, turn.order, 0)
+        if self._is_urgent(turn):
+            return (URGENT, turn.job.order, turn.order)
         priority = self._best_priority if turn.is_overdue else turn.job.priority
         tier = HELD if turn.is_held and not turn.is_overdue else 0
         return (UNPINNED + priority + tier, turn.job.order, turn.order)
+
+    def _is_urgent(self, turn: Turn) -> bool:
+        return turn.is_overdue and not turn.is_first and self._has_patience
 
     def victim_rank(self, turn: Turn) -> Rank:
         """The least urgent, then the newest job is preempted first."""
@@ -100,30 +110,30 @@ class AgentKVPolicy(ContinuumPolicy):
         return self.pressure.is_on and self._has_order
 
     def pins_that_yield(self, pins: Sequence[Pin[Any]], demand: Demand) -> Sequence[Pin[Any]]:
-        """Pins to take from, the newest job's first.
-
-        A running turn takes from all. A waiting one takes from jobs that arrived after its own,
-        and only if that is enough; from all if nothing runs.
+        """Pins to take from, the newest job's first: those of jobs that arrived after the turn's
+        own; all if nothing else runs, and for an overdue turn. A waiting turn takes nothing if that
+        would not be enough.
         """
         turn = demand.turn
-        if demand.is_running or demand.runs_alone or not self._has_protection:
+        if demand.runs_alone or not self._has_protection:
             return pins
         if turn is None:
-            return []
-        later = [pin for pin in pins if pin.job_order >= turn.job.order]
-        num_blocks = sum(len(pin.blocks) for pin in later)
-        return later if num_blocks >= demand.missing_blocks else []
+            return pins if demand.is_running else []
+        if not self._is_urgent(turn):
+            pins = [pin for pin in pins if pin.job_order >= turn.job.order]
+        if demand.is_running or sum(len(pin.blocks) for pin in pins) >= demand.missing_blocks:
+            return pins
+        return []
 
     def why_hold(self, room: Room) -> str | None:
         """Why a new job is not let in now; None to let it in.
 
         All jobs are expected to go on turn by turn, each growing until it ends; the most memory
-        they take together at any time, for the share of time that KV stays on the GPU, has to fit.
-        O(n log n) in the jobs with KV on the GPU.
+        they take together at any time has to fit. O(n log n) in the jobs with KV on the GPU.
         """
         if room.newcomer.num_blocks > room.free_blocks:
             return f"needs {room.newcomer.num_blocks:.0f} blocks, {room.free_blocks} are free"
-        peak_blocks = room.residency * peak([*room.residents, room.newcomer])
+        peak_blocks = peak([*room.residents, room.newcomer])
         if peak_blocks <= room.num_blocks:
             return None
         return f"{peak_blocks:.0f} blocks expected at the peak, the pool has {room.num_blocks}"

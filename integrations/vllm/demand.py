@@ -47,5 +47,3 @@ class Room:
     free_blocks: int
     newcomer: Resident
     residents: Sequence[Resident]
-    residency: float
-    """Share of its time, 0 to 1, that a job's KV is on the GPU."""

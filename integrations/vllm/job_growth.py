@@ -1,4 +1,4 @@
-"""How jobs go on: turns still to come, what each adds to the context, and time off the GPU.
+"""How jobs go on: turns still to come, and what each adds to the context.
 
 Learned from the jobs and turns of this engine; knows nothing of blocks, pins or vLLM.
 """
@@ -15,8 +15,10 @@ WINDOW = 512
 PRIOR_TURNS = 11
 """Turns of a job while none has ended. Source: 10.9 on SWE-bench, Continuum (arXiv 2511.02230)."""
 PRIOR_TOKENS = 500
-"""Tokens that a turn adds while none has ended. Source: half of 393 mini-swe-agent runs on
-SWE-bench Verified reach 14,000 prompt tokens or more, in 36 turns or more."""
+PRIOR_SHARE = 0.25
+"""What a turn adds while none has ended: this share of the first prompt, at most so many tokens.
+Assumed; for scale: of 393 mini-swe-agent runs on SWE-bench Verified half reach 14,000 prompt
+tokens, and half take 36 turns or more."""
 PRIOR_WEIGHT_TURNS = 16
 """The prior counts as much as so many turns seen."""
 OWN_WEIGHT_TURNS = 4
@@ -32,9 +34,6 @@ class JobGrowth:
         self._lengths: list[int] = [PRIOR_TURNS]
         self._added: deque[int] = deque(maxlen=WINDOW)
         self._added_tokens = 0
-        self._stays: deque[tuple[float, float]] = deque(maxlen=WINDOW)
-        self._resident_s = 0.0
-        self._away_s = 0.0
 
     def job_ended(self, num_turns: int) -> None:
         """A job is over after so many turns."""
@@ -50,22 +49,6 @@ class JobGrowth:
         self._added.append(added_tokens)
         self._added_tokens += added_tokens
 
-    def stayed(self, resident_s: float, away_s: float) -> None:
-        """Between two turns, or during one, a job's KV was on the GPU and off it so long."""
-        if len(self._stays) == WINDOW:
-            resident, away = self._stays[0]
-            self._resident_s -= resident
-            self._away_s -= away
-        self._stays.append((resident_s, away_s))
-        self._resident_s += resident_s
-        self._away_s += away_s
-
-    @property
-    def residency(self) -> float:
-        """Share of their time, above 0 to 1, that jobs have their KV on the GPU."""
-        total_s = self._resident_s + self._away_s
-        return max(self._resident_s / total_s, 1.0 / WINDOW) if total_s > 0 else 1.0
-
     def turns_left(self, job: Job) -> float:
         """Turns still to come after those that have arrived: as told, or as other jobs had them."""
         if job.expected_turns is not None and job.expected_turns >= job.num_turns:
@@ -78,8 +61,10 @@ class JobGrowth:
 
     def tokens_per_turn(self, job: Job) -> float:
         """Tokens that each turn of the job is expected to add."""
-        prior_tokens = PRIOR_WEIGHT_TURNS * PRIOR_TOKENS
-        mean_tokens = (self._added_tokens + prior_tokens) / (len(self._added) + PRIOR_WEIGHT_TURNS)
+        prior_tokens = min(PRIOR_TOKENS, PRIOR_SHARE * job.first_prompt_tokens)
+        mean_tokens = (self._added_tokens + PRIOR_WEIGHT_TURNS * prior_tokens) / (
+            len(self._added) + PRIOR_WEIGHT_TURNS
+        )
         own_tokens = max(0, job.context_tokens - job.first_prompt_tokens)
         own_turns = job.num_turns if job.context_tokens else 0
         weighed = own_tokens + OWN_WEIGHT_TURNS * mean_tokens

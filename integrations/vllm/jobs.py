@@ -90,8 +90,6 @@ class Job:
     """Ticket of the forecast that the pin waits for."""
     running: list[RunningTool] = field(default_factory=list)
     last_activity_s: float = 0.0
-    away_since_s: float | None = None
-    """Since when the context of the last turn is no longer held."""
     num_diverged: int = 0
     num_evicted: int = 0
 

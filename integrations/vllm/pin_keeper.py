@@ -25,7 +25,6 @@ class PinKeeper:
         free: Callable[[Sequence[Any], int], None],
         on_rank_change: Callable[[str], None],
         on_deadline: Callable[[float], None],
-        on_end: Callable[[str], None],
         max_ttl_s: float,
     ) -> None:
         self._max_ttl_s = max_ttl_s
@@ -36,7 +35,6 @@ class PinKeeper:
         self._free = free
         self._on_rank_change = on_rank_change
         self._on_deadline = on_deadline
-        self._on_end = on_end
 
     def pin(
         self, job: Job, blocks: Sequence[Any], fence: int, ttl: TTL, *, is_decided: bool = True
@@ -106,7 +104,6 @@ class PinKeeper:
         self._record.add(
             pin.job_id, "unpinned", reason=reason, blocks=len(pin.blocks), held_s=round(held_s, 6)
         )
-        self._on_end(pin.job_id)
         self._on_rank_change(pin.job_id)
 
     def take(self, pin: Pin[Any], num_blocks: int) -> int:

@@ -76,7 +76,6 @@ class Retention:
             free=free,
             on_rank_change=on_rank_change,
             on_deadline=on_deadline,
-            on_end=self._pin_ended,
             max_ttl_s=settings.max_ttl_s,
         )
         self.pins = self.keeper.pins
@@ -116,7 +115,6 @@ class Retention:
         fingerprint = (num_prompt_tokens, block_hashes[-1] if block_hashes else None)
         is_new = job.take_tags(tags, fingerprint)
         self.decisions.turn_arrived(job, tags, is_new=is_new)
-        self._note_stay(job, now_s)
         turn = Turn(request_id, job, order, now_s, num_prompt_tokens, bool(tags.is_last_step))
         turn.is_first = is_first
         turn.common_tokens = min(
@@ -142,22 +140,11 @@ class Retention:
         is_pinned = self.pins.get(turn.job.job_id) is not None
         return self.policy.rank(turn, is_preempted=is_preempted, is_pinned=is_pinned)
 
-    def _note_stay(self, job: Job, now_s: float) -> None:
-        """Learn for how much of the time since its last turn the job's KV was held."""
-        if job.finished_s is not None and not job.live:
-            away_since_s = now_s if job.away_since_s is None else job.away_since_s
-            self.growth.stayed(away_since_s - job.finished_s, now_s - away_since_s)
-
-    def _pin_ended(self, job_id: str) -> None:
-        job = self.jobs.get(job_id)
-        if job is not None:
-            job.away_since_s = self._clock()
-
     def why_hold(self, request_id: str, *, num_running: int, num_free_blocks: int) -> str | None:
-        """Why a waiting turn gets no blocks yet; None if it may have them, as all but those do that
-        open a job under pressure."""
+        """Why a waiting turn gets no blocks yet; None if it may have them, as all may that do not
+        open a job, and all while nothing runs."""
         turn = self.turns.get(request_id)
-        if not (self.policy.holds_back and self.policy.pressure.is_on):
+        if not self.policy.holds_back:
             return None
         if turn is None or not turn.is_first or turn.admitted_s is not None:
             return None
@@ -169,9 +156,7 @@ class Retention:
         return reason
 
     def _note_hold(self, turn: Turn, reason: str) -> None:
-        now_s = self._clock()
-        rebuild = self.decisions.rebuild(turn.num_prompt_tokens)
-        self.policy.pressure.rise(now_s, self.policy.pressure_s(rebuild))
+        self._note_pressure(turn.num_prompt_tokens)
         if not turn.is_held:
             turn.is_held = True
             self.counters.add("holds_total")
@@ -194,7 +179,6 @@ class Retention:
             num_free_blocks,
             self._resident(turn.job, turn.num_prompt_tokens),
             residents,
-            self.growth.residency,
         )
 
     def _resident(self, job: Job, num_tokens: int) -> Resident:
@@ -210,12 +194,16 @@ class Retention:
         num_tokens = demand.missing_blocks * self._block_tokens
         if demand.turn is not None:
             num_tokens = demand.turn.num_prompt_tokens
-        lasting_s = self.policy.pressure_s(self.decisions.rebuild(num_tokens))
-        if self.policy.pressure.rise(self._clock(), lasting_s):
-            self._on_rank_change(None)
+        self._note_pressure(num_tokens)
         if not len(self.pins):
             return []
         return self.policy.pins_that_yield(self.pins.newest_first(), demand)
+
+    def _note_pressure(self, num_tokens: int) -> None:
+        """Memory does not suffice for a context of so many tokens."""
+        lasting_s = self.policy.pressure_s(self.decisions.rebuild(num_tokens))
+        if self.policy.pressure.rise(self._clock(), lasting_s):
+            self._on_rank_change(None)
 
     def turn_admitted(self, request_id: str, *, hit_tokens: int) -> None:
         """A turn has its blocks: the job's pin hands over, and an evicted cache is noticed."""
@@ -280,15 +268,12 @@ class Retention:
         job.live.pop(request_id, None)
         self.jobs.touch(job, now_s)
         if is_finished_turn:
-            if turn.admitted_s is not None:
-                self.growth.stayed(now_s - turn.admitted_s, 0.0)
             self._note_finish(job, context, now_s)
         else:
             self.record.add(job.job_id, "aborted")
         if blocks:
             assert context is not None
             ttl = self.decisions.first_ttl(context.num_tokens)
-            job.away_since_s = None
             self.keeper.pin(job, blocks, fence, ttl, is_decided=self.decisions.is_final)
         elif not job.live and (pin := self.pins.get(job.job_id)) is not None:
             if turn.is_last_step or not is_finished_turn:
@@ -305,7 +290,6 @@ class Retention:
 
     def _note_finish(self, job: Job, context: Context | None, now_s: float) -> None:
         job.finish_turn(now_s)
-        job.away_since_s = now_s
         if context is not None:
             before = job.context_tokens or job.first_prompt_tokens
             self.growth.turn_ended(max(0, context.num_tokens - before))

@@ -19,7 +19,7 @@ CONFIG_KEY = "agentkv"
 """Key of the settings inside vLLM's `--additional-config`."""
 
 
-MECHANISMS = ("switch", "order", "protection", "admission", "tails", "prediction")
+MECHANISMS = ("switch", "order", "protection", "admission", "tails", "prediction", "patience")
 """Parts of the `agentkv` policy that can be left out, to see what each is worth."""
 
 MAX_PRIORITY = 1000
@@ -54,8 +54,9 @@ class Settings(BaseModel):
     """Seconds between two writes of that file, while there is something new."""
     without: tuple[Literal[MECHANISMS], ...] = Field((), strict=False)  # type: ignore[valid-type]
     """Under `agentkv`: mechanisms left out."""
-    patience_s: float = Field(60.0, gt=0, le=86_400, allow_inf_nan=False)
-    """Under `agentkv`: a turn is put behind others by priority or admission for so many seconds."""
+    patience_s: float = Field(10.0, gt=0, le=86_400, allow_inf_nan=False)
+    """Under `agentkv`: a turn that goes on with its job waits for so many seconds before it goes
+    first; so long any turn is put behind others by priority or because its job is held back."""
     job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)
     """A job with no turn and no tool signal for this many seconds is forgotten."""
     max_jobs: int = Field(10_000, ge=1, le=1_000_000)

@@ -14,7 +14,7 @@ from agentkv.integrations.vllm.jobs import Job, Turn
 from agentkv.integrations.vllm.patience import Patience
 from agentkv.integrations.vllm.pin_table import Pin
 from agentkv.integrations.vllm.pressure import Pressure
-from agentkv.integrations.vllm.settings import SettingsError, read_settings
+from agentkv.integrations.vllm.settings import MAX_PRIORITY, SettingsError, read_settings
 
 POOL_TOKENS = 16_000
 
@@ -61,12 +61,12 @@ def test_client_priority_comes_before_arrival() -> None:
     assert rank(made, turn_of(5, 6, priority=-1)) < rank(made, turn_of(1, 2))
 
 
-def test_an_overdue_turn_is_no_longer_put_behind_by_priority() -> None:
+def test_an_overdue_first_turn_is_no_longer_put_behind_by_priority() -> None:
     """After the patience it counts as of the best priority seen, and so by arrival."""
     made = pressed()
     urgent, patient = turn_of(5, 6, priority=-9), turn_of(1, 2, priority=3)
     assert rank(made, urgent) < rank(made, patient)
-    patient.is_overdue = True
+    patient.is_overdue = patient.is_first = True
     assert rank(made, patient) < rank(made, urgent)
 
 
@@ -77,22 +77,28 @@ def test_a_job_held_back_stands_behind_requests_without_a_job_until_it_is_overdu
     held.is_held = True
     without_a_job = (UNPINNED, 8, 0)
     assert rank(made, held) > without_a_job
-    held.is_overdue = True
+    held.is_overdue = held.is_first = True
     assert rank(made, held) < without_a_job
 
 
-def test_a_running_turn_takes_from_any_job_the_newest_first() -> None:
-    """Idle memory goes before anything that runs is preempted."""
-    pins = [pin_of(9, 1), pin_of(2, 1)]
-    demand = Demand(turn_of(5, 5), is_running=True, num_running=3, missing_blocks=1)
-    assert list(pressed().pins_that_yield(pins, demand)) == pins
-
-
-def test_a_waiting_turn_takes_from_later_jobs_only() -> None:
-    """Earlier jobs keep what they left."""
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_turn_takes_from_later_jobs_only(is_running: bool) -> None:
+    """Earlier jobs keep what they left, whoever runs."""
     pins = [pin_of(9, 4), pin_of(2, 4)]
-    demand = Demand(turn_of(5, 5), is_running=False, num_running=3, missing_blocks=3)
+    demand = Demand(turn_of(5, 5), is_running=is_running, num_running=3, missing_blocks=3)
     assert [pin.job_order for pin in pressed().pins_that_yield(pins, demand)] == [9]
+
+
+def test_an_overdue_turn_goes_first_and_takes_from_all() -> None:
+    """A turn that goes on with its job; one that opens a job has no KV to come back to."""
+    made, pins = pressed(), [pin_of(9, 4), pin_of(2, 4)]
+    late, earlier = turn_of(5, 5), turn_of(1, 1, priority=-MAX_PRIORITY)
+    late.is_overdue = True
+    assert rank(made, late) < rank(made, earlier)
+    demand = Demand(late, is_running=False, num_running=3, missing_blocks=8)
+    assert list(made.pins_that_yield(pins, demand)) == pins
+    late.is_first = True
+    assert list(made.pins_that_yield(pins, demand)) == []
 
 
 def test_a_waiting_turn_takes_nothing_that_would_not_be_enough() -> None:
@@ -133,15 +139,14 @@ def test_jobs_together_peak_where_growth_and_endings_balance() -> None:
 def test_a_new_job_waits_while_the_peak_would_not_fit() -> None:
     """The reason says what is expected and what there is."""
     there, new = Resident(60, 10, 2), Resident(10, 20, 2)
-    room = Room(100, 40, new, [there], residency=1.0)
+    room = Room(100, 40, new, [there])
     assert pressed().why_hold(room) == "110 blocks expected at the peak, the pool has 100"
-    assert pressed().why_hold(Room(110, 40, new, [there], residency=1.0)) is None
-    assert pressed().why_hold(Room(100, 40, new, [there], residency=0.9)) is None
+    assert pressed().why_hold(Room(110, 40, new, [there])) is None
 
 
 def test_a_new_job_waits_while_its_prompt_does_not_fit() -> None:
     """Nobody arrived after it, so that there is nobody it could take blocks from."""
-    room = Room(100, 9, Resident(10, 1, 0), [], residency=1.0)
+    room = Room(100, 9, Resident(10, 1, 0), [])
     assert pressed().why_hold(room) == "needs 10 blocks, 9 are free"
 
 
@@ -165,9 +170,11 @@ def test_pressure_is_on_from_a_shortage_until_none_came_for_a_while() -> None:
 
 def test_growth_starts_from_what_is_published_and_ends_with_what_was_seen() -> None:
     """A new job is expected to take as many turns as others had, on average."""
-    growth, job = JobGrowth(), Job("a", 0, 0.0)
+    growth, job = JobGrowth(), Job("a", 0, 0.0, first_prompt_tokens=400)
     job.num_turns = 1
     assert growth.turns_left(job) == PRIOR_TURNS - 1
+    assert growth.tokens_per_turn(job) == 100
+    job.first_prompt_tokens = 40_000
     assert growth.tokens_per_turn(job) == PRIOR_TOKENS
     for _ in range(600):
         growth.job_ended(31)
@@ -192,17 +199,6 @@ def test_expected_turns_are_believed_until_they_are_passed() -> None:
     assert growth.turns_left(job) == 2
     job.num_turns = 25
     assert growth.turns_left(job) == 25 - PRIOR_TURNS
-
-
-def test_residency_is_the_share_of_time_that_kv_is_held() -> None:
-    """All of it before anything is known."""
-    growth = JobGrowth()
-    assert growth.residency == 1.0
-    growth.stayed(3.0, 1.0)
-    assert growth.residency == pytest.approx(0.75)
-    for _ in range(512):
-        growth.stayed(1.0, 0.0)
-    assert growth.residency == pytest.approx(1.0)
 
 
 def test_patience_tells_each_waiting_turn_once() -> None:

@@ -30,7 +30,7 @@ class Agents(RuleBasedStateMachine):
 
     @initialize(
         num_blocks=st.integers(16, 48),
-        policy=st.sampled_from(["continuum", "context_serve"]),
+        policy=st.sampled_from(["continuum", "context_serve", "agentkv"]),
         rules=st.sampled_from(["paper", "released"]),
         ttl=st.sampled_from(["paper", "fixed"]),
         max_num_seqs=st.integers(1, 4),

@@ -1,0 +1,220 @@
+"""The `agentkv` policy on vLLM's real scheduler: stock without pressure, its rules under it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+from tests.scheduler.harness import STOCK, Engine, prompt_of
+
+MakeEngine = Callable[..., Engine]
+
+
+def engine_of(make_engine: MakeEngine, **options: Any) -> Engine:
+    """With a price of computing anew that makes it worth holding for seconds."""
+    return make_engine(
+        policy="agentkv",
+        max_num_batched_tokens=1024,
+        prefill_reload_s=[0.0, 0.05, 0.0],
+        **{"num_blocks": 41, **options},
+    )
+
+
+def pin_jobs(engine: Engine, *names: str, tokens: int = 160) -> None:
+    """One finished turn per job, 10 full blocks each, all held."""
+    for salt, name in enumerate(names):
+        engine.turn(prompt_of(tokens, salt=salt), job_id=name)
+
+
+def press(engine: Engine) -> None:
+    """Memory counts as contended from now on."""
+    engine.scheduler.retention.policy.pressure.rise(engine.clock.now_s, 1e9)
+    engine.scheduler._rerank(None)
+
+
+def events(engine: Engine, name: str) -> list[dict[str, Any]]:
+    record = engine.scheduler.retention.record.as_dict()["jobs"]
+    return [event for job in record.values() for event in job if event["event"] == name]
+
+
+def test_with_ample_memory_every_step_is_exactly_stocks(make_engine: MakeEngine) -> None:
+    """Tagged jobs, three turns each, more than run at once: the same tokens in the same steps."""
+    ours = engine_of(make_engine, num_blocks=400, max_num_seqs=3)
+    stock = make_engine(
+        num_blocks=400,
+        max_num_seqs=3,
+        max_num_batched_tokens=1024,
+        scheduler_class=STOCK[isinstance(ours.scheduler, AsyncScheduler)],
+    )
+    seen = []
+    for engine, is_tagged in ((ours, True), (stock, False)):
+        histories = {name: prompt_of(50, salt=salt) for salt, name in enumerate("abcde")}
+        steps: list[dict[str, int]] = []
+        for turn in range(3):
+            requests = {}
+            for name, history in histories.items():
+                request_id = engine.add(
+                    history,
+                    max_tokens=5 + ord(name) % 3,
+                    request_id=f"{name}{turn}",
+                    **({"job_id": name} if is_tagged else {}),
+                )
+                requests[name] = engine.scheduler.requests[request_id]
+            while engine.scheduler.has_unfinished_requests():
+                output = engine.step()
+                steps.append(dict(output.num_scheduled_tokens))
+            for name, request in requests.items():
+                histories[name] = list(request.all_token_ids) + prompt_of(20, salt=turn)
+        seen.append(steps)
+    assert seen[0] == seen[1]
+    assert not ours.scheduler.retention.policy.pressure.is_on
+
+
+def test_a_waiting_turn_takes_the_tail_of_the_newest_jobs_pin(make_engine: MakeEngine) -> None:
+    """No more blocks than it needs, and the job's first blocks stay."""
+    engine = engine_of(make_engine)
+    pin_jobs(engine, "a", "b", "c")
+    assert engine.pinned == {"a": 10, "b": 10, "c": 10}
+    engine.add(prompt_of(15 * 16, salt=9))
+    engine.step()
+    assert engine.pinned == {"a": 10, "b": 10, "c": 5}
+    assert [(event["blocks"], event["left"]) for event in events(engine, "trimmed")] == [(5, 5)]
+
+
+def test_what_is_left_of_a_pin_is_found_by_the_next_turn(make_engine: MakeEngine) -> None:
+    """The tail is computed anew, the rest is not."""
+    engine = engine_of(make_engine)
+    pin_jobs(engine, "a", "b", "c")
+    engine.turn(prompt_of(15 * 16, salt=9))
+    left_blocks = engine.pinned["c"]
+    assert 0 < left_blocks < 10
+    engine.turn(prompt_of(200, salt=2), job_id="c")
+    (event,) = [event for event in events(engine, "waiting_to_running") if event["hit_length"]]
+    assert event["hit_length"] == left_blocks * 16
+
+
+def test_a_waiting_turn_leaves_earlier_jobs_alone_while_anything_runs(
+    make_engine: MakeEngine,
+) -> None:
+    """It waits; once nothing runs it takes what it needs."""
+    engine = engine_of(make_engine)
+    pin_jobs(engine, "a", "b")
+    engine.add(prompt_of(100, salt=8), max_tokens=12, job_id="x")
+    engine.step()
+    press(engine)
+    waiting = engine.add(prompt_of(22 * 16, salt=9), max_tokens=20, job_id="y")
+    engine.step()
+    assert engine.waiting() == [waiting]
+    assert engine.pinned == {"a": 10, "b": 10}
+    engine.run()
+    assert engine.pinned["a"] == 10
+
+
+def test_a_running_turn_takes_idle_blocks_before_anything_is_preempted(
+    make_engine: MakeEngine,
+) -> None:
+    """Even those of an earlier job, from the end."""
+    engine = engine_of(make_engine)
+    pin_jobs(engine, "a", "b", "c")
+    engine.add(prompt_of(100, salt=8), max_tokens=150, job_id="d")
+    engine.run()
+    assert engine.scheduler.retention.counters.totals().get("preemptions_total", 0) == 0
+    assert engine.pinned["a"] == 10
+    assert sum(engine.pinned.values()) > 20
+
+
+def test_a_new_job_is_held_back_while_those_there_need_the_room(make_engine: MakeEngine) -> None:
+    """It says why, counts, and starts when the others are over."""
+    engine = engine_of(make_engine, num_blocks=61)
+    press(engine)
+    first = engine.add(prompt_of(300, salt=1), max_tokens=40, job_id="a")
+    engine.step()
+    held = engine.add(prompt_of(300, salt=2), job_id="b")
+    engine.step()
+    assert engine.running() == [first]
+    assert engine.waiting() == [held]
+    (event,) = events(engine, "held")
+    assert "blocks expected at the peak, the pool has 60" in event["reason"]
+    assert engine.scheduler.retention.counters.totals()["holds_total"] == 1
+    engine.run()
+    assert engine.scheduler.retention.jobs.get("b").num_turns == 1
+
+
+def test_a_request_without_a_job_passes_one_that_is_held_back(make_engine: MakeEngine) -> None:
+    """Its memory is there: it does not wait for a job that has to."""
+    engine = engine_of(make_engine, num_blocks=61)
+    press(engine)
+    engine.add(prompt_of(300, salt=1), max_tokens=40, job_id="a")
+    engine.step()
+    held = engine.add(prompt_of(300, salt=2), job_id="b")
+    engine.step()
+    plain = engine.add(prompt_of(50, salt=3), max_tokens=40)
+    engine.step()
+    engine.step()
+    assert plain in engine.running()
+    assert engine.waiting() == [held]
+
+
+def test_turns_behind_a_job_that_is_held_back_go_on_at_once(make_engine: MakeEngine) -> None:
+    """Also those that arrived after it, and though no allocation has failed so far."""
+    engine = engine_of(make_engine, num_blocks=61)
+    engine.turn(prompt_of(50, salt=1), job_id="early")
+    engine.add(prompt_of(300, salt=2), max_tokens=40, job_id="a")
+    engine.step()
+    held = engine.add(prompt_of(300, salt=3), job_id="b")
+    going_on = engine.add(prompt_of(70, salt=1), max_tokens=40, job_id="early")
+    engine.step()
+    engine.step()
+    assert going_on in engine.running()
+    assert engine.waiting() == [held]
+
+
+def test_a_sub_agent_stands_where_its_parent_does(make_engine: MakeEngine) -> None:
+    """The parent waits for it, so that it is neither held back nor behind later jobs."""
+    engine = engine_of(make_engine, max_num_seqs=1)
+    engine.turn(prompt_of(40, salt=1), job_id="parent")
+    engine.turn(prompt_of(40, salt=2), job_id="later")
+    engine.add(prompt_of(20, salt=3), max_tokens=60, request_id="busy")
+    engine.step()
+    press(engine)
+    engine.add(prompt_of(60, salt=2), request_id="later-2", job_id="later")
+    engine.add(prompt_of(30, salt=4), request_id="child", job_id="child", parent_job_id="parent")
+    assert engine.waiting() == ["child", "later-2"]
+
+
+def test_pressure_ends_and_the_order_is_stocks_again(make_engine: MakeEngine) -> None:
+    """After a time without a shortage turns go by their own arrival."""
+    engine = engine_of(make_engine, max_num_seqs=1)
+    engine.turn(prompt_of(40, salt=1), job_id="early")
+    engine.add(prompt_of(20, salt=3), max_tokens=60, request_id="busy")
+    engine.step()
+    engine.scheduler.retention.policy.pressure.rise(engine.clock.now_s, 0.05)
+    engine.add(prompt_of(60, salt=2), request_id="other", job_id="other")
+    engine.add(prompt_of(60, salt=1), request_id="early-2", job_id="early")
+    assert engine.waiting() == ["early-2", "other"]
+    for _ in range(8):
+        engine.step()
+    assert engine.waiting() == ["other", "early-2"]
+
+
+@pytest.mark.parametrize("without", ["order", "protection", "admission", "tails", "prediction"])
+def test_each_mechanism_can_be_left_out(make_engine: MakeEngine, without: str) -> None:
+    """The jobs still all come to their end."""
+    engine = engine_of(make_engine, without=[without])
+    pin_jobs(engine, "a", "b", "c")
+    for number, name in enumerate(("d", "e", "a", "b")):
+        engine.add(prompt_of(200, salt=20 + number), max_tokens=30, job_id=name)
+    engine.run()
+    assert not engine.waiting()
+
+
+def test_without_tails_a_pin_yields_whole(make_engine: MakeEngine) -> None:
+    """The ablation of partial reclaim."""
+    engine = engine_of(make_engine, without=["tails"])
+    pin_jobs(engine, "a", "b", "c")
+    engine.add(prompt_of(15 * 16, salt=9))
+    engine.step()
+    assert engine.pinned == {"a": 10, "b": 10}
