@@ -8,7 +8,11 @@ from .jobs import Turn
 
 
 class Patience:
-    """Waiting turns in order of arrival; every operation is O(1), spread over all calls."""
+    """Turns in order of arrival until they first run; every operation is O(1), on average.
+
+    A turn that is preempted later is not waited for anew: measured, going first each time let such
+    turns take memory from each other (docs/results.md).
+    """
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s

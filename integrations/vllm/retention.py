@@ -211,7 +211,7 @@ class Retention:
         if turn is None:
             return
         self._admitted[request_id] = turn
-        turn.is_held = False
+        turn.is_held = turn.is_overdue = False
         job, now_s = turn.job, self._clock()
         is_first = turn.admitted_s is None
         pin = self.pins.get(job.job_id)
