@@ -103,10 +103,11 @@ def test_the_last_step_is_that_of_the_step_limit(make_server: Any, step_limit: i
     assert tags(server, "is_last_step") == [None] * (step_limit - 1) + [True]
 
 
-def test_format_errors_count_towards_the_last_step(make_server: Any) -> None:
+@pytest.mark.parametrize("agent", [AgentKVAgent, DefaultAgent])
+def test_format_errors_count_towards_the_last_step(make_server: Any, agent: type) -> None:
     """A reply without a command is a call of the loop like any other."""
     server = make_server(tool_call("true"), ScriptedReply("hm"), tool_call("true"))
-    run(server, step_limit=3)
+    run(server, agent=agent, step_limit=3)
     assert tags(server, "is_last_step") == [None, None, True]
 
 
@@ -280,19 +281,22 @@ def test_a_server_without_the_plugin_gets_plain_calls(
 def test_a_model_of_a_hosted_provider_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No URL of the user's own: nobody is asked, and litellm's call gets no further argument."""
+    """No URL of the user's own: nobody is asked, and nothing tags the call, a session neither."""
     calls: list[dict[str, Any]] = []
+    jobs: list[Any] = []
 
     def completion(**kwargs: Any) -> Any:
         calls.append(kwargs)
+        jobs.append(agentkv.current_job())
         raise KeyboardInterrupt
 
     monkeypatch.setattr("litellm.completion", completion)
     model = AgentKVModel(model_name="anthropic/some-model")
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
+        with agentkv.session(), pytest.raises(KeyboardInterrupt):
             model.query([{"role": "user", "content": "go"}])
     assert set(calls[0]) == {"model", "messages", "tools"}
+    assert jobs == [None, None]
     assert [record.name for record in caplog.records] == ["agentkv.agents.mini_swe.server"]
 
 
@@ -345,7 +349,8 @@ def test_an_agent_may_drop_its_history(make_server: Any) -> None:
 
     class Forgetful(AgentKVAgent):  # type: ignore[misc]
         def query(self) -> Any:
-            del self.messages[2:]
+            if self.n_calls == 2:
+                del self.messages[2:]
             return super().query()
 
     server = make_server(tool_call("true"), tool_call("true"), tool_call(SUBMIT))
