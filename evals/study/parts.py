@@ -13,13 +13,12 @@ from ..traces import json_lines
 
 Part = Literal["tune", "held-out", "all"]
 PARTS: tuple[Part, ...] = ("tune", "held-out", "all")
-HELD_OUT_SHARE = 0.3
+HELD_OUT_PERCENT = 30
 
 
 def is_held_out(job_id: str) -> bool:
     """Whether a job is kept for the end; the same for a job in every file and every run."""
-    number = int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:8], "big")
-    return number < HELD_OUT_SHARE * 2**64
+    return int(hashlib.sha256(job_id.encode()).hexdigest(), 16) % 100 < HELD_OUT_PERCENT
 
 
 def trace_of_part(trace: Path, part: Part, folder: Path) -> Path:
