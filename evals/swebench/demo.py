@@ -22,7 +22,7 @@ from ..arguments import whole_number
 from . import run_command
 from .demo_prompt import demo_configs
 from .errors import SwebenchError
-from .eval_command import DAEMON_LESS, evaluate
+from .eval_command import DAEMON_LESS, MODES, evaluate
 from .instances import SUITE, load_instances, select
 from .report_command import MARKDOWN_FILE, report
 from .scripted_server import MODEL_PREFIX, SOLUTIONS, SolutionServer
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _play(options, out)
         if status == run_command.BAD_USAGE:
             return status
-        counts = evaluate(out, mode=DAEMON_LESS, workers=_WORKERS, say=_say)
+        counts = evaluate(out, mode=options.mode, workers=_WORKERS, say=_say)
         report([out])
     except KeyboardInterrupt:
         _say("interrupted; what was played stays, --resume goes on")
@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--step-limit", type=whole_number(1), default=_STEP_LIMIT, help="default: %(default)s")
     add("--out", type=Path, metavar="DIR", help="the run's folder (default: a new temporary one)")
     add("--environment", help="default: bubblewrap")
+    add("--mode", choices=MODES, default=DAEMON_LESS, help="of grading (default: %(default)s)")
     add("--i-know-this-is-unsafe", action="store_true", help="what --environment local asks for")
     kept = parser.add_mutually_exclusive_group()
     kept.add_argument("--resume", action="store_true", help="go on with the run in --out")
