@@ -7,7 +7,18 @@ deltas they receive.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from typing import Any
+from typing import Any, Literal
+
+CounterName = Literal[
+    "pins_total",
+    "pin_ends_total",
+    "holds_total",
+    "tool_observations_total",
+    "tool_signals_ignored_total",
+    "preemptions_total",
+    "bad_tags_total",
+]
+"""What is counted; each has a Prometheus series."""
 
 MAX_PENDING_OBSERVATIONS = 1000
 """Observations of one histogram kept between two deltas; older ones are dropped."""
@@ -17,11 +28,11 @@ class Counters:
     """Labelled counters and histogram observations."""
 
     def __init__(self) -> None:
-        self._totals: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        self._pending: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        self._totals: defaultdict[tuple[CounterName, str, str], int] = defaultdict(int)
+        self._pending: defaultdict[tuple[CounterName, str, str], int] = defaultdict(int)
         self._observations: dict[str, deque[float]] = {}
 
-    def add(self, name: str, label: str = "", value: str = "", amount: int = 1) -> None:
+    def add(self, name: CounterName, label: str = "", value: str = "", amount: int = 1) -> None:
         """Count `amount` more of `name`, with at most one label."""
         key = (name, label, value)
         self._totals[key] += amount

@@ -11,6 +11,8 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from .counters import CounterName
+
 _COMMON_LABELS = ("model_name", "engine")
 
 _GAUGES: Mapping[str, str] = {
@@ -19,7 +21,7 @@ _GAUGES: Mapping[str, str] = {
 }
 
 # name -> help, and the values known beforehand of its one label, so that all exist at 0
-_COUNTERS: Mapping[str, tuple[str, str | None, Sequence[str]]] = {
+_COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
     "pins_total": (
         "Finished turns whose KV blocks were pinned, by predicted speed of the tool; those of a "
         "slow one were freed at once, a pin that expired at a TTL of 0.",
@@ -39,6 +41,7 @@ _COUNTERS: Mapping[str, tuple[str, str | None, Sequence[str]]] = {
             "reset",
         ),
     ),
+    "holds_total": ("Jobs whose first turn had to wait until they were expected to fit.", None, ()),
     "tool_observations_total": (
         "Tool durations learned from, by where they came from.",
         "source",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -17,6 +18,8 @@ from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, Schedule
 
 from .metric_series import MetricSeries, metric_series
 from .server_policy import policy_of
+
+logger = logging.getLogger(__name__)
 
 
 class AgentKVStatLogger(AggregateStatLoggerBase):
@@ -42,8 +45,13 @@ class AgentKVStatLogger(AggregateStatLoggerBase):
         engine_idx: int = 0,
     ) -> None:
         payload = getattr(scheduler_stats, "agentkv", None)
-        if self._series is not None and payload:
+        if self._series is None or not payload:
+            return
+        try:
             self._series.apply(payload, self._labels(engine_idx))
+        except Exception:  # raised here, vLLM's output handler would end, and every request with it
+            self._series = None
+            logger.exception("agentkv's Prometheus series end here; serving goes on")
 
     def log_engine_initialized(self) -> None:
         """Nothing to say: the plugin's own start-up line names the policy."""

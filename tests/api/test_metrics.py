@@ -11,11 +11,13 @@ import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
+import pytest
 from prometheus_client import REGISTRY
 from vllm.v1.metrics.stats import SchedulerStats
 
+from agentkv.integrations.vllm.counters import CounterName
 from agentkv.integrations.vllm.metrics import AgentKVStatLogger
 from agentkv.integrations.vllm.seam import STATS_FIELD
 
@@ -71,6 +73,13 @@ def test_all_series_exist_at_zero_from_the_start() -> None:
         assert f'agentkv:pins_total{{{common},speed="{speed}"}}' in series
     for source in ("client", "piggyback", "gap"):
         assert f'agentkv:tool_observations_total{{{common},source="{source}"}}' in series
+
+
+def test_whatever_is_counted_has_a_series() -> None:
+    """A name that the scheduler counts and Prometheus does not know would be lost."""
+    series = series_after("metric_series().start(COMMON); show()")
+    shown = {name.partition("{")[0].removeprefix("agentkv:") for name in series}
+    assert set(get_args(CounterName)) <= shown
 
 
 def test_payloads_add_up() -> None:
@@ -152,3 +161,21 @@ def test_the_stat_logger_feeds_the_series_under_our_policy_only() -> None:
     assert pins_after_logging({}) is None
     assert pins_after_logging({"agentkv": {"policy": "continuum"}}) == 3
     assert pins_after_logging({"agentkv": {"policy": "continuum"}}) == 6
+
+
+def test_a_payload_it_cannot_read_ends_the_series_and_not_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """vLLM calls the logger in the task that hands every request its output."""
+    stats = SchedulerStats()
+    setattr(stats, STATS_FIELD, {**PAYLOAD, "counters": [["unheard_of_total", {}, 1]]})
+    config: Any = SimpleNamespace(
+        additional_config={"agentkv": {"policy": "continuum"}},
+        model_config=SimpleNamespace(served_model_name="unreadable"),
+    )
+    stat_logger = AgentKVStatLogger(vllm_config=config, engine_indexes=[0])
+    for _ in range(2):
+        stat_logger.record(stats, None, engine_idx=0)
+    assert [record.message for record in caplog.records] == [
+        "agentkv's Prometheus series end here; serving goes on"
+    ]
