@@ -1,7 +1,8 @@
 """What one scheduling step costs with 200 running, 1,000 waiting and 300 pinned jobs, to stock's.
 
-Both engines get the same requests and must schedule the same batches, checked step by step. Three
-situations: the batch is full, the head of the queue does not fit, turns end and start in each step.
+Both engines get the same requests and must schedule the same batches, checked step by step. Four
+situations: the batch is full, the head of the queue does not fit, the head would fit and is held
+back, turns end and start in each step.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ TARGET_RATIO = 1.15
 DECIDING_TARGET_RATIO = 1.25
 """Where turns end under a policy that predicts: 14 us for each decision, and the replies are read
 while no model runs that would leave the interpreter to the thread that reads them."""
-POLICIES = ("continuum", "context_serve")
+POLICIES = ("continuum", "context_serve", "agentkv")
+GATING_POLICIES = ("agentkv",)
 ENDLESS_TOKENS = 3000
 
 
@@ -35,6 +37,8 @@ class Situation:
     num_ending: int = 0
     """Turns that end, and so start, in each step."""
     num_spare_blocks: int = 20_000
+    num_gated_blocks: int = 0
+    """More blocks for ours, that the head would fit into and is not let into."""
     num_spare_seqs: int = 0
     pinned_prompt_tokens: int = 520
     running_prompt_tokens: int = 8
@@ -46,6 +50,7 @@ SITUATIONS = (
     Situation("batch full"),
     # The paper's rules would give the pins up for the head; the released ones keep them all.
     Situation("head does not fit", rules="released", num_spare_blocks=1, num_spare_seqs=50),
+    Situation("head is held back", num_spare_blocks=1, num_gated_blocks=8, num_spare_seqs=50),
     Situation("4 turns end per step", num_ending=4, waiting_prompt_tokens=8),
 )
 
@@ -69,7 +74,10 @@ class LoadedEngine:
             policy,
             is_async=is_async,
             # The null block, one per running turn, and what is pinned beside.
-            num_blocks=1 + NUM_RUNNING + situation.num_spare_blocks + keeps_pins * NUM_PINNED,
+            num_blocks=1
+            + NUM_RUNNING
+            + situation.num_spare_blocks
+            + keeps_pins * (NUM_PINNED + situation.num_gated_blocks),
             block_tokens=situation.block_tokens,
             max_num_seqs=NUM_RUNNING + situation.num_spare_seqs,
             settings={
@@ -77,6 +85,7 @@ class LoadedEngine:
                 "ttl": "fixed",
                 "fixed_ttl_s": 3600.0,
                 "max_ttl_s": 3600.0,
+                "prefill_reload_s": [0.0, 1.0, 0.0],
             },
         )
         self._add(NUM_PINNED, situation.pinned_prompt_tokens, [2] * NUM_PINNED)
@@ -119,7 +128,7 @@ def measure(folder: Path, seed: int) -> Iterator[Row]:
     """Rows for `schedule` and `update_from_output` in each situation, sync and async."""
     for situation in SITUATIONS:
         for is_async in (False, True):
-            for policy in POLICIES:
+            for policy in POLICIES if not situation.num_gated_blocks else GATING_POLICIES:
                 with without_garbage_collection():
                     yield from _measure(situation, policy, folder, seed, is_async=is_async)
 
@@ -136,7 +145,7 @@ def _measure(
     kind = f"{policy}, {'async' if is_async else 'sync'}, {situation.name}"
     schedule = [(stock.schedule_s, ours.schedule_s) for stock, ours in rounds]
     update = [(stock.update_s, ours.update_s) for stock, ours in rounds]
-    decides = policy == "context_serve" and situation.num_ending > 0
+    decides = policy in ("context_serve", "agentkv") and situation.num_ending > 0
     target = DECIDING_TARGET_RATIO if decides else TARGET_RATIO
     yield ratio_row(f"scheduler: schedule(), {kind}", schedule, target=target)
     yield ratio_row(f"scheduler: update_from_output(), {kind}", update, target=None)

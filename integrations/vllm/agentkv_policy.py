@@ -45,6 +45,7 @@ class AgentKVPolicy(ContinuumPolicy):
         without = settings.without
         self._has_order = "order" not in without
         self._has_protection = "protection" not in without
+        self._preempts_first = "preemption" not in without
         self.holds_back = "admission" not in without
         self._has_prediction = "prediction" not in without
         self._has_patience = "patience" not in without
@@ -111,11 +112,13 @@ class AgentKVPolicy(ContinuumPolicy):
 
     def pins_that_yield(self, pins: Sequence[Pin[Any]], demand: Demand) -> Sequence[Pin[Any]]:
         """Pins to take from, the newest job's first: those of jobs that arrived after the turn's
-        own; all if nothing else runs, and for an overdue turn. A waiting turn takes nothing if that
-        would not be enough.
+        own; all if nothing else runs, and for an overdue turn. A running turn that needs more has
+        vLLM preempt the newest job; a waiting one takes nothing if that would not be enough.
         """
         turn = demand.turn
         if demand.runs_alone or not self._has_protection:
+            return pins
+        if demand.is_running and not self._preempts_first:
             return pins
         if turn is None:
             return pins if demand.is_running else []
@@ -129,21 +132,11 @@ class AgentKVPolicy(ContinuumPolicy):
         """Why a new job is not let in now; None to let it in.
 
         All jobs are expected to go on turn by turn, each growing until it ends; the most memory
-        they take together at any time has to fit. O(n log n) in the jobs with KV on the GPU.
+        they take together at any time has to fit.
         """
         if room.newcomer.num_blocks > room.free_blocks:
             return f"needs {room.newcomer.num_blocks:.0f} blocks, {room.free_blocks} are free"
-        peak_blocks = peak([*room.residents, room.newcomer])
+        peak_blocks = room.residents.peak_with(room.newcomer)
         if peak_blocks <= room.num_blocks:
             return None
         return f"{peak_blocks:.0f} blocks expected at the peak, the pool has {room.num_blocks}"
-
-
-def peak(jobs: Sequence[tuple[float, float, float]]) -> float:
-    """The most blocks that jobs of (blocks, turns left, blocks a turn) ever hold together."""
-    most = blocks = growth = 0.0
-    for num_blocks, turns_left, blocks_per_turn in sorted(jobs, key=lambda job: -job[1]):
-        blocks += num_blocks
-        growth += blocks_per_turn
-        most = max(most, blocks + growth * turns_left)
-    return most

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from .jobs import Turn
+from .residents import Resident, Residents
 
 
 class Rebuild(NamedTuple):
@@ -31,14 +31,6 @@ class Demand:
         return self.num_running <= (1 if self.is_running else 0)
 
 
-class Resident(NamedTuple):
-    """A job with KV on the GPU, and how it is expected to go on."""
-
-    num_blocks: float
-    turns_left: float
-    blocks_per_turn: float
-
-
 @dataclass(frozen=True, slots=True)
 class Room:
     """The pool as a new job finds it; `newcomer` is what it will be itself."""
@@ -46,4 +38,4 @@ class Room:
     num_blocks: int
     free_blocks: int
     newcomer: Resident
-    residents: Sequence[Resident]
+    residents: Residents

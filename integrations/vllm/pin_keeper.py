@@ -23,7 +23,7 @@ class PinKeeper:
         *,
         clock: Callable[[], float],
         free: Callable[[Sequence[Any], int], None],
-        on_rank_change: Callable[[str], None],
+        on_change: Callable[[str], None],
         on_deadline: Callable[[float], None],
         max_ttl_s: float,
     ) -> None:
@@ -33,7 +33,7 @@ class PinKeeper:
         self._record = record
         self._clock = clock
         self._free = free
-        self._on_rank_change = on_rank_change
+        self._on_change = on_change
         self._on_deadline = on_deadline
 
     def pin(
@@ -55,7 +55,7 @@ class PinKeeper:
             self.end(other, "returned")
         self.pins.add(pin)
         self._on_deadline(pin.expires_s)
-        self._on_rank_change(job.job_id)
+        self._on_change(job.job_id)
         self._record.add(
             job.job_id, "pinned", blocks=len(blocks), ttl_s=round(ttl.seconds, 6), reason=ttl.reason
         )
@@ -104,7 +104,7 @@ class PinKeeper:
         self._record.add(
             pin.job_id, "unpinned", reason=reason, blocks=len(pin.blocks), held_s=round(held_s, 6)
         )
-        self._on_rank_change(pin.job_id)
+        self._on_change(pin.job_id)
 
     def take(self, pin: Pin[Any], num_blocks: int) -> int:
         """Give up to so many of a pin's last blocks back; answers how many. With its last block
@@ -115,6 +115,7 @@ class PinKeeper:
             return num_blocks
         self._free(self.pins.trim(pin, num_blocks), pin.fence)
         self._record.add(pin.job_id, "trimmed", blocks=num_blocks, left=len(pin.blocks))
+        self._on_change(pin.job_id)
         return num_blocks
 
     def end_all(self, reason: PinEnd) -> None:

@@ -14,7 +14,7 @@ from agentkv.wire import Tags, ToolEvent
 
 from .continuum import Rank
 from .counters import Counters
-from .demand import Demand, Resident, Room
+from .demand import Demand, Room
 from .forecaster import open_forecaster
 from .job_growth import JobGrowth
 from .jobs import Context, Job, JobTable, Turn
@@ -27,6 +27,7 @@ from .prefill_fit import PrefillFit
 from .record import TimestampRecord
 from .record_writer import open_writer
 from .reply_reader import Decode, Reply
+from .residents import Resident, Residents
 from .settings import MAX_PRIORITY, Settings
 from .side_work import SideWork
 
@@ -57,7 +58,8 @@ class Retention:
         self.jobs = JobTable(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
         self.turns: dict[str, Turn] = {}
         self.growth = JobGrowth()
-        self._admitted: dict[str, Turn] = {}
+        self._admitted: set[str] = set()
+        self._residents = Residents()
         self._patience = Patience(settings.patience_s)
         self._num_blocks = num_blocks
         self._block_tokens = block_tokens
@@ -74,7 +76,7 @@ class Retention:
             self.record,
             clock=clock,
             free=free,
-            on_rank_change=on_rank_change,
+            on_change=self._pin_changed,
             on_deadline=on_deadline,
             max_ttl_s=settings.max_ttl_s,
         )
@@ -164,22 +166,33 @@ class Retention:
             self._on_rank_change(turn.job.job_id)
 
     def _room(self, turn: Turn, num_free_blocks: int) -> Room:
-        admitted = {each.job.job_id: each for each in self._admitted.values()}
-        residents = [
-            self._resident(each.job, max(each.num_prompt_tokens, each.job.context_tokens))
-            for each in admitted.values()
+        newcomer = self._resident(turn.job, turn.num_prompt_tokens)
+        return Room(self._num_blocks, num_free_blocks, newcomer, self._residents)
+
+    def _note_residence(self, job_id: str) -> None:
+        """A job's KV on the GPU has changed."""
+        job = self.jobs.get(job_id)
+        if not self.policy.holds_back:
+            return
+        if job is None:
+            self._residents.drop(job_id)
+            return
+        prompts = [
+            turn.num_prompt_tokens
+            for turn in job.live.values()
+            if turn.request_id in self._admitted
         ]
-        residents += [
-            Resident(len(pin.blocks), *self._expected(job))
-            for pin in self.pins
-            if pin.job_id not in admitted and (job := self.jobs.get(pin.job_id)) is not None
-        ]
-        return Room(
-            self._num_blocks,
-            num_free_blocks,
-            self._resident(turn.job, turn.num_prompt_tokens),
-            residents,
-        )
+        pin = self.pins.get(job_id)
+        if prompts:
+            self._residents.put(job_id, self._resident(job, max(*prompts, job.context_tokens)))
+        elif pin is not None:
+            self._residents.put(job_id, Resident(len(pin.blocks), *self._expected(job)))
+        else:
+            self._residents.drop(job_id)
+
+    def _pin_changed(self, job_id: str) -> None:
+        self._note_residence(job_id)
+        self._on_rank_change(job_id)
 
     def _resident(self, job: Job, num_tokens: int) -> Resident:
         return Resident(-(-num_tokens // self._block_tokens), *self._expected(job))
@@ -210,13 +223,14 @@ class Retention:
         turn = self.turns.get(request_id)
         if turn is None:
             return
-        self._admitted[request_id] = turn
+        self._admitted.add(request_id)
         turn.is_held = turn.is_overdue = False
         job, now_s = turn.job, self._clock()
         is_first = turn.admitted_s is None
         pin = self.pins.get(job.job_id)
         if pin is not None:
             self.keeper.end(pin, "returned")
+        self._note_residence(job.job_id)
         if not is_first:
             self.record.add(job.job_id, "resumed", hit_length=hit_tokens)
             return
@@ -239,8 +253,9 @@ class Retention:
     def turn_preempted(self, request_id: str) -> None:
         self.counters.add("preemptions_total")
         turn = self.turns.get(request_id)
-        self._admitted.pop(request_id, None)
+        self._admitted.discard(request_id)
         if turn is not None:
+            self._note_residence(turn.job.job_id)
             self.record.add(turn.job.job_id, "preempted")
 
     def should_pin(self, request_id: str, *, is_finished_turn: bool) -> bool:
@@ -261,11 +276,12 @@ class Retention:
     ) -> None:
         """A turn is over; `blocks` are its kept ones (none: they were freed)."""
         turn = self.turns.pop(request_id, None)
-        self._admitted.pop(request_id, None)
+        self._admitted.discard(request_id)
         if turn is None:
             return
         job, now_s = turn.job, self._clock()
         job.live.pop(request_id, None)
+        self._note_residence(job.job_id)
         self.jobs.touch(job, now_s)
         if is_finished_turn:
             self._note_finish(job, context, now_s)
@@ -375,6 +391,7 @@ class Retention:
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
         self.growth.job_ended(max(job.num_turns, 1))
         self.jobs.remove(job)
+        self._residents.drop(job.job_id)
         self.record.add(job.job_id, "closed", reason=reason, turns=job.num_turns)
 
     def expire_due_pins(self) -> None:

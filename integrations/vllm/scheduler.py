@@ -172,7 +172,7 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(True)
     def may_start(self, request: Request) -> bool:
-        if seam.is_running(request) or seam.is_preempted(request):
+        if seam.is_preempted(request):
             return True
         reason = self.retention.why_hold(
             request.request_id,

@@ -110,7 +110,7 @@ class SchedulerSeam(Scheduler):
         allocate = self.kv_cache_manager.allocate_slots
 
         def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
-            if not self.may_start(request):
+            if not is_running(request) and not self.may_start(request):
                 return None
             blocks = allocate(request, *args, **kwargs)
             if blocks is None:
@@ -147,7 +147,7 @@ class SchedulerSeam(Scheduler):
         return max(1, num_blocks - self.num_free_blocks())
 
     def may_start(self, request: Request) -> bool:
-        """Asked before every allocation: whether the request may have blocks at all."""
+        """Asked before a waiting request gets blocks: whether it may have any."""
         return True
 
     def memory_is_short(self, request: Request, missing_blocks: int) -> Iterator[None]:

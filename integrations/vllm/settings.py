@@ -19,7 +19,10 @@ CONFIG_KEY = "agentkv"
 """Key of the settings inside vLLM's `--additional-config`."""
 
 
-MECHANISMS = ("switch", "order", "protection", "admission", "tails", "prediction", "patience")
+MECHANISMS = (
+    *("switch", "order", "protection", "preemption"),
+    *("admission", "tails", "prediction", "patience"),
+)
 """Parts of the `agentkv` policy that can be left out, to see what each is worth."""
 
 MAX_PRIORITY = 1000

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
+from agentkv.integrations.vllm.settings import MECHANISMS
 from tests.scheduler.harness import STOCK, Engine, prompt_of
 
 MakeEngine = Callable[..., Engine]
@@ -200,7 +201,7 @@ def test_pressure_ends_and_the_order_is_stocks_again(make_engine: MakeEngine) ->
     assert engine.waiting() == ["other", "early-2"]
 
 
-@pytest.mark.parametrize("without", ["order", "protection", "admission", "tails", "prediction"])
+@pytest.mark.parametrize("without", MECHANISMS)
 def test_each_mechanism_can_be_left_out(make_engine: MakeEngine, without: str) -> None:
     """The jobs still all come to their end."""
     engine = engine_of(make_engine, without=[without])

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from agentkv.integrations.vllm.agentkv_policy import AgentKVPolicy, peak
+from agentkv.integrations.vllm.agentkv_policy import AgentKVPolicy
 from agentkv.integrations.vllm.continuum import UNPINNED
-from agentkv.integrations.vllm.demand import Demand, Rebuild, Resident, Room
+from agentkv.integrations.vllm.demand import Demand, Rebuild, Room
 from agentkv.integrations.vllm.job_growth import PRIOR_TOKENS, PRIOR_TURNS, JobGrowth
 from agentkv.integrations.vllm.jobs import Job, Turn
 from agentkv.integrations.vllm.patience import Patience
 from agentkv.integrations.vllm.pin_table import Pin
 from agentkv.integrations.vllm.pressure import Pressure
+from agentkv.integrations.vllm.residents import Resident, Residents
 from agentkv.integrations.vllm.settings import MAX_PRIORITY, SettingsError, read_settings
 
 POOL_TOKENS = 16_000
@@ -89,6 +90,14 @@ def test_a_turn_takes_from_later_jobs_only(is_running: bool) -> None:
     assert [pin.job_order for pin in pressed().pins_that_yield(pins, demand)] == [9]
 
 
+def test_without_preemption_a_running_turn_takes_from_all_first() -> None:
+    """The switch for those who want no turn preempted while KV is idle, as under stock."""
+    pins = [pin_of(9, 4), pin_of(2, 4)]
+    made = pressed(without=["preemption"])
+    demand = Demand(turn_of(5, 5), is_running=True, num_running=3, missing_blocks=3)
+    assert list(made.pins_that_yield(pins, demand)) == pins
+
+
 def test_an_overdue_turn_goes_first_and_takes_from_all() -> None:
     """A turn that goes on with its job; one that opens a job has no KV to come back to."""
     made, pins = pressed(), [pin_of(9, 4), pin_of(2, 4)]
@@ -129,30 +138,24 @@ def test_holding_is_worth_what_computing_anew_costs_the_pool() -> None:
     assert policy().undecided_ttl(rebuild).seconds == pytest.approx(3.0)
 
 
-def test_jobs_together_peak_where_growth_and_endings_balance() -> None:
-    """Two jobs of 10 blocks growing by 1: at the end of the shorter 2 x 15, of the longer 20."""
-    assert peak([(10, 5, 1), (10, 10, 1)]) == 30
-    assert peak([(10, 5, 1)]) == 15
-    assert peak([]) == 0
-
-
 def test_a_new_job_waits_while_the_peak_would_not_fit() -> None:
     """The reason says what is expected and what there is."""
-    there, new = Resident(60, 10, 2), Resident(10, 20, 2)
-    room = Room(100, 40, new, [there])
+    there, new = Residents(), Resident(10, 20, 2)
+    there.put("there", Resident(60, 10, 2))
+    room = Room(100, 40, new, there)
     assert pressed().why_hold(room) == "110 blocks expected at the peak, the pool has 100"
-    assert pressed().why_hold(Room(110, 40, new, [there])) is None
+    assert pressed().why_hold(Room(110, 40, new, there)) is None
 
 
 def test_a_new_job_waits_while_its_prompt_does_not_fit() -> None:
     """Nobody arrived after it, so that there is nobody it could take blocks from."""
-    room = Room(100, 9, Resident(10, 1, 0), [])
+    room = Room(100, 9, Resident(10, 1, 0), Residents())
     assert pressed().why_hold(room) == "needs 10 blocks, 9 are free"
 
 
 def test_an_unknown_mechanism_is_refused_by_name() -> None:
     """The message lists what can be left out."""
-    with pytest.raises(SettingsError, match="'order', 'protection', 'admission'"):
+    with pytest.raises(SettingsError, match="'order', 'protection', 'preemption', 'admission'"):
         policy(without=["magic"])
 
 

@@ -1,6 +1,6 @@
 """Scheduling changes timing and memory, never output: greedy tokens under our policies and fcfs.
 
-The same jobs run on five servers, one at a time and all at once: under each policy with small
+The same jobs run on six servers, one at a time and all at once: under each policy with small
 prefill chunks and so little memory that turns are preempted, and under two of them with large
 chunks and ample memory.
 Stock itself may round differently in another batch; what it does is measured in the same run, as
@@ -37,14 +37,31 @@ SETTINGS = {
 }
 # Long enough that no pin expires because the machine is busy.
 LONG_TTL = ("--additional-config", '{"agentkv": {"ttl": "fixed", "fixed_ttl_s": 60.0}}')
-POLICIES = {"fcfs": (), "continuum": LONG_TTL, "context_serve": LONG_TTL}
-# With ample memory context_serve differs from continuum only in how soon a pin ends.
+# Holding is worth a tenth of a second for each of the pool's tokens: memory alone ends it. All jobs
+# are let in at once, or memory would suffice.
+LONG_HOLD = (
+    "--additional-config",
+    '{"agentkv": {"prefill_reload_s": [0.0, 0.1, 0.0], "without": ["admission"]}}',
+)
+POLICIES = {
+    "fcfs": (),
+    "continuum": LONG_TTL,
+    "context_serve": LONG_TTL,
+    "agentkv": LONG_HOLD,
+}
+# With ample memory the others differ from continuum only in how soon a pin ends.
 SERVERS = (
     *(("ample", "fcfs"), ("ample", "continuum")),
-    *(("scarce", "fcfs"), ("scarce", "continuum"), ("scarce", "context_serve")),
+    *(("scarce", policy) for policy in POLICIES),
 )
 OURS = [(setting, policy) for setting, policy in SERVERS if policy != "fcfs"]
-TOOLS = {"context_serve": ("ls", "pip install torch", "frobnicate")}
+# One that is fast, one that is slow, and one that is now this and now that.
+TOOLS = {
+    "context_serve": (
+        *(("ls", 0.02), ("pip install torch", 60.0)),
+        *(("frobnicate", 0.02), ("frobnicate", 60.0)),
+    )
+}
 """Started between turns, so that turns are pinned for different times and freed at once."""
 MODES = {"single": (NUM_SINGLE_JOBS, 1), "concurrent": (NUM_JOBS, NUM_JOBS)}
 NOISE = 1e-4
@@ -76,7 +93,7 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(server_pool: ServerPool, tiny_model_dir: Path) -> Runs:
-    """Every run there is; five servers, two at a time."""
+    """Every run there is; six servers, two at a time."""
     runs = Runs({}, {}, {}, {})
     for setting, policy in SERVERS:
         flags = (*TINY_ARGS, *SETTINGS[setting], *POLICIES[policy])
@@ -160,7 +177,7 @@ def test_jobs_came_back_to_their_pins(runs: Runs) -> None:
     assert ends == dict.fromkeys(get_args(PinEnd), 0) | {"returned": num_pinned}
 
 
-@pytest.mark.parametrize("policy", ["continuum", "context_serve"])
+@pytest.mark.parametrize("policy", ["continuum", "context_serve", "agentkv"])
 def test_scarce_memory_took_pins_away(runs: Runs, policy: str) -> None:
     """Some pins gave way to running turns, and all of them ended."""
     ends = runs.pin_ends[policy, "scarce"]

@@ -44,11 +44,12 @@ def play(
     num_jobs: int = NUM_JOBS,
     num_at_once: int,
     reference: Transcript | None = None,
-    tools: Sequence[str] = (),
+    tools: Sequence[tuple[str, float]] = (),
 ) -> Transcript:
     """The first `num_jobs` jobs, `num_at_once` side by side, each turn with its whole history.
 
-    With `tools`, each job says after a turn that one of them has started. The history holds the
+    With `tools`, each job says after a turn that one of them, (command, seconds), has run: without
+    running it, so that no job waits. The history holds the
     reference's outputs where there is one, so that a turn that differs does not make the turns
     after it differ too.
     """
@@ -61,7 +62,7 @@ def play(
             sampled = _complete(server, history, f"{name}-{job}", turn)
             turns.append(((job, turn), sampled))
             if tools and turn < NUM_TURNS:
-                _start_tool(server, f"{name}-{job}", tools[(job + turn) % len(tools)])
+                _tell_of_tool(server, f"{name}-{job}", *tools[(job + turn) % len(tools)])
             history += (reference[job, turn] if reference else sampled).tokens
         return turns
 
@@ -69,10 +70,11 @@ def play(
         return dict(turn for turns in pool.map(play_job, range(num_jobs)) for turn in turns)
 
 
-def _start_tool(server: ServerProcess, job_id: str, command: str) -> None:
+def _tell_of_tool(server: ServerProcess, job_id: str, command: str, duration_s: float) -> None:
     url = f"{server.base_url}/agentkv/jobs/{job_id}/tool"
-    event = {"state": "started", "command": command}
-    assert httpx.post(url, json=event, timeout=LIMIT_S).status_code == 200
+    started = {"state": "started", "command": command}
+    for event in (started, {**started, "state": "finished", "duration_s": duration_s}):
+        assert httpx.post(url, json=event, timeout=LIMIT_S).status_code == 200
 
 
 def _complete(server: ServerProcess, prompt: Sequence[int], job_id: str, turn: int) -> Sampled:

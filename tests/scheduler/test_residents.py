@@ -1,0 +1,69 @@
+"""How much memory the jobs on the GPU are expected to hold together."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkv.integrations.vllm.residents import MAX_TURNS, Resident, Residents
+
+NOTHING = Resident(0, 0, 0)
+RESIDENT = st.builds(
+    Resident, st.integers(0, 1000), st.integers(0, MAX_TURNS), st.floats(0, 50, width=32)
+)
+
+
+def residents(*jobs: Resident) -> Residents:
+    made = Residents()
+    for number, job in enumerate(jobs):
+        made.put(f"job-{number}", job)
+    return made
+
+
+def peak_played_out(jobs: list[Resident]) -> float:
+    """Turn by turn: those that are not over have grown by as many blocks."""
+    sums = [
+        sum(job.num_blocks + turn * job.blocks_per_turn for job in jobs if job.turns_left >= turn)
+        for turn in range(MAX_TURNS + 1)
+    ]
+    return max(sums)
+
+
+def test_jobs_together_peak_where_growth_and_endings_balance() -> None:
+    """Two jobs of 10 blocks growing by 1: at the end of the shorter 2 x 15, of the longer 20."""
+    longer = Resident(10, 10, 1)
+    assert residents(Resident(10, 5, 1)).peak_with(longer) == 30
+    assert residents(longer).peak_with(NOTHING) == 20
+    assert residents().peak_with(longer) == 20
+    assert residents().peak_with(NOTHING) == 0
+
+
+@given(jobs=st.lists(RESIDENT, max_size=12), newcomer=RESIDENT)
+def test_the_peak_is_that_of_playing_it_out(jobs: list[Resident], newcomer: Resident) -> None:
+    """Whatever jobs there are."""
+    expected = peak_played_out([*jobs, newcomer])
+    assert residents(*jobs).peak_with(newcomer) == pytest.approx(expected)
+
+
+@given(jobs=st.lists(st.tuples(st.sampled_from("abcd"), st.none() | RESIDENT), max_size=30))
+def test_changes_leave_what_the_last_of_each_job_says(
+    jobs: list[tuple[str, Resident | None]],
+) -> None:
+    """A job counts once, as it was put last, and not at all once it was dropped."""
+    there = Residents()
+    last: dict[str, Resident] = {}
+    for job_id, resident in jobs:
+        if resident is None:
+            there.drop(job_id)
+            last.pop(job_id, None)
+        else:
+            there.put(job_id, resident)
+            last[job_id] = resident
+    assert len(there) == len(last)
+    assert there.peak_with(NOTHING) == pytest.approx(peak_played_out(list(last.values())), abs=1e-6)
+
+
+def test_a_job_beyond_the_horizon_counts_up_to_it() -> None:
+    """What it does later is too far ahead."""
+    assert residents().peak_with(Resident(1, 1e9, 1)) == 1 + MAX_TURNS
