@@ -35,8 +35,6 @@ class RankedQueue(RequestQueue):
         self._entries: dict[Request, tuple[Rank, int]] = {}
         self._orders: dict[Request, int] = {}
         self._latched: Request | None = None
-        self.popped: list[Request] = []
-        """Requests popped since this list was last cleared: admitted or skipped ones."""
 
     def _push(self, request: Request, rank: Rank) -> None:
         version = next(self._versions)
@@ -93,7 +91,6 @@ class RankedQueue(RequestQueue):
         """Take the request that `peek_request` shows."""
         request = self.peek_request()
         self._forget(request)
-        self.popped.append(request)
         return request
 
     def unlatch(self) -> None:

@@ -148,12 +148,8 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _after_step(self, output: SchedulerOutput) -> None:
         scheduled = output.num_scheduled_tokens
         self.steps.add(len(scheduled), output.total_num_scheduled_tokens, self._usage())
-        if not self.queue.popped:
-            return
-        popped, self.queue.popped = self.queue.popped, []
-        for request in popped:
-            if not seam.is_running(request) or request.request_id not in scheduled:
-                continue
+        for request_id in seam.admitted_ids(output):
+            request = self.requests[request_id]
             self._is_running_sorted = False
             hit_tokens = request.num_computed_tokens - scheduled[request.request_id]
             self._prefills.admitted(request, hit_tokens)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 from vllm.logger import init_logger
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequestType
@@ -253,6 +254,16 @@ def is_first_come_first_served(scheduler: Scheduler) -> bool:
 
 def is_preempted(request: Request) -> bool:
     return bool(request.status == RequestStatus.PREEMPTED)
+
+
+def admitted_ids(output: SchedulerOutput) -> list[str]:
+    """Requests that run from this step on: new ones, and those preempted before.
+
+    From what is told to the model runner, and not from the waiting queue: a request whose KV was
+    loaded by a connector comes from another queue (S:914 `kv_holding_waiting`).
+    """
+    new = [request.req_id for request in output.scheduled_new_reqs]
+    return [*new, *output.scheduled_cached_reqs.resumed_req_ids]
 
 
 def is_running(request: Request) -> bool:

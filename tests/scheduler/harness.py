@@ -11,14 +11,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingWorkerMetadata,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -88,8 +97,20 @@ def write_model_config(folder: Path) -> Path:
     return folder
 
 
+def _offloading(num_bytes: int) -> KVTransferConfig:
+    return KVTransferConfig(
+        kv_connector="OffloadingConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"cpu_bytes_to_use": num_bytes, "offload_prompt_only": False},
+    )
+
+
 class Engine:
-    """One scheduler, stepped by hand: `step()` schedules and feeds back one token per request."""
+    """One scheduler, stepped by hand: `step()` schedules and feeds back one token per request.
+
+    With `offload_bytes` it has vLLM's own KV offloading to so much DRAM, whose worker here does
+    every transfer within the step.
+    """
 
     def __init__(
         self,
@@ -100,6 +121,7 @@ class Engine:
         max_num_batched_tokens: int = 512,
         is_async: bool = False,
         scheduler_class: type[Scheduler] | None = None,
+        offload_bytes: int = 0,
         **settings: Any,
     ) -> None:
         self.clock = Clock()
@@ -129,6 +151,7 @@ class Engine:
                 max_model_len=4096,
             ),
             cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True),
+            kv_transfer_config=_offloading(offload_bytes) if offload_bytes else None,
             additional_config={"agentkv": settings},
         )
         spec = FullAttentionSpec(
@@ -149,6 +172,8 @@ class Engine:
             log_stats=True,
         )
         self._in_flight: list[tuple[Any, ModelRunnerOutput]] = []
+        self._has_tier = offload_bytes > 0
+        self.num_blocks_loaded = 0
         self._is_async = is_async
         self._num_requests = 0
 
@@ -226,10 +251,10 @@ class Engine:
         if not self.scheduler.has_requests() and not self._in_flight:
             return None
         output = self.scheduler.schedule()
-        if output.total_num_scheduled_tokens:
+        if output.total_num_scheduled_tokens or self._has_tier:
             self._in_flight.append((output, self._run(output)))
         self.clock.now_s += step_s
-        if self._in_flight and (
+        while self._in_flight and (
             not self._is_async or len(self._in_flight) > 1 or not output.total_num_scheduled_tokens
         ):
             self.scheduler.update_from_output(*self._in_flight.pop(0))
@@ -254,6 +279,17 @@ class Engine:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
+            kv_connector_output=self._transfer(output) if self._has_tier else None,
+        )
+
+    def _transfer(self, output: Any) -> KVConnectorOutput:
+        meta, done = output.kv_connector_metadata, OffloadingWorkerMetadata()
+        for number in (*meta.load_jobs, *meta.store_jobs):
+            done.mark_completed(number)
+        loads = meta.load_jobs.values()
+        self.num_blocks_loaded += sum(len(load.dst_spec.block_ids) for load in loads)
+        return KVConnectorOutput(
+            finished_recving={load.req_id for load in loads}, kv_connector_worker_meta=done
         )
 
     def run(self, *, max_steps: int = 500) -> None:

@@ -1,0 +1,93 @@
+"""Beside vLLM's own KV offloading, its scheduler's side: what a pin lets go of is loaded back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from agentkv.wire import ToolEvent
+from tests.scheduler.harness import BLOCK_TOKENS, Engine, prompt_of
+
+MakeEngine = Callable[..., Engine]
+POLICIES = ["continuum", "context_serve", "agentkv"]
+DRAM_BYTES = 64 * 1024**2
+CONTEXT_BLOCKS = 10
+HOLD_FOR_LONG = {"prefill_reload_s": [0.0, 1.0, 0.0], "ttl": "fixed", "fixed_ttl_s": 60.0}
+
+
+def engine_of(make_engine: MakeEngine, policy: str) -> Engine:
+    return make_engine(num_blocks=40, policy=policy, offload_bytes=DRAM_BYTES, **HOLD_FOR_LONG)
+
+
+def fill_the_pool(engine: Engine) -> None:
+    """Turns without a job take every block that is not pinned."""
+    for salt in range(20, 24):
+        engine.add(prompt_of(9 * BLOCK_TOKENS, salt=salt))
+        engine.run()
+
+
+def run_turn(engine: Engine, prompt: list[int]) -> tuple[int, int]:
+    """Tokens that the job's next turn found, in the pool or loaded, and blocks that were loaded."""
+    before = engine.num_blocks_loaded
+    engine.turn(prompt, job_id="job")
+    events = engine.scheduler.retention.record.as_dict()["jobs"]["job"]
+    found = [event["hit_length"] for event in events if event["event"] == "waiting_to_running"]
+    return found[-1], engine.num_blocks_loaded - before
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_held_context_is_found_and_not_loaded(make_engine: MakeEngine, policy: str) -> None:
+    """Keep: the blocks are still there."""
+    engine = engine_of(make_engine, policy)
+    history = engine.turn(prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), job_id="job")
+    fill_the_pool(engine)
+    assert engine.pinned == {"job": CONTEXT_BLOCKS}
+    assert run_turn(engine, [*history, 7]) == (CONTEXT_BLOCKS * BLOCK_TOKENS, 0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_context_let_go_is_loaded_and_not_computed(make_engine: MakeEngine, policy: str) -> None:
+    """Demote: the pool has other uses meanwhile, the tier has a copy."""
+    engine = engine_of(make_engine, policy)
+    history = engine.turn(prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), job_id="job")
+    engine.wait(4000.0)
+    assert engine.pinned == {}
+    fill_the_pool(engine)
+    found, loaded = run_turn(engine, [*history, 7])
+    assert loaded > 0
+    assert found == CONTEXT_BLOCKS * BLOCK_TOKENS
+
+
+def test_a_tool_predicted_to_be_long_lets_the_context_go_to_the_tier(
+    make_engine: MakeEngine,
+) -> None:
+    """By the price of computing anew, not by an expiry."""
+    engine = make_engine(
+        num_blocks=40, policy="agentkv", offload_bytes=DRAM_BYTES, prefill_reload_s=[0.0, 1e-4, 0.0]
+    )
+    history = engine.turn(prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), job_id="job")
+    event = ToolEvent("started", command="pip install torch")
+    assert engine.scheduler.retention.tool_signal("job", event) is not None
+    engine.wait(0.0)
+    assert engine.pinned == {}
+    fill_the_pool(engine)
+    assert run_turn(engine, [*history, 7])[1] > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_under_pressure_jobs_end_and_nothing_leaks(make_engine: MakeEngine, policy: str) -> None:
+    """Preempted turns, trimmed pins and loads side by side."""
+    engine = engine_of(make_engine, policy)
+    histories = {f"job-{number}": prompt_of(60, salt=number) for number in range(8)}
+    for _ in range(4):
+        requests = [
+            (name, engine.scheduler.requests[engine.add(history, max_tokens=30, job_id=name)])
+            for name, history in histories.items()
+        ]
+        engine.run(max_steps=3000)
+        histories = {name: [*request.all_token_ids, 7] for name, request in requests}
+    for name in histories:
+        engine.scheduler.retention.release(name)
+    assert engine.num_free == 39
+    assert engine.num_blocks_loaded > 0
