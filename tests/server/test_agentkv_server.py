@@ -1,0 +1,75 @@
+"""The agentkv policy in a real vLLM server with little memory."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv.server_process import ServerProcess
+from tests.conftest import TINY_ARGS, ServerPool
+from tests.server.chat import WORDS, agentkv_get, chat, metric, wait_for
+
+pytestmark = pytest.mark.server
+
+SCARCE = ("--num-gpu-blocks-override", "28", "--max-model-len", "768")
+POOL_TOKENS = 27 * 32  # one block is the null block
+PRICE_S = 9.0
+"""What computing a context anew is worth, in seconds of holding."""
+
+
+@pytest.fixture
+def server(server_pool: ServerPool, tiny_model_dir: Path) -> ServerProcess:
+    settings = {"prefill_reload_s": [0.0, PRICE_S / POOL_TOKENS, 0.0]}
+    config = ("--additional-config", json.dumps({"agentkv": settings}))
+    return server_pool.get(tiny_model_dir, *TINY_ARGS, *SCARCE, *config, policy="agentkv")
+
+
+def events_of(server: ServerProcess, job_id: str, name: str) -> list[dict[str, Any]]:
+    events = agentkv_get(server, "timestamps")["jobs"][job_id]
+    return [event for event in events if event["event"] == name]
+
+
+def test_a_job_that_is_not_expected_to_fit_is_held_back_and_shown(server: ServerProcess) -> None:
+    """Routes, record and metrics say so; it ends all the same, and the server goes on."""
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(chat, server, WORDS, job_id="first", max_tokens=500, expected_turns=20)
+        wait_for(lambda: agentkv_get(server, "stats")["num_running"] == 1)
+        second = pool.submit(chat, server, WORDS, job_id="second", expected_turns=20)
+        for turn, num_tokens in ((first, 500), (second, 8)):
+            assert turn.result()["usage"]["completion_tokens"] == num_tokens
+    (held,) = events_of(server, "second", "held")
+    assert "blocks expected at the peak" in held["reason"]
+    assert not events_of(server, "first", "held")
+    assert not agentkv_get(server, "jobs/second")["held_back"]
+    assert agentkv_get(server, "stats")["is_under_pressure"]
+    wait_for(lambda: metric(server, "agentkv:holds_total") == 1)
+    for name in ("first", "second"):
+        chat(server, WORDS, job_id=name, is_last_step=True)
+    wait_for(lambda: metric(server, "agentkv:pinned_jobs") == 0)
+
+
+@pytest.mark.parametrize(("command", "is_held"), [("ls -la", True), ("pip install torch", False)])
+def test_a_context_is_held_by_the_price_of_the_tool(
+    server: ServerProcess, command: str, is_held: bool
+) -> None:
+    """Read from the reply, which guided decoding makes the random model say."""
+    job_id = command.split()[0]
+    choice = {"choice": [f"```bash\n{command}\n```"]}
+    chat(
+        server,
+        WORDS,
+        job_id=job_id,
+        max_tokens=64,
+        ignore_eos=False,
+        structured_outputs=choice,
+    )
+    wait_for(lambda: bool(events_of(server, job_id, "decision")))
+    (decision,) = events_of(server, job_id, "decision")
+    assert decision["command"] == command
+    assert (decision["ttl_s"] > 0) == is_held
+    assert f"computing anew is worth {PRICE_S:.2f} s of holding" in decision["reason"]
+    chat(server, WORDS, job_id=job_id, is_last_step=True)
