@@ -26,6 +26,10 @@ HELD = 2 * MAX_PRIORITY + 1
 """Tiers that a turn falls behind while its job is not let in."""
 URGENT = UNPINNED - MAX_PRIORITY - 1
 """Tier before those of all priorities."""
+PRESSURE_BREAK_EVENS = 10
+"""Pressure lasts until no allocation has failed for so many times what the context that did not fit
+is worth holding for. Tuned in the simulator: with 1, jobs that came first are overtaken whenever
+memory suffices for a moment, and the longest waits are twice as long."""
 
 
 class AgentKVPolicy(ContinuumPolicy):
@@ -63,9 +67,8 @@ class AgentKVPolicy(ContinuumPolicy):
         return self.pool_tokens * rebuild.seconds / max(rebuild.num_tokens, 1)
 
     def pressure_s(self, rebuild: Rebuild) -> float:
-        """How long memory counts as contended after it ran short: what was evicted has by then been
-        computed anew, or is worth no more."""
-        return self.break_even_s(rebuild)
+        """How long memory counts as contended after it ran short."""
+        return PRESSURE_BREAK_EVENS * self.break_even_s(rebuild)
 
     def undecided_ttl(self, rebuild: Rebuild) -> TTL:
         """TTL of a pin until its reply has been read, and if that runs nothing that is known."""
