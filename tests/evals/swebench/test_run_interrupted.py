@@ -47,6 +47,8 @@ def begun(base_url: str, out: Path, *more: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # a shell that runs the tests in the background has them, and their children, ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env={**os.environ, "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1"},
     )
 
@@ -154,8 +156,7 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
         assert asked.wait(LIMIT_S)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        while "Ctrl-C again" not in process.stderr.readline():
-            pass
+        assert any("Ctrl-C again" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         printed, _ = process.communicate(timeout=LIMIT_S)
         answer_now.set()
