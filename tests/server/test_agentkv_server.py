@@ -7,16 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agentkv.server_process import ServerProcess
 from tests.conftest import TINY_ARGS, ServerPool
-from tests.server.chat import WORDS, agentkv_get, chat, metric, wait_for
+from tests.server.chat import LIMIT_S, WORDS, agentkv_get, chat, metric, wait_for
 
 pytestmark = pytest.mark.server
 
-SCARCE = ("--num-gpu-blocks-override", "28", "--max-model-len", "768")
-POOL_TOKENS = 27 * 32  # one block is the null block
+SCARCE = ("--num-gpu-blocks-override", "200", "--max-model-len", "6144")
+POOL_TOKENS = 199 * 32  # one block is the null block
 PRICE_S = 9.0
 """What computing a context anew is worth, in seconds of holding."""
 
@@ -29,26 +30,30 @@ def server(server_pool: ServerPool, tiny_model_dir: Path) -> ServerProcess:
 
 
 def events_of(server: ServerProcess, job_id: str, name: str) -> list[dict[str, Any]]:
-    events = agentkv_get(server, "timestamps")["jobs"][job_id]
+    events = agentkv_get(server, "timestamps")["jobs"].get(job_id, [])
     return [event for event in events if event["event"] == name]
 
 
 def test_a_job_that_is_not_expected_to_fit_is_held_back_and_shown(server: ServerProcess) -> None:
     """Routes, record and metrics say so; it ends all the same, and the server goes on."""
+    endless = {"max_tokens": 5900, "ignore_eos": True, "stream": True}
+    first = {"model": "tiny", "prompt": WORDS, "job_id": "first", "expected_turns": 200, **endless}
+    url = f"{server.base_url}/completions"
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(chat, server, WORDS, job_id="first", max_tokens=500, expected_turns=20)
-        wait_for(lambda: agentkv_get(server, "stats")["num_running"] == 1)
-        second = pool.submit(chat, server, WORDS, job_id="second", expected_turns=20)
-        for turn, num_tokens in ((first, 500), (second, 8)):
-            assert turn.result()["usage"]["completion_tokens"] == num_tokens
+        with httpx.stream("POST", url, json=first, timeout=LIMIT_S) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            second = pool.submit(chat, server, WORDS, job_id="second", expected_turns=200)
+            wait_for(lambda: bool(events_of(server, "second", "held")))
+            assert agentkv_get(server, "jobs/second")["held_back"]
+        assert second.result()["usage"]["completion_tokens"] == 8
     (held,) = events_of(server, "second", "held")
     assert "blocks expected at the peak" in held["reason"]
     assert not events_of(server, "first", "held")
     assert not agentkv_get(server, "jobs/second")["held_back"]
     assert agentkv_get(server, "stats")["is_under_pressure"]
     wait_for(lambda: metric(server, "agentkv:holds_total") == 1)
-    for name in ("first", "second"):
-        chat(server, WORDS, job_id=name, is_last_step=True)
+    chat(server, WORDS, job_id="second", is_last_step=True)
     wait_for(lambda: metric(server, "agentkv:pinned_jobs") == 0)
 
 
