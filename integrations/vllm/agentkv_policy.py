@@ -37,9 +37,10 @@ class AgentKVPolicy(ContinuumPolicy):
 
     1. A new job is let in once all that are there are expected to fit to their end.
     2. Idle KV is held for as long as that costs less than computing it anew.
-    3. If memory runs short all the same, jobs go in order of arrival, and a turn takes idle KV only
-       from jobs that arrived after its own, last blocks first. If nothing runs it takes from all,
-       so that the first in line always gets on: nothing can deadlock.
+    3. If memory runs short all the same, jobs go in order of arrival, and a waiting turn takes idle
+       KV only from jobs that arrived after its own, last blocks first. One that runs takes from
+       all, so that no pin makes it fail; and so does a waiting one if nothing runs, so that the
+       first in line always gets on: nothing can deadlock.
     4. A turn that goes on with its job waits for no longer than the patience: then it goes first
        and takes from all.
     """
@@ -49,7 +50,6 @@ class AgentKVPolicy(ContinuumPolicy):
         without = settings.without
         self._has_order = "order" not in without
         self._has_protection = "protection" not in without
-        self._preempts_first = "preemption" not in without
         self.holds_back = "admission" not in without
         self._has_prediction = "prediction" not in without
         self._has_patience = "patience" not in without
@@ -114,22 +114,18 @@ class AgentKVPolicy(ContinuumPolicy):
         return self.pressure.is_on and self._has_order
 
     def pins_that_yield(self, pins: Sequence[Pin[Any]], demand: Demand) -> Sequence[Pin[Any]]:
-        """Pins to take from, the newest job's first: those of jobs that arrived after the turn's
-        own; all if nothing else runs, and for an overdue turn. A running turn that needs more has
-        vLLM preempt the newest job; a waiting one takes nothing if that would not be enough.
+        """Pins to take from, the newest job's first: all for a running turn, and if nothing runs.
+        A waiting one takes from jobs that arrived after its own, or if it is overdue from all, and
+        nothing if that would not be enough.
         """
         turn = demand.turn
-        if demand.runs_alone or not self._has_protection:
-            return pins
-        if demand.is_running and not self._preempts_first:
+        if demand.is_running or demand.runs_alone or not self._has_protection:
             return pins
         if turn is None:
-            return pins if demand.is_running else []
+            return []
         if not self._is_urgent(turn):
             pins = [pin for pin in pins if pin.job_order >= turn.job.order]
-        if demand.is_running or sum(len(pin.blocks) for pin in pins) >= demand.missing_blocks:
-            return pins
-        return []
+        return pins if sum(len(pin.blocks) for pin in pins) >= demand.missing_blocks else []
 
     def why_hold(self, room: Room) -> str | None:
         """Why a new job is not let in now; None to let it in.

@@ -20,7 +20,7 @@ CONFIG_KEY = "agentkv"
 
 
 MECHANISMS = (
-    *("switch", "order", "protection", "preemption"),
+    *("switch", "order", "protection"),
     *("admission", "tails", "prediction", "patience"),
 )
 """Parts of the `agentkv` policy that can be left out, to see what each is worth."""

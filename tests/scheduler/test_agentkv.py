@@ -114,17 +114,22 @@ def test_a_waiting_turn_leaves_earlier_jobs_alone_while_anything_runs(
     assert engine.pinned["a"] == 10
 
 
+@pytest.mark.parametrize("is_pressed", [False, True])
 def test_a_running_turn_takes_idle_blocks_before_anything_is_preempted(
-    make_engine: MakeEngine,
+    make_engine: MakeEngine, is_pressed: bool
 ) -> None:
-    """Even those of an earlier job, from the end."""
-    engine = engine_of(make_engine)
+    """Even those of earlier jobs, the newest's first, from the end; though another turn runs."""
+    engine = engine_of(make_engine, without=["admission"])
     pin_jobs(engine, "a", "b", "c")
-    engine.add(prompt_of(100, salt=8), max_tokens=150, job_id="d")
+    if is_pressed:
+        press(engine)
+    for name in ("d", "e"):
+        engine.add(prompt_of(30, salt=ord(name)), max_tokens=150, job_id=name)
     engine.run()
     assert engine.scheduler.retention.counters.totals().get("preemptions_total", 0) == 0
     assert engine.pinned["a"] == 10
-    assert sum(engine.pinned.values()) > 20
+    assert 0 < engine.pinned["b"] < 10
+    assert "c" not in engine.pinned
 
 
 def test_a_new_job_is_held_back_while_those_there_need_the_room(make_engine: MakeEngine) -> None:

@@ -82,20 +82,19 @@ def test_a_job_held_back_stands_behind_requests_without_a_job_until_it_is_overdu
     assert rank(made, held) < without_a_job
 
 
-@pytest.mark.parametrize("is_running", [True, False])
-def test_a_turn_takes_from_later_jobs_only(is_running: bool) -> None:
-    """Earlier jobs keep what they left, whoever runs."""
+def test_a_waiting_turn_takes_from_later_jobs_only() -> None:
+    """Earlier jobs keep what they left."""
     pins = [pin_of(9, 4), pin_of(2, 4)]
-    demand = Demand(turn_of(5, 5), is_running=is_running, num_running=3, missing_blocks=3)
+    demand = Demand(turn_of(5, 5), is_running=False, num_running=3, missing_blocks=3)
     assert [pin.job_order for pin in pressed().pins_that_yield(pins, demand)] == [9]
 
 
-def test_without_preemption_a_running_turn_takes_from_all_first() -> None:
-    """The switch for those who want no turn preempted while KV is idle, as under stock."""
+@pytest.mark.parametrize("turn", [None, turn_of(5, 5)])
+def test_a_running_turn_takes_from_all(turn: Turn | None) -> None:
+    """Nothing that runs is preempted while idle KV holds memory, as under stock."""
     pins = [pin_of(9, 4), pin_of(2, 4)]
-    made = pressed(without=["preemption"])
-    demand = Demand(turn_of(5, 5), is_running=True, num_running=3, missing_blocks=3)
-    assert list(made.pins_that_yield(pins, demand)) == pins
+    demand = Demand(turn, is_running=True, num_running=3, missing_blocks=500)
+    assert list(pressed().pins_that_yield(pins, demand)) == pins
 
 
 def test_an_overdue_turn_goes_first_and_takes_from_all() -> None:
@@ -155,7 +154,7 @@ def test_a_new_job_waits_while_its_prompt_does_not_fit() -> None:
 
 def test_an_unknown_mechanism_is_refused_by_name() -> None:
     """The message lists what can be left out."""
-    with pytest.raises(SettingsError, match="'order', 'protection', 'preemption', 'admission'"):
+    with pytest.raises(SettingsError, match="'order', 'protection', 'admission'"):
         policy(without=["magic"])
 
 
