@@ -199,12 +199,13 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(())
     def _pins_that_yield(self, request: Request, missing_blocks: int) -> Sequence[Pin[Any]]:
+        """In order; the turn's own one, whose blocks it may be about to use, last."""
         turn = self.retention.turns.get(request.request_id)
         pins = self.retention.memory_is_short(
             Demand(turn, seam.is_running(request), len(self.running), missing_blocks)
         )
-        own = [pin for pin in pins if turn is not None and pin.job_id == turn.job.job_id]
-        return [pin for pin in pins if pin not in own] + own
+        own = None if turn is None else self.retention.pins.get(turn.job.job_id)
+        return pins if own is None else sorted(pins, key=lambda pin: pin is own)
 
     @seam.guarded(False)
     def wants_blocks_kept(self, request: Request) -> bool:

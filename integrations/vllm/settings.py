@@ -57,7 +57,7 @@ class Settings(BaseModel):
     """Seconds between two writes of that file, while there is something new."""
     without: tuple[Literal[MECHANISMS], ...] = Field((), strict=False)  # type: ignore[valid-type]
     """Under `agentkv`: mechanisms left out."""
-    patience_s: float = Field(10.0, gt=0, le=86_400, allow_inf_nan=False)
+    patience_s: float = Field(20.0, gt=0, le=86_400, allow_inf_nan=False)
     """Under `agentkv`: a turn that goes on with its job waits for so many seconds before it goes
     first; so long any turn is put behind others by priority or because its job is held back."""
     job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)
