@@ -114,7 +114,8 @@ class InstanceRunner:
     def _step(self, elapsed_s: float) -> None:
         if self._progress.is_stopped:
             self._waiting.clear()
-        while self._waiting and self._is_due(elapsed_s):
+        # Asked in this order: an instance that stops the run does so before it is over.
+        while self._waiting and self._is_due(elapsed_s) and not self._progress.is_stopped:
             self._start(*self._waiting.pop(0))
         self._display.tick()
         self._changed.wait(TICK_S)

@@ -1,4 +1,8 @@
-"""The agentkv policy in a real vLLM server with little memory."""
+"""The agentkv policy in a real vLLM server with little memory.
+
+With the demo model: the tiny one is so fast that while it streams, vLLM's API server, also under
+fcfs, leaves new connections waiting for up to half a minute.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import httpx
 import pytest
 
 from agentkv.server_process import ServerProcess
-from tests.conftest import TINY_ARGS, ServerPool
+from tests.conftest import DEMO_ARGS, ServerPool
 from tests.server.chat import LIMIT_S, WORDS, agentkv_get, chat, metric, wait_for
 
 pytestmark = pytest.mark.server
@@ -23,10 +27,10 @@ PRICE_S = 9.0
 
 
 @pytest.fixture
-def server(server_pool: ServerPool, tiny_model_dir: Path) -> ServerProcess:
+def server(server_pool: ServerPool, demo_model_dir: Path) -> ServerProcess:
     settings = {"prefill_reload_s": [0.0, PRICE_S / POOL_TOKENS, 0.0]}
     config = ("--additional-config", json.dumps({"agentkv": settings}))
-    return server_pool.get(tiny_model_dir, *TINY_ARGS, *SCARCE, *config, policy="agentkv")
+    return server_pool.get(demo_model_dir, *DEMO_ARGS, *SCARCE, *config, policy="agentkv")
 
 
 def events_of(server: ServerProcess, job_id: str, name: str) -> list[dict[str, Any]]:
@@ -37,13 +41,15 @@ def events_of(server: ServerProcess, job_id: str, name: str) -> list[dict[str, A
 def test_a_job_that_is_not_expected_to_fit_is_held_back_and_shown(server: ServerProcess) -> None:
     """Routes, record and metrics say so; it ends all the same, and the server goes on."""
     endless = {"max_tokens": 5900, "ignore_eos": True, "stream": True}
-    first = {"model": "tiny", "prompt": WORDS, "job_id": "first", "expected_turns": 200, **endless}
+    first = {"model": "demo", "prompt": WORDS, "job_id": "first", "expected_turns": 200, **endless}
     url = f"{server.base_url}/completions"
     with ThreadPoolExecutor() as pool:
         with httpx.stream("POST", url, json=first, timeout=LIMIT_S) as reply:
             lines = reply.iter_lines()
             next(lines)
-            second = pool.submit(chat, server, WORDS, job_id="second", expected_turns=200)
+            second = pool.submit(
+                chat, server, WORDS, model="demo", job_id="second", expected_turns=200
+            )
             wait_for(lambda: bool(events_of(server, "second", "held")))
             assert agentkv_get(server, "jobs/second")["held_back"]
         assert second.result()["usage"]["completion_tokens"] == 8
@@ -53,7 +59,7 @@ def test_a_job_that_is_not_expected_to_fit_is_held_back_and_shown(server: Server
     assert not agentkv_get(server, "jobs/second")["held_back"]
     assert agentkv_get(server, "stats")["is_under_pressure"]
     wait_for(lambda: metric(server, "agentkv:holds_total") == 1)
-    chat(server, WORDS, job_id="second", is_last_step=True)
+    chat(server, WORDS, model="demo", job_id="second", is_last_step=True)
     wait_for(lambda: metric(server, "agentkv:pinned_jobs") == 0)
 
 
@@ -61,12 +67,13 @@ def test_a_job_that_is_not_expected_to_fit_is_held_back_and_shown(server: Server
 def test_a_context_is_held_by_the_price_of_the_tool(
     server: ServerProcess, command: str, is_held: bool
 ) -> None:
-    """Read from the reply, which guided decoding makes the random model say."""
+    """Read from the reply, which guided decoding makes the model say."""
     job_id = command.split()[0]
     choice = {"choice": [f"```bash\n{command}\n```"]}
     chat(
         server,
         WORDS,
+        model="demo",
         job_id=job_id,
         max_tokens=64,
         ignore_eos=False,
@@ -77,4 +84,4 @@ def test_a_context_is_held_by_the_price_of_the_tool(
     assert decision["command"] == command
     assert (decision["ttl_s"] > 0) == is_held
     assert f"computing anew is worth {PRICE_S:.2f} s of holding" in decision["reason"]
-    chat(server, WORDS, job_id=job_id, is_last_step=True)
+    chat(server, WORDS, model="demo", job_id=job_id, is_last_step=True)
