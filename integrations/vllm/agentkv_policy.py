@@ -41,8 +41,8 @@ class AgentKVPolicy(ContinuumPolicy):
        KV only from jobs that arrived after its own, last blocks first. One that runs takes from
        all, so that no pin makes it fail; and so does a waiting one if nothing runs, so that the
        first in line always gets on: nothing can deadlock.
-    4. A turn that goes on with its job waits for no longer than the patience: then it goes first
-       and takes from all.
+    4. A turn that goes on with its job is passed over for no longer than the patience: then it goes
+       first and takes from all.
     """
 
     def __init__(self, settings: Settings, pool_tokens: int) -> None:

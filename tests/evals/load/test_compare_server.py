@@ -51,12 +51,11 @@ def test_greedy_outputs_are_the_same(comparison: tuple[dict[str, Any], Path]) ->
     assert (found["turns_compared"], found["turns_differing"]) == (24, 0)
 
 
-def test_pins_do_not_cost_hits(comparison: tuple[dict[str, Any], Path]) -> None:
-    """Of continuing prompts, but for what the interleaving of so few turns changes by chance."""
+def test_pins_hit_at_least_what_fcfs_hits(comparison: tuple[dict[str, Any], Path]) -> None:
+    """The share of continuing prompts found in the cache."""
     policies = comparison[0]["policies"]
     hit_rates = {name: found["values"]["hit_rate"]["mean"] for name, found in policies.items()}
-    assert hit_rates["fcfs"] > 0
-    assert hit_rates["continuum"] >= 0.75 * hit_rates["fcfs"]
+    assert hit_rates["continuum"] >= hit_rates["fcfs"]
 
 
 def test_the_document_has_its_shape(comparison: tuple[dict[str, Any], Path]) -> None:
