@@ -102,19 +102,29 @@ class PinKeeper:
         self._counters.add("pin_ends_total", "reason", reason)
         self._counters.observe("pin_held_seconds", held_s)
         self._record.add(
-            pin.job_id, "unpinned", reason=reason, blocks=len(pin.blocks), held_s=round(held_s, 6)
+            pin.job_id,
+            "unpinned",
+            reason=reason,
+            blocks=len(pin.blocks),
+            trimmed=pin.num_trimmed,
+            held_s=round(held_s, 6),
         )
         self._on_change(pin.job_id)
 
     def take(self, pin: Pin[Any], num_blocks: int) -> int:
         """Give up to so many of a pin's last blocks back; answers how many. With its last block
-        the pin ends."""
+        the pin ends.
+
+        Only the first cut is an event: a turn that decodes takes one block at a time. `unpinned`
+        has the sum.
+        """
         if num_blocks >= len(pin.blocks):
             num_blocks = len(pin.blocks)
             self.end(pin, "pressure")
             return num_blocks
         self._free(self.pins.trim(pin, num_blocks), pin.fence)
-        self._record.add(pin.job_id, "trimmed", blocks=num_blocks, left=len(pin.blocks))
+        if pin.num_trimmed == num_blocks:
+            self._record.add(pin.job_id, "trimmed", blocks=num_blocks, left=len(pin.blocks))
         self._on_change(pin.job_id)
         return num_blocks
 

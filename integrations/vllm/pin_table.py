@@ -29,6 +29,8 @@ class Pin(Generic[Block]):
     pinned_s: float
     expires_s: float
     reason: str = ""
+    num_trimmed: int = 0
+    """Blocks taken off its end so far."""
     is_counted: bool = False
     """It counts among the pins: once its TTL is decided, at the latest when it ends."""
 
@@ -80,6 +82,7 @@ class PinTable(Generic[Block]):
         assert 0 < num_blocks < len(pin.blocks)
         trimmed = pin.blocks[-num_blocks:]
         pin.blocks = pin.blocks[:-num_blocks]
+        pin.num_trimmed += num_blocks
         self._let_go(trimmed)
         return trimmed
 

@@ -132,6 +132,19 @@ def test_a_running_turn_takes_idle_blocks_before_anything_is_preempted(
     assert "c" not in engine.pinned
 
 
+def test_a_pin_cut_block_by_block_leaves_one_event(make_engine: MakeEngine) -> None:
+    """A turn that decodes takes a block every 16 tokens; the pin's end has the sum."""
+    engine = engine_of(make_engine)
+    pin_jobs(engine, "a", "b", "c")
+    engine.turn(prompt_of(150, salt=9), max_tokens=100)
+    left_blocks = engine.pinned["c"]
+    assert [event["blocks"] for event in events(engine, "trimmed")] == [1]
+    engine.scheduler.retention.release("c")
+    (end,) = events(engine, "unpinned")
+    assert (end["blocks"], end["trimmed"]) == (left_blocks, 10 - left_blocks)
+    assert end["trimmed"] > 1
+
+
 def test_a_new_job_is_held_back_while_those_there_need_the_room(make_engine: MakeEngine) -> None:
     """It says why, counts, and starts when the others are over."""
     engine = engine_of(make_engine, num_blocks=61)
