@@ -34,6 +34,7 @@ from .side_by_side import Row
 
 MIB = 2**20
 CONTEXT_BLOCKS, BLOCK_TOKENS = 32, 16
+NUM_BLOCKS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def measure(seed: int) -> Iterator[Row]:
             f"memory: {policy}, {settings.max_jobs:,} jobs and {settings.record_events:,} "
             f"events, {text.name}"
         )
-        yield _row(name, partial(_engine, text, settings, chance), limit_mib)
+        yield _row(name, partial(full_engine, text, settings, chance), limit_mib)
 
 
 def _row(name: str, fill: Callable[[], object], limit_mib: float) -> Row:
@@ -124,13 +125,15 @@ def _counters(chance: random.Random) -> Counters:
     return counters
 
 
-def _engine(text: Text, settings: Settings, chance: random.Random) -> Retention:
+def full_engine(text: Text, settings: Settings, chance: random.Random) -> Retention:
     """All that one engine remembers: as many jobs as it can, and tool signals until it forgets."""
     seconds = itertools.count()
     retention = Retention(
         settings,
+        num_blocks=NUM_BLOCKS,
+        block_tokens=BLOCK_TOKENS,
         clock=lambda: next(seconds) * 1e-3,
-        free=lambda pin: None,
+        free=lambda blocks, fence: None,
         on_rank_change=lambda job_id: None,
         on_deadline=lambda deadline_s: None,
     )
@@ -161,7 +164,6 @@ def _turn(retention: Retention, job_id: str, salt: bytes) -> None:
         Tags(job_id=job_id, parent_job_id=f"{job_id[:-1]}p", turn=1),
         num_prompt_tokens=BLOCK_TOKENS * CONTEXT_BLOCKS,
         block_hashes=hashes,
-        block_tokens=BLOCK_TOKENS,
     )
     retention.turn_admitted(request_id, hit_tokens=0)
     retention.turn_ended(

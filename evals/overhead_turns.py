@@ -24,6 +24,7 @@ from .side_by_side import Row, difference_row, quartiles, timed, without_garbage
 NUM_TURNS = 2000
 OUTPUT = list(range(400))
 """Tokens of a reply."""
+NUM_BLOCKS, BLOCK_TOKENS = 10_000, 16
 TARGET_MS = 0.1
 THOUGHTS = "I will look at the file first, since the test names it.\n" * 14
 COMMANDS = (
@@ -96,8 +97,10 @@ def _retention(policy: str, side_work: SideWork | None = None) -> Retention:
     seconds = itertools.count()
     return Retention(
         Settings.model_validate({"policy": policy}),
+        num_blocks=NUM_BLOCKS,
+        block_tokens=BLOCK_TOKENS,
         clock=lambda: next(seconds) * 1e-3,
-        free=lambda pin: None,
+        free=lambda blocks, fence: None,
         on_rank_change=lambda job_id: None,
         on_deadline=lambda deadline_s: None,
         side_work=side_work,
@@ -109,9 +112,8 @@ def _arrive(retention: Retention, number: int) -> str:
     retention.turn_arrived(
         request_id,
         Tags(job_id=f"job{number}"),
-        num_prompt_tokens=320,
+        num_prompt_tokens=20 * BLOCK_TOKENS,
         block_hashes=[bytes([index]) for index in range(20)],
-        block_tokens=16,
     )
     retention.turn_admitted(request_id, hit_tokens=0)
     return request_id
@@ -122,6 +124,6 @@ def _end(retention: Retention, request_id: str) -> None:
     retention.turn_ended(
         request_id,
         is_finished_turn=True,
-        context=Context([bytes([index]) for index in range(20)], 20, 16),
+        context=Context([bytes([index]) for index in range(20)], 20, BLOCK_TOKENS),
         blocks=[object()],
     )

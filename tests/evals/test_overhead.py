@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
-from agentkv.evals import overhead, overhead_middleware
+from agentkv.evals import overhead, overhead_memory, overhead_middleware, overhead_turns
 from agentkv.evals.side_by_side import difference_row, ratio_row
+from agentkv.integrations.vllm.settings import Settings
 
 
 def test_a_difference_is_that_of_the_medians_with_the_pairs_quartiles() -> None:
@@ -51,3 +53,22 @@ def test_a_missed_target_is_named_in_the_table() -> None:
     assert overhead.describe(missed).splitlines()[0].startswith("slow part")
     assert "MISSED" in overhead.describe(missed)
     assert overhead.exit_status([missed]) == 1
+
+
+def test_the_end_of_a_turn_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the plugin's own classes: its decision, and what a thread does beside it."""
+    monkeypatch.setattr(overhead_turns, "NUM_TURNS", 20)
+    rows = list(overhead_turns.measure(seed=0))
+    assert [row.n for row in rows] == [20, 20, 20]
+    assert all(row.value > 0 for row in rows[1:])
+
+
+@pytest.mark.parametrize("policy", ["continuum", "context_serve", "agentkv"])
+@pytest.mark.parametrize("text", [overhead_memory.USUAL, overhead_memory.LONGEST])
+def test_an_engine_is_filled_to_its_bounds(policy: str, text: overhead_memory.Text) -> None:
+    """Further jobs and events push older ones out; the job that arrived last counts besides."""
+    settings = Settings.model_validate({"policy": policy, "max_jobs": 300, "record_events": 2000})
+    engine = overhead_memory.full_engine(text, settings, random.Random(0))
+    assert len(engine.jobs) in (300, 301)
+    jobs = engine.record.as_dict()["jobs"].values()
+    assert sum(len(events) for events in jobs) <= 2000
