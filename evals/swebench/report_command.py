@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,12 @@ MARKDOWN_FILE, JSON_FILE, FIGURE_FILE = "report.md", "report.json", "report.png"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the report; 0 written, 1 the runs cannot be read or compared, 2 bad usage."""
-    parser = _parser()
-    options = parser.parse_args(argv)
-    if options.out is None and len(options.run_dirs) > 1:
-        parser.error("several runs: name a folder for the report by --out")
+    options = _parser().parse_args(argv)
+    out = options.out
+    if out is None and len(options.run_dirs) > 1:
+        out = Path(f"swebench-report-{datetime.now(UTC):%Y%m%d-%H%M%S}")
     try:
-        document = report(
-            options.run_dirs, options.out, baseline=options.baseline, is_forced=options.force
-        )
+        document = report(options.run_dirs, out, baseline=options.baseline, is_forced=options.force)
     except (AgentKVError, OSError) as error:
         print(f"agentkv swebench report: {error}", file=sys.stderr)
         return 1
@@ -42,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="agentkv swebench report", description=__doc__)
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
-    parser.add_argument("--out", type=Path, help="default: the run's own folder, for one run")
+    parser.add_argument(
+        "--out", type=Path, help="default: the run's own folder; of several, swebench-report-TIME"
+    )
     parser.add_argument("--baseline", help="policy that ratios are to; default: fcfs or the first")
     parser.add_argument("--force", action="store_true", help="over a report that is in --out")
     parser.add_argument("--json", action="store_true", help="only JSON on standard output")

@@ -247,6 +247,19 @@ def test_another_report_is_not_overwritten(
     assert [report_command.main([folder]) for _ in range(2)] == [0, 0]
 
 
+def test_several_runs_are_reported_in_a_folder_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --out: a new one where the user is, named in the last line."""
+    monkeypatch.chdir(tmp_path)
+    folders = [str(write_graded(tmp_path / name)) for name in ("ours", "stock")]
+    assert report_command.main(folders) == 0
+    (folder,) = tmp_path.glob("swebench-report-*")
+    files = json.loads(capsys.readouterr().out.splitlines()[-1])["files"]
+    assert files["markdown"] == f"{folder.name}/report.md"
+    assert (folder / "report.md").exists()
+
+
 def test_the_last_line_is_one_json_document(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
