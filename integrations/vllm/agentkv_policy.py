@@ -43,14 +43,18 @@ class AgentKVPolicy(ContinuumPolicy):
        first in line always gets on: nothing can deadlock.
     4. A turn that goes on with its job is passed over for no longer than the patience: then it goes
        first and takes from all.
+
+    Beside a tier that keeps a copy of what the GPU gives up, 1 falls away, and in 3 every waiting
+    turn takes from all.
     """
 
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         super().__init__(settings, pool_tokens)
         without = settings.without
         self._has_order = "order" not in without
-        self._has_protection = "protection" not in without
-        self.holds_back = "admission" not in without
+        # Beside a tier idle KV that is taken costs its job a load, no prefill.
+        self._has_protection = "protection" not in without and not settings.has_tier
+        self.holds_back = "admission" not in without and not settings.has_tier
         self._has_prediction = "prediction" not in without
         self._has_patience = "patience" not in without
         self.takes_tails = "tails" not in without

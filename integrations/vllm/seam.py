@@ -48,6 +48,15 @@ CONTRACT: tuple[tuple[str, str], ...] = (
 """(owner, attribute) of every vLLM name the plugin relies on beyond its public interface."""
 
 STATS_FIELD = "agentkv"
+TIER_CONNECTORS = frozenset(
+    (
+        *("OffloadingConnector", "SimpleCPUOffloadConnector"),
+        *("LMCacheConnectorV1", "LMCacheMPConnector", "FlexKVConnectorV1"),
+        "MooncakeStoreConnector",
+    )
+)
+"""KV connectors that keep what they were given, of those that vLLM ships; the others hand KV from
+one engine to another."""
 
 
 def missing_names() -> list[str]:
@@ -245,6 +254,13 @@ def end_of_reply(request: Request, max_tokens: int) -> tuple[list[int], int | No
 def engine_number(vllm_config: Any) -> int:
     """Which of several data-parallel engines this is, from 0 (vllm/config/parallel.py:439)."""
     return int(vllm_config.parallel_config.data_parallel_index)
+
+
+def has_tier(vllm_config: Any) -> bool:
+    """Whether a KV connector keeps a copy of what the GPU gives up, by the connector's name
+    (vllm/distributed/kv_transfer/kv_connector/factory.py)."""
+    transfer = vllm_config.kv_transfer_config
+    return transfer is not None and transfer.kv_connector in TIER_CONNECTORS
 
 
 def is_first_come_first_served(scheduler: Scheduler) -> bool:

@@ -56,6 +56,20 @@ def test_under_pressure_turns_go_in_order_of_their_jobs_arrival() -> None:
     assert rank(made, turn_of(1, 7)) < rank(made, turn_of(5, 6))
 
 
+def test_beside_a_tier_a_waiting_turn_takes_from_earlier_jobs_too() -> None:
+    """What it takes costs its job a load; without a tier it takes from later jobs only."""
+    pins = [pin_of(9, 4), pin_of(1, 4)]
+    demand = Demand(turn_of(5, 6), is_running=False, num_running=1, missing_blocks=8)
+    assert pressed().pins_that_yield(pins, demand) == []
+    assert pressed(has_tier=True).pins_that_yield(pins, demand) == pins
+
+
+def test_beside_a_tier_no_job_is_held_back() -> None:
+    """A context that has to yield is not lost."""
+    assert policy().holds_back
+    assert not policy(has_tier=True).holds_back
+
+
 def test_client_priority_comes_before_arrival() -> None:
     """As in vLLM, the lower number goes first."""
     made = pressed()
