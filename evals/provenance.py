@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ def provenance(*packages: str) -> dict[str, Any]:
             **{name: number for name, number in found.items() if number is not None},
         },
     }
+
+
+def time_stamp() -> str:
+    """Now in UTC, for the name of a folder that nobody named."""
+    return datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
 
 
 def _version(package: str) -> str | None:

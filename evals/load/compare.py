@@ -13,13 +13,13 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from agentkv.errors import AgentKVError
 
 from ..arguments import whole_number
+from ..provenance import time_stamp
 from .compare_profiles import CPU, GPU, Profile
 from .compare_runs import ComparePlan, check_folders, run_all
 from .comparison import compare
@@ -104,7 +104,7 @@ def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
     scarce = () if num_blocks is None else ("--num-gpu-blocks-override", str(num_blocks))
     server_flags = (*profile.server_flags, *scarce, *options.server_flags)
     config = {name: value for name, value in vars(options).items() if name != "server_flags"}
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    stamp = time_stamp()
     return ComparePlan(
         policies=tuple(server_policy(name) for name in names),
         repeats=options.repeats,

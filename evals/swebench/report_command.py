@@ -7,12 +7,12 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from agentkv.errors import AgentKVError
 
+from ..provenance import time_stamp
 from .errors import SwebenchError
 from .report_comparison import Comparison, ReportedRun, compare
 from .report_figure import draw
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     out = options.out
     if out is None and len(options.run_dirs) > 1:
-        out = Path(f"swebench-report-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+        out = Path(f"swebench-report-{time_stamp()}")
     try:
         document = report(options.run_dirs, out, baseline=options.baseline, is_forced=options.force)
     except (AgentKVError, OSError) as error:

@@ -12,7 +12,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from agentkv.errors import AgentKVError
 
 from ..arguments import positive, whole_number
 from ..load.server_policies import policy_names, server_policy
+from ..provenance import time_stamp
 from .agent_logs import quiet_imports
 from .dry_run import describe, plan_text
 from .environments import KINDS, missing
@@ -89,7 +89,7 @@ def plan_of(options: argparse.Namespace) -> RunPlan:
     instances = select(
         load_instances(options.instances), slice_=options.slice, filter_=options.filter
     )
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    stamp = time_stamp()
     return RunPlan(
         source=options.instances,
         instances=tuple(instances),

@@ -44,9 +44,10 @@ class RetainingScheduler(seam.SchedulerSeam):
         super().__init__(*args, **kwargs)
         given = dict(self.vllm_config.additional_config.get(CONFIG_KEY) or {})
         policy = given.pop("policy", "continuum")
-        settings = read_settings(
-            {"has_tier": seam.has_tier(self.vllm_config), **given}, policy=policy
-        )
+        settings = read_settings(given, policy=policy)
+        if settings.has_tier is None:
+            has_tier = seam.has_tier(self.vllm_config)
+            settings = settings.model_copy(update={"has_tier": has_tier})
         self._loop = BusyLoop()
         self._side_work = SideWork(self._guard, wake=self._loop.wake)
         self.retention = Retention(

@@ -55,8 +55,8 @@ TIER_CONNECTORS = frozenset(
         "MooncakeStoreConnector",
     )
 )
-"""KV connectors that keep what they were given, of those that vLLM ships; the others hand KV from
-one engine to another."""
+"""vLLM's KV connectors (0.32) that are taken to keep a copy of what the GPU gives up; only the
+first was tried."""
 
 
 def missing_names() -> list[str]:

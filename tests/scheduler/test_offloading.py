@@ -77,8 +77,9 @@ def test_a_tool_predicted_to_be_long_lets_the_context_go_to_the_tier(
 
 def test_vllms_offloading_is_known_as_a_tier(make_engine: MakeEngine) -> None:
     """By the connector's name, unless the settings say otherwise."""
-    beside = engine_of(make_engine, "agentkv").scheduler.retention
-    assert beside.settings.has_tier
+    for given in ({}, {"has_tier": None}):
+        beside = make_engine(num_blocks=40, policy="agentkv", offload_bytes=DRAM_BYTES, **given)
+        assert beside.scheduler.retention.settings.has_tier
     assert not make_engine(num_blocks=40, policy="agentkv").scheduler.retention.settings.has_tier
     told = make_engine(num_blocks=40, policy="agentkv", offload_bytes=DRAM_BYTES, has_tier=False)
     assert not told.scheduler.retention.settings.has_tier
