@@ -17,9 +17,10 @@ from typing import Any
 
 from agentkv.errors import AgentKVError
 
-from ..arguments import whole_number
+from ..arguments import seconds, whole_number
 from .record_events import read_record
 from .record_jobs import JobRecord
+from .record_overtaking import DEFAULT_AFTER_S, passed_over
 from .record_replay import jobs_of
 from .record_report import LEGEND, summary, table
 from .record_totals import job_row, totals
@@ -36,13 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if picture is not None and picture.exists() and not options.force:
             raise AgentKVError(f"{picture} exists: give another --timeline, or --force")
         record = read_record(options.source, api_key=options.api_key)
-        jobs = _chosen(jobs_of(record), options.job)
+        all_jobs = jobs_of(record)
+        jobs = _chosen(all_jobs, options.job)
     except AgentKVError as error:
         print(f"agentkv record: {error}", file=sys.stderr)
         return BAD_USAGE
     if record.is_cut:
         print(f"{record.source}: the last line is incomplete, left out", file=sys.stderr)
     rows, total = [job_row(job) for job in jobs], totals(jobs)
+    total["passed_over"] = passed_over(all_jobs, options.after)
     if not options.json:
         lines = [*table(rows, max_rows=options.top), "", *summary(total), "", LEGEND]
         print("\n".join(lines))
@@ -90,6 +93,13 @@ def _parser() -> argparse.ArgumentParser:
         default=40,
         metavar="N",
         help="jobs in the table (default 40)",
+    )
+    add(
+        "--after",
+        type=seconds,
+        default=DEFAULT_AFTER_S,
+        metavar="S",
+        help="count turns passed over after so many seconds of waiting (default %(default)g)",
     )
     add("--timeline", metavar="PNG", help="also draw the jobs, at most 12, over time")
     add("--force", action="store_true", help="overwrite the picture")

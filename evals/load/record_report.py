@@ -90,9 +90,26 @@ def summary(total: Mapping[str, Any]) -> list[str]:
         f"queueing     first turns {_seconds(total['queued_first_s'])}",
         f"  evicted    {_seconds(total['queued_evicted_s'])}",
         f"  cache held {_seconds(total['queued_kept_s'])}",
+        *_passed_over(total["passed_over"]),
         f"pins         {total['pins']}: {ends}; {_percent(wasted_share)} of the blocks x seconds "
         "held by kept and wasted pins were wasted",
     ]
+
+
+def _passed_over(found: Mapping[str, Any]) -> list[str]:
+    first, continuing = found["first"], found["continuing"]
+    return [
+        f"passed over  first turns {_overtaken(first)}",
+        f"  continuing {_overtaken(continuing)}",
+    ]
+
+
+def _overtaken(count: Mapping[str, Any]) -> str:
+    return (
+        f"{count['waited_longer']} of {count['turns']} waited longer than {count['after_s']:g} s; "
+        f"{count['passed_over']} of these saw turns of later jobs start after that, at most "
+        f"{count['most']}"
+    )
 
 
 def _seconds(spread: Mapping[str, Any]) -> str:
