@@ -19,7 +19,7 @@ from ..provenance import provenance
 from ..simulation import catalog
 from ..simulation.machine import Limits, Machine, make_machine
 from ..simulation.options import DEFAULT_DRAM_GIB
-from ..simulation.policies import parse_policy
+from .bounds import BOUNDS, check_machine, policy_name
 from .capacity import capacity
 from .code_digest import code_digest
 from .jobs import JobSource
@@ -51,7 +51,9 @@ def make_plan(options: argparse.Namespace, folder: Path) -> StudyPlan:
     Raises SimulationError or WorkloadError.
     """
     machines = {pool: _machine(options, pool) for pool in options.pools}
-    policies = [parse_policy(name).name for name in options.policy or default_policies()]
+    policies = [policy_name(name) for name in options.policy or default_policies()]
+    if any(name in BOUNDS for name in policies):
+        check_machine(next(iter(machines.values())))
     if options.part != "all" and options.trace is None:
         raise WorkloadError("--part: only the jobs of a --trace are split; use other --seeds")
     trace = None if options.trace is None else Path(options.trace)
@@ -91,7 +93,7 @@ def output_of(options: argparse.Namespace) -> Output:
         out=Path(options.out),
         has_resume=options.resume,
         has_force=options.force,
-        again=tuple(parse_policy(name).name for name in options.again or ()),
+        again=tuple(policy_name(name) for name in options.again or ()),
         num_workers=options.workers,
         unit_limit_s=options.unit_limit_s,
     )
@@ -183,7 +185,8 @@ def _add_grid_options(parser: argparse.ArgumentParser) -> None:
         "--policy",
         action="append",
         metavar="NAME",
-        help="as in simulate, also with settings; may be given several times "
+        help=f"as in simulate, also with settings, or {' or '.join(BOUNDS)}, what no policy can "
+        "beat (docs/simulator.md); may be given several times "
         f"(default {', '.join(default_policies())})",
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .bounds import ANY_ORDER, IN_ORDER
 from .regimes import (
     PAPER,
     RATIO_KEYS,
@@ -83,6 +84,8 @@ _ALWAYS = (
     _Mean("continuing TTFT max", "ttft_continuing_max_s", STOCK, 1.0),
     _Mean("first-turn TTFT p99", "ttft_first_p99_s", STOCK, None),
     _Mean("first-turn TTFT max", "ttft_first_max_s", STOCK, None),
+    _Mean("mean JCT", "mean_s", IN_ORDER, None),
+    _Mean("mean JCT", "mean_s", ANY_ORDER, None),
 )
 
 
@@ -107,6 +110,8 @@ def _pressured(regimes: Sequence[Regime], policy: str) -> Iterator[Target]:
         own = [regime for regime in regimes if regime.tools == tools and regime.is_pressured]
         for mean in (*_BY_TOOLS.get(tools, ()), *_ALWAYS):
             value, num = over_regimes(own, policy, mean.key, to=mean.to)
+            if value is None and mean.limit is None:
+                continue
             ratios = [(regime.ratio(policy, mean.key, to=mean.to), regime) for regime in own]
             known = [(ratio.mean, regime.label) for ratio, regime in ratios if ratio is not None]
             name = f"{tools} tools: {mean.title} over {mean.to}"

@@ -20,7 +20,8 @@ def merge_info(answers: Sequence[Answer]) -> Answer:
 def merge_stats(answers: Sequence[Answer]) -> Answer:
     """Whole numbers are counts and add up; fractions are shares and means and are averaged.
 
-    A name that starts with `max_` keeps the largest; what is no number is the first engine's.
+    A name that starts with `max_` keeps the largest; what is true of one engine is true; what is
+    no number is the first engine's.
     """
     if len(answers) == 1:
         return answers[0]
@@ -29,6 +30,8 @@ def merge_stats(answers: Sequence[Answer]) -> Answer:
         values = [answer[name] for answer in answers if name in answer]
         if all(isinstance(value, dict) for value in values):
             merged[name] = merge_stats(values)
+        elif all(isinstance(value, bool) for value in values):
+            merged[name] = any(values)
         elif not all(isinstance(value, int | float) for value in values):
             merged[name] = values[0]
         elif name.startswith("max_"):

@@ -1,0 +1,181 @@
+"""What no policy can beat: jobs on an engine that wastes neither a block nor a step.
+
+docs/simulator.md has the argument. A bound is a "policy" of a study that plays nothing and has a
+mean alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+from typing import Any
+
+from ..load.plans import JobPlan, Workload
+from ..simulation.cost import Roofline
+from ..simulation.errors import SimulationError
+from ..simulation.machine import Machine
+from ..simulation.policies import parse_policy
+from ..simulation.report import KEYS
+
+IN_ORDER, ANY_ORDER = "bound:in-order", "bound:any-order"
+"""The jobs one after the other as they come; the shortest first, with all of them known."""
+BOUNDS = (IN_ORDER, ANY_ORDER)
+_PRICES = 20
+"""Prices of holding that are tried; each gives a bound, and the highest counts."""
+
+
+def policy_name(text: str) -> str:
+    """The name of a bound, or of a policy as `simulate` spells it. Raises SimulationError."""
+    return text if text in BOUNDS else parse_policy(text).name
+
+
+def check_machine(machine: Machine) -> None:
+    """Bounds are for rooflines: SimulationError for a machine with fitted times."""
+    if not isinstance(machine.cost, Roofline):
+        raise SimulationError(
+            f"--policy: {' and '.join(BOUNDS)} need a GPU of the catalog, got a profile of "
+            f"calibrate ({machine.name})"
+        )
+
+
+def bound_entry(
+    name: str, workload: Workload, machine: Machine, alone_s: Mapping[str, float]
+) -> dict[str, Any]:
+    """What a row has of a bound: `mean_s` in seconds, no jobs, and None for all else."""
+    works_s = least_works_s(workload.jobs, machine)
+    if workload.concurrency is not None:
+        mean_s = closed_mean_s(name, works_s, workload.concurrency)
+    else:
+        arrivals_s = [job.arrival_s for job in workload.jobs]
+        mean_s = open_mean_s(name, arrivals_s, works_s)
+    mean_alone_s = fmean(alone_s[job.job_id] for job in workload.jobs)
+    played = {"jobs": 0, "completed": 0, "counters": {}}
+    return {**dict.fromkeys(KEYS), **played, "mean_s": max(mean_s, mean_alone_s)}
+
+
+# Work: the engine's time that a job takes whatever the policy
+
+
+def least_works_s(jobs: Sequence[JobPlan], machine: Machine) -> list[float]:
+    """Seconds of the engine that each job takes at the least."""
+    cost = machine.cost
+    assert isinstance(cost, Roofline)
+    pool_tokens = (machine.num_blocks - 1) * machine.block_tokens
+    weights_s = cost.weight_bytes / cost.bytes_per_s
+    step_s = weights_s + cost.fixed_s
+    full_pool_s = pool_tokens * cost.kv_token_bytes / cost.bytes_per_s
+    highest = step_s / (step_s + full_pool_s)
+    tried = [
+        [_Engine(machine, cost, pool_tokens, price).work_s(job) for job in jobs]
+        for price in (highest * number / _PRICES for number in range(_PRICES + 1))
+    ]
+    return max(tried, key=sum)
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """The engine with a price on holding: pool-seconds held cost `price` of its seconds each."""
+
+    machine: Machine
+    cost: Roofline
+    pool_tokens: int
+    price: float
+
+    def work_s(self, job: JobPlan) -> float:
+        total_s, computed_tokens = 0.0, 0
+        for number, turn in enumerate(job.turns):
+            prompt_tokens = job.prompt_tokens(number)
+            past_tokens = min(computed_tokens, prompt_tokens - 1)
+            past_tokens -= past_tokens % self.machine.block_tokens
+            prefill_s = self._prefill_s(past_tokens, prompt_tokens)
+            if number:
+                idle_s = job.turns[number - 1].tool_s + self.machine.request_s
+                anew_s = self._prefill_s(0, prompt_tokens) - prefill_s
+                total_s += min(self._held_s(past_tokens, idle_s), anew_s)
+            total_s += prefill_s + self._share_s(prompt_tokens)
+            total_s += self._decodes_s(prompt_tokens, turn.output_tokens - 1)
+            computed_tokens = prompt_tokens + turn.output_tokens - 1
+        return total_s
+
+    @property
+    def _weights_s(self) -> float:
+        return self.cost.weight_bytes / self.cost.bytes_per_s
+
+    def _share_s(self, context_tokens: int) -> float:
+        """A step's cost that is there anyway, by the share of the pool that a context takes."""
+        return (self._weights_s + self.cost.fixed_s) * context_tokens / self.pool_tokens
+
+    def _decodes_s(self, past_tokens: int, num_steps: int) -> float:
+        context_tokens = num_steps * past_tokens + num_steps * (num_steps + 1) // 2
+        read_s = context_tokens * self.cost.kv_token_bytes / self.cost.bytes_per_s
+        host_s = (1.0 - self.price) * num_steps * self.cost.sequence_s
+        return self._share_s(context_tokens) + read_s + host_s
+
+    def _prefill_s(self, past_tokens: int, prompt_tokens: int) -> float:
+        """What a prefill adds to its steps beyond reading the weights, which each does anyway.
+
+        A prompt is cut only where a step's budget is full.
+        """
+        new_tokens = prompt_tokens - past_tokens
+        pairs = new_tokens * past_tokens + new_tokens * (new_tokens + 1) // 2
+        budget = max(1, self.machine.max_num_batched_tokens - self.machine.max_num_seqs)
+        hidden_s = self._weights_s * (1.0 + new_tokens / budget)
+        products_s = self.cost.token_flop * new_tokens / self.cost.flop_per_s
+        attention_s = self.cost.pair_flop * pairs / self.cost.flop_per_s
+        added_s = max(0.0, products_s - hidden_s) + attention_s + self.cost.sequence_s
+        return (1.0 - self.price) * added_s
+
+    def _held_s(self, context_tokens: int, idle_s: float) -> float:
+        """The price of holding a context, but for a tail that costs nothing to compute anew."""
+        free_tokens = self._weights_s * self.cost.flop_per_s / self.cost.token_flop
+        held_tokens = max(0.0, context_tokens - free_tokens)
+        return self.price * idle_s * held_tokens / self.pool_tokens
+
+
+# Orders: how soon a machine that works at one second per second is done with all works
+
+
+def open_mean_s(name: str, arrivals_s: Sequence[float], works_s: Sequence[float]) -> float:
+    """Mean seconds from arrival to end; jobs in order of arrival."""
+    if name == IN_ORDER:
+        return _in_order_s(arrivals_s, works_s)
+    return _shortest_first_s(arrivals_s, works_s)
+
+
+def _in_order_s(arrivals_s: Sequence[float], works_s: Sequence[float]) -> float:
+    now_s, total_s = 0.0, 0.0
+    for arrival_s, work_s in zip(arrivals_s, works_s, strict=True):
+        now_s = max(now_s, arrival_s) + work_s
+        total_s += now_s - arrival_s
+    return total_s / len(works_s)
+
+
+def _shortest_first_s(arrivals_s: Sequence[float], works_s: Sequence[float]) -> float:
+    """Shortest remaining work first, which has the least mean (Schrage, 1968)."""
+    left: list[float] = []
+    now_s, total_s = 0.0, 0.0
+    next_arrivals_s = [*arrivals_s[1:], math.inf]
+    for arrival_s, next_s, work_s in zip(arrivals_s, next_arrivals_s, works_s, strict=True):
+        now_s = max(now_s, arrival_s)
+        heapq.heappush(left, work_s)
+        while left and now_s < next_s:
+            # The jobs that are there wait together until the first is done, or the next comes.
+            spent_s = min(left[0], next_s - now_s)
+            total_s += spent_s * len(left)
+            now_s += spent_s
+            rest_s = heapq.heappop(left) - spent_s
+            if rest_s > 0.0:
+                heapq.heappush(left, rest_s)
+    return total_s / len(works_s)
+
+
+def closed_mean_s(name: str, works_s: Sequence[float], concurrency: int) -> float:
+    """The same where a job arrives as another ends: all durations together are the times of the
+    last `concurrency` ends, and the k-th end cannot come before k works are done."""
+    in_order = works_s if name == IN_ORDER else sorted(works_s)
+    ends_s = list(accumulate(in_order))
+    return sum(ends_s[-concurrency:]) / len(works_s)
