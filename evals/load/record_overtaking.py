@@ -54,8 +54,7 @@ def _starts(jobs: Iterable[JobRecord]) -> Iterable[_Start]:
     for job in jobs:
         for turn in job.turns:
             if turn.started_s is not None:
-                is_first = not turn.context_before_tokens
-                yield _Start(turn.started_s, turn.arrived_s, job.started_s, is_first)
+                yield _Start(turn.started_s, turn.arrived_s, job.started_s, turn.turn == 1)
 
 
 def _add(count: dict[str, Any], starts: Sequence[_Start], others: Sequence[_Start]) -> None:

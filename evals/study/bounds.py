@@ -30,7 +30,11 @@ _PRICES = 20
 
 def policy_name(text: str) -> str:
     """The name of a bound, or of a policy as `simulate` spells it. Raises SimulationError."""
-    return text if text in BOUNDS else parse_policy(text).name
+    if text in BOUNDS:
+        return text
+    if text.startswith("bound:"):
+        raise SimulationError(f"--policy: got {text!r}, bounds are {' and '.join(BOUNDS)}")
+    return parse_policy(text).name
 
 
 def check_machine(machine: Machine) -> None:

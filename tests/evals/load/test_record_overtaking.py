@@ -14,8 +14,8 @@ def job(name: str, *turns: tuple[float, float | None], engine: int | None = None
         turns[0][0],
         100.0,
         turns=[
-            TurnRecord(None, arrived_s, 100, started_s=started_s, context_before_tokens=64 * number)
-            for number, (arrived_s, started_s) in enumerate(turns)
+            TurnRecord(number, arrived_s, 100, started_s=started_s)
+            for number, (arrived_s, started_s) in enumerate(turns, start=1)
         ],
     )
 
@@ -62,7 +62,7 @@ def test_engines_do_not_compare() -> None:
 def test_a_job_whose_beginning_is_not_in_the_record_has_no_first_turn() -> None:
     """Its turns are continuing ones."""
     begun = job("begun", (0.0, 30.0), (31.0, 32.0))
-    begun.turns[0].context_before_tokens = 64
+    begun.turns[0].turn, begun.turns[1].turn = None, 8
     found = passed_over([begun, job("later", (1.0, 25.0))], 10.0)
     assert (found["first"]["turns"], found["continuing"]["turns"]) == (1, 2)
     assert found["continuing"]["passed_over"] == 1

@@ -102,7 +102,7 @@ def test_names_are_those_of_bounds_and_policies() -> None:
     """Anything else is refused."""
     assert policy_name(IN_ORDER) == IN_ORDER
     assert policy_name('agentkv{ "patience_s": 5}') == 'agentkv{"patience_s":5}'
-    with pytest.raises(SimulationError, match="got 'bound:none'"):
+    with pytest.raises(SimulationError, match="got 'bound:none', bounds are bound:in-order and"):
         policy_name("bound:none")
 
 
