@@ -89,8 +89,8 @@ _LOOKS = {
     "fcfs+offload": Look(GREEN, "P", "-."),
     "fcfs@infinite": Look(GREY, "x", ":"),
     "priority": Look(PURPLE, "*"),
-    "bound:in-order": Look(GREEN, "_"),
-    "bound:any-order": Look(PURPLE, "_"),
+    "ideal:in-order": Look(GREEN, "_"),
+    "ideal:any-order": Look(PURPLE, "_"),
 }
 _ORDER = tuple(_LOOKS)
 _SPARE = tuple(

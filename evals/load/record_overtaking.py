@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from agentkv.integrations.vllm.settings import Settings
+
 from .record_jobs import JobRecord
 
-DEFAULT_AFTER_S = 20.0
+DEFAULT_AFTER_S: float = Settings.model_fields["patience_s"].default
 """The patience of the `agentkv` policy where nothing else is set."""
 
 

@@ -19,9 +19,9 @@ from ..provenance import provenance
 from ..simulation import catalog
 from ..simulation.machine import Limits, Machine, make_machine
 from ..simulation.options import DEFAULT_DRAM_GIB
-from .bounds import BOUNDS, check_machine, policy_name
 from .capacity import capacity
 from .code_digest import code_digest
+from .ideals import IDEALS, check_machine, policy_name
 from .jobs import JobSource
 from .loads import DEFAULT_LOADS, MULTIPLES, parse_load
 from .parts import PARTS, trace_of_part
@@ -52,7 +52,7 @@ def make_plan(options: argparse.Namespace, folder: Path) -> StudyPlan:
     """
     machines = {pool: _machine(options, pool) for pool in options.pools}
     policies = [policy_name(name) for name in options.policy or default_policies()]
-    if any(name in BOUNDS for name in policies):
+    if any(name in IDEALS for name in policies):
         check_machine(next(iter(machines.values())))
     if options.part != "all" and options.trace is None:
         raise WorkloadError("--part: only the jobs of a --trace are split; use other --seeds")
@@ -185,8 +185,8 @@ def _add_grid_options(parser: argparse.ArgumentParser) -> None:
         "--policy",
         action="append",
         metavar="NAME",
-        help=f"as in simulate, also with settings, or {' or '.join(BOUNDS)}, what no policy can "
-        "beat (docs/simulator.md); may be given several times "
+        help=f"as in simulate, also with settings, or {' or '.join(IDEALS)}, engines without "
+        "loss (docs/simulator.md); may be given several times "
         f"(default {', '.join(default_policies())})",
     )
 

@@ -11,7 +11,7 @@ from ..load.outcomes import RunOutcome
 from ..load.summary import summarize
 from ..simulation.policies import parse_policy
 from ..simulation.report import policy_entry
-from .bounds import BOUNDS, bound_entry
+from .ideals import IDEALS, ideal_entry
 from .jobs import JobStore
 from .plan import StudyPlan
 from .units import Unit, unit_key
@@ -55,8 +55,8 @@ def _simulate(plan: StudyPlan, store: JobStore, unit: Unit) -> dict[str, Any]:
 
     machine = plan.machines[unit.pool_blocks]
     workload, alone_s = store.workload(unit, machine)
-    if unit.policy in BOUNDS:
-        return bound_entry(unit.policy, workload, machine, alone_s)
+    if unit.policy in IDEALS:
+        return ideal_entry(unit.policy, workload, machine, alone_s)
     policy = parse_policy(unit.policy)
     options = RunOptions(dram_gib=plan.dram_gib)
     result = Simulation(workload, machine, policy, options, alone_s=alone_s).run()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .bounds import ANY_ORDER, IN_ORDER
+from .ideals import ANY_ORDER, IN_ORDER
 from .regimes import (
     PAPER,
     RATIO_KEYS,

@@ -62,19 +62,19 @@ def test_a_policy_sees_the_jobs_that_simulate_plays(
     assert {key: row[key] for key in entry} == entry
 
 
-def test_bounds_stand_beside_the_policies(
+def test_ideals_stand_beside_the_policies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a mean alone."""
-    bounds = ["--policy", "bound:in-order", "--policy", "bound:any-order"]
-    assert study("--policy", "fcfs", *bounds, out=tmp_path) == 0
+    ideals = ["--policy", "ideal:in-order", "--policy", "ideal:any-order"]
+    assert study("--policy", "fcfs", *ideals, out=tmp_path) == 0
     found = document(capsys)
     assert found["units"] == 6
     rows = [row for row in read_rows(tmp_path) if row["load"] == "closed-2"]
     stock_s, in_order_s, any_order_s = (row["mean_s"] for row in rows)
     assert stock_s > in_order_s >= any_order_s > 0
     assert rows[1]["p99_s"] is None
-    assert "| bound:in-order |" in (tmp_path / "tables.md").read_text()
+    assert "| ideal:in-order |" in (tmp_path / "tables.md").read_text()
 
 
 def test_a_study_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

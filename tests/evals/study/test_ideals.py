@@ -1,4 +1,4 @@
-"""What no policy can beat."""
+"""Engines without loss: what no policy can beat, and a yardstick."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from agentkv.evals.simulation.alone import alone_s
 from agentkv.evals.simulation.errors import SimulationError
 from agentkv.evals.simulation.machine import Limits, Machine, make_machine
 from agentkv.evals.simulation.simulate import main as simulate_command
-from agentkv.evals.study.bounds import (
+from agentkv.evals.study.ideals import (
     ANY_ORDER,
-    BOUNDS,
+    IDEALS,
     IN_ORDER,
-    bound_entry,
     closed_mean_s,
+    ideal_entry,
     least_works_s,
     open_mean_s,
     policy_name,
@@ -39,9 +39,9 @@ def job(tool_s: float, context_tokens: int = 4000) -> JobPlan:
     return JobPlan("a", 0.0, turns)
 
 
-def bound_s(name: str, workload: Workload, on: Machine) -> float:
+def ideal_s(name: str, workload: Workload, on: Machine) -> float:
     alone = {job.job_id: alone_s(job, on) for job in workload.jobs}
-    return float(bound_entry(name, workload, on, alone)["mean_s"])
+    return float(ideal_entry(name, workload, on, alone)["mean_s"])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -53,15 +53,15 @@ def test_no_policy_is_faster(policy: str, num_blocks: int, concurrency: int | No
     _, run = simulate(workload, policy, machine(num_blocks))
     assert {job.status for job in run.jobs} == {"done"}
     mean_s = fmean(job.duration_s for job in run.jobs)
-    assert 0.0 < bound_s(ANY_ORDER, workload, machine(num_blocks)) < mean_s
+    assert 0.0 < ideal_s(ANY_ORDER, workload, machine(num_blocks)) < mean_s
 
 
 def test_it_is_not_far_away_where_memory_is_short() -> None:
-    """A bound that nothing comes near would say little."""
+    """A yardstick that nothing comes near would say little."""
     workload = replace(random_jobs(60, seed=1), concurrency=60)
     _, run = simulate(workload, "agentkv", machine(180))
     mean_s = fmean(job.duration_s for job in run.jobs)
-    assert bound_s(IN_ORDER, workload, machine(180)) > 0.4 * mean_s
+    assert ideal_s(IN_ORDER, workload, machine(180)) > 0.4 * mean_s
 
 
 def test_a_smaller_pool_has_more_work() -> None:
@@ -94,19 +94,19 @@ def test_a_closed_loop_counts_its_last_ends() -> None:
 def test_no_job_is_faster_than_alone() -> None:
     """One job on an empty server waits for nobody, and for its tools."""
     workload = Workload("one", 0, (job(30.0),), None)
-    for name in BOUNDS:
-        assert bound_s(name, workload, machine(300)) == alone_s(job(30.0), machine(300)) > 30.0
+    for name in IDEALS:
+        assert ideal_s(name, workload, machine(300)) == alone_s(job(30.0), machine(300)) > 30.0
 
 
-def test_names_are_those_of_bounds_and_policies() -> None:
+def test_names_are_those_of_ideals_and_policies() -> None:
     """Anything else is refused."""
     assert policy_name(IN_ORDER) == IN_ORDER
     assert policy_name('agentkv{ "patience_s": 5}') == 'agentkv{"patience_s":5}'
-    with pytest.raises(SimulationError, match="got 'bound:none', bounds are bound:in-order and"):
-        policy_name("bound:none")
+    with pytest.raises(SimulationError, match="got 'ideal:none', ideals are ideal:in-order and"):
+        policy_name("ideal:none")
 
 
-def test_a_profile_of_a_server_has_no_bound(
+def test_a_profile_of_a_server_has_no_ideal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its step is a fitted line, of which the weights are no part."""

@@ -1,6 +1,6 @@
-"""What no policy can beat: jobs on an engine that wastes neither a block nor a step.
+"""Jobs on an ideal engine, which wastes neither a block nor a step: a yardstick, and a bound.
 
-docs/simulator.md has the argument. A bound is a "policy" of a study that plays nothing and has a
+docs/simulator.md has the argument. An ideal is a "policy" of a study that plays nothing and has a
 mean alone.
 """
 
@@ -21,35 +21,36 @@ from ..simulation.machine import Machine
 from ..simulation.policies import parse_policy
 from ..simulation.report import KEYS
 
-IN_ORDER, ANY_ORDER = "bound:in-order", "bound:any-order"
-"""The jobs one after the other as they come; the shortest first, with all of them known."""
-BOUNDS = (IN_ORDER, ANY_ORDER)
+IN_ORDER, ANY_ORDER = "ideal:in-order", "ideal:any-order"
+"""The jobs one after the other as they come, a yardstick; and the shortest first, which no policy
+can beat."""
+IDEALS = (IN_ORDER, ANY_ORDER)
 _PRICES = 20
-"""Prices of holding that are tried; each gives a bound, and the highest counts."""
+"""Prices of holding that are tried; each bounds the work, and the highest counts."""
 
 
 def policy_name(text: str) -> str:
-    """The name of a bound, or of a policy as `simulate` spells it. Raises SimulationError."""
-    if text in BOUNDS:
+    """The name of an ideal, or of a policy as `simulate` spells it. Raises SimulationError."""
+    if text in IDEALS:
         return text
-    if text.startswith("bound:"):
-        raise SimulationError(f"--policy: got {text!r}, bounds are {' and '.join(BOUNDS)}")
+    if text.startswith("ideal:"):
+        raise SimulationError(f"--policy: got {text!r}, ideals are {' and '.join(IDEALS)}")
     return parse_policy(text).name
 
 
 def check_machine(machine: Machine) -> None:
-    """Bounds are for rooflines: SimulationError for a machine with fitted times."""
+    """Ideals are for rooflines: SimulationError for a machine with fitted times."""
     if not isinstance(machine.cost, Roofline):
         raise SimulationError(
-            f"--policy: {' and '.join(BOUNDS)} need a GPU of the catalog, got a profile of "
+            f"--policy: {' and '.join(IDEALS)} need a GPU of the catalog, got a profile of "
             f"calibrate ({machine.name})"
         )
 
 
-def bound_entry(
+def ideal_entry(
     name: str, workload: Workload, machine: Machine, alone_s: Mapping[str, float]
 ) -> dict[str, Any]:
-    """What a row has of a bound: `mean_s` in seconds, no jobs, and None for all else."""
+    """What a row has of an ideal: `mean_s` in seconds, no jobs, and None for all else."""
     works_s = least_works_s(workload.jobs, machine)
     if workload.concurrency is not None:
         mean_s = closed_mean_s(name, works_s, workload.concurrency)
@@ -126,16 +127,20 @@ class _Engine:
         """
         new_tokens = prompt_tokens - past_tokens
         pairs = new_tokens * past_tokens + new_tokens * (new_tokens + 1) // 2
-        budget = max(1, self.machine.max_num_batched_tokens - self.machine.max_num_seqs)
-        hidden_s = self._weights_s * (1.0 + new_tokens / budget)
-        products_s = self.cost.token_flop * new_tokens / self.cost.flop_per_s
+        products_s = max(0.0, self._token_s * new_tokens - self._weights_s)
         attention_s = self.cost.pair_flop * pairs / self.cost.flop_per_s
-        added_s = max(0.0, products_s - hidden_s) + attention_s + self.cost.sequence_s
-        return (1.0 - self.price) * added_s
+        return (1.0 - self.price) * (products_s + attention_s + self.cost.sequence_s)
+
+    @property
+    def _token_s(self) -> float:
+        """A prompt token's products, less its part in reading the weights once more for each full
+        budget."""
+        budget = max(1, self.machine.max_num_batched_tokens - self.machine.max_num_seqs)
+        return max(0.0, self.cost.token_flop / self.cost.flop_per_s - self._weights_s / budget)
 
     def _held_s(self, context_tokens: int, idle_s: float) -> float:
         """The price of holding a context, but for a tail that costs nothing to compute anew."""
-        free_tokens = self._weights_s * self.cost.flop_per_s / self.cost.token_flop
+        free_tokens = self._weights_s / self._token_s if self._token_s else math.inf
         held_tokens = max(0.0, context_tokens - free_tokens)
         return self.price * idle_s * held_tokens / self.pool_tokens
 
@@ -144,7 +149,7 @@ class _Engine:
 
 
 def open_mean_s(name: str, arrivals_s: Sequence[float], works_s: Sequence[float]) -> float:
-    """Mean seconds from arrival to end; jobs in order of arrival."""
+    """Mean seconds from arrival to end; `arrivals_s` ascend."""
     if name == IN_ORDER:
         return _in_order_s(arrivals_s, works_s)
     return _shortest_first_s(arrivals_s, works_s)
