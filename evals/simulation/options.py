@@ -62,6 +62,8 @@ def read_plan(argv: Sequence[str]) -> tuple[SimulationPlan, bool]:
         memory_utilization=options.gpu_memory_utilization,
     )
     machine = make_machine(options.gpu, options.model, limits)
+    if options.dram_gb_s is not None:
+        machine = replace(machine, pcie_bytes_s=options.dram_gb_s * 1e9)
     workload = workload_of(options)
     given = {name: value for name, value in vars(options).items() if name not in _NOT_OF_THE_RUN}
     plan = SimulationPlan(
@@ -112,6 +114,12 @@ def _parser() -> argparse.ArgumentParser:
         default=DEFAULT_DRAM_GIB,
         metavar="GIB",
         help="memory of the tier of +offload policies (default %(default)g)",
+    )
+    add(
+        "--dram-gb-s",
+        type=positive,
+        metavar="GB",
+        help="rate at which the tier is loaded from, in GB/s (default: the GPU's PCIe)",
     )
     add("--exact", action="store_true", help="single steps, no jumps: slower, same results")
     add("--record", action="store_true", help="with --out: also keep each policy's timestamps")

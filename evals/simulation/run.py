@@ -153,11 +153,7 @@ class Simulation:
 def _shape(machine: Machine, policy: PolicyChoice, options: RunOptions) -> SchedulerShape:
     settings = policy.settings
     if settings is not None:
-        settings = {
-            "has_tier": policy.has_offload,
-            **settings,
-            "record_events": options.record_events,
-        }
+        settings = {**settings, "record_events": options.record_events}
     return SchedulerShape(
         num_blocks=machine.num_blocks,
         block_tokens=machine.block_tokens,

@@ -30,6 +30,9 @@ PRESSURE_BREAK_EVENS = 10
 """Pressure lasts until no allocation has failed for so many times what the context that did not fit
 is worth holding for. Tuned in the simulator: with 1, jobs that came first are overtaken whenever
 memory suffices for a moment, and the longest waits are twice as long."""
+WORTHWHILE = 0.5
+"""Part of the time to compute what has left the GPU that a tier has to save to count as one. Where
+it saves less, the link is what jobs would queue for (docs/results.md)."""
 
 
 class AgentKVPolicy(ContinuumPolicy):
@@ -44,21 +47,22 @@ class AgentKVPolicy(ContinuumPolicy):
     4. A turn that goes on with its job is passed over for no longer than the patience: then it goes
        first and takes from all.
 
-    Beside a tier that keeps a copy of what the GPU gives up, 1 falls away, and in 3 every waiting
-    turn takes from all.
+    Beside a tier that gives back most of what leaves the GPU, and sooner than it is computed, 1
+    falls away, 2 counts what loading costs, and in 3 every waiting turn takes from all.
     """
 
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         super().__init__(settings, pool_tokens)
         without = settings.without
         self._has_order = "order" not in without
-        # Beside a tier idle KV that is taken costs its job a load, no prefill.
-        self._has_protection = "protection" not in without and not settings.has_tier
-        self.holds_back = "admission" not in without and not settings.has_tier
+        self._has_protection = "protection" not in without
+        self.holds_back = "admission" not in without
         self._has_prediction = "prediction" not in without
         self._has_patience = "patience" not in without
         self.takes_tails = "tails" not in without
         self._best_priority = 0
+        self.has_tier = bool(settings.has_tier)
+        """Whether what is let go is demoted rather than dropped: as told, or as measured."""
         if "switch" not in without:
             self.pressure = Pressure()
 
@@ -70,26 +74,48 @@ class AgentKVPolicy(ContinuumPolicy):
         """
         return self.pool_tokens * rebuild.seconds / max(rebuild.num_tokens, 1)
 
+    def price_s(self, rebuild: Rebuild) -> float:
+        """Seconds that holding a context may last before it would cost less to let it go.
+
+        What is computed anew costs `break_even_s`; what is loaded, the seconds that this takes, in
+        which its memory is taken already.
+        """
+        anew_s = self.break_even_s(rebuild)
+        if not self.has_tier:
+            return anew_s
+        return rebuild.loaded_share * rebuild.load_s + (1.0 - rebuild.loaded_share) * anew_s
+
+    def weigh_tier(self, rebuild: Rebuild) -> None:
+        """A tier counts while it saves half of the time to compute what has left the GPU."""
+        if self.settings.has_tier is None:
+            saved_s = rebuild.loaded_share * (rebuild.seconds - rebuild.load_s)
+            self.has_tier = saved_s > WORTHWHILE * rebuild.seconds
+
     def pressure_s(self, rebuild: Rebuild) -> float:
         """How long memory counts as contended after it ran short."""
         return PRESSURE_BREAK_EVENS * self.break_even_s(rebuild)
 
     def undecided_ttl(self, rebuild: Rebuild) -> TTL:
         """TTL of a pin until its reply has been read, and if that runs nothing that is known."""
-        seconds = max(self.break_even_s(rebuild), READING_TTL_S)
-        return self.capped(seconds, "until holding costs as much as computing anew")
+        seconds = max(self.price_s(rebuild), READING_TTL_S)
+        return self.capped(seconds, f"until holding costs as much as {self._coming_back}")
 
     def decide(
         self, command: str | None, rebuild: Rebuild, prediction: Prediction | None = None
     ) -> Decision:
-        """Hold until the expected cost of holding and of computing anew is least."""
-        price_s = self.break_even_s(rebuild)
+        """Hold until the expected cost of holding and of coming back is least."""
+        price_s = self.price_s(rebuild)
         if command is None or prediction is None or not self._has_prediction:
             return Decision(self.undecided_ttl(rebuild), command)
         hold_s = best_hold_s(prediction.p_over, price_s)
         odds = f"P(longer) {prediction.p_over(hold_s):.2f}" if hold_s else "too long to hold for"
-        ttl = self.capped(hold_s, f"{odds}, computing anew is worth {price_s:.2f} s of holding")
+        worth = f"{self._coming_back} is worth {price_s:.2f} s of holding"
+        ttl = self.capped(hold_s, f"{odds}, {worth}")
         return Decision.predicted(command, prediction, ttl, is_from_now=False)
+
+    @property
+    def _coming_back(self) -> str:
+        return "loading" if self.has_tier else "computing anew"
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
         """Under pressure by the job's arrival, client priority first; else stock's order.
@@ -123,7 +149,7 @@ class AgentKVPolicy(ContinuumPolicy):
         nothing if that would not be enough.
         """
         turn = demand.turn
-        if demand.is_running or demand.runs_alone or not self._has_protection:
+        if demand.is_running or demand.runs_alone or self.has_tier or not self._has_protection:
             return pins
         if turn is None:
             return []
@@ -137,6 +163,8 @@ class AgentKVPolicy(ContinuumPolicy):
         All jobs are expected to go on turn by turn, each growing until it ends; the most memory
         they take together at any time has to fit.
         """
+        if self.has_tier:
+            return None
         if room.newcomer.num_blocks > room.free_blocks:
             return f"needs {room.newcomer.num_blocks:.0f} blocks, {room.free_blocks} are free"
         peak_blocks = room.residents.peak_with(room.newcomer)

@@ -37,6 +37,9 @@ class ContinuumPolicy:
     takes_tails = False
     """A pin that yields gives up no more blocks than needed, the last ones first; else all."""
 
+    has_tier = False
+    """What is let go is demoted rather than dropped; Continuum does not ask."""
+
     holds_back = False
     """New jobs may have to wait: `why_hold` says when."""
 
@@ -113,6 +116,9 @@ class ContinuumPolicy:
     def why_hold(self, room: Room) -> str | None:
         """Why a new job is not let in; Continuum lets all in."""
         return None
+
+    def weigh_tier(self, rebuild: Rebuild) -> None:
+        """Find out whether there is a tier: asked at each turn that gets its blocks."""
 
     def pressure_s(self, rebuild: Rebuild) -> float:
         """How long memory counts as contended after it ran short."""

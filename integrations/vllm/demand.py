@@ -10,10 +10,13 @@ from .residents import Resident, Residents
 
 
 class Rebuild(NamedTuple):
-    """What it takes to compute a context anew."""
+    """What it takes to have a context again: `seconds` to compute it anew; from a tier `load_s` to
+    load it, and of what leaves the GPU it gives back `loaded_share` (0: there is none)."""
 
     num_tokens: int
     seconds: float
+    load_s: float = 0.0
+    loaded_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

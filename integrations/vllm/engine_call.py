@@ -45,6 +45,7 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
         "num_running": len(scheduler.running),
         "num_waiting": len(scheduler.queue),
         "is_under_pressure": retention.policy.pressure.is_on,
+        "has_tier": retention.policy.has_tier,
         "preemptions_total": 0,
         **retention.counters.totals(),
         "steps": scheduler.steps.as_dict(),
@@ -53,6 +54,8 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
             "queueing_delay_s": learned.queueing.mean_s,
             "eta": learned.memoryfulness.eta,
             "prefill_reload_s": [reload.constant_s, reload.linear_s, reload.quadratic_s],
+            "load_token_s": retention.tier.load_token_s,
+            "loaded_share": retention.tier.loaded_share,
         },
     }
 

@@ -22,6 +22,7 @@ from .pin_keeper import PinKeeper
 from .prefill_fit import PrefillFit
 from .record import MAX_COMMAND_CHARS, TimestampRecord
 from .reply_reader import Decode, Reply
+from .tier_watch import TierWatch
 from .tool_observations import ToolObservations
 
 NEXT_TURN_TTL_S = 5.0
@@ -38,6 +39,7 @@ class PinDecisions:
         forecaster: Forecaster | None,
         keeper: PinKeeper,
         prefills: PrefillFit,
+        tier: TierWatch,
         counters: Counters,
         record: TimestampRecord,
         *,
@@ -49,6 +51,7 @@ class PinDecisions:
         self._forecaster = forecaster
         self._keeper = keeper
         self._prefills = prefills
+        self._tier = tier
         self._counters = counters
         self._record = record
         self._clock = clock
@@ -60,8 +63,13 @@ class PinDecisions:
         return self._policy.undecided_ttl(self.rebuild(num_tokens))
 
     def rebuild(self, num_tokens: int) -> Rebuild:
-        """What it takes to compute a context of so many tokens anew."""
-        return Rebuild(num_tokens, self._prefills.reload.seconds(num_tokens))
+        """What it takes to have a context of so many tokens again."""
+        return Rebuild(
+            num_tokens,
+            self._prefills.reload.seconds(num_tokens),
+            self._tier.load_token_s * num_tokens,
+            self._tier.loaded_share,
+        )
 
     @property
     def is_final(self) -> bool:

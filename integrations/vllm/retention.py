@@ -30,6 +30,7 @@ from .reply_reader import Decode, Reply
 from .residents import Resident, Residents
 from .settings import MAX_PRIORITY, Settings
 from .side_work import SideWork
+from .tier_watch import TierWatch
 
 
 class Retention:
@@ -64,6 +65,7 @@ class Retention:
         self._num_blocks = num_blocks
         self._block_tokens = block_tokens
         self.prefills = PrefillFit(settings.prefill_reload)
+        self.tier = TierWatch(clock)
         self.counters = Counters()
         self.record = TimestampRecord(
             max_events=settings.record_events, clock=clock, writer=open_writer(settings)
@@ -86,6 +88,7 @@ class Retention:
             self.forecaster,
             self.keeper,
             self.prefills,
+            self.tier,
             self.counters,
             self.record,
             clock=clock,
@@ -236,10 +239,13 @@ class Retention:
             return
         turn.admitted_s = now_s
         waited_s = now_s - turn.arrived_s
-        if hit_tokens < turn.common_tokens:
+        lost_tokens = turn.common_tokens - hit_tokens
+        if lost_tokens > 0:
+            self.tier.lost(lost_tokens)
             job.num_evicted += 1
             self.policy.learned.queueing.observe(waited_s)
-            self.record.add(job.job_id, "evicted", lost_tokens=turn.common_tokens - hit_tokens)
+            self.record.add(job.job_id, "evicted", lost_tokens=lost_tokens)
+        self.policy.weigh_tier(self.decisions.rebuild(round(self.tier.mean_tokens)))
         job.num_diverged += job.has_diverged(turn)
         self.record.add(
             job.job_id,
@@ -276,6 +282,7 @@ class Retention:
     ) -> None:
         """A turn is over; `blocks` are its kept ones (none: they were freed)."""
         turn = self.turns.pop(request_id, None)
+        self.tier.forget(request_id)
         self._admitted.discard(request_id)
         if turn is None:
             return

@@ -13,6 +13,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from agentkv.errors import TagError
@@ -45,9 +46,6 @@ class RetainingScheduler(seam.SchedulerSeam):
         given = dict(self.vllm_config.additional_config.get(CONFIG_KEY) or {})
         policy = given.pop("policy", "continuum")
         settings = read_settings(given, policy=policy)
-        if settings.has_tier is None:
-            has_tier = seam.has_tier(self.vllm_config)
-            settings = settings.model_copy(update={"has_tier": has_tier})
         self._loop = BusyLoop()
         self._side_work = SideWork(self._guard, wake=self._loop.wake)
         self.retention = Retention(
@@ -158,10 +156,22 @@ class RetainingScheduler(seam.SchedulerSeam):
             self._prefills.admitted(request, hit_tokens)
             self.retention.turn_admitted(request.request_id, hit_tokens=hit_tokens)
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super().update_from_output(*args, **kwargs)
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> Any:
+        self._before_outputs(model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._after_outputs()
         return outputs
+
+    @seam.guarded(None)
+    def _before_outputs(self, output: ModelRunnerOutput) -> None:
+        """Some connectors load before a request runs, others in the step that runs it."""
+        tier = self.retention.tier
+        if tier.is_loading:
+            tier.loads_done(output.req_ids)
+            if output.kv_connector_output is not None:
+                tier.loads_done(output.kv_connector_output.finished_recving or ())
 
     @seam.guarded(None)
     def _after_outputs(self) -> None:
@@ -179,6 +189,10 @@ class RetainingScheduler(seam.SchedulerSeam):
             num_free_blocks=self.num_free_blocks(),
         )
         return reason is None
+
+    @seam.guarded(None)
+    def load_began(self, request: Request, num_tokens: int) -> None:
+        self.retention.tier.load_began(request.request_id, num_tokens)
 
     def memory_is_short(self, request: Request, missing_blocks: int) -> Iterator[None]:
         left, has_taken = missing_blocks, False

@@ -48,15 +48,6 @@ CONTRACT: tuple[tuple[str, str], ...] = (
 """(owner, attribute) of every vLLM name the plugin relies on beyond its public interface."""
 
 STATS_FIELD = "agentkv"
-TIER_CONNECTORS = frozenset(
-    (
-        *("OffloadingConnector", "SimpleCPUOffloadConnector"),
-        *("LMCacheConnectorV1", "LMCacheMPConnector", "FlexKVConnectorV1"),
-        "MooncakeStoreConnector",
-    )
-)
-"""vLLM's KV connectors (0.32) that are taken to keep a copy of what the GPU gives up; only the
-first was tried."""
 
 
 def missing_names() -> list[str]:
@@ -120,6 +111,7 @@ class SchedulerSeam(Scheduler):
         allocate = self.kv_cache_manager.allocate_slots
 
         def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
+            num_loaded_tokens = kwargs.get("num_external_computed_tokens", 0)
             if not is_running(request) and not self.may_start(request):
                 return None
             blocks = allocate(request, *args, **kwargs)
@@ -129,6 +121,8 @@ class SchedulerSeam(Scheduler):
                     blocks = allocate(request, *args, **kwargs)
                     if blocks is not None:
                         break
+            if blocks is not None and num_loaded_tokens:
+                self.load_began(request, num_loaded_tokens)
             return blocks
 
         self.kv_cache_manager.allocate_slots = allocate_slots
@@ -159,6 +153,9 @@ class SchedulerSeam(Scheduler):
     def may_start(self, request: Request) -> bool:
         """Asked before a waiting request gets blocks: whether it may have any."""
         return True
+
+    def load_began(self, request: Request, num_tokens: int) -> None:
+        """A request has its blocks; a KV connector loads so many tokens into them."""
 
     def memory_is_short(self, request: Request, missing_blocks: int) -> Iterator[None]:
         """Yield each time some memory was freed; stop when no more is to be had."""
@@ -254,13 +251,6 @@ def end_of_reply(request: Request, max_tokens: int) -> tuple[list[int], int | No
 def engine_number(vllm_config: Any) -> int:
     """Which of several data-parallel engines this is, from 0 (vllm/config/parallel.py:439)."""
     return int(vllm_config.parallel_config.data_parallel_index)
-
-
-def has_tier(vllm_config: Any) -> bool:
-    """Whether a KV connector keeps a copy of what the GPU gives up, by the connector's name
-    (vllm/distributed/kv_transfer/kv_connector/factory.py)."""
-    transfer = vllm_config.kv_transfer_config
-    return transfer is not None and transfer.kv_connector in TIER_CONNECTORS
 
 
 def is_first_come_first_served(scheduler: Scheduler) -> bool:

@@ -66,8 +66,46 @@ def test_beside_a_tier_a_waiting_turn_takes_from_earlier_jobs_too() -> None:
 
 def test_beside_a_tier_no_job_is_held_back() -> None:
     """A context that has to yield is not lost."""
-    assert policy().holds_back
-    assert not policy(has_tier=True).holds_back
+    room = Room(100, 9, Resident(10, 1, 0), Residents())
+    assert pressed().why_hold(room) is not None
+    assert pressed(has_tier=True).why_hold(room) is None
+
+
+@pytest.mark.parametrize(
+    ("load_s", "loaded_share", "is_tier"),
+    [
+        (0.1, 1.0, True),
+        (0.6, 1.0, False),
+        (5.0, 1.0, False),
+        (0.1, 0.6, True),
+        (0.1, 0.5, False),
+        (0.0, 0.0, False),
+    ],
+)
+def test_a_tier_is_one_that_saves_half_of_the_computing(
+    load_s: float, loaded_share: float, is_tier: bool
+) -> None:
+    """Of what leaves the GPU a second's computing is loaded in less, and most of it is there."""
+    made = policy()
+    made.weigh_tier(Rebuild(1000, 1.0, load_s, loaded_share))
+    assert made.has_tier is is_tier
+
+
+def test_a_tier_that_becomes_slow_is_none_any_more() -> None:
+    """It is weighed anew with every turn; what the settings say of it stands."""
+    made, told = policy(), policy(has_tier=True)
+    for load_s, is_tier in ((0.1, True), (0.9, False), (0.1, True)):
+        for each in (made, told):
+            each.weigh_tier(Rebuild(1000, 1.0, load_s, 1.0))
+        assert (made.has_tier, told.has_tier) == (is_tier, True)
+
+
+def test_beside_a_tier_holding_is_worth_what_loading_takes() -> None:
+    """And what computing anew costs the pool, for the part that the tier does not have."""
+    rebuild = Rebuild(POOL_TOKENS // 10, 0.3, 0.2, 0.9)
+    assert policy().price_s(rebuild) == pytest.approx(3.0)
+    assert policy(has_tier=True).price_s(rebuild) == pytest.approx(0.9 * 0.2 + 0.1 * 3.0)
+    assert policy(has_tier=True).pressure_s(rebuild) == policy().pressure_s(rebuild)
 
 
 def test_client_priority_comes_before_arrival() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from agentkv.integrations.vllm.tier_watch import MIN_EVENTS
 from agentkv.wire import ToolEvent
 from tests.scheduler.harness import BLOCK_TOKENS, Engine, prompt_of
 
@@ -75,14 +76,44 @@ def test_a_tool_predicted_to_be_long_lets_the_context_go_to_the_tier(
     assert run_turn(engine, [*history, 7])[1] > 0
 
 
-def test_vllms_offloading_is_known_as_a_tier(make_engine: MakeEngine) -> None:
-    """By the connector's name, unless the settings say otherwise."""
-    for given in ({}, {"has_tier": None}):
-        beside = make_engine(num_blocks=40, policy="agentkv", offload_bytes=DRAM_BYTES, **given)
-        assert beside.scheduler.retention.settings.has_tier
-    assert not make_engine(num_blocks=40, policy="agentkv").scheduler.retention.settings.has_tier
-    told = make_engine(num_blocks=40, policy="agentkv", offload_bytes=DRAM_BYTES, has_tier=False)
-    assert not told.scheduler.retention.settings.has_tier
+def come_back_often(engine: Engine) -> None:
+    """A job's context leaves the GPU before each of its turns."""
+    history = prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS)
+    for _ in range(MIN_EVENTS + 1):
+        history = [*engine.turn(history, job_id="job"), 7]
+        engine.wait(4000.0)
+        fill_the_pool(engine)
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_token", "is_tier"), [(1.0, True), (1e-6, False)], ids=["slower", "faster"]
+)
+def test_offloading_is_a_tier_if_loading_is_faster_than_computing(
+    make_engine: MakeEngine, seconds_per_token: float, is_tier: bool
+) -> None:
+    """By what was measured: a load takes a step here, computing as long as the settings say."""
+    engine = make_engine(
+        num_blocks=40,
+        policy="agentkv",
+        offload_bytes=DRAM_BYTES,
+        prefill_reload_s=[0.0, seconds_per_token, 0.0],
+    )
+    retention = engine.scheduler.retention
+    assert not retention.policy.has_tier
+    come_back_often(engine)
+    assert engine.num_blocks_loaded > 0
+    assert retention.tier.load_token_s > 0
+    assert retention.tier.loaded_share == 1.0
+    assert not retention.tier.is_loading
+    assert retention.policy.has_tier is is_tier
+
+
+def test_without_a_connector_there_is_no_tier(make_engine: MakeEngine) -> None:
+    """All that leaves the GPU is lost."""
+    engine = make_engine(num_blocks=40, policy="agentkv", prefill_reload_s=[0.0, 1.0, 0.0])
+    come_back_often(engine)
+    assert engine.scheduler.retention.tier.loaded_share == 0.0
+    assert not engine.scheduler.retention.policy.has_tier
 
 
 @pytest.mark.parametrize("policy", POLICIES)

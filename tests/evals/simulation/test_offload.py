@@ -94,6 +94,15 @@ def test_a_tier_without_room_is_no_tier() -> None:
     assert [job.duration_s for job in empty.jobs] == [job.duration_s for job in without.jobs]
 
 
+@pytest.mark.parametrize(("bytes_per_s", "is_tier"), [(1e12, True), (1e8, False)])
+def test_a_link_slower_than_computing_makes_no_tier(bytes_per_s: float, is_tier: bool) -> None:
+    """What the policy measures of its loads decides which rules it follows."""
+    on = replace(machine(), pcie_bytes_s=bytes_per_s)
+    simulation, run = simulate(random_jobs(40), "agentkv+offload", on)
+    assert run.counters["reloads"] > 20
+    assert simulation.engine.scheduler.retention.policy.has_tier is is_tier
+
+
 def test_a_profile_must_say_how_large_kv_is() -> None:
     """Without it there is no telling what fits."""
     with pytest.raises(SimulationError, match=r"kv_token_bytes"):

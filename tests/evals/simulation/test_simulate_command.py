@@ -70,6 +70,16 @@ def test_blocks_may_be_infinite(capsys: pytest.CaptureFixture[str]) -> None:
     assert document(capsys)["policies"]["fcfs"]["recomputed_tokens"] == 0
 
 
+def test_a_slow_tier_makes_jobs_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same jobs, whose contexts do not fit together, at two rates of the link."""
+    flags = ["--gpu", "rtx-5090", "--blocks", "500", "--jobs", "20", "--concurrency", "10"]
+    means_s = []
+    for rate in ("25", "0.5"):
+        assert main([*flags, "--policy", "fcfs+offload", "--dram-gb-s", rate, "--json"]) == 0
+        means_s.append(document(capsys)["policies"]["fcfs+offload"]["mean_s"])
+    assert means_s[1] > 1.5 * means_s[0]
+
+
 def test_each_policy_has_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs that `read_runs` gives back as they were."""
     flags = [*SMALL, "--policy", "fcfs", "--policy", "continuum:released"]
@@ -120,7 +130,13 @@ def test_bad_input_is_told(
 
 @pytest.mark.parametrize(
     "flags",
-    [["--gpu"], ["--gpu", "h100", "--num-gpus", "0"], ["--gpu", "h100", "--dram-gib", "-1"], []],
+    [
+        ["--gpu"],
+        ["--gpu", "h100", "--num-gpus", "0"],
+        ["--gpu", "h100", "--dram-gib", "-1"],
+        ["--gpu", "h100", "--dram-gb-s", "0"],
+        [],
+    ],
 )
 def test_bad_flags_exit_with_status_2(flags: list[str]) -> None:
     """As argparse does."""

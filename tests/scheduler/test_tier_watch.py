@@ -1,0 +1,70 @@
+"""What is learned of a tier: how much of what left the GPU it gives back, and how fast."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentkv.integrations.vllm.tier_watch import MIN_EVENTS, TierWatch
+from tests.scheduler.harness import Clock
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def load(watch: TierWatch, clock: Clock, num_tokens: int, seconds: float) -> None:
+    watch.load_began("request", num_tokens)
+    clock.now_s += seconds
+    watch.loads_done(["request"])
+
+
+def test_a_token_waits_for_its_part_of_the_loads(clock: Clock) -> None:
+    """400 tokens in 0.8 s, however they are spread over loads."""
+    watch = TierWatch(clock)
+    load(watch, clock, 100, 0.2)
+    load(watch, clock, 300, 0.6)
+    assert watch.load_token_s == pytest.approx(0.002)
+    assert 100 < watch.mean_tokens < 300
+
+
+def test_the_share_counts_what_was_computed_anew(clock: Clock) -> None:
+    """A tier that is too small, or has other things, gives back only a part."""
+    watch = TierWatch(clock)
+    for _ in range(50):
+        load(watch, clock, 300, 0.1)
+        watch.lost(100)
+    assert watch.loaded_share == pytest.approx(0.75, abs=0.01)
+
+
+def test_nothing_is_said_before_enough_was_seen(clock: Clock) -> None:
+    """One lucky load is no tier."""
+    watch = TierWatch(clock)
+    for number in range(MIN_EVENTS):
+        assert watch.loaded_share == 0.0, number
+        load(watch, clock, 300, 0.1)
+    assert watch.loaded_share == 1.0
+
+
+def test_it_forgets_how_it_was(clock: Clock) -> None:
+    """A link that has become slow, a tier that has become full."""
+    watch = TierWatch(clock)
+    for _ in range(200):
+        load(watch, clock, 100, 0.1)
+    for _ in range(400):
+        load(watch, clock, 100, 1.0)
+    assert watch.load_token_s == pytest.approx(0.01, rel=0.02)
+    for _ in range(400):
+        watch.lost(100)
+    assert watch.loaded_share == pytest.approx(0.0, abs=0.01)
+
+
+def test_a_load_that_never_ends_leaves_nothing(clock: Clock) -> None:
+    """The request was aborted meanwhile; what comes later of it does not count."""
+    watch = TierWatch(clock)
+    watch.load_began("aborted", 100)
+    assert watch.is_loading
+    watch.forget("aborted")
+    assert not watch.is_loading
+    watch.loads_done(["aborted"])
+    assert watch.load_token_s == 0.0
