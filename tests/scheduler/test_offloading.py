@@ -108,6 +108,19 @@ def test_offloading_is_a_tier_if_loading_is_faster_than_computing(
     assert retention.policy.has_tier is is_tier
 
 
+def test_a_load_within_the_step_ends_with_the_step(make_engine: MakeEngine) -> None:
+    """Connectors that load while the request runs report no end of it."""
+    engine = make_engine(num_blocks=40, policy="agentkv")
+    request_id = engine.add(prompt_of(4 * BLOCK_TOKENS), job_id="job")
+    tier = engine.scheduler.retention.tier
+    engine.scheduler.load_began(engine.scheduler.requests[request_id], 2 * BLOCK_TOKENS)
+    assert tier.is_loading
+    engine.run()
+    assert not tier.is_loading
+    assert tier.mean_tokens == 2 * BLOCK_TOKENS
+    assert tier.load_token_s > 0
+
+
 def test_without_a_connector_there_is_no_tier(make_engine: MakeEngine) -> None:
     """All that leaves the GPU is lost."""
     engine = make_engine(num_blocks=40, policy="agentkv", prefill_reload_s=[0.0, 1.0, 0.0])
