@@ -221,6 +221,12 @@ class Retention:
         if self.policy.pressure.rise(self._clock(), lasting_s):
             self._on_rank_change(None)
 
+    def load_began(self, request_id: str, num_tokens: int) -> None:
+        """A tier gives back so many tokens; counted if they are of the job's own past."""
+        turn = self.turns.get(request_id)
+        if turn is not None and turn.common_tokens:
+            self.tier.load_began(request_id, num_tokens)
+
     def turn_admitted(self, request_id: str, *, hit_tokens: int) -> None:
         """A turn has its blocks: the job's pin hands over, and an evicted cache is noticed."""
         turn = self.turns.get(request_id)

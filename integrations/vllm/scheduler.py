@@ -192,7 +192,7 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def load_began(self, request: Request, num_tokens: int) -> None:
-        self.retention.tier.load_began(request.request_id, num_tokens)
+        self.retention.load_began(request.request_id, num_tokens)
 
     def memory_is_short(self, request: Request, missing_blocks: int) -> Iterator[None]:
         left, has_taken = missing_blocks, False

@@ -81,7 +81,7 @@ def come_back_often(engine: Engine) -> None:
     history = prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS)
     for _ in range(MIN_EVENTS + 1):
         history = [*engine.turn(history, job_id="job"), 7]
-        engine.wait(4000.0)
+        engine.wait(1000.0)
         fill_the_pool(engine)
 
 
@@ -111,7 +111,8 @@ def test_offloading_is_a_tier_if_loading_is_faster_than_computing(
 def test_a_load_within_the_step_ends_with_the_step(make_engine: MakeEngine) -> None:
     """Connectors that load while the request runs report no end of it."""
     engine = make_engine(num_blocks=40, policy="agentkv")
-    request_id = engine.add(prompt_of(4 * BLOCK_TOKENS), job_id="job")
+    history = engine.turn(prompt_of(4 * BLOCK_TOKENS), job_id="job")
+    request_id = engine.add([*history, 7], job_id="job")
     tier = engine.scheduler.retention.tier
     engine.scheduler.load_began(engine.scheduler.requests[request_id], 2 * BLOCK_TOKENS)
     assert tier.is_loading
@@ -119,6 +120,19 @@ def test_a_load_within_the_step_ends_with_the_step(make_engine: MakeEngine) -> N
     assert not tier.is_loading
     assert tier.mean_tokens == 2 * BLOCK_TOKENS
     assert tier.load_token_s > 0
+
+
+def test_only_loads_of_a_jobs_own_past_count(make_engine: MakeEngine) -> None:
+    """What others left in the tier says nothing of what becomes of a job's context."""
+    engine = engine_of(make_engine, "agentkv")
+    prompt = prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS)
+    engine.turn(prompt)
+    fill_the_pool(engine)
+    engine.turn(prompt)
+    fill_the_pool(engine)
+    engine.turn([*prompt, 7], job_id="first turn")
+    assert engine.num_blocks_loaded > 0
+    assert engine.scheduler.retention.tier.mean_tokens == 0.0
 
 
 def test_without_a_connector_there_is_no_tier(make_engine: MakeEngine) -> None:
