@@ -118,7 +118,7 @@ class ContinuumPolicy:
         return None
 
     def weigh_tier(self, rebuild: Rebuild) -> None:
-        """Find out whether there is a tier: asked at each turn that gets its blocks."""
+        """Find out whether there is a tier: asked whenever context is loaded or lost."""
 
     def pressure_s(self, rebuild: Rebuild) -> float:
         """How long memory counts as contended after it ran short."""

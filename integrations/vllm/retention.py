@@ -7,7 +7,7 @@ call is O(log jobs), except under memory pressure, where pins are sorted once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agentkv.wire import Tags, ToolEvent
@@ -227,6 +227,14 @@ class Retention:
         if turn is not None and turn.common_tokens:
             self.tier.load_began(request_id, num_tokens)
 
+    def loads_done(self, request_ids: Iterable[str]) -> None:
+        """Whatever these had to load is there."""
+        self.tier.loads_done(request_ids)
+        self._weigh_tier()
+
+    def _weigh_tier(self) -> None:
+        self.policy.weigh_tier(self.decisions.rebuild(round(self.tier.mean_tokens)))
+
     def turn_admitted(self, request_id: str, *, hit_tokens: int) -> None:
         """A turn has its blocks: the job's pin hands over, and an evicted cache is noticed."""
         turn = self.turns.get(request_id)
@@ -248,10 +256,10 @@ class Retention:
         lost_tokens = turn.common_tokens - hit_tokens
         if lost_tokens > 0:
             self.tier.lost(lost_tokens)
+            self._weigh_tier()
             job.num_evicted += 1
             self.policy.learned.queueing.observe(waited_s)
             self.record.add(job.job_id, "evicted", lost_tokens=lost_tokens)
-        self.policy.weigh_tier(self.decisions.rebuild(round(self.tier.mean_tokens)))
         job.num_diverged += job.has_diverged(turn)
         self.record.add(
             job.job_id,

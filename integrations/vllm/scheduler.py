@@ -167,11 +167,10 @@ class RetainingScheduler(seam.SchedulerSeam):
     @seam.guarded(None)
     def _before_outputs(self, output: ModelRunnerOutput) -> None:
         """Some connectors load before a request runs, others in the step that runs it."""
-        tier = self.retention.tier
-        if tier.is_loading:
-            tier.loads_done(output.req_ids)
+        if self.retention.tier.is_loading:
+            self.retention.loads_done(output.req_ids)
             if output.kv_connector_output is not None:
-                tier.loads_done(output.kv_connector_output.finished_recving or ())
+                self.retention.loads_done(output.kv_connector_output.finished_recving or ())
 
     @seam.guarded(None)
     def _after_outputs(self) -> None:

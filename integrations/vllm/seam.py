@@ -111,8 +111,9 @@ class SchedulerSeam(Scheduler):
         allocate = self.kv_cache_manager.allocate_slots
 
         def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
-            num_loaded_tokens = kwargs.get("num_external_computed_tokens", 0)
-            if not is_running(request) and not self.may_start(request):
+            # Not `is_running`: a step asks for each request, and a call costs it 1%.
+            is_waiting = request.status is not RequestStatus.RUNNING
+            if is_waiting and not self.may_start(request):
                 return None
             blocks = allocate(request, *args, **kwargs)
             if blocks is None:
@@ -121,8 +122,8 @@ class SchedulerSeam(Scheduler):
                     blocks = allocate(request, *args, **kwargs)
                     if blocks is not None:
                         break
-            if blocks is not None and num_loaded_tokens:
-                self.load_began(request, num_loaded_tokens)
+            if is_waiting and blocks is not None and kwargs.get("num_external_computed_tokens"):
+                self.load_began(request, kwargs["num_external_computed_tokens"])
             return blocks
 
         self.kv_cache_manager.allocate_slots = allocate_slots
