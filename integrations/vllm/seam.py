@@ -111,8 +111,7 @@ class SchedulerSeam(Scheduler):
         allocate = self.kv_cache_manager.allocate_slots
 
         def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
-            # Not `is_running`: a step asks for each request, and a call costs it 1%.
-            is_waiting = request.status is not RequestStatus.RUNNING
+            is_waiting = not is_running(request)
             if is_waiting and not self.may_start(request):
                 return None
             blocks = allocate(request, *args, **kwargs)

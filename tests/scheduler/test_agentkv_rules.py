@@ -92,7 +92,7 @@ def test_a_tier_is_one_that_saves_half_of_the_computing(
 
 
 def test_a_tier_that_becomes_slow_is_none_any_more() -> None:
-    """It is weighed anew with every turn; what the settings say of it stands."""
+    """It is weighed anew with each load and loss; what the settings say of it stands."""
     made, told = policy(), policy(has_tier=True)
     for load_s, is_tier in ((0.1, True), (0.9, False), (0.1, True)):
         for each in (made, told):
