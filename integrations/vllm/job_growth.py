@@ -18,9 +18,6 @@ WINDOW = 512
 MAX_TURNS = 128
 """A forecast looks so many turns ahead, and takes a job that has had more for one that has had so
 many."""
-PRIOR_TURNS = 11
-"""A job before all others had so many turns. Source: 10.9 on SWE-bench, Continuum (arXiv
-2511.02230)."""
 PRIOR_TOKENS = 500
 PRIOR_SHARE = 0.25
 """What a turn adds while none has ended: this share of the first prompt, at most so many tokens.
@@ -30,51 +27,36 @@ PRIOR_WEIGHT_TURNS = 16
 """The prior counts as much as so many turns seen."""
 OWN_WEIGHT_TURNS = 4
 """A job's own growth counts as much as the mean of all after so many of its turns."""
+_ONE_MORE = np.arange(MAX_TURNS + 1) <= 1
 
 
 class JobLengths:
-    """How likely a job is to go on after so many turns, by the jobs that were here last.
-
-    Of the jobs that had a turn of some number, those that are not over yet count too, or the short
-    ones, which end first, would pass for all (Kaplan and Meier, 1958).
-    """
+    """How likely a job is to go on after so many turns, by the jobs that ended last."""
 
     def __init__(self) -> None:
         self._ended: deque[int] = deque()
-        self._had_turn = np.zeros(2 * MAX_TURNS + 1)
-        self._were_over = np.zeros(2 * MAX_TURNS + 1)
-        for turn in range(1, PRIOR_TURNS + 1):
-            self.turn_arrived(turn)
-        self.job_ended(PRIOR_TURNS)
-
-    def turn_arrived(self, turn: int) -> None:
-        """A job has a turn of this number, counted from 1."""
-        if turn <= 2 * MAX_TURNS:
-            self._had_turn[turn] += 1
-            self._odds: Any = None
+        self._num_ended = np.zeros(2 * MAX_TURNS + 1)
+        self._odds: Any = None
 
     def job_ended(self, num_turns: int) -> None:
-        """A job is over after so many turns, each of which has arrived."""
+        """A job is over after so many turns."""
         if len(self._ended) == WINDOW:
-            self._forget(self._ended.popleft())
+            self._num_ended[self._ended.popleft()] -= 1
         self._ended.append(min(num_turns, 2 * MAX_TURNS))
-        self._were_over[self._ended[-1]] += 1
+        self._num_ended[self._ended[-1]] += 1
         self._odds = None
-
-    def _forget(self, num_turns: int) -> None:
-        self._were_over[num_turns] -= 1
-        self._had_turn[1 : num_turns + 1] -= 1
 
     @property
     def odds(self) -> Any:
-        """Probabilities [turn, ahead], both up to MAX_TURNS, that a job in a turn of this number
-        has one so many turns later. One that is further than any other is taken to have one more.
+        """Probabilities [turn, ahead], both up to MAX_TURNS: of the jobs that had a turn of this
+        number the share that had one so many turns later. A job that has outlived all, as any has
+        while none has ended, is taken to have one more turn.
         """
         if self._odds is None:
-            going_on = 1 - self._were_over / np.maximum(self._had_turn, 1)
-            going_on[self._had_turn == 0] = 0
-            later = sliding_window_view(going_on, MAX_TURNS)[: MAX_TURNS + 1].cumprod(axis=1)
-            self._odds = np.hstack([np.ones((MAX_TURNS + 1, 1)), later])
+            lasting = self._num_ended[::-1].cumsum()[::-1]
+            there = lasting[: MAX_TURNS + 1, None]
+            later = sliding_window_view(lasting, MAX_TURNS + 1)
+            self._odds = np.where(there > 0, later / np.maximum(there, 1), _ONE_MORE)
         return self._odds
 
 

@@ -120,8 +120,6 @@ class Retention:
         job.priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
         fingerprint = (num_prompt_tokens, block_hashes[-1] if block_hashes else None)
         is_new = job.take_tags(tags, fingerprint)
-        if is_new:
-            self.lengths.turn_arrived(job.num_turns)
         self.decisions.turn_arrived(job, tags, is_new=is_new)
         turn = Turn(request_id, job, order, now_s, num_prompt_tokens, bool(tags.is_last_step))
         turn.is_first = is_first

@@ -9,7 +9,12 @@ import pytest
 from agentkv.integrations.vllm.agentkv_policy import AgentKVPolicy
 from agentkv.integrations.vllm.continuum import UNPINNED
 from agentkv.integrations.vllm.demand import Demand, Rebuild, Room
-from agentkv.integrations.vllm.job_growth import PRIOR_TOKENS, JobGrowth, JobLengths
+from agentkv.integrations.vllm.job_growth import (
+    PRIOR_TOKENS,
+    WINDOW,
+    JobGrowth,
+    JobLengths,
+)
 from agentkv.integrations.vllm.jobs import Job, Turn
 from agentkv.integrations.vllm.patience import Patience
 from agentkv.integrations.vllm.pin_table import Pin
@@ -231,6 +236,29 @@ def test_growth_starts_from_a_prior_and_ends_with_what_was_seen() -> None:
     for _ in range(600):
         growth.turn_ended(1000)
     assert growth.tokens_per_turn(job) == pytest.approx(1000, rel=0.05)
+
+
+def test_the_jobs_that_ended_last_say_how_likely_a_job_is_to_go_on() -> None:
+    """Earlier ones are forgotten."""
+    lengths = JobLengths()
+    for _ in range(WINDOW):
+        lengths.job_ended(7)
+    for _ in range(WINDOW // 4):
+        lengths.job_ended(1)
+        lengths.job_ended(3)
+    assert list(lengths.odds[1, :8]) == [1, 0.75, 0.75, 0.5, 0.5, 0.5, 0.5, 0]
+    assert list(lengths.odds[3, :6]) == [1, *[2 / 3] * 4, 0]
+
+
+@pytest.mark.parametrize(("ended", "turn"), [([], 1), ([], 300), ([5], 6)])
+def test_a_job_that_has_outlived_all_others_is_taken_to_have_one_more_turn(
+    ended: list[int], turn: int
+) -> None:
+    """As any has while none has ended."""
+    lengths = JobLengths()
+    for num_turns in ended:
+        lengths.job_ended(num_turns)
+    assert Residents(lengths).peak_with(Resident(10, 1, turn)) == 12
 
 
 def test_patience_tells_each_waiting_turn_once() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.integrations.vllm.job_growth import MAX_TURNS, PRIOR_TURNS, WINDOW, JobLengths
+from agentkv.integrations.vllm.job_growth import MAX_TURNS, JobLengths
 from agentkv.integrations.vllm.residents import Resident, Residents
 
 NOTHING = Resident(0, 0, 1)
@@ -22,34 +20,27 @@ RESIDENT = st.builds(
 LENGTHS = st.lists(st.integers(1, 2 * MAX_TURNS), max_size=12)
 
 
-def residents(*jobs: Resident, ended: Sequence[int] = ()) -> Residents:
-    made = Residents(lengths_of(ended))
+def residents(*jobs: Resident, ended: list[int] | None = None) -> Residents:
+    lengths = JobLengths()
+    for num_turns in ended or []:
+        lengths.job_ended(num_turns)
+    made = Residents(lengths)
     for number, job in enumerate(jobs):
         made.put(f"job-{number}", job)
     return made
 
 
-def lengths_of(ended: Sequence[int], *, live: Sequence[int] = ()) -> JobLengths:
-    lengths = JobLengths()
-    for num_turns in [*ended, *live]:
-        for turn in range(1, num_turns + 1):
-            lengths.turn_arrived(turn)
-    for num_turns in ended:
-        lengths.job_ended(num_turns)
-    return lengths
-
-
-def odds_counted(job: Resident, ahead: int, ended: Sequence[int]) -> float:
+def odds_counted(job: Resident, ahead: int, ended: list[int]) -> float:
     """That a job has a turn so many ahead of its present one."""
     if job.turns_left is not None:
         return float(ahead <= job.turns_left)
-    lasting = [length for length in [PRIOR_TURNS, *ended] if length >= job.turn]
+    lasting = [length for length in ended if length >= job.turn]
     if not lasting:
-        return float(ahead == 0)
+        return float(ahead <= 1)
     return sum(length >= job.turn + ahead for length in lasting) / len(lasting)
 
 
-def peak_played_out(jobs: list[Resident], ended: Sequence[int] = ()) -> float:
+def peak_played_out(jobs: list[Resident], ended: list[int]) -> float:
     """Turn by turn, each job with what it has grown to, as likely as it is to be there."""
     return max(
         sum(
@@ -70,10 +61,11 @@ def test_jobs_together_peak_where_growth_and_endings_balance() -> None:
 
 
 def test_a_turn_that_only_some_jobs_have_counts_by_how_many_have_it() -> None:
-    """Of two jobs, of 11 and of 12 turns: the twelfth is worth half of what it would hold."""
-    job = Resident(10, 2, 11)
-    assert residents(ended=[12]).peak_with(job) == 12
-    assert residents(Resident(10, 10, 1, turns_left=1), ended=[12]).peak_with(job) == 30 + 14 / 2
+    """Of two jobs one ended with its second turn: the third is worth half of its 16 blocks; with
+    another one that is there for certain it makes the peak."""
+    job = Resident(10, 2, 2)
+    assert residents(ended=[2, 3]).peak_with(job) == 12
+    assert residents(Resident(10, 10, 1, turns_left=1), ended=[2, 3]).peak_with(job) == 30 + 14 / 2
 
 
 @given(jobs=st.lists(RESIDENT, max_size=12), newcomer=RESIDENT, ended=LENGTHS)
@@ -100,41 +92,12 @@ def test_changes_leave_what_the_last_of_each_job_says(
             there.put(job_id, resident)
             last[job_id] = resident
     assert len(there) == len(last)
-    expected = peak_played_out(list(last.values()))
+    expected = peak_played_out(list(last.values()), [])
     assert there.peak_with(NOTHING) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_job_beyond_the_horizon_counts_up_to_it() -> None:
-    """What it does later is too far ahead, and after 2 x 128 turns a job is as after 128."""
+    """What it does later is too far ahead."""
     assert residents().peak_with(Resident(1, 1, 1, 10**9)) == 2 + MAX_TURNS
-    assert residents(ended=[500]).peak_with(Resident(1, 1, 13)) == 2 + MAX_TURNS
-    assert residents(ended=[500]).peak_with(Resident(1, 1, 499)) == 2 + MAX_TURNS
-
-
-def test_before_any_job_has_ended_it_is_as_published() -> None:
-    """11 turns; and one that has had as many is not expected to come again."""
-    odds = JobLengths().odds
-    assert list(odds[1, :13]) == [1] * PRIOR_TURNS + [0, 0]
-    assert list(odds[PRIOR_TURNS, :3]) == [1, 0, 0]
-
-
-def test_jobs_that_are_not_over_count_for_the_turns_they_had() -> None:
-    """The first to end are the short ones: of four that had a third turn one ended with it."""
-    odds = lengths_of([3], live=[5, 5]).odds
-    assert odds[1, 2] == 1
-    assert odds[1, 3] == odds[3, 1] == 0.75
-    assert odds[5, 1] == 1
-    assert odds[PRIOR_TURNS, 1] == 0
-
-
-def test_only_the_jobs_that_ended_last_count() -> None:
-    """Earlier ones are forgotten, with all their turns."""
-    lengths = lengths_of([7] * WINDOW + [1, 3] * (WINDOW // 4))
-    assert lengths.odds[1, :8] == pytest.approx([1, 0.75, 0.75, 0.5, 0.5, 0.5, 0.5, 0])
-    assert lengths.odds[3, :6] == pytest.approx([1, *[2 / 3] * 4, 0])
-
-
-def test_a_job_that_is_further_than_any_other_is_taken_to_have_one_more_turn() -> None:
-    """It has had turns itself, and none is known that ended so."""
-    odds = lengths_of([], live=[PRIOR_TURNS + 5]).odds
-    assert list(odds[PRIOR_TURNS + 5, :3]) == [1, 1, 0]
+    assert residents(ended=[10**9]).peak_with(Resident(1, 1, 1)) == 2 + MAX_TURNS
+    assert residents(ended=[10**9]).peak_with(Resident(1, 1, 10**9)) == 2 + MAX_TURNS
