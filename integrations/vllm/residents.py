@@ -5,43 +5,27 @@ Knows blocks only as numbers, and nothing of vLLM.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from .job_growth import MAX_TURNS, JobLengths
-
-_ROWS = MAX_TURNS + 1
-_AHEAD = np.arange(MAX_TURNS + 1)
-_AS_TOLD = (_AHEAD[:, None] >= _AHEAD).astype(float)
-"""Whether a job that says how many turns it has left has one so many turns ahead."""
+MAX_TURNS = 128
+"""A forecast looks so many turns ahead; what a job does after them does not count."""
 
 
 class Resident(NamedTuple):
-    """A job's KV in blocks, and how the job is expected to go on: `turn`, counted from 1, is the
-    one it is in or comes to next; `turns_left` after that is None where the client does not say."""
+    """A job's KV in blocks, and how the job is expected to go on."""
 
     num_blocks: float
+    turns_left: float
     blocks_per_turn: float
-    turn: int
-    turns_left: int | None = None
-
-    @property
-    def row(self) -> int:
-        """Of the table of odds: first those by turn, then those by turns left."""
-        if self.turns_left is None:
-            return min(self.turn, MAX_TURNS)
-        return _ROWS + min(self.turns_left, MAX_TURNS)
 
 
 class Residents:
-    """Sums over the jobs by their rows of the odds: a change is O(1), and the peak a product of
-    small matrices, whatever the number of jobs."""
+    """Sums over the jobs by turns left, rounded: each change is O(1), the peak O(MAX_TURNS)."""
 
-    def __init__(self, lengths: JobLengths) -> None:
-        self._lengths = lengths
+    def __init__(self) -> None:
         self._by_job: dict[str, Resident] = {}
-        self._held = np.zeros((2, 2 * _ROWS))
+        self._num_blocks = [0.0] * (MAX_TURNS + 1)
+        self._blocks_per_turn = [0.0] * (MAX_TURNS + 1)
 
     def __len__(self) -> int:
         return len(self._by_job)
@@ -50,26 +34,36 @@ class Residents:
         """A job is there, or is there in another way than before."""
         self.drop(job_id)
         self._by_job[job_id] = resident
-        _add(self._held, resident, 1)
+        self._add(resident, 1)
 
     def drop(self, job_id: str) -> None:
         """A job holds no KV any more."""
         resident = self._by_job.pop(job_id, None)
         if resident is not None:
-            _add(self._held, resident, -1)
+            self._add(resident, -1)
+
+    def _add(self, resident: Resident, sign: int) -> None:
+        turns = _whole_turns(resident)
+        self._num_blocks[turns] += sign * resident.num_blocks
+        self._blocks_per_turn[turns] += sign * resident.blocks_per_turn
 
     def peak_with(self, newcomer: Resident) -> float:
-        """The most blocks expected to be held together with one job more, at any number of turns
-        from now, if all go on turn by turn: a job's growing KV counts by how likely the job is to
-        be there then."""
-        held = self._held.copy()
-        _add(held, newcomer, 1)
-        of_learned, of_told = held[:, :_ROWS], held[:, _ROWS:]
-        blocks, growth = of_learned @ self._lengths.odds + of_told @ _AS_TOLD
-        return float((blocks + growth * (_AHEAD + 1)).max())
+        """The most blocks ever held together with one job more, if all go on turn by turn.
+
+        That is reached just before a job ends: when those that end after it have grown by as many
+        turns as it had left.
+        """
+        own_turns = _whole_turns(newcomer)
+        most = blocks = growth = 0.0
+        for turns in range(MAX_TURNS, -1, -1):
+            blocks += self._num_blocks[turns]
+            growth += self._blocks_per_turn[turns]
+            if turns == own_turns:
+                blocks += newcomer.num_blocks
+                growth += newcomer.blocks_per_turn
+            most = max(most, blocks + growth * turns)
+        return most
 
 
-def _add(held: Any, resident: Resident, sign: int) -> None:
-    row = resident.row
-    held[0, row] += sign * resident.num_blocks
-    held[1, row] += sign * resident.blocks_per_turn
+def _whole_turns(resident: Resident) -> int:
+    return max(0, min(round(resident.turns_left), MAX_TURNS))

@@ -16,7 +16,7 @@ from .continuum import Rank
 from .counters import Counters
 from .demand import Demand, Room
 from .forecaster import open_forecaster
-from .job_growth import JobGrowth, JobLengths
+from .job_growth import JobGrowth
 from .jobs import Context, Job, JobTable, Turn
 from .patience import Patience
 from .pin_decisions import PinDecisions
@@ -59,9 +59,8 @@ class Retention:
         self.jobs = JobTable(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
         self.turns: dict[str, Turn] = {}
         self.growth = JobGrowth()
-        self.lengths = JobLengths()
         self._admitted: set[str] = set()
-        self._residents = Residents(self.lengths)
+        self._residents = Residents()
         self._patience = Patience(settings.patience_s)
         self._num_blocks = num_blocks
         self._block_tokens = block_tokens
@@ -170,7 +169,7 @@ class Retention:
             self._on_rank_change(turn.job.job_id)
 
     def _room(self, turn: Turn, num_free_blocks: int) -> Room:
-        newcomer = self._resident(turn.job, -(-turn.num_prompt_tokens // self._block_tokens))
+        newcomer = self._resident(turn.job, turn.num_prompt_tokens)
         return Room(self._num_blocks, num_free_blocks, newcomer, self._residents)
 
     def _note_residence(self, job_id: str) -> None:
@@ -188,11 +187,9 @@ class Retention:
         ]
         pin = self.pins.get(job_id)
         if prompts:
-            num_tokens = max(*prompts, job.context_tokens)
-            num_blocks = -(-num_tokens // self._block_tokens)
-            self._residents.put(job_id, self._resident(job, num_blocks))
+            self._residents.put(job_id, self._resident(job, max(*prompts, job.context_tokens)))
         elif pin is not None:
-            self._residents.put(job_id, self._resident(job, len(pin.blocks), is_idle=True))
+            self._residents.put(job_id, Resident(len(pin.blocks), *self._expected(job)))
         else:
             self._residents.drop(job_id)
 
@@ -200,16 +197,13 @@ class Retention:
         self._note_residence(job_id)
         self._on_rank_change(job_id)
 
-    def _resident(self, job: Job, num_blocks: int, *, is_idle: bool = False) -> Resident:
-        """A job that holds so many blocks; if idle, it comes to one more turn than it has had."""
-        turn = job.num_turns + is_idle
-        told = job.expected_turns
-        return Resident(
-            num_blocks,
-            self.growth.tokens_per_turn(job) / self._block_tokens,
-            turn,
-            told - turn if told is not None and told >= turn else None,
-        )
+    def _resident(self, job: Job, num_tokens: int) -> Resident:
+        return Resident(-(-num_tokens // self._block_tokens), *self._expected(job))
+
+    def _expected(self, job: Job) -> tuple[float, float]:
+        """Turns to come, the present one included, and blocks that each adds."""
+        turns_left = self.growth.turns_left(job) + 1.0
+        return turns_left, self.growth.tokens_per_turn(job) / self._block_tokens
 
     def memory_is_short(self, demand: Demand) -> Sequence[Pin[Any]]:
         """Pins the policy gives up, in order, to an allocation that failed."""
@@ -416,7 +410,7 @@ class Retention:
     def _close(self, job: Job, reason: str) -> None:
         self.decisions.job_closed(job, reason)
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
-        self.lengths.job_ended(max(job.num_turns, 1))
+        self.growth.job_ended(max(job.num_turns, 1))
         self.jobs.remove(job)
         self._residents.drop(job.job_id)
         self.record.add(job.job_id, "closed", reason=reason, turns=job.num_turns)

@@ -147,7 +147,7 @@ def test_a_pin_cut_block_by_block_leaves_one_event(make_engine: MakeEngine) -> N
 
 def test_a_new_job_is_held_back_while_those_there_need_the_room(make_engine: MakeEngine) -> None:
     """It says why, counts, and starts when the others are over."""
-    engine = engine_of(make_engine, num_blocks=51)
+    engine = engine_of(make_engine, num_blocks=61)
     press(engine)
     first = engine.add(prompt_of(300, salt=1), max_tokens=40, job_id="a")
     engine.step()
@@ -156,7 +156,7 @@ def test_a_new_job_is_held_back_while_those_there_need_the_room(make_engine: Mak
     assert engine.running() == [first]
     assert engine.waiting() == [held]
     (event,) = events(engine, "held")
-    assert "blocks expected at the peak, the pool has 50" in event["reason"]
+    assert "blocks expected at the peak, the pool has 60" in event["reason"]
     assert engine.scheduler.retention.counters.totals()["holds_total"] == 1
     engine.run()
     assert engine.scheduler.retention.jobs.get("b").num_turns == 1
@@ -164,7 +164,7 @@ def test_a_new_job_is_held_back_while_those_there_need_the_room(make_engine: Mak
 
 def test_a_request_without_a_job_passes_one_that_is_held_back(make_engine: MakeEngine) -> None:
     """Its memory is there: it does not wait for a job that has to."""
-    engine = engine_of(make_engine, num_blocks=51)
+    engine = engine_of(make_engine, num_blocks=61)
     press(engine)
     engine.add(prompt_of(300, salt=1), max_tokens=40, job_id="a")
     engine.step()
@@ -179,7 +179,7 @@ def test_a_request_without_a_job_passes_one_that_is_held_back(make_engine: MakeE
 
 def test_turns_behind_a_job_that_is_held_back_go_on_at_once(make_engine: MakeEngine) -> None:
     """Also those that arrived after it, and though no allocation has failed so far."""
-    engine = engine_of(make_engine, num_blocks=51)
+    engine = engine_of(make_engine, num_blocks=61)
     engine.turn(prompt_of(50, salt=1), job_id="early")
     engine.add(prompt_of(300, salt=2), max_tokens=40, job_id="a")
     engine.step()

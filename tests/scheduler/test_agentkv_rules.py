@@ -9,12 +9,7 @@ import pytest
 from agentkv.integrations.vllm.agentkv_policy import AgentKVPolicy
 from agentkv.integrations.vllm.continuum import UNPINNED
 from agentkv.integrations.vllm.demand import Demand, Rebuild, Room
-from agentkv.integrations.vllm.job_growth import (
-    PRIOR_TOKENS,
-    WINDOW,
-    JobGrowth,
-    JobLengths,
-)
+from agentkv.integrations.vllm.job_growth import PRIOR_TOKENS, PRIOR_TURNS, JobGrowth
 from agentkv.integrations.vllm.jobs import Job, Turn
 from agentkv.integrations.vllm.patience import Patience
 from agentkv.integrations.vllm.pin_table import Pin
@@ -71,7 +66,7 @@ def test_beside_a_tier_a_waiting_turn_takes_from_earlier_jobs_too() -> None:
 
 def test_beside_a_tier_no_job_is_held_back() -> None:
     """A context that has to yield is not lost."""
-    room = Room(100, 9, Resident(10, 0, 1), Residents(JobLengths()))
+    room = Room(100, 9, Resident(10, 1, 0), Residents())
     assert pressed().why_hold(room) is not None
     assert pressed(has_tier=True).why_hold(room) is None
 
@@ -196,8 +191,8 @@ def test_holding_is_worth_what_computing_anew_costs_the_pool() -> None:
 
 def test_a_new_job_waits_while_the_peak_would_not_fit() -> None:
     """The reason says what is expected and what there is."""
-    there, new = Residents(JobLengths()), Resident(10, 2, 1, turns_left=19)
-    there.put("there", Resident(60, 2, 5, turns_left=9))
+    there, new = Residents(), Resident(10, 20, 2)
+    there.put("there", Resident(60, 10, 2))
     room = Room(100, 40, new, there)
     assert pressed().why_hold(room) == "110 blocks expected at the peak, the pool has 100"
     assert pressed().why_hold(Room(110, 40, new, there)) is None
@@ -205,7 +200,7 @@ def test_a_new_job_waits_while_the_peak_would_not_fit() -> None:
 
 def test_a_new_job_waits_while_its_prompt_does_not_fit() -> None:
     """Nobody arrived after it, so that there is nobody it could take blocks from."""
-    room = Room(100, 9, Resident(10, 0, 1), Residents(JobLengths()))
+    room = Room(100, 9, Resident(10, 1, 0), Residents())
     assert pressed().why_hold(room) == "needs 10 blocks, 9 are free"
 
 
@@ -227,38 +222,37 @@ def test_pressure_is_on_from_a_shortage_until_none_came_for_a_while() -> None:
     assert not pressure.fall(18.0)
 
 
-def test_growth_starts_from_a_prior_and_ends_with_what_was_seen() -> None:
-    """What the turns of all jobs add counts until a job has turns of its own."""
+def test_growth_starts_from_what_is_published_and_ends_with_what_was_seen() -> None:
+    """A new job is expected to take as many turns as others had, on average."""
     growth, job = JobGrowth(), Job("a", 0, 0.0, first_prompt_tokens=400)
+    job.num_turns = 1
+    assert growth.turns_left(job) == PRIOR_TURNS - 1
     assert growth.tokens_per_turn(job) == 100
     job.first_prompt_tokens = 40_000
     assert growth.tokens_per_turn(job) == PRIOR_TOKENS
     for _ in range(600):
+        growth.job_ended(31)
         growth.turn_ended(1000)
+    assert growth.turns_left(job) == 30
     assert growth.tokens_per_turn(job) == pytest.approx(1000, rel=0.05)
 
 
-def test_the_jobs_that_ended_last_say_how_likely_a_job_is_to_go_on() -> None:
-    """Earlier ones are forgotten."""
-    lengths = JobLengths()
-    for _ in range(WINDOW):
-        lengths.job_ended(7)
-    for _ in range(WINDOW // 4):
-        lengths.job_ended(1)
-        lengths.job_ended(3)
-    assert list(lengths.odds[1, :8]) == [1, 0.75, 0.75, 0.5, 0.5, 0.5, 0.5, 0]
-    assert list(lengths.odds[3, :6]) == [1, *[2 / 3] * 4, 0]
+def test_a_job_longer_than_all_others_is_expected_to_go_on_as_far_again_beyond_them() -> None:
+    """And at least for one turn."""
+    growth, job = JobGrowth(), Job("a", 0, 0.0)
+    job.num_turns = PRIOR_TURNS
+    assert growth.turns_left(job) == 1
+    job.num_turns = PRIOR_TURNS + 7
+    assert growth.turns_left(job) == 7
 
 
-@pytest.mark.parametrize(("ended", "turn"), [([], 1), ([], 300), ([5], 6)])
-def test_a_job_that_has_outlived_all_others_is_taken_to_have_one_more_turn(
-    ended: list[int], turn: int
-) -> None:
-    """As any has while none has ended."""
-    lengths = JobLengths()
-    for num_turns in ended:
-        lengths.job_ended(num_turns)
-    assert Residents(lengths).peak_with(Resident(10, 1, turn)) == 12
+def test_expected_turns_are_believed_until_they_are_passed() -> None:
+    """The client knows its own limit."""
+    growth, job = JobGrowth(), Job("a", 0, 0.0, expected_turns=20)
+    job.num_turns = 18
+    assert growth.turns_left(job) == 2
+    job.num_turns = 25
+    assert growth.turns_left(job) == 25 - PRIOR_TURNS
 
 
 def test_patience_tells_each_waiting_turn_once() -> None:
