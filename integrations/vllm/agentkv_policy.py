@@ -58,6 +58,7 @@ class AgentKVPolicy(ContinuumPolicy):
         self._has_protection = "protection" not in without
         self.holds_back = "admission" not in without
         self._has_prediction = "prediction" not in without
+        self._has_balance = "balance" not in without
         self._has_patience = "patience" not in without
         self.takes_tails = "tails" not in without
         self._best_priority = 0
@@ -161,13 +162,16 @@ class AgentKVPolicy(ContinuumPolicy):
         """Why a new job is not let in now; None to let it in.
 
         All jobs are expected to go on turn by turn, each growing until it ends; the most memory
-        they take together at any time has to fit.
+        they take together at any time has to fit. Idle KV counts in full only while computing
+        contexts anew has cost more than holding it has.
         """
         if self.has_tier:
             return None
         if room.newcomer.num_blocks > room.free_blocks:
             return f"needs {room.newcomer.num_blocks:.0f} blocks, {room.free_blocks} are free"
-        peak_blocks = room.residents.peak_with(room.newcomer)
+        idle_weight = room.idle_weight if self._has_balance else 1.0
+        peak_blocks = room.residents.peak_with(room.newcomer, idle_weight)
         if peak_blocks <= room.num_blocks:
             return None
-        return f"{peak_blocks:.0f} blocks expected at the peak, the pool has {room.num_blocks}"
+        peak = f"{peak_blocks:.0f} blocks expected at the peak, the pool has {room.num_blocks}"
+        return peak if idle_weight == 1.0 else f"{peak}; idle KV counts by {idle_weight:.0%}"

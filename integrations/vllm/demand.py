@@ -36,9 +36,11 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The pool as a new job finds it; `newcomer` is what it will be itself."""
+    """The pool as a new job finds it; `newcomer` is what it will be itself, `idle_weight` the part
+    of idle KV that is to count (see HoldBalance)."""
 
     num_blocks: int
     free_blocks: int
     newcomer: Resident
     residents: Residents
+    idle_weight: float = 1.0

@@ -56,6 +56,7 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
             "prefill_reload_s": [reload.constant_s, reload.linear_s, reload.quadratic_s],
             "load_token_s": retention.tier.load_token_s,
             "loaded_share": retention.tier.loaded_share,
+            "idle_weight": retention.gate.idle_weight,
         },
     }
 

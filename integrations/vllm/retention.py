@@ -14,8 +14,9 @@ from agentkv.wire import Tags, ToolEvent
 
 from .continuum import Rank
 from .counters import Counters
-from .demand import Demand, Room
+from .demand import Demand
 from .forecaster import open_forecaster
+from .gate import Gate
 from .job_growth import JobGrowth
 from .jobs import Context, Job, JobTable, Turn
 from .patience import Patience
@@ -27,7 +28,6 @@ from .prefill_fit import PrefillFit
 from .record import TimestampRecord
 from .record_writer import open_writer
 from .reply_reader import Decode, Reply
-from .residents import Resident, Residents
 from .settings import MAX_PRIORITY, Settings
 from .side_work import SideWork
 from .tier_watch import TierWatch
@@ -60,9 +60,7 @@ class Retention:
         self.turns: dict[str, Turn] = {}
         self.growth = JobGrowth()
         self._admitted: set[str] = set()
-        self._residents = Residents()
         self._patience = Patience(settings.patience_s)
-        self._num_blocks = num_blocks
         self._block_tokens = block_tokens
         self.prefills = PrefillFit(settings.prefill_reload)
         self.tier = TierWatch(clock)
@@ -83,6 +81,14 @@ class Retention:
             max_ttl_s=settings.max_ttl_s,
         )
         self.pins = self.keeper.pins
+        self.gate = Gate(
+            self.policy,
+            self.growth,
+            self.pins,
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+            clock=clock,
+        )
         self.decisions = PinDecisions(
             self.policy,
             self.forecaster,
@@ -155,7 +161,8 @@ class Retention:
             return None
         if not num_running:
             return None
-        reason = self.policy.why_hold(self._room(turn, num_free_blocks))
+        memory_s = self._shortage_s(turn.num_prompt_tokens)
+        reason = self.gate.why_hold(turn, num_free_blocks, memory_s=memory_s)
         if reason is not None:
             self._note_hold(turn, reason)
         return reason
@@ -168,42 +175,19 @@ class Retention:
             self.record.add(turn.job.job_id, "held", reason=reason)
             self._on_rank_change(turn.job.job_id)
 
-    def _room(self, turn: Turn, num_free_blocks: int) -> Room:
-        newcomer = self._resident(turn.job, turn.num_prompt_tokens)
-        return Room(self._num_blocks, num_free_blocks, newcomer, self._residents)
-
     def _note_residence(self, job_id: str) -> None:
         """A job's KV on the GPU has changed."""
-        job = self.jobs.get(job_id)
         if not self.policy.holds_back:
             return
+        job = self.jobs.get(job_id)
         if job is None:
-            self._residents.drop(job_id)
-            return
-        prompts = [
-            turn.num_prompt_tokens
-            for turn in job.live.values()
-            if turn.request_id in self._admitted
-        ]
-        pin = self.pins.get(job_id)
-        if prompts:
-            self._residents.put(job_id, self._resident(job, max(*prompts, job.context_tokens)))
-        elif pin is not None:
-            self._residents.put(job_id, Resident(len(pin.blocks), *self._expected(job)))
+            self.gate.forget(job_id)
         else:
-            self._residents.drop(job_id)
+            self.gate.changed(job, self._admitted)
 
     def _pin_changed(self, job_id: str) -> None:
         self._note_residence(job_id)
         self._on_rank_change(job_id)
-
-    def _resident(self, job: Job, num_tokens: int) -> Resident:
-        return Resident(-(-num_tokens // self._block_tokens), *self._expected(job))
-
-    def _expected(self, job: Job) -> tuple[float, float]:
-        """Turns to come, the present one included, and blocks that each adds."""
-        turns_left = self.growth.turns_left(job) + 1.0
-        return turns_left, self.growth.tokens_per_turn(job) / self._block_tokens
 
     def memory_is_short(self, demand: Demand) -> Sequence[Pin[Any]]:
         """Pins the policy gives up, in order, to an allocation that failed."""
@@ -217,9 +201,11 @@ class Retention:
 
     def _note_pressure(self, num_tokens: int) -> None:
         """Memory does not suffice for a context of so many tokens."""
-        lasting_s = self.policy.pressure_s(self.decisions.rebuild(num_tokens))
-        if self.policy.pressure.rise(self._clock(), lasting_s):
+        if self.policy.pressure.rise(self._clock(), self._shortage_s(num_tokens)):
             self._on_rank_change(None)
+
+    def _shortage_s(self, num_tokens: int) -> float:
+        return self.policy.pressure_s(self.decisions.rebuild(num_tokens))
 
     def load_began(self, request_id: str, num_tokens: int) -> None:
         """A tier gives back so many tokens; counted if they are of the job's own past."""
@@ -241,7 +227,8 @@ class Retention:
         if turn is None:
             return
         self._admitted.add(request_id)
-        turn.is_held = turn.is_overdue = False
+        self.gate.left(turn)
+        turn.is_overdue = False
         job, now_s = turn.job, self._clock()
         is_first = turn.admitted_s is None
         pin = self.pins.get(job.job_id)
@@ -249,6 +236,7 @@ class Retention:
             self.keeper.end(pin, "returned")
         self._note_residence(job.job_id)
         if not is_first:
+            self._computes_anew(turn.num_prompt_tokens - hit_tokens)
             self.record.add(job.job_id, "resumed", hit_length=hit_tokens)
             return
         turn.admitted_s = now_s
@@ -256,6 +244,7 @@ class Retention:
         lost_tokens = turn.common_tokens - hit_tokens
         if lost_tokens > 0:
             self.tier.lost(lost_tokens)
+            self._computes_anew(lost_tokens)
             self._weigh_tier()
             job.num_evicted += 1
             self.policy.learned.queueing.observe(waited_s)
@@ -269,6 +258,11 @@ class Retention:
             expected_hit_length=turn.common_tokens,
             waited_s=round(waited_s, 6),
         )
+
+    def _computes_anew(self, num_tokens: int) -> None:
+        if num_tokens > 0:
+            seconds = self.prefills.reload.seconds(num_tokens)
+            self.gate.computed_anew(seconds)
 
     def turn_preempted(self, request_id: str) -> None:
         self.counters.add("preemptions_total")
@@ -300,6 +294,7 @@ class Retention:
         self._admitted.discard(request_id)
         if turn is None:
             return
+        self.gate.left(turn)
         job, now_s = turn.job, self._clock()
         job.live.pop(request_id, None)
         self._note_residence(job.job_id)
@@ -412,7 +407,7 @@ class Retention:
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
         self.growth.job_ended(max(job.num_turns, 1))
         self.jobs.remove(job)
-        self._residents.drop(job.job_id)
+        self.gate.forget(job.job_id)
         self.record.add(job.job_id, "closed", reason=reason, turns=job.num_turns)
 
     def expire_due_pins(self) -> None:

@@ -21,7 +21,7 @@ CONFIG_KEY = "agentkv"
 
 MECHANISMS = (
     *("switch", "order", "protection"),
-    *("admission", "tails", "prediction", "patience"),
+    *("admission", "balance", "tails", "prediction", "patience"),
 )
 """Parts of the `agentkv` policy that can be left out, to see what each is worth."""
 
