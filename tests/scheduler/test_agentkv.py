@@ -162,6 +162,25 @@ def test_a_new_job_is_held_back_while_those_there_need_the_room(make_engine: Mak
     assert engine.scheduler.retention.jobs.get("b").num_turns == 1
 
 
+@pytest.mark.parametrize(("without", "is_let_in"), [([], True), (["balance"], False)])
+def test_a_job_is_let_in_once_holding_has_cost_more_than_computing_anew(
+    make_engine: MakeEngine, without: list[str], is_let_in: bool
+) -> None:
+    """Half of the pool is idle, and nothing is computed anew."""
+    engine = engine_of(make_engine, num_blocks=61, without=without)
+    engine.turn(prompt_of(480, salt=1), job_id="idle", expected_turns=2)
+    busy = engine.add(prompt_of(40, salt=2), max_tokens=400, job_id="busy")
+    engine.step()
+    new = engine.add(prompt_of(400, salt=3), max_tokens=400, job_id="new", expected_turns=1)
+    engine.step()
+    assert engine.running() == [busy]
+    assert engine.waiting() == [new]
+    for _ in range(40):
+        engine.step(step_s=1.0)
+    assert "idle" in engine.pinned
+    assert (new in engine.running()) is is_let_in
+
+
 def test_a_request_without_a_job_passes_one_that_is_held_back(make_engine: MakeEngine) -> None:
     """Its memory is there: it does not wait for a job that has to."""
     engine = engine_of(make_engine, num_blocks=61)

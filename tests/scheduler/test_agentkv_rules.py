@@ -198,6 +198,16 @@ def test_a_new_job_waits_while_the_peak_would_not_fit() -> None:
     assert pressed().why_hold(Room(110, 40, new, there)) is None
 
 
+def test_a_new_job_is_let_in_beside_idle_kv_that_is_not_worth_holding() -> None:
+    """Of 80 blocks that an idle job will have, 56 count by a weight of .7; the reason says so."""
+    there, new = Residents(), Resident(10, 20, 2)
+    there.put("there", Resident(60, 10, 2, is_idle=True))
+    assert pressed().why_hold(Room(100, 40, new, there, idle_weight=0.7)) is None
+    assert pressed(without=["balance"]).why_hold(Room(100, 40, new, there, idle_weight=0.7))
+    reason = pressed().why_hold(Room(80, 40, new, there, idle_weight=0.7))
+    assert reason == "86 blocks expected at the peak, the pool has 80; idle KV counts by 70%"
+
+
 def test_a_new_job_waits_while_its_prompt_does_not_fit() -> None:
     """Nobody arrived after it, so that there is nobody it could take blocks from."""
     room = Room(100, 9, Resident(10, 1, 0), Residents())

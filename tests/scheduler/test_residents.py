@@ -10,7 +10,11 @@ from agentkv.integrations.vllm.residents import MAX_TURNS, Resident, Residents
 
 NOTHING = Resident(0, 0, 0)
 RESIDENT = st.builds(
-    Resident, st.integers(0, 1000), st.integers(0, MAX_TURNS), st.floats(0, 50, width=32)
+    Resident,
+    st.integers(0, 1000),
+    st.integers(0, MAX_TURNS),
+    st.floats(0, 50, width=32),
+    st.booleans(),
 )
 
 
@@ -21,10 +25,14 @@ def residents(*jobs: Resident) -> Residents:
     return made
 
 
-def peak_played_out(jobs: list[Resident]) -> float:
+def peak_played_out(jobs: list[Resident], idle_weight: float = 1.0) -> float:
     """Turn by turn: those that are not over have grown by as many blocks."""
     sums = [
-        sum(job.num_blocks + turn * job.blocks_per_turn for job in jobs if job.turns_left >= turn)
+        sum(
+            (job.num_blocks + turn * job.blocks_per_turn) * (idle_weight if job.is_idle else 1.0)
+            for job in jobs
+            if job.turns_left >= turn
+        )
         for turn in range(MAX_TURNS + 1)
     ]
     return max(sums)
@@ -39,11 +47,15 @@ def test_jobs_together_peak_where_growth_and_endings_balance() -> None:
     assert residents().peak_with(NOTHING) == 0
 
 
-@given(jobs=st.lists(RESIDENT, max_size=12), newcomer=RESIDENT)
-def test_the_peak_is_that_of_playing_it_out(jobs: list[Resident], newcomer: Resident) -> None:
-    """Whatever jobs there are."""
-    expected = peak_played_out([*jobs, newcomer])
-    assert residents(*jobs).peak_with(newcomer) == pytest.approx(expected)
+@given(jobs=st.lists(RESIDENT, max_size=12), newcomer=RESIDENT, idle_weight=st.floats(0, 1))
+def test_the_peak_is_that_of_playing_it_out(
+    jobs: list[Resident], newcomer: Resident, idle_weight: float
+) -> None:
+    """Whatever jobs there are, and whatever part of the idle ones counts."""
+    newcomer = newcomer._replace(is_idle=False)
+    expected = peak_played_out([*jobs, newcomer], idle_weight)
+    peak_blocks = residents(*jobs).peak_with(newcomer, idle_weight)
+    assert peak_blocks == pytest.approx(expected, abs=1e-6)
 
 
 @given(jobs=st.lists(st.tuples(st.sampled_from("abcd"), st.none() | RESIDENT), max_size=30))
