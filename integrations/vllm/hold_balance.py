@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 PRIOR = 0.025
-"""Of `memory_s`: so long the pool counts as held idle and as computed anew before anything is seen.
-With `memory_s` ten break-even times that is a quarter of what computing the whole pool takes."""
+"""Of `memory_s`: for so long the pool counts as held idle, and as computed anew, before anything is
+seen. With `memory_s` ten break-even times that is a quarter of what computing the whole pool takes:
+without it the first seconds decide, with four times as much short jobs are held back for nothing
+(docs/results.md)."""
 
 
 class HoldBalance:
@@ -54,8 +56,8 @@ class HoldBalance:
 
     @property
     def idle_weight(self) -> float:
-        """The part of idle KV that is to count when a new job asks for room, above 0 and up to 1:
-        all while computing anew has cost more than holding, less the more holding has cost."""
+        """The part of idle KV that is to count when a new job asks for room, 0 to 1: what computing
+        anew has cost over what holding has, and all of it where that is more."""
         prior_s = PRIOR * self._memory_s
         held_s = self._held_s + prior_s
         return min(1.0, (self._anew_s + prior_s) / held_s) if held_s else 1.0
