@@ -7,7 +7,7 @@ import math
 PRIOR = 0.025
 """Of `memory_s`: for so long the pool counts as held idle, and as computed anew, before anything is
 seen. With `memory_s` ten break-even times that is a quarter of what computing the whole pool takes:
-without it the first seconds decide, with four times as much short jobs are held back for nothing
+without it the first seconds decide, with four times as much short jobs wait too long
 (docs/results.md)."""
 
 
