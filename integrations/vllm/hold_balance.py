@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 PRIOR = 0.025
-"""Of `memory_s`: for so long the pool counts as held idle, and as computed anew, before anything is
-seen. With `memory_s` ten break-even times that is a quarter of what computing the whole pool takes:
-without it the first seconds decide, with four times as much short jobs wait too long
-(docs/results.md)."""
+"""Of `memory_s`: so long is added to both sums, so that little of either decides nothing. With
+`memory_s` ten break-even times that is a quarter of what computing the whole pool takes: without it
+the first seconds decide, with four times as much short jobs wait too long (docs/results.md)."""
 
 
 class HoldBalance:
