@@ -162,8 +162,8 @@ class AgentKVPolicy(ContinuumPolicy):
         """Why a new job is not let in now; None to let it in.
 
         All jobs are expected to go on turn by turn, each growing until it ends; the most memory
-        they take together at any time has to fit. Idle KV counts in full only while computing
-        contexts anew has cost more than holding it has.
+        they take together at any time has to fit. Idle KV counts in full only while coming back
+        without it has cost more than holding it has.
         """
         if self.has_tier:
             return None

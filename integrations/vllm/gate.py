@@ -64,9 +64,9 @@ class Gate:
             turn.is_held = False
             self._balance.left()
 
-    def computed_anew(self, seconds: float) -> None:
-        """Context that had left the GPU takes so long to compute."""
-        self._balance.computed_anew(self._clock(), seconds)
+    def came_back(self, seconds: float) -> None:
+        """To have context again that had left the GPU took so many seconds of the whole pool."""
+        self._balance.came_back(self._clock(), seconds)
 
     def changed(self, job: Job, admitted: Collection[str]) -> None:
         """A job's KV on the GPU is another than before; `admitted` are the requests that run."""

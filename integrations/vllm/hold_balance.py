@@ -1,4 +1,4 @@
-"""Whether holding idle KV pays: its cost beside that of computing contexts anew."""
+"""Whether holding idle KV pays: its cost beside that of having contexts again without it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ the first seconds decide, with four times as much short jobs wait too long (docs
 class HoldBalance:
     """Two sums over time, both in seconds of the whole pool, and what they say about new jobs.
 
-    One is memory that was held idle while a job waited to be let in; the other what was computed
-    anew, which keeps the whole pool waiting. The past counts less and less, by 1/e after
+    One is memory that was held idle while a job waited to be let in; the other what it took to have
+    contexts again that had left the GPU: to compute them keeps the whole pool waiting, to load them
+    from a tier the memory that they are loaded into. The past counts less and less, by 1/e after
     `memory_s`. Every operation is O(1).
     """
 
     def __init__(self) -> None:
         self._held_s = 0.0
-        self._anew_s = 0.0
+        self._back_s = 0.0
         self._memory_s = 0.0
         self._now_s = 0.0
         self._asked_s = 0.0
@@ -42,21 +43,21 @@ class HoldBalance:
         """A job that was held back does not wait any more; whether others do, they say next."""
         self._is_held_back = False
 
-    def computed_anew(self, now_s: float, seconds: float) -> None:
-        """A context that had left the GPU takes so long to compute."""
+    def came_back(self, now_s: float, seconds: float) -> None:
+        """To have a context again that had left the GPU took so many seconds of the whole pool."""
         self._forget(now_s)
-        self._anew_s += seconds
+        self._back_s += seconds
 
     def _forget(self, now_s: float) -> None:
         kept = math.exp((self._now_s - now_s) / self._memory_s) if self._memory_s else 0.0
-        self._anew_s *= kept
+        self._back_s *= kept
         self._held_s *= kept
         self._now_s = now_s
 
     @property
     def idle_weight(self) -> float:
-        """The part of idle KV that is to count when a new job asks for room, 0 to 1: what computing
-        anew has cost over what holding has, and all of it where that is more."""
+        """The part of idle KV that is to count when a new job asks for room, 0 to 1: what coming
+        back has cost over what holding has, and all of it where that is more."""
         prior_s = PRIOR * self._memory_s
         held_s = self._held_s + prior_s
-        return min(1.0, (self._anew_s + prior_s) / held_s) if held_s else 1.0
+        return min(1.0, (self._back_s + prior_s) / held_s) if held_s else 1.0

@@ -215,7 +215,8 @@ class Retention:
 
     def loads_done(self, request_ids: Iterable[str]) -> None:
         """Whatever these had to load is there."""
-        self.tier.loads_done(request_ids)
+        waited_token_s = self.tier.loads_done(request_ids)
+        self.gate.came_back(waited_token_s / self.policy.pool_tokens)
         self._weigh_tier()
 
     def _weigh_tier(self) -> None:
@@ -261,8 +262,7 @@ class Retention:
 
     def _computes_anew(self, num_tokens: int) -> None:
         if num_tokens > 0:
-            seconds = self.prefills.reload.seconds(num_tokens)
-            self.gate.computed_anew(seconds)
+            self.gate.came_back(self.prefills.reload.seconds(num_tokens))
 
     def turn_preempted(self, request_id: str) -> None:
         self.counters.add("preemptions_total")

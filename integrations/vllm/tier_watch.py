@@ -31,15 +31,20 @@ class TierWatch:
         """A request has its blocks; so many tokens are to be loaded into them."""
         self._loading[request_id] = (num_tokens, self._clock())
 
-    def loads_done(self, request_ids: Iterable[str]) -> None:
-        """Whatever these had to load is on the GPU."""
+    def loads_done(self, request_ids: Iterable[str]) -> float:
+        """Whatever these had to load is on the GPU; returns the token-seconds of memory in which it
+        was waited for."""
+        waited_token_s = 0.0
         for request_id in request_ids:
             if request_id in self._loading:
                 num_tokens, began_s = self._loading.pop(request_id)
+                load_s = self._clock() - began_s
                 self._age()
                 self._loads += 1.0
                 self._loaded_tokens += num_tokens
-                self._load_s += self._clock() - began_s
+                self._load_s += load_s
+                waited_token_s += num_tokens * load_s
+        return waited_token_s
 
     def lost(self, num_tokens: int) -> None:
         """A turn computes so many tokens of its job's context anew."""

@@ -162,20 +162,27 @@ def test_a_new_job_is_held_back_while_those_there_need_the_room(make_engine: Mak
     assert engine.scheduler.retention.jobs.get("b").num_turns == 1
 
 
-@pytest.mark.parametrize(("without", "is_let_in"), [([], True), (["balance"], False)])
-def test_a_job_is_let_in_once_holding_has_cost_more_than_computing_anew(
-    make_engine: MakeEngine, without: list[str], is_let_in: bool
+@pytest.mark.parametrize(
+    ("without", "loaded_tokens", "is_let_in"),
+    [([], 0, True), ([], 960, False), (["balance"], 0, False)],
+    ids=["holding costs more", "loading costs more", "not weighed"],
+)
+def test_a_job_is_let_in_once_holding_has_cost_more_than_coming_back(
+    make_engine: MakeEngine, without: list[str], loaded_tokens: int, is_let_in: bool
 ) -> None:
-    """Half of the pool is idle, and nothing is computed anew."""
-    engine = engine_of(make_engine, num_blocks=61, without=without)
+    """Half of the pool is idle; as much as all of it is being loaded, or nothing."""
+    engine = engine_of(make_engine, num_blocks=61, without=without, has_tier=False)
     engine.turn(prompt_of(480, salt=1), job_id="idle", expected_turns=2)
-    busy = engine.add(prompt_of(40, salt=2), max_tokens=400, job_id="busy")
+    history = engine.turn(prompt_of(40, salt=2), job_id="busy")
+    busy = engine.add([*history, 7], max_tokens=400, job_id="busy")
     engine.step()
     new = engine.add(prompt_of(400, salt=3), max_tokens=400, job_id="new", expected_turns=1)
     engine.step()
     assert engine.running() == [busy]
     assert engine.waiting() == [new]
     for _ in range(40):
+        if loaded_tokens:
+            engine.scheduler.load_began(engine.scheduler.requests[busy], loaded_tokens)
         engine.step(step_s=1.0)
     assert "idle" in engine.pinned
     assert (new in engine.running()) is is_let_in

@@ -49,13 +49,13 @@ def test_what_is_held_while_nobody_waits_costs_nothing() -> None:
     assert ask(balance, 80.0, idle_share=0.9) == 1.0
 
 
-def test_computing_anew_makes_it_count_again() -> None:
-    """As much computing as holding weighs it in full, and more no more than that."""
+def test_what_it_takes_to_come_back_makes_it_count_again() -> None:
+    """As much of that as of holding weighs it in full, and more no more than that."""
     balance = HoldBalance()
     low = held_back(balance, until_s=20, idle_share=0.5)
-    balance.computed_anew(20.0, 4.0)
+    balance.came_back(20.0, 4.0)
     assert low < balance.idle_weight < 1.0
-    balance.computed_anew(20.0, 60.0)
+    balance.came_back(20.0, 60.0)
     assert balance.idle_weight == 1.0
 
 
@@ -72,7 +72,7 @@ def test_where_computing_costs_nothing_idle_kv_counts_in_full() -> None:
     balance = HoldBalance()
     for second in range(9):
         balance.asked(float(second), is_held_back=True, idle_share=1.0, memory_s=0.0)
-    balance.computed_anew(9.0, 0.0)
+    balance.came_back(9.0, 0.0)
     assert 0.0 <= balance.idle_weight <= 1.0
 
 
@@ -93,9 +93,9 @@ def test_it_is_a_share_whatever_happens(
 ) -> None:
     """From 0 to 1, for any order of events and any gap between them."""
     balance, now_s = HoldBalance(), 0.0
-    for elapsed_s, is_held_back, idle_share, memory_s, anew_s in happenings:
+    for elapsed_s, is_held_back, idle_share, memory_s, back_s in happenings:
         now_s += elapsed_s
         balance.asked(now_s, is_held_back=is_held_back, idle_share=idle_share, memory_s=memory_s)
-        if anew_s is not None:
-            balance.computed_anew(now_s, anew_s)
+        if back_s is not None:
+            balance.came_back(now_s, back_s)
         assert 0.0 <= balance.idle_weight <= 1.0

@@ -37,6 +37,17 @@ def test_the_share_counts_what_was_computed_anew(clock: Clock) -> None:
     assert watch.loaded_share == pytest.approx(0.75, abs=0.01)
 
 
+def test_a_load_says_what_memory_waited_for_it(clock: Clock) -> None:
+    """The token-seconds of those that are done, once each."""
+    watch = TierWatch(clock)
+    watch.load_began("first", 100)
+    clock.now_s += 1.0
+    watch.load_began("second", 300)
+    clock.now_s += 0.5
+    assert watch.loads_done(["first", "unknown"]) == 150.0
+    assert watch.loads_done(["first", "second"]) == 150.0
+
+
 def test_nothing_is_said_before_enough_was_seen(clock: Clock) -> None:
     """One lucky load is no tier."""
     watch = TierWatch(clock)
