@@ -45,6 +45,19 @@ def test_first_turns_are_told_without_a_limit() -> None:
     assert target.is_met is None
 
 
+def test_in_each_regime_the_slower_of_two_yardsticks_counts() -> None:
+    """2 over 1, not over 0.5, and 6 over 2; the regime that lacks one of them is left out."""
+    ideals_s, unlimited_s = {"1x": 0.5, "2x": 2.0}, {"1x": 1.0, "2x": 1.0, "burst": 1.0}
+    rows = [row("fcfs", 10.0, load=load) for load in unlimited_s]
+    rows += [row("ideal:in-order", seconds, load=load) for load, seconds in ideals_s.items()]
+    rows += [row("fcfs@infinite", seconds, load=load) for load, seconds in unlimited_s.items()]
+    ours_s = {"1x": 2.0, "2x": 6.0, "burst": 50.0}
+    rows += [row("agentkv", seconds, load=load) for load, seconds in ours_s.items()]
+    [target] = [t for t in targets(regimes_of(rows), "agentkv") if "where that is slower" in t.name]
+    assert target.value == pytest.approx(6.0**0.5)
+    assert (target.num_regimes, target.is_met) == (2, None)
+
+
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     """Here: no light load."""
     target = found(1.0)["light load: largest distance of any figure from stock"]
