@@ -115,8 +115,8 @@ class LoadedEngine:
 
     def _add(self, num: int, prompt_tokens: int, lengths: list[int]) -> None:
         for index, length in enumerate(lengths[:num]):
-            # Not all in the same step come to the end of a block.
-            num_tokens = prompt_tokens + index % 8
+            # With blocks of 16 tokens as many come to the end of one in each step.
+            num_tokens = prompt_tokens + index % 16
             prompt = [self._random.randrange(1000) for _ in range(num_tokens)]
             self.engine.add(f"job{next(self._numbers)}", prompt, max_tokens=length)
 
