@@ -56,7 +56,7 @@ $(OPENAI3_STAMP): pyproject.toml
 test-openai3: $(OPENAI3_STAMP)
 	.venv-openai3/bin/python -m pytest tests/client
 
-# vLLM's own scheduler tests, under its classes and under ours; fetched, never committed.
+# vLLM's own scheduler tests, under its classes and under each policy of ours; fetched, never committed.
 test-upstream: $(STAMP)
 	$(BIN)/python tests/upstream/compare.py --cache .upstream
 

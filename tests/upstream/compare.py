@@ -1,4 +1,5 @@
-"""Runs vLLM's own scheduler tests under its classes and under ours, and compares test by test.
+"""Runs vLLM's own scheduler tests under its classes and under ours with each policy, and compares
+test by test.
 
 `make test-upstream`. Exit status 0: every test passed or failed alike, and ours were really
 used. 1: some did not; they are named. The last line is one JSON document.
@@ -73,10 +74,11 @@ def run_tests(scheduler: str, tests: Path, cache: Path) -> dict[str, Any]:
     return result
 
 
-def problems(stock: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+def problems(stock: dict[str, Any], ours: dict[str, Any], policy: str) -> list[str]:
     """One line per test that ended differently, and per reason not to trust the comparison."""
     lines = [
-        f"{test}: {stock['outcomes'].get(test)} with stock, {ours['outcomes'].get(test)} with ours"
+        f"{test}: {stock['outcomes'].get(test)} with stock, "
+        f"{ours['outcomes'].get(test)} under {policy}"
         for test in sorted({*stock["outcomes"], *ours["outcomes"]})
         if stock["outcomes"].get(test) != ours["outcomes"].get(test)
     ]
@@ -85,7 +87,7 @@ def problems(stock: dict[str, Any], ours: dict[str, Any]) -> list[str]:
         if "passed" not in ran:
             lines.append(f"{name}: no test passed with stock, so the comparison says nothing")
     if not ours["num_built"]:
-        lines.append("none of our schedulers was built: the substitution did not take")
+        lines.append(f"{policy}: none of our schedulers was built, the substitution did not take")
     return lines
 
 
@@ -102,17 +104,19 @@ def main() -> int:
         shown = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counts.items()))
         built = results[scheduler]["num_built"]
         print(f"vLLM {VERSION} tests, {scheduler}: {shown}; {built} of our schedulers built")
-    found = problems(results["stock"], results["continuum"])
+    stock = results.pop(substitution.STOCK)
+    found = [line for name, ours in results.items() for line in problems(stock, ours, name)]
     for line in found:
         print(f"DIFFERENT {line}")
     summary = {
         "vllm": VERSION,
         "outcomes": {
-            name: dict(Counter(result["outcomes"].values())) for name, result in results.items()
+            name: dict(Counter(result["outcomes"].values()))
+            for name, result in {substitution.STOCK: stock, **results}.items()
         },
-        "num_schedulers_built": results["continuum"]["num_built"],
-        "not_passed_under_both": sorted(
-            test for test, outcome in results["stock"]["outcomes"].items() if outcome != "passed"
+        "num_schedulers_built": {name: ours["num_built"] for name, ours in results.items()},
+        "not_passed_under_stock": sorted(
+            test for test, outcome in stock["outcomes"].items() if outcome != "passed"
         ),
         "differences": found,
     }

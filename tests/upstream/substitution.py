@@ -1,4 +1,5 @@
-"""pytest plugin: runs vLLM's tests with its own scheduler classes or with ours in their place.
+"""pytest plugin: runs vLLM's tests with its own scheduler classes, or with ours in their place
+under one of the policies.
 
 Loaded with `-p substitution`; writes the outcome of every test to `--outcomes`.
 """
@@ -14,7 +15,10 @@ from typing import Any
 
 import pytest
 
-SCHEDULERS = ("stock", "continuum")
+from agentkv.integrations.vllm.policies import POLICY_CLASSES
+
+STOCK = "stock"
+SCHEDULERS = (STOCK, *POLICY_CLASSES)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,8 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Runs before any test module is imported, so that `from ... import Scheduler` gets ours."""
     recorder = Recorder(config.getoption("--outcomes"))
     config.pluginmanager.register(recorder)
-    if config.getoption("--scheduler") == "continuum":
-        _substitute(recorder)
+    if config.getoption("--scheduler") != STOCK:
+        _substitute(recorder, policy=config.getoption("--scheduler"))
 
 
 class Recorder:
@@ -50,17 +54,19 @@ class Recorder:
         self._path.write_text(json.dumps(result))
 
 
-def _substitute(recorder: Recorder) -> None:
+def _substitute(recorder: Recorder, *, policy: str) -> None:
     # Imported for its effect: its classes must derive from the stock ones, as on a server.
     importlib.import_module("vllm.v1.core.sched.diffusion_scheduler")
     from vllm.v1.core.sched import async_scheduler, scheduler
 
     from agentkv.integrations.vllm.scheduler import AsyncContinuumScheduler, ContinuumScheduler
+    from agentkv.integrations.vllm.settings import CONFIG_KEY
 
     def counted(ours: Any) -> type:
-        def build(self: Any, *args: Any, **kwargs: Any) -> None:
+        def build(self: Any, *args: Any, vllm_config: Any, **kwargs: Any) -> None:
             recorder.num_built += 1
-            ours.__init__(self, *args, **kwargs)
+            vllm_config.additional_config[CONFIG_KEY] = {"policy": policy}
+            ours.__init__(self, *args, vllm_config=vllm_config, **kwargs)
 
         return type(ours.__name__, (ours,), {"__init__": build})
 
