@@ -117,6 +117,11 @@ class ContinuumPolicy:
         """Why a new job is not let in; Continuum lets all in."""
         return None
 
+    def most_passes(self, num_turns: float) -> float:
+        """How many turns of jobs that are there, which expect to have `num_turns` together from
+        first to last, may go before a new job; Continuum's rules have no such bound."""
+        return math.inf
+
     def weigh_tier(self, rebuild: Rebuild) -> None:
         """Find out whether there is a tier: asked whenever context is loaded or lost."""
 

@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 
 from .jobs import Job
+from .residents import MAX_TURNS
 
 WINDOW = 512
 """Jobs, and turns, that are remembered."""
@@ -32,15 +33,20 @@ class JobGrowth:
     def __init__(self) -> None:
         self._in_order: deque[int] = deque([PRIOR_TURNS])
         self._lengths: list[int] = [PRIOR_TURNS]
+        self._sum_turns = PRIOR_TURNS
         self._added: deque[int] = deque(maxlen=WINDOW)
         self._added_tokens = 0
 
     def job_ended(self, num_turns: int) -> None:
-        """A job is over after so many turns."""
+        """A job is over after so many turns; more than a forecast looks ahead do not count."""
+        num_turns = min(num_turns, MAX_TURNS)
         if len(self._in_order) == WINDOW:
-            del self._lengths[bisect_left(self._lengths, self._in_order.popleft())]
+            oldest = self._in_order.popleft()
+            del self._lengths[bisect_left(self._lengths, oldest)]
+            self._sum_turns -= oldest
         self._in_order.append(num_turns)
         insort(self._lengths, num_turns)
+        self._sum_turns += num_turns
 
     def turn_ended(self, added_tokens: int) -> None:
         """A turn left the job's context so many tokens longer than the one before."""
@@ -49,10 +55,20 @@ class JobGrowth:
         self._added.append(added_tokens)
         self._added_tokens += added_tokens
 
+    @property
+    def mean_turns(self) -> float:
+        """Turns of a job, from its first to its end."""
+        return self._sum_turns / len(self._lengths)
+
     def turns_left(self, job: Job) -> float:
-        """Turns still to come after those that have arrived: as told, or as other jobs had them."""
-        if job.expected_turns is not None and job.expected_turns >= job.num_turns:
-            return float(job.expected_turns - job.num_turns)
+        """Turns still to come after those that have arrived: as other jobs had them; fewer if the
+        client says so, but never more: what one job claims is not to keep others out."""
+        turns_left = self._turns_left_as_others(job)
+        if job.expected_turns is None or job.expected_turns < job.num_turns:
+            return turns_left
+        return min(turns_left, float(job.expected_turns - job.num_turns))
+
+    def _turns_left_as_others(self, job: Job) -> float:
         longer = bisect_right(self._lengths, job.num_turns)
         if longer == len(self._lengths):
             return float(max(1, job.num_turns - self._lengths[-1]))

@@ -19,6 +19,7 @@ from .forecaster import open_forecaster
 from .gate import Gate
 from .job_growth import JobGrowth
 from .jobs import Context, Job, JobTable, Turn
+from .newcomers import Newcomers
 from .patience import Patience
 from .pin_decisions import PinDecisions
 from .pin_keeper import PinKeeper
@@ -61,6 +62,7 @@ class Retention:
         self.growth = JobGrowth()
         self._admitted: set[str] = set()
         self._patience = Patience(settings.patience_s)
+        self._newcomers = Newcomers()
         self._block_tokens = block_tokens
         self.prefills = PrefillFit(settings.prefill_reload)
         self.tier = TierWatch(clock)
@@ -133,6 +135,8 @@ class Retention:
             (num_prompt_tokens - 1) // self._block_tokens * self._block_tokens,
         )
         self._patience.begin(turn)
+        if is_first:
+            self._newcomers.begin(turn)
         self.turns[request_id] = job.live[request_id] = turn
         self.jobs.touch(job, now_s)
         self.record.add(
@@ -157,7 +161,7 @@ class Retention:
         turn = self.turns.get(request_id)
         if not self.policy.holds_back:
             return None
-        if turn is None or not turn.is_first or turn.admitted_s is not None:
+        if turn is None or not turn.is_first or turn.is_due or turn.admitted_s is not None:
             return None
         if not num_running:
             return None
@@ -241,6 +245,7 @@ class Retention:
             self.record.add(job.job_id, "resumed", hit_length=hit_tokens)
             return
         turn.admitted_s = now_s
+        self._note_passing(turn)
         waited_s = now_s - turn.arrived_s
         lost_tokens = turn.common_tokens - hit_tokens
         if lost_tokens > 0:
@@ -259,6 +264,19 @@ class Retention:
             expected_hit_length=turn.common_tokens,
             waited_s=round(waited_s, 6),
         )
+
+    def _note_passing(self, turn: Turn) -> None:
+        """A turn has its blocks: of a new job, or of one that goes before those in line."""
+        if turn.is_first:
+            self._newcomers.let_in(turn)
+            return
+        num_jobs = len(self._admitted) + len(self.pins)
+        most = self.policy.most_passes(self.growth.mean_turns * num_jobs)
+        first = self._newcomers.passed(most)
+        if first is not None:
+            first.is_due = True
+            self.record.add(first.job.job_id, "due", passed=round(most))
+            self._on_rank_change(first.job.job_id)
 
     def _computes_anew(self, num_tokens: int) -> None:
         if num_tokens > 0:
@@ -295,6 +313,7 @@ class Retention:
         if turn is None:
             return
         self.gate.left(turn)
+        self._newcomers.left(turn)
         job, now_s = turn.job, self._clock()
         job.live.pop(request_id, None)
         self._note_residence(job.job_id)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
+from agentkv.integrations.vllm.job_growth import PRIOR_TURNS
 from agentkv.integrations.vllm.settings import MECHANISMS
 from tests.scheduler.harness import STOCK, Engine, prompt_of
 
@@ -186,6 +187,45 @@ def test_a_job_is_let_in_once_holding_has_cost_more_than_coming_back(
         engine.step(step_s=1.0)
     assert "idle" in engine.pinned
     assert (new in engine.running()) is is_let_in
+
+
+@pytest.mark.parametrize(("without", "is_let_in"), [([], True), (["patience"], False)])
+@pytest.mark.parametrize("held_by", ["gate", "order"])
+def test_jobs_that_never_end_keep_a_new_one_out_for_four_lifetimes(
+    make_engine: MakeEngine, held_by: str, without: list[str], is_let_in: bool
+) -> None:
+    """Two that take turns, so that one runs at any time, and leave no room for a third."""
+    if held_by == "order":
+        without = [*without, "admission"]
+    engine = engine_of(make_engine, num_blocks=61, without=without)
+    prompts = {"a": prompt_of(400, salt=1), "b": prompt_of(400, salt=2)}
+    for name, prompt in prompts.items():
+        engine.turn(prompt, job_id=name)
+    busy = engine.add([*prompts["a"], 7], job_id="a")
+    engine.step()
+    new = engine.add(prompt_of(300, salt=3), job_id="new")
+    assert engine.running() == [busy]
+    for number in range(60):
+        for name, prompt in prompts.items():
+            engine.add([*prompt, number], max_tokens=8, job_id=name)
+            for _ in range(5):
+                engine.step()
+            assert engine.running()
+    retention = engine.scheduler.retention
+    assert (new not in engine.waiting()) is is_let_in
+    assert retention.counters.totals().get("preemptions_total", 0) == 0
+    due = events(engine, "due")
+    assert [event["passed"] for event in due] == [4 * 2 * PRIOR_TURNS] * is_let_in
+
+
+def test_no_claim_of_one_job_keeps_another_out(make_engine: MakeEngine) -> None:
+    """There is room, whatever the first says of the turns it will have."""
+    engine = engine_of(make_engine, num_blocks=201)
+    first = engine.add(prompt_of(200, salt=1), max_tokens=99, job_id="a", expected_turns=10**6)
+    engine.step()
+    second = engine.add(prompt_of(200, salt=2), max_tokens=99, job_id="b", expected_turns=10**6)
+    engine.step()
+    assert engine.running() == [first, second]
 
 
 def test_a_request_without_a_job_passes_one_that_is_held_back(make_engine: MakeEngine) -> None:

@@ -9,12 +9,12 @@ import pytest
 from agentkv.integrations.vllm.agentkv_policy import AgentKVPolicy
 from agentkv.integrations.vllm.continuum import UNPINNED
 from agentkv.integrations.vllm.demand import Demand, Rebuild, Room
-from agentkv.integrations.vllm.job_growth import PRIOR_TOKENS, PRIOR_TURNS, JobGrowth
+from agentkv.integrations.vllm.job_growth import PRIOR_TOKENS, PRIOR_TURNS, WINDOW, JobGrowth
 from agentkv.integrations.vllm.jobs import Job, Turn
 from agentkv.integrations.vllm.patience import Patience
 from agentkv.integrations.vllm.pin_table import Pin
 from agentkv.integrations.vllm.pressure import Pressure
-from agentkv.integrations.vllm.residents import Resident, Residents
+from agentkv.integrations.vllm.residents import MAX_TURNS, Resident, Residents
 from agentkv.integrations.vllm.settings import MAX_PRIORITY, SettingsError, read_settings
 
 POOL_TOKENS = 16_000
@@ -161,6 +161,23 @@ def test_an_overdue_turn_goes_first_and_takes_from_all() -> None:
     assert list(made.pins_that_yield(pins, demand)) == []
 
 
+def test_a_new_job_that_is_due_goes_first_takes_from_all_and_is_preempted_last() -> None:
+    """Before overdue turns too, and though its job is the last that came."""
+    made, pins = pressed(), [pin_of(9, 4), pin_of(2, 4)]
+    due, overdue = turn_of(9, 9, priority=MAX_PRIORITY), turn_of(1, 1, priority=-MAX_PRIORITY)
+    due.is_first = due.is_due = due.is_held = overdue.is_overdue = True
+    assert rank(made, due) < rank(made, overdue)
+    assert made.victim_rank(due) < made.victim_rank(overdue)
+    demand = Demand(due, is_running=False, num_running=3, missing_blocks=8)
+    assert list(made.pins_that_yield(pins, demand)) == pins
+
+
+def test_new_jobs_are_passed_over_by_four_times_the_turns_of_the_jobs_that_are_there() -> None:
+    """Without the patience there is no bound."""
+    assert policy().most_passes(33.0) == 132.0
+    assert policy(without=["patience"]).most_passes(33.0) == float("inf")
+
+
 def test_a_waiting_turn_takes_nothing_that_would_not_be_enough() -> None:
     """Nobody loses blocks for a turn that cannot start with them."""
     demand = Demand(turn_of(5, 5), is_running=False, num_running=3, missing_blocks=5)
@@ -263,6 +280,23 @@ def test_expected_turns_are_believed_until_they_are_passed() -> None:
     assert growth.turns_left(job) == 2
     job.num_turns = 25
     assert growth.turns_left(job) == 25 - PRIOR_TURNS
+
+
+def test_more_turns_than_jobs_have_are_not_believed() -> None:
+    """A step limit is no expectation, and a claim keeps nobody out."""
+    growth, job = JobGrowth(), Job("a", 0, 0.0, expected_turns=10**9)
+    assert growth.turns_left(job) == PRIOR_TURNS
+    growth.job_ended(10**9)
+    assert growth.mean_turns == (PRIOR_TURNS + MAX_TURNS) / 2
+    assert growth.turns_left(job) == growth.mean_turns
+
+
+def test_a_job_has_the_mean_turns_of_the_last_ones() -> None:
+    """Those before no longer count."""
+    growth = JobGrowth()
+    for num_turns in (100, *[4] * WINDOW, *[6] * (WINDOW // 2)):
+        growth.job_ended(num_turns)
+    assert growth.mean_turns == 5.0
 
 
 def test_patience_tells_each_waiting_turn_once() -> None:

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.server
 
 SCARCE = ("--num-gpu-blocks-override", "200", "--max-model-len", "6144")
 POOL_TOKENS = 199 * 32  # one block is the null block
+LONG = " ".join([WORDS] * 9)
+"""With the turns to come two jobs that begin like this do not fit."""
 PRICE_S = 9.0
 """What computing a context anew is worth, in seconds of holding."""
 
@@ -40,16 +42,14 @@ def events_of(server: ServerProcess, job_id: str, name: str) -> list[dict[str, A
 
 def test_a_job_that_is_not_expected_to_fit_is_held_back_and_shown(server: ServerProcess) -> None:
     """Routes, record and metrics say so; it ends all the same, and the server goes on."""
-    endless = {"max_tokens": 5900, "ignore_eos": True, "stream": True}
-    first = {"model": "demo", "prompt": WORDS, "job_id": "first", "expected_turns": 200, **endless}
+    endless = {"max_tokens": 3900, "ignore_eos": True, "stream": True}
+    first = {"model": "demo", "prompt": LONG, "job_id": "first", **endless}
     url = f"{server.base_url}/completions"
     with ThreadPoolExecutor() as pool:
         with httpx.stream("POST", url, json=first, timeout=LIMIT_S) as reply:
             lines = reply.iter_lines()
             next(lines)
-            second = pool.submit(
-                chat, server, WORDS, model="demo", job_id="second", expected_turns=200
-            )
+            second = pool.submit(chat, server, LONG, model="demo", job_id="second")
             wait_for(lambda: bool(events_of(server, "second", "held")))
             assert agentkv_get(server, "jobs/second")["held_back"]
         assert second.result()["usage"]["completion_tokens"] == 8
