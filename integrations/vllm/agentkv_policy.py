@@ -27,14 +27,12 @@ HELD = 2 * MAX_PRIORITY + 1
 """Tiers that a turn falls behind while its job is not let in."""
 URGENT = UNPINNED - MAX_PRIORITY - 1
 """Tier before those of all priorities."""
-DUE = URGENT - 1
-"""Tier of a new job that was passed over as often as one ever is."""
 PRESSURE_BREAK_EVENS = 10
 """Pressure lasts until no allocation has failed for so many times what the context that did not fit
 is worth holding for. Tuned in the simulator: with 1, jobs that came first are overtaken whenever
 memory suffices for a moment, and the longest waits are twice as long."""
 LIFETIMES = 4
-"""A new job is passed over by so many times the turns that all jobs that are there have together
+"""A newcomer is passed over by so many times the turns that all jobs that are there have together
 from first to last. Each that ends makes room, so this takes jobs that do not end. Chosen: with 2
 the first jobs of a server, of twice the turns that it assumes while none has ended, reach it."""
 WORTHWHILE = 0.5
@@ -52,12 +50,14 @@ class AgentKVPolicy(ContinuumPolicy):
        all, so that no pin makes it fail; and so does a waiting one if nothing runs, so that the
        first in line always gets on: nothing can deadlock.
     4. A turn that goes on with its job is passed over for no longer than the patience: then it goes
-       first and takes from all. A new job is passed over no more often than `most_passes`: then it
-       goes before all others, takes from all and is preempted last.
+       first and takes from all. A new job, and a request without one, is passed over no more often
+       than `most_passes`: then it goes before all others, takes from all and is preempted last.
 
     Beside a tier that gives back most of what leaves the GPU, and sooner than it is computed, 1
     falls away, 2 counts what loading costs, and in 3 every waiting turn takes from all.
     """
+
+    due_rank = (URGENT - 1, 0, 0)
 
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         super().__init__(settings, pool_tokens)
@@ -129,15 +129,12 @@ class AgentKVPolicy(ContinuumPolicy):
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
         """Under pressure by the job's arrival, client priority first; else stock's order.
 
-        A new job that is due comes before all others, then overdue turns that go on with their
-        job. An overdue one that opens a job counts as of the best priority, and no longer stands
-        behind because it is not let in.
+        An overdue turn that goes on with its job comes before all others. One that opens a job
+        counts as of the best priority, and no longer stands behind because it is not let in.
         """
         self._best_priority = min(self._best_priority, turn.job.priority)
         if not (self.pressure.is_on and self._has_order):
             return (UNPINNED, turn.order, 0)
-        if turn.is_due:
-            return (DUE, turn.job.order, turn.order)
         if self._is_urgent(turn):
             return (URGENT, turn.job.order, turn.order)
         priority = self._best_priority if turn.is_overdue else turn.job.priority
@@ -149,8 +146,7 @@ class AgentKVPolicy(ContinuumPolicy):
 
     def victim_rank(self, turn: Turn) -> Rank:
         """The least urgent, then the newest job is preempted first."""
-        tier = DUE if turn.is_due else UNPINNED + turn.job.priority
-        return (tier, turn.job.order, turn.order)
+        return (UNPINNED + turn.job.priority, turn.job.order, turn.order)
 
     def sorts_running(self) -> bool:
         """Without pressure stock's choice of a victim stands."""
@@ -164,15 +160,15 @@ class AgentKVPolicy(ContinuumPolicy):
         turn = demand.turn
         if demand.is_running or demand.runs_alone or self.has_tier or not self._has_protection:
             return pins
-        if turn is None:
+        if not demand.is_due and turn is None:
             return []
-        if not (turn.is_due or self._is_urgent(turn)):
+        if turn is not None and not (demand.is_due or self._is_urgent(turn)):
             pins = [pin for pin in pins if pin.job_order >= turn.job.order]
         return pins if sum(len(pin.blocks) for pin in pins) >= demand.missing_blocks else []
 
     def most_passes(self, num_turns: float) -> float:
-        """How many turns of jobs that are there, which expect to have `num_turns` together from
-        first to last, may go before a new job."""
+        """How many later turns of jobs that are there, which expect to have `num_turns` together
+        from first to last, may go before a newcomer."""
         return LIFETIMES * num_turns if self._has_patience else math.inf
 
     def why_hold(self, room: Room) -> str | None:

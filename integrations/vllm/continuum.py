@@ -43,6 +43,10 @@ class ContinuumPolicy:
     holds_back = False
     """New jobs may have to wait: `why_hold` says when."""
 
+    due_rank: Rank = (PREEMPTED - 1, 0, 0)
+    """Place of a newcomer that was passed over `most_passes` times: before all others to be served,
+    behind them to be preempted."""
+
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         self.settings = settings
         self.pool_tokens = pool_tokens
@@ -118,8 +122,8 @@ class ContinuumPolicy:
         return None
 
     def most_passes(self, num_turns: float) -> float:
-        """How many turns of jobs that are there, which expect to have `num_turns` together from
-        first to last, may go before a new job; Continuum's rules have no such bound."""
+        """How many later turns of jobs that are there, which expect to have `num_turns` together
+        from first to last, may go before a newcomer; Continuum's rules have no such bound."""
         return math.inf
 
     def weigh_tier(self, rebuild: Rebuild) -> None:

@@ -27,6 +27,8 @@ class Demand:
     is_running: bool
     num_running: int
     missing_blocks: int
+    is_due: bool = False
+    """It was passed over as often as a newcomer ever is."""
 
     @property
     def runs_alone(self) -> bool:

@@ -49,8 +49,6 @@ class Turn:
     """Its job has not been let in so far."""
     is_overdue: bool = False
     """It has waited for longer than the patience."""
-    is_due: bool = False
-    """It opens its job, and its job was passed over as often as a new job ever is."""
     common_tokens: int = 0
     """Tokens this prompt shares with what the job's last finished turn left in the cache."""
     admitted_s: float | None = None

@@ -1,39 +1,46 @@
-"""New jobs in line to be let in, and how many turns of other jobs go before the first of them."""
+"""Who waits to be let in, and how many turns that came later go before the first of them."""
 
 from __future__ import annotations
 
-from .jobs import Turn
-
 
 class Newcomers:
-    """First turns that wait, in order of arrival; every operation is O(1)."""
+    """Requests that open a job or have none, in order of arrival, until they have blocks.
+
+    Every operation is O(1).
+    """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Turn] = {}
+        self._orders: dict[str, int] = {}
         self._num_passes = 0
 
-    def begin(self, turn: Turn) -> None:
-        """A turn that opens its job arrives and waits from now on."""
-        if not self._waiting:
-            self._num_passes = 0
-        self._waiting[turn.request_id] = turn
+    def begin(self, request_id: str, order: int) -> None:
+        """A request arrives, as number `order` of all, and waits from now on."""
+        self._orders[request_id] = order
 
-    def let_in(self, turn: Turn) -> None:
+    def let_in(self, request_id: str) -> None:
         """It has its blocks."""
-        if self._waiting.pop(turn.request_id, None) is not None:
+        if request_id == self._first:
+            self._num_passes = 0
+        self.left(request_id)
+
+    def left(self, request_id: str) -> None:
+        """It is over; if it has waited to the end, the next in line was passed over as often."""
+        self._orders.pop(request_id, None)
+        if not self._orders:
             self._num_passes = 0
 
-    def left(self, turn: Turn) -> None:
-        """It is over, without blocks or with them."""
-        self._waiting.pop(turn.request_id, None)
+    @property
+    def _first(self) -> str | None:
+        return next(iter(self._orders), None)
 
-    def passed(self, most: float) -> Turn | None:
-        """A turn of a job that is there has its blocks; the first in line, if that makes it more
-        than `most` of them since a job was let in, and the count begins anew."""
-        if not self._waiting:
+    def passed(self, order: int, most: float) -> str | None:
+        """A turn of a job that is there has its blocks, and arrived as number `order`. The first in
+        line, if more than `most` that came later have by now; then the count begins anew."""
+        first = self._first
+        if first is None or order < self._orders[first]:
             return None
         self._num_passes += 1
         if self._num_passes <= most:
             return None
         self._num_passes = 0
-        return next(iter(self._waiting.values()))
+        return first

@@ -63,6 +63,7 @@ class Retention:
         self._admitted: set[str] = set()
         self._patience = Patience(settings.patience_s)
         self._newcomers = Newcomers()
+        self._due: set[str] = set()
         self._block_tokens = block_tokens
         self.prefills = PrefillFit(settings.prefill_reload)
         self.tier = TierWatch(clock)
@@ -136,7 +137,7 @@ class Retention:
         )
         self._patience.begin(turn)
         if is_first:
-            self._newcomers.begin(turn)
+            self._newcomers.begin(request_id, order)
         self.turns[request_id] = job.live[request_id] = turn
         self.jobs.touch(job, now_s)
         self.record.add(
@@ -147,13 +148,30 @@ class Retention:
             retry=not is_new,
         )
 
+    def request_arrived(self, request_id: str) -> None:
+        """Register a request without a job."""
+        self._newcomers.begin(request_id, next(self.arrivals))
+
     def rank(self, request_id: str, *, is_preempted: bool) -> Rank | None:
-        """Place in the waiting queue; None for a request without a job."""
+        """Place in the waiting queue; None for a request without a job, unless it is due."""
+        if request_id in self._due and self.policy.pressure.is_on:
+            return self.policy.due_rank
         turn = self.turns.get(request_id)
         if turn is None:
             return None
         is_pinned = self.pins.get(turn.job.job_id) is not None
         return self.policy.rank(turn, is_preempted=is_preempted, is_pinned=is_pinned)
+
+    def victim_rank(self, request_id: str) -> Rank | None:
+        """Place among those that run, the largest is preempted first; None without a job."""
+        turn = self.turns.get(request_id)
+        if turn is None:
+            return None
+        return self.policy.due_rank if request_id in self._due else self.policy.victim_rank(turn)
+
+    def is_due(self, request_id: str) -> bool:
+        """Whether it was passed over as often as a newcomer ever is."""
+        return request_id in self._due
 
     def why_hold(self, request_id: str, *, num_running: int, num_free_blocks: int) -> str | None:
         """Why a waiting turn gets no blocks yet; None if it may have them, as all may that do not
@@ -161,7 +179,9 @@ class Retention:
         turn = self.turns.get(request_id)
         if not self.policy.holds_back:
             return None
-        if turn is None or not turn.is_first or turn.is_due or turn.admitted_s is not None:
+        if turn is None or not turn.is_first or turn.admitted_s is not None:
+            return None
+        if self.is_due(request_id):
             return None
         if not num_running:
             return None
@@ -229,6 +249,8 @@ class Retention:
     def turn_admitted(self, request_id: str, *, hit_tokens: int) -> None:
         """A turn has its blocks: the job's pin hands over, and an evicted cache is noticed."""
         turn = self.turns.get(request_id)
+        if turn is None or turn.is_first:
+            self._newcomers.let_in(request_id)
         if turn is None:
             return
         self._admitted.add(request_id)
@@ -245,7 +267,8 @@ class Retention:
             self.record.add(job.job_id, "resumed", hit_length=hit_tokens)
             return
         turn.admitted_s = now_s
-        self._note_passing(turn)
+        if not turn.is_first:
+            self._note_passing(turn)
         waited_s = now_s - turn.arrived_s
         lost_tokens = turn.common_tokens - hit_tokens
         if lost_tokens > 0:
@@ -266,17 +289,19 @@ class Retention:
         )
 
     def _note_passing(self, turn: Turn) -> None:
-        """A turn has its blocks: of a new job, or of one that goes before those in line."""
-        if turn.is_first:
-            self._newcomers.let_in(turn)
+        """A turn of a job that is there goes before those in line."""
+        if not self.policy.pressure.is_on:
             return
         num_jobs = len(self._admitted) + len(self.pins)
         most = self.policy.most_passes(self.growth.mean_turns * num_jobs)
-        first = self._newcomers.passed(most)
-        if first is not None:
-            first.is_due = True
-            self.record.add(first.job.job_id, "due", passed=round(most))
-            self._on_rank_change(first.job.job_id)
+        request_id = self._newcomers.passed(turn.order, most)
+        if request_id is None:
+            return
+        self._due.add(request_id)
+        due = self.turns.get(request_id)
+        if due is not None:
+            self.record.add(due.job.job_id, "due", passed=round(most))
+        self._on_rank_change(None if due is None else due.job.job_id)
 
     def _computes_anew(self, num_tokens: int) -> None:
         if num_tokens > 0:
@@ -308,12 +333,13 @@ class Retention:
     ) -> None:
         """A turn is over; `blocks` are its kept ones (none: they were freed)."""
         turn = self.turns.pop(request_id, None)
+        self._newcomers.left(request_id)
+        self._due.discard(request_id)
         self.tier.forget(request_id)
         self._admitted.discard(request_id)
         if turn is None:
             return
         self.gate.left(turn)
-        self._newcomers.left(turn)
         job, now_s = turn.job, self._clock()
         job.live.pop(request_id, None)
         self._note_residence(job.job_id)

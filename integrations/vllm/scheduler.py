@@ -93,8 +93,11 @@ class RetainingScheduler(seam.SchedulerSeam):
             tags = tags_of(request)
         except TagError:
             self.retention.counters.add("bad_tags_total")
+            self.retention.request_arrived(request.request_id)
             return
-        if tags.job_id is not None and request.prompt_token_ids is not None:
+        if tags.job_id is None or request.prompt_token_ids is None:
+            self.retention.request_arrived(request.request_id)
+        else:
             self.retention.turn_arrived(
                 request.request_id,
                 tags,
@@ -128,10 +131,8 @@ class RetainingScheduler(seam.SchedulerSeam):
         self._is_running_sorted = True
 
     def _victim_rank(self, request: Request) -> Rank:
-        turn = self.retention.turns.get(request.request_id)
-        if turn is not None:
-            return self.retention.policy.victim_rank(turn)
-        return (1, self.queue.order_of(request), 0)
+        rank = self.retention.victim_rank(request.request_id)
+        return (1, self.queue.order_of(request), 0) if rank is None else rank
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._before_step()
@@ -218,7 +219,13 @@ class RetainingScheduler(seam.SchedulerSeam):
         """In order; the turn's own one, whose blocks it may be about to use, last."""
         turn = self.retention.turns.get(request.request_id)
         pins = self.retention.memory_is_short(
-            Demand(turn, seam.is_running(request), len(self.running), missing_blocks)
+            Demand(
+                turn,
+                seam.is_running(request),
+                len(self.running),
+                missing_blocks,
+                is_due=self.retention.is_due(request.request_id),
+            )
         )
         own = None if turn is None else self.retention.pins.get(turn.job.job_id)
         return pins if own is None else sorted(pins, key=lambda pin: pin is own)

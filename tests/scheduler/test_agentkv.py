@@ -190,12 +190,20 @@ def test_a_job_is_let_in_once_holding_has_cost_more_than_coming_back(
 
 
 @pytest.mark.parametrize(("without", "is_let_in"), [([], True), (["patience"], False)])
-@pytest.mark.parametrize("held_by", ["gate", "order"])
-def test_jobs_that_never_end_keep_a_new_one_out_for_four_lifetimes(
-    make_engine: MakeEngine, held_by: str, without: list[str], is_let_in: bool
+@pytest.mark.parametrize(
+    ("tags", "has_gate"),
+    [({"job_id": "new"}, True), ({"job_id": "new"}, False), ({}, True)],
+    ids=["held by the gate", "held by the order", "without a job"],
+)
+def test_jobs_that_never_end_keep_nobody_out_for_longer_than_four_lifetimes(
+    make_engine: MakeEngine,
+    tags: dict[str, str],
+    has_gate: bool,
+    without: list[str],
+    is_let_in: bool,
 ) -> None:
     """Two that take turns, so that one runs at any time, and leave no room for a third."""
-    if held_by == "order":
+    if not has_gate:
         without = [*without, "admission"]
     engine = engine_of(make_engine, num_blocks=61, without=without)
     prompts = {"a": prompt_of(400, salt=1), "b": prompt_of(400, salt=2)}
@@ -203,7 +211,7 @@ def test_jobs_that_never_end_keep_a_new_one_out_for_four_lifetimes(
         engine.turn(prompt, job_id=name)
     busy = engine.add([*prompts["a"], 7], job_id="a")
     engine.step()
-    new = engine.add(prompt_of(300, salt=3), job_id="new")
+    new = engine.add(prompt_of(300, salt=3), **tags)
     assert engine.running() == [busy]
     for number in range(60):
         for name, prompt in prompts.items():
@@ -215,7 +223,7 @@ def test_jobs_that_never_end_keep_a_new_one_out_for_four_lifetimes(
     assert (new not in engine.waiting()) is is_let_in
     assert retention.counters.totals().get("preemptions_total", 0) == 0
     due = events(engine, "due")
-    assert [event["passed"] for event in due] == [4 * 2 * PRIOR_TURNS] * is_let_in
+    assert [event["passed"] for event in due] == [4 * 2 * PRIOR_TURNS] * (is_let_in and bool(tags))
 
 
 def test_no_claim_of_one_job_keeps_another_out(make_engine: MakeEngine) -> None:

@@ -161,18 +161,20 @@ def test_an_overdue_turn_goes_first_and_takes_from_all() -> None:
     assert list(made.pins_that_yield(pins, demand)) == []
 
 
-def test_a_new_job_that_is_due_goes_first_takes_from_all_and_is_preempted_last() -> None:
-    """Before overdue turns too, and though its job is the last that came."""
+@pytest.mark.parametrize("turn", [None, turn_of(9, 9)])
+def test_a_newcomer_that_is_due_goes_first_and_takes_from_all(turn: Turn | None) -> None:
+    """Before overdue turns too, and with a job or without one."""
     made, pins = pressed(), [pin_of(9, 4), pin_of(2, 4)]
-    due, overdue = turn_of(9, 9, priority=MAX_PRIORITY), turn_of(1, 1, priority=-MAX_PRIORITY)
-    due.is_first = due.is_due = due.is_held = overdue.is_overdue = True
-    assert rank(made, due) < rank(made, overdue)
-    assert made.victim_rank(due) < made.victim_rank(overdue)
-    demand = Demand(due, is_running=False, num_running=3, missing_blocks=8)
+    overdue = turn_of(1, 1, priority=-MAX_PRIORITY)
+    overdue.is_overdue = True
+    assert made.due_rank < min(rank(made, overdue), made.victim_rank(overdue))
+    demand = Demand(turn, is_running=False, num_running=3, missing_blocks=8, is_due=True)
     assert list(made.pins_that_yield(pins, demand)) == pins
+    too_much = Demand(turn, is_running=False, num_running=3, missing_blocks=9, is_due=True)
+    assert list(made.pins_that_yield(pins, too_much)) == []
 
 
-def test_new_jobs_are_passed_over_by_four_times_the_turns_of_the_jobs_that_are_there() -> None:
+def test_newcomers_are_passed_over_by_four_times_the_turns_of_the_jobs_that_are_there() -> None:
     """Without the patience there is no bound."""
     assert policy().most_passes(33.0) == 132.0
     assert policy(without=["patience"]).most_passes(33.0) == float("inf")
