@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 
 class Newcomers:
-    """Requests that open a job or have none, in order of arrival, until they have blocks.
-
-    Every operation is O(1).
+    """Requests that open a job or have none: a line of those without blocks, in order of arrival,
+    and those that are due, until they end. Every operation is O(1).
     """
 
     def __init__(self) -> None:
-        self._orders: dict[str, int] = {}
+        self._orders: OrderedDict[str, int] = OrderedDict()
+        self._due: set[str] = set()
         self._num_passes = 0
+
+    def __len__(self) -> int:
+        """How many are in line or due."""
+        return len(self._orders.keys() | self._due)
 
     def begin(self, request_id: str, order: int) -> None:
         """A request arrives, as number `order` of all, and waits from now on."""
@@ -21,10 +27,14 @@ class Newcomers:
         """It has its blocks."""
         if request_id == self._first:
             self._num_passes = 0
-        self.left(request_id)
+        self._leave_line(request_id)
 
-    def left(self, request_id: str) -> None:
+    def ended(self, request_id: str) -> None:
         """It is over; if it has waited to the end, the next in line was passed over as often."""
+        self._leave_line(request_id)
+        self._due.discard(request_id)
+
+    def _leave_line(self, request_id: str) -> None:
         self._orders.pop(request_id, None)
         if not self._orders:
             self._num_passes = 0
@@ -35,12 +45,16 @@ class Newcomers:
 
     def passed(self, order: int, most: float) -> str | None:
         """A turn of a job that is there has its blocks, and arrived as number `order`. The first in
-        line, if more than `most` that came later have by now; then the count begins anew."""
+        line, if it is due from now on: more than `most` that came later went before it."""
         first = self._first
-        if first is None or order < self._orders[first]:
+        if first is None or first in self._due or order < self._orders[first]:
             return None
         self._num_passes += 1
         if self._num_passes <= most:
             return None
-        self._num_passes = 0
+        self._due.add(first)
         return first
+
+    def is_due(self, request_id: str) -> bool:
+        """Whether it was passed over as often as one ever is; also once it has its blocks."""
+        return request_id in self._due

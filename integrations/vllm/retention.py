@@ -62,8 +62,7 @@ class Retention:
         self.growth = JobGrowth()
         self._admitted: set[str] = set()
         self._patience = Patience(settings.patience_s)
-        self._newcomers = Newcomers()
-        self._due: set[str] = set()
+        self.newcomers = Newcomers()
         self._block_tokens = block_tokens
         self.prefills = PrefillFit(settings.prefill_reload)
         self.tier = TierWatch(clock)
@@ -137,7 +136,7 @@ class Retention:
         )
         self._patience.begin(turn)
         if is_first:
-            self._newcomers.begin(request_id, order)
+            self.newcomers.begin(request_id, order)
         self.turns[request_id] = job.live[request_id] = turn
         self.jobs.touch(job, now_s)
         self.record.add(
@@ -150,11 +149,11 @@ class Retention:
 
     def request_arrived(self, request_id: str) -> None:
         """Register a request without a job."""
-        self._newcomers.begin(request_id, next(self.arrivals))
+        self.newcomers.begin(request_id, next(self.arrivals))
 
     def rank(self, request_id: str, *, is_preempted: bool) -> Rank | None:
         """Place in the waiting queue; None for a request without a job, unless it is due."""
-        if request_id in self._due and self.policy.pressure.is_on:
+        if self.newcomers.is_due(request_id) and self.policy.pressure.is_on:
             return self.policy.due_rank
         turn = self.turns.get(request_id)
         if turn is None:
@@ -167,11 +166,8 @@ class Retention:
         turn = self.turns.get(request_id)
         if turn is None:
             return None
-        return self.policy.due_rank if request_id in self._due else self.policy.victim_rank(turn)
-
-    def is_due(self, request_id: str) -> bool:
-        """Whether it was passed over as often as a newcomer ever is."""
-        return request_id in self._due
+        is_due = self.newcomers.is_due(request_id)
+        return self.policy.due_rank if is_due else self.policy.victim_rank(turn)
 
     def why_hold(self, request_id: str, *, num_running: int, num_free_blocks: int) -> str | None:
         """Why a waiting turn gets no blocks yet; None if it may have them, as all may that do not
@@ -181,7 +177,7 @@ class Retention:
             return None
         if turn is None or not turn.is_first or turn.admitted_s is not None:
             return None
-        if self.is_due(request_id):
+        if self.newcomers.is_due(request_id):
             return None
         if not num_running:
             return None
@@ -250,7 +246,7 @@ class Retention:
         """A turn has its blocks: the job's pin hands over, and an evicted cache is noticed."""
         turn = self.turns.get(request_id)
         if turn is None or turn.is_first:
-            self._newcomers.let_in(request_id)
+            self.newcomers.let_in(request_id)
         if turn is None:
             return
         self._admitted.add(request_id)
@@ -294,10 +290,9 @@ class Retention:
             return
         num_jobs = len(self._admitted) + len(self.pins)
         most = self.policy.most_passes(self.growth.mean_turns * num_jobs)
-        request_id = self._newcomers.passed(turn.order, most)
+        request_id = self.newcomers.passed(turn.order, most)
         if request_id is None:
             return
-        self._due.add(request_id)
         due = self.turns.get(request_id)
         if due is not None:
             self.record.add(due.job.job_id, "due", passed=round(most))
@@ -333,8 +328,7 @@ class Retention:
     ) -> None:
         """A turn is over; `blocks` are its kept ones (none: they were freed)."""
         turn = self.turns.pop(request_id, None)
-        self._newcomers.left(request_id)
-        self._due.discard(request_id)
+        self.newcomers.ended(request_id)
         self.tier.forget(request_id)
         self._admitted.discard(request_id)
         if turn is None:

@@ -224,7 +224,7 @@ class RetainingScheduler(seam.SchedulerSeam):
                 seam.is_running(request),
                 len(self.running),
                 missing_blocks,
-                is_due=self.retention.is_due(request.request_id),
+                is_due=self.retention.newcomers.is_due(request.request_id),
             )
         )
         own = None if turn is None else self.retention.pins.get(turn.job.job_id)

@@ -23,8 +23,12 @@ def passes(newcomers: Newcomers, num: int) -> list[str | None]:
 
 
 def test_the_first_in_line_is_due_after_so_many_passes(newcomers: Newcomers) -> None:
-    """And is named again only after as many more, should it still be there."""
-    assert passes(newcomers, 8) == [None, None, None, "a", None, None, None, "a"]
+    """It is told once, and stays due until it ends."""
+    assert passes(newcomers, 8) == [None, None, None, "a", None, None, None, None]
+    newcomers.let_in("a")
+    assert newcomers.is_due("a")
+    newcomers.ended("a")
+    assert not newcomers.is_due("a")
 
 
 def test_the_count_begins_anew_when_the_first_is_let_in(newcomers: Newcomers) -> None:
@@ -44,7 +48,7 @@ def test_another_that_is_let_in_does_not_put_the_first_off(newcomers: Newcomers)
 def test_one_that_is_gone_is_not_due(newcomers: Newcomers) -> None:
     """The next in line was passed over as often."""
     passes(newcomers, MOST)
-    newcomers.left("a")
+    newcomers.ended("a")
     assert passes(newcomers, 1) == ["b"]
 
 
@@ -60,5 +64,6 @@ def test_nobody_in_line_is_not_passed_over() -> None:
     assert passes(newcomers, 9) == [None] * 9
     newcomers.begin("a", 0)
     assert passes(newcomers, 4) == [None, None, None, "a"]
-    newcomers.left("a")
+    newcomers.ended("a")
     assert passes(newcomers, 9) == [None] * 9
+    assert len(newcomers) == 0
