@@ -167,8 +167,8 @@ class AgentKVPolicy(ContinuumPolicy):
         return pins if sum(len(pin.blocks) for pin in pins) >= demand.missing_blocks else []
 
     def most_passes(self, num_turns: float) -> float:
-        """How many later turns of jobs that are there, which expect to have `num_turns` together
-        from first to last, may go before a newcomer."""
+        """How many later turns may go before a newcomer. `num_turns` is what the jobs that run or
+        whose KV is held are expected to have together, over their whole lives."""
         return LIFETIMES * num_turns if self._has_patience else math.inf
 
     def why_hold(self, room: Room) -> str | None:

@@ -122,8 +122,9 @@ class ContinuumPolicy:
         return None
 
     def most_passes(self, num_turns: float) -> float:
-        """How many later turns of jobs that are there, which expect to have `num_turns` together
-        from first to last, may go before a newcomer; Continuum's rules have no such bound."""
+        """How many later turns may go before a newcomer. `num_turns` is what the jobs that run or
+        whose KV is held are expected to have together, over their whole lives; Continuum has no
+        such bound."""
         return math.inf
 
     def weigh_tier(self, rebuild: Rebuild) -> None:

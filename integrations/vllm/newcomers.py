@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 class Newcomers:
     """Requests that open a job or have none: a line of those without blocks, in order of arrival,
-    and those that are due, until they end. Every operation is O(1).
+    and those that are due, until they end. Every operation but `len` is O(1).
     """
 
     def __init__(self) -> None:

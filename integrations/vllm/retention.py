@@ -288,8 +288,8 @@ class Retention:
         """A turn of a job that is there goes before those in line."""
         if not self.policy.pressure.is_on:
             return
-        num_jobs = len(self._admitted) + len(self.pins)
-        most = self.policy.most_passes(self.growth.mean_turns * num_jobs)
+        num_there = len(self._admitted) + len(self.pins)
+        most = self.policy.most_passes(self.growth.mean_turns * num_there)
         request_id = self.newcomers.passed(turn.order, most)
         if request_id is None:
             return
