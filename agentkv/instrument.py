@@ -146,9 +146,8 @@ def _async_request(
         if call is None:
             return await original(self, cast_to, options, **kwargs)
         if call.server.is_unasked:
-            from anyio.to_thread import (
-                run_sync,
-            )  # the SDK brings it, and trio users need it
+            # the SDK brings it, and users of trio need it
+            from anyio.to_thread import run_sync
 
             await run_sync(call.server.ask)
         call.check_server()

@@ -32,6 +32,8 @@ def when_complete(reply: object, on_complete: OnComplete) -> None:
 
 def _http_response(reply: object) -> Any | None:
     """The HTTP response of a stream or a raw reply; None for a parsed one, which has arrived."""
+    if hasattr(type(reply), "model_fields"):  # pydantic is slow to say what an object lacks
+        return None
     for holder in (
         getattr(reply, "http_response", None),
         getattr(reply, "response", None),
