@@ -195,8 +195,11 @@ class RetainingScheduler(seam.SchedulerSeam):
         self.retention.load_began(request.request_id, num_tokens)
 
     def memory_is_short(self, request: Request, missing_blocks: int) -> Iterator[None]:
+        pins = self._pins_that_yield(request, missing_blocks)
         left, has_taken = missing_blocks, False
-        for pin in self._pins_that_yield(request, missing_blocks):
+        if pins and seam.is_running(request):
+            left += self.blocks_of_those_behind(request)
+        for pin in pins:
             while self.is_freeable(pin.fence) and (taken := self._take(pin, left)):
                 left, has_taken = left - taken, True
                 if left <= 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -100,7 +101,7 @@ class SchedulerSeam(Scheduler):
     """
 
     def install_queue(self, queue: RequestQueue) -> None:
-        """Replace the waiting queue (S:196 `create_request_queue`), before any request came."""
+        """Replace the waiting queue (S:223 `create_request_queue`), before any request came."""
         self.waiting = queue
 
     def install_allocator(self) -> None:
@@ -109,9 +110,10 @@ class SchedulerSeam(Scheduler):
         Wraps KVCacheManager.allocate_slots (kv_cache_manager.py:371), which answers None then.
         """
         allocate = self.kv_cache_manager.allocate_slots
+        running = RequestStatus.RUNNING  # this is the hot path: once per request and step
 
         def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
-            is_waiting = not is_running(request)
+            is_waiting = request.status is not running
             if is_waiting and not self.may_start(request):
                 return None
             blocks = allocate(request, *args, **kwargs)
@@ -149,6 +151,15 @@ class SchedulerSeam(Scheduler):
         if not is_running(request):
             num_blocks += self.kv_cache_manager.watermark_blocks
         return max(1, num_blocks - self.num_free_blocks())
+
+    def blocks_of_those_behind(self, request: Request) -> int:
+        """Blocks that the running requests behind a running one are going to need in this step.
+
+        S:659 serves `running` in order; one that decodes needs a block once its last one is full.
+        Leaves out what prefills and speculative tokens take.
+        """
+        behind = itertools.islice(self.running, self.running.index(request) + 1, None)
+        return sum(other.num_computed_tokens % self.block_size == 0 for other in behind)
 
     def may_start(self, request: Request) -> bool:
         """Asked before a waiting request gets blocks: whether it may have any."""
@@ -266,7 +277,7 @@ def admitted_ids(output: SchedulerOutput) -> list[str]:
     """Requests that run from this step on: new ones, and those preempted before.
 
     From what is told to the model runner, and not from the waiting queue: a request whose KV was
-    loaded by a connector comes from another queue (S:914 `kv_holding_waiting`).
+    loaded by a connector comes from another queue (S:915 `kv_holding_waiting`).
     """
     new = [request.req_id for request in output.scheduled_new_reqs]
     return [*new, *output.scheduled_cached_reqs.resumed_req_ids]

@@ -133,6 +133,21 @@ def test_a_running_turn_takes_idle_blocks_before_anything_is_preempted(
     assert "c" not in engine.pinned
 
 
+def test_what_running_turns_need_in_one_step_is_taken_at_once(make_engine: MakeEngine) -> None:
+    """Four turns come to the end of a block together, and two do not: one cut of four blocks."""
+    engine = engine_of(make_engine, num_blocks=33, without=["admission"])
+    pin_jobs(engine, "a", "b")
+    for index in range(6):
+        num_tokens = 30 if index < 4 else 25
+        engine.add(prompt_of(num_tokens, salt=9 + index), max_tokens=150, job_id=f"turn {index}")
+    engine.step()
+    assert (sum(engine.pinned.values()), engine.num_free) == (20, 0)
+    while sum(engine.pinned.values()) == 20:
+        engine.step()
+    assert [event["blocks"] for event in events(engine, "trimmed")] == [4]
+    assert (sum(engine.pinned.values()), engine.num_free) == (16, 0)
+
+
 def test_a_pin_cut_block_by_block_leaves_one_event(make_engine: MakeEngine) -> None:
     """A turn that decodes takes a block every 16 tokens; the pin's end has the sum."""
     engine = engine_of(make_engine)
