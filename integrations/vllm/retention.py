@@ -161,6 +161,11 @@ class Retention:
         is_pinned = self.pins.get(turn.job.job_id) is not None
         return self.policy.rank(turn, is_preempted=is_preempted, is_pinned=is_pinned)
 
+    @property
+    def has_running_turns(self) -> bool:
+        """Whether any turn of a job has its blocks."""
+        return bool(self._admitted)
+
     def victim_rank(self, request_id: str) -> Rank | None:
         """Place among those that run, the largest is preempted first; None without a job."""
         turn = self.turns.get(request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -105,6 +106,28 @@ def test_the_newest_job_is_the_victim(
         if len(engine.running()) < 3:
             break
     assert engine.waiting()[0] == victim
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_victims_go_by_arrival_of_their_jobs_whoever_was_admitted_when(
+    seed: int, make_engine: Callable[..., Engine]
+) -> None:
+    """Jobs that have all had a turn come back one by one in any order, and outgrow the memory."""
+    engine = make_engine(num_blocks=41)
+    names = [f"job {number}" for number in range(6)]
+    for salt, name in enumerate(names):
+        engine.turn(prompt_of(30, salt=salt), job_id=name)
+    returns = random.Random(seed).sample(names, len(names))
+    for name in returns:
+        prompt = prompt_of(70, salt=names.index(name))
+        engine.add(prompt, max_tokens=150, request_id=name, job_id=name)
+        engine.step()
+    assert engine.running() != names
+    victims: list[str] = []
+    while len(victims) < 3:
+        engine.step()
+        victims += [name for name in reversed(engine.waiting()) if name not in victims]
+    assert victims == names[:-4:-1]
 
 
 @pytest.mark.parametrize("rules", RULES)
