@@ -44,7 +44,7 @@ def summarize(run: RunOutcome) -> dict[str, Any]:
         "failed": sum(job.status == "failed" for job in run.jobs),
         "cut": sum(job.status == "cut" for job in run.jobs),
         "duration_s": run.duration_s,
-        **_durations(durations_s),
+        **describe_durations(durations_s),
         **_slowdowns(done),
         **_times_to_first_token(answered),
         **_tokens(run, answered),
@@ -54,7 +54,8 @@ def summarize(run: RunOutcome) -> dict[str, Any]:
     }
 
 
-def _durations(durations_s: Sequence[float]) -> dict[str, float | None]:
+def describe_durations(durations_s: Sequence[float]) -> dict[str, float | None]:
+    """Mean, quantiles and maximum, in seconds."""
     shares = {"p50_s": 0.5, "p90_s": 0.9, "p95_s": 0.95, "p99_s": 0.99, "max_s": 1.0}
     return {
         "mean_s": mean(durations_s),

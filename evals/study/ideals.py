@@ -1,20 +1,22 @@
 """Jobs on an ideal engine, which wastes neither a block nor a step: a yardstick, and a bound.
 
-docs/simulator.md has the argument. An ideal is a "policy" of a study that plays nothing and has a
-mean alone.
+docs/simulator.md has the argument. An ideal is a "policy" of a study that plays nothing and has
+durations of jobs alone.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..load.plans import JobPlan, Workload
+from ..load.summary import describe_durations
 from ..simulation.cost import Roofline
 from ..simulation.errors import SimulationError
 from ..simulation.machine import Machine
@@ -22,8 +24,8 @@ from ..simulation.policies import parse_policy
 from ..simulation.report import KEYS
 
 IN_ORDER, ANY_ORDER = "ideal:in-order", "ideal:any-order"
-"""The jobs one after the other as they come, a yardstick; and the shortest first, which no policy
-can beat."""
+"""The jobs one after the other as they come, a yardstick; and what no policy can beat, each figure
+for itself."""
 IDEALS = (IN_ORDER, ANY_ORDER)
 _PRICES = 20
 """Prices of holding that are tried; each bounds the work, and the highest counts."""
@@ -50,16 +52,21 @@ def check_machine(machine: Machine) -> None:
 def ideal_entry(
     name: str, workload: Workload, machine: Machine, alone_s: Mapping[str, float]
 ) -> dict[str, Any]:
-    """What a row has of an ideal: `mean_s` in seconds, no jobs, and None for all else."""
+    """What a row has of an ideal: durations in seconds, no jobs, and None for all else.
+
+    No figure is below that of the jobs alone.
+    """
     works_s = least_works_s(workload.jobs, machine)
     if workload.concurrency is not None:
-        mean_s = closed_mean_s(name, works_s, workload.concurrency)
+        ideal = closed_ideal(name, works_s, workload.concurrency)
     else:
-        arrivals_s = [job.arrival_s for job in workload.jobs]
-        mean_s = open_mean_s(name, arrivals_s, works_s)
-    mean_alone_s = fmean(alone_s[job.job_id] for job in workload.jobs)
+        ideal = open_ideal(name, [job.arrival_s for job in workload.jobs], works_s)
+    jobs_alone_s = sorted(alone_s[job.job_id] for job in workload.jobs)
+    ordered_s = map(max, sorted(ideal.durations_s), jobs_alone_s)
     played = {"jobs": 0, "completed": 0, "counters": {}}
-    return {**dict.fromkeys(KEYS), **played, "mean_s": max(mean_s, mean_alone_s)}
+    mean_s = max(ideal.mean_s, fmean(jobs_alone_s))
+    found = {**describe_durations(list(ordered_s)), "mean_s": mean_s}
+    return {**dict.fromkeys(KEYS), **played, **found}
 
 
 # Work: the engine's time that a job takes whatever the policy
@@ -148,19 +155,31 @@ class _Engine:
 # Orders: how soon a machine that works at one second per second is done with all works
 
 
-def open_mean_s(name: str, arrivals_s: Sequence[float], works_s: Sequence[float]) -> float:
-    """Mean seconds from arrival to end; `arrivals_s` ascend."""
+class Ideal(NamedTuple):
+    """Seconds from arrival to end. Of `ideal:any-order` each figure is a bound for itself: the
+    least mean, and the least that the longest duration can be, the second longest, and so on."""
+
+    mean_s: float
+    durations_s: Sequence[float]
+
+
+def open_ideal(name: str, arrivals_s: Sequence[float], works_s: Sequence[float]) -> Ideal:
+    """Jobs that come by themselves; `arrivals_s` ascend."""
+    in_order_s = _in_order_s(arrivals_s, works_s)
     if name == IN_ORDER:
-        return _in_order_s(arrivals_s, works_s)
-    return _shortest_first_s(arrivals_s, works_s)
+        return Ideal(fmean(in_order_s), in_order_s)
+    # In order of arrival the longest is least; without m jobs, by no more than their works less.
+    largest_s = accumulate(sorted(works_s, reverse=True)[:-1], initial=0.0)
+    longest_s = [max(0.0, max(in_order_s) - left_out_s) for left_out_s in largest_s]
+    return Ideal(_shortest_first_s(arrivals_s, works_s), longest_s)
 
 
-def _in_order_s(arrivals_s: Sequence[float], works_s: Sequence[float]) -> float:
-    now_s, total_s = 0.0, 0.0
+def _in_order_s(arrivals_s: Sequence[float], works_s: Sequence[float]) -> list[float]:
+    now_s, durations_s = 0.0, []
     for arrival_s, work_s in zip(arrivals_s, works_s, strict=True):
         now_s = max(now_s, arrival_s) + work_s
-        total_s += now_s - arrival_s
-    return total_s / len(works_s)
+        durations_s.append(now_s - arrival_s)
+    return durations_s
 
 
 def _shortest_first_s(arrivals_s: Sequence[float], works_s: Sequence[float]) -> float:
@@ -182,9 +201,16 @@ def _shortest_first_s(arrivals_s: Sequence[float], works_s: Sequence[float]) -> 
     return total_s / len(works_s)
 
 
-def closed_mean_s(name: str, works_s: Sequence[float], concurrency: int) -> float:
+def closed_ideal(name: str, works_s: Sequence[float], concurrency: int) -> Ideal:
     """The same where a job arrives as another ends: all durations together are the times of the
     last `concurrency` ends, and the k-th end cannot come before k works are done."""
-    in_order = works_s if name == IN_ORDER else sorted(works_s)
-    ends_s = list(accumulate(in_order))
-    return sum(ends_s[-concurrency:]) / len(works_s)
+    num_jobs = len(works_s)
+    first = max(0, num_jobs - concurrency)
+    ends_s = list(accumulate(works_s if name == IN_ORDER else sorted(works_s)))
+    mean_s = sum(ends_s[first:]) / num_jobs
+    if name == IN_ORDER:
+        starts_s = [0.0] * (num_jobs - first) + ends_s[:first]
+        return Ideal(mean_s, list(map(operator.sub, ends_s, starts_s)))
+    # The m longest are no longer than the m last ends; of the others one has at least their mean.
+    longest_s = [sum(ends_s[first : num_jobs - m]) / (num_jobs - m) for m in range(num_jobs)]
+    return Ideal(mean_s, longest_s)

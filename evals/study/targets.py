@@ -100,6 +100,9 @@ _ALWAYS = (
     _Mean("mean JCT", "mean_s", IN_ORDER, None),
     _Mean("mean JCT", "mean_s", ANY_ORDER, None),
     _Mean("mean JCT", "mean_s", IN_ORDER, None, or_to=UNLIMITED),
+    _Mean("p99 JCT", "p99_s", ANY_ORDER, None),
+    _Mean("p99 JCT", "p99_s", IN_ORDER, None, or_to=UNLIMITED),
+    _Mean("max JCT", "max_s", ANY_ORDER, None),
 )
 
 
