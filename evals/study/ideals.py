@@ -1,7 +1,7 @@
 """Jobs on an ideal engine, which wastes neither a block nor a step: a yardstick, and a bound.
 
 docs/simulator.md has the argument. An ideal is a "policy" of a study that plays nothing and has
-durations of jobs alone.
+durations of jobs, and tokens per second, alone.
 """
 
 from __future__ import annotations
@@ -52,21 +52,31 @@ def check_machine(machine: Machine) -> None:
 def ideal_entry(
     name: str, workload: Workload, machine: Machine, alone_s: Mapping[str, float]
 ) -> dict[str, Any]:
-    """What a row has of an ideal: durations in seconds, no jobs, and None for all else.
+    """What a row has of an ideal: durations in seconds, tokens per second, and None for all else.
 
-    No figure is below that of the jobs alone.
+    No figure is better than that of the jobs alone.
     """
-    works_s = least_works_s(workload.jobs, machine)
+    jobs = workload.jobs
+    works_s = least_works_s(jobs, machine)
     if workload.concurrency is not None:
+        arrivals_s = [0.0] * len(jobs)
         ideal = closed_ideal(name, works_s, workload.concurrency)
     else:
-        ideal = open_ideal(name, [job.arrival_s for job in workload.jobs], works_s)
-    jobs_alone_s = sorted(alone_s[job.job_id] for job in workload.jobs)
-    ordered_s = map(max, sorted(ideal.durations_s), jobs_alone_s)
-    played = {"jobs": 0, "completed": 0, "counters": {}}
-    mean_s = max(ideal.mean_s, fmean(jobs_alone_s))
-    found = {**describe_durations(list(ordered_s)), "mean_s": mean_s}
-    return {**dict.fromkeys(KEYS), **played, **found}
+        arrivals_s = [job.arrival_s - jobs[0].arrival_s for job in jobs]
+        ideal = open_ideal(name, arrivals_s, works_s)
+    jobs_alone_s = [alone_s[job.job_id] for job in jobs]
+    durations_s = list(map(max, sorted(ideal.durations_s), sorted(jobs_alone_s)))
+    end_s = max(ideal.end_s, *map(operator.add, arrivals_s, jobs_alone_s))
+    output_tokens = sum(turn.output_tokens for job in jobs for turn in job.turns)
+    return {
+        **dict.fromkeys(KEYS),
+        **describe_durations(durations_s),
+        "mean_s": max(ideal.mean_s, fmean(jobs_alone_s)),
+        "tokens_per_s": output_tokens / end_s,
+        "jobs": 0,
+        "completed": 0,
+        "counters": {},
+    }
 
 
 # Work: the engine's time that a job takes whatever the policy
@@ -156,22 +166,25 @@ class _Engine:
 
 
 class Ideal(NamedTuple):
-    """Seconds from arrival to end. Of `ideal:any-order` each figure is a bound for itself: the
-    least mean, and the least that the longest duration can be, the second longest, and so on."""
+    """Seconds from arrival to end, and from the first arrival to the last end. Of `ideal:any-order`
+    each is a bound for itself: the least mean, and the least that the longest duration can be, the
+    second longest, and so on."""
 
     mean_s: float
     durations_s: Sequence[float]
+    end_s: float
 
 
 def open_ideal(name: str, arrivals_s: Sequence[float], works_s: Sequence[float]) -> Ideal:
-    """Jobs that come by themselves; `arrivals_s` ascend."""
+    """Jobs that come by themselves; `arrivals_s` ascend from 0."""
     in_order_s = _in_order_s(arrivals_s, works_s)
+    end_s = arrivals_s[-1] + in_order_s[-1]
     if name == IN_ORDER:
-        return Ideal(fmean(in_order_s), in_order_s)
+        return Ideal(fmean(in_order_s), in_order_s, end_s)
     # In order of arrival the longest is least; without m jobs, by no more than their works less.
     largest_s = accumulate(sorted(works_s, reverse=True)[:-1], initial=0.0)
     longest_s = [max(0.0, max(in_order_s) - left_out_s) for left_out_s in largest_s]
-    return Ideal(_shortest_first_s(arrivals_s, works_s), longest_s)
+    return Ideal(_shortest_first_s(arrivals_s, works_s), longest_s, end_s)
 
 
 def _in_order_s(arrivals_s: Sequence[float], works_s: Sequence[float]) -> list[float]:
@@ -210,7 +223,7 @@ def closed_ideal(name: str, works_s: Sequence[float], concurrency: int) -> Ideal
     mean_s = sum(ends_s[first:]) / num_jobs
     if name == IN_ORDER:
         starts_s = [0.0] * (num_jobs - first) + ends_s[:first]
-        return Ideal(mean_s, list(map(operator.sub, ends_s, starts_s)))
+        return Ideal(mean_s, list(map(operator.sub, ends_s, starts_s)), ends_s[-1])
     # The m longest are no longer than the m last ends; of the others one has at least their mean.
     longest_s = [sum(ends_s[first : num_jobs - m]) / (num_jobs - m) for m in range(num_jobs)]
-    return Ideal(mean_s, longest_s)
+    return Ideal(mean_s, longest_s, ends_s[-1])

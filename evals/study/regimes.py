@@ -26,6 +26,7 @@ RATIO_KEYS = (
     "ttft_first_max_s",
     "ttft_continuing_p99_s",
     "ttft_continuing_max_s",
+    "tokens_per_s",
 )
 VALUE_KEYS = (*RATIO_KEYS, "hit_rate", "preemptions", "recomputed_tokens", "completed")
 Row = Mapping[str, Any]

@@ -15,6 +15,7 @@ _RATIOS = (
     ("its max", "ttft_first_max_s"),
     ("next TTFT p99", "ttft_continuing_p99_s"),
     ("its max", "ttft_continuing_max_s"),
+    ("tokens/s", "tokens_per_s"),
 )
 
 

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentkv.evals.load.outcomes import RunOutcome
 from agentkv.evals.load.plans import JobPlan, TurnPlan, Workload
-from agentkv.evals.load.summary import describe_durations
+from agentkv.evals.load.summary import describe_durations, summarize
 from agentkv.evals.simulation.alone import alone_s
 from agentkv.evals.simulation.errors import SimulationError
 from agentkv.evals.simulation.machine import Limits, Machine, make_machine
@@ -54,7 +55,7 @@ def ideal(name: str, workload: Workload, on: Machine) -> dict[str, Any]:
 @pytest.mark.parametrize("num_blocks", [180, 400])
 @pytest.mark.parametrize("concurrency", [None, 12])
 def test_no_policy_is_faster(policy: str, num_blocks: int, concurrency: int | None) -> None:
-    """Whatever the pool and however jobs come; nor are its quantiles or its maximum less."""
+    """By the mean, a quantile, the maximum or tokens per second, whatever comes to which pool."""
     workload = replace(random_jobs(60, seed=num_blocks), concurrency=concurrency)
     _, run = simulate(workload, policy, machine(num_blocks))
     assert {job.status for job in run.jobs} == {"done"}
@@ -63,6 +64,8 @@ def test_no_policy_is_faster(policy: str, num_blocks: int, concurrency: int | No
     assert {name: 0.0 < least[name] < seconds for name, seconds in found.items()} == dict.fromkeys(
         found, True
     )
+    tokens_per_s = summarize(RunOutcome(policy, {}, run.jobs))["tokens_per_s"]
+    assert 0.2 * least["tokens_per_s"] < tokens_per_s < least["tokens_per_s"]
 
 
 @pytest.mark.parametrize(
@@ -97,18 +100,18 @@ def test_the_shortest_first_has_the_least_mean() -> None:
     """By hand: works of 4, 1 and 2 seconds; the second comes during the first."""
     arrivals_s, works_s = [0.0, 1.0, 10.0], [4.0, 1.0, 2.0]
     in_order = open_ideal(IN_ORDER, arrivals_s, works_s)
-    assert in_order == (pytest.approx((4 + 4 + 2) / 3), [4.0, 4.0, 2.0])
+    assert in_order == (pytest.approx((4 + 4 + 2) / 3), [4.0, 4.0, 2.0], 12.0)
     least = open_ideal(ANY_ORDER, arrivals_s, works_s)
     # Without the first, whose work is the largest, the longest may be 4 seconds shorter.
-    assert least == (pytest.approx((5 + 1 + 2) / 3), [4.0, 0.0, 0.0])
+    assert least == (pytest.approx((5 + 1 + 2) / 3), [4.0, 0.0, 0.0], 12.0)
 
 
 def test_a_closed_loop_counts_its_last_ends() -> None:
     """Two at once of 3, 1 and 2 seconds: the durations add up to the last two ends."""
     in_order = closed_ideal(IN_ORDER, [3.0, 1.0, 2.0], 2)
-    assert in_order == (pytest.approx((4 + 6) / 3), [3.0, 4.0, 3.0])
+    assert in_order == (pytest.approx((4 + 6) / 3), [3.0, 4.0, 3.0], 6.0)
     least = closed_ideal(ANY_ORDER, [3.0, 1.0, 2.0], 2)
-    assert least == (pytest.approx((3 + 6) / 3), [(3 + 6) / 3, 3 / 2, 0.0])
+    assert least == (pytest.approx((3 + 6) / 3), [(3 + 6) / 3, 3 / 2, 0.0], 6.0)
 
 
 @given(
