@@ -67,7 +67,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         self._prefills = PrefillWatch(self.retention.prefills, self.clock)
         self._decoder = ReplyDecoder(self.vllm_config.model_config)
         self._is_running_sorted = False
-        self._admitted: set[str] = set()
+        self._unplaced: set[str] = set()
         self._told_stats: tuple[int, int] | None = None
 
     def clock(self) -> float:
@@ -127,7 +127,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         """Put the next victim last: vLLM's FCFS preempts `running[-1]` (S:834), and appends whom it
         admits (S:1345). O(log n) for each of those, unless places have changed.
         """
-        admitted, self._admitted = self._admitted, set()
+        unplaced, self._unplaced = self._unplaced, set()
         if not self.retention.policy.sorts_running():
             return
         if not self.retention.has_running_turns:
@@ -137,7 +137,7 @@ class RetainingScheduler(seam.SchedulerSeam):
             self._is_running_sorted = True
         else:
             appended = []
-            while self.running and self.running[-1].request_id in admitted:
+            while self.running and self.running[-1].request_id in unplaced:
                 appended.append(self.running.pop())
             for request in reversed(appended):
                 bisect.insort(self.running, request, key=self._victim_rank)
@@ -164,7 +164,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         self.steps.add(len(scheduled), output.total_num_scheduled_tokens, self._usage())
         for request_id in seam.admitted_ids(output):
             request = self.requests[request_id]
-            self._admitted.add(request_id)
+            self._unplaced.add(request_id)
             hit_tokens = request.num_computed_tokens - scheduled[request.request_id]
             self._prefills.admitted(request, hit_tokens)
             self.retention.turn_admitted(request.request_id, hit_tokens=hit_tokens)

@@ -65,7 +65,7 @@ def test_a_policy_sees_the_jobs_that_simulate_plays(
 def test_ideals_stand_beside_the_policies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a mean alone."""
+    """With durations of jobs, and nothing of turns."""
     ideals = ["--policy", "ideal:in-order", "--policy", "ideal:any-order"]
     assert study("--policy", "fcfs", *ideals, out=tmp_path) == 0
     found = document(capsys)
