@@ -183,7 +183,8 @@ def open_ideal(name: str, arrivals_s: Sequence[float], works_s: Sequence[float])
         return Ideal(fmean(in_order_s), in_order_s, end_s)
     # In order of arrival the longest is least; without m jobs, by no more than their works less.
     largest_s = accumulate(sorted(works_s, reverse=True)[:-1], initial=0.0)
-    longest_s = [max(0.0, max(in_order_s) - left_out_s) for left_out_s in largest_s]
+    most_s = max(in_order_s)
+    longest_s = [max(0.0, most_s - left_out_s) for left_out_s in largest_s]
     return Ideal(_shortest_first_s(arrivals_s, works_s), longest_s, end_s)
 
 

@@ -107,7 +107,7 @@ def test_a_forked_child_is_outside_of_the_job(server: ScriptedServer) -> None:
 def test_a_session_costs_little_per_call(server: ScriptedServer, client: openai.OpenAI) -> None:
     """At most 0.3 ms in the median against the bare client, measured in turn, at its best of five.
 
-    Other load can only add to it. Where a bare call takes more than 3 ms, a tenth of that.
+    Other load can only add to it.
     """
 
     def seconds(client: openai.OpenAI) -> float:
@@ -115,10 +115,10 @@ def test_a_session_costs_little_per_call(server: ScriptedServer, client: openai.
         client.chat.completions.create(model="m", messages=[])
         return time.perf_counter() - started_at_s
 
-    def is_cheap(tagged_client: openai.OpenAI) -> bool:
+    def added_s(tagged_client: openai.OpenAI) -> float:
         pairs = [(seconds(client), seconds(tagged_client)) for _ in range(100)]
         bare_s, tagged_s = map(statistics.median, zip(*pairs, strict=True))
-        return tagged_s - bare_s <= max(0.0003, bare_s / 10)
+        return tagged_s - bare_s
 
     with agentkv.session(client) as job:
-        assert any(is_cheap(job.client) for _ in range(5))
+        assert min(added_s(job.client) for _ in range(5)) <= 0.0003
