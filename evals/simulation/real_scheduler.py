@@ -25,6 +25,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -94,12 +95,17 @@ def _scheduler_class(
         stock: Callable[..., Any] = AsyncScheduler if shape.is_async else Scheduler
         return stock
     base: Any = AsyncContinuumScheduler if shape.is_async else ContinuumScheduler
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"num_steps": _num_steps}
     if clock is not None:
         given["clock"] = lambda _: clock()
     if decode is not None:
         given["decode"] = lambda _, token_ids: decode(token_ids)
-    return type("VirtualScheduler", (base,), given) if given else base
+    return type("VirtualScheduler", (base,), given)
+
+
+def _num_steps(_: Any, output: SchedulerOutput) -> int:
+    """A jump hands each request the tokens of all its steps, all but the first as drafts."""
+    return 1 + max(map(len, output.scheduled_spec_decode_tokens.values()), default=0)
 
 
 def _config(shape: SchedulerShape, folder: Path) -> VllmConfig:

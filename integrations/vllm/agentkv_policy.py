@@ -22,6 +22,7 @@ from .jobs import Turn
 from .pin_table import Pin
 from .pressure import Pressure
 from .settings import MAX_PRIORITY, Settings
+from .step_fit import StepFit
 
 HELD = 2 * MAX_PRIORITY + 1
 """Tiers that a turn falls behind while its job is not let in."""
@@ -75,13 +76,17 @@ class AgentKVPolicy(ContinuumPolicy):
         if "switch" not in without:
             self.pressure = Pressure()
 
+    def make_prefill_fit(self) -> StepFit:
+        """What learns the price of computing a context anew: what that adds to the steps."""
+        return StepFit(self.settings.prefill_reload)
+
     def break_even_s(self, rebuild: Rebuild) -> float:
         """Seconds that holding a context may last before computing it anew would cost less.
 
-        Holding n tokens takes n token-seconds of memory a second; computing them anew keeps the
-        whole pool waiting for as long as that takes.
+        Holding n tokens takes n token-seconds of memory a second; computing them anew costs as much
+        as to have the whole pool wait for `pool_s`.
         """
-        return self.pool_tokens * rebuild.seconds / max(rebuild.num_tokens, 1)
+        return self.pool_tokens * rebuild.pool_s / max(rebuild.num_tokens, 1)
 
     def price_s(self, rebuild: Rebuild) -> float:
         """Seconds that holding a context may last before it would cost less to let it go.

@@ -17,8 +17,10 @@ from .decision import Decision
 from .demand import Demand, Rebuild, Room
 from .jobs import Turn
 from .pin_table import Pin
+from .prefill_fit import PrefillFit
 from .pressure import Pressure
 from .settings import Settings
+from .step_fit import StepFit
 
 PREEMPTED, PINNED, UNPINNED = 0, 1, 2
 """Tiers of the waiting queue, first served first."""
@@ -58,6 +60,10 @@ class ContinuumPolicy:
             settings.fixed_ttl_s, settings.cold_start_samples, self.durations
         )
         self._fixed = FixedTTL(settings.fixed_ttl_s, self.durations)
+
+    def make_prefill_fit(self) -> PrefillFit | StepFit:
+        """What learns the price of computing a context anew: how long its prefill takes."""
+        return PrefillFit(self.settings.prefill_reload)
 
     def ttl(self, tool: str | None, reload_s: float) -> TTL:
         """How long to pin a finished turn that runs `tool` (None: not known)."""

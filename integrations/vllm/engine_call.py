@@ -54,6 +54,7 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
             "queueing_delay_s": learned.queueing.mean_s,
             "eta": learned.memoryfulness.eta,
             "prefill_reload_s": [reload.constant_s, reload.linear_s, reload.quadratic_s],
+            "compute_worth": retention.prefills.worth,
             "load_token_s": retention.tier.load_token_s,
             "loaded_share": retention.tier.loaded_share,
             "idle_weight": retention.gate.idle_weight,

@@ -22,6 +22,7 @@ from .pin_keeper import PinKeeper
 from .prefill_fit import PrefillFit
 from .record import MAX_COMMAND_CHARS, TimestampRecord
 from .reply_reader import Decode, Reply
+from .step_fit import StepFit
 from .tier_watch import TierWatch
 from .tool_observations import ToolObservations
 
@@ -38,7 +39,7 @@ class PinDecisions:
         policy: ContinuumPolicy,
         forecaster: Forecaster | None,
         keeper: PinKeeper,
-        prefills: PrefillFit,
+        prefills: PrefillFit | StepFit,
         tier: TierWatch,
         counters: Counters,
         record: TimestampRecord,
@@ -69,6 +70,7 @@ class PinDecisions:
             self._prefills.reload.seconds(num_tokens),
             self._tier.load_token_s * num_tokens,
             self._tier.loaded_share,
+            self._prefills.worth,
         )
 
     @property

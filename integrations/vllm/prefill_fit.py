@@ -8,6 +8,8 @@ import numpy as np
 
 from agentkv.ttl import PrefillReload
 
+from .least_squares import fit_above_zero
+
 MIN_PREFILLS = 8
 """Prefills seen before the quadratic is trusted; until then seconds per token is used."""
 REFIT_EVERY = 16
@@ -18,10 +20,13 @@ class PrefillFit:
     """Least-squares fit of c0 + c1 * n + c2 * n^2 to the prefills seen last.
 
     A prefill that found `hit_tokens` of `num_tokens` in the cache took the difference of the
-    curve at the two, plus c0. Coefficients are kept at or above zero, so that a longer context
-    never looks cheaper. Bounded: 256 prefills, about 20 KiB.
+    curve at the two, plus c0. Coefficients are zero or more, so that a longer context never looks
+    cheaper. Bounded: 256 prefills, about 20 KiB.
     Source: PrefillReload, Continuum (arXiv 2511.02230 v6), there profiled offline.
     """
+
+    worth = 1.0
+    """Continuum knows no price of computing but the seconds that it takes."""
 
     def __init__(self, given: PrefillReload | None = None) -> None:
         self._given = given
@@ -49,13 +54,4 @@ class PrefillFit:
         seen = np.array(self._seen, dtype=np.float64)
         hit, total, elapsed_s = seen[:, 0], seen[:, 1], seen[:, 2]
         columns = np.stack([np.ones_like(hit), total - hit, total**2 - hit**2], axis=1)
-        active = [0, 1, 2]
-        while active:
-            coefficients, *_ = np.linalg.lstsq(columns[:, active], elapsed_s, rcond=None)
-            if coefficients.min() >= 0:
-                fitted = [0.0, 0.0, 0.0]
-                for column, coefficient in zip(active, coefficients, strict=True):
-                    fitted[column] = float(coefficient)
-                return PrefillReload.from_coefficients(fitted)
-            del active[int(coefficients.argmin())]
-        return self._rate()
+        return PrefillReload.from_coefficients(fit_above_zero(columns, elapsed_s))

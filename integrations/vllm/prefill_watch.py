@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from . import seam
@@ -18,11 +19,14 @@ class PrefillWatch:
         self._clock = clock
         self._prefilling: dict[str, tuple[Request, float, int]] = {}
 
-    def admitted(self, request: Request, hit_tokens: int) -> None:
-        """A request starts its prefill behind the tokens that were in the cache."""
-        self._prefilling[request.request_id] = (request, self._clock(), hit_tokens)
+    def step_scheduled(self, output: SchedulerOutput, requests: dict[str, Request]) -> None:
+        """Requests start their prefills behind the tokens that were in the cache."""
+        for request_id in seam.admitted_ids(output):
+            request = requests[request_id]
+            hit_tokens = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
+            self._prefilling[request_id] = (request, self._clock(), hit_tokens)
 
-    def step_processed(self) -> None:
+    def step_processed(self, output: SchedulerOutput) -> None:
         """Learn from the prefills that are done."""
         if not self._prefilling:
             return

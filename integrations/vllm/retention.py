@@ -25,7 +25,6 @@ from .pin_decisions import PinDecisions
 from .pin_keeper import PinKeeper
 from .pin_table import Pin
 from .policies import make_policy
-from .prefill_fit import PrefillFit
 from .record import TimestampRecord
 from .record_writer import open_writer
 from .reply_reader import Decode, Reply
@@ -64,7 +63,7 @@ class Retention:
         self._patience = Patience(settings.patience_s)
         self.newcomers = Newcomers()
         self._block_tokens = block_tokens
-        self.prefills = PrefillFit(settings.prefill_reload)
+        self.prefills = self.policy.make_prefill_fit()
         self.tier = TierWatch(clock)
         self.counters = Counters()
         self.record = TimestampRecord(
@@ -305,7 +304,7 @@ class Retention:
 
     def _computes_anew(self, num_tokens: int) -> None:
         if num_tokens > 0:
-            self.gate.came_back(self.prefills.reload.seconds(num_tokens))
+            self.gate.came_back(self.decisions.rebuild(num_tokens).pool_s)
 
     def turn_preempted(self, request_id: str) -> None:
         self.counters.add("preemptions_total")

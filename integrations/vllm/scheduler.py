@@ -26,6 +26,7 @@ from .counters import StepStats
 from .demand import Demand
 from .jobs import Context
 from .pin_table import Pin
+from .prefill_fit import PrefillFit
 from .prefill_watch import PrefillWatch
 from .ranked_queue import RankedQueue
 from .reply_decoder import ReplyDecoder
@@ -34,6 +35,7 @@ from .request_tags import tags_of
 from .retention import Retention
 from .settings import CONFIG_KEY, read_settings
 from .side_work import SideWork, Task
+from .step_watch import StepWatch
 
 MORE_BLOCKS = 8
 """Blocks taken from pins in one go where the first estimate was too low."""
@@ -64,15 +66,25 @@ class RetainingScheduler(seam.SchedulerSeam):
         if seam.is_first_come_first_served(self):
             self.install_queue(self.queue)
         self.install_allocator()
-        self._prefills = PrefillWatch(self.retention.prefills, self.clock)
+        self._watch = self._make_watch()
         self._decoder = ReplyDecoder(self.vllm_config.model_config)
         self._is_running_sorted = False
         self._unplaced: set[str] = set()
         self._told_stats: tuple[int, int] | None = None
 
+    def _make_watch(self) -> PrefillWatch | StepWatch:
+        fit = self.retention.prefills
+        if isinstance(fit, PrefillFit):
+            return PrefillWatch(fit, self.clock)
+        return StepWatch(fit, self.clock, memory=self._memory, num_steps=self.num_steps)
+
     def clock(self) -> float:
         """Seconds on a monotonic clock; the simulator and tests override it."""
         return time.monotonic()
+
+    def num_steps(self, output: SchedulerOutput) -> int:
+        """Steps of the model that an output stands for; the simulator overrides it."""
+        return 1
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of tokens, special ones included; the simulator and tests override it.
@@ -163,18 +175,17 @@ class RetainingScheduler(seam.SchedulerSeam):
         scheduled = output.num_scheduled_tokens
         self.steps.add(len(scheduled), output.total_num_scheduled_tokens, self._usage())
         for request_id in seam.admitted_ids(output):
-            request = self.requests[request_id]
             self._unplaced.add(request_id)
-            hit_tokens = request.num_computed_tokens - scheduled[request.request_id]
-            self._prefills.admitted(request, hit_tokens)
-            self.retention.turn_admitted(request.request_id, hit_tokens=hit_tokens)
+            hit_tokens = self.requests[request_id].num_computed_tokens - scheduled[request_id]
+            self.retention.turn_admitted(request_id, hit_tokens=hit_tokens)
+        self._watch.step_scheduled(output, self.requests)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Any:
         self._before_outputs(model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self._after_outputs()
+        self._after_outputs(scheduler_output)
         return outputs
 
     @seam.guarded(None)
@@ -186,8 +197,8 @@ class RetainingScheduler(seam.SchedulerSeam):
                 self.retention.loads_done(output.kv_connector_output.finished_recving or ())
 
     @seam.guarded(None)
-    def _after_outputs(self) -> None:
-        self._prefills.step_processed()
+    def _after_outputs(self, output: SchedulerOutput) -> None:
+        self._watch.step_processed(output)
         # Also here, where with async scheduling the device is busy with the next step.
         self.retention.decisions.apply_forecasts()
 
@@ -332,6 +343,11 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     def _usage(self) -> float:
         return 1 - self.num_free_blocks() / max(self.num_blocks(), 1)
+
+    def _memory(self) -> tuple[float, float]:
+        """Tokens of KV that running requests have, and the part of the pool that pins have."""
+        idle_share = self.retention.pins.num_blocks / max(self.num_blocks(), 1)
+        return (self._usage() - idle_share) * self.retention.policy.pool_tokens, idle_share
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         stats = super().make_stats(*args, **kwargs)

@@ -6,6 +6,7 @@ import json
 import queue
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,7 +175,7 @@ class Engine:
         self._in_flight: list[tuple[Any, ModelRunnerOutput]] = []
         self._has_tier = offload_bytes > 0
         self.num_blocks_loaded = 0
-        self._is_async = is_async
+        self.is_async = is_async
         self._num_requests = 0
 
     # What tests look at
@@ -246,16 +247,19 @@ class Engine:
         self.scheduler.add_request(request)
         return request.request_id
 
-    def step(self, *, step_s: float = 0.01) -> Any:
-        """One engine step; async classes run one step ahead of their outputs."""
+    def step(self, *, step_s: float | Callable[[Any], float] = 0.01) -> Any:
+        """One engine step; async classes run one step ahead of their outputs. `step_s` is how long
+        it takes, or says so of the output that is processed next."""
         if not self.scheduler.has_requests() and not self._in_flight:
             return None
         output = self.scheduler.schedule()
         if output.total_num_scheduled_tokens or self._has_tier:
             self._in_flight.append((output, self._run(output)))
+        if callable(step_s):
+            step_s = step_s(self._in_flight[0][0] if self._in_flight else output)
         self.clock.now_s += step_s
         while self._in_flight and (
-            not self._is_async or len(self._in_flight) > 1 or not output.total_num_scheduled_tokens
+            not self.is_async or len(self._in_flight) > 1 or not output.total_num_scheduled_tokens
         ):
             self.scheduler.update_from_output(*self._in_flight.pop(0))
         return output

@@ -1,0 +1,210 @@
+"""What computing a context anew costs is learned from the steps of the engine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentkv.integrations.vllm.step_fit import LEAST_FIXED_SHARE, MIN_PREFILLS, Step, StepFit
+from agentkv.ttl import PrefillReload
+
+from .harness import Engine
+
+FIXED_S, TOKEN_S, SQUARE_S, RUNNING_S = 7e-3, 2.3e-5, 4e-10, 5e-8
+"""About an 8B model on an H100."""
+
+
+def seconds(step: Step) -> float:
+    one_s = (
+        FIXED_S
+        + TOKEN_S * step.prefill_tokens
+        + SQUARE_S * step.prefill_squares
+        + RUNNING_S * step.running_tokens
+    )
+    return one_s * step.num_steps
+
+
+def prefill(num_new: int, num_hit: int = 0, *, running: int = 20_000, idle: float = 0.0) -> Step:
+    return Step(num_new, (num_hit + num_new) ** 2 - num_hit**2, running, idle)
+
+
+def decoding(count: int = 1, *, running: int = 20_000, idle: float = 0.0) -> Step:
+    return Step(0, 0, running, idle, count)
+
+
+def fitted(steps: list[Step], *, noise: float = 0.0, given: Any = None) -> StepFit:
+    chance = random.Random(5)
+    fit = StepFit(given)
+    for step in steps:
+        fit.observe(step, seconds(step) * chance.uniform(1 - noise, 1 + noise))
+    return fit
+
+
+def mixed(num: int, *, decodes_each: int = 3, idle: float = 0.0) -> list[Step]:
+    """Prefills of all lengths and depths, each followed by steps that only decode."""
+    chance = random.Random(7)
+    steps = []
+    for _ in range(num):
+        num_new, num_hit = chance.randrange(50, 4000), chance.randrange(8000)
+        steps.append(prefill(num_new, num_hit, running=chance.randrange(5_000, 45_000), idle=idle))
+        for _ in range(decodes_each):
+            steps.append(decoding(running=chance.randrange(5_000, 45_000), idle=idle))
+    return steps
+
+
+def test_the_price_is_what_a_context_adds_to_the_steps() -> None:
+    """With 5% noise, of 4,000 tokens within 10%; the fixed part of a step is not in it."""
+    fit = fitted(mixed(200), noise=0.05)
+    assert fit.reload.seconds(4000) == pytest.approx(4000 * TOKEN_S + 4000**2 * SQUARE_S, rel=0.1)
+    assert fit.reload.constant_s == 0.0
+
+
+def test_prompts_that_share_a_step_share_its_time() -> None:
+    """Four prompts of 1,000 tokens in a step that takes four times as long cost what one does."""
+    four = Step(4000, 4 * 1000**2, 20_000, 0.0)
+    steps = [step for _ in range(40) for step in (four, prefill(500), decoding(), decoding())]
+    fit = fitted(steps)
+    assert fit.reload.seconds(1000) == pytest.approx(1000 * TOKEN_S + 1000**2 * SQUARE_S, rel=0.05)
+
+
+@pytest.mark.parametrize("decodes_each", [1, 10, 100])
+def test_computing_is_worth_more_where_it_takes_more_of_the_time(decodes_each: int) -> None:
+    """The part of the pool that is not idle, over the part of the time that is fixed."""
+    steps = mixed(100, decodes_each=decodes_each, idle=0.25)
+    fixed_share = len(steps) * FIXED_S / sum(map(seconds, steps))
+    assert fitted(steps).worth == pytest.approx(0.75 / fixed_share, rel=0.1)
+
+
+def test_worth_is_the_ratio_of_what_is_lost_and_gained() -> None:
+    """By the model that it is derived from: p seconds of prefill a turn and d of decoding, R turns
+    at once that fill the pool: throughput X = 1 / (p + d / R). A second of computing loses X turns;
+    the whole pool once more for a second, so R more turns at once, would win R dX/dR."""
+    num_at_once, prefill_s, steps_each = 10, 0.05, 100
+    decode_s = steps_each * FIXED_S
+
+    def throughput(p: float, r: float) -> float:
+        return 1 / (p + decode_s / r)
+
+    tiny = 1e-6
+    lost = throughput(prefill_s, num_at_once)
+    won = (throughput(prefill_s, num_at_once * (1 + tiny)) - lost) / tiny
+    fit = StepFit()
+    num_new = round(prefill_s / TOKEN_S)
+    num_decoding = steps_each // num_at_once - 1
+    for _ in range(100):
+        fit.observe(Step(num_new, 0, 0, 0.0), FIXED_S + num_new * TOKEN_S)
+        fit.observe(Step(0, 0, 0, 0.0, num_decoding), FIXED_S * num_decoding)
+    assert fit.worth == pytest.approx(lost / won, rel=0.01)
+
+
+def test_steps_played_at_once_count_as_many() -> None:
+    """The simulator plays a hundred decoding steps in one: the same price and worth."""
+    steps = mixed(50)
+    one_by_one = [each for step in steps for each in (step, *[decoding()] * 100)]
+    at_once = [each for step in steps for each in (step, decoding(100))]
+    slow, fast = fitted(one_by_one), fitted(at_once)
+    assert fast.reload.seconds(3000) == pytest.approx(slow.reload.seconds(3000), rel=1e-6)
+    assert fast.worth == pytest.approx(slow.worth, rel=1e-6)
+
+
+def test_the_price_never_falls_with_length() -> None:
+    """Prefills that seem to get faster with length still give no negative coefficient."""
+    fit = StepFit()
+    for num_new in range(100, 5000, 100):
+        fit.observe(prefill(num_new), 1.0 - num_new / 10_000)
+        fit.observe(decoding(), 0.5)
+    assert min(fit.reload.linear_s, fit.reload.quadratic_s) >= 0
+    assert 0 < fit.worth <= 1 / LEAST_FIXED_SHARE
+
+
+def test_worth_is_bounded() -> None:
+    """Where no part of a step seems fixed, and where no time passes at all."""
+    fit = StepFit()
+    for num_new in range(100, 5000, 100):
+        fit.observe(prefill(num_new, running=0), num_new * TOKEN_S)
+    assert fit.worth == pytest.approx(1 / LEAST_FIXED_SHARE)
+    still = StepFit()
+    for num_new in range(100, 5000, 100):
+        still.observe(prefill(num_new), 0.0)
+    assert (still.worth, still.reload.seconds(1000)) == (1.0, 0.0)
+
+
+def test_few_prefills_give_a_rate() -> None:
+    """Before the fit is trusted: seconds per token, of the steps with prompts alone."""
+    fit = StepFit()
+    for _ in range(MIN_PREFILLS - 1):
+        fit.observe(prefill(1000), 2.0)
+        fit.observe(decoding(), 1.0)
+    assert fit.reload.seconds(500) == pytest.approx(1.0)
+    assert fit.worth == 1.0
+
+
+def test_given_coefficients_are_kept() -> None:
+    """Settings win over what is measured; what computing is worth is measured all the same."""
+    given = PrefillReload(1.0, 2.0, 3.0)
+    fit = fitted(mixed(100), given=given)
+    assert fit.reload == given
+    assert fit.worth != 1.0
+
+
+def test_the_window_forgets() -> None:
+    """After a change of hardware, so to say: ten times as slow, and the past is gone."""
+    fit = fitted(mixed(300))
+    for step in mixed(300):
+        fit.observe(step, 10 * seconds(step))
+    whole_s = 10 * (4000 * TOKEN_S + 4000**2 * SQUARE_S)
+    assert fit.reload.seconds(4000) == pytest.approx(whole_s, rel=0.02)
+
+
+def step_s(output: Any) -> float:
+    """Of a machine that takes 10 ms a step and 0.1 ms a token more."""
+    return 0.01 + 1e-4 * float(output.total_num_scheduled_tokens)
+
+
+def prompt(number: int, num_tokens: int) -> list[int]:
+    return [1000 * (number + 1) + position for position in range(num_tokens)]
+
+
+def test_an_engine_learns_what_its_machine_takes(make_engine: Callable[..., Engine]) -> None:
+    """Prompts in chunks, several in a step, beside requests that decode."""
+    engine = make_engine(num_blocks=400, policy="agentkv")
+    chance = random.Random(3)
+    for number in range(60):
+        engine.add(prompt(number, chance.randrange(20, 900)), max_tokens=chance.randrange(2, 20))
+        for _ in range(chance.randrange(4)):
+            engine.step(step_s=step_s)
+    while engine.scheduler.has_requests():
+        engine.step(step_s=step_s)
+    fit = engine.scheduler.retention.prefills
+    assert fit.reload.seconds(600) == pytest.approx(0.06, rel=0.1)
+
+
+def test_a_prompt_that_ends_early_is_forgotten(make_engine: Callable[..., Engine]) -> None:
+    """Aborted in its prefill, or scheduled in a step whose outputs never come."""
+    engine = make_engine(num_blocks=400, policy="agentkv", max_num_batched_tokens=64)
+    watch = engine.scheduler._watch
+    aborted = engine.add(prompt(1, 500))
+    engine.step()
+    engine.abort(aborted)
+    engine.add(prompt(2, 20), max_tokens=2)
+    engine.run()
+    assert not watch._prefilling
+    engine.add(prompt(3, 20), max_tokens=200)
+    for _ in range(100):
+        engine.scheduler.schedule()
+    assert len(watch._under_way) <= 16
+
+
+def test_continuum_keeps_its_own_price(make_engine: Callable[..., Engine]) -> None:
+    """Its PrefillReload is how long a prefill takes, from where it starts to its first token."""
+    engine = make_engine(num_blocks=400, policy="continuum")
+    for number in range(20):
+        engine.add(prompt(number, 200), max_tokens=2)
+        engine.run()
+    fit = engine.scheduler.retention.prefills
+    assert fit.worth == 1.0
+    num_steps = 2 if engine.is_async else 1  # its clock starts when the step before is under way
+    assert fit.reload.seconds(200) == pytest.approx(0.01 * num_steps)
