@@ -35,8 +35,10 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python examples/bash_agent.py $(DEMO_FLAGS)
 
+# A file stays in one process, so that its tests share their servers.
 test: $(STAMP) test-openai3
-	$(PYTEST) tests
+	$(PYTEST) tests -m "not timed" -n 2 --dist loadfile
+	$(PYTEST) tests/client -m timed
 
 test-fast: $(STAMP)
 	$(PYTEST) tests -m "not server and not slow and not timed" -n 2

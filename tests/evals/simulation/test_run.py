@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentkv.evals.load.plans import Workload
 from agentkv.evals.simulation.alone import alone_s
+from agentkv.evals.simulation.cost import Roofline
 from agentkv.evals.simulation.errors import SimulationError
 from agentkv.evals.simulation.policies import parse_policy
 from agentkv.evals.simulation.run import Simulation
@@ -90,6 +93,24 @@ def test_jumps_change_nothing(policy: str) -> None:
         assert jumping.counters[name] == stepping.counters[name]
     assert jumping.counters["steps"] < stepping.counters["steps"]
     assert stepping.counters["jumps"] == 0
+
+
+@pytest.mark.parametrize("has_jumps", [True, False])
+def test_our_policy_learns_the_price_of_the_machine(has_jumps: bool) -> None:
+    """What a context adds to the steps, by the roofline's own figures; jumps are no long steps."""
+    chance = random.Random(1)
+    jobs = [
+        job(f"job-{number}", number * 0.2, (chance.randint(500, 3000), 60, 0.4), (500, 60, 0.0))
+        for number in range(60)
+    ]
+    workload = Workload("prompts", 0, tuple(jobs), None)
+    simulation, _ = simulate(workload, "agentkv", machine(1000), has_jumps=has_jumps)
+    learned = simulation.engine.scheduler.retention.prefills
+    cost = simulation.machine.cost
+    assert isinstance(cost, Roofline)
+    num_flop = 2000 * cost.token_flop + 2000**2 / 2 * cost.pair_flop
+    assert learned.reload.seconds(2000) == pytest.approx(num_flop / cost.flop_per_s, rel=0.15)
+    assert 1.0 < learned.worth < 5.0
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
