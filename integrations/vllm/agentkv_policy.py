@@ -102,8 +102,9 @@ class AgentKVPolicy(ContinuumPolicy):
     def weigh_tier(self, rebuild: Rebuild) -> None:
         """A tier counts while it saves half of the time to compute what has left the GPU."""
         if self.settings.has_tier is None:
-            saved_s = rebuild.loaded_share * (rebuild.seconds - rebuild.load_s)
-            self.has_tier = saved_s > WORTHWHILE * rebuild.seconds
+            prefill_s = rebuild.step_s + rebuild.seconds  # a load takes a step or more, too
+            saved_s = rebuild.loaded_share * (prefill_s - rebuild.load_s)
+            self.has_tier = saved_s > WORTHWHILE * prefill_s
 
     def pressure_s(self, rebuild: Rebuild) -> float:
         """How long memory counts as contended after it ran short."""

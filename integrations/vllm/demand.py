@@ -12,13 +12,15 @@ from .residents import Resident, Residents
 class Rebuild(NamedTuple):
     """What it takes to have a context again: `seconds` to compute it anew; from a tier `load_s` to
     load it, and of what leaves the GPU it gives back `loaded_share` (0: there is none).
-    A second of computing is worth `worth` seconds of the whole pool (see StepFit)."""
+    A second of computing is worth `worth` seconds of the whole pool (see StepFit). To compute it
+    alone takes `step_s` more, as a step does for however little."""
 
     num_tokens: int
     seconds: float
     load_s: float = 0.0
     loaded_share: float = 0.0
     worth: float = 1.0
+    step_s: float = 0.0
 
     @property
     def pool_s(self) -> float:

@@ -71,6 +71,7 @@ class PinDecisions:
             self._tier.load_token_s * num_tokens,
             self._tier.loaded_share,
             self._prefills.worth,
+            self._prefills.step_s,
         )
 
     @property

@@ -25,6 +25,8 @@ class PrefillFit:
     Source: PrefillReload, Continuum (arXiv 2511.02230 v6), there profiled offline.
     """
 
+    step_s = 0.0
+    """Is in the seconds that a prefill takes."""
     worth = 1.0
     """Continuum knows no price of computing but the seconds that it takes."""
 

@@ -54,6 +54,8 @@ class StepFit:
         self._between = [0.0, 0.0, 0.0, 0.0]
         self.reload = given or PrefillReload()
         """Seconds that computing a context of n tokens adds to the steps of an engine."""
+        self.step_s = 0.0
+        """Seconds that a step takes that computes next to nothing."""
         self.worth = 1.0
         """Seconds of the whole pool's memory that a second of computing is worth.
 
@@ -93,11 +95,11 @@ class StepFit:
             linear_s = elapsed_s[amounts[:, 1] > 0].sum() / amounts[:, 1].sum()
             self._take(PrefillReload(linear_s=float(linear_s)))
             return
-        fixed_s, linear_s, quadratic_s, _ = fit_above_zero(amounts, elapsed_s)
+        self.step_s, linear_s, quadratic_s, _ = fit_above_zero(amounts, elapsed_s)
         self._take(PrefillReload(0.0, linear_s, quadratic_s))
         total_s = elapsed_s.sum()
         if total_s > 0:
-            fixed_share = min(1.0, float(fixed_s * amounts[:, 0].sum() / total_s))
+            fixed_share = min(1.0, float(self.step_s * amounts[:, 0].sum() / total_s))
             running_share = 1.0 - float(idle_s.sum() / total_s)
             self.worth = running_share / max(fixed_share, LEAST_FIXED_SHARE)
 

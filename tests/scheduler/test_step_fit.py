@@ -60,6 +60,7 @@ def test_the_price_is_what_a_context_adds_to_the_steps() -> None:
     fit = fitted(mixed(200), noise=0.05)
     assert fit.reload.seconds(4000) == pytest.approx(4000 * TOKEN_S + 4000**2 * SQUARE_S, rel=0.1)
     assert fit.reload.constant_s == 0.0
+    assert fit.step_s == pytest.approx(FIXED_S, rel=0.1)
 
 
 def test_prompts_that_share_a_step_share_its_time() -> None:
