@@ -38,7 +38,7 @@ demo: $(STAMP)
 # A file stays in one process, so that its tests share their servers.
 test: $(STAMP) test-openai3
 	$(PYTEST) tests -m "not timed" -n 2 --dist loadfile
-	$(PYTEST) tests/client -m timed
+	$(PYTEST) tests -m timed
 
 test-fast: $(STAMP)
 	$(PYTEST) tests -m "not server and not slow and not timed" -n 2

@@ -6,17 +6,17 @@ import math
 
 PRIOR = 0.025
 """Of `memory_s`: so long is added to both sums, so that little of either decides nothing. With
-`memory_s` ten break-even times that is a quarter of what computing the whole pool takes: without it
-the first seconds decide, with four times as much short jobs wait too long (docs/results.md)."""
+`memory_s` ten break-even times that is a quarter of one: without it the first seconds decide, with
+four times as much short jobs wait too long (docs/results.md)."""
 
 
 class HoldBalance:
     """Two sums over time, both in seconds of the whole pool, and what they say about new jobs.
 
     One is memory that was held idle while a job waited to be let in; the other what it took to have
-    contexts again that had left the GPU: to compute them keeps the whole pool waiting, to load them
-    from a tier the memory that they are loaded into. The past counts less and less, by 1/e after
-    `memory_s`. Every operation is O(1).
+    contexts again that had left the GPU: to compute them what that is worth (see StepFit), to load
+    them from a tier the memory that they are loaded into. The past counts less and less, by 1/e
+    after `memory_s`. Every operation is O(1).
     """
 
     def __init__(self) -> None:
