@@ -17,9 +17,9 @@ from functools import partial
 
 from agentkv.integrations.vllm.counters import MAX_PENDING_OBSERVATIONS, Counters
 from agentkv.integrations.vllm.jobs import Context
-from agentkv.integrations.vllm.prefill_fit import PrefillFit
 from agentkv.integrations.vllm.retention import Retention
 from agentkv.integrations.vllm.settings import Settings
+from agentkv.integrations.vllm.step_fit import WINDOW, Step, StepFit
 from agentkv.ttl import (
     GLOBAL_WINDOW,
     MAX_TOOLS,
@@ -63,7 +63,7 @@ def measure(seed: int) -> Iterator[Row]:
     histories: tuple[tuple[str, Callable[[random.Random], object], float], ...] = (
         ("tool durations", _tool_durations, 4.0),
         ("queueing delays, job lengths", _delays_and_lengths, 0.5),
-        ("prefills", _prefills, 0.1),
+        ("steps", _steps, 0.1),
         ("counters between two reports", _counters, 0.5),
     )
     for name, fill, limit_mib in histories:
@@ -110,11 +110,12 @@ def _delays_and_lengths(chance: random.Random) -> object:
     return delays, lengths
 
 
-def _prefills(chance: random.Random) -> PrefillFit:
-    prefills = PrefillFit()
-    for _ in range(1000):
-        prefills.observe(0, chance.randrange(1000, 100_000), chance.random())
-    return prefills
+def _steps(chance: random.Random) -> StepFit:
+    fit = StepFit()
+    for _ in range(2 * WINDOW):
+        num_new = chance.randrange(1000, 100_000)
+        fit.observe(Step(num_new, num_new**2, num_new, 0.0), chance.random())
+    return fit
 
 
 def _counters(chance: random.Random) -> Counters:

@@ -22,7 +22,6 @@ from .jobs import Turn
 from .pin_table import Pin
 from .pressure import Pressure
 from .settings import MAX_PRIORITY, Settings
-from .step_fit import StepFit
 
 HELD = 2 * MAX_PRIORITY + 1
 """Tiers that a turn falls behind while its job is not let in."""
@@ -76,10 +75,6 @@ class AgentKVPolicy(ContinuumPolicy):
         if "switch" not in without:
             self.pressure = Pressure()
 
-    def make_prefill_fit(self) -> StepFit:
-        """What learns the price of computing a context anew: what that adds to the steps."""
-        return StepFit(self.settings.prefill_reload)
-
     def break_even_s(self, rebuild: Rebuild) -> float:
         """Seconds that holding a context may last before computing it anew would cost less.
 
@@ -102,9 +97,9 @@ class AgentKVPolicy(ContinuumPolicy):
     def weigh_tier(self, rebuild: Rebuild) -> None:
         """A tier counts while it saves half of the time to compute what has left the GPU."""
         if self.settings.has_tier is None:
-            prefill_s = rebuild.step_s + rebuild.seconds  # a load takes a step or more, too
-            saved_s = rebuild.loaded_share * (prefill_s - rebuild.load_s)
-            self.has_tier = saved_s > WORTHWHILE * prefill_s
+            alone_s = rebuild.alone_s  # a load takes a step or more, too
+            saved_s = rebuild.loaded_share * (alone_s - rebuild.load_s)
+            self.has_tier = saved_s > WORTHWHILE * alone_s
 
     def pressure_s(self, rebuild: Rebuild) -> float:
         """How long memory counts as contended after it ran short."""

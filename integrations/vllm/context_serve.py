@@ -24,7 +24,7 @@ class ContextServePolicy(ContinuumPolicy):
 
     def undecided_ttl(self, rebuild: Rebuild) -> TTL:
         """TTL of a pin until its reply has been read: Continuum's, and long enough to read it."""
-        ttl = self.ttl(None, rebuild.seconds)
+        ttl = self.ttl(None, rebuild.alone_s)
         return self.capped(max(ttl.seconds, READING_TTL_S), f"not decided yet; {ttl.reason}")
 
     def decide(
@@ -34,7 +34,7 @@ class ContextServePolicy(ContinuumPolicy):
         if command is None or prediction is None:
             return super().decide(command, rebuild)
         if prediction.speed == "uncertain":
-            ttl = self.ttl(tool_name(command), rebuild.seconds)
+            ttl = self.ttl(tool_name(command), rebuild.alone_s)
             ttl = TTL(ttl.seconds, f"uncertain, so Continuum's: {ttl.reason}")
         else:
             seconds = prediction.ttl_s if prediction.speed == "fast" else 0.0

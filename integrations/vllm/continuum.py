@@ -17,10 +17,8 @@ from .decision import Decision
 from .demand import Demand, Rebuild, Room
 from .jobs import Turn
 from .pin_table import Pin
-from .prefill_fit import PrefillFit
 from .pressure import Pressure
 from .settings import Settings
-from .step_fit import StepFit
 
 PREEMPTED, PINNED, UNPINNED = 0, 1, 2
 """Tiers of the waiting queue, first served first."""
@@ -61,10 +59,6 @@ class ContinuumPolicy:
         )
         self._fixed = FixedTTL(settings.fixed_ttl_s, self.durations)
 
-    def make_prefill_fit(self) -> PrefillFit | StepFit:
-        """What learns the price of computing a context anew: how long its prefill takes."""
-        return PrefillFit(self.settings.prefill_reload)
-
     def ttl(self, tool: str | None, reload_s: float) -> TTL:
         """How long to pin a finished turn that runs `tool` (None: not known)."""
         if self.settings.ttl == "fixed":
@@ -79,13 +73,13 @@ class ContinuumPolicy:
 
     def undecided_ttl(self, rebuild: Rebuild) -> TTL:
         """TTL of a turn that has just finished, of whose tool nothing is known yet."""
-        return self.ttl(None, rebuild.seconds)
+        return self.ttl(None, rebuild.alone_s)
 
     def decide(
         self, command: str | None, rebuild: Rebuild, prediction: Prediction | None = None
     ) -> Decision:
         """What becomes of the pin of a turn that now runs `command` (None: not known)."""
-        return Decision(self.ttl(tool_name(command or "") or None, rebuild.seconds), command)
+        return Decision(self.ttl(tool_name(command or "") or None, rebuild.alone_s), command)
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
         """Place of a waiting turn; the smallest is served first.

@@ -12,8 +12,8 @@ from .residents import Resident, Residents
 class Rebuild(NamedTuple):
     """What it takes to have a context again: `seconds` to compute it anew; from a tier `load_s` to
     load it, and of what leaves the GPU it gives back `loaded_share` (0: there is none).
-    A second of computing is worth `worth` seconds of the whole pool (see StepFit). To compute it
-    alone takes `step_s` more, as a step does for however little."""
+    A second of computing is worth `worth` seconds of the whole pool (see StepFit). `step_s` is what
+    a step takes for however little."""
 
     num_tokens: int
     seconds: float
@@ -21,6 +21,11 @@ class Rebuild(NamedTuple):
     loaded_share: float = 0.0
     worth: float = 1.0
     step_s: float = 0.0
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds that it takes to compute it with nothing beside it."""
+        return self.step_s + self.seconds
 
     @property
     def pool_s(self) -> float:

@@ -36,7 +36,7 @@ def info(scheduler: RetainingScheduler) -> dict[str, Any]:
 def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
     retention = scheduler.retention
     learned = retention.policy.learned
-    reload = retention.prefills.reload
+    reload = retention.step_fit.reload
     return {
         "pinned_jobs": len(retention.pins),
         "pinned_blocks": retention.pins.num_blocks,
@@ -54,7 +54,7 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
             "queueing_delay_s": learned.queueing.mean_s,
             "eta": learned.memoryfulness.eta,
             "prefill_reload_s": [reload.constant_s, reload.linear_s, reload.quadratic_s],
-            "compute_worth": retention.prefills.worth,
+            "compute_worth": retention.step_fit.worth,
             "load_token_s": retention.tier.load_token_s,
             "loaded_share": retention.tier.loaded_share,
             "idle_weight": retention.gate.idle_weight,

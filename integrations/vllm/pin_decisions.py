@@ -19,7 +19,6 @@ from .demand import Rebuild
 from .forecaster import Forecaster, Ticket
 from .jobs import Job
 from .pin_keeper import PinKeeper
-from .prefill_fit import PrefillFit
 from .record import MAX_COMMAND_CHARS, TimestampRecord
 from .reply_reader import Decode, Reply
 from .step_fit import StepFit
@@ -39,7 +38,7 @@ class PinDecisions:
         policy: ContinuumPolicy,
         forecaster: Forecaster | None,
         keeper: PinKeeper,
-        prefills: PrefillFit | StepFit,
+        step_fit: StepFit,
         tier: TierWatch,
         counters: Counters,
         record: TimestampRecord,
@@ -51,7 +50,7 @@ class PinDecisions:
         self._policy = policy
         self._forecaster = forecaster
         self._keeper = keeper
-        self._prefills = prefills
+        self._step_fit = step_fit
         self._tier = tier
         self._counters = counters
         self._record = record
@@ -67,11 +66,11 @@ class PinDecisions:
         """What it takes to have a context of so many tokens again."""
         return Rebuild(
             num_tokens,
-            self._prefills.reload.seconds(num_tokens),
+            self._step_fit.reload.seconds(num_tokens),
             self._tier.load_token_s * num_tokens,
             self._tier.loaded_share,
-            self._prefills.worth,
-            self._prefills.step_s,
+            self._step_fit.worth,
+            self._step_fit.step_s,
         )
 
     @property

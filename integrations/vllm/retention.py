@@ -30,6 +30,7 @@ from .record_writer import open_writer
 from .reply_reader import Decode, Reply
 from .settings import MAX_PRIORITY, Settings
 from .side_work import SideWork
+from .step_fit import StepFit
 from .tier_watch import TierWatch
 
 
@@ -63,7 +64,7 @@ class Retention:
         self._patience = Patience(settings.patience_s)
         self.newcomers = Newcomers()
         self._block_tokens = block_tokens
-        self.prefills = self.policy.make_prefill_fit()
+        self.step_fit = StepFit(settings.prefill_reload)
         self.tier = TierWatch(clock)
         self.counters = Counters()
         self.record = TimestampRecord(
@@ -94,7 +95,7 @@ class Retention:
             self.policy,
             self.forecaster,
             self.keeper,
-            self.prefills,
+            self.step_fit,
             self.tier,
             self.counters,
             self.record,

@@ -26,8 +26,6 @@ from .counters import StepStats
 from .demand import Demand
 from .jobs import Context
 from .pin_table import Pin
-from .prefill_fit import PrefillFit
-from .prefill_watch import PrefillWatch
 from .ranked_queue import RankedQueue
 from .reply_decoder import ReplyDecoder
 from .reply_reader import MAX_REPLY_TOKENS, Reply
@@ -66,17 +64,13 @@ class RetainingScheduler(seam.SchedulerSeam):
         if seam.is_first_come_first_served(self):
             self.install_queue(self.queue)
         self.install_allocator()
-        self._watch = self._make_watch()
+        self._watch = StepWatch(
+            self.retention.step_fit, self.clock, memory=self._memory, num_steps=self.num_steps
+        )
         self._decoder = ReplyDecoder(self.vllm_config.model_config)
         self._is_running_sorted = False
         self._unplaced: set[str] = set()
         self._told_stats: tuple[int, int] | None = None
-
-    def _make_watch(self) -> PrefillWatch | StepWatch:
-        fit = self.retention.prefills
-        if isinstance(fit, PrefillFit):
-            return PrefillWatch(fit, self.clock)
-        return StepWatch(fit, self.clock, memory=self._memory, num_steps=self.num_steps)
 
     def clock(self) -> float:
         """Seconds on a monotonic clock; the simulator and tests override it."""

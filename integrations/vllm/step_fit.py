@@ -44,6 +44,7 @@ class StepFit:
 
     `fixed` is what a step takes for however many requests (the weights are read once), the next two
     what prompts add to it. Bounded: WINDOW rows, 24 KiB.
+    Source: Continuum (arXiv 2511.02230 v6) fits its PrefillReload offline, to prompts that run alone.
     """
 
     def __init__(self, given: PrefillReload | None = None) -> None:
@@ -55,7 +56,7 @@ class StepFit:
         self.reload = given or PrefillReload()
         """Seconds that computing a context of n tokens adds to the steps of an engine."""
         self.step_s = 0.0
-        """Seconds that a step takes that computes next to nothing."""
+        """Seconds that a step takes that computes next to nothing; 0 where `reload` is given."""
         self.worth = 1.0
         """Seconds of the whole pool's memory that a second of computing is worth.
 
@@ -93,16 +94,16 @@ class StepFit:
         amounts, elapsed_s, idle_s = self._rows[:, :4], self._rows[:, 4], self._rows[:, 5]
         if self._num_prefills < MIN_PREFILLS:
             linear_s = elapsed_s[amounts[:, 1] > 0].sum() / amounts[:, 1].sum()
-            self._take(PrefillReload(linear_s=float(linear_s)))
+            self._take(0.0, PrefillReload(linear_s=float(linear_s)))
             return
-        self.step_s, linear_s, quadratic_s, _ = fit_above_zero(amounts, elapsed_s)
-        self._take(PrefillReload(0.0, linear_s, quadratic_s))
+        fixed_s, linear_s, quadratic_s, _ = fit_above_zero(amounts, elapsed_s)
+        self._take(fixed_s, PrefillReload(0.0, linear_s, quadratic_s))
         total_s = elapsed_s.sum()
         if total_s > 0:
-            fixed_share = min(1.0, float(self.step_s * amounts[:, 0].sum() / total_s))
+            fixed_share = min(1.0, float(fixed_s * amounts[:, 0].sum() / total_s))
             running_share = 1.0 - float(idle_s.sum() / total_s)
             self.worth = running_share / max(fixed_share, LEAST_FIXED_SHARE)
 
-    def _take(self, reload: PrefillReload) -> None:
+    def _take(self, fixed_s: float, reload: PrefillReload) -> None:
         if self._given is None:
-            self.reload = reload
+            self.step_s, self.reload = fixed_s, reload

@@ -147,7 +147,7 @@ def test_given_coefficients_are_kept() -> None:
     """Settings win over what is measured; what computing is worth is measured all the same."""
     given = PrefillReload(1.0, 2.0, 3.0)
     fit = fitted(mixed(100), given=given)
-    assert fit.reload == given
+    assert (fit.step_s, fit.reload) == (0.0, given)
     assert fit.worth != 1.0
 
 
@@ -169,9 +169,13 @@ def prompt(number: int, num_tokens: int) -> list[int]:
     return [1000 * (number + 1) + position for position in range(num_tokens)]
 
 
-def test_an_engine_learns_what_its_machine_takes(make_engine: Callable[..., Engine]) -> None:
-    """Prompts in chunks, several in a step, beside requests that decode."""
-    engine = make_engine(num_blocks=400, policy="agentkv")
+@pytest.mark.parametrize("policy", ["agentkv", "continuum", "context_serve"])
+def test_an_engine_learns_what_its_machine_takes(
+    make_engine: Callable[..., Engine], policy: str
+) -> None:
+    """Prompts in chunks, several in a step, beside requests that decode; for every policy, as
+    Continuum's PrefillReload is of prompts alone, too: a step's fixed part is in it."""
+    engine = make_engine(num_blocks=400, policy=policy)
     chance = random.Random(3)
     for number in range(60):
         engine.add(prompt(number, chance.randrange(20, 900)), max_tokens=chance.randrange(2, 20))
@@ -179,8 +183,9 @@ def test_an_engine_learns_what_its_machine_takes(make_engine: Callable[..., Engi
             engine.step(step_s=step_s)
     while engine.scheduler.has_requests():
         engine.step(step_s=step_s)
-    fit = engine.scheduler.retention.prefills
-    assert fit.reload.seconds(600) == pytest.approx(0.06, rel=0.1)
+    rebuild = engine.scheduler.retention.decisions.rebuild(600)
+    assert rebuild.seconds == pytest.approx(0.06, rel=0.1)
+    assert rebuild.alone_s == pytest.approx(0.07, rel=0.1)
 
 
 def test_a_prompt_that_ends_early_is_forgotten(make_engine: Callable[..., Engine]) -> None:
@@ -197,15 +202,3 @@ def test_a_prompt_that_ends_early_is_forgotten(make_engine: Callable[..., Engine
     for _ in range(100):
         engine.scheduler.schedule()
     assert len(watch._under_way) <= 16
-
-
-def test_continuum_keeps_its_own_price(make_engine: Callable[..., Engine]) -> None:
-    """Its PrefillReload is how long a prefill takes, from where it starts to its first token."""
-    engine = make_engine(num_blocks=400, policy="continuum")
-    for number in range(20):
-        engine.add(prompt(number, 200), max_tokens=2)
-        engine.run()
-    fit = engine.scheduler.retention.prefills
-    assert fit.worth == 1.0
-    num_steps = 2 if engine.is_async else 1  # its clock starts when the step before is under way
-    assert fit.reload.seconds(200) == pytest.approx(0.01 * num_steps)
