@@ -143,11 +143,13 @@ class ServerProcess:
         if self._process is None:
             return
         self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_S)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_S)
+        finally:  # a second Ctrl-C comes while a server that is starting does not heed TERM
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def __enter__(self) -> Self:
         self.start()

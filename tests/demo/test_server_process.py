@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
 
@@ -26,6 +27,27 @@ def test_a_silent_process_is_stopped(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ServerStartError, match="not ready after 0 s"):
         server.__enter__()
+    assert not server.is_alive
+
+
+def test_a_second_interrupt_leaves_no_server(tmp_path: Path) -> None:
+    """Interrupted while it waits for a server that does not heed TERM: the server is killed."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "config.json").write_text("{}")
+    server = ServerProcess(str(tmp_path), log_path=tmp_path / "log")
+    heeds = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as its child will, until it imports vLLM
+    server.start()
+    signal.signal(signal.SIGTERM, heeds)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            server.stop()
+    finally:
+        signal.signal(signal.SIGALRM, before)
     assert not server.is_alive
 
 
