@@ -38,13 +38,13 @@ def test_a_second_interrupt_leaves_no_server(tmp_path: Path) -> None:
 
     (tmp_path / "config.json").write_text("{}")
     server = ServerProcess(str(tmp_path), log_path=tmp_path / "log")
-    heeds = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as its child will, until it imports vLLM
+    heeds = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its child inherits that
     server.start()
     signal.signal(signal.SIGTERM, heeds)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, 0.5)
             server.stop()
     finally:
         signal.signal(signal.SIGALRM, before)
