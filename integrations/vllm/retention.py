@@ -12,18 +12,14 @@ from typing import Any
 
 from agentkv.wire import Tags, ToolEvent
 
-from .continuum import Rank
+from .contention import Contention
 from .counters import Counters
-from .demand import Demand
 from .forecaster import open_forecaster
 from .gate import Gate
 from .job_growth import JobGrowth
 from .jobs import Context, Job, JobTable, Turn
-from .newcomers import Newcomers
-from .patience import Patience
 from .pin_decisions import PinDecisions
 from .pin_keeper import PinKeeper
-from .pin_table import Pin
 from .policies import make_policy
 from .record import TimestampRecord
 from .record_writer import open_writer
@@ -60,9 +56,6 @@ class Retention:
         self.jobs = JobTable(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
         self.turns: dict[str, Turn] = {}
         self.growth = JobGrowth()
-        self._admitted: set[str] = set()
-        self._patience = Patience(settings.patience_s)
-        self.newcomers = Newcomers()
         self._block_tokens = block_tokens
         self.step_fit = StepFit(settings.prefill_reload)
         self.tier = TierWatch(clock)
@@ -101,6 +94,21 @@ class Retention:
             self.record,
             clock=clock,
         )
+        self.contention = Contention(
+            self.policy,
+            self.jobs,
+            self.turns,
+            self.pins,
+            self.gate,
+            self.growth,
+            self.decisions,
+            self.counters,
+            self.record,
+            block_tokens=block_tokens,
+            patience_s=settings.patience_s,
+            clock=clock,
+            on_rank_change=on_rank_change,
+        )
 
     def turn_arrived(
         self,
@@ -134,9 +142,7 @@ class Retention:
             job.common_tokens(block_hashes, self._block_tokens),
             (num_prompt_tokens - 1) // self._block_tokens * self._block_tokens,
         )
-        self._patience.begin(turn)
-        if is_first:
-            self.newcomers.begin(request_id, order)
+        self.contention.turn_arrived(turn)
         self.turns[request_id] = job.live[request_id] = turn
         self.jobs.touch(job, now_s)
         self.record.add(
@@ -149,88 +155,11 @@ class Retention:
 
     def request_arrived(self, request_id: str) -> None:
         """Register a request without a job."""
-        self.newcomers.begin(request_id, next(self.arrivals))
-
-    def rank(self, request_id: str, *, is_preempted: bool) -> Rank | None:
-        """Place in the waiting queue; None for a request without a job, unless it is due."""
-        if self.newcomers.is_due(request_id) and self.policy.pressure.is_on:
-            return self.policy.due_rank
-        turn = self.turns.get(request_id)
-        if turn is None:
-            return None
-        is_pinned = self.pins.get(turn.job.job_id) is not None
-        return self.policy.rank(turn, is_preempted=is_preempted, is_pinned=is_pinned)
-
-    @property
-    def has_running_turns(self) -> bool:
-        """Whether any turn of a job has its blocks."""
-        return bool(self._admitted)
-
-    def victim_rank(self, request_id: str) -> Rank | None:
-        """Place among those that run, the largest is preempted first; None without a job."""
-        turn = self.turns.get(request_id)
-        if turn is None:
-            return None
-        is_due = self.newcomers.is_due(request_id)
-        return self.policy.due_rank if is_due else self.policy.victim_rank(turn)
-
-    def why_hold(self, request_id: str, *, num_running: int, num_free_blocks: int) -> str | None:
-        """Why a waiting turn gets no blocks yet; None if it may have them, as all may that do not
-        open a job, and all while nothing runs."""
-        turn = self.turns.get(request_id)
-        if not self.policy.holds_back:
-            return None
-        if turn is None or not turn.is_first or turn.admitted_s is not None:
-            return None
-        if self.newcomers.is_due(request_id):
-            return None
-        if not num_running:
-            return None
-        memory_s = self._shortage_s(turn.num_prompt_tokens)
-        reason = self.gate.why_hold(turn, num_free_blocks, memory_s=memory_s)
-        if reason is not None:
-            self._note_hold(turn, reason)
-        return reason
-
-    def _note_hold(self, turn: Turn, reason: str) -> None:
-        self._note_pressure(turn.num_prompt_tokens)
-        if not turn.is_held:
-            turn.is_held = True
-            self.counters.add("holds_total")
-            self.record.add(turn.job.job_id, "held", reason=reason)
-            self._on_rank_change(turn.job.job_id)
-
-    def _note_residence(self, job_id: str) -> None:
-        """A job's KV on the GPU has changed."""
-        if not self.policy.holds_back:
-            return
-        job = self.jobs.get(job_id)
-        if job is None:
-            self.gate.forget(job_id)
-        else:
-            self.gate.changed(job, self._admitted)
+        self.contention.request_arrived(request_id, next(self.arrivals))
 
     def _pin_changed(self, job_id: str) -> None:
-        self._note_residence(job_id)
+        self.contention.changed(job_id)
         self._on_rank_change(job_id)
-
-    def memory_is_short(self, demand: Demand) -> Sequence[Pin[Any]]:
-        """Pins the policy gives up, in order, to an allocation that failed."""
-        num_tokens = demand.missing_blocks * self._block_tokens
-        if demand.turn is not None:
-            num_tokens = demand.turn.num_prompt_tokens
-        self._note_pressure(num_tokens)
-        if not len(self.pins):
-            return []
-        return self.policy.pins_that_yield(self.pins.newest_first(), demand)
-
-    def _note_pressure(self, num_tokens: int) -> None:
-        """Memory does not suffice for a context of so many tokens."""
-        if self.policy.pressure.rise(self._clock(), self._shortage_s(num_tokens)):
-            self._on_rank_change(None)
-
-    def _shortage_s(self, num_tokens: int) -> float:
-        return self.policy.pressure_s(self.decisions.rebuild(num_tokens))
 
     def load_began(self, request_id: str, num_tokens: int) -> None:
         """A tier gives back so many tokens; counted if they are of the job's own past."""
@@ -249,27 +178,23 @@ class Retention:
 
     def turn_admitted(self, request_id: str, *, hit_tokens: int) -> None:
         """A turn has its blocks: the job's pin hands over, and an evicted cache is noticed."""
+        self.contention.admitted(request_id)
         turn = self.turns.get(request_id)
-        if turn is None or turn.is_first:
-            self.newcomers.let_in(request_id)
         if turn is None:
             return
-        self._admitted.add(request_id)
-        self.gate.left(turn)
-        turn.is_overdue = False
         job, now_s = turn.job, self._clock()
         is_first = turn.admitted_s is None
         pin = self.pins.get(job.job_id)
         if pin is not None:
             self.keeper.end(pin, "returned")
-        self._note_residence(job.job_id)
+        self.contention.changed(job.job_id)
         if not is_first:
             self._computes_anew(turn.num_prompt_tokens - hit_tokens)
             self.record.add(job.job_id, "resumed", hit_length=hit_tokens)
             return
         turn.admitted_s = now_s
         if not turn.is_first:
-            self._note_passing(turn)
+            self.contention.passed_by(turn)
         waited_s = now_s - turn.arrived_s
         lost_tokens = turn.common_tokens - hit_tokens
         if lost_tokens > 0:
@@ -289,20 +214,6 @@ class Retention:
             waited_s=round(waited_s, 6),
         )
 
-    def _note_passing(self, turn: Turn) -> None:
-        """A turn of a job that is there goes before those in line."""
-        if not self.policy.pressure.is_on:
-            return
-        num_there = len(self._admitted) + len(self.pins)
-        most = self.policy.most_passes(self.growth.mean_turns * num_there)
-        request_id = self.newcomers.passed(turn.order, most)
-        if request_id is None:
-            return
-        due = self.turns.get(request_id)
-        if due is not None:
-            self.record.add(due.job.job_id, "due", passed=round(most))
-        self._on_rank_change(None if due is None else due.job.job_id)
-
     def _computes_anew(self, num_tokens: int) -> None:
         if num_tokens > 0:
             self.gate.came_back(self.decisions.rebuild(num_tokens).pool_s)
@@ -310,9 +221,9 @@ class Retention:
     def turn_preempted(self, request_id: str) -> None:
         self.counters.add("preemptions_total")
         turn = self.turns.get(request_id)
-        self._admitted.discard(request_id)
+        self.contention.preempted(request_id)
         if turn is not None:
-            self._note_residence(turn.job.job_id)
+            self.contention.changed(turn.job.job_id)
             self.record.add(turn.job.job_id, "preempted")
 
     def should_pin(self, request_id: str, *, is_finished_turn: bool) -> bool:
@@ -333,15 +244,14 @@ class Retention:
     ) -> None:
         """A turn is over; `blocks` are its kept ones (none: they were freed)."""
         turn = self.turns.pop(request_id, None)
-        self.newcomers.ended(request_id)
+        self.contention.ended(request_id)
         self.tier.forget(request_id)
-        self._admitted.discard(request_id)
         if turn is None:
             return
         self.gate.left(turn)
         job, now_s = turn.job, self._clock()
         job.live.pop(request_id, None)
-        self._note_residence(job.job_id)
+        self.contention.changed(job.job_id)
         self.jobs.touch(job, now_s)
         if is_finished_turn:
             self._note_finish(job, context, now_s)
@@ -401,12 +311,7 @@ class Retention:
         """Decide by what has been read since, end pins, save. O(1) if there is nothing to do."""
         self.decisions.apply_forecasts()
         self.expire_due_pins()
-        now_s = self._clock()
-        if self.policy.pressure.fall(now_s):
-            self._on_rank_change(None)
-        while (turn := self._patience.pop_overdue(now_s)) is not None:
-            turn.is_overdue = True
-            self._on_rank_change(turn.job.job_id)
+        self.contention.let_time_pass()
         if self.forecaster is not None:
             self.forecaster.save_if_due()
 

@@ -115,7 +115,9 @@ class RetainingScheduler(seam.SchedulerSeam):
             )
 
     def _rank(self, request: Request) -> Rank | None:
-        return self.retention.rank(request.request_id, is_preempted=seam.is_preempted(request))
+        return self.retention.contention.rank(
+            request.request_id, is_preempted=seam.is_preempted(request)
+        )
 
     def _rerank(self, job_id: str | None) -> None:
         """The place in the queue has changed of this job's turns; None: of all."""
@@ -136,7 +138,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         unplaced, self._unplaced = self._unplaced, set()
         if not self.retention.policy.sorts_running():
             return
-        if not self.retention.has_running_turns:
+        if not self.retention.contention.has_running_turns:
             self._is_running_sorted = False
         elif not self._is_running_sorted:
             self.running.sort(key=self._victim_rank)
@@ -149,7 +151,7 @@ class RetainingScheduler(seam.SchedulerSeam):
                 bisect.insort(self.running, request, key=self._victim_rank)
 
     def _victim_rank(self, request: Request) -> Rank:
-        rank = self.retention.victim_rank(request.request_id)
+        rank = self.retention.contention.victim_rank(request.request_id)
         return (1, self.queue.order_of(request), 0) if rank is None else rank
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -200,7 +202,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     def may_start(self, request: Request) -> bool:
         if seam.is_preempted(request):
             return True
-        reason = self.retention.why_hold(
+        reason = self.retention.contention.why_hold(
             request.request_id,
             num_running=len(self.running),
             num_free_blocks=self.num_free_blocks(),
@@ -238,13 +240,13 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _pins_that_yield(self, request: Request, missing_blocks: int) -> Sequence[Pin[Any]]:
         """In order; the turn's own one, whose blocks it may be about to use, last."""
         turn = self.retention.turns.get(request.request_id)
-        pins = self.retention.memory_is_short(
+        pins = self.retention.contention.memory_is_short(
             Demand(
                 turn,
                 seam.is_running(request),
                 len(self.running),
                 missing_blocks,
-                is_due=self.retention.newcomers.is_due(request.request_id),
+                is_due=self.retention.contention.newcomers.is_due(request.request_id),
             )
         )
         own = None if turn is None else self.retention.pins.get(turn.job.job_id)

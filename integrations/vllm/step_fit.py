@@ -44,7 +44,7 @@ class StepFit:
 
     `fixed` is what a step takes for however many requests (the weights are read once), the next two
     what prompts add to it. Bounded: WINDOW rows, 24 KiB.
-    Source: Continuum (arXiv 2511.02230 v6) fits its PrefillReload offline, to prompts that run alone.
+    Source: Continuum (arXiv 2511.02230 v6) fits its PrefillReload offline, to prompts alone.
     """
 
     def __init__(self, given: PrefillReload | None = None) -> None:
