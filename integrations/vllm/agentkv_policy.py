@@ -87,11 +87,10 @@ class AgentKVPolicy(ContinuumPolicy):
         """Seconds that holding a context may last before it would cost less to let it go.
 
         What is computed anew costs `break_even_s`; what is loaded, the seconds that this takes, in
-        which its memory is taken already.
+        which its memory is taken already. vLLM loads whatever its connector finds, if that counts
+        as a tier or not.
         """
         anew_s = self.break_even_s(rebuild)
-        if not self.has_tier:
-            return anew_s
         return rebuild.loaded_share * rebuild.load_s + (1.0 - rebuild.loaded_share) * anew_s
 
     def weigh_tier(self, rebuild: Rebuild) -> None:
@@ -108,7 +107,7 @@ class AgentKVPolicy(ContinuumPolicy):
     def undecided_ttl(self, rebuild: Rebuild) -> TTL:
         """TTL of a pin until its reply has been read, and if that runs nothing that is known."""
         seconds = max(self.price_s(rebuild), READING_TTL_S)
-        return self.capped(seconds, f"until holding costs as much as {self._coming_back}")
+        return self.capped(seconds, "until holding costs as much as coming back")
 
     def decide(
         self, command: str | None, rebuild: Rebuild, prediction: Prediction | None = None
@@ -119,13 +118,9 @@ class AgentKVPolicy(ContinuumPolicy):
             return Decision(self.undecided_ttl(rebuild), command)
         hold_s = best_hold_s(prediction.p_over, price_s)
         odds = f"P(longer) {prediction.p_over(hold_s):.2f}" if hold_s else "too long to hold for"
-        worth = f"{self._coming_back} is worth {price_s:.2f} s of holding"
+        worth = f"coming back is worth {price_s:.2f} s of holding"
         ttl = self.capped(hold_s, f"{odds}, {worth}")
         return Decision.predicted(command, prediction, ttl, is_from_now=False)
-
-    @property
-    def _coming_back(self) -> str:
-        return "loading" if self.has_tier else "computing anew"
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
         """Under pressure by the job's arrival, client priority first; else stock's order.

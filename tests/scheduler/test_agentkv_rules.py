@@ -100,12 +100,17 @@ def test_a_tier_that_becomes_slow_is_none_any_more() -> None:
         assert (made.has_tier, told.has_tier) == (is_tier, True)
 
 
-def test_beside_a_tier_holding_is_worth_what_loading_takes() -> None:
-    """And what computing anew costs the pool, for the part that the tier does not have."""
+@pytest.mark.parametrize("has_tier", [False, True])
+def test_holding_is_worth_what_loading_takes_of_what_is_loaded(has_tier: bool) -> None:
+    """And what computing anew costs the pool, for the rest. vLLM loads whatever its connector
+    finds, if that counts as a tier or not."""
+    made = policy(has_tier=has_tier)
+    assert made.price_s(Rebuild(POOL_TOKENS // 10, 0.3)) == pytest.approx(3.0)
     rebuild = Rebuild(POOL_TOKENS // 10, 0.3, 0.2, 0.9)
-    assert policy().price_s(rebuild) == pytest.approx(3.0)
-    assert policy(has_tier=True).price_s(rebuild) == pytest.approx(0.9 * 0.2 + 0.1 * 3.0)
-    assert policy(has_tier=True).pressure_s(rebuild) == policy().pressure_s(rebuild)
+    assert made.price_s(rebuild) == pytest.approx(0.9 * 0.2 + 0.1 * 3.0)
+    slow = Rebuild(POOL_TOKENS // 10, 0.3, 5.0, 1.0)
+    assert made.price_s(slow) == pytest.approx(5.0)
+    assert made.pressure_s(rebuild) == made.pressure_s(Rebuild(POOL_TOKENS // 10, 0.3))
 
 
 def test_client_priority_comes_before_arrival() -> None:

@@ -83,5 +83,5 @@ def test_a_context_is_held_by_the_price_of_the_tool(
     (decision,) = events_of(server, job_id, "decision")
     assert decision["command"] == command
     assert (decision["ttl_s"] > 0) == is_held
-    assert f"computing anew is worth {PRICE_S:.2f} s of holding" in decision["reason"]
+    assert f"coming back is worth {PRICE_S:.2f} s of holding" in decision["reason"]
     chat(server, WORDS, model="demo", job_id=job_id, is_last_step=True)
