@@ -70,12 +70,14 @@ def test_a_dead_server_holds_the_process_back_only_briefly() -> None:
     with ScriptedServer() as server:
         code = CALL.format(base_url=server.base_url) + (
             "import sys, time, logging; logging.disable()\n"
-            "sys.stdin.readline()\n"
+            "print('answered', flush=True); sys.stdin.readline()\n"
             "for _ in range(100): job.tool('ls').__enter__()\n"
             "session.__exit__(None, None, None)\n"
         )
-        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True)
-        server.wait_for(lambda server: server.turns, timeout_s=60)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "answered\n"
         server.stop()
         started_at_s = time.monotonic()
         process.communicate("go\n", timeout=60)
