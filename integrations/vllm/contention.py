@@ -25,8 +25,8 @@ from .record import TimestampRecord
 class Contention:
     """The requests of one engine that want memory or have it.
 
-    `jobs` and `turns`, by request, are those that are live, `pins` what they hold while their tools
-    run. `on_rank_change` hears of jobs whose waiting turns moved in the queue (None: of all).
+    `jobs` are the live ones, `turns` theirs by request, `pins` what they hold while tools run.
+    `on_rank_change` hears of jobs whose waiting turns moved in the queue (None: of all).
     """
 
     def __init__(
@@ -92,9 +92,12 @@ class Contention:
         self._admitted.discard(request_id)
 
     def ended(self, request_id: str) -> None:
-        """A request is over, whether it ever had its blocks or not."""
+        """A request is over, whether it ever had its blocks or not; `turns` still has it."""
         self.newcomers.ended(request_id)
         self._admitted.discard(request_id)
+        turn = self._turns.get(request_id)
+        if turn is not None:
+            self._gate.left(turn)
 
     def changed(self, job_id: str) -> None:
         """A job's KV on the GPU has changed."""

@@ -243,12 +243,11 @@ class Retention:
         fence: int = 0,
     ) -> None:
         """A turn is over; `blocks` are its kept ones (none: they were freed)."""
-        turn = self.turns.pop(request_id, None)
         self.contention.ended(request_id)
         self.tier.forget(request_id)
+        turn = self.turns.pop(request_id, None)
         if turn is None:
             return
-        self.gate.left(turn)
         job, now_s = turn.job, self._clock()
         job.live.pop(request_id, None)
         self.contention.changed(job.job_id)
