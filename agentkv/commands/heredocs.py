@@ -1,10 +1,17 @@
-"""Cuts long here-documents short, so that what runs after them is within the text analysed."""
+"""Here-documents of a bash text: how one opens, and long ones cut short.
+
+Cut, so that what runs after them is within the text that is analysed.
+"""
 
 from __future__ import annotations
 
 import re
 
-_OPENER = re.compile(r"<<-?[ \t]*(['\"]?)\\?([A-Za-z_][A-Za-z0-9_]{0,63})\1")
+HEREDOC_OPENER = re.compile(
+    # neither a here-string (<<<) nor, with a number behind it, a shift
+    r"<(?<!<<)<(?!<)-?[ \t]{0,20}+(?![0-9])"
+    r"\\?(?P<quote>['\"]?)(?P<delimiter>[\w.!@+-]{1,64}+)(?P=quote)"
+)
 _KEPT_CHARS = 400
 _MAX_HEREDOCS = 16
 
@@ -14,21 +21,24 @@ def elide_heredocs(text: str) -> str:
     if "<<" not in text:
         return text
     parts: list[str] = []
-    position = 0
+    kept_to = position = 0
     for _ in range(_MAX_HEREDOCS):
-        opener = _OPENER.search(text, position)
+        opener = HEREDOC_OPENER.search(text, position)
         body = text.find("\n", opener.end()) + 1 if opener else 0
         if opener is None or not body:
             break
-        end = _end_of_body(text, body, opener[2])
-        kept = min(body + _KEPT_CHARS, end)
-        parts += text[position:kept], "\n" if kept < end else ""
+        end = _end_of_body(text, body, opener["delimiter"])
+        if end is None:
+            position = opener.end()
+            continue
+        if end - body > _KEPT_CHARS:
+            parts += text[kept_to : body + _KEPT_CHARS], "\n"
+            kept_to = end
         position = end
-    parts.append(text[position:])
-    return "".join(parts)
+    return "".join([*parts, text[kept_to:]])
 
 
-def _end_of_body(text: str, start: int, delimiter: str) -> int:
-    """Where the line that is only the delimiter begins; the text's end if there is none."""
-    closer = re.compile(rf"^[ \t]*{delimiter}[ \t]*$", re.MULTILINE).search(text, start)
-    return closer.start() if closer else len(text)
+def _end_of_body(text: str, start: int, delimiter: str) -> int | None:
+    """Where the line that is only the delimiter begins; None if there is none: `1 << n`."""
+    closer = re.compile(rf"^[ \t]*{re.escape(delimiter)}[ \t]*$", re.MULTILINE).search(text, start)
+    return closer.start() if closer else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+
+from agentkv.commands.heredocs import HEREDOC_OPENER
 
 _PROMPT = "$ "
 _CONTINUATION = "> "
-_HEREDOC = re.compile(r"<<(?!<)-?[ \t]*['\"]?([\w.-]+)")
 
 
 def commands_of(session: str) -> str:
@@ -32,7 +32,7 @@ def _typed_lines(lines: list[str]) -> Iterator[str]:
         yield line
         is_continued = line.endswith("\\")
         if delimiter is None:
-            heredoc = _HEREDOC.search(line)
-            delimiter = heredoc[1] if heredoc else None
+            heredoc = HEREDOC_OPENER.search(line)
+            delimiter = heredoc["delimiter"] if heredoc else None
         elif line.strip() == delimiter:
             delimiter = None

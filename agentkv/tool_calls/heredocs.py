@@ -5,18 +5,13 @@ A file that a command writes may hold fences of its own: they close no block.
 
 from __future__ import annotations
 
-import re
 from itertools import islice
 
+from agentkv.commands.heredocs import HEREDOC_OPENER
 from agentkv.tool_calls.reply_text import ReplyText
 
 _MAX_OPENERS = 500
 """Here-documents looked at between two lines with a fence."""
-_HEREDOC = re.compile(
-    # a number behind it is a shift
-    r"<(?<!<<)<(?!<)-?[ \t]{0,20}+(?![0-9])"
-    r"\\?(?P<quote>['\"]?)(?P<delimiter>[\w.!@+-]{1,64}+)(?P=quote)"
-)
 
 
 def end_of_heredoc_around(reply: ReplyText, start: int, index: int) -> int | None:
@@ -25,7 +20,7 @@ def end_of_heredoc_around(reply: ReplyText, start: int, index: int) -> int | Non
     Several may open on one line; a delimiter that no later line consists of opens none.
     """
     read_to = line_end = start
-    for opener in islice(_HEREDOC.finditer(reply.text, start, index), _MAX_OPENERS):
+    for opener in islice(HEREDOC_OPENER.finditer(reply.text, start, index), _MAX_OPENERS):
         if line_end < opener.start() < read_to:
             continue
         end = reply.heredoc_end(opener["delimiter"], max(opener.end(), read_to))

@@ -33,7 +33,7 @@ _END_OF_VALUE = re.compile(
     rf"<(?:(?P<closes>/{_PREFIX}parameter>)(?=\s*+(?:<{_PREFIX}parameter[=\s]|</{_CALL}>))"
     # a closing tag that the model forgot
     rf"|(?<=\n<){_PREFIX}parameter[=\s]"
-    rf"|/{_CALL}>(?=\s*+(?:</?(?:\w{1, 20}:)?tool_call|<{_CALL}[=\s]|</\S*+function_calls|\Z)))"
+    rf"|/{_CALL}>(?=\s*+(?:</?(?:\w{{1,20}}:)?tool_call|<{_CALL}[=\s]|</\S*+function_calls|\Z)))"
 )
 _END_OF_CALL = re.compile(rf"\s*+</{_CALL}>")
 _END_OF_WRAPPER = re.compile(r"\s*+\Z")

@@ -68,6 +68,10 @@ KEYS = [
     # here-documents
     ("python - <<'EOF'\nimport os\nos.system('pip install x')\nEOF", ["python:-"]),
     ("cat <<EOF | wc -l\nabc\nEOF\nls", ["cat", "wc", "ls"]),
+    ("cat <<'END-1'\nmake\nEND-1\nls", ["cat", "ls"]),
+    # neither a here-string nor a shift opens one, however long what follows
+    (f"grep x <<< foo\n# {'c' * 500}\npytest -q", ["grep", "pytest"]),
+    (f"x=$((1 << n))\n# {'c' * 500}\npytest -q", ["pytest"]),
     (HEREDOC.format(body="print(1)"), ["cat", "python:a.py"]),
     (HEREDOC.format(body="x = 1\n" * 5000), ["cat", "python:a.py"]),
     ('git commit -m "$(cat <<EOF\nFix make\nEOF\n)"', ["cat", "git:commit"]),
