@@ -1,7 +1,8 @@
 """Sends tool events and releases to servers, off the agent's path.
 
-One daemon thread per process takes deliveries from a bounded queue, in order. A delivery that
-keeps failing is dropped, with one warning per server: the agent never waits and never breaks.
+One daemon thread per server takes deliveries from a bounded queue, in order, so that a server that
+hangs keeps no other one waiting. A delivery that keeps failing is dropped, with one warning per
+server: the agent never waits and never breaks.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ class Delivery:
 
 
 class FeedbackSender:
-    """A queue and the thread that empties it; the thread starts with the first delivery."""
+    """A server's queue and the thread that empties it; that starts with the first delivery."""
 
     def __init__(self, *, max_queued: int = MAX_QUEUED) -> None:
         self._queue: queue.Queue[Delivery] = queue.Queue(max_queued)
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._silent_servers: set[str] = set()
-        self._warned_servers: set[str] = set()
+        self._is_silent = False
+        self._is_warned = False
 
     def submit(self, delivery: Delivery) -> None:
         """Hand over a delivery; never waits, and drops it when the queue is full."""
@@ -68,6 +69,11 @@ class FeedbackSender:
                     return False
                 self._queue.all_tasks_done.wait(remaining_s)
         return True
+
+    @property
+    def num_waiting(self) -> int:
+        """Deliveries neither sent nor dropped yet."""
+        return self._queue.unfinished_tasks
 
     def _start(self) -> None:
         with self._start_lock:
@@ -97,9 +103,8 @@ class FeedbackSender:
         )
         from tenacity.wait import wait_exponential
 
-        is_silent = delivery.server in self._silent_servers
         attempts = Retrying(
-            stop=stop_after_attempt(1 if is_silent else MAX_ATTEMPTS)
+            stop=stop_after_attempt(1 if self._is_silent else MAX_ATTEMPTS)
             | stop_after_delay(MAX_RETRYING_S),
             wait=wait_exponential(multiplier=FIRST_WAIT_S, max=1.0),
             retry=retry_if_exception(_is_transient),
@@ -108,20 +113,20 @@ class FeedbackSender:
         try:
             attempts(delivery.send)
         except NoAnswerError:
-            self._silent_servers.add(delivery.server)
+            self._is_silent = True
             raise
         except StatusError as error:
-            self._silent_servers.discard(delivery.server)
+            self._is_silent = False
             if error.status != _GONE:
                 raise
         else:
-            self._silent_servers.discard(delivery.server)
+            self._is_silent = False
 
     def _warn(self, delivery: Delivery, reason: str) -> None:
-        if delivery.server in self._warned_servers:
+        if self._is_warned:
             logger.debug("dropped %s for %s: %s", delivery.what, delivery.server, reason)
             return
-        self._warned_servers.add(delivery.server)
+        self._is_warned = True
         logger.warning(
             "agentkv dropped %s for %s (%s); further drops for this server are not reported. "
             "The agent is not affected; the server frees the job when its TTL runs out.",
@@ -137,25 +142,41 @@ def _is_transient(error: BaseException) -> bool:
     return isinstance(error, NoAnswerError)
 
 
-_senders: dict[int, FeedbackSender] = {}  # by process id: a forked child has no thread of ours
+_senders: dict[tuple[int, str], FeedbackSender] = {}
+"""By process id and server: a forked child has no thread of ours."""
 
 
 def submit(delivery: Delivery) -> None:
-    """Hand a delivery to the sender of this process."""
-    sender = _senders.get(os.getpid())
+    """Hand a delivery to its server's sender in this process."""
+    key = (os.getpid(), delivery.server)
+    sender = _senders.get(key)
     if sender is None:
         if not _senders:
             atexit.register(_flush_at_exit)
-        sender = _senders.setdefault(os.getpid(), FeedbackSender())
+        sender = _senders.setdefault(key, FeedbackSender())
     sender.submit(delivery)
 
 
 def flush(timeout_s: float = FLUSH_AT_EXIT_S) -> bool:
     """Wait until the feedback of this process is sent or dropped; False on time-out."""
-    sender = _senders.get(os.getpid())
-    return True if sender is None else sender.flush(timeout_s)
+    deadline_s = time.monotonic() + timeout_s
+    return all(sender.flush(deadline_s - time.monotonic()) for sender in _senders_here().values())
+
+
+def _senders_here() -> dict[str, FeedbackSender]:
+    """The senders of this process, by server."""
+    here = os.getpid()
+    return {server: sender for (pid, server), sender in list(_senders.items()) if pid == here}
 
 
 def _flush_at_exit() -> None:
-    flush(FLUSH_AT_EXIT_S)
+    if not flush(FLUSH_AT_EXIT_S):
+        for server, sender in _senders_here().items():
+            if sender.num_waiting:
+                logger.warning(
+                    "agentkv: the process ends before %d deliveries reached %s; "
+                    "agentkv.flush(timeout_s) waits for them. The server frees a job by itself.",
+                    sender.num_waiting,
+                    server,
+                )
     close_connections()

@@ -146,10 +146,7 @@ def _async_request(
         if call is None:
             return await original(self, cast_to, options, **kwargs)
         if call.server.is_unasked:
-            # the SDK brings it, and users of trio need it
-            from anyio.to_thread import run_sync
-
-            await run_sync(call.server.ask)
+            await call.server.ask_async()
         call.check_server()
         with call:
             reply = await original(self, cast_to, call.options, **kwargs)

@@ -65,7 +65,7 @@ class Job(Generic[ClientT]):
         self.ledger.limit_turns(num_turns)
 
     def tool(self, call: ToolCall | str) -> ToolRun:
-        """Time a tool: a parsed call, a command, or a tool's name.
+        """Time a tool: a parsed call, a command, or a tool's name; TypeError for all else.
 
         `with job.tool(call):` or `async with`. The server hears of it in the background, and once
         more with the next turn.

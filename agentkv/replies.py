@@ -25,7 +25,7 @@ def when_complete(reply: object, on_complete: OnComplete) -> None:
     if response is None:
         on_complete(read_usage(reply), time.monotonic())
     elif response.is_closed:
-        on_complete(read_usage_json(response.content), time.monotonic())
+        on_complete(_usage_of(response.content), time.monotonic())
     else:
         _Watch(response, on_complete)
 
@@ -44,6 +44,12 @@ def _http_response(reply: object) -> Any | None:
     return None
 
 
+def _usage_of(body: bytes) -> Usage | None:
+    scanner = UsageScanner()
+    scanner.feed(body)
+    return read_usage_json(body) or scanner.usage()
+
+
 class _Watch:
     """Stands in for four methods of one HTTP response while its body arrives."""
 
@@ -51,6 +57,8 @@ class _Watch:
         self._scanner = UsageScanner()
         self._on_complete: OnComplete | None = on_complete
         self._last_bytes_at_s: float | None = None
+        self._is_reading = False
+        self._is_closed = False
         self._iter_bytes = response.iter_bytes
         self._aiter_bytes = response.aiter_bytes
         self._close = response.close
@@ -61,25 +69,48 @@ class _Watch:
         response.aclose = self.aclose
 
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        for chunk in self._iter_bytes(chunk_size):
-            self._see(chunk)
-            yield chunk
+        self._is_reading = True
+        try:
+            for chunk in self._iter_bytes(chunk_size):
+                self._is_reading = False
+                self._see(chunk)
+                yield chunk
+                self._is_reading = True
+        finally:
+            self._stopped_reading()
 
     async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
-        async for chunk in self._aiter_bytes(chunk_size):
-            self._see(chunk)
-            yield chunk
+        self._is_reading = True
+        try:
+            async for chunk in self._aiter_bytes(chunk_size):
+                self._is_reading = False
+                self._see(chunk)
+                yield chunk
+                self._is_reading = True
+        finally:
+            self._stopped_reading()
 
     def close(self) -> None:
         try:
             self._close()
         finally:
-            self._complete()
+            self._closed()
 
     async def aclose(self) -> None:
         try:
             await self._aclose()
         finally:
+            self._closed()
+
+    def _stopped_reading(self) -> None:
+        self._is_reading = False
+        if self._is_closed:
+            self._complete()
+
+    def _closed(self) -> None:
+        # httpx closes a response before it hands out the last of what it cut into chunks
+        self._is_closed = True
+        if not self._is_reading:
             self._complete()
 
     def _see(self, chunk: bytes) -> None:

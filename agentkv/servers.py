@@ -1,7 +1,7 @@
 """What this process knows about the servers it has met: has each one the agentkv plugin?
 
-A server is asked once, by the first call that goes there. A server that did not answer then is
-asked again in the background, so that the agent waits for it at most once.
+A server is asked once, by the first call that goes there and the way that call goes. A server that
+did not answer then is asked again in the background, so that the agent waits for it at most once.
 """
 
 from __future__ import annotations
@@ -10,31 +10,40 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from agentkv import feedback
+from agentkv.current import job_made_current
 from agentkv.errors import AgentKVServerError
-from agentkv.server_api import NoAnswerError, ServerAPI, StatusError
+from agentkv.reach import Reach
+from agentkv.server_api import CALL_TIMEOUT_S, NoAnswerError, ServerAPI, StatusError, root_of
 from agentkv.wire import WIRE_VERSION, ToolEvent
 
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_AFTER_S = 30.0
 
-_PASSING_STATUSES = frozenset({401, 403, 408, 429})
+_REFUSALS = frozenset({401, 403})
+_PASSING_STATUSES = _REFUSALS | {408, 429}
 
 
 class KnownServer:
-    """One server, and whether tags may be sent to it. Safe to share between threads."""
+    """One server, how it is reached, and whether tags may be sent to it.
 
-    def __init__(self, api: ServerAPI) -> None:
-        self.api = api
+    Safe to share between threads.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.root_url = root_of(url)
         self.info: dict[str, Any] | None = None
         self.missing: str | None = None
+        self._reach = Reach()
         self._lock = threading.Lock()
         self._ask_again_at_s: float | None = None
+        self._refused_headers: Mapping[str, str] | None = None
         self._is_warned = False
 
     @property
@@ -47,14 +56,44 @@ class KnownServer:
         """True when the server said that it understands the tags."""
         return self.info is not None
 
+    def reach_by(self, client: Any, headers: Mapping[str, str], *, is_direct: bool = True) -> None:
+        """Reach it so from now on; see Reach. One that refused another key is to be asked again."""
+        if not self._reach.is_by(client, headers):
+            self._reach = Reach(client, headers, is_direct=is_direct)
+        if self._refused_headers is not None and self._reach.headers() != self._refused_headers:
+            self._refused_headers = self.missing = None
+
     def ask(self, *, insist: bool = False) -> None:
-        """Ask the server unless it was asked already; waits for CALL_TIMEOUT_S or so at most.
+        """Ask the server unless it was asked already; waits for CALL_TIMEOUT_S at most.
 
         insist asks anew as long as the plugin was not found.
         """
         with self._lock:
-            if self.is_unasked or (insist and not self.has_plugin):
-                self._ask()
+            if self._is_to_be_asked(insist):
+                self._learn_from(partial(_in_time, self._api().info))
+
+    async def ask_async(self, *, insist: bool = False) -> None:
+        """The same on a loop, by the asynchronous client that reaches the server, if one does."""
+        import anyio.to_thread  # not asyncio's: the caller may run on trio
+
+        if not self._reach.is_async:
+            await anyio.to_thread.run_sync(partial(self.ask, insist=insist))
+            return
+        if not self._lock.acquire(blocking=False):
+            with anyio.move_on_after(CALL_TIMEOUT_S):  # somebody else is asking
+                while self.is_unasked:
+                    await anyio.sleep(0.005)
+            return
+        try:
+            if self._is_to_be_asked(insist):
+                try:
+                    info = await self._reach.info(self.root_url)
+                except AgentKVServerError as error:
+                    self._note_failure(error)
+                else:
+                    self._note(info)
+        finally:
+            self._lock.release()
 
     def ask_again_if_due(self) -> None:
         """Have a server that gave no answer asked once more, in the background."""
@@ -62,7 +101,7 @@ class KnownServer:
         if due_at_s is None or time.monotonic() < due_at_s:
             return
         self._ask_again_at_s = None
-        self._submit("a question", self._ask)
+        self._submit("a question", partial(self._learn_from, self._api().info))
 
     def require_plugin(self) -> None:
         """Raise AgentKVServerError with the reason if the server cannot take tags."""
@@ -77,31 +116,64 @@ class KnownServer:
 
     def send_tool_event(self, job_id: str, event: ToolEvent) -> None:
         """Tell the server about a tool, in the background."""
-        self._submit(f"a tool event of {job_id}", partial(self.api.send_tool_event, job_id, event))
+        send = partial(self._api().send_tool_event, job_id, event)
+        self._submit(f"a tool event of {job_id}", send)
 
     def release(self, job_id: str) -> None:
         """Free the job on the server, in the background."""
-        self._submit(f"the release of {job_id}", partial(self.api.release, job_id))
+        self._submit(f"the release of {job_id}", partial(self._api().release, job_id))
 
     def _submit(self, what: str, send: Callable[[], object]) -> None:
-        feedback.submit(feedback.Delivery(self.api.root_url, what, send))
+        feedback.submit(feedback.Delivery(self.root_url, what, send))
 
-    def _ask(self) -> None:
+    def _api(self) -> ServerAPI:
+        return self._reach.api(self.root_url)
+
+    def _is_to_be_asked(self, insist: bool) -> bool:
+        return self.is_unasked or (insist and not self.has_plugin)
+
+    def _learn_from(self, question: Callable[[], dict[str, Any]]) -> None:
         try:
-            info = self.api.info()
+            info = question()
         except AgentKVServerError as error:
-            self.missing = f"no agentkv plugin found at {self.api.root_url} ({error})"
-            if _is_passing(error):
-                self._ask_again_at_s = time.monotonic() + ASK_AGAIN_AFTER_S
-            return
+            self._note_failure(error)
+        else:
+            self._note(info)
+
+    def _note_failure(self, error: AgentKVServerError) -> None:
+        self.missing = f"no agentkv plugin found at {self.root_url} ({error})"
+        if isinstance(error, StatusError) and error.status in _REFUSALS:
+            self._refused_headers = self._reach.headers()
+        if _is_passing(error):
+            self._ask_again_at_s = time.monotonic() + ASK_AGAIN_AFTER_S
+
+    def _note(self, info: dict[str, Any]) -> None:
         spoken = info.get("wire_version")
-        if spoken != WIRE_VERSION:
-            self.missing = (
-                f"the server at {self.api.root_url} speaks agentkv wire version {spoken!r}, "
-                f"this client {WIRE_VERSION}"
-            )
+        if spoken == WIRE_VERSION:
+            self.info = info
             return
-        self.info = info
+        self.missing = (
+            f"the server at {self.root_url} speaks agentkv wire version {spoken!r}, "
+            f"this client {WIRE_VERSION}"
+        )
+
+
+def _in_time(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The answer, or NoAnswerError after CALL_TIMEOUT_S, however slowly its bytes drip in."""
+    answer: Future[dict[str, Any]] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question())
+        except Exception as error:
+            answer.set_exception(error)
+
+    with job_made_current(None):  # or a thread that hangs would keep the job alive
+        threading.Thread(target=ask, name="agentkv-question", daemon=True).start()
+    try:
+        return answer.result(CALL_TIMEOUT_S)
+    except TimeoutError as error:
+        raise NoAnswerError(f"no answer within {CALL_TIMEOUT_S:g} s") from error
 
 
 def _is_passing(error: AgentKVServerError) -> bool:
@@ -112,14 +184,14 @@ def _is_passing(error: AgentKVServerError) -> bool:
 
 
 # The process id is part of the key: a forked child must not meet a lock its parent held.
-_known: dict[tuple[int, str, str | None], KnownServer] = {}
+_known: dict[tuple[int, str], KnownServer] = {}
 
 
-def known_server(url: str, credential: str | None) -> KnownServer:
-    """The server behind a URL as seen with this key: the same object every time."""
-    key = (os.getpid(), url, credential)
+def known_server(url: str) -> KnownServer:
+    """The server behind a URL: the same object every time."""
+    key = (os.getpid(), root_of(url))
     server = _known.get(key)
-    return server or _known.setdefault(key, KnownServer(ServerAPI(url, api_key=credential)))
+    return server or _known.setdefault(key, KnownServer(url))
 
 
 def forget_servers() -> None:

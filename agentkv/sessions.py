@@ -61,11 +61,7 @@ class Session(Generic[ClientT]):
     async def __aenter__(self) -> Job[ClientT]:
         server = self._server_to_insist_on()
         if server is not None:
-            from anyio.to_thread import (
-                run_sync,
-            )  # not asyncio's: the caller may run on trio
-
-            await run_sync(functools.partial(server.ask, insist=True))
+            await server.ask_async(insist=True)
             server.require_plugin()
         return self._enter()
 
@@ -143,7 +139,7 @@ class Session(Generic[ClientT]):
             return None
         if self._client is not None:
             return server_of(self._client, self._server_url)
-        return None if self._server_url is None else known_server(self._server_url, None)
+        return None if self._server_url is None else known_server(self._server_url)
 
 
 @overload
@@ -187,7 +183,9 @@ def session(
     job_id: 1 to 256 characters; made up if not given, anew for each job.
     parent_job_id: the job that spawned this one; if not given, that of the enclosing session.
     expected_turns: a hint. `job.limit_turns(n)` is the promise, `job.last_step()` the sure end.
-    server: URL of the vLLM server where it is not the client's base URL (a gateway in between).
+    server: URL of the vLLM server where it is not the client's base URL (a gateway in between); it
+        gets the client's key. Without a client each client's own address is asked, and this one
+        only insisted on: a client that is not named here may be another provider's.
     on_missing_server: what to do about a server without the plugin. Calls go out untouched; "warn"
         says so once, "ignore" does not, "raise" raises AgentKVServerError instead, on entry where
         the server is known by then, else with the first call.

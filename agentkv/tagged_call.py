@@ -20,6 +20,7 @@ from agentkv.replies import when_complete
 from agentkv.servers import KnownServer, known_server
 from agentkv.turns import OpenTurn
 from agentkv.usage import Usage
+from agentkv.wire import fields_from_headers
 
 logger = logging.getLogger(__name__)
 
@@ -92,33 +93,42 @@ def call_for(job: Job[Any] | None, client: Any, options: Any) -> TaggedCall | No
     if job is None or _is_under_way.get() or options.url not in TAGGED_PATHS:
         return None
     with _agent_never_breaks():
-        body, extra = options.json_data, options.extra_json
-        is_taggable = isinstance(body, Mapping) and isinstance(extra, Mapping | None)
-        if is_taggable and "job_id" not in body and "job_id" not in (extra or ()):
-            return TaggedCall(job, server_of(client, job.server_url, options), options)
+        body, extra = options.json_data, options.extra_json or {}
+        is_taggable = isinstance(body, Mapping) and isinstance(extra, Mapping)
+        headers = _texts(options.headers)
+        if is_taggable and not _is_tagged_by_hand(body, extra, headers=headers):
+            # Without a client the session speaks of any server: each client knows its own.
+            server_url = None if job.client is None else job.server_url
+            return TaggedCall(job, server_of(client, server_url, options), options)
     return None
 
 
 def server_of(client: Any, server_url: str | None, options: Any = None) -> KnownServer:
     """The server that a client's requests go to, unless the session names another one."""
-    url = server_url or str(client.base_url)
-    request_headers = getattr(options, "headers", None)
-    own = request_headers if isinstance(request_headers, Mapping) else {}
-    credential = own.get("Authorization") or client.api_key
-    server = known_server(url, credential if isinstance(credential, str) else None)
-    if server.is_unasked:
-        server.api.set_headers(_headers_of(client, own))
+    own_headers = getattr(options, "headers", None)
+    server = known_server(server_url or str(client.base_url))
+    server.reach_by(client, _texts(own_headers), is_direct=server_url is None)
     return server
 
 
-def _headers_of(client: Any, own: Mapping[str, object]) -> dict[str, str]:
-    """What the client sends with every request: its key, and what its owner added."""
-    headers = {**client.auth_headers, **client.default_headers, **own}
+def _texts(headers: object) -> dict[str, str]:
+    """The headers that a request brings along, without the SDK's notes to itself."""
+    items = headers.items() if isinstance(headers, Mapping) else ()
     return {
         name: value
-        for name, value in headers.items()
+        for name, value in items
         if isinstance(value, str) and not name.lower().startswith("x-stainless")
     }
+
+
+def _is_tagged_by_hand(*places: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+    """Whether a request names a job already, in any of the ways that the server understands."""
+    nested = [place.get(name) for place in places for name in ("extra_body", "vllm_xargs")]
+    holders = [holder for holder in (*places, *nested) if isinstance(holder, Mapping)]
+    if any("job_id" in holder or "session_id" in holder for holder in holders):
+        return True
+    lower = {name.lower(): value for name, value in headers.items()}
+    return "job_id" in fields_from_headers(lower)
 
 
 @contextmanager

@@ -22,6 +22,11 @@ class ToolRun:
     def __init__(self, job: Job[Any], call: ToolCall | str) -> None:
         self.duration_s: float | None = None
         self._job = job
+        if not isinstance(call, (ToolCall, str)):
+            raise TypeError(
+                f"job.tool(): got {type(call).__name__}, allowed is a call that "
+                "agentkv.parse_tool_calls(reply) gives, a command, or a tool's name"
+            )
         name, command = (None, call) if isinstance(call, str) else (call.name, call.command)
         self._name = _sendable(name)
         self._command = _sendable(command)

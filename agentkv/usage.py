@@ -52,18 +52,20 @@ class UsageScanner:
     """
 
     def __init__(self) -> None:
-        self._unfinished_line = b""
+        self._unfinished_line: list[bytes] = []
         self._usage_line = b""
 
     def feed(self, chunk: bytes) -> None:
         """Take in the next bytes of the body."""
-        *lines, self._unfinished_line = (self._unfinished_line + chunk).split(b"\n")
-        for line in lines:
-            self._keep(line)
+        first, *rest = chunk.split(b"\n")
+        self._unfinished_line.append(first)
+        for start in rest:
+            self._keep(b"".join(self._unfinished_line))
+            self._unfinished_line = [start]
 
     def usage(self) -> Usage | None:
         """The usage found so far."""
-        self._keep(self._unfinished_line)
+        self._keep(b"".join(self._unfinished_line))
         return read_usage_json(self._usage_line.removeprefix(b"data:"))
 
     def _keep(self, line: bytes) -> None:

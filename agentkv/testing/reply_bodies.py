@@ -16,7 +16,7 @@ MODEL = "scripted"
 class ScriptedReply:
     """One reply of the server; token counts are reported as given, None is not reported.
 
-    tool_calls: the `tool_calls` of a chat message, in OpenAI's shape.
+    tool_calls: the `tool_calls` of a chat message, in OpenAI's shape; of a response, its items.
     delay_s: how long the server thinks before it answers.
     cut_after_events: a stream breaks off after so many events, as when the server dies.
     """
@@ -58,6 +58,11 @@ def stream_events(path: str, reply: ScriptedReply, *, include_usage: bool) -> It
             choice["delta"] = {} if word is None else {"role": "assistant", "content": word}
         else:
             choice["text"] = word or ""
+        if is_chat and word is None and reply.tool_calls:
+            calls = [{"index": i, **call} for i, call in enumerate(reply.tool_calls)]
+            yield _data(
+                _completion(kind, {**choice, "delta": {"tool_calls": calls}, "finish_reason": None})
+            )
         yield _data(_completion(kind, choice))
     if include_usage:
         yield _data(_with_usage({**_completion(kind, {}), "choices": []}, reply))
@@ -96,7 +101,7 @@ def _response(reply: ScriptedReply, status: str = "completed") -> Body:
         "created_at": 0,
         "model": MODEL,
         "status": status,
-        "output": [_response_message(reply)] if is_complete else [],
+        "output": [_response_message(reply), *_function_calls(reply)] if is_complete else [],
         "parallel_tool_calls": True,
         "tool_choice": "auto",
         "tools": [],
@@ -112,6 +117,19 @@ def _response_message(reply: ScriptedReply) -> Body:
         "status": "completed",
         "content": [_response_text(reply.text)],
     }
+
+
+def _function_calls(reply: ScriptedReply) -> list[Body]:
+    return [
+        {
+            "id": f"call-{number}",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call.get("id", f"call-{number}"),
+            **call["function"],
+        }
+        for number, call in enumerate(reply.tool_calls, 1)
+    ]
 
 
 def _response_text(text: str) -> Body:
@@ -137,6 +155,11 @@ def _response_events(reply: ScriptedReply) -> Iterator[Body]:
             "output_index": 0,
             "item": _response_message(reply),
         },
+        *(
+            {"type": f"response.output_item.{state}", "output_index": index, "item": call}
+            for index, call in enumerate(_function_calls(reply), 1)
+            for state in ("added", "done")
+        ),
         {"type": "response.completed", "response": _response(reply)},
     ]
     for number, event in enumerate(events):

@@ -82,10 +82,10 @@ def _server_of(
     key = call_options.get("api_key")
     if key is None and provider in _KEY_VARIABLES:
         key = litellm.get_secret_str(_KEY_VARIABLES[provider])
-    server = known_server(str(url), key)
-    if server.is_unasked:
-        authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
-        server.api.set_headers({**authorization, **(call_options.get("extra_headers") or {})})
+    authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
+    server = known_server(str(url))
+    headers = {**authorization, **(call_options.get("extra_headers") or {})}
+    server.reach_by(None, headers)
     return server
 
 

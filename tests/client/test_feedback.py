@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agentkv.feedback import MAX_ATTEMPTS, Delivery, FeedbackSender
+from agentkv.feedback import MAX_ATTEMPTS, Delivery, FeedbackSender, flush, submit
 from agentkv.server_api import NoAnswerError, StatusError
 
 
@@ -101,3 +101,14 @@ def test_a_full_queue_drops_and_does_not_wait(caplog: pytest.LogCaptureFixture) 
     assert sender.flush(timeout_s=20)
     assert [outbox.num_attempts for outbox in outboxes] == [1, 1, 0, 0, 0]
     assert len(caplog.records) == 1
+
+
+def test_a_server_that_hangs_keeps_no_other_waiting() -> None:
+    """Each has a queue and a thread of its own."""
+    may_go_on, has_arrived = threading.Event(), threading.Event()
+    submit(Delivery("http://hangs", "a thing", lambda: may_go_on.wait(20)))
+    submit(Delivery("http://well", "a thing", has_arrived.set))
+    assert has_arrived.wait(20)
+    assert not flush(0.01)
+    may_go_on.set()
+    assert flush(20)

@@ -85,6 +85,20 @@ def test_a_dead_server_holds_the_process_back_only_briefly() -> None:
         assert process.returncode == 0
 
 
+def test_what_is_left_unsaid_at_the_end_is_said_once() -> None:
+    """A server too slow for what waits when the process ends: one warning, with the way out."""
+    code = (
+        "import time; from agentkv.feedback import Delivery, submit\n"
+        "for _ in range(9): submit(Delivery('http://slow', 'a thing', lambda: time.sleep(1)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    (line,) = done.stderr.splitlines()
+    assert "deliveries reached http://slow" in line
+    assert "agentkv.flush" in line
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_is_outside_of_the_job(server: ScriptedServer) -> None:
     """Its calls are plain, its own sessions work, and it does not end its parent's job."""

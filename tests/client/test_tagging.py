@@ -182,6 +182,24 @@ async def test_replies_left_to_the_caller_to_read_async(
     assert_one_turn_was_read(server, job)
 
 
+def test_bytes_cut_by_the_caller_are_read_to_the_last(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """httpx closes the response before it hands out what is left of the last chunk."""
+    with agentkv.session(client) as job, UNREAD["chat"](job.client) as reply:
+        assert list(reply.iter_bytes(chunk_size=100_000))
+    assert_one_turn_was_read(server, job)
+
+
+def test_a_stream_closed_midway_is_over(server: ScriptedServer, client: openai.OpenAI) -> None:
+    """Also while somebody still holds what reads it."""
+    with agentkv.session(client) as job, UNREAD["chat.stream"](job.client) as reply:
+        chunks = reply.iter_bytes(chunk_size=10)
+        next(chunks)
+        reply.close()
+        assert job.summary().turns == 1
+
+
 def test_a_stream_without_usage_leaves_the_tokens_unknown(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
@@ -229,13 +247,24 @@ def test_the_callers_own_extra_body_is_kept(server: ScriptedServer, client: open
     assert extra == {"top_k": 5, "turn": 77}
 
 
+@pytest.mark.parametrize(
+    "by_hand",
+    [
+        {"extra_body": {"job_id": "by-hand"}},
+        {"extra_body": {"vllm_xargs": {"job_id": "by-hand"}}},
+        {"extra_body": {"extra_body": {"job_id": "by-hand"}}},
+        {"extra_body": {"session_id": "by-hand"}},
+        {"extra_headers": {"X-Session-ID": "by-hand"}},
+    ],
+    ids=str,
+)
 def test_a_request_tagged_by_hand_is_left_alone(
-    server: ScriptedServer, client: openai.OpenAI
+    by_hand: dict[str, Any], server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """Whoever names a job_id speaks for another job than ours."""
-    with agentkv.session(client) as job:
-        job.client.chat.completions.create(**CHAT, extra_body={"job_id": "by-hand"})
-    assert server.turns[0].tags == {"job_id": "by-hand"}
+    """Whoever names a job, in any form that the server takes, speaks for another than ours."""
+    with agentkv.session(client, job_id="ours") as job:
+        job.client.chat.completions.create(**CHAT, **by_hand)
+    assert server.turns[0].tags.get("job_id") != "ours"
     assert job.summary().turns == 0
 
 

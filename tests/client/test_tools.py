@@ -146,3 +146,10 @@ def test_an_agent_as_in_the_readme(client: openai.OpenAI) -> None:
     assert commands == ["ls"]
     assert server.turns[1].tags["last_tool"] == "ls"
     assert "cached tokens  160 (80% of prompt)" in str(job.summary())
+
+
+@pytest.mark.parametrize("call", [None, {"name": "bash"}, ["ls", "-l"]], ids=str)
+def test_what_is_no_call_is_refused_by_name(call: Any) -> None:
+    """Before the tool runs, and saying what is wanted."""
+    with agentkv.session() as job, pytest.raises(TypeError, match="parse_tool_calls"):
+        job.tool(call)

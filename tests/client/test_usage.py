@@ -53,6 +53,15 @@ def test_a_body_that_is_one_document_is_scanned_too() -> None:
     assert scanner.usage() == USAGE
 
 
+def test_a_long_line_in_small_pieces_is_scanned_in_linear_time() -> None:
+    """64 MB in pieces of 1 kB; joined to what came before, each would cost all of it again."""
+    scanner = UsageScanner()
+    for _ in range(64_000):
+        scanner.feed(b" " * 1_000)
+    scanner.feed(json.dumps(json_body(PATHS[0], REPLY)).encode())
+    assert scanner.usage() == USAGE
+
+
 def test_a_stream_without_usage_says_nothing() -> None:
     """Also when its text, or a null, looks a little like usage."""
     scanner = UsageScanner()
