@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 
 HEREDOC_OPENER = re.compile(
-    # neither a here-string (<<<) nor, with a number behind it, a shift
-    r"<(?<!<<)<(?!<)-?[ \t]{0,20}+(?![0-9])"
-    r"\\?(?P<quote>['\"]?)(?P<delimiter>[\w.!@+-]{1,64}+)(?P=quote)"
+    # neither a here-string (<<<) nor, with a number or `=` behind it, a shift
+    r"<(?<!<<)<(?!<)-?[ \t]{0,20}+(?![0-9=])"
+    # in quotes any text of a line, else a word
+    r"\\?(?P<quote>['\"])?(?P<delimiter>(?(quote)[^'\"\n]{1,64}+|[\w.!@+%:/=~^-]{1,64}+))"
+    r"(?(quote)(?P=quote))"
 )
 _KEPT_CHARS = 400
 _MAX_HEREDOCS = 16

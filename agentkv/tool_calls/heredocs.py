@@ -1,6 +1,6 @@
-"""Here-documents of a bash block, as far as they hide a Markdown fence.
+"""Here-documents of a command, as far as they hide what would end it.
 
-A file that a command writes may hold fences of its own: they close no block.
+A file that a command writes may hold fences and tags of its own: they close no block and no call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from agentkv.commands.heredocs import HEREDOC_OPENER
 from agentkv.tool_calls.reply_text import ReplyText
 
 _MAX_OPENERS = 500
-"""Here-documents looked at between two lines with a fence."""
+"""Here-documents looked at between two fences or tags."""
+
+
+def opens_unclosed_heredoc(reply: ReplyText, start: int, end: int) -> bool:
+    """Whether a here-document opens between `start` and `end` whose delimiter never comes."""
+    openers = islice(HEREDOC_OPENER.finditer(reply.text, start, end), _MAX_OPENERS)
+    return any(reply.heredoc_end(opener["delimiter"], opener.end()) is None for opener in openers)
 
 
 def end_of_heredoc_around(reply: ReplyText, start: int, index: int) -> int | None:
@@ -19,6 +25,8 @@ def end_of_heredoc_around(reply: ReplyText, start: int, index: int) -> int | Non
 
     Several may open on one line; a delimiter that no later line consists of opens none.
     """
+    if reply.text.find("<<", start, index) < 0:
+        return None
     read_to = line_end = start
     for opener in islice(HEREDOC_OPENER.finditer(reply.text, start, index), _MAX_OPENERS):
         if line_end < opener.start() < read_to:

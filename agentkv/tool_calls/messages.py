@@ -21,7 +21,8 @@ def body_of(message: object) -> object:
         return message.decode("utf-8", "replace")
     if not (choices := _items(member(message, "choices"))):
         return message
-    return member(choices[0], "message") or member(choices[0], "text") or ""
+    bodies = (member(choices[0], name) for name in ("message", "text"))
+    return next((body for body in bodies if body is not None), "")
 
 
 def structured_calls(message: object) -> list[ToolCall] | None:
@@ -32,7 +33,7 @@ def structured_calls(message: object) -> list[ToolCall] | None:
     entries = [*_items(member(message, "tool_calls")), *_legacy_calls(message)]
     calls = [_chat_call(entry) for entry in entries]
     for block in (message, *_blocks(message)):
-        if reader := _BLOCK_READERS.get(str(member(block, "type"))):
+        if reader := _BLOCK_READERS.get(_type_of(block)):
             calls.append(reader(block))
     return [call for call in calls if call] if calls else None
 
@@ -46,7 +47,7 @@ def texts(message: object) -> Iterator[str]:
         yield content
     yield from _part_texts(_blocks(message))
     for block in _blocks(message):
-        if member(block, "type") == "message":
+        if _type_of(block) == "message":
             yield from _part_texts(_items(member(block, "content")))
 
 
@@ -92,9 +93,10 @@ def _free_text_call(name: object, text: object, call_id: object) -> ToolCall | N
 
 
 def _chat_call(entry: object) -> ToolCall | None:
-    if custom := member(entry, "custom"):
+    if (custom := member(entry, "custom")) is not None:
         return _free_text_call(member(custom, "name"), member(custom, "input"), member(entry, "id"))
-    function = member(entry, "function") or entry
+    function = member(entry, "function")
+    function = entry if function is None else function
     return _call(member(function, "name"), member(function, "arguments"), member(entry, "id"))
 
 
@@ -127,7 +129,7 @@ def _shell_call(item: object) -> ToolCall | None:
     return _call("shell", {"commands": commands}, member(item, "call_id"))
 
 
-_BLOCK_READERS: Mapping[str, Callable[[object], ToolCall | None]] = {
+_BLOCK_READERS: Mapping[str | None, Callable[[object], ToolCall | None]] = {
     "tool_use": _tool_use,
     "function_call": _function_call,
     "custom_tool_call": _custom_tool_call,
@@ -146,8 +148,13 @@ def _blocks(message: object) -> Iterator[object]:
 def _part_texts(parts: Iterable[object]) -> Iterator[str]:
     for part in parts:
         text = member(part, "text")
-        if isinstance(text, str) and member(part, "type") in _TEXT_PARTS:
+        if isinstance(text, str) and _type_of(part) in _TEXT_PARTS:
             yield text
+
+
+def _type_of(block: object) -> str | None:
+    kind = member(block, "type")
+    return kind if isinstance(kind, str) else None
 
 
 def _items(value: object) -> Sequence[object]:

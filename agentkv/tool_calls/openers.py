@@ -16,7 +16,7 @@ from agentkv.tool_calls import (
 )
 from agentkv.tool_calls.reply_text import Reading, ReplyText
 
-THOUGHT, END_OF_THOUGHT = "thought", "endofthought"
+THOUGHT, END_OF_THOUGHT, DRAFT = "thought", "endofthought", "draft"
 
 # What may follow `<`, so that a row of them is no work.
 _GUARDS = {"<": r"(?=/?[\w|\uff5c])"}
@@ -42,6 +42,7 @@ _OPENERS = {
     **{kind: openers for kind, (_, openers) in READERS.items()},
     THOUGHT: thoughts.OPENERS,
     END_OF_THOUGHT: thoughts.CLOSERS,
+    DRAFT: thoughts.DRAFT_OPENERS,
 }
 
 
@@ -78,5 +79,5 @@ OPENER = _one_pattern()
 
 
 def kind_of(opener: re.Match[str]) -> str:
-    """The kind of what opens there: a key of READERS, or a thought or its end."""
+    """The kind of what opens there: a key of READERS, or of a thought."""
     return str(opener.lastgroup).partition("_")[0]

@@ -15,11 +15,14 @@ def parse_tool_calls(message: object) -> list[ToolCall]:
     tool runs no bash, or has nothing to run, has no `command`. Never raises, whatever the message
     is; linear in its length.
     """
-    body = body_of(message)
-    structured = structured_calls(body)
+    try:
+        body = body_of(message)
+        structured = structured_calls(body)
+        text = "" if structured is not None else "\n".join(texts(body))
+    except Exception:  # an object may raise whatever it is asked, its class included
+        return []
     if structured is not None:
         return structured
-    text = "\n".join(texts(body))
     if not text:
         return []
     # its patterns take 10 ms to compile, which `import agentkv` shall not wait for

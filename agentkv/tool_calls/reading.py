@@ -7,7 +7,7 @@ import re
 from agentkv.tool_calls import thoughts
 from agentkv.tool_calls.call import ToolCall
 from agentkv.tool_calls.harmony import with_tokens
-from agentkv.tool_calls.openers import END_OF_THOUGHT, OPENER, READERS, THOUGHT, kind_of
+from agentkv.tool_calls.openers import DRAFT, END_OF_THOUGHT, OPENER, READERS, THOUGHT, kind_of
 from agentkv.tool_calls.reply_text import ReplyText
 
 MAX_OPENERS = 2_000
@@ -20,15 +20,20 @@ _QUOTES = "'\"`"
 def calls_in_text(text: str) -> list[ToolCall]:
     """The calls written in a text, in order; linear in its length.
 
-    Blocks of bash beside calls in a model's own format are talk about them.
+    Blocks of bash beside calls in a model's own format are talk about them; so are the calls of a
+    draft beside others.
     """
-    return _TextScan(text).calls()
+    scan = _TextScan(text)
+    calls = scan.calls()
+    return calls if calls or not scan.has_draft else _TextScan(text, reads_drafts=True).calls()
 
 
 class _TextScan:
     """One pass over a reply's text, from opener to opener."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, reads_drafts: bool = False) -> None:
+        self.has_draft = False
+        self._reads_drafts = reads_drafts
         self._reply = ReplyText(with_tokens(text))
         self._calls: list[ToolCall] = []
         self._num_calls_before_thought = 0
@@ -50,6 +55,8 @@ class _TextScan:
             return self._read_thought(opener)
         if kind == END_OF_THOUGHT:
             return self._end_thought(opener)
+        if kind == DRAFT:
+            return self._read_draft(opener)
         reading = READERS[kind][0](self._reply, opener)
         if reading is None:
             return opener.start() + 1
@@ -61,12 +68,26 @@ class _TextScan:
         return reading.end
 
     def _read_thought(self, opener: re.Match[str]) -> int:
-        """Skips a thought; a tag in the middle of a line is one only if it is closed as such."""
-        if not self._reply.is_at_line_start(opener.start()):
-            if not thoughts.is_mention(self._reply.text, opener.start(), opener.end()):
+        """Skips a thought; one in the middle of a line may be talk, unless it ends as a thought."""
+        reply = self._reply
+        if not reply.is_at_line_start(opener.start()):
+            if thoughts.is_mention(reply.text, opener.start(), opener.end()):
+                return opener.end()
+            if not thoughts.opens_within_line(reply, opener):
                 self._num_calls_before_thought = len(self._calls)
+                return opener.end()
+        return self._skip(thoughts.end_of_thought(reply, opener))
+
+    def _read_draft(self, opener: re.Match[str]) -> int:
+        """Skips a draft, at first: in a reply with no call outside of it, it is the answer."""
+        if self._reads_drafts or not self._reply.is_at_line_start(opener.start()):
             return opener.end()
-        end = thoughts.end_of_thought(self._reply, opener)
+        if (end := thoughts.end_of_thought(self._reply, opener)) is None:
+            return opener.end()
+        self.has_draft = True
+        return self._skip(end)
+
+    def _skip(self, end: int | None) -> int:
         self._reply.floor = len(self._reply.text) if end is None else end
         return self._reply.floor
 

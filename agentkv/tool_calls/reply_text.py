@@ -26,8 +26,10 @@ _MAX_ENDS = 10_000
 _MAX_TOKENS_AT_END = 8
 _PREFIX_CHARS = 80
 _DECODER = json.JSONDecoder(strict=False)
-# A line of one word is all that can end a here-document.
-_LINE_OF_A_WORD = re.compile(r"\n[ \t]{0,64}+([\w.!@+-]{1,64}+)(?=[ \t]{0,64}(?:\n|\Z))")
+# What ends a here-document is nearly always a line of one word, else a short one.
+_WORD = re.compile(r"[\w.!@+%:/=~^-]{1,64}+")
+_LINE_OF_A_WORD = re.compile(rf"\n[ \t]{{0,64}}+({_WORD.pattern})(?=[ \t]{{0,64}}(?:\n|\Z))")
+_SHORT_LINE = re.compile(r"\n[ \t]{0,64}+(\S[^\n]{0,80}+)(?=\n|\Z)")
 _SPECIAL_TOKEN_END = re.compile(r".*[|\uff5c]>")
 _END_TOKENS = (
     "<|im_end|>",
@@ -62,11 +64,15 @@ class Reading:
 
 
 class ReplyText:
-    """The text of one reply, and `floor`: up to where it has been read."""
+    """The text of one reply, and how far its reading is.
+
+    `floor` is up to where it has been read, `num_unbalanced` how many values were read in vain.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = without_end_tokens(text.replace("\r\n", "\n"))
         self.floor = 0
+        self.num_unbalanced = 0
         self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
         self._num_json = self._num_broken = 0
         self._num_searches = 0
@@ -119,15 +125,24 @@ class ReplyText:
 
     def heredoc_end(self, delimiter: str, start: int) -> int | None:
         """Where the line ends that closes a here-document open at `start`; None if none does."""
-        ends = self._ends.get(delimiter, ())
+        delimiter = delimiter.strip()
+        lines = self._lines_of_a_word if _WORD.fullmatch(delimiter) else self._short_lines
+        ends = lines.get(delimiter, ())
         index = bisect_left(ends, start)
         return ends[index] if index < len(ends) else None
 
     @cached_property
-    def _ends(self) -> Mapping[str, Sequence[int]]:
+    def _lines_of_a_word(self) -> Mapping[str, Sequence[int]]:
+        return self._ends_of(_LINE_OF_A_WORD)
+
+    @cached_property
+    def _short_lines(self) -> Mapping[str, Sequence[int]]:
+        return self._ends_of(_SHORT_LINE)
+
+    def _ends_of(self, line: re.Pattern[str]) -> Mapping[str, Sequence[int]]:
         ends: dict[str, list[int]] = {}
-        for match in islice(_LINE_OF_A_WORD.finditer(self.text), _MAX_ENDS):
-            ends.setdefault(match[1], []).append(match.end())
+        for match in islice(line.finditer(self.text), _MAX_ENDS):
+            ends.setdefault(match[1].rstrip(), []).append(match.end())
         return ends
 
 

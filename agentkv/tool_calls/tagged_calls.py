@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from agentkv.tool_calls.call import bash_call
+from agentkv.tool_calls.heredocs import end_of_heredoc_around, opens_unclosed_heredoc
 from agentkv.tool_calls.reply_text import Reading, ReplyText
 
 _TAGS = (
@@ -20,13 +21,18 @@ _TAGS = (
     "run_command",
     "run_shell_command",
 )
-_CLOSERS = {
-    # a closing tag in quotes is a part of the command
-    tag: re.compile(rf"(?<!['\"`])</{tag}>(?!['\"`])", re.IGNORECASE)
+_QUOTE = "['\"`]"
+_TAG_PATTERNS = {
+    # a tag in quotes is a part of the command
+    tag: re.compile(
+        rf"<(?:{tag}>(?!\$?{_QUOTE})(?<!{_QUOTE}<{tag}>)"
+        rf"|(?P<closes>/{tag}>)(?!\$?{_QUOTE})(?:(?<!{_QUOTE}</{tag}>)|(?![$|/\\*+?()\[\]])))",
+        re.IGNORECASE,
+    )
     for tag in _TAGS
 }
 # Cline's execute_command holds its arguments as elements.
-_INNER_COMMAND = re.compile(r"\s*+<command>(.*?)</command>", re.DOTALL)
+_INNER_COMMAND = re.compile(r"\s*+<command>(.*)</command>", re.DOTALL)
 # No bash starts with backticks: a model that fenced its command within the tag.
 _INNER_FENCE = re.compile(r"\s*+```\w*+\n(.*?)\n?```\s*", re.DOTALL)
 
@@ -36,17 +42,37 @@ OPENER = rf"<(?P<tag>(?i:{'|'.join(_TAGS)}))>"
 def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
     """The command up to the closing tag; a tag that is never closed is talk, or cut off.
 
-    Blanks around a command of one line belong to the tags.
+    It is talk where a second one opens the command, unless that is in a here-document of the
+    first. Blanks around a command of one line belong to the tags.
     """
-    closer = reply.next(_CLOSERS[opener["tag"].lower()], opener.end())
-    if closer is None:
+    closer = _next_tag(reply, opener)
+    if closer is None or not closer["closes"]:
         is_block = reply.text.startswith("\n", opener.end())
-        return reply.cut_off if is_block and reply.is_at_line_start(opener.start()) else None
+        is_block &= reply.is_at_line_start(opener.start())
+        is_cut_off = closer is None or opens_unclosed_heredoc(reply, opener.end(), closer.start())
+        return reply.cut_off if is_block and is_cut_off else None
     body = reply.text[opener.end() : closer.start()]
-    if opener[0] in body:  # the first tag was talk, the second opens the command
-        return None
     if inner := _INNER_COMMAND.match(body):
         body = inner[1]
     if fence := _INNER_FENCE.fullmatch(body):
         body = fence[1]
     return Reading(closer.end(), bash_call(body if "\n" in body else body.strip(), "tagged"))
+
+
+def _next_tag(reply: ReplyText, opener: re.Match[str]) -> re.Match[str] | None:
+    """The next tag of the same name outside of here-documents.
+
+    A closing tag that another opening one follows before the delimiter comes is in none: then the
+    delimiter belongs to that one.
+    """
+    tags = _TAG_PATTERNS[opener["tag"].lower()]
+    position = opener.end()
+    while tag := reply.next(tags, position):
+        end = end_of_heredoc_around(reply, position, tag.start())
+        if end is None:
+            return tag
+        following = tags.search(reply.text, tag.end(), end) if tag["closes"] else None
+        if following and not following["closes"]:
+            return tag
+        position = end
+    return None

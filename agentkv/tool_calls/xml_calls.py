@@ -1,18 +1,21 @@
 """Calls written as elements: Qwen3-Coder's functions, Anthropic's invokes, GLM's keys and values.
 
 Values are text and end at a closing tag that another parameter or the end of the call follows, so
-that a command may contain the tag itself. None of the formats escapes anything.
+that a command may contain the tag itself.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 
 from agentkv.tool_calls.call import Source, call_of
+from agentkv.tool_calls.heredocs import end_of_heredoc_around
 from agentkv.tool_calls.messages import arguments_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText
 from agentkv.tool_calls.thoughts import thought_that_ends
+from agentkv.tool_calls.xml_values import ValueTags, end_of_value
 
 # DeepSeek V3.2 writes invokes with a prefix of its own, Anthropic with antml.
 _PREFIX = r"(?:antml:|[|\uff5c]DSML[|\uff5c])?"
@@ -26,21 +29,58 @@ FUNCTION_OPENER = (
 INVOKE_OPENER = rf"<{_PREFIX}invoke\s++name\s*+=\s*+{_NAME.format('invoke_name')}\s*+>"
 GLM_OPENER = r"<tool_call>\s*+(?P<glm_name>[\w.:/-]{1,100}+)\s*+(?=<arg_key>|</tool_call>)"
 
-_PARAMETER = re.compile(
-    rf"\s*+<{_PREFIX}parameter(?:=|\s++name\s*+=\s*+){_NAME.format('key')}(?P<typing>[^>\n]{{0,100}})>"
-)
-_END_OF_VALUE = re.compile(
-    rf"<(?:(?P<closes>/{_PREFIX}parameter>)(?=\s*+(?:<{_PREFIX}parameter[=\s]|</{_CALL}>))"
-    # a closing tag that the model forgot
-    rf"|(?<=\n<){_PREFIX}parameter[=\s]"
-    rf"|/{_CALL}>(?=\s*+(?:</?(?:\w{{1,20}}:)?tool_call|<{_CALL}[=\s]|</\S*+function_calls|\Z)))"
-)
-_END_OF_CALL = re.compile(rf"\s*+</{_CALL}>")
-_END_OF_WRAPPER = re.compile(r"\s*+\Z")
 _CALL_OPENER = re.compile(rf"<tool_call>|<{_CALL}[=\s]")
-_GLM_KEY = re.compile(r"\s*+<arg_key>([^<\n]{1,200})</arg_key>\s*+<arg_value>")
-_GLM_END_OF_VALUE = re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</tool_call>))")
-_GLM_END_OF_CALL = re.compile(r"\s*+</tool_call>")
+_END_OF_WRAPPER = re.compile(r"\s*+\Z")
+_PARAMETER = rf"{_PREFIX}parameter(?:=|\s++name\s*+=\s*+)"
+# No element that closes itself, as in files of other dialects.
+_INNER_PARAMETER = rf"{_PARAMETER}[^<>\n]{{1,300}}+(?<!/)>"
+
+
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    """How a key is written, with the tag that opens its value; its tags; and the end of a call."""
+
+    key: re.Pattern[str]
+    tags: ValueTags
+    end_of_call: re.Pattern[str]
+
+
+_ELEMENTS = _Dialect(
+    re.compile(rf"\s*+<{_PARAMETER}{_NAME.format('key')}(?P<typing>[^>\n]{{0,100}})>"),
+    ValueTags(
+        re.compile(
+            rf"<(?:(?P<value>{_INNER_PARAMETER})"
+            rf"|(?P<end_of_value>/{_PREFIX}parameter>(?!['\"`]))"
+            rf"|(?P<call>{_CALL}(?:=|\s++name\s*+=)[^<>\n]{{1,300}}+>)"
+            rf"|(?P<end_of_call>/{_CALL}>(?!['\"`])))"
+        ),
+        re.compile(
+            rf"<(?:(?P<closes>/{_PREFIX}parameter>)(?=\s*+(?:<{_PREFIX}parameter[=\s]|</{_CALL}>))"
+            # a closing tag that the model forgot
+            rf"|(?<=\n<){_INNER_PARAMETER}"
+            rf"|/{_CALL}>(?=\s*+(?:</?(?:\w{{1,20}}:)?tool_call|<{_CALL}[=\s]|</\S*+function_calls"
+            r"|\Z)))"
+        ),
+        _CALL_OPENER,
+    ),
+    re.compile(rf"\s*+</{_CALL}>"),
+)
+_GLM = _Dialect(
+    re.compile(r"\s*+<arg_key>(?P<key>[^<\n]{1,200})</arg_key>\s*+<arg_value>(?P<typing>)"),
+    ValueTags(
+        re.compile(
+            r"<(?:(?P<value>arg_value>)|(?P<end_of_value>/arg_value>(?!['\"`]))"
+            r"|(?P<call>tool_call>(?=\s*+[\w.:/-]{1,100}+\s*+<arg_key>))"
+            r"|(?P<end_of_call>/tool_call>(?!['\"`])))"
+        ),
+        re.compile(
+            r"<(?:(?P<closes>/arg_value>)(?=\s*+(?:<arg_key>|</tool_call>))"
+            r"|/tool_call>(?=\s*+(?:<tool_call>|\Z)))"
+        ),
+        _CALL_OPENER,
+    ),
+    re.compile(r"\s*+</tool_call>"),
+)
 
 
 def read_function(reply: ReplyText, opener: re.Match[str]) -> Reading:
@@ -58,42 +98,48 @@ def read_invoke(reply: ReplyText, opener: re.Match[str]) -> Reading:
 
 def read_glm(reply: ReplyText, opener: re.Match[str]) -> Reading:
     """GLM: a name, then keys and values by turns, all of them text to us."""
-    arguments: dict[str, object] = {}
-    position = opener.end()
-    while key := _GLM_KEY.match(reply.text, position):
-        if not (end := reply.next(_GLM_END_OF_VALUE, key.end())):
-            return reply.cut_off
-        if abandoned := _abandoned(reply, key.end(), end.start()):
-            return abandoned
-        arguments[key[1].strip()] = _line_trimmed(reply.text[key.end() : end.start()])
-        position = end.end()
-    if not (closer := _GLM_END_OF_CALL.match(reply.text, position)):
-        return reply.cut_off
-    return Reading(closer.end(), [call_of(opener["glm_name"], arguments, "glm")])
+    return _read_call(reply, opener, opener["glm_name"], "glm", _GLM)
 
 
-def _read_call(reply: ReplyText, opener: re.Match[str], name: str, source: Source) -> Reading:
+def _read_call(
+    reply: ReplyText,
+    opener: re.Match[str],
+    name: str,
+    source: Source,
+    dialect: _Dialect = _ELEMENTS,
+) -> Reading:
+    """A call up to its closing tag; none if it has one key twice, since one of them is misread."""
     arguments: dict[str, object] = {}
     position = opener.end()
+    is_broken = False
     if decoded := _json_arguments(reply, position):
         arguments, position = decoded
-    while key := _PARAMETER.match(reply.text, position):
-        if not (end := reply.next(_END_OF_VALUE, key.end())):
-            return reply.cut_off
-        if abandoned := _abandoned(reply, key.end(), end.start()):
+    while key := dialect.key.match(reply.text, position):
+        end = end_of_value(reply, key.end(), dialect.tags)
+        if abandoned := _abandoned(reply, key.end(), end.start() if end else len(reply.text)):
             return abandoned
+        if not end:
+            return reply.cut_off
+        argument = key["key"].strip()
+        is_broken |= bool(arguments.get(argument))
         value = _line_trimmed(reply.text[key.end() : end.start()])
-        arguments[key["key"].strip()] = _typed(value, key["typing"])
+        arguments[argument] = _typed(value, key["typing"])
         position = end.end() if end["closes"] else end.start()
-    if not (closer := _END_OF_CALL.match(reply.text, position)):
+    if not (closer := dialect.end_of_call.match(reply.text, position)):
         return Reading(position)
-    return Reading(closer.end(), [call_of(name.strip(), arguments, source)])
+    call = call_of(name.strip(), arguments, source)
+    return Reading(closer.end(), () if is_broken else [call])
 
 
 def _abandoned(reply: ReplyText, start: int, end: int) -> Reading | None:
     """The end of a thought within a value, if a call opens behind it: that one is meant."""
     thought = thought_that_ends(reply, start, end)
-    return thought if thought and _CALL_OPENER.search(reply.text, thought.end, end) else None
+    if thought is None or not _CALL_OPENER.search(reply.text, thought.end, end):
+        return None
+    if end_of_heredoc_around(reply, start, thought.end - 1) is not None:
+        return None
+    reply.num_unbalanced += 1
+    return thought
 
 
 def _json_arguments(reply: ReplyText, start: int) -> tuple[dict[str, object], int] | None:

@@ -27,6 +27,39 @@ def test_hostile_replies_take_no_longer_than_others(unit: str) -> None:
         assert any(processor_s(text) < MAX_S for _ in range(3)), name
 
 
+_VALUES = "<function=a>\n<parameter=b>\n<function=c>\n<parameter=d></parameter>\n</function>\n"
+_GLM_VALUE = "<tool_call>a<arg_key>b</arg_key><arg_value>"
+
+
+@pytest.mark.parametrize(
+    ("start", "unit", "end"),
+    [
+        ("", _VALUES, ""),
+        ("", _VALUES, "</function>\n" * 1000),
+        ("<function=a>", "\n<parameter=b>x", "\n</function>"),
+        ("<function=a><parameter=b>", "<parameter=b></parameter>", "</function>"),
+        ("<function=a>", "<parameter=b><<E\n</parameter>", "<function=z>\nE\n"),
+        ("<function=a>", f"<parameter=b>{'<<A ' * 20}\n</parameter>", "<function=z>\nA\n"),
+        ("", "<function=a><parameter=b><<E\n</parameter></function>\n", "\nE\n"),
+        ("", '<invoke name="a"><parameter name="b"></think>\n', "</parameter></invoke>"),
+        ("", f"{_GLM_VALUE}<<E\n</arg_value></tool_call>", "\nE\n"),
+        ("", f"{_GLM_VALUE}\n{_GLM_VALUE}\n</arg_value>", ""),
+        ("", "<bash>a<<E\n", "\nE\n</bash>"),
+        ("", "<bash>a<<E\n</bash>", "\nE\n</bash>"),
+        ("", "Ok. <think>a '</think>' ", ""),
+        ("", "<think a=", ""),
+        ("", "<analysis>\n'</analysis>' ", ""),
+        ("```bash\n", "``` a b\n", ""),
+        ("```bash\n", "<<'A b'\n", "```\nx\nA b\n"),
+        ("```bash\n<<'A b'\n", "a b\n", "```\nx"),
+    ],
+)
+def test_calls_within_calls_take_no_longer_than_others(start: str, unit: str, end: str) -> None:
+    """40 kB of values, here-documents and thoughts that do not end where they seem to."""
+    text = start + unit * (NUM_CHARS // len(unit)) + end
+    assert any(processor_s(text) < MAX_S for _ in range(3))
+
+
 @pytest.mark.parametrize("bracket", ["[", "{", '{"a":', '[{"a":', '{"name":', '[{"name":'])
 def test_deep_nesting_is_broken_json(bracket: str) -> None:
     """It neither exhausts the stack nor hides what is before it."""

@@ -314,7 +314,78 @@ class UnfriendlyMapping(dict[str, object]):
         raise RuntimeError("iter")
 
 
-def test_objects_that_raise_give_no_call() -> None:
-    """The parser never raises, whatever it is given."""
-    for odd in (Unfriendly(), UnfriendlyMapping(), {"content": [Unfriendly()]}):
-        assert parse_tool_calls(odd) == []
+class Unreadable:
+    """Has attributes, but neither truth, text, equality nor a class to be asked for."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value of an array is ambiguous")
+
+    def __str__(self) -> str:
+        raise RuntimeError("str")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("eq")
+
+
+class Classless(Unreadable):
+    """Raises as well where it is asked for its type."""
+
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("class")
+
+    @__class__.setter
+    def __class__(self, value: type) -> None: ...
+
+
+def messages_with(odd: object) -> list[object]:
+    return [
+        odd,
+        [odd],
+        {"choices": odd},
+        {"choices": [odd]},
+        {"choices": [{"message": odd}]},
+        {"choices": [{"text": odd}]},
+        {"type": odd},
+        {"tool_calls": odd},
+        {"tool_calls": [odd]},
+        {"tool_calls": [{"function": odd}]},
+        {"tool_calls": [{"custom": odd}]},
+        {"function_call": odd},
+        {"content": odd},
+        {"content": [odd]},
+        {"content": [{"type": odd, "text": "```bash\nls\n```"}]},
+        {"content": [{"type": "text", "text": odd}]},
+        {"content": [{"type": "tool_use", "name": odd, "input": odd}]},
+        {"output": [{"type": "message", "content": odd}]},
+        {"output": [{"type": "local_shell_call", "action": odd}]},
+        chat_call(odd, "{}"),
+        chat_call("bash", odd),
+    ]
+
+
+@pytest.mark.parametrize("kind", [Unfriendly, UnfriendlyMapping, Unreadable, Classless])
+def test_objects_that_raise_give_no_call(kind: type) -> None:
+    """The parser never raises, whatever it is given, and wherever it stands in a message."""
+    for message in messages_with(kind()):
+        assert [call for call in parse_tool_calls(message) if call.command] == []
+
+
+@pytest.mark.parametrize("kind", [Unfriendly, UnfriendlyMapping, Unreadable, Classless])
+def test_arguments_that_raise_do_not_raise_from_the_parser(kind: type) -> None:
+    """Neither where only reading the command asks for them."""
+    for value in (kind(), [kind()], ["ls", kind()]):
+        call = chat_call("bash", {"command": value})
+        assert [call.command for call in parse_tool_calls(call)] in ([None], [])
+
+
+def test_a_call_beside_an_object_that_cannot_be_tested_is_read() -> None:
+    """Arrays and the like have no truth value, and need none."""
+    odd = Unreadable()
+    message = {"tool_calls": [{"function": odd}, {"custom": odd}, STRUCTURED, {"type": odd}]}
+    assert commands(message) == ["ls -la"]
+    assert commands({"content": [{"type": odd}, {"type": "text", "text": "```sh\nls\n```"}]}) == [
+        "ls"
+    ]

@@ -9,10 +9,17 @@ from hypothesis import strategies as st
 
 from agentkv import ToolCall, parse_tool_calls
 from agentkv.evals.hostile_replies import UNITS
+from agentkv.tool_calls.messages import body_of, structured_calls, texts
 from tests.client.tool_calls.corpus import read_corpus
 
 PIECES = st.sampled_from([*UNITS, *(case.reply for case in read_corpus())])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+# Fences alone do not tell the end of a block from one that a here-document holds.
+EXAMPLES = [
+    case.reply
+    for case in read_corpus()
+    if "in a here-document" in case.id and case.source != "fenced"
+]
 KEYS = st.sampled_from(
     [
         *("choices", "message", "content", "tool_calls", "function", "name", "arguments", "id"),
@@ -60,8 +67,10 @@ def test_any_mixture_of_formats_can_be_searched(pieces: list[str]) -> None:
 @settings(deadline=None)
 @given(MESSAGES)
 def test_any_data_can_be_searched(message: object) -> None:
-    """Neither does any shape of a message."""
+    """Neither does any shape of a message, and nothing but an odd object needs to be caught."""
     assert_sound(parse_tool_calls(message))
+    assert_sound(structured_calls(body_of(message)) or [])
+    assert all(isinstance(text, str) for text in texts(body_of(message)))
 
 
 @settings(deadline=None)
@@ -86,6 +95,33 @@ def test_a_command_in_json_comes_back_as_it_was_written(command: str) -> None:
     for reply in replies:
         (call,) = parse_tool_calls(reply)
         assert call.command == stripped(command)
+
+
+@settings(deadline=None)
+@given(COMMANDS.filter(lambda text: text.strip() and "<" not in text))
+def test_a_command_in_an_element_comes_back_as_it_was_written(command: str) -> None:
+    """Also one that writes calls of the same dialect to a file, without running them."""
+    for form in (
+        "<tool_call>\n<function=bash>\n<parameter=command>\n{}\n</parameter>\n</function>\n"
+        "</tool_call>",
+        '<invoke name="bash">\n<parameter name="command">\n{}\n</parameter>\n</invoke>',
+        "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>\n{}\n</arg_value>\n</tool_call>",
+        "<bash>\n{}\n</bash>",
+    ):
+        written = f"cat > a.md <<'-- 8< --'\n{form.format(command)}\n-- 8< --\n{command}"
+        for text in (command, written):
+            (call,) = parse_tool_calls(form.format(text))
+            assert call.command == stripped(text)
+
+
+def test_a_call_cut_off_in_its_here_document_is_none() -> None:
+    """Wherever the reply ends: no part of a command is run, nor a call that it writes to a file."""
+    assert len(EXAMPLES) >= 6
+    for reply in EXAMPLES:
+        whole = [call.command for call in parse_tool_calls(reply)]
+        for end in range(len(reply)):
+            found = [call.command for call in parse_tool_calls(reply[:end])]
+            assert found == whole[: len(found)]
 
 
 @settings(deadline=None)
