@@ -21,6 +21,8 @@ class TurnRecord:
     arrived_s: float
     prompt_tokens: int
     is_retry: bool = False
+    is_due: bool = False
+    """It was passed over as often as a newcomer ever is: it goes before all."""
     started_s: float | None = None
     hit_tokens: int = 0
     expected_hit_tokens: int = 0

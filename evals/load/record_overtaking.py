@@ -26,13 +26,15 @@ class _Start(NamedTuple):
     arrived_s: float
     job_started_s: float
     is_first: bool
+    is_due: bool
 
 
 def passed_over(jobs: Iterable[JobRecord], after_s: float) -> dict[str, Any]:
     """Turns that waited longer than `after_s`, and saw turns of later jobs start after that.
 
     `first` turns of jobs are held against other first turns alone, `continuing` ones against all;
-    the jobs of each engine among themselves. `most` is the most turns that one of them saw.
+    the jobs of each engine among themselves. `most` is the most turns that one of them saw. Turns
+    that were due, which go before all, do not count as later ones.
     """
     first, continuing = _count(after_s), _count(after_s)
     by_engine = sorted(jobs, key=_engine)
@@ -56,7 +58,8 @@ def _starts(jobs: Iterable[JobRecord]) -> Iterable[_Start]:
     for job in jobs:
         for turn in job.turns:
             if turn.started_s is not None:
-                yield _Start(turn.started_s, turn.arrived_s, job.started_s, turn.turn == 1)
+                times_s = turn.started_s, turn.arrived_s, job.started_s
+                yield _Start(*times_s, turn.turn == 1, turn.is_due)
 
 
 def _add(count: dict[str, Any], starts: Sequence[_Start], others: Sequence[_Start]) -> None:
@@ -67,7 +70,10 @@ def _add(count: dict[str, Any], starts: Sequence[_Start], others: Sequence[_Star
         if start.started_s <= overdue_s:
             continue
         between = slice(bisect_right(times_s, overdue_s), bisect_left(times_s, start.started_s))
-        num_later = sum(other.job_started_s > start.job_started_s for other in others[between])
+        num_later = sum(
+            other.job_started_s > start.job_started_s and not other.is_due
+            for other in others[between]
+        )
         count["waited_longer"] += 1
         count["passed_over"] += num_later > 0
         count["most"] = max(count["most"], num_later)

@@ -66,6 +66,10 @@ class _Replay:
         self.job.turns.append(turn)
         self._waiting.append(turn)
 
+    def _on_due(self, event: Event) -> None:
+        for turn in self._waiting:
+            turn.is_due = True
+
     def _on_evicted(self, event: Event) -> None:
         self._lost_tokens = int(event.details["lost_tokens"])
 

@@ -26,9 +26,6 @@ class DramTier:
         self._num_blocks = num_blocks
         self._held: OrderedDict[Any, None] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def put(self, block_hashes: Sequence[Any]) -> None:
         """Hold these, or note their use; a context's later blocks count as used before earlier
         ones, for without those they are worth nothing."""

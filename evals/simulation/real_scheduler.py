@@ -32,7 +32,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from agentkv.integrations.vllm.scheduler import AsyncContinuumScheduler, ContinuumScheduler
+from agentkv.integrations.vllm.scheduler import AsyncRetainingScheduler, RetainingScheduler
 
 VLLM_VERSION = str(vllm.__version__)
 BlockHasher = Callable[[Any], list[Any]]
@@ -94,7 +94,7 @@ def _scheduler_class(
     if shape.settings is None:
         stock: Callable[..., Any] = AsyncScheduler if shape.is_async else Scheduler
         return stock
-    base: Any = AsyncContinuumScheduler if shape.is_async else ContinuumScheduler
+    base: Any = AsyncRetainingScheduler if shape.is_async else RetainingScheduler
     given: dict[str, Any] = {"num_steps": _num_steps}
     if clock is not None:
         given["clock"] = lambda _: clock()

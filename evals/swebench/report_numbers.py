@@ -134,7 +134,7 @@ def _cached_share(turns: Iterable[Mapping[str, Any]]) -> float | None:
 
 def _pins(document: Mapping[str, Any]) -> dict[str, Any]:
     """Totals of the plugin, where run.json has its stats: None under a stock policy."""
-    stats = document.get("server_stats") or (document.get("server") or {}).get("stats") or {}
+    stats = document.get("server_stats") or {}
     by_speed = stats.get("pins_total")
     return {
         "pins": None if by_speed is None else sum(by_speed.values()),

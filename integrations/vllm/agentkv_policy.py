@@ -126,7 +126,7 @@ class AgentKVPolicy(ContinuumPolicy):
         """Under pressure by the job's arrival, client priority first; else stock's order.
 
         An overdue turn that goes on with its job comes before all others. One that opens a job
-        counts as of the best priority, and no longer stands behind because it is not let in.
+        counts as of the best priority. One whose job is not let in stands behind all others.
         """
         self._best_priority = min(self._best_priority, turn.job.priority)
         if not (self.pressure.is_on and self._has_order):
@@ -134,7 +134,7 @@ class AgentKVPolicy(ContinuumPolicy):
         if self._is_urgent(turn):
             return (URGENT, turn.job.order, turn.order)
         priority = self._best_priority if turn.is_overdue else turn.job.priority
-        tier = HELD if turn.is_held and not turn.is_overdue else 0
+        tier = HELD if turn.is_held else 0
         return (UNPINNED + priority + tier, turn.job.order, turn.order)
 
     def _is_urgent(self, turn: Turn) -> bool:
@@ -160,7 +160,17 @@ class AgentKVPolicy(ContinuumPolicy):
             return []
         if turn is not None and not (demand.is_due or self._is_urgent(turn)):
             pins = [pin for pin in pins if pin.job_order >= turn.job.order]
-        return pins if sum(len(pin.blocks) for pin in pins) >= demand.missing_blocks else []
+        return pins if self._num_to_be_had(pins, demand) >= demand.missing_blocks else []
+
+    def _num_to_be_had(self, pins: Sequence[Pin[Any]], demand: Demand) -> int:
+        """Blocks that become free if all of these pins end."""
+        own = None if demand.turn is None else demand.turn.job.job_id
+        return sum(
+            max(0, len(pin.blocks) - demand.common_blocks)
+            if pin.job_id == own
+            else pin.num_own_blocks
+            for pin in pins
+        )
 
     def most_passes(self, num_turns: float) -> float:
         """How many later turns may go before a newcomer. `num_turns` is what the jobs that run or

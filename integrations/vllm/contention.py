@@ -21,6 +21,8 @@ from .pin_decisions import PinDecisions
 from .pin_table import Pin, PinTable
 from .record import TimestampRecord
 
+BEHIND_AN_OVERDUE = "a job that came before it has waited for longer than the patience"
+
 
 class Contention:
     """The requests of one engine that want memory or have it.
@@ -61,6 +63,8 @@ class Contention:
         self._clock = clock
         self._on_rank_change = on_rank_change
         self._admitted: set[str] = set()
+        self._overdue_firsts: dict[str, int] = {}
+        """First turns that have waited out the patience and wait still, with their arrival."""
 
     @property
     def has_running_turns(self) -> bool:
@@ -76,16 +80,23 @@ class Contention:
         self._patience.begin(turn)
         if turn.is_first:
             self.newcomers.begin(turn.request_id, turn.order)
+            if self._overdue_firsts:
+                self._hold(turn, BEHIND_AN_OVERDUE)
 
     def admitted(self, request_id: str) -> None:
         """A request has its blocks."""
         turn = self._turns.get(request_id)
+        if turn is None:
+            self._goes_first(self.newcomers.order_of(request_id))
+        elif turn.admitted_s is None and not turn.is_first:
+            self._goes_first(turn.order)
         if turn is None or turn.is_first:
             self.newcomers.let_in(request_id)
         if turn is not None:
             self._admitted.add(request_id)
-            self._gate.left(turn)
+            self._leaves_the_line(turn)
             turn.is_overdue = False
+            turn.job.has_run = True
 
     def preempted(self, request_id: str) -> None:
         """A request has lost its blocks, and waits again."""
@@ -97,7 +108,11 @@ class Contention:
         self._admitted.discard(request_id)
         turn = self._turns.get(request_id)
         if turn is not None:
-            self._gate.left(turn)
+            self._leaves_the_line(turn)
+
+    def _leaves_the_line(self, turn: Turn) -> None:
+        self._gate.left(turn)
+        self._overdue_firsts.pop(turn.request_id, None)
 
     def changed(self, job_id: str) -> None:
         """A job's KV on the GPU has changed."""
@@ -121,11 +136,10 @@ class Contention:
 
     def victim_rank(self, request_id: str) -> Rank | None:
         """Place among those that run, the largest is preempted first; None without a job."""
+        if self.newcomers.is_due(request_id):
+            return self._policy.due_rank
         turn = self._turns.get(request_id)
-        if turn is None:
-            return None
-        is_due = self.newcomers.is_due(request_id)
-        return self._policy.due_rank if is_due else self._policy.victim_rank(turn)
+        return None if turn is None else self._policy.victim_rank(turn)
 
     def why_hold(self, request_id: str, *, num_running: int, num_free_blocks: int) -> str | None:
         """Why a waiting turn gets no blocks yet; None if it may have them, as all may that do not
@@ -133,7 +147,7 @@ class Contention:
         turn = self._turns.get(request_id)
         if not self._policy.holds_back:
             return None
-        if turn is None or not turn.is_first or turn.admitted_s is not None:
+        if turn is None or not turn.is_first or turn.job.has_run:
             return None
         if self.newcomers.is_due(request_id):
             return None
@@ -145,8 +159,19 @@ class Contention:
             self._note_hold(turn, reason)
         return reason
 
+    def _is_first_in_line(self, turn: Turn) -> None:
+        """A first turn is overdue: no job that came later is to be let in before it."""
+        if not self._overdue_firsts:
+            for other in self._turns.values():
+                if other.is_first and not other.job.has_run and other.order > turn.order:
+                    self._hold(other, BEHIND_AN_OVERDUE)
+        self._overdue_firsts[turn.request_id] = turn.order
+
     def _note_hold(self, turn: Turn, reason: str) -> None:
         self._note_shortage(turn.num_prompt_tokens)
+        self._hold(turn, reason)
+
+    def _hold(self, turn: Turn, reason: str) -> None:
         if not turn.is_held:
             turn.is_held = True
             self._counters.add("holds_total")
@@ -171,13 +196,13 @@ class Contention:
     def _shortage_s(self, num_tokens: int) -> float:
         return self._policy.pressure_s(self._decisions.rebuild(num_tokens))
 
-    def passed_by(self, turn: Turn) -> None:
-        """A turn that goes on with its job goes before those in line; one of them may be due."""
-        if not self._policy.pressure.is_on:
+    def _goes_first(self, order: int | None) -> None:
+        """Request number `order` has its blocks and opens no job; that may make a newcomer due."""
+        if order is None or not self._policy.pressure.is_on:
             return
-        num_there = len(self._admitted) + len(self._pins)
+        num_there = max(1, len(self._admitted) + len(self._pins))
         most = self._policy.most_passes(self._growth.mean_turns * num_there)
-        request_id = self.newcomers.passed(turn.order, most)
+        request_id = self.newcomers.passed(order, most)
         if request_id is None:
             return
         due = self._turns.get(request_id)
@@ -185,7 +210,7 @@ class Contention:
             self._record.add(due.job.job_id, "due", passed=round(most))
         self._on_rank_change(None if due is None else due.job.job_id)
 
-    def let_time_pass(self) -> None:
+    def step_begins(self) -> None:
         """Shortages end, and turns become overdue. O(1) if none does."""
         now_s = self._clock()
         if self._policy.pressure.fall(now_s):
@@ -193,3 +218,5 @@ class Contention:
         while (turn := self._patience.pop_overdue(now_s)) is not None:
             turn.is_overdue = True
             self._on_rank_change(turn.job.job_id)
+            if turn.is_first and not turn.job.has_run:
+                self._is_first_in_line(turn)

@@ -43,6 +43,8 @@ class Demand:
     missing_blocks: int
     is_due: bool = False
     """It was passed over as often as a newcomer ever is."""
+    common_blocks: int = 0
+    """Blocks of its own job's pin that it is going to use: to take them frees nothing."""
 
     @property
     def runs_alone(self) -> bool:

@@ -104,7 +104,7 @@ def timestamps(scheduler: RetainingScheduler) -> dict[str, Any]:
     return scheduler.retention.record.as_dict()
 
 
-def bad_tag(scheduler: RetainingScheduler, field: str) -> None:
+def bad_tag(scheduler: RetainingScheduler) -> None:
     scheduler.retention.counters.add("bad_tags_total")
 
 

@@ -77,13 +77,13 @@ class EngineLink:
                 raise OperationFailedError(f"the engine failed at {operation!r}: {answer['error']}")
         return answers
 
-    def count_bad_tag(self, field: str) -> None:
+    def count_bad_tag(self) -> None:
         """Count one rejected request, without waiting for the engine."""
-        task = asyncio.create_task(self._count_bad_tag(field))
+        task = asyncio.create_task(self._count_bad_tag())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _count_bad_tag(self, field: str) -> None:
+    async def _count_bad_tag(self) -> None:
         # The client has its answer already; an engine that is down says so elsewhere.
         with suppress(AgentKVServerError):
-            await self.call("bad_tag", field)
+            await self.call("bad_tag")

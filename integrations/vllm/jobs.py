@@ -68,7 +68,6 @@ class Job:
 
     job_id: str
     order: int
-    arrived_s: float
     parent_job_id: str | None = None
     expected_turns: int | None = None
     priority: int = 0
@@ -78,6 +77,8 @@ class Job:
     last_turn: int | None = None
     fingerprint: object = None
     live: dict[str, Turn] = field(default_factory=dict)
+    has_run: bool = False
+    """A turn of it has had its blocks."""
     is_released: bool = False
     finished_s: float | None = None
     context_tokens: int = 0
@@ -92,6 +93,11 @@ class Job:
     last_activity_s: float = 0.0
     num_diverged: int = 0
     num_evicted: int = 0
+
+    @property
+    def has_waiting_turn(self) -> bool:
+        """Whether a turn of it waits for its first blocks."""
+        return any(turn.admitted_s is None for turn in self.live.values())
 
     def finish_turn(self, now_s: float) -> None:
         """A turn is over: what was known of the tool before it no longer counts."""

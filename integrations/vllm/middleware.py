@@ -71,7 +71,7 @@ class AgentKVMiddleware:
         try:
             folded = _fold_request(scope, body)
         except TagError as error:
-            engine.count_bad_tag(error.field)
+            engine.count_bad_tag()
             is_anthropic = _path(scope) == _ANTHROPIC_PATH
             answer = (
                 anthropic_error(str(error))

@@ -23,6 +23,10 @@ class Newcomers:
         """A request arrives, as number `order` of all, and waits from now on."""
         self._orders[request_id] = order
 
+    def order_of(self, request_id: str) -> int | None:
+        """As number what it arrived; None if it is not in line."""
+        return self._orders.get(request_id)
+
     def let_in(self, request_id: str) -> None:
         """It has its blocks."""
         if request_id == self._first:
@@ -44,10 +48,10 @@ class Newcomers:
         return next(iter(self._orders), None)
 
     def passed(self, order: int, most: float) -> str | None:
-        """A turn of a job that is there has its blocks, and arrived as number `order`. The first in
+        """Request number `order`, of a job that is there or of none, has its blocks. The first in
         line, if it is due from now on: more than `most` that came later went before it."""
         first = self._first
-        if first is None or first in self._due or order < self._orders[first]:
+        if first is None or first in self._due or order <= self._orders[first]:
             return None
         self._num_passes += 1
         if self._num_passes <= most:

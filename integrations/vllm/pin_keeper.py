@@ -37,14 +37,24 @@ class PinKeeper:
         self._on_deadline = on_deadline
 
     def pin(
-        self, job: Job, blocks: Sequence[Any], fence: int, ttl: TTL, *, is_decided: bool = True
+        self,
+        job: Job,
+        blocks: Sequence[Any],
+        fence: int,
+        ttl: TTL,
+        *,
+        num_own_blocks: int,
+        is_decided: bool = True,
     ) -> None:
         """Pin a finished turn's blocks; of two pins of one job the longer context stays.
 
         A pin that is not decided counts when a prediction decides it, or when it ends.
         """
         now_s = self._clock()
-        pin = Pin(job.job_id, job.order, blocks, fence, now_s, now_s + ttl.seconds, ttl.reason)
+        expires_s = now_s + ttl.seconds
+        pin = Pin(
+            job.job_id, job.order, blocks, fence, now_s, expires_s, num_own_blocks, ttl.reason
+        )
         other = self.pins.get(job.job_id)
         if other is not None:
             if len(other.blocks) >= len(blocks):

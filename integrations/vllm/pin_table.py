@@ -28,6 +28,9 @@ class Pin(Generic[Block]):
     """Scheduler step that must have been processed before the blocks may be reused."""
     pinned_s: float
     expires_s: float
+    num_own_blocks: int
+    """Blocks that nobody else held when they were pinned: what ending the pin frees, as far as is
+    known. Jobs with the same system prompt share its blocks."""
     reason: str = ""
     num_trimmed: int = 0
     """Blocks taken off its end so far."""
@@ -82,6 +85,7 @@ class PinTable(Generic[Block]):
         assert 0 < num_blocks < len(pin.blocks)
         trimmed = pin.blocks[-num_blocks:]
         pin.blocks = pin.blocks[:-num_blocks]
+        pin.num_own_blocks = max(0, pin.num_own_blocks - num_blocks)
         pin.num_trimmed += num_blocks
         self._let_go(trimmed)
         return trimmed

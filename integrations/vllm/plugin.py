@@ -1,9 +1,10 @@
 """Entry point `vllm.general_plugins`: adds our policies to a stock vLLM.
 
-Called in every process of the server, possibly more than once. It wraps two methods of
+Called in every process of the server, possibly more than once. It wraps three methods of
 EngineArgs (vllm/engine/arg_utils.py, 0.32.0): `add_cli_args`, so that `--scheduling-policy` takes
-our names and `--middleware` has ours by default, and `create_engine_config`, which turns one of
-our names into `fcfs` plus our scheduler class. `fcfs` and `priority` pass through untouched.
+our names and `--middleware` has ours by default, `from_cli_args`, for `--run-output-dir`, and
+`create_engine_config`, which turns one of our names into `fcfs` plus our scheduler class. `fcfs`
+and `priority` pass through untouched.
 """
 
 from __future__ import annotations
@@ -30,15 +31,24 @@ class UnsupportedVLLMError(AgentKVError):
 
 def version_problem(version: str) -> str | None:
     """Why this vLLM version is refused or doubtful; None if it is supported."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None:
-        return None  # a development build without a version: the contract check decides
-    found = (int(numbers[1]), int(numbers[2]))
-    if OLDEST <= found < NEWEST:
+    found = _numbers_of(version)
+    if found is None or OLDEST <= found < NEWEST:
         return None
     supported = f">= {OLDEST[0]}.{OLDEST[1]}, < {NEWEST[0]}.{NEWEST[1]}"
-    age = "older" if found < OLDEST else "newer"
+    age = "older" if is_too_old(version) else "newer"
     return f"vLLM {version} is {age} than what agentkv supports ({supported})"
+
+
+def is_too_old(version: str) -> bool:
+    """Whether this vLLM version is refused; a newer one is tried, with a warning."""
+    found = _numbers_of(version)
+    return found is not None and found < OLDEST
+
+
+def _numbers_of(version: str) -> tuple[int, int] | None:
+    """Major and minor; None for a development build without them: the contract check decides."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return None if numbers is None else (int(numbers[1]), int(numbers[2]))
 
 
 def check_vllm() -> None:
@@ -47,7 +57,7 @@ def check_vllm() -> None:
     from vllm.logger import init_logger
 
     problem = version_problem(vllm.__version__)
-    if problem is not None and "older" in problem:
+    if is_too_old(vllm.__version__):
         raise UnsupportedVLLMError(f"{problem}: upgrade vLLM, or use --scheduling-policy fcfs")
     from . import seam
 
@@ -72,7 +82,7 @@ def register() -> None:
         return
     EngineArgs.agentkv_is_registered = True
     _wrap_engine_args(EngineArgs)
-    if "older" in (version_problem(vllm.__version__) or ""):
+    if is_too_old(vllm.__version__):
         return  # stock policies go on; choosing ours is refused in create_engine_config
     from . import seam
 

@@ -42,9 +42,6 @@ class Residents:
         self._idle = _Sums()
         self._active = _Sums()
 
-    def __len__(self) -> int:
-        return len(self._by_job)
-
     def put(self, job_id: str, resident: Resident) -> None:
         """A job is there, or is there in another way than before."""
         self.drop(job_id)

@@ -36,6 +36,7 @@ class Retention:
     The pool holds `num_blocks` of `block_tokens`. `free` gives blocks back, `on_rank_change` hears
     of jobs whose waiting turns moved in the queue (None: of all), `on_deadline` of each new expiry;
     `clock` is monotonic, in seconds. `side_work` does what takes longer; at once, if none is given.
+    `drops_last_block`: the last block of a prefix hit is always computed anew.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Retention:
         on_rank_change: Callable[[str | None], None],
         on_deadline: Callable[[float], None],
         side_work: SideWork | None = None,
+        drops_last_block: bool = False,
     ) -> None:
         self.settings = settings
         self.policy = make_policy(settings, num_blocks * block_tokens)
@@ -57,6 +59,7 @@ class Retention:
         self.turns: dict[str, Turn] = {}
         self.growth = JobGrowth()
         self._block_tokens = block_tokens
+        self._dropped_tokens = block_tokens if drops_last_block else 0
         self.step_fit = StepFit(settings.prefill_reload)
         self.tier = TierWatch(clock)
         self.counters = Counters()
@@ -126,10 +129,10 @@ class Retention:
         order = next(self.arrivals)
         job = self.jobs.get(tags.job_id)
         parent = None if tags.parent_job_id is None else self.jobs.get(tags.parent_job_id)
-        is_first = job is None and parent is None
+        is_first = parent is None and (job is None or not job.has_run)
         if job is None:
             # A sub-agent stands where the job stands that waits for it.
-            job = Job(tags.job_id, order if parent is None else parent.order, now_s)
+            job = Job(tags.job_id, order if parent is None else parent.order)
             job.first_prompt_tokens = num_prompt_tokens
             self.jobs.add(job)
         job.priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
@@ -193,10 +196,8 @@ class Retention:
             self.record.add(job.job_id, "resumed", hit_length=hit_tokens)
             return
         turn.admitted_s = now_s
-        if not turn.is_first:
-            self.contention.passed_by(turn)
         waited_s = now_s - turn.arrived_s
-        lost_tokens = turn.common_tokens - hit_tokens
+        lost_tokens = turn.common_tokens - self._dropped_tokens - hit_tokens
         if lost_tokens > 0:
             self.tier.lost(lost_tokens)
             self._computes_anew(lost_tokens)
@@ -240,9 +241,11 @@ class Retention:
         is_finished_turn: bool,
         context: Context | None = None,
         blocks: Sequence[Any] = (),
+        num_own_blocks: int = 0,
         fence: int = 0,
     ) -> None:
-        """A turn is over; `blocks` are its kept ones (none: they were freed)."""
+        """A turn is over; `blocks` are its kept ones (none: they were freed), of which nobody else
+        holds `num_own_blocks`."""
         self.contention.ended(request_id)
         self.tier.forget(request_id)
         turn = self.turns.pop(request_id, None)
@@ -259,7 +262,14 @@ class Retention:
         if blocks:
             assert context is not None
             ttl = self.decisions.first_ttl(context.num_tokens)
-            self.keeper.pin(job, blocks, fence, ttl, is_decided=self.decisions.is_final)
+            self.keeper.pin(
+                job,
+                blocks,
+                fence,
+                ttl,
+                num_own_blocks=num_own_blocks,
+                is_decided=self.decisions.is_final,
+            )
         elif not job.live and (pin := self.pins.get(job.job_id)) is not None:
             if turn.is_last_step or not is_finished_turn:
                 self.keeper.end(pin, "last_step" if is_finished_turn else "aborted")
@@ -310,7 +320,6 @@ class Retention:
         """Decide by what has been read since, end pins, save. O(1) if there is nothing to do."""
         self.decisions.apply_forecasts()
         self.expire_due_pins()
-        self.contention.let_time_pass()
         if self.forecaster is not None:
             self.forecaster.save_if_due()
 
@@ -359,8 +368,8 @@ class Retention:
         self.record.add(job.job_id, "closed", reason=reason, turns=job.num_turns)
 
     def expire_due_pins(self) -> None:
-        """End pins whose TTL is over, except of jobs whose next turn is here. O(1) if none is."""
+        """End pins whose TTL is over, except of jobs whose next turn waits. O(1) if none is."""
         while (pin := self.keeper.pop_due()) is not None:
             job = self.jobs.get(pin.job_id)
-            if job is None or not job.live:
+            if job is None or not job.has_waiting_turn:
                 self.keeper.end(pin, "expired")

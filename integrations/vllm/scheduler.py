@@ -40,7 +40,10 @@ MORE_BLOCKS = 8
 
 
 class RetainingScheduler(seam.SchedulerSeam):
-    """Keeps the KV of finished agent turns; requests without a `job_id` are scheduled as stock."""
+    """Keeps the KV of finished agent turns; requests without a `job_id` are scheduled as stock.
+
+    For engines without async scheduling, as on the CPU.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -58,7 +61,9 @@ class RetainingScheduler(seam.SchedulerSeam):
             on_rank_change=self._rerank,
             on_deadline=self._loop.wake_at,
             side_work=self._side_work,
+            drops_last_block=seam.drops_last_block(self),
         )
+        self._has_tails = seam.num_cache_groups(self) == 1
         self.steps = StepStats()
         self.queue = RankedQueue(self._rank, self.retention.arrivals)
         if seam.is_first_come_first_served(self):
@@ -163,6 +168,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     @seam.guarded(None)
     def _before_step(self) -> None:
         self.retention.do_what_is_due()
+        self.retention.contention.step_begins()
         self.queue.unlatch()
         self._sort_running()
 
@@ -200,8 +206,8 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(True)
     def may_start(self, request: Request) -> bool:
-        if seam.is_preempted(request):
-            return True
+        if request.num_computed_tokens:
+            return True  # it has its blocks: a connector has loaded some
         reason = self.retention.contention.why_hold(
             request.request_id,
             num_running=len(self.running),
@@ -232,7 +238,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         """Blocks taken from a pin; 0 if it is over."""
         if self.retention.pins.get(pin.job_id) is not pin:
             return 0
-        if not self.retention.policy.takes_tails:
+        if not (self.retention.policy.takes_tails and self._has_tails):
             num_blocks = len(pin.blocks)
         return self.retention.keeper.take(pin, num_blocks)
 
@@ -247,6 +253,7 @@ class RetainingScheduler(seam.SchedulerSeam):
                 len(self.running),
                 missing_blocks,
                 is_due=self.retention.contention.newcomers.is_due(request.request_id),
+                common_blocks=0 if turn is None else turn.common_tokens // self.hash_block_size,
             )
         )
         own = None if turn is None else self.retention.pins.get(turn.job.job_id)
@@ -286,6 +293,7 @@ class RetainingScheduler(seam.SchedulerSeam):
             is_finished_turn=seam.is_finished_turn(request),
             context=Context(request.block_hashes, num_blocks, self.hash_block_size),
             blocks=blocks,
+            num_own_blocks=seam.num_held_once(blocks),
             fence=fence,
         )
         return True
@@ -363,11 +371,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         super().shutdown()
 
 
-class ContinuumScheduler(RetainingScheduler):
-    """For engines without async scheduling (the CPU build)."""
-
-
-class AsyncContinuumScheduler(RetainingScheduler, AsyncScheduler):
+class AsyncRetainingScheduler(RetainingScheduler, AsyncScheduler):
     """For engines with async scheduling (the default on CUDA)."""
 
 
@@ -377,5 +381,5 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Scheduler:
     Source: EngineCore.__init__ (vllm/v1/engine/core.py:161), which only calls it.
     """
     is_async = vllm_config.scheduler_config.async_scheduling
-    scheduler = AsyncContinuumScheduler if is_async else ContinuumScheduler
+    scheduler = AsyncRetainingScheduler if is_async else RetainingScheduler
     return scheduler(vllm_config=vllm_config, **kwargs)

@@ -1,8 +1,9 @@
-"""The one place that touches vLLM's private names; everything else talks to the hooks below.
+"""The one place that touches private names of vLLM's scheduler and engine.
 
-Each private name is listed in CONTRACT with its source file, checked at start against the
-installed vLLM, so that an upgrade that moves one fails here, by name. Sources are of vLLM 0.32.0;
-0.31 to 0.33 have them all.
+All else talks to the hooks below. How the plugin gets in, by EngineArgs and AsyncLLM, is in
+`plugin.py` and `metrics.py`. CONTRACT lists each private name with its source file, checked at
+start against the installed vLLM, so that an upgrade that moves one fails here, by name. Sources are
+of vLLM 0.32.0; 0.31 to 0.33 have them all.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("vllm.sampling_params.SamplingParams", "eos_token_id"),
     ("vllm.engine.arg_utils.EngineArgs", "add_cli_args"),
     ("vllm.engine.arg_utils.EngineArgs", "create_engine_config"),
+    ("vllm.engine.arg_utils.EngineArgs", "from_cli_args"),
     ("vllm.config.scheduler.SchedulerConfig", "get_scheduler_cls"),
 )
 """(owner, attribute) of every vLLM name the plugin relies on beyond its public interface."""
@@ -68,7 +70,7 @@ def missing_names() -> list[str]:
 def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Keep our own errors from vLLM: log the first of each hook, then answer `otherwise`.
 
-    The one broad `except` of the plugin: an error in a hook must cost a request its pin, never
+    The one broad `except` of the scheduler: an error in a hook must cost a request its pin, never
     the engine its life.
     """
 
@@ -129,6 +131,7 @@ class SchedulerSeam(Scheduler):
 
         self.kv_cache_manager.allocate_slots = allocate_slots
 
+    @guarded(1)
     def _missing_blocks(
         self,
         request: Request,
@@ -221,6 +224,23 @@ class SchedulerSeam(Scheduler):
     def num_blocks(self) -> int:
         """All blocks but the null block, as in usage = 1 - free / (blocks - 1)."""
         return int(self.kv_cache_manager.block_pool.num_gpu_blocks) - 1
+
+
+def num_held_once(blocks: Sequence[Any]) -> int:
+    """How many of the blocks nobody else holds: to free them frees so much memory."""
+    return sum(block.ref_cnt == 1 for block in blocks)
+
+
+def num_cache_groups(scheduler: Scheduler) -> int:
+    """KV cache groups, of which each has blocks of its own for the same tokens: more than one where
+    layers differ (sliding windows, state spaces). Only of one are a request's last blocks the KV of
+    its last tokens."""
+    return len(scheduler.kv_cache_config.kv_cache_groups)
+
+
+def drops_last_block(scheduler: Scheduler) -> bool:
+    """Whether the last block of every prefix hit is computed anew, as EAGLE needs it (S:287)."""
+    return bool(scheduler.use_eagle_block_drop)
 
 
 def num_computed_tokens(request: Request) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -71,6 +72,13 @@ class Settings(BaseModel):
     """Events kept in the timestamps record, over all jobs; 0 turns it off."""
     run_output_dir: str | None = None
     """Folder that gets the timestamps record as `scheduler_timestamps.jsonl`."""
+
+    @field_validator("prefill_reload_s")
+    @classmethod
+    def _takes_time(cls, given: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if given is not None and not all(math.isfinite(each) and each >= 0 for each in given):
+            raise ValueError("three numbers of 0 or more")
+        return given
 
     @field_validator("predictor")
     @classmethod

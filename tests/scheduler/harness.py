@@ -27,12 +27,17 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from agentkv.integrations.vllm.scheduler import AsyncContinuumScheduler, ContinuumScheduler
+from agentkv.integrations.vllm.scheduler import AsyncRetainingScheduler, RetainingScheduler
 
 BLOCK_TOKENS = 16
 EOS = 2
@@ -110,7 +115,8 @@ class Engine:
     """One scheduler, stepped by hand: `step()` schedules and feeds back one token per request.
 
     With `offload_bytes` it has vLLM's own KV offloading to so much DRAM, whose worker here does
-    every transfer within the step.
+    every transfer within the step. With `window_tokens` it has a layer with such a sliding window
+    beside the one with full attention: a second group of KV blocks.
     """
 
     def __init__(
@@ -123,13 +129,14 @@ class Engine:
         is_async: bool = False,
         scheduler_class: type[Scheduler] | None = None,
         offload_bytes: int = 0,
+        window_tokens: int | None = None,
         **settings: Any,
     ) -> None:
         self.clock = Clock()
         self.vocabulary = Vocabulary()
         self._replies: dict[str, list[int]] = {}
         if scheduler_class is None:
-            base = AsyncContinuumScheduler if is_async else ContinuumScheduler
+            base = AsyncRetainingScheduler if is_async else RetainingScheduler
             given = {
                 "clock": lambda _: self.clock(),
                 "decode": lambda _, token_ids: self.vocabulary.decode(token_ids),
@@ -155,9 +162,16 @@ class Engine:
             kv_transfer_config=_offloading(offload_bytes) if offload_bytes else None,
             additional_config={"agentkv": settings},
         )
-        spec = FullAttentionSpec(
-            block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32
-        )
+        shape = {
+            "block_size": BLOCK_TOKENS,
+            "num_kv_heads": 1,
+            "head_size": 1,
+            "dtype": torch.float32,
+        }
+        groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))]
+        if window_tokens is not None:
+            window = SlidingWindowSpec(**shape, sliding_window=window_tokens)
+            groups.append(KVCacheGroupSpec(["window"], window))
         config.cache_config.num_gpu_blocks = num_blocks
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
@@ -166,7 +180,7 @@ class Engine:
             kv_cache_config=KVCacheConfig(
                 num_blocks=num_blocks,
                 kv_cache_tensors=[],
-                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+                kv_cache_groups=groups,
             ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK_TOKENS,
@@ -214,6 +228,7 @@ class Engine:
         stop: list[str] | None = None,
         reply: str | None = None,
         ending: str | None = None,
+        priority: int = 0,
         **tags: Any,
     ) -> str:
         """Add a request; `tags` are the wire fields, as they stand in `vllm_xargs`.
@@ -243,6 +258,7 @@ class Engine:
             ),
             pooling_params=None,
             block_hasher=self._hasher,
+            priority=priority,
         )
         self.scheduler.add_request(request)
         return request.request_id

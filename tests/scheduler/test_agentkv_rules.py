@@ -31,12 +31,12 @@ def pressed(**settings: Any) -> AgentKVPolicy:
 
 
 def turn_of(job_order: int, order: int, *, priority: int = 0) -> Turn:
-    job = Job(f"job-{job_order}", job_order, 0.0, priority=priority)
+    job = Job(f"job-{job_order}", job_order, priority=priority)
     return Turn(f"request-{order}", job, order, 0.0, 100)
 
 
 def pin_of(job_order: int, num_blocks: int) -> Pin[int]:
-    return Pin(f"job-{job_order}", job_order, range(num_blocks), 0, 0.0, 9.0)
+    return Pin(f"job-{job_order}", job_order, range(num_blocks), 0, 0.0, 9.0, num_blocks)
 
 
 def rank(made: AgentKVPolicy, turn: Turn) -> tuple[int, int, int]:
@@ -123,20 +123,24 @@ def test_an_overdue_first_turn_is_no_longer_put_behind_by_priority() -> None:
     """After the patience it counts as of the best priority seen, and so by arrival."""
     made = pressed()
     urgent, patient = turn_of(5, 6, priority=-9), turn_of(1, 2, priority=3)
+    urgent.is_first = patient.is_first = True
     assert rank(made, urgent) < rank(made, patient)
-    patient.is_overdue = patient.is_first = True
+    patient.is_overdue = True
     assert rank(made, patient) < rank(made, urgent)
 
 
-def test_a_job_held_back_stands_behind_requests_without_a_job_until_it_is_overdue() -> None:
-    """Whoever has nothing to do with jobs does not wait for one that is not let in."""
+def test_a_job_held_back_stands_behind_all_who_are_not() -> None:
+    """Nobody waits for one that is not let in; overdue it is the first of those."""
     made = pressed()
-    held = turn_of(3, 3)
-    held.is_held = True
+    held, other = turn_of(3, 3), turn_of(1, 1, priority=-9)
+    for turn in (held, other):
+        turn.is_first = turn.is_held = True
     without_a_job = (UNPINNED, 8, 0)
-    assert rank(made, held) > without_a_job
-    held.is_overdue = held.is_first = True
-    assert rank(made, held) < without_a_job
+    assert without_a_job < rank(made, other) < rank(made, held)
+    held.is_overdue = other.is_overdue = True
+    assert without_a_job < rank(made, other) < rank(made, held)
+    other.is_overdue, other.job.order = False, 9
+    assert without_a_job < rank(made, held) < rank(made, other)
 
 
 def test_a_waiting_turn_takes_from_later_jobs_only() -> None:
@@ -189,6 +193,25 @@ def test_a_waiting_turn_takes_nothing_that_would_not_be_enough() -> None:
     """Nobody loses blocks for a turn that cannot start with them."""
     demand = Demand(turn_of(5, 5), is_running=False, num_running=3, missing_blocks=5)
     assert list(pressed().pins_that_yield([pin_of(9, 4), pin_of(2, 4)], demand)) == []
+
+
+def test_what_others_hold_too_is_no_memory_to_be_had() -> None:
+    """A system prompt that jobs share is freed by none of them."""
+    pins = [pin_of(9, 4), pin_of(8, 4)]
+    demand = Demand(turn_of(5, 5), is_running=False, num_running=3, missing_blocks=6)
+    assert list(pressed().pins_that_yield(pins, demand)) == pins
+    for pin in pins:
+        pin.num_own_blocks = 2
+    assert list(pressed().pins_that_yield(pins, demand)) == []
+
+
+def test_nor_is_what_the_turn_comes_back_to() -> None:
+    """Of its own pin it can have what its prompt does not begin with."""
+    pins = [pin_of(9, 4), pin_of(5, 9)]
+    demand = Demand(turn_of(5, 5), False, 3, missing_blocks=6, common_blocks=8)
+    assert list(pressed().pins_that_yield(pins, demand)) == []
+    edited = Demand(turn_of(5, 5), False, 3, missing_blocks=6, common_blocks=2)
+    assert list(pressed().pins_that_yield(pins, edited)) == pins
 
 
 @pytest.mark.parametrize("turn", [None, turn_of(5, 5)])
@@ -250,15 +273,26 @@ def test_pressure_is_on_from_a_shortage_until_none_came_for_a_while() -> None:
     assert not pressure.is_on
     assert pressure.rise(10.0, 5.0)
     assert not pressure.rise(12.0, 5.0)
+    assert not pressure.fall(16.0)
     assert not pressure.fall(16.9)
     assert pressure.fall(17.0)
     assert not pressure.is_on
     assert not pressure.fall(18.0)
 
 
+def test_pressure_outlives_the_step_in_which_memory_ran_short() -> None:
+    """Even where holding is worth nothing, so that it is to last for no time at all."""
+    pressure = Pressure()
+    for step_s in (1.0, 2.0, 3.0):
+        pressure.rise(step_s, 0.0)
+        assert not pressure.fall(step_s + 0.5)
+        assert pressure.is_on
+    assert pressure.fall(4.0)
+
+
 def test_growth_starts_from_what_is_published_and_ends_with_what_was_seen() -> None:
     """A new job is expected to take as many turns as others had, on average."""
-    growth, job = JobGrowth(), Job("a", 0, 0.0, first_prompt_tokens=400)
+    growth, job = JobGrowth(), Job("a", 0, first_prompt_tokens=400)
     job.num_turns = 1
     assert growth.turns_left(job) == PRIOR_TURNS - 1
     assert growth.tokens_per_turn(job) == 100
@@ -273,7 +307,7 @@ def test_growth_starts_from_what_is_published_and_ends_with_what_was_seen() -> N
 
 def test_a_job_longer_than_all_others_is_expected_to_go_on_as_far_again_beyond_them() -> None:
     """And at least for one turn."""
-    growth, job = JobGrowth(), Job("a", 0, 0.0)
+    growth, job = JobGrowth(), Job("a", 0)
     job.num_turns = PRIOR_TURNS
     assert growth.turns_left(job) == 1
     job.num_turns = PRIOR_TURNS + 7
@@ -282,7 +316,7 @@ def test_a_job_longer_than_all_others_is_expected_to_go_on_as_far_again_beyond_t
 
 def test_expected_turns_are_believed_until_they_are_passed() -> None:
     """The client knows its own limit."""
-    growth, job = JobGrowth(), Job("a", 0, 0.0, expected_turns=20)
+    growth, job = JobGrowth(), Job("a", 0, expected_turns=20)
     job.num_turns = 18
     assert growth.turns_left(job) == 2
     job.num_turns = 25
@@ -291,7 +325,7 @@ def test_expected_turns_are_believed_until_they_are_passed() -> None:
 
 def test_more_turns_than_jobs_have_are_not_believed() -> None:
     """A step limit is no expectation, and a claim keeps nobody out."""
-    growth, job = JobGrowth(), Job("a", 0, 0.0, expected_turns=10**9)
+    growth, job = JobGrowth(), Job("a", 0, expected_turns=10**9)
     assert growth.turns_left(job) == PRIOR_TURNS
     growth.job_ended(10**9)
     assert growth.mean_turns == (PRIOR_TURNS + MAX_TURNS) / 2

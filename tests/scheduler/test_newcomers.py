@@ -31,6 +31,15 @@ def test_the_first_in_line_is_due_after_so_many_passes(newcomers: Newcomers) -> 
     assert not newcomers.is_due("a")
 
 
+def test_who_is_first_does_not_pass_itself(newcomers: Newcomers) -> None:
+    """Nor does who came before it; who came later does, in line or not."""
+    orders = [newcomers.order_of("a"), newcomers.order_of("a"), -1]
+    assert orders[0] == 0
+    for order in orders:
+        assert newcomers.passed(order, 0) is None
+    assert newcomers.passed(newcomers.order_of("b"), 0) == "a"
+
+
 def test_the_count_begins_anew_when_the_first_is_let_in(newcomers: Newcomers) -> None:
     """With the next in line."""
     passes(newcomers, MOST)

@@ -56,3 +56,10 @@ def test_a_wrong_setting_is_named(given: object, message: str) -> None:
     """The key, the value seen and what is allowed stand in the message."""
     with pytest.raises(SettingsError, match=message):
         read_settings(given, policy="continuum")
+
+
+@pytest.mark.parametrize("given", [[-1, 0, 0], [0, float("nan"), 0], [0, 0, float("inf")]])
+def test_computing_takes_a_finite_time(given: list[float]) -> None:
+    """A price that is none would pin nothing, without a word."""
+    with pytest.raises(SettingsError, match=r"prefill_reload_s.*three numbers of 0 or more"):
+        read_settings({"prefill_reload_s": given}, policy="agentkv")

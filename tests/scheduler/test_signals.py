@@ -86,7 +86,7 @@ def test_operations_answer_with_plain_data(make_engine: Callable[..., Engine]) -
     assert ask("tool", "a", {"state": "started", "command": "ls"})["is_pinned"] is True
     assert ask("job", "a")["last_tool"] == "ls"
     assert ask("release", "a") == {"job_id": "a", "freed_blocks": 6}
-    ask("bad_tag", "turn")
+    ask("bad_tag")
     assert ask("stats")["bad_tags_total"] == 1
     events = [event["event"] for event in ask("timestamps")["jobs"]["a"]]
     assert events[:4] == ["arrival", "waiting_to_running", "finish", "pinned"]

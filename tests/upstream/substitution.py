@@ -59,7 +59,7 @@ def _substitute(recorder: Recorder, *, policy: str) -> None:
     importlib.import_module("vllm.v1.core.sched.diffusion_scheduler")
     from vllm.v1.core.sched import async_scheduler, scheduler
 
-    from agentkv.integrations.vllm.scheduler import AsyncContinuumScheduler, ContinuumScheduler
+    from agentkv.integrations.vllm.scheduler import AsyncRetainingScheduler, RetainingScheduler
     from agentkv.integrations.vllm.settings import CONFIG_KEY
 
     def counted(ours: Any) -> type:
@@ -71,8 +71,8 @@ def _substitute(recorder: Recorder, *, policy: str) -> None:
         return type(ours.__name__, (ours,), {"__init__": build})
 
     names: tuple[tuple[Any, str, Any], ...] = (
-        (scheduler, "Scheduler", ContinuumScheduler),
-        (async_scheduler, "AsyncScheduler", AsyncContinuumScheduler),
+        (scheduler, "Scheduler", RetainingScheduler),
+        (async_scheduler, "AsyncScheduler", AsyncRetainingScheduler),
     )
     for module, name, ours in names:
         setattr(module, name, counted(ours))

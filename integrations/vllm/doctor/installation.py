@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
-from ..plugin import version_problem
+from ..plugin import is_too_old, version_problem
 from .check import Check, fail, ok, warn
 from .probe import GROUP, NAME
 
@@ -97,7 +97,7 @@ def _check_vllm_version(installed: Callable[[str], str | None]) -> Check:
     problem = version_problem(found)
     if problem is None:
         return ok("vllm", f"{name} {found}")
-    if "older" in problem:
+    if is_too_old(found):
         return fail("vllm", problem, "upgrade vLLM")
     return warn("vllm", problem, "if the check `plugin` is OK it may work; else install 0.32 or so")
 

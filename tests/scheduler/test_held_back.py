@@ -1,0 +1,158 @@
+"""Jobs that are not let in yet, on vLLM's real scheduler: who waits for them, and who does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.scheduler.harness import Engine, prompt_of
+
+MakeEngine = Callable[..., Engine]
+BIG = prompt_of(16 * 40, salt=51)
+
+
+def busy_engine(make_engine: MakeEngine, **options: Any) -> Engine:
+    """A long answer of one job runs; another as big as BIG is not expected to fit beside it."""
+    given = {"num_blocks": 129, "max_num_batched_tokens": 2048, **options}
+    if "prefill_reload_s" not in given:
+        given["prefill_reload_s"] = [0.0, 0.005, 0.0]
+    engine = make_engine(policy="agentkv", **given)
+    engine.add(prompt_of(16 * 50, salt=50), max_tokens=900, job_id="busy")
+    engine.step()
+    return engine
+
+
+def test_to_try_again_does_not_pass_the_gate(make_engine: MakeEngine) -> None:
+    """A client that gives up and sends its first turn once more opens the job all the same."""
+    engine = busy_engine(make_engine)
+    first = engine.add(BIG, job_id="big")
+    engine.step()
+    assert engine.waiting() == [first]
+    engine.abort(first)
+    again = engine.add(BIG, job_id="big")
+    engine.step()
+    assert engine.waiting() == [again]
+
+
+def test_nor_do_siblings_of_the_turn_that_waits(make_engine: MakeEngine) -> None:
+    """Children of n > 1; once one of them is let in, all are."""
+    engine = busy_engine(make_engine)
+    siblings = [engine.add(BIG, job_id="big", max_tokens=9) for _ in range(2)]
+    engine.step()
+    assert set(engine.waiting()) == set(siblings)
+    for running in engine.running():
+        engine.abort(running)
+    for _ in range(3):
+        engine.step()
+    assert set(siblings) <= set(engine.running())
+
+
+@pytest.mark.parametrize("prefill_reload_s", [[0.0, 0.0, 0.0], [0.0, 0.005, 0.0]])
+def test_small_requests_pass_whatever_computing_costs(
+    make_engine: MakeEngine, prefill_reload_s: list[float]
+) -> None:
+    """Where it costs nothing, shortages are over at once, and come again with each step."""
+    engine = busy_engine(make_engine, prefill_reload_s=prefill_reload_s)
+    held = engine.add(BIG, job_id="big")
+    for _ in range(3):
+        engine.step()
+    small = [engine.add(prompt_of(20, salt=salt), max_tokens=2) for salt in range(60, 65)]
+    for _ in range(6):
+        engine.step()
+    assert engine.waiting() == [held]
+    assert not set(small) & set(engine.scheduler.requests)
+
+
+def test_an_overdue_one_keeps_later_jobs_out_and_nobody_else(make_engine: MakeEngine) -> None:
+    """A job that came later would fit, and waits; a request without a job does not."""
+    engine = busy_engine(make_engine, patience_s=5.0)
+    held = engine.add(BIG, job_id="big")
+    engine.step()
+    engine.clock.now_s += 6.0
+    engine.step()
+    later = engine.add(prompt_of(20, salt=7), job_id="later", expected_turns=1)
+    plain = engine.add(prompt_of(20, salt=8), max_tokens=50)
+    for _ in range(3):
+        engine.step()
+    assert plain in engine.running()
+    assert engine.waiting() == [held, later]
+
+
+def test_requests_without_a_job_pass_it_only_so_often(make_engine: MakeEngine) -> None:
+    """They count as passes: then it is due, and goes before them."""
+    engine = busy_engine(make_engine, patience_s=5.0)
+    held = engine.add(BIG, job_id="big")
+    for number in range(200):
+        engine.add(prompt_of(20, salt=100 + number), max_tokens=2)
+        engine.step()
+        if engine.scheduler.retention.contention.newcomers.is_due(held):
+            break
+    else:
+        pytest.fail("200 later requests went before it")
+
+
+def test_a_job_whose_prefix_is_loaded_is_past_the_gate(make_engine: MakeEngine) -> None:
+    """It has its blocks; asked again, it would count them as taken, and all others would wait."""
+    engine = busy_engine(make_engine, offload_bytes=10_000_000, has_tier=False)
+    for running in engine.running():
+        engine.abort(running)
+    prefix = prompt_of(16 * 30, salt=5)
+    engine.turn(prefix + prompt_of(16, salt=6))
+    for salt in range(20, 24):
+        engine.turn(prompt_of(16 * 100, salt=salt))
+    engine.add(prompt_of(16 * 70, salt=50), max_tokens=300)
+    engine.step()
+    new = engine.add(prefix + prompt_of(40, salt=7), max_tokens=60, job_id="new")
+    plain = engine.add(prompt_of(16, salt=8), max_tokens=60)
+    for _ in range(5):
+        engine.step()
+    assert engine.num_blocks_loaded >= 30
+    assert {new, plain} <= set(engine.running())
+
+
+def test_a_pin_ends_in_time_though_a_sibling_of_its_turn_runs(make_engine: MakeEngine) -> None:
+    """Only a turn that waits keeps it for longer: it is about to take over."""
+    engine = make_engine(policy="agentkv", num_blocks=129, max_ttl_s=1.0)
+    engine.add(prompt_of(40, salt=2), max_tokens=1000, job_id="a")
+    engine.step()
+    short = engine.add(prompt_of(16 * 40, salt=3), job_id="a")
+    while short in engine.scheduler.requests:
+        engine.step()
+    assert engine.pinned
+    engine.clock.now_s += 1.1
+    engine.step()
+    assert engine.pinned == {}
+    assert engine.pin_ends == {"expired": 1}
+
+
+def test_with_several_groups_of_blocks_a_pin_yields_whole(make_engine: MakeEngine) -> None:
+    """Its last blocks are those of one group, for all tokens: without them the rest is nothing."""
+    engine = make_engine(
+        policy="agentkv", num_blocks=41, window_tokens=64, prefill_reload_s=[0.0, 0.05, 0.0]
+    )
+    for salt, name in enumerate("ab"):
+        engine.turn(prompt_of(160, salt=salt), job_id=name)
+    before = engine.pinned
+    assert set(before) == {"a", "b"}
+    engine.add(prompt_of(16 * (engine.num_free // 2 + 1), salt=9), max_tokens=2)
+    engine.step()
+    assert engine.pinned == {"a": before["a"]}
+
+
+def test_who_is_due_is_preempted_last_whatever_the_priorities(make_engine: MakeEngine) -> None:
+    """Also a request without a job, beside jobs that the client puts first."""
+    engine = make_engine(policy="agentkv", num_blocks=65, without=["admission"])
+    due = engine.add(prompt_of(16 * 14, salt=1), max_tokens=300)
+    contention = engine.scheduler.retention.contention
+    for _ in range(1000):
+        contention.newcomers.passed(10**6, 10)
+    assert contention.newcomers.is_due(due)
+    engine.step()
+    for salt in range(10, 14):
+        engine.add(prompt_of(16 * 9, salt=salt), max_tokens=300, job_id=f"job-{salt}", priority=-5)
+    for _ in range(250):
+        engine.step()
+        assert due in engine.running()
+    assert engine.scheduler.retention.counters.totals()["preemptions_total"] > 0
