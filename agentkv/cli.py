@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 COMMANDS = {
@@ -35,7 +36,17 @@ def usage() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; 0 done, 1 checked and failed, 2 bad usage."""
-    argv = sys.argv[1:] if argv is None else argv
+    try:
+        status = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # who read our output (`head`) has had enough: what is left in the buffer goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def _run(argv: list[str]) -> int:
     if argv and argv[0] in ("-h", "--help"):
         print(usage())
         return 0

@@ -15,11 +15,18 @@ HEREDOC_OPENER = re.compile(
     r"(?(quote)(?P=quote))"
 )
 _KEPT_CHARS = 400
+_KEPT_SCRIPT_CHARS = 1600
+"""Of what a shell is fed: it runs that."""
+_SHELL = re.compile(r"(?:^|[\s;&|(])(?:\S{0,60}/)?(?:ba|da|k|s|z)?sh(?=\s|$)")
+_MAX_LINE_CHARS = 200
 _MAX_HEREDOCS = 16
 
 
 def elide_heredocs(text: str) -> str:
-    """The text with each here-document's body cut to its first 400 characters. Linear time."""
+    """The text with each here-document's body cut to 400 characters, a script to 1,600.
+
+    Linear time.
+    """
     if "<<" not in text:
         return text
     parts: list[str] = []
@@ -33,11 +40,18 @@ def elide_heredocs(text: str) -> str:
         if end is None:
             position = opener.end()
             continue
-        if end - body > _KEPT_CHARS:
-            parts += text[kept_to : body + _KEPT_CHARS], "\n"
+        kept_chars = _kept_chars(text, opener.start())
+        if end - body > kept_chars:
+            parts += text[kept_to : body + kept_chars], "\n"
             kept_to = end
         position = end
     return "".join([*parts, text[kept_to:]])
+
+
+def _kept_chars(text: str, opener: int) -> int:
+    """How much is kept of the here-document that opens here, behind a shell's name or another's."""
+    line = text[max(text.rfind("\n", 0, opener) + 1, opener - _MAX_LINE_CHARS) : opener]
+    return _KEPT_SCRIPT_CHARS if _SHELL.search(line) else _KEPT_CHARS
 
 
 def _end_of_body(text: str, start: int, delimiter: str) -> int | None:

@@ -2,65 +2,51 @@
 
 from __future__ import annotations
 
+import math
 import re
+import shlex
 from typing import NamedTuple
 
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)([smhd]?)")
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
-_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
-MAX_PREFIXES = 8
+from agentkv.commands.interpreters import SHELLS, invocation
+from agentkv.commands.options import behind_options, takes_next
+from agentkv.commands.seconds import duration_s
+from agentkv.commands.wrappers import GLOBAL_OPTIONS, RUNNERS, TASK_NAMES, WRAPPERS, Wrapper
 
-# Program: its options that take a value. Other words beginning with "-" are flags.
-_WRAPPERS = {
-    "sudo": frozenset({"-u", "-g", "-h", "-p", "-C", "-U", "-D", "--user", "--group"}),
-    "doas": frozenset({"-u", "-C"}),
-    "env": frozenset({"-u", "-C", "-S", "--unset", "--chdir"}),
-    "time": frozenset({"-f", "-o", "--format", "--output"}),
-    "nice": frozenset({"-n", "--adjustment"}),
-    "ionice": frozenset({"-c", "-n", "-p"}),
-    "nohup": frozenset[str](),
-    "setsid": frozenset[str](),
-    "stdbuf": frozenset({"-i", "-o", "-e"}),
-    "unbuffer": frozenset[str](),
-    "command": frozenset[str](),
-    "builtin": frozenset[str](),
-    "exec": frozenset({"-a"}),
-    "chronic": frozenset[str](),
-    "timeout": frozenset({"-k", "-s", "--kill-after", "--signal"}),
-    "gtimeout": frozenset({"-k", "-s", "--kill-after", "--signal"}),
-    "xargs": frozenset(
-        {"-I", "-n", "-P", "-L", "-d", "-a", "-E", "-s", "--max-args", "--max-procs"}
-    ),
-    "npx": frozenset({"-p", "--package"}),
-    "bunx": frozenset[str](),
-    "uvx": frozenset({"--from", "--with", "-p", "--python"}),
-    "xvfb-run": frozenset({"-s", "-n", "--server-args", "--server-num"}),
-}
-_RUNNERS = {
-    ("uv", "run"): frozenset({"--with", "--python", "-p", "--extra", "--group", "--project"}),
-    ("poetry", "run"): frozenset[str](),
-    ("pipenv", "run"): frozenset[str](),
-    ("pdm", "run"): frozenset({"-p", "--project"}),
-    ("hatch", "run"): frozenset[str](),
-    ("rye", "run"): frozenset[str](),
-    ("bundle", "exec"): frozenset[str](),
-    ("conda", "run"): frozenset({"-n", "-p", "--name", "--prefix", "--cwd"}),
-    ("mamba", "run"): frozenset({"-n", "-p", "--name", "--prefix", "--cwd"}),
-    ("pnpm", "exec"): frozenset[str](),
-    ("npm", "exec"): frozenset[str](),
-    ("mise", "exec"): frozenset[str](),
-    ("mise", "x"): frozenset[str](),
-    ("direnv", "exec"): frozenset[str](),
-}
+MAX_PREFIXES = 8
+_NAMES = frozenset({"parallel", *WRAPPERS, *RUNNERS})
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
+_TIMEOUTS = frozenset({"timeout", "gtimeout"})
+_LOGINS = frozenset({"ssh", "su"})
+_SPLIT_OPTIONS = frozenset({"-S", "--split-string"})
+_ATTACHED_SPLIT = re.compile(r"-[iv0]{0,3}S(.+)", re.DOTALL)
+_INPUTS = frozenset({":::", ":::+", "::::", "::::+"})
+_PARALLEL = frozenset(
+    """
+    -j -N -n -L -a -I -d -C -S --jobs --colsep --timeout --delay --joblog --results --tagstring
+    --retries --load --memfree --max-args --arg-file --max-procs --workdir --halt
+    """.split()  # noqa: SIM905 - the list reads best as text
+)
 
 
 class Unwrapped(NamedTuple):
-    """The words of the program proper, the limit set on it, and bash text to read in its place."""
+    """What is behind the wrappers: the words of a program, and what that program runs itself."""
 
     argv: tuple[str, ...]
     timeout_s: float | None = None
     script: str | None = None
+    """Bash text to read in its place, or, where it counts itself, besides it."""
+    inner: tuple[str, ...] = ()
+    """Words of the program that it runs; it counts itself besides."""
+    reads_script: bool = False
+    """It is a shell that reads its script from its standard input."""
+    counts_itself: bool = False
+
+
+class _Behind(NamedTuple):
+    argv: tuple[str, ...] = ()
+    script: str | None = None
+    limit_s: float | None = None
+    counts_itself: bool = False
 
 
 def unwrap(argv: tuple[str, ...]) -> Unwrapped:
@@ -74,14 +60,31 @@ def unwrap(argv: tuple[str, ...]) -> Unwrapped:
         if not bare:
             return Unwrapped(argv, timeout_s)
         name = bare[0].rsplit("/", 1)[-1]
-        if name in _SHELLS or name == "eval":
-            return Unwrapped(bare, timeout_s, _inline_script(name, bare))
-        rest, limit_s = _behind(name, bare)
-        if rest is None:
-            return Unwrapped(bare, timeout_s)
-        timeout_s = limit_s if timeout_s is None else min(timeout_s, limit_s or timeout_s)
-        argv = rest
+        if name == "eval":
+            return Unwrapped(bare, timeout_s, " ".join(bare[1:]))
+        if name in SHELLS:
+            found = invocation(name, bare)
+            script = found.what if found.kind == "code" else None
+            return Unwrapped(bare, timeout_s, script, reads_script=found.kind == "stdin")
+        behind = _behind(name, bare) if name in _NAMES else None
+        if behind is None:
+            reads_script = name in _LOGINS
+            return Unwrapped(
+                bare, timeout_s, reads_script=reads_script, counts_itself=name == "ssh"
+            )
+        timeout_s = tighter(timeout_s, behind.limit_s)
+        if behind.counts_itself or behind.script is not None:
+            itself = behind.counts_itself
+            return Unwrapped(bare, timeout_s, behind.script, behind.argv, counts_itself=itself)
+        argv = behind.argv
     return Unwrapped(argv, timeout_s)
+
+
+def tighter(limit_s: float | None, other_s: float | None) -> float | None:
+    """The lower of two limits, None standing for none."""
+    if limit_s is None or other_s is None:
+        return other_s if limit_s is None else limit_s
+    return min(limit_s, other_s)
 
 
 def _num_assignments(argv: tuple[str, ...]) -> int:
@@ -93,36 +96,122 @@ def _num_assignments(argv: tuple[str, ...]) -> int:
     return count
 
 
-def _behind(name: str, argv: tuple[str, ...]) -> tuple[tuple[str, ...] | None, float | None]:
-    """The words behind one wrapper and the limit it sets; (None, None) if it is none."""
-    skip, options = 1, _WRAPPERS.get(name)
-    if options is None and len(argv) > 1:
-        skip, options = 2, _RUNNERS.get((name, argv[1]))
-    if options is None:
-        return None, None
-    index = skip
-    while index < len(argv) and argv[index].startswith("-"):
-        index += 2 if argv[index] in options else 1
+def _behind(name: str, argv: tuple[str, ...]) -> _Behind | None:
+    """What one wrapper runs; None if it is none, or runs nothing."""
+    if name == "parallel":
+        return _behind_parallel(argv)
+    if name == "env" and (words := _split_string(argv)):
+        return _Behind(words)
+    found = _wrapper_of(name, argv)
+    if found is None:
+        return None
+    wrapper, start = found
+    script, index = _read_options(wrapper, argv, start)
+    if script is not None:
+        return _Behind(script=script)
+    if index is None:
+        return None
     limit_s = None
-    if name in ("timeout", "gtimeout") and index < len(argv):
-        limit_s = duration_s(argv[index])
+    if name in _TIMEOUTS and index < len(argv):
+        limit_s = _limit_s(argv[index])
         index += 1
     rest = argv[index:]
-    return (rest, limit_s) if rest[_num_assignments(rest) :] else (None, None)
-
-
-def duration_s(word: str) -> float | None:
-    """Seconds of a coreutils duration such as `60`, `1.5m` or `2h`; None if it is none."""
-    match = _DURATION.fullmatch(word)
-    return float(match[1]) * _SECONDS[match[2]] if match else None
-
-
-def _inline_script(name: str, argv: tuple[str, ...]) -> str | None:
-    if name == "eval":
-        return " ".join(argv[1:])
-    for index, word in enumerate(argv[1:], 1):
-        if not word.startswith("-") or word == "-":
+    if not rest[_num_assignments(rest) :]:
+        return None
+    if wrapper.has_tasks:
+        if name == "hatch" and ":" in rest[0]:
+            rest = (rest[0].rpartition(":")[2], *rest[1:])
+        if rest[0] in TASK_NAMES:
             return None
-        if not word.startswith("--") and "c" in word[1:]:
-            return argv[index + 1] if index + 1 < len(argv) else None
-    return None
+    if name == "ssh" or (len(rest) == 1 and " " in rest[0]):
+        return _Behind((), " ".join(rest), limit_s, wrapper.counts_itself)
+    return _Behind(rest, None, limit_s, wrapper.counts_itself)
+
+
+def _wrapper_of(name: str, argv: tuple[str, ...]) -> tuple[Wrapper, int] | None:
+    """The wrapper that these words begin with, and the index behind its name."""
+    verbs = RUNNERS.get(name)
+    if verbs is not None:
+        index = behind_options(argv, 1, GLOBAL_OPTIONS)
+        for verb in argv[index : index + 1]:
+            if verb in verbs:
+                return verbs[verb], index + 1
+            second = behind_options(argv, index + 1, GLOBAL_OPTIONS)
+            for word in argv[second : second + 1]:
+                if f"{verb} {word}" in verbs:
+                    return verbs[f"{verb} {word}"], second + 1
+    if name == "runuser" and "-u" in argv:
+        name = "sudo"  # `runuser -u bob make`, against `runuser bob -c make`
+    wrapper = WRAPPERS.get(name)
+    return None if wrapper is None else (wrapper, 1)
+
+
+def _read_options(
+    wrapper: Wrapper, argv: tuple[str, ...], index: int
+) -> tuple[str | None, int | None]:
+    """The bash text given as an option, else the index of the program, None if it runs none."""
+    operands_left = wrapper.num_operands
+    is_over = False
+    while index < len(argv):
+        word = argv[index]
+        if word in wrapper.markers:
+            return None, index + 1
+        if word == "--" and not is_over:
+            is_over = True
+        elif word[:1] == "-" and not is_over:
+            if word in wrapper.idle_options:
+                return None, None
+            name, has_value, value = word.partition("=")
+            if has_value and name in wrapper.script_options:
+                return value, None
+            if takes_next(word, wrapper.script_options):
+                return (argv[index + 1], None) if index + 1 < len(argv) else (None, None)
+            index += takes_next(word, wrapper.options)
+        elif wrapper.markers:
+            pass
+        elif not operands_left:
+            return None, index
+        else:
+            operands_left -= 1
+        index += 1
+    return None, None
+
+
+def _limit_s(word: str) -> float | None:
+    """The limit that `timeout` sets; 0 and infinity set none, nor does what cannot be read."""
+    limit_s = duration_s(word)
+    return None if not limit_s or math.isinf(limit_s) else limit_s
+
+
+def _split_string(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """The words that `env -S 'A=1 make all'` makes of its option's value, `env` before them."""
+    options = WRAPPERS["env"].options
+    index = 1
+    while index < len(argv) and argv[index][:1] == "-":
+        word = argv[index]
+        name, has_value, value = word.partition("=")
+        index += 2 if takes_next(word, options) else 1
+        if takes_next(word, _SPLIT_OPTIONS):
+            text = "".join(argv[index - 1 : index])
+        elif name == "--split-string" and has_value:
+            text = value
+        elif attached := _ATTACHED_SPLIT.fullmatch(word):
+            text = attached[1]
+        else:
+            continue
+        try:
+            return ("env", *shlex.split(text), *argv[index:])
+        except ValueError:
+            return ("env", *text.split(), *argv[index:])
+    return ()
+
+
+def _behind_parallel(argv: tuple[str, ...]) -> _Behind | None:
+    """GNU parallel hands its words to a shell; without any, each of its inputs is a command."""
+    start = behind_options(argv, 1, _PARALLEL)
+    end = next((i for i, word in enumerate(argv) if word in _INPUTS), len(argv))
+    words = argv[start:end]
+    if words:
+        return _Behind(script=" ".join(words))
+    inputs = [word for word in argv[end + 1 :] if word not in _INPUTS]
+    return _Behind(script="\n".join(inputs)) if inputs and argv[end] == ":::" else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from agentkv.commands.interpreters import INTERPRETERS, Invocation, code_option, invocation
+
 # After these the first word is an operand (a file, a pattern), never a subcommand.
 _TAKES_OPERANDS = frozenset(
     """
@@ -19,16 +21,43 @@ _TAKES_OPERANDS = frozenset(
     """.split()  # noqa: SIM905 - a table of 120 words reads best as text
 )
 # Their subcommand names a task, which is what distinguishes one run from the next.
-_RUNS_TASKS = frozenset({"bun", "deno", "make", "mise", "npm", "pnpm", "rake", "task", "yarn"})
+_RUNS_TASKS = frozenset(
+    """
+    bun deno devbox hatch make mise npm pdm pipenv pixi pnpm poetry rake rye task yarn
+    """.split()  # noqa: SIM905 - the list reads best as text
+)
 _TASK_VERBS = frozenset({"run", "run-script", "exec", "task", "r"})
-INTERPRETERS = frozenset({"python", "node", "ruby", "perl", "php", "bash", "sh", "zsh", "Rscript"})
 _TASK_SCRIPTS = frozenset({"manage.py", "artisan"})
-_TWO_LEVELS = frozenset({"aws", "docker", "gcloud", "gh", "kubectl", "podman", "az", "uv"})
-_NESTED = frozenset({"compose", "container", "image", "buildx", "pr", "run", "issue", "pip", "s3"})
+_CONTAINERS = frozenset({"compose", "container", "image", "buildx"})
+_NESTED = {
+    **dict.fromkeys(("docker", "podman", "nerdctl"), _CONTAINERS),
+    "gh": frozenset({"pr", "run", "issue"}),
+    "uv": frozenset({"pip", "run", "tool"}),
+    "aws": frozenset({"s3"}),
+    **dict.fromkeys(("az", "gcloud"), frozenset({"container", "run"})),
+    **dict.fromkeys(_RUNS_TASKS, _TASK_VERBS),
+}
+"""The subcommands of a program that have subcommands of their own."""
 # Options of the program itself that take a value and stand before its subcommand.
 _VALUE_OPTIONS = frozenset(
     {"-C", "-c", "--git-dir", "--work-tree", "-n", "--namespace", "--prefix", "-f", "--file"}
 )
+_PACKAGES = _VALUE_OPTIONS | {"-w", "--workspace", "--filter", "-F", "--cwd", "--dir"}
+_COMPOSE = _VALUE_OPTIONS | {
+    *("--context", "-H", "--host", "--config", "-p", "--project-name", "--project-directory"),
+    *("--profile", "--env-file"),
+}
+_OWN_VALUE_OPTIONS = {
+    **dict.fromkeys(("npm", "pnpm", "yarn", "bun"), _PACKAGES),
+    **dict.fromkeys(("docker", "docker-compose", "podman", "nerdctl"), _COMPOSE),
+    "kubectl": _VALUE_OPTIONS | {"--context", "--kubeconfig", "--cluster", "-s"},
+    "uv": _VALUE_OPTIONS | {"--project", "--directory"},
+    "hatch": _VALUE_OPTIONS | {"-e", "--env"},
+    "mvn": _VALUE_OPTIONS | {"-pl", "--projects", "-P"},
+    "make": _VALUE_OPTIONS | {"-I", "-W", "-o"},
+}
+_NO_SUBCOMMAND = {"make": re.compile(r"[0-9]+|\w+[:+?]?=.*"), "cargo": re.compile(r"\+.*")}
+"""Words before the subcommand: `make -j 8 V=1 test`, `cargo +nightly test`."""
 _SUBCOMMAND = re.compile(r"[a-z][a-z0-9:_-]{0,30}")
 _VERSION_SUFFIX = re.compile(r"^(python|pip|node|ruby|perl|php|gcc|clang|go)-?[0-9][0-9.]*$")
 _SCRIPT_CHARS = 64
@@ -46,12 +75,24 @@ class Program:
     key: str
     argv: tuple[str, ...]
     timeout_s: float | None = None
+    """Over all its rounds together."""
     is_background: bool = False
+    """Nobody waits for it."""
+    job: int | None = None
+    """The number of the background job it runs in, beside what follows; a `wait` may await it."""
     is_in_loop: bool = False
+    rounds: int | None = 1
+    """How often it runs; None where the text does not say."""
+    is_endless: bool = False
+    """It heads a loop that nothing in the text ends."""
     is_piped: bool = False
     """It reads another program's output."""
+    has_input: bool = False
+    """It reads a pipe, a file or a here-document."""
     stdin: str = ""
     """The beginning of the here-document fed to it."""
+    code: str = ""
+    """What an interpreter is given to run on its command line."""
 
 
 def program_name(word: str) -> str:
@@ -59,6 +100,8 @@ def program_name(word: str) -> str:
 
     A project's own script that is called like a shell command keeps a mark: `bin/test` is `./test`.
     """
+    if word.startswith(("$(", "`")):
+        return "$(...)"  # what another program prints is run
     name = word.rsplit("/", 1)[-1] or word
     match = _VERSION_SUFFIX.match(name)
     if match:
@@ -69,46 +112,53 @@ def program_name(word: str) -> str:
 
 def program_key(name: str, argv: tuple[str, ...]) -> str:
     """The name and the subcommand, module, script or task that follows it."""
+    return key_and_code(name, argv)[0]
+
+
+def key_and_code(name: str, argv: tuple[str, ...]) -> tuple[str, str]:
+    """The program's key, and the code that an interpreter is given on its command line."""
     if name in INTERPRETERS:
-        return _interpreter_key(name, argv)
+        found = invocation(name, argv)
+        return _interpreter_key(name, found), found.what if found.kind == "code" else ""
     if name in _TAKES_OPERANDS:
-        return name
-    subcommands = _subcommands(argv)
-    if not subcommands:
-        return name
-    key = f"{name}:{subcommands[0]}"
-    has_second = (
-        (name in _RUNS_TASKS and subcommands[0] in _TASK_VERBS)
-        or (name in _TWO_LEVELS and subcommands[0] in _NESTED)
-    ) and len(subcommands) > 1
-    return f"{key}:{subcommands[1]}" if has_second else key
+        return name, ""
+    return ":".join((name, *_subcommands(name, argv))), ""
 
 
-def _subcommands(argv: tuple[str, ...]) -> list[str]:
-    """Up to 2 words after the program's own options that look like subcommands."""
+def module_argv(name: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """A module that an interpreter runs, and the words behind it; empty if it runs none."""
+    found = invocation(name, argv) if name in INTERPRETERS else None
+    return (found.what, *found.arguments) if found and found.kind == "module" else ()
+
+
+def _subcommands(name: str, argv: tuple[str, ...]) -> list[str]:
+    """The word after the program's own options that looks like a subcommand, and its own one."""
     found: list[str] = []
-    words = iter(argv[1:8])
+    value_options = _OWN_VALUE_OPTIONS.get(name, _VALUE_OPTIONS)
+    skipped = _NO_SUBCOMMAND.get(name)
+    words = iter(argv[1:12])
     for word in words:
-        if word.startswith("-") and not found:
-            if word in _VALUE_OPTIONS:
+        if word[:1] == "-":
+            if word in value_options:
                 next(words, None)
+        elif skipped is not None and skipped.fullmatch(word):
+            continue
         elif not _SUBCOMMAND.fullmatch(word):
             break
         else:
             found.append(word)
-            if len(found) == 2:
+            if len(found) == 2 or word not in _NESTED.get(name, ()):
                 break
     return found
 
 
-def _interpreter_key(name: str, argv: tuple[str, ...]) -> str:
-    for index, word in enumerate(argv[1:8], 1):
-        if word == "-m" and index + 1 < len(argv):
-            return f"{name}:-m:{argv[index + 1][:_SCRIPT_CHARS]}"
-        if word in ("-c", "-e", "-"):
-            return f"{name}:{word}"
-        if not word.startswith("-"):
-            script = word.rsplit("/", 1)[-1][:_SCRIPT_CHARS]
-            task = argv[index + 1 : index + 2] if script in _TASK_SCRIPTS else ()
-            return ":".join((name, script, *task))
-    return name
+def _interpreter_key(name: str, found: Invocation) -> str:
+    if found.kind == "module" and found.what:
+        return f"{name}:-m:{found.what[:_SCRIPT_CHARS]}"
+    if found.kind == "code":
+        return f"{name}:{code_option(name)}"
+    if found.kind == "script":
+        script = found.what.rsplit("/", 1)[-1][:_SCRIPT_CHARS]
+        task = found.arguments[:1] if script in _TASK_SCRIPTS else ()
+        return ":".join((name, script, *task))
+    return f"{name}:-" if found.kind == "stdin" and found.is_said else name

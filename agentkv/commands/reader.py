@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tree_sitter import Node
 
-from agentkv.commands.prefixes import unwrap
-from agentkv.commands.program import INTERPRETERS, Program, program_key, program_name
-from agentkv.commands.syntax import num_rounds, parse, text_of, word_of
+from agentkv.commands.finders import FINDERS, executed
+from agentkv.commands.interpreters import INTERPRETERS
+from agentkv.commands.loops import is_endless, num_rounds
+from agentkv.commands.prefixes import Unwrapped, unwrap
+from agentkv.commands.program import Program
+from agentkv.commands.program_list import MAX_PROGRAMS, ProgramList, product
+from agentkv.commands.syntax import parse, text_of, word_of
 
 _MAX_DEPTH = 40
 _SCRIPT_DEPTH = 13
 """What a quoted script (`bash -c '...'`) uses up of the depth: three may be nested."""
-_MAX_PROGRAMS = 32
 _STDIN_CHARS = 400
+_MAX_INNER_WORDS = 64
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
+_BODIES = frozenset({"do_group", "compound_statement"})
 _SUBSHELLS = frozenset({"subshell", "command_substitution", "process_substitution"})
 _BUILTINS = frozenset({"declaration_command", "test_command", "unset_command"})
 _LEAVES = frozenset({"comment", "raw_string", "heredoc_body", "word", "number", "variable_name"})
@@ -26,7 +29,6 @@ class CommandReader:
     """One walk over one command; read the attributes when it is done."""
 
     def __init__(self) -> None:
-        self.programs: list[Program] = []
         self.num_pipes = 0
         self.num_sequences = 0
         self.has_and = False
@@ -35,8 +37,10 @@ class CommandReader:
         self.has_loop = False
         self.has_subshell = False
         self.loop_count: int | None = None
-        self._is_piped = False
-        self._loop_depth = 0
+        self._found = ProgramList()
+        self.programs: list[Program] = self._found.programs
+        self._stdin = ""
+        """What a here-document or here-string feeds to what is being read."""
 
     def read_script(self, text: str, depth: int = 0) -> None:
         """Read a bash text; where it does not parse in time, its words count as one program."""
@@ -54,7 +58,7 @@ class CommandReader:
                 first = len(self.programs)
                 self._read(child, kind, depth + 1)
             elif kind == "&":
-                self._change_from(first, is_background=True)
+                self._found.start_job_from(first)
             elif kind in ("&&", "||"):
                 self.num_sequences += 1
                 self.has_and |= kind == "&&"
@@ -63,7 +67,7 @@ class CommandReader:
                 self.has_semicolon |= kind == ";"
 
     def _read(self, node: Node, kind: str, depth: int) -> None:
-        if kind in _LEAVES or depth > _MAX_DEPTH or len(self.programs) >= _MAX_PROGRAMS:
+        if kind in _LEAVES or depth > _MAX_DEPTH or len(self.programs) >= MAX_PROGRAMS:
             return
         if kind == "command":
             self._read_command(node, depth)
@@ -73,28 +77,46 @@ class CommandReader:
             self._read_redirected(node, depth)
         elif kind in _LOOPS:
             self._read_loop(node, kind, depth)
+        elif kind == "function_definition":
+            self._read_function(node, depth)
         elif kind in _BUILTINS:
             words = tuple(text_of(node).split())
             self._read_children(node, depth)
             self._add_program(("test", *words[1:]) if kind == "test_command" else words, depth)
         else:
+            if kind == "variable_assignment":
+                self._found.jobs.assign(text_of(node))
+            elif kind == "ERROR" and any(child.type == "heredoc_start" for child in node.children):
+                # a here-document whose end is not within what is read
+                self._found.change(len(self.programs) - 1, has_input=True)
             self.has_subshell |= kind in _SUBSHELLS
             self._read_children(node, depth)
 
     def _read_command(self, node: Node, depth: int) -> None:
         words: list[str] = []
+        here_string = None
         for child in node.children:
             kind = child.type
             if kind == "file_redirect":
                 self.has_redirect = True
             elif kind == "variable_assignment":
                 self._read_nested(child, depth)
-            elif kind not in ("herestring_redirect", "heredoc_redirect"):
+            elif kind == "herestring_redirect":
+                here_string = "".join(map(word_of, child.named_children[-1:]))
+            elif kind != "heredoc_redirect":
                 words.append(word_of(child))
                 if kind not in _PLAIN_WORDS:
                     self._read_nested(child, depth)
-        if words:
+        if not words:
+            return
+        if here_string is None:
             self._add_program(tuple(words), depth)
+            return
+        first, outer = len(self.programs), self._stdin
+        self._stdin = here_string
+        self._add_program(tuple(words), depth)
+        self._stdin = outer
+        self._found.change(first, has_input=True)
 
     def _read_nested(self, node: Node, depth: int) -> None:
         """Programs in the substitutions inside a word; they run before the command itself."""
@@ -104,32 +126,44 @@ class CommandReader:
             self._read_children(node, depth + 1)
 
     def _read_pipeline(self, node: Node, depth: int) -> None:
-        was_piped = self._is_piped
+        was_piped = self._found.is_piped
         for child in node.children:
             if child.is_named:
                 self._read(child, child.type, depth + 1)
-                self._is_piped = True
+                self._found.is_piped = True
             elif child.type in ("|", "|&"):
                 self.num_pipes += 1
-        self._is_piped = was_piped
+        self._found.is_piped = was_piped
 
     def _read_redirected(self, node: Node, depth: int) -> None:
-        first, stdin = len(self.programs), ""
+        first = fed = len(self.programs)
+        outer, has_input = self._stdin, False
+        heredocs = [child for child in node.children if child.type == "heredoc_redirect"]
+        if heredocs:
+            self._stdin = _heredoc_text(heredocs[0])
         for child in node.children:
             if child.type == "heredoc_redirect":
-                stdin = stdin or _heredoc_text(child)
-                self._read_behind_heredoc(child, depth)
+                fed = max(fed, len(self.programs))
+                self._read_behind_heredoc(child, first, depth)
             elif child.type == "file_redirect":
                 self.has_redirect = True
+                text = child.text or b""
+                has_input |= b"<" in text[:2]
+                if b"(" in text:
+                    self._read_nested(child, depth)
             elif child.is_named:
                 self._read(child, child.type, depth + 1)
-        if stdin and len(self.programs) > first:
+                fed = len(self.programs)
+        stdin, self._stdin = self._stdin[:_STDIN_CHARS] if heredocs else "", outer
+        if has_input or heredocs:
+            self._found.change(first, fed, has_input=True)
+        if stdin and fed > first:
             program = self.programs[first]
             is_code = program.name in INTERPRETERS and program.key == program.name
             key = f"{program.key}:-" if is_code else program.key
-            self.programs[first] = replace(program, key=key, stdin=stdin)
+            self._found.change(first, first + 1, key=key, stdin=stdin)
 
-    def _read_behind_heredoc(self, redirect: Node, depth: int) -> None:
+    def _read_behind_heredoc(self, redirect: Node, first: int, depth: int) -> None:
         """`cat <<EOF | wc` and `python - <<EOF && ls` hang the rest of the line on the redirect."""
         for part in redirect.named_children:
             if part.type in ("pipeline", "command", "list"):
@@ -138,46 +172,78 @@ class CommandReader:
                 self.num_sequences += part.type == "list"
             elif part.type == "file_redirect":
                 self.has_redirect = True
+            elif part.type == "ERROR" and part.text == b"&":  # the grammar knows none here
+                self._found.start_job_from(first)
 
     def _read_loop(self, node: Node, kind: str, depth: int) -> None:
-        if not self.has_loop and kind == "for_statement":
-            self.loop_count = num_rounds(node)
-        self.has_loop = True
-        self._loop_depth += 1
+        found = self._found
+        is_first, self.has_loop = not self.has_loop, True
+        rounds, outer_rounds, outer_is_left = num_rounds(node), found.rounds, found.is_left
+        first = len(self.programs)
+        found.is_left = False
+        for child in node.children:
+            if kind != "while_statement" and child.type not in _BODIES:
+                self._read_children(child, depth + 1)
+                first = len(self.programs)
+                continue
+            found.rounds = product(outer_rounds, rounds)
+            found.loop_depth += 1
+            if child.is_named:
+                self._read(child, child.type, depth + 1)
+            found.loop_depth -= 1
+            found.rounds = outer_rounds
+        if found.is_left:
+            rounds = None
+            found.change(first, rounds=None)
+        elif is_endless(node):
+            found.change(first, first + 1, is_endless=True)
+        if is_first:
+            self.loop_count = rounds
+        found.is_left = outer_is_left or found.leaves_shell_from(first)
+
+    def _read_function(self, node: Node, depth: int) -> None:
+        first = len(self.programs)
         self._read_children(node, depth)
-        self._loop_depth -= 1
+        name = node.child_by_field_name("name")
+        self._found.define("" if name is None else text_of(name), first)
 
     def _add_program(self, words: tuple[str, ...], depth: int) -> None:
-        found = unwrap(words)
-        first = len(self.programs)
-        if found.script is not None and depth + _SCRIPT_DEPTH <= _MAX_DEPTH:
-            self.read_script(found.script, depth + _SCRIPT_DEPTH)
-            if found.timeout_s is not None:
-                self._change_from(first, timeout_s=found.timeout_s)
-        if len(self.programs) > first:
+        if depth > _MAX_DEPTH or len(self.programs) >= MAX_PROGRAMS or self._found.call(words[0]):
             return
-        name = program_name(found.argv[0])
-        argv = (name, *found.argv[1:])
-        self.programs.append(
-            Program(
-                name,
-                program_key(name, argv),
-                argv,
-                found.timeout_s,
-                is_in_loop=self._loop_depth > 0,
-                is_piped=self._is_piped,
-            )
-        )
+        first = len(self.programs)
+        found = unwrap(words)
+        if found.counts_itself or not self._read_text(found, depth):
+            self._found.append(found.argv)
+        if found.inner:
+            self._add_program(found.inner[:_MAX_INNER_WORDS], depth + 1)
+        elif found.counts_itself:
+            self._read_text(found, depth)
+        if found.argv[0] in FINDERS:
+            self._read_executed(found.argv, depth)
+        if found.timeout_s is not None:
+            self._found.limit_from(first, found.timeout_s)
 
-    def _change_from(self, first: int, **changes: object) -> None:
-        self.programs[first:] = [
-            replace(program, **changes)  # type: ignore[arg-type]
-            for program in self.programs[first:]
-        ]
+    def _read_text(self, found: Unwrapped, depth: int) -> bool:
+        """Read the bash text that a program is given; whether anything runs in it."""
+        script = self._stdin if found.reads_script else found.script
+        if not script or depth + _SCRIPT_DEPTH > _MAX_DEPTH:
+            return False
+        first = len(self.programs)
+        if found.reads_script:
+            self._stdin = ""
+        self.read_script(script, depth + _SCRIPT_DEPTH)
+        return len(self.programs) > first
+
+    def _read_executed(self, argv: tuple[str, ...], depth: int) -> None:
+        for words, is_repeated in executed(argv):
+            first = len(self.programs)
+            self._add_program(words, depth + 1)
+            if is_repeated:
+                self._found.change(first, is_in_loop=True, rounds=None)
 
 
 def _heredoc_text(redirect: Node) -> str:
     for part in redirect.named_children:
         if part.type == "heredoc_body":
-            return text_of(part)[:_STDIN_CHARS]
+            return text_of(part)
     return ""

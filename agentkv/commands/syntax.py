@@ -62,21 +62,3 @@ def word_of(node: Node) -> str:
     if kind == "concatenation":
         return "".join(map(word_of, node.named_children))
     return text.replace("\\", "") if kind == "word" and "\\" in text else text
-
-
-def num_rounds(loop: Node) -> int | None:
-    """Rounds of a `for` where its text says them: words or a brace range; else None."""
-    values = [
-        child for child in loop.named_children if child.type not in ("variable_name", "do_group")
-    ]
-    if len(values) == 1 and values[0].type in ("concatenation", "brace_expression"):
-        low, _, high = text_of(values[0]).strip("{}").partition("..")
-        if low.isdecimal() and high.isdecimal():
-            return min(abs(int(high[:6]) - int(low[:6])) + 1, 10_000)
-    return len(values) if values and all(map(_is_one_value, values)) else None
-
-
-def _is_one_value(node: Node) -> bool:
-    """Whether a word stands for itself: no glob, no expansion."""
-    is_plain = node.type in ("word", "number", "string", "raw_string")
-    return is_plain and not any(sign in text_of(node) for sign in "*?[$`")

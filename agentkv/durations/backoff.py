@@ -109,7 +109,7 @@ class BackoffEstimator:
         distribution = GridDistribution(bins)
         ttl_s = min(distribution.quantile_s(TTL_SHARE) + ROUND_TRIP_S, MAX_FAST_TTL_S)
         return prediction(
-            _speed(distribution) if seen or reading.given.is_known else "uncertain",
+            _speed(distribution) if seen else _cold_speed(reading.given, distribution),
             distribution,
             fast_ttl_s=ttl_s,
             source="runs" if seen else "prior",
@@ -201,13 +201,22 @@ def _speed(distribution: GridDistribution) -> Speed:
     return "slow" if distribution.p_over(SLOW_S) >= SURE_SLOW else "uncertain"
 
 
+def _cold_speed(given: PriorInput, distribution: GridDistribution) -> Speed:
+    """Before any run: nothing unknown may make it fast, nor be what makes it slow."""
+    speed = _speed(distribution)
+    is_founded = given.is_known if speed == "fast" else given.is_mostly_known
+    return speed if is_founded else "uncertain"
+
+
 def _explanation(
     given: PriorInput, seen: list[tuple[int, int]], distribution: GridDistribution
 ) -> str:
     name = "nothing that lasts" if given.main is None else f"`{given.main.key}`"
     usual = f"{name}: usually about {given.typical_s:.2g} s"
-    if not given.is_known:
-        usual = f"{name}: not among the programs known beforehand"
+    if not given.is_mostly_known:
+        usual = f"{name}: not known beforehand how long it takes"
+    elif not given.is_known:
+        usual += ", but not all of it is known beforehand"
     runs = ", ".join(f"{counted(count, 'run')} of {LEVEL_NAMES[level]}" for level, count in seen)
     return f"{usual}; {runs or 'no run like it seen yet'}: {summary(distribution)}"
 

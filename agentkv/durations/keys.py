@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
+from agentkv.durations.waits import runs_until_stopped
 
 # They shape another program's output; their own time hardly counts.
 _FILTERS = frozenset(
@@ -51,7 +52,8 @@ def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:
         flags = sorted({_masked_flag(word) for word in words if word[:1] == "-"})[:_MAX_FLAGS]
         options += flags
         plain = [word if _is_plain(word) else "*" for word in words]
-        shapes.append(" ".join((program.name, *plain)))
+        shape = " ".join((program.name, *plain))[:_MAX_KEY_CHARS]
+        shapes.append(shape if program.name == "sleep" else _NUMBER.sub("0", shape))
         operands = [word for word in plain if word[:1] != "-"]
         for part in (*flags, *operands):
             if part != "*":
@@ -60,8 +62,18 @@ def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:
             own = [word for word in words if word[:1] != "-"]
             target = "".join(own[key.count(":") :][:1])[:_MAX_WORD_CHARS]
     alike = f"{'|'.join(sorted(together))} {target} {' '.join(options)}"
-    shape = _NUMBER.sub("0", "; ".join(shapes)[:_MAX_KEY_CHARS])
-    return Keys((main.key, alike[:_MAX_KEY_CHARS], shape, text), tuple(effects)[:_MAX_EFFECTS])
+    levels = (_own_key(main), alike, "; ".join(shapes))
+    if main.is_endless or runs_until_stopped(main):
+        # runs of the same program that end by themselves say nothing of it
+        levels = (f"endless {levels[0]}", f"endless {levels[1]}", f"endless {levels[2]}")
+    first, second, third = (level[:_MAX_KEY_CHARS] for level in levels)
+    parts = tuple(effect[:_MAX_KEY_CHARS] for effect in effects)
+    return Keys((first, second, third, text), parts[:_MAX_EFFECTS])
+
+
+def _own_key(program: Program) -> str:
+    """Of a `sleep` with what it waits: runs of other lengths say nothing of it."""
+    return " ".join(program.argv) if program.name == "sleep" else program.key
 
 
 def _words(program: Program) -> tuple[str, ...]:

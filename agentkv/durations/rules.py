@@ -12,7 +12,7 @@ from statistics import NormalDist
 from typing import Any
 
 from agentkv.commands import CommandAnalysis, Program
-from agentkv.commands.program import program_key
+from agentkv.commands.program import module_argv, program_key
 from agentkv.durations.log_normal import ANY_COMMAND, LogNormal
 from agentkv.durations.prediction import FAST_S, SLOW_S, SURE, Prediction, Speed
 from agentkv.durations.verdicts import prediction
@@ -98,9 +98,8 @@ def foreground(command: CommandAnalysis) -> list[Program]:
 def program_speed(program: Program) -> Speed:
     """What the lists say of one program."""
     name, key, argv = program.name, program.key, program.argv
-    if key.startswith("python:-m:"):
-        argv = argv[argv.index("-m") + 1 :]
-        name = argv[0]
+    if name == "python" and (module := module_argv(name, argv)):
+        name, argv = module[0], module
         key = program_key(name, argv)
     if name == "pytest":
         is_short = has_option(argv, "x", _PYTEST_VALUES) or not {

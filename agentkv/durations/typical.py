@@ -11,7 +11,13 @@ import tomllib
 from importlib import resources
 
 from agentkv.commands import Program
-from agentkv.commands.prefixes import duration_s
+from agentkv.durations.waits import (
+    ENDLESS_S,
+    ping_s,
+    runs_until_stopped,
+    sleep_s,
+    waits_for_input,
+)
 
 UNKNOWN_S = 1.0
 """A program nobody knows: many are small tools, some run for long; neither fast nor slow."""
@@ -20,15 +26,13 @@ _WORD_ENDS = re.compile(r"[:._/-]+")
 _SCRIPT_ENDINGS = (".sh", ".py", ".js", ".rb", ".pl")
 _QUESTION_S = 0.2
 _QUESTIONS = frozenset({"--help", "--version", "-V", "help"})
-_FOLLOWS_S = 60.0
-"""A server, a watcher or a `tail -f` runs until it is stopped, mostly by the call's time-out."""
-_FOLLOWERS = frozenset({"tail", "journalctl", "docker:logs", "docker:compose:logs", "kubectl:logs"})
-_FOLLOW_FLAGS = frozenset({"-f", "-F", "--follow", "-fn", "-xef"})
+_SETTINGS = re.compile(r"(?:.*/)?(?:activate|\.env|\.\w*rc|\.\w*profile|nvm\.sh|env)")
+_SETTINGS_S = 0.1
+"""Of reading an environment into the shell."""
 _SEARCHES = frozenset({"find", "grep", "rg", "ag", "du", "fd"})
 _WHOLE_DISK = frozenset({"/", "/*", "/usr", "~", "$HOME"})
 _WHOLE_DISK_S = 5.0
 _LASTING_S = 1.0
-_MAX_WAIT_S = 3600.0
 
 
 def _read_tables() -> list[dict[str, float]]:
@@ -45,13 +49,18 @@ _BY_KEY, _BY_NAME, _BY_WORD = _read_tables()
 
 def typical_s(program: Program) -> float | None:
     """Seconds this program usually takes; None where nothing of it is known."""
-    if program.name == "sleep":
-        return wait_s(program)
     if program.argv[1:] and not _QUESTIONS.isdisjoint(program.argv[1:3]):
         return _QUESTION_S
-    is_follower = program.name in _FOLLOWERS or program.key in _FOLLOWERS
-    if is_follower and not _FOLLOW_FLAGS.isdisjoint(program.argv):
-        return _FOLLOWS_S
+    if program.name == "sleep":
+        return sleep_s(program)
+    if runs_until_stopped(program):
+        return ENDLESS_S
+    if waits_for_input(program):
+        return None
+    if program.name == "ping":
+        return ping_s(program)
+    if program.name in ("source", ".") and _SETTINGS.fullmatch("".join(program.argv[1:2])):
+        return _SETTINGS_S
     if program.name in _SEARCHES and not _WHOLE_DISK.isdisjoint(program.argv):
         return _WHOLE_DISK_S
     known = _BY_KEY.get(program.key)
@@ -62,12 +71,6 @@ def typical_s(program: Program) -> float | None:
     if told_s >= _LASTING_S and by_name_s is not None:
         return max(told_s, by_name_s)  # `playwright test` takes what playwright takes
     return told_s or by_name_s
-
-
-def wait_s(program: Program) -> float:
-    """Seconds that a `sleep` waits, 0.01 to 3600."""
-    waits = [duration_s(word) for word in program.argv[1:]]
-    return min(max(0.01, sum(wait for wait in waits if wait is not None)), _MAX_WAIT_S)
 
 
 def _words_of(program: Program) -> list[str]:

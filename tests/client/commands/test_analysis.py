@@ -48,6 +48,93 @@ KEYS = [
     ("sh -c \"bash -c 'ls'\"", ["ls"]),
     ("eval make test", ["make:test"]),
     ("bash scripts/run.sh", ["bash:run.sh"]),
+    ("env -S 'A=1 make all'", ["make:all"]),
+    ('env -iS"make all" x', ["make:all"]),
+    ("env --split-string='make all'", ["make:all"]),
+    ("sudo -iu bob make", ["make"]),
+    ("command -v make", ["command:make"]),
+    ("flock -n /tmp/lock make", ["make"]),
+    ("flock /tmp/lock -c 'make all'", ["make:all"]),
+    ("flock /tmp/lock gcc -c x.c", ["gcc"]),
+    ("taskset -c 0-3 make", ["make"]),
+    ("taskset -p 1234", ["taskset"]),
+    ("chrt -f 10 make", ["make"]),
+    ("su -c 'make all' user", ["make:all"]),
+    ("su - user -c 'make all'", ["make:all"]),
+    ("runuser -u bob -- make", ["make"]),
+    ("runuser -l bob -c 'make all'", ["make:all"]),
+    ("script -qc 'make all' /dev/null", ["make:all"]),
+    ("script -q /dev/null make", ["make"]),
+    ("xvfb-run -a -s '-screen 0' make", ["make"]),
+    ("strace -f -o log make", ["make"]),
+    ("perf stat -e cycles make", ["make"]),
+    ("mpirun -np 4 python train.py", ["python:train.py"]),
+    ("busybox sleep 3", ["sleep"]),
+    ("nix develop .#x --command make", ["make"]),
+    ("nix-shell -p gcc --run 'make all'", ["make:all"]),
+    ("mise x node@20 -- npm test", ["npm:test"]),
+    ("direnv exec . make", ["make"]),
+    ("direnv allow", ["direnv:allow"]),
+    ("micromamba run -n e pytest", ["pytest"]),
+    ("conda run --live-stream -n e pytest", ["pytest"]),
+    ("pixi run -e dev pytest", ["pytest"]),
+    ("pixi run test", ["pixi:run:test"]),
+    ("hatch run dev:pytest -x", ["pytest"]),
+    ("hatch -e dev run pytest", ["pytest"]),
+    ("hatch run test", ["hatch:run:test"]),
+    ("uv --project x run pytest", ["pytest"]),
+    ("uv tool run ruff check", ["ruff:check"]),
+    ("pnpm dlx jest", ["jest"]),
+    ("npx -c 'jest --ci'", ["jest"]),
+    ("git bisect run make test", ["make:test"]),
+    ("git submodule foreach 'make test'", ["make:test"]),
+    ("parallel -j4 make -C {} ::: a b", ["make"]),
+    ("parallel ::: 'make a' 'make b'", ["make:a", "make:b"]),
+    # what interpreters are told
+    ("bash -o pipefail -c 'make'", ["make"]),
+    ("bash -euo pipefail -c 'make'", ["make"]),
+    ("bash -eu -o pipefail -c 'make' -- arg", ["make"]),
+    ("bash -co pipefail 'make'", ["make"]),
+    ("bash +x --rcfile f -ic 'make'", ["make"]),
+    ("bash -c -- 'make'", ["make"]),
+    ("fish -c 'make'", ["make"]),
+    ("bash -o pipefail run.sh", ["bash:run.sh"]),
+    ("sh -e build.sh", ["sh:build.sh"]),
+    ("python -W ignore -m pytest", ["python:-m:pytest"]),
+    ("python -X dev -W error::UserWarning -m pytest", ["python:-m:pytest"]),
+    ("python -mpytest -q", ["python:-m:pytest"]),
+    ("python -um pytest", ["python:-m:pytest"]),
+    ("python -We x.py", ["python:x.py"]),
+    ("python -uc 'print(1)'", ["python:-c"]),
+    ("python -X dev -", ["python:-"]),
+    ("node --require x.js --inspect y.js", ["node:y.js"]),
+    ("node -pe '1'", ["node:-e"]),
+    ("perl -MData::Dumper -ne 'print' f", ["perl:-e"]),
+    ("ruby -Ilib -I test x.rb", ["ruby:x.rb"]),
+    ("php -d memory_limit=1 -r 'x();'", ["php:-r"]),
+    ("npm -w app run test", ["npm:run:test"]),
+    ("npm run --silent test", ["npm:run:test"]),
+    ("make -j 8 V=1 test", ["make:test"]),
+    ("cargo +nightly test", ["cargo:test"]),
+    ("docker compose -f x.yml up -d", ["docker:compose:up"]),
+    # programs that run others and take time of their own
+    ("find . -name x -exec pytest {} \\;", ["find", "pytest"]),
+    ("find . -execdir go test {} + -print", ["find", "go:test"]),
+    ("find . -exec grep x {} ';' -ok rm {} \\;", ["find", "grep", "rm"]),
+    ("find . -exec sh -c 'make -C $1' _ {} \\;", ["find", "make"]),
+    ("find . -exec", ["find"]),
+    ("fd -e py -x pytest", ["fd", "pytest"]),
+    ("ssh -p 22 -o A=b user@host 'cd x && make'", ["ssh", "make"]),
+    ("ssh -N -L 80:localhost:80 host", ["ssh"]),
+    ("docker exec -it -w /x c bash -lc 'make'", ["docker:exec", "make"]),
+    ("docker run --rm -v $PWD:/x -e A=1 image make", ["docker:run", "make"]),
+    ("docker run -d image make", ["docker:run"]),
+    ("docker compose -f x.yml exec -T web pytest", ["docker:compose:exec", "pytest"]),
+    ("kubectl exec -it pod -c x -- make", ["kubectl:exec", "make"]),
+    # functions run where they are called
+    ("f() { make; }; ls; f", ["ls", "make"]),
+    ("f() { make; }; ls", ["ls"]),
+    ("f() { f; }; f", ["f"]),
     # several programs
     ("make && make install", ["make", "make:install"]),
     ("a; b || c", ["a", "b", "c"]),
@@ -56,6 +143,7 @@ KEYS = [
     ("ls | sort | head -3", ["ls", "sort", "head"]),
     ("echo $(git rev-parse HEAD)", ["git:rev-parse", "echo"]),
     ("X=$(ls | wc -l)", ["ls", "wc"]),
+    ("$(which make) all", ["which", "$(...):all"]),
     ("diff <(sort a) <(sort b)", ["sort", "sort", "diff"]),
     ("for f in *.py; do python $f; done", ["python:$f"]),
     ("while read x; do curl $x; done < urls", ["read", "curl"]),
@@ -74,6 +162,17 @@ KEYS = [
     (f"x=$((1 << n))\n# {'c' * 500}\npytest -q", ["pytest"]),
     (HEREDOC.format(body="print(1)"), ["cat", "python:a.py"]),
     (HEREDOC.format(body="x = 1\n" * 5000), ["cat", "python:a.py"]),
+    # what a shell reads from one is run
+    ("bash <<'E'\nmake -j8\nE", ["make"]),
+    ("cd /x && sh -s <<E && ls\nmake test\nE", ["make:test", "ls"]),
+    ("sudo bash -e <<EOF 2>&1\nmake\npip install x\nEOF", ["make", "pip:install"]),
+    (f"bash <<EOF\n# {'c' * 900}\nmake\nEOF\nls", ["make", "ls"]),
+    ("bash <<< 'make test'", ["make:test"]),
+    ("cat <<EOF | bash\nmake\nEOF", ["cat", "make"]),
+    ("ssh host <<EOF\nmake\nEOF", ["ssh", "make"]),
+    ("ssh host bash <<EOF\nmake\nEOF", ["ssh", "make"]),
+    ("bash run.sh <<EOF\nmake\nEOF", ["bash:run.sh"]),
+    ("cat > x.sh <<EOF\nmake\nEOF", ["cat"]),
     ('git commit -m "$(cat <<EOF\nFix make\nEOF\n)"', ["cat", "git:commit"]),
 ]
 
@@ -98,11 +197,21 @@ def test_argv_is_what_the_shell_would_pass() -> None:
         ("timeout -s KILL 2h make", 7200.0),
         ("timeout 5 bash -c 'make'", 5.0),
         ("timeout 100 timeout 30 make", 30.0),
+        ("timeout 100 bash -c 'timeout 30 make'", 30.0),
+        ("timeout 1e2 make", 100.0),
+        ("timeout 60 docker exec c make", 60.0),
+        ("for i in 1 2 3; do timeout 5 make; done", 15.0),
         ("make", None),
+        # none at all
+        ("timeout 0 make", None),
+        ("timeout 0s make", None),
+        ("timeout -k 5 0.0 make", None),
+        ("timeout infinity make", None),
+        ("timeout $T make", None),
     ],
 )
 def test_timeout_before_a_program_is_its_limit(text: str, timeout_s: float | None) -> None:
-    """The tightest limit counts, in seconds, through `bash -c` too."""
+    """The tightest limit counts, in seconds, through `bash -c` too; 0 and infinity set none."""
     assert analyze_command(text).programs[0].timeout_s == timeout_s
 
 
@@ -118,18 +227,120 @@ def test_background_pipe_and_loop_are_marked() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "awaited"),
+    [
+        ("sleep 30 & wait", ["sleep", "wait"]),
+        ("sleep 30 & ls; wait $!", ["sleep", "ls", "wait"]),
+        ("(make; ls) & wait %1", ["make", "ls", "wait"]),
+        ("for i in 1 2; do make & done; wait", ["make", "wait"]),
+        ("bash -c 'make & wait'", ["make", "wait"]),
+        ('make & A=$!; ls & B=$!; wait "$A"', ["make", "wait"]),
+        ("make & ls & wait $!", ["ls", "wait"]),
+        ("make &", []),
+        ("make & ls", ["ls"]),
+        # what was ended is not waited for
+        ("make & PID=$!; ls; kill $PID; wait $PID", ["ls", "kill", "wait"]),
+        ("make & sleep 2; kill %1; wait", ["sleep", "kill", "wait"]),
+        ("make & kill -0 $!; wait", ["make", "kill", "wait"]),
+    ],
+)
+def test_wait_brings_jobs_back(text: str, awaited: list[str]) -> None:
+    """A job in the background counts if a later `wait` awaits it and no `kill` ends it."""
+    programs = analyze_command(text).programs
+    assert [program.name for program in programs if not program.is_background] == awaited
+
+
+@pytest.mark.parametrize(
+    ("text", "rounds"),
+    [
+        ("make", [1]),
+        ("for i in 1 2 3; do make; done; ls", [3, 1]),
+        ("for i in 1 2 3; do for j in {1..4}; do make; done; done", [12]),
+        ("for i in $(seq 2 4); do make; done", [1, 3]),
+        ("while read x; do make; done < f", [None, None]),
+        ("for i in 1 2 3; do make && break; done", [None, None]),
+        ("for i in 1 2; do for j in 1 2; do make && break; done; ls; done", [None, None, 2]),
+        ("for i in 1 2; do make & done", [1]),
+        ("find . -exec make \\;", [1, None]),
+        ("find . -exec make {} +", [1, 1]),
+    ],
+)
+def test_rounds_of_a_program_multiply(text: str, rounds: list[int | None]) -> None:
+    """Loops in loops multiply; a `break` leaves the number open; `&` starts all rounds at once."""
+    assert [program.rounds for program in analyze_command(text).programs] == rounds
+
+
+@pytest.mark.parametrize(
+    ("text", "is_endless"),
+    [
+        ("while true; do ls; done", True),
+        ("while :; do ls; sleep 1; done", True),
+        ("while [ 1 ]; do ls; done", True),
+        ("while sleep 5; do ls; done", True),
+        ("until false; do ls; done", True),
+        ("for ((;;)); do ls; done", True),
+        ("while true; do for i in 1 2; do ls && break; done; done", True),
+        ("exit_code=1; while true; do ls; done", True),
+        ("while true; do ls && break; done", False),
+        ("while true; do if ls; then exit 0; fi; done", False),
+        ("while false; do ls; done", False),
+        ("until true; do ls; done", False),
+        ("while read x; do ls; done", False),
+        ("for ((i=0; i<3; i++)); do ls; done", False),
+    ],
+)
+def test_a_loop_that_nothing_ends_is_endless(text: str, is_endless: bool) -> None:
+    """Its condition always holds, and there is no way out of its body."""
+    assert any(program.is_endless for program in analyze_command(text).programs) == is_endless
+
+
+@pytest.mark.parametrize(
+    ("text", "has_input"),
+    [
+        ("cat", False),
+        ("cat > x", False),
+        ("cat < x", True),
+        ("ls | cat", True),
+        ("cat <<EOF\nx\nEOF", True),
+        ("cat <<EOF\nEOF", True),
+        ("cat <<< x", True),
+        ("cat > x <<EOF\nno end", True),
+        ("while cat; do :; done < x", True),
+    ],
+)
+def test_given_input_is_marked(text: str, has_input: bool) -> None:
+    """A pipe, a file, a here-document and a here-string are input; the terminal is not."""
+    programs = analyze_command(text).programs
+    assert next(p for p in programs if p.name == "cat").has_input == has_input
+
+
+def test_inline_code_is_kept() -> None:
+    """Whatever options stand before it, and nothing where there is none."""
+    code = "import time; time.sleep(9)"
+    for text in (f"python -c '{code}'", f"python -W ignore -uc'{code}' x"):
+        assert analyze_command(text).programs[0].code == code
+    assert analyze_command("python -m pytest -c x").programs[0].code == ""
+
+
+@pytest.mark.parametrize(
     ("text", "count"),
     [
         ("for i in 1 2 3; do make; done", 3),
         ("for i in {1..50}; do make; done", 50),
         ("for f in *.py; do make; done", None),
-        ("for i in $(seq 9); do make; done", None),
+        ("for i in $(seq 9); do make; done", 9),
+        ("for i in `seq 2 3 9`; do make; done", 3),
+        ("for ((i = 0; i < 7; i++)); do make; done", 7),
+        ("for ((i=1;i<=7;i++)); do make; done", 7),
+        ("for i in $(seq $n); do make; done", None),
+        ("for i in $(ls); do make; done", None),
+        ("for i in 1 2 3; do make && break; done", None),
         ("while true; do make; done", None),
         ("make", None),
     ],
 )
 def test_rounds_of_a_loop_are_known_where_the_text_says_them(text: str, count: int | None) -> None:
-    """Words and brace ranges are counted; what an expansion gives is not guessed."""
+    """Words, ranges, `seq` and counters; what another expansion gives is not guessed."""
     assert analyze_command(text).loop_count == count
 
 
@@ -172,6 +383,14 @@ ATOMS = [
     "a;",
     "<<A\n",
     "bash -c '",
+    "ssh h ",
+    "find -exec ",
+    "docker exec c ",
+    "f(){ f;f;};f;",
+    "sleep 5 & wait;",
+    "sleep $((1+",
+    "bash <<E\n",
+    "env -S ",
     "if ",
     "'",
     "{a,",

@@ -16,6 +16,13 @@ FAST = [
     "cd /x && pwd",
     "grep -rn foo src",
     "echo hi",
+    "source venv/bin/activate && ls",
+    "timeout 0.5 sleep 30",
+    "sleep 30 & echo started",
+    "cat > a.py <<'EOF'\nimport time\ntime.sleep(60)\nEOF",
+    "grep -rn 'sleep(60)' src",
+    "while read x; do echo $x; done < f",
+    "command -v make",
 ]
 SLOW = [
     "pip install torch",
@@ -27,8 +34,45 @@ SLOW = [
     "python -c 'import time; time.sleep(30)'",
     "npm run dev",
     "tail -f log",
+    # endless, or as long as the text says
+    "timeout 0 sleep 30",
+    "timeout -k 5 0 pip install x",
+    "timeout 10 sleep infinity",
+    "sleep 1e9",
+    "sleep inf",
+    "sleep $((60*10))",
+    "sleep ${N:-60}",
+    "sleep 30 & wait",
+    "sleep 30 & ls; wait $!",
+    "npm run dev & wait",
+    "while true; do ls; done",
+    "until [ -f done ]; do sleep 5; done",
+    "for i in $(seq 60); do sleep 1; done",
+    "perl -e 'sleep 30'",
+    "python -W ignore -c 'import time; time.sleep(30)'",
+    "ping host",
+    "yes > /dev/null",
+    "docker compose up",
+    # behind what runs them
+    "env -S 'make all'",
+    "bash -euo pipefail -c 'make all'",
+    "bash <<'E'\npip install x\nE",
+    "python -X dev -mpip install x",
+    "find . -name package.json -execdir npm install \\;",
+    "flock /tmp/lock npm ci",
+    "ssh host 'docker build .'",
+    "docker exec c apt-get update",
+    "source venv/bin/activate && pip install x",
+    # what is unknown takes little of it
+    "frobnicate; docker build .",
 ]
-UNCERTAIN = ["frobnicate --all", "./mystery", "make", "pytest -q", "python fit.py", "$RUN it"]
+UNCERTAIN = [
+    *("frobnicate --all", "./mystery", "make", "pytest -q", "python fit.py", "$RUN it"),
+    # nobody knows how long
+    *("sleep $N", "sleep $(cat delay)", "sleep", "wait", "wait $PID", "read x", "cat > f"),
+    *("while ! nc -z localhost 80; do sleep 0.1; done", "bash -o pipefail -c 'make'"),
+    *("timeout 0s make", "find . -name x -exec pytest {} +", "python -W ignore -m pytest"),
+]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +99,15 @@ def test_cold_verdict_follows_what_is_known_of_programs(text: str, speed: str) -
         ("git status", "git status && npm install"),
         ("make", "for i in 1 2 3 4 5; do make; done"),
         ("tail log", "tail -f log"),
+        ("timeout 2 sleep 30", "timeout 0 sleep 30"),
+        ("sleep 5 & sleep 5 & wait", "sleep 5; sleep 5"),
+        ("make & kill %1; wait", "make & wait"),
+        ("find . -name x", "find . -name x -exec pytest {} +"),
+        ("timeout 5 bash -c 'while true; do ls; done'", "while true; do ls; done"),
+        (
+            "for i in 1 2; do sleep 2; done",
+            "for i in 1 2; do for j in 1 2 3; do sleep 2; done; done",
+        ),
     ],
 )
 def test_cold_order_follows_the_text(faster: str, slower: str) -> None:
@@ -73,6 +126,17 @@ def test_runs_of_a_made_up_tool_decide_its_speed() -> None:
     prediction = fast.predict("frobnicate --job 77")
     assert prediction.speed == "fast"
     assert prediction.ttl_s > prediction.p90_s
+
+
+def test_a_wait_is_believed_whatever_other_waits_took() -> None:
+    """Ten runs of `sleep 1` say nothing of `sleep 600`, nor of a `sleep` of unknown length."""
+    predictor = DurationPredictor()
+    for _ in range(10):
+        predictor.observe("sleep 1", 1.0)
+        predictor.observe("tail log", 0.02)
+    assert predictor.predict("sleep 600").p50_s > 300
+    assert predictor.predict("sleep $N").speed == "uncertain"
+    assert predictor.predict("tail -f log").speed == "slow"
 
 
 def test_the_most_alike_run_counts_most() -> None:

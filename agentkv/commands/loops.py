@@ -1,0 +1,78 @@
+"""How often a loop runs, as far as its text says it."""
+
+from __future__ import annotations
+
+import re
+
+from tree_sitter import Node
+
+from agentkv.commands.syntax import text_of
+
+MAX_ROUNDS = 10_000
+_SEQ = re.compile(r"(?:\$\(|`)\s*seq((?:\s+-?[0-9]{1,6}){1,3})\s*[)`]")
+_COUNTED = re.compile(
+    r"for\s*\(\(\s*(\w+)\s*=\s*([0-9]{1,6})\s*;\s*\1\s*(<=?)\s*([0-9]{1,6})\s*;"
+    r"\s*(?:\1\+\+|\+\+\1|\1\s*\+=\s*1)\s*\)\)"
+)
+_HEAD_CHARS = 120
+_ALWAYS_TRUE = re.compile(
+    r"true|:|\[ 1 \]|\[\[ 1 \]\]|\[ true \]|\(\(\s*1\s*\)\)|! false|sleep\b.*"
+)
+_ALWAYS_FALSE = re.compile(r"false|! true|! :|\[ 0 \]|\(\(\s*0\s*\)\)")
+_ENDLESS_FOR = re.compile(r"for\s*\(\([^;()]*;\s*;[^;()]*\)\)")
+
+
+def num_rounds(loop: Node) -> int | None:
+    """Rounds of a `for` where its text says them: words, a range, `seq`, a counter; else None."""
+    if loop.type == "c_style_for_statement":
+        return _counted(loop)
+    values = [
+        child for child in loop.named_children if child.type not in ("variable_name", "do_group")
+    ]
+    if loop.type != "for_statement" or not values:
+        return None
+    if len(values) == 1 and values[0].type in ("concatenation", "brace_expression"):
+        low, _, high = text_of(values[0]).strip("{}").partition("..")
+        if low.isdecimal() and high.isdecimal():
+            return min(abs(int(high[:6]) - int(low[:6])) + 1, MAX_ROUNDS)
+    if len(values) == 1 and values[0].type == "command_substitution":
+        return _in_sequence(text_of(values[0]))
+    return len(values) if all(map(_is_one_value, values)) else None
+
+
+def is_endless(loop: Node) -> bool:
+    """Whether the loop's own condition never ends it: `while true`, `until false`, `for ((;;))`."""
+    if loop.type == "c_style_for_statement":
+        return _ENDLESS_FOR.match(_head_of(loop)) is not None
+    if loop.type != "while_statement" or not loop.named_children:
+        return False
+    never_ends = _ALWAYS_FALSE if _head_of(loop).startswith("until") else _ALWAYS_TRUE
+    return never_ends.fullmatch(text_of(loop.named_children[0])[:_HEAD_CHARS]) is not None
+
+
+def _head_of(loop: Node) -> str:
+    return text_of(loop)[:_HEAD_CHARS]
+
+
+def _counted(loop: Node) -> int | None:
+    match = _COUNTED.match(_head_of(loop))
+    if match is None:
+        return None
+    num = int(match[4]) - int(match[2]) + (match[3] == "<=")
+    return min(max(num, 0), MAX_ROUNDS)
+
+
+def _in_sequence(text: str) -> int | None:
+    match = _SEQ.fullmatch(text[:_HEAD_CHARS])
+    if match is None:
+        return None
+    numbers = [int(number) for number in match[1].split()]
+    first, last = (1, numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[-1])
+    step = numbers[1] if len(numbers) == 3 else 1
+    return min(max((last - first) // step + 1, 0), MAX_ROUNDS) if step else None
+
+
+def _is_one_value(node: Node) -> bool:
+    """Whether a word stands for itself: no glob, no expansion."""
+    is_plain = node.type in ("word", "number", "string", "raw_string")
+    return is_plain and not any(sign in text_of(node) for sign in "*?[$`")

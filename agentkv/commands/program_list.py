@@ -1,0 +1,119 @@
+"""The programs of a command as they are collected, and the state of the shell that runs them.
+
+Knows nothing of syntax: the reader tells where loops, pipes and background jobs begin and end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agentkv.commands.jobs import BackgroundJobs
+from agentkv.commands.loops import MAX_ROUNDS
+from agentkv.commands.prefixes import tighter
+from agentkv.commands.program import Program, key_and_code, program_name
+
+MAX_PROGRAMS = 32
+_ENDS_SHELL = frozenset({"exit", "return"})
+_KILLERS = frozenset({"kill", "killall", "pkill"})
+
+
+class ProgramList:
+    """At most MAX_PROGRAMS programs in the order written."""
+
+    def __init__(self) -> None:
+        self.programs: list[Program] = []
+        self.is_piped = False
+        self.loop_depth = 0
+        self.rounds: int | None = 1
+        """Of the loops around what is read, multiplied; None where one of them does not say."""
+        self.is_left = False
+        """Whether the loop being read has a `break`, an `exit` or a `return` in it."""
+        self.jobs = BackgroundJobs()
+        self._functions: dict[str, tuple[Program, ...]] = {}
+
+    def append(self, words: tuple[str, ...]) -> None:
+        """Add the program that these words run here."""
+        name = program_name(words[0])
+        argv = (name, *words[1:])
+        self.is_left |= name == "break" or name in _ENDS_SHELL
+        if name == "wait":
+            self._await(self.jobs.awaited(argv))
+        elif name in _KILLERS:
+            self.jobs.end(argv)
+        key, code = key_and_code(name, argv)
+        self.programs.append(
+            Program(
+                name,
+                key,
+                argv,
+                is_in_loop=self.loop_depth > 0,
+                rounds=self.rounds,
+                is_piped=self.is_piped,
+                has_input=self.is_piped,
+                code=code,
+            )
+        )
+
+    def define(self, function: str, first: int) -> None:
+        """Take the programs from `first` on as a function's: they run where it is called."""
+        self._functions[function] = tuple(self.programs[first:])
+        del self.programs[first:]
+
+    def call(self, function: str) -> bool:
+        """Add the programs of a function; False if none of that name is defined."""
+        if function not in self._functions:
+            return False
+        for program in self._functions[function][: MAX_PROGRAMS - len(self.programs)]:
+            self.programs.append(
+                replace(
+                    program,
+                    is_in_loop=program.is_in_loop or self.loop_depth > 0,
+                    rounds=product(program.rounds, self.rounds),
+                    has_input=program.has_input or self.is_piped,
+                )
+            )
+        return True
+
+    def leaves_shell_from(self, first: int) -> bool:
+        """Whether an `exit` or `return` is among the programs from `first` on."""
+        return any(program.name in _ENDS_SHELL for program in self.programs[first:])
+
+    def start_job_from(self, first: int) -> None:
+        """Put these programs into the background; a loop starts those of all its rounds at once."""
+        job = self.jobs.start()
+        self.programs[first:] = [
+            replace(
+                program, is_background=True, job=job, rounds=_quotient(program.rounds, self.rounds)
+            )
+            for program in self.programs[first:]
+        ]
+
+    def limit_from(self, first: int, timeout_s: float) -> None:
+        """Set a limit on each round of these programs together."""
+        limit_s = None if self.rounds is None else timeout_s * self.rounds
+        self.programs[first:] = [
+            replace(program, timeout_s=tighter(program.timeout_s, limit_s))
+            for program in self.programs[first:]
+        ]
+
+    def change(self, first: int, end: int | None = None, **changes: object) -> None:
+        """Change fields of the programs from `first` on, up to `end`."""
+        first = max(first, 0)
+        self.programs[first:end] = [
+            replace(program, **changes)  # type: ignore[arg-type]
+            for program in self.programs[first:end]
+        ]
+
+    def _await(self, jobs: set[int]) -> None:
+        for index, program in enumerate(self.programs):
+            if program.job in jobs:
+                self.programs[index] = replace(program, is_background=False)
+
+
+def product(rounds: int | None, others: int | None) -> int | None:
+    """Rounds of a loop in a loop; None if either is not known."""
+    return None if rounds is None or others is None else min(rounds * others, MAX_ROUNDS)
+
+
+def _quotient(rounds: int | None, others: int | None) -> int | None:
+    return 1 if rounds is None or not others else max(1, rounds // others)

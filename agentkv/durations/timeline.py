@@ -1,0 +1,93 @@
+"""When the programs of a command usually end: their seconds, one after another or side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from agentkv.commands import CommandAnalysis, Program
+from agentkv.durations.typical import UNKNOWN_S, typical_s
+from agentkv.durations.waits import ENDLESS_S
+
+LASTING_S = 1.0
+SHORT_S = 0.02
+_SHORT_ROUND_S = 0.002
+"""A further round of what takes no time worth telling: a builtin, a small tool."""
+_UNKNOWN_ROUNDS = 3
+_UNKNOWN_WAIT_S = 5.0
+"""Who waits at all mostly waits for 1 to 60 s."""
+
+
+class Timed(NamedTuple):
+    """A program that the shell waits for."""
+
+    program: Program
+    seconds: float
+    """Over all its rounds, at most its time-out."""
+    is_known: bool
+    """Whether anything is known of it beforehand."""
+
+    @property
+    def is_sleep(self) -> bool:
+        return self.program.name == "sleep"
+
+    @property
+    def is_open(self) -> bool:
+        """A loop that sleeps between its rounds waits for something: who knows for how long."""
+        return self.is_sleep and self.program.rounds is None
+
+
+def timed(command: CommandAnalysis) -> list[Timed]:
+    """The programs that the shell waits for, with what they usually take."""
+    programs = [program for program in command.programs if not program.is_background]
+    has_jobs = any(program.job is not None for program in command.programs)
+    times = []
+    for program, after in pairwise((*programs, None)):
+        assert program is not None
+        once_s = typical_s(program)
+        if program.name == "wait" and not has_jobs:
+            once_s = None  # it awaits a job of an earlier command
+        elif program.is_endless or (program.name == "yes" and not (after and after.is_piped)):
+            once_s = ENDLESS_S
+        times.append(Timed(program, _all_rounds_s(program, once_s), once_s is not None))
+    return times
+
+
+def end_s(times: Sequence[Timed]) -> float:
+    """When the last of them ends; a background job runs beside what follows it."""
+    now_s = 0.0
+    ends_s: dict[int, float] = {}
+    for program, seconds, _ in times:
+        if program.job is None:
+            now_s += seconds
+        else:
+            ends_s[program.job] = ends_s.get(program.job, now_s) + seconds
+    return max(now_s, *ends_s.values(), 0.0)
+
+
+def sleeps_s(times: Sequence[Timed]) -> float:
+    """The part of it that is slept as long as the text says."""
+    return end_s([each for each in times if each.is_sleep and each.is_known])
+
+
+def limit_s(times: Sequence[Timed], main: Program | None) -> float | None:
+    """The main program's time-out and the time of what that does not limit, if that is sure."""
+    if main is None or main.timeout_s is None:
+        return None
+    beside = [each for each in times if each.program.timeout_s != main.timeout_s]
+    if any(each.seconds >= LASTING_S and not each.is_sleep for each in beside):
+        return None
+    return main.timeout_s + sum(each.seconds for each in beside)
+
+
+def _all_rounds_s(program: Program, once_s: float | None) -> float:
+    if once_s is None:
+        once_s = _UNKNOWN_WAIT_S if program.name == "sleep" else UNKNOWN_S
+    rounds = _UNKNOWN_ROUNDS if program.rounds is None else program.rounds
+    is_short = once_s <= SHORT_S and program.name != "sleep"
+    further_s = _SHORT_ROUND_S if is_short else once_s
+    seconds = once_s * min(rounds, 1) + further_s * max(rounds - 1, 0)
+    if program.is_endless:
+        seconds = once_s
+    return seconds if program.timeout_s is None else min(seconds, program.timeout_s)

@@ -1,0 +1,56 @@
+"""Durations as coreutils read them, and those that a text works out."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkv.commands.seconds import duration_s
+
+
+@pytest.mark.parametrize(
+    ("word", "seconds"),
+    [
+        ("60", 60.0),
+        ("1.5m", 90.0),
+        (".5", 0.5),
+        ("2.h", 7200.0),
+        ("1d", 86_400.0),
+        ("0", 0.0),
+        ("1e9", 1e9),
+        ("1E-1", 0.1),
+        ("inf", math.inf),
+        ("infinity", math.inf),
+        ("INFINITY", math.inf),
+        ("0x10", 16.0),
+        ("$((60*10))", 600.0),
+        ("$(( (5 + 3) * 60 / 7 % 50 ))m", 1080.0),
+        ("${N:-30}", 30.0),
+        ("${N-2m}", 120.0),
+        ("${DELAY_S:-5}m", 300.0),
+    ],
+)
+def test_word_gives_seconds(word: str, seconds: float) -> None:
+    """Units, exponents, infinity, sums of constants and defaults of variables."""
+    assert duration_s(word) == seconds
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("", "abc", "-1", "1x", "1_000", "nan", "٣", "5 ", "$N", "${N}", "${N}s", "$(cat f)"),
+        *("$((N*2))", "$((2**99999))", "$((1/0))", "$((1-2))", "$((010))", "$(( ))", "$((1+"),
+        "$((" + "(" * 30 + "))",
+    ],
+)
+def test_what_the_word_does_not_say_is_none(word: str) -> None:
+    """Variables, substitutions, and what neither coreutils nor bash would take."""
+    assert duration_s(word) is None
+
+
+@given(st.text(alphabet=st.sampled_from("0123456789.eE+-*/%() $(){}:inf_xsmhd"), max_size=60))
+def test_any_word_is_read(word: str) -> None:
+    """Never raises, and never a duration below zero."""
+    seconds = duration_s(word)
+    assert seconds is None or seconds >= 0

@@ -1,0 +1,45 @@
+"""Under which names runs are remembered."""
+
+import pytest
+
+from agentkv.commands import analyze_command
+from agentkv.durations.keys import Keys, keys_of
+from agentkv.durations.prior_features import prior_input
+
+
+def _keys(text: str) -> Keys:
+    command = analyze_command(text)
+    return keys_of(command, prior_input(command).main)
+
+
+def _num_shared(text: str, other: str) -> int:
+    pairs = zip(_keys(text).levels, _keys(other).levels, strict=True)
+    return sum(own == others for own, others in pairs)
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "num_shared"),
+    [
+        ("make a", "make a", 4),
+        ("tool --job 1 x", "tool --job 2 x", 2),
+        ("make a", "make b", 0),
+        ("make -j2", "make -j8", 3),
+        # what lasts as its words say shares nothing with other words
+        ("sleep 1", "sleep 600", 0),
+        ("sleep 1", "sleep $N", 0),
+        ("sleep 1 && ls", "sleep 600 && ls", 0),
+        ("tail log", "tail -f log", 0),
+        ("ls", "while true; do ls; done", 0),
+        ("npm run dev", "npm run dev &", 0),
+    ],
+)
+def test_like_commands_share_levels(text: str, other: str, num_shared: int) -> None:
+    """From the same program to the very same text; a wait shares only with the same wait."""
+    assert _num_shared(text, other) == num_shared
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "make " + "-a " * 900, "sleep " + "9" * 2000, ""])
+def test_keys_are_short(text: str) -> None:
+    """Under 500 characters each, whatever the text."""
+    keys = _keys(text)
+    assert all(len(key) < 500 for key in (*keys.levels, *keys.effects))

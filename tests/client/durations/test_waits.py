@@ -1,0 +1,88 @@
+"""Programs that wait: how long, or until when."""
+
+import pytest
+
+from agentkv.commands import Program, analyze_command
+from agentkv.durations.waits import ping_s, runs_until_stopped, sleep_s, waits_for_input
+
+
+def _program(text: str) -> Program:
+    return analyze_command(text).programs[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("sleep 30", 30.0),
+        ("sleep 1h 30m", 3600.0),
+        ("sleep infinity", 3600.0),
+        ("sleep 0", 0.01),
+        ("sleep $((60*10))", 600.0),
+        ("sleep $N", None),
+        ("sleep 5 $N", None),
+        ("sleep", None),
+        ("echo 5 | xargs sleep", None),
+    ],
+)
+def test_sleep_waits_what_its_words_say(text: str, seconds: float | None) -> None:
+    """An hour at most; None where an expansion or another program gives the length."""
+    assert sleep_s(_program(text)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("ping host", 60.0),
+        ("ping -c 4 host", 3.1),
+        ("ping -c4 -i 0.5 host", 1.6),
+        ("ping -w 10 host", 10.0),
+        ("ping -c $N host", 60.0),
+    ],
+)
+def test_ping_waits_between_its_packets(text: str, seconds: float) -> None:
+    """A second each, or what `-i` says; a minute where nothing ends it."""
+    assert ping_s(_program(text)) == pytest.approx(seconds)
+
+
+UNTIL_STOPPED = [
+    *("tail -f log", "tail -100f log", "tail -n0 -F a", "tail --follow=name log"),
+    *("journalctl -fu x", "dmesg -wH", "docker logs -f c", "kubectl logs -f pod"),
+    *("kubectl get pods -w", "nc -lvnp 80", "ssh -fNL 1:b:2 host", "php -S localhost:80"),
+    *("watch -n 5 ls", "top", "htop", "docker compose up", "docker-compose up --build"),
+    *("jest --watch", "npm test -- --watchAll", "gh pr checks --watch", "tsc -w"),
+]
+ENDING = [
+    *("tail -5 log", "tail log", "git log --follow x", "docker compose up -d", "tail -n 5 f"),
+    *("docker compose up --detach", "top -bn1", "jest", "grep -f x y", "nc -z host 80", "tsc"),
+    *("ssh host ls", "php -r 'x();'", "journalctl -u x", "jest --watch=false"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_endless"),
+    [*((text, True) for text in UNTIL_STOPPED), *((text, False) for text in ENDING)],
+)
+def test_watchers_and_followers_run_until_stopped(text: str, is_endless: bool) -> None:
+    """By their options, alone or in clusters; what goes into the background ends."""
+    assert runs_until_stopped(_program(text)) == is_endless
+
+
+@pytest.mark.parametrize(
+    ("text", "is_waiting"),
+    [
+        ("read x", True),
+        ("read -p 'go on? ' x", True),
+        ("read x < f", False),
+        ("read -r a b <<< x", False),
+        ("echo y | read x", False),
+        ("cat", True),
+        ("cat -n > f", True),
+        ("cat f", False),
+        ("ls | cat", False),
+        ("cat > f <<EOF\nx\nEOF", False),
+        ("ls", False),
+    ],
+)
+def test_a_program_without_input_waits_for_it(text: str, is_waiting: bool) -> None:
+    """`read`, and filters that are given neither a file nor a pipe."""
+    assert waits_for_input(_program(text)) == is_waiting
