@@ -1,6 +1,6 @@
 """What a predictor may learn from and what it is judged on: folds of a trace's commands.
 
-Four ways to split, none at random by row: neighbours in time resemble each other too much.
+Five ways to split, none at random by row: neighbours in time resemble each other too much.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A comparison as a table of text, and as Markdown for a page."""
+"""A comparison as a table of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags that describe a workload: the same for `bench` and `compare`."""
+"""The flags that describe a workload: the same for `bench`, `compare` and `simulate`."""
 
 from __future__ import annotations
 
