@@ -37,10 +37,10 @@ def run_python(code: str, **options: str) -> str:
 
 @pytest.mark.timed
 def test_the_import_is_fast_and_light() -> None:
-    """At most 200 ms, and none of the heavy packages; measured at its best of three."""
+    """At most 200 ms of processor time, at its best of three, and none of the heavy packages."""
     code = (
-        "import sys, time; start = time.perf_counter(); import agentkv;"
-        "print(time.perf_counter() - start);"
+        "import sys, time; start = time.process_time(); import agentkv;"
+        "print(time.process_time() - start);"
         "print(*{'openai', 'vllm', 'torch', 'httpx', 'pydantic', 'tenacity'} & set(sys.modules))"
     )
     outputs = [run_python(code).split("\n") for _ in range(3)]
