@@ -81,7 +81,7 @@ class Contention:
         if turn.is_first:
             self.newcomers.begin(turn.request_id, turn.order)
             if self._overdue_firsts:
-                self._hold(turn, BEHIND_AN_OVERDUE)
+                self._keep_out(turn)
 
     def admitted(self, request_id: str) -> None:
         """A request has its blocks."""
@@ -159,13 +159,18 @@ class Contention:
             self._note_hold(turn, reason)
         return reason
 
-    def _is_first_in_line(self, turn: Turn) -> None:
+    def _keep_out_later_jobs(self, turn: Turn) -> None:
         """A first turn is overdue: no job that came later is to be let in before it."""
         if not self._overdue_firsts:
             for other in self._turns.values():
                 if other.is_first and not other.job.has_run and other.order > turn.order:
-                    self._hold(other, BEHIND_AN_OVERDUE)
+                    self._keep_out(other)
         self._overdue_firsts[turn.request_id] = turn.order
+
+    def _keep_out(self, turn: Turn) -> None:
+        """The turn opens a job that came after an overdue one; where all are let in, so is this."""
+        if self._policy.holds_back and not self._policy.has_tier:
+            self._hold(turn, BEHIND_AN_OVERDUE)
 
     def _note_hold(self, turn: Turn, reason: str) -> None:
         self._note_shortage(turn.num_prompt_tokens)
@@ -219,4 +224,4 @@ class Contention:
             turn.is_overdue = True
             self._on_rank_change(turn.job.job_id)
             if turn.is_first and not turn.job.has_run:
-                self._is_first_in_line(turn)
+                self._keep_out_later_jobs(turn)

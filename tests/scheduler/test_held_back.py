@@ -80,6 +80,31 @@ def test_an_overdue_one_keeps_later_jobs_out_and_nobody_else(make_engine: MakeEn
     assert engine.waiting() == [held, later]
 
 
+@pytest.mark.parametrize(
+    "lets_all_in",
+    [{"has_tier": True}, {"without": ["admission"]}, {"policy": "continuum"}],
+    ids=["beside a tier", "without admission", "continuum"],
+)
+def test_where_all_are_let_in_an_overdue_one_keeps_nobody_out(
+    make_engine: MakeEngine, lets_all_in: dict[str, Any]
+) -> None:
+    """It waits because there is no room for it; who came later is not held back by that."""
+    engine = make_engine(num_blocks=129, patience_s=5.0, **{"policy": "agentkv", **lets_all_in})
+    engine.add(prompt_of(16 * 120, salt=50), max_tokens=100, job_id="busy")
+    while not engine.running():
+        engine.step()
+    engine.add(BIG, job_id="big")
+    before = engine.add(prompt_of(20, salt=6), job_id="before")
+    engine.step()
+    engine.clock.now_s += 6.0
+    engine.step()
+    after = engine.add(prompt_of(20, salt=7), job_id="after")
+    engine.step()
+    turns = engine.scheduler.retention.turns
+    assert [turns[request_id].is_held for request_id in (before, after)] == [False, False]
+    assert not engine.scheduler.retention.counters.totals().get("holds_total")
+
+
 def test_requests_without_a_job_pass_it_only_so_often(make_engine: MakeEngine) -> None:
     """They count as passes: then it is due, and goes before them."""
     engine = busy_engine(make_engine, patience_s=5.0)
