@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from agentkv.errors import AgentKVServerError
@@ -63,7 +62,16 @@ class Reach:
         headers, client = self.headers(), self._client()
         if client is None or not self._is_direct or _is_async(client):
             return ServerAPI(root_url, headers=headers)
-        send = partial(_send_by_client, client, headers=self._own_headers, last_headers=headers)
+        own_headers = self._own_headers
+
+        def send(method: str, url: str, body: Mapping[str, object] | None) -> Any:
+            if client.is_closed():
+                return send_request(method, url, body, headers=headers)
+            try:
+                return _sdk_request(client, method, url, body, own_headers)
+            except Exception as error:  # the SDK's, or of whatever its owner put below it
+                raise _failure_of(error, url) from error
+
         return ServerAPI(root_url, send=send)
 
     async def info(self, root_url: str) -> dict[str, Any]:
@@ -84,24 +92,6 @@ class Reach:
 
     def _client(self) -> Any:
         return None if self._client_ref is None else self._client_ref()
-
-
-def _send_by_client(
-    client: Any,
-    method: str,
-    url: str,
-    body: Mapping[str, object] | None,
-    *,
-    headers: Mapping[str, str],
-    last_headers: Mapping[str, str],
-) -> Any:
-    """Send by a client that may be closed by now."""
-    if client.is_closed():
-        return send_request(method, url, body, headers=last_headers)
-    try:
-        return _sdk_request(client, method, url, body, headers)
-    except Exception as error:  # the SDK's, or of whatever its owner put below it
-        raise _failure_of(error, url) from error
 
 
 def _sdk_request(

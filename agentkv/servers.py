@@ -68,9 +68,14 @@ class KnownServer:
 
         insist asks anew as long as the plugin was not found.
         """
-        with self._lock:
+        if not self._lock.acquire(timeout=CALL_TIMEOUT_S):
+            self._note_silence()
+            return
+        try:
             if self._is_to_be_asked(insist):
                 self._learn_from(partial(_in_time, self._api().info))
+        finally:
+            self._lock.release()
 
     async def ask_async(self, *, insist: bool = False) -> None:
         """The same on a loop, by the asynchronous client that reaches the server, if one does."""
@@ -79,10 +84,12 @@ class KnownServer:
         if not self._reach.is_async:
             await anyio.to_thread.run_sync(partial(self.ask, insist=insist))
             return
-        if not self._lock.acquire(blocking=False):
-            with anyio.move_on_after(CALL_TIMEOUT_S):  # somebody else is asking
-                while self.is_unasked:
-                    await anyio.sleep(0.005)
+        is_mine = False
+        with anyio.move_on_after(CALL_TIMEOUT_S):
+            while not (is_mine := self._lock.acquire(blocking=False)):
+                await anyio.sleep(0.005)
+        if not is_mine:
+            self._note_silence()
             return
         try:
             if self._is_to_be_asked(insist):
@@ -139,6 +146,11 @@ class KnownServer:
             self._note_failure(error)
         else:
             self._note(info)
+
+    def _note_silence(self) -> None:
+        """Somebody else asks, on a loop that has stopped perhaps, and has had no answer either."""
+        if self.is_unasked:
+            self._note_failure(NoAnswerError(f"no answer within {CALL_TIMEOUT_S:g} s"))
 
     def _note_failure(self, error: AgentKVServerError) -> None:
         self.missing = f"no agentkv plugin found at {self.root_url} ({error})"
