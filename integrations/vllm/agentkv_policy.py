@@ -15,15 +15,15 @@ from agentkv.hold_time import best_hold_s
 from agentkv.ttl import TTL
 
 from .context_serve import READING_TTL_S
-from .continuum import UNPINNED, ContinuumPolicy, Rank
 from .decision import Decision
-from .demand import Demand, Rebuild, Room
+from .demand import Demand, Room
 from .jobs import Turn
 from .pin_table import Pin
-from .pressure import Pressure
+from .policy import UNPINNED, Policy, Rank
+from .prices import Rebuild
 from .settings import MAX_PRIORITY, Settings
 
-HELD = 2 * MAX_PRIORITY + 1
+HELD_BACK = 2 * MAX_PRIORITY + 1
 """Tiers that a turn falls behind while its job is not let in."""
 URGENT = UNPINNED - MAX_PRIORITY - 1
 """Tier before those of all priorities."""
@@ -40,7 +40,7 @@ WORTHWHILE = 0.5
 it saves less, the link is what jobs would queue for (docs/results.md)."""
 
 
-class AgentKVPolicy(ContinuumPolicy):
+class AgentKVPolicy(Policy):
     """Our rules over one engine's jobs.
 
     1. A new job is let in once all that are there are expected to fit to their end.
@@ -72,8 +72,8 @@ class AgentKVPolicy(ContinuumPolicy):
         self._best_priority = 0
         self.has_tier = bool(settings.has_tier)
         """Whether what is let go is demoted rather than dropped: as told, or as measured."""
-        if "switch" not in without:
-            self.pressure = Pressure()
+        if "switch" in without:
+            self.pressure.rise(0.0, math.inf)
 
     def break_even_s(self, rebuild: Rebuild) -> float:
         """Seconds that holding a context may last before computing it anew would cost less.
@@ -134,7 +134,7 @@ class AgentKVPolicy(ContinuumPolicy):
         if self._is_urgent(turn):
             return (URGENT, turn.job.order, turn.order)
         priority = self._best_priority if turn.is_overdue else turn.job.priority
-        tier = HELD if turn.is_held else 0
+        tier = HELD_BACK if turn.is_held_back else 0
         return (UNPINNED + priority + tier, turn.job.order, turn.order)
 
     def _is_urgent(self, turn: Turn) -> bool:
@@ -177,7 +177,7 @@ class AgentKVPolicy(ContinuumPolicy):
         whose KV is held are expected to have together, over their whole lives."""
         return LIFETIMES * num_turns if self._has_patience else math.inf
 
-    def why_hold(self, room: Room) -> str | None:
+    def why_hold_back(self, room: Room) -> str | None:
         """Why a new job is not let in now; None to let it in.
 
         All jobs are expected to go on turn by turn, each growing until it ends; the most memory

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .continuum import ContinuumPolicy, Rank
 from .counters import Counters
 from .demand import Demand
 from .gate import Gate
@@ -17,8 +16,9 @@ from .job_growth import JobGrowth
 from .jobs import JobTable, Turn
 from .newcomers import Newcomers
 from .patience import Patience
-from .pin_decisions import PinDecisions
 from .pin_table import Pin, PinTable
+from .policy import Policy, Rank
+from .prices import Prices
 from .record import TimestampRecord
 
 BEHIND_AN_OVERDUE = "a job that came before it has waited for longer than the patience"
@@ -33,13 +33,13 @@ class Contention:
 
     def __init__(
         self,
-        policy: ContinuumPolicy,
+        policy: Policy,
         jobs: JobTable,
         turns: Mapping[str, Turn],
         pins: PinTable[Any],
         gate: Gate,
         growth: JobGrowth,
-        decisions: PinDecisions,
+        prices: Prices,
         counters: Counters,
         record: TimestampRecord,
         *,
@@ -55,7 +55,7 @@ class Contention:
         self._pins = pins
         self._gate = gate
         self._growth = growth
-        self._decisions = decisions
+        self._prices = prices
         self._counters = counters
         self._record = record
         self._block_tokens = block_tokens
@@ -141,7 +141,9 @@ class Contention:
         turn = self._turns.get(request_id)
         return None if turn is None else self._policy.victim_rank(turn)
 
-    def why_hold(self, request_id: str, *, num_running: int, num_free_blocks: int) -> str | None:
+    def why_hold_back(
+        self, request_id: str, *, num_running: int, num_free_blocks: int
+    ) -> str | None:
         """Why a waiting turn gets no blocks yet; None if it may have them, as all may that do not
         open a job, and all while nothing runs."""
         turn = self._turns.get(request_id)
@@ -154,9 +156,10 @@ class Contention:
         if not num_running:
             return None
         memory_s = self._shortage_s(turn.num_prompt_tokens)
-        reason = self._gate.why_hold(turn, num_free_blocks, memory_s=memory_s)
+        reason = self._gate.why_hold_back(turn, num_free_blocks, memory_s=memory_s)
         if reason is not None:
-            self._note_hold(turn, reason)
+            self._note_shortage(turn.num_prompt_tokens)
+            self._hold_back(turn, reason)
         return reason
 
     def _keep_out_later_jobs(self, turn: Turn) -> None:
@@ -170,15 +173,11 @@ class Contention:
     def _keep_out(self, turn: Turn) -> None:
         """The turn opens a job that came after an overdue one; where all are let in, so is this."""
         if self._policy.holds_back and not self._policy.has_tier:
-            self._hold(turn, BEHIND_AN_OVERDUE)
+            self._hold_back(turn, BEHIND_AN_OVERDUE)
 
-    def _note_hold(self, turn: Turn, reason: str) -> None:
-        self._note_shortage(turn.num_prompt_tokens)
-        self._hold(turn, reason)
-
-    def _hold(self, turn: Turn, reason: str) -> None:
-        if not turn.is_held:
-            turn.is_held = True
+    def _hold_back(self, turn: Turn, reason: str) -> None:
+        if not turn.is_held_back:
+            turn.is_held_back = True
             self._counters.add("holds_total")
             self._record.add(turn.job.job_id, "held", reason=reason)
             self._on_rank_change(turn.job.job_id)
@@ -199,7 +198,7 @@ class Contention:
             self._on_rank_change(None)
 
     def _shortage_s(self, num_tokens: int) -> float:
-        return self._policy.pressure_s(self._decisions.rebuild(num_tokens))
+        return self._policy.pressure_s(self._prices.rebuild(num_tokens))
 
     def _goes_first(self, order: int | None) -> None:
         """Request number `order` has its blocks and opens no job; that may make a newcomer due."""

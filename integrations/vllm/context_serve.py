@@ -12,7 +12,7 @@ from agentkv.ttl import TTL
 
 from .continuum import ContinuumPolicy, tool_name
 from .decision import Decision
-from .demand import Rebuild
+from .prices import Rebuild
 
 READING_TTL_S = 1.0
 """A pin lasts at least so long while its reply is read, which takes milliseconds: a turn that

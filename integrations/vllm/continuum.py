@@ -11,19 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentkv.durations import Prediction
-from agentkv.ttl import TTL, ContinuumTTL, FixedTTL, ToolDurations
+from agentkv.ttl import TTL, FixedTTL
 
 from .decision import Decision
-from .demand import Demand, Rebuild, Room
+from .demand import Demand
 from .jobs import Turn
 from .pin_table import Pin
-from .pressure import Pressure
+from .policy import PINNED, PREEMPTED, UNPINNED, Policy, Rank
+from .prices import Rebuild
 from .settings import Settings
-
-PREEMPTED, PINNED, UNPINNED = 0, 1, 2
-"""Tiers of the waiting queue, first served first."""
-
-Rank = tuple[int, int, int]
 
 
 def tool_name(text: str) -> str:
@@ -31,33 +27,14 @@ def tool_name(text: str) -> str:
     return text.split(maxsplit=1)[0][:256] if text.strip() else ""
 
 
-class ContinuumPolicy:
+class ContinuumPolicy(Policy):
     """Continuum's rules over one engine's jobs; holds only the distributions it has learned."""
 
-    takes_tails = False
-    """A pin that yields gives up no more blocks than needed, the last ones first; else all."""
-
-    has_tier = False
-    """What is let go is demoted rather than dropped; Continuum does not ask."""
-
-    holds_back = False
-    """New jobs may have to wait: `why_hold` says when."""
-
-    due_rank: Rank = (PREEMPTED - 1, 0, 0)
-    """Place of a newcomer that was passed over `most_passes` times: before all others to be served,
-    behind them to be preempted."""
-
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
-        self.settings = settings
-        self.pool_tokens = pool_tokens
-        self.pressure = Pressure()
+        super().__init__(settings, pool_tokens)
         self.pressure.rise(0.0, math.inf)  # its rules hold at all times
         self._is_paper = settings.rules == "paper"
-        self.durations = ToolDurations()
-        self.learned = ContinuumTTL(
-            settings.fixed_ttl_s, settings.cold_start_samples, self.durations
-        )
-        self._fixed = FixedTTL(settings.fixed_ttl_s, self.durations)
+        self._fixed = FixedTTL(settings.fixed_ttl_s, self.learned.durations)
 
     def ttl(self, tool: str | None, reload_s: float) -> TTL:
         """How long to pin a finished turn that runs `tool` (None: not known)."""
@@ -66,10 +43,6 @@ class ContinuumPolicy:
         else:
             ttl = self.learned.ttl(tool, reload_s)
         return self.capped(ttl.seconds, ttl.reason)
-
-    def capped(self, seconds: float, reason: str) -> TTL:
-        """A TTL within `max_ttl_s`."""
-        return TTL(min(seconds, self.settings.max_ttl_s), reason)
 
     def undecided_ttl(self, rebuild: Rebuild) -> TTL:
         """TTL of a turn that has just finished, of whose tool nothing is known yet."""
@@ -116,20 +89,3 @@ class ContinuumPolicy:
         if not demand.runs_alone:
             return []
         return sorted(pins, key=lambda pin: pin.expires_s, reverse=True)
-
-    def why_hold(self, room: Room) -> str | None:
-        """Why a new job is not let in; Continuum lets all in."""
-        return None
-
-    def most_passes(self, num_turns: float) -> float:
-        """How many later turns may go before a newcomer. `num_turns` is what the jobs that run or
-        whose KV is held are expected to have together, over their whole lives; Continuum has no
-        such bound."""
-        return math.inf
-
-    def weigh_tier(self, rebuild: Rebuild) -> None:
-        """Find out whether there is a tier: asked whenever context is loaded or lost."""
-
-    def pressure_s(self, rebuild: Rebuild) -> float:
-        """How long memory counts as contended after it ran short."""
-        return math.inf

@@ -3,34 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from .jobs import Turn
 from .residents import Resident, Residents
-
-
-class Rebuild(NamedTuple):
-    """What it takes to have a context again: `seconds` to compute it anew; from a tier `load_s` to
-    load it, and of what leaves the GPU it gives back `loaded_share` (0: there is none).
-    A second of computing is worth `worth` seconds of the whole pool (see StepFit). `step_s` is what
-    a step takes for however little."""
-
-    num_tokens: int
-    seconds: float
-    load_s: float = 0.0
-    loaded_share: float = 0.0
-    worth: float = 1.0
-    step_s: float = 0.0
-
-    @property
-    def alone_s(self) -> float:
-        """Seconds that it takes to compute it with nothing beside it."""
-        return self.step_s + self.seconds
-
-    @property
-    def pool_s(self) -> float:
-        """What computing it anew costs, in seconds of the whole pool."""
-        return self.seconds * self.worth
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
         "last_tool": job.tool,
         "turns_evicted": job.num_evicted,
         "turns_diverged": job.num_diverged,
-        "held_back": any(turn.is_held for turn in job.live.values()),
+        "held_back": any(turn.is_held_back for turn in job.live.values()),
         "idle_s": now_s - job.last_activity_s,
     }
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from .continuum import ContinuumPolicy
 from .demand import Room
 from .hold_balance import HoldBalance
 from .job_growth import JobGrowth
 from .jobs import Job, Turn
 from .pin_table import PinTable
+from .policy import Policy
 from .residents import Resident, Residents
 
 
@@ -22,7 +22,7 @@ class Gate:
 
     def __init__(
         self,
-        policy: ContinuumPolicy,
+        policy: Policy,
         growth: JobGrowth,
         pins: PinTable[Any],
         *,
@@ -44,12 +44,12 @@ class Gate:
         """The part of idle KV that counts when a new job asks for room."""
         return self._balance.idle_weight
 
-    def why_hold(self, turn: Turn, num_free_blocks: int, *, memory_s: float) -> str | None:
+    def why_hold_back(self, turn: Turn, num_free_blocks: int, *, memory_s: float) -> str | None:
         """Why the turn's job is not let in now; None to let it in. `memory_s` is for how long a
         shortage counts."""
         newcomer = self._resident(turn.job, turn.num_prompt_tokens)
         room = Room(self._num_blocks, num_free_blocks, newcomer, self._residents, self.idle_weight)
-        reason = self._policy.why_hold(room)
+        reason = self._policy.why_hold_back(room)
         self._balance.asked(
             self._clock(),
             is_held_back=reason is not None,
@@ -60,8 +60,8 @@ class Gate:
 
     def left(self, turn: Turn) -> None:
         """The turn is let in, or over."""
-        if turn.is_held:
-            turn.is_held = False
+        if turn.is_held_back:
+            turn.is_held_back = False
             self._balance.left()
 
     def came_back(self, seconds: float) -> None:

@@ -45,7 +45,7 @@ class Turn:
     is_last_step: bool = False
     is_first: bool = False
     """It opens its job, and no live job spawned that one."""
-    is_held: bool = False
+    is_held_back: bool = False
     """Its job has not been let in so far."""
     is_overdue: bool = False
     """It has waited for longer than the patience."""

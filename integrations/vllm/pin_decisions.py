@@ -13,16 +13,15 @@ from agentkv.durations import Prediction
 from agentkv.ttl import TTL
 from agentkv.wire import Tags, ToolEvent
 
-from .continuum import ContinuumPolicy, tool_name
+from .continuum import tool_name
 from .counters import Counters
-from .demand import Rebuild
 from .forecaster import Forecaster, Ticket
 from .jobs import Job
 from .pin_keeper import PinKeeper
+from .policy import Policy
+from .prices import Prices
 from .record import MAX_COMMAND_CHARS, TimestampRecord
 from .reply_reader import Decode, Reply
-from .step_fit import StepFit
-from .tier_watch import TierWatch
 from .tool_observations import ToolObservations
 
 NEXT_TURN_TTL_S = 5.0
@@ -35,11 +34,10 @@ class PinDecisions:
 
     def __init__(
         self,
-        policy: ContinuumPolicy,
+        policy: Policy,
         forecaster: Forecaster | None,
         keeper: PinKeeper,
-        step_fit: StepFit,
-        tier: TierWatch,
+        prices: Prices,
         counters: Counters,
         record: TimestampRecord,
         *,
@@ -50,28 +48,16 @@ class PinDecisions:
         self._policy = policy
         self._forecaster = forecaster
         self._keeper = keeper
-        self._step_fit = step_fit
-        self._tier = tier
+        self._prices = prices
         self._counters = counters
         self._record = record
         self._clock = clock
-        self._observations = ToolObservations(policy.durations, forecaster, counters)
+        self._observations = ToolObservations(policy.learned.durations, forecaster, counters)
         self._tickets = itertools.count()
 
     def first_ttl(self, num_tokens: int) -> TTL:
         """TTL of a turn that ends now, before anything is known of its tool."""
-        return self._policy.undecided_ttl(self.rebuild(num_tokens))
-
-    def rebuild(self, num_tokens: int) -> Rebuild:
-        """What it takes to have a context of so many tokens again."""
-        return Rebuild(
-            num_tokens,
-            self._step_fit.reload.seconds(num_tokens),
-            self._tier.load_token_s * num_tokens,
-            self._tier.loaded_share,
-            self._step_fit.worth,
-            self._step_fit.step_s,
-        )
+        return self._policy.undecided_ttl(self._prices.rebuild(num_tokens))
 
     @property
     def is_final(self) -> bool:
@@ -154,7 +140,9 @@ class PinDecisions:
         *,
         told_by: str,
     ) -> None:
-        decision = self._policy.decide(command, self.rebuild(job.context_tokens), prediction)
+        decision = self._policy.decide(
+            command, self._prices.rebuild(job.context_tokens), prediction
+        )
         job.decision = decision
         job.tool = tool_name(decision.command or "") or None
         if self._forecaster is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
-from .continuum import PREEMPTED, UNPINNED, Rank
+from .policy import PREEMPTED, UNPINNED, Rank
 
 
 class RankedQueue(RequestQueue):

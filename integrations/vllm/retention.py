@@ -21,6 +21,7 @@ from .jobs import Context, Job, JobTable, Turn
 from .pin_decisions import PinDecisions
 from .pin_keeper import PinKeeper
 from .policies import make_policy
+from .prices import Prices
 from .record import TimestampRecord
 from .record_writer import open_writer
 from .reply_reader import Decode, Reply
@@ -62,6 +63,7 @@ class Retention:
         self._dropped_tokens = block_tokens if drops_last_block else 0
         self.step_fit = StepFit(settings.prefill_reload)
         self.tier = TierWatch(clock)
+        self.prices = Prices(self.step_fit, self.tier)
         self.counters = Counters()
         self.record = TimestampRecord(
             max_events=settings.record_events, clock=clock, writer=open_writer(settings)
@@ -91,8 +93,7 @@ class Retention:
             self.policy,
             self.forecaster,
             self.keeper,
-            self.step_fit,
-            self.tier,
+            self.prices,
             self.counters,
             self.record,
             clock=clock,
@@ -104,7 +105,7 @@ class Retention:
             self.pins,
             self.gate,
             self.growth,
-            self.decisions,
+            self.prices,
             self.counters,
             self.record,
             block_tokens=block_tokens,
@@ -177,7 +178,7 @@ class Retention:
         self._weigh_tier()
 
     def _weigh_tier(self) -> None:
-        self.policy.weigh_tier(self.decisions.rebuild(round(self.tier.mean_tokens)))
+        self.policy.weigh_tier(self.prices.rebuild(round(self.tier.mean_tokens)))
 
     def turn_admitted(self, request_id: str, *, hit_tokens: int) -> None:
         """A turn has its blocks: the job's pin hands over, and an evicted cache is noticed."""
@@ -217,7 +218,7 @@ class Retention:
 
     def _computes_anew(self, num_tokens: int) -> None:
         if num_tokens > 0:
-            self.gate.came_back(self.decisions.rebuild(num_tokens).pool_s)
+            self.gate.came_back(self.prices.rebuild(num_tokens).pool_s)
 
     def turn_preempted(self, request_id: str) -> None:
         self.counters.add("preemptions_total")

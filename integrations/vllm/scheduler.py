@@ -21,11 +21,11 @@ from agentkv.errors import TagError
 
 from . import seam
 from .busy_loop import BusyLoop
-from .continuum import Rank
 from .counters import StepStats
 from .demand import Demand
 from .jobs import Context
 from .pin_table import Pin
+from .policy import Rank
 from .ranked_queue import RankedQueue
 from .reply_decoder import ReplyDecoder
 from .reply_reader import MAX_REPLY_TOKENS, Reply
@@ -208,7 +208,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     def may_start(self, request: Request) -> bool:
         if request.num_computed_tokens:
             return True  # it has its blocks: a connector has loaded some
-        reason = self.retention.contention.why_hold(
+        reason = self.retention.contention.why_hold_back(
             request.request_id,
             num_running=len(self.running),
             num_free_blocks=self.num_free_blocks(),

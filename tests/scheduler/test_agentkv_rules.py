@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from agentkv.integrations.vllm.agentkv_policy import AgentKVPolicy
-from agentkv.integrations.vllm.continuum import UNPINNED
-from agentkv.integrations.vllm.demand import Demand, Rebuild, Room
+from agentkv.integrations.vllm.demand import Demand, Room
 from agentkv.integrations.vllm.job_growth import PRIOR_TOKENS, PRIOR_TURNS, WINDOW, JobGrowth
 from agentkv.integrations.vllm.jobs import Job, Turn
 from agentkv.integrations.vllm.patience import Patience
 from agentkv.integrations.vllm.pin_table import Pin
+from agentkv.integrations.vllm.policy import UNPINNED
 from agentkv.integrations.vllm.pressure import Pressure
+from agentkv.integrations.vllm.prices import Rebuild
 from agentkv.integrations.vllm.residents import MAX_TURNS, Resident, Residents
 from agentkv.integrations.vllm.settings import MAX_PRIORITY, SettingsError, read_settings
 
@@ -67,8 +68,8 @@ def test_beside_a_tier_a_waiting_turn_takes_from_earlier_jobs_too() -> None:
 def test_beside_a_tier_no_job_is_held_back() -> None:
     """A context that has to yield is not lost."""
     room = Room(100, 9, Resident(10, 1, 0), Residents())
-    assert pressed().why_hold(room) is not None
-    assert pressed(has_tier=True).why_hold(room) is None
+    assert pressed().why_hold_back(room) is not None
+    assert pressed(has_tier=True).why_hold_back(room) is None
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_a_job_held_back_stands_behind_all_who_are_not() -> None:
     made = pressed()
     held, other = turn_of(3, 3), turn_of(1, 1, priority=-9)
     for turn in (held, other):
-        turn.is_first = turn.is_held = True
+        turn.is_first = turn.is_held_back = True
     without_a_job = (UNPINNED, 8, 0)
     assert without_a_job < rank(made, other) < rank(made, held)
     held.is_overdue = other.is_overdue = True
@@ -241,24 +242,24 @@ def test_a_new_job_waits_while_the_peak_would_not_fit() -> None:
     there, new = Residents(), Resident(10, 20, 2)
     there.put("there", Resident(60, 10, 2))
     room = Room(100, 40, new, there)
-    assert pressed().why_hold(room) == "110 blocks expected at the peak, the pool has 100"
-    assert pressed().why_hold(Room(110, 40, new, there)) is None
+    assert pressed().why_hold_back(room) == "110 blocks expected at the peak, the pool has 100"
+    assert pressed().why_hold_back(Room(110, 40, new, there)) is None
 
 
 def test_a_new_job_is_let_in_beside_idle_kv_that_is_not_worth_holding() -> None:
     """Of 80 blocks that an idle job will have, 56 count by a weight of .7; the reason says so."""
     there, new = Residents(), Resident(10, 20, 2)
     there.put("there", Resident(60, 10, 2, is_idle=True))
-    assert pressed().why_hold(Room(100, 40, new, there, idle_weight=0.7)) is None
-    assert pressed(without=["balance"]).why_hold(Room(100, 40, new, there, idle_weight=0.7))
-    reason = pressed().why_hold(Room(80, 40, new, there, idle_weight=0.7))
+    assert pressed().why_hold_back(Room(100, 40, new, there, idle_weight=0.7)) is None
+    assert pressed(without=["balance"]).why_hold_back(Room(100, 40, new, there, idle_weight=0.7))
+    reason = pressed().why_hold_back(Room(80, 40, new, there, idle_weight=0.7))
     assert reason == "86 blocks expected at the peak, the pool has 80; idle KV counts by 70%"
 
 
 def test_a_new_job_waits_while_its_prompt_does_not_fit() -> None:
     """Nobody arrived after it, so that there is nobody it could take blocks from."""
     room = Room(100, 9, Resident(10, 1, 0), Residents())
-    assert pressed().why_hold(room) == "needs 10 blocks, 9 are free"
+    assert pressed().why_hold_back(room) == "needs 10 blocks, 9 are free"
 
 
 def test_an_unknown_mechanism_is_refused_by_name() -> None:

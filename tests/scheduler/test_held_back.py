@@ -101,7 +101,7 @@ def test_where_all_are_let_in_an_overdue_one_keeps_nobody_out(
     after = engine.add(prompt_of(20, salt=7), job_id="after")
     engine.step()
     turns = engine.scheduler.retention.turns
-    assert [turns[request_id].is_held for request_id in (before, after)] == [False, False]
+    assert [turns[request_id].is_held_back for request_id in (before, after)] == [False, False]
     assert not engine.scheduler.retention.counters.totals().get("holds_total")
 
 

@@ -84,8 +84,8 @@ def learned_engine(make_engine: Callable[..., Engine], **settings: Any) -> Engin
     """An engine past its cold start: `ls` takes 0.1 s, `make` 50 s; 10 s to rebuild a context."""
     engine = make_engine(cold_start_samples=3, prefill_reload_s=(10.0, 0.0, 0.0), **settings)
     for _ in range(3):
-        engine.scheduler.retention.policy.durations.observe("ls", 0.1)
-        engine.scheduler.retention.policy.durations.observe("make", 50.0)
+        engine.scheduler.retention.policy.learned.durations.observe("ls", 0.1)
+        engine.scheduler.retention.policy.learned.durations.observe("make", 50.0)
     return engine
 
 

@@ -40,7 +40,7 @@ def test_one_duration_a_turn_the_clients_first(make_engine: Callable[..., Engine
     engine.clock.now_s += 1.5
     engine.turn(history + prompt_of(20), job_id="a")
     assert observations(engine) == {"client": 1, "piggyback": 1, "gap": 1}
-    durations = engine.scheduler.retention.policy.durations
+    durations = engine.scheduler.retention.policy.learned.durations
     assert (len(durations.of("ls")), len(durations.over_all)) == (2, 3)
 
 

@@ -183,7 +183,7 @@ def test_an_engine_learns_what_its_machine_takes(
             engine.step(step_s=step_s)
     while engine.scheduler.has_requests():
         engine.step(step_s=step_s)
-    rebuild = engine.scheduler.retention.decisions.rebuild(600)
+    rebuild = engine.scheduler.retention.prices.rebuild(600)
     assert rebuild.seconds == pytest.approx(0.06, rel=0.1)
     assert rebuild.alone_s == pytest.approx(0.07, rel=0.1)
 
