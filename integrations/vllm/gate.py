@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from .demand import Room
+from .footprint import Footprint
 from .hold_balance import HoldBalance
 from .job_growth import JobGrowth
 from .jobs import Job, Turn
@@ -24,17 +25,17 @@ class Gate:
         self,
         policy: Policy,
         growth: JobGrowth,
+        footprint: Footprint,
         pins: PinTable[Any],
         *,
         num_blocks: int,
-        block_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self._policy = policy
         self._growth = growth
+        self._footprint = footprint
         self._pins = pins
         self._num_blocks = num_blocks
-        self._block_tokens = block_tokens
         self._clock = clock
         self._residents = Residents()
         self._balance = HoldBalance()
@@ -88,9 +89,9 @@ class Gate:
         self._residents.drop(job_id)
 
     def _resident(self, job: Job, num_tokens: int) -> Resident:
-        return Resident(-(-num_tokens // self._block_tokens), *self._expected(job))
+        return Resident(self._footprint.blocks(num_tokens), *self._expected(job))
 
     def _expected(self, job: Job) -> tuple[float, float]:
         """Turns to come, the present one included, and blocks that each adds."""
         turns_left = self._growth.turns_left(job) + 1.0
-        return turns_left, self._growth.tokens_per_turn(job) / self._block_tokens
+        return turns_left, self._footprint.more_blocks(self._growth.tokens_per_turn(job))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .footprint import Footprint
 from .step_fit import StepFit
 from .tier_watch import TierWatch
 
 
 class Rebuild(NamedTuple):
     """The price of one context: `seconds` to compute it anew; from a tier `load_s` to load it, and
-    of what leaves the GPU it gives back `loaded_share` (0: there is none). A second of computing is
-    worth `worth` seconds of the whole pool (see StepFit). `step_s` is what a step takes for however
-    little."""
+    of what leaves the GPU it gives back `loaded_share` (0: there is none). It fills `num_tokens` of
+    the pool. A second of computing is worth `worth` seconds of the whole pool (see StepFit).
+    `step_s` is what a step takes for however little."""
 
-    num_tokens: int
+    num_tokens: float
     seconds: float
     load_s: float = 0.0
     loaded_share: float = 0.0
@@ -35,14 +36,15 @@ class Rebuild(NamedTuple):
 class Prices:
     """Prices contexts by what the engine's steps and loads have taken so far."""
 
-    def __init__(self, step_fit: StepFit, tier: TierWatch) -> None:
+    def __init__(self, step_fit: StepFit, tier: TierWatch, footprint: Footprint) -> None:
         self._step_fit = step_fit
         self._tier = tier
+        self._footprint = footprint
 
     def rebuild(self, num_tokens: int) -> Rebuild:
         """What it takes to have a context of so many tokens again."""
         return Rebuild(
-            num_tokens,
+            num_tokens * self._footprint.scale,
             self._step_fit.reload.seconds(num_tokens),
             self._tier.load_token_s * num_tokens,
             self._tier.loaded_share,

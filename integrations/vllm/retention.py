@@ -14,6 +14,7 @@ from agentkv.wire import Tags, ToolEvent
 
 from .contention import Contention
 from .counters import Counters
+from .footprint import Footprint
 from .forecaster import open_forecaster
 from .gate import Gate
 from .job_growth import JobGrowth
@@ -63,7 +64,8 @@ class Retention:
         self._dropped_tokens = block_tokens if drops_last_block else 0
         self.step_fit = StepFit(settings.prefill_reload)
         self.tier = TierWatch(clock)
-        self.prices = Prices(self.step_fit, self.tier)
+        self.footprint = Footprint(block_tokens)
+        self.prices = Prices(self.step_fit, self.tier, self.footprint)
         self.counters = Counters()
         self.record = TimestampRecord(
             max_events=settings.record_events, clock=clock, writer=open_writer(settings)
@@ -84,9 +86,9 @@ class Retention:
         self.gate = Gate(
             self.policy,
             self.growth,
+            self.footprint,
             self.pins,
             num_blocks=num_blocks,
-            block_tokens=block_tokens,
             clock=clock,
         )
         self.decisions = PinDecisions(
@@ -174,7 +176,8 @@ class Retention:
     def loads_done(self, request_ids: Iterable[str]) -> None:
         """Whatever these had to load is there."""
         waited_token_s = self.tier.loads_done(request_ids)
-        self.gate.came_back(waited_token_s / self.policy.pool_tokens)
+        filled_token_s = waited_token_s * self.footprint.scale
+        self.gate.came_back(filled_token_s / self.policy.pool_tokens)
         self._weigh_tier()
 
     def _weigh_tier(self) -> None:

@@ -63,7 +63,7 @@ class RetainingScheduler(seam.SchedulerSeam):
             side_work=self._side_work,
             drops_last_block=seam.drops_last_block(self),
         )
-        self._has_tails = seam.num_cache_groups(self) == 1
+        self._has_one_group = seam.num_cache_groups(self) == 1
         self.steps = StepStats()
         self.queue = RankedQueue(self._rank, self.retention.arrivals)
         if seam.is_first_come_first_served(self):
@@ -238,7 +238,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         """Blocks taken from a pin; 0 if it is over."""
         if self.retention.pins.get(pin.job_id) is not pin:
             return 0
-        if not (self.retention.policy.takes_tails and self._has_tails):
+        if not (self.retention.policy.takes_tails and self._has_one_group):
             num_blocks = len(pin.blocks)
         return self.retention.keeper.take(pin, num_blocks)
 
@@ -261,6 +261,9 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(False)
     def wants_blocks_kept(self, request: Request) -> bool:
+        if not self._has_one_group:
+            num_tokens = seam.num_computed_tokens(request)
+            self.retention.footprint.measured(num_tokens, self.num_blocks_of(request))
         return self.retention.should_pin(
             request.request_id, is_finished_turn=seam.is_finished_turn(request)
         )

@@ -36,6 +36,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("vllm.v1.core.sched.scheduler.Scheduler", "make_stats"),
     ("vllm.v1.core.sched.scheduler.Scheduler", "reset_prefix_cache"),
     ("vllm.v1.core.kv_cache_manager.KVCacheManager", "allocate_slots"),
+    ("vllm.v1.core.kv_cache_manager.KVCacheManager", "get_blocks"),
     ("vllm.v1.core.kv_cache_manager.KVCacheManager", "pop_blocks_for_free"),
     ("vllm.v1.core.block_pool.BlockPool", "free_blocks"),
     ("vllm.v1.core.block_pool.BlockPool", "get_num_free_blocks"),
@@ -220,6 +221,11 @@ class SchedulerSeam(Scheduler):
 
     def num_free_blocks(self) -> int:
         return int(self.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def num_blocks_of(self, request: Request) -> int:
+        """Blocks that a request has, in all KV cache groups. O(blocks)."""
+        groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
+        return sum(not block.is_null for group in groups for block in group)
 
     def num_blocks(self) -> int:
         """All blocks but the null block, as in usage = 1 - free / (blocks - 1)."""

@@ -166,6 +166,24 @@ def test_with_several_groups_of_blocks_a_pin_yields_whole(make_engine: MakeEngin
     assert engine.pinned == {"a": before["a"]}
 
 
+@pytest.mark.parametrize(("window_tokens", "is_let_in"), [(None, True), (128, True), (4096, False)])
+def test_the_gate_counts_the_blocks_of_all_groups(
+    make_engine: MakeEngine, window_tokens: int | None, is_let_in: bool
+) -> None:
+    """A job that fits beside another, unless layers with a long window have as much again."""
+    engine = make_engine(policy="agentkv", num_blocks=240, window_tokens=window_tokens)
+    engine.turn(prompt_of(16 * 60, salt=1), job_id="before", is_last_step=True)
+    engine.add(prompt_of(16 * 60, salt=2), max_tokens=300, job_id="busy", expected_turns=1)
+    engine.step()
+    engine.step()
+    new = engine.add(prompt_of(16 * 40, salt=3), job_id="new", expected_turns=1)
+    engine.step()
+    assert (new in engine.running()) is is_let_in
+    if not is_let_in:
+        events = engine.scheduler.retention.record.as_dict()["jobs"]["new"]
+        assert "expected at the peak" in events[-1]["reason"]
+
+
 def test_who_is_due_is_preempted_last_whatever_the_priorities(make_engine: MakeEngine) -> None:
     """Also a request without a job, beside jobs that the client puts first."""
     engine = make_engine(policy="agentkv", num_blocks=65, without=["admission"])
