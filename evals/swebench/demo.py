@@ -21,7 +21,7 @@ from agentkv.errors import AgentKVError
 from ..arguments import whole_number
 from . import run_command
 from .demo_prompt import demo_configs
-from .errors import SwebenchError
+from .errors import HarnessError, SwebenchError
 from .eval_command import DAEMON_LESS, MODES, evaluate
 from .instances import SUITE, load_instances, select
 from .report_command import MARKDOWN_FILE, report
@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_command.FAILED
     except (AgentKVError, OSError) as error:
         _say(f"agentkv swebench demo: {error}")
-        return run_command.FAILED
+        has_failed = isinstance(error, (HarnessError, OSError))
+        return run_command.FAILED if has_failed else run_command.BAD_USAGE
     if not options.json:
         print((out / MARKDOWN_FILE).read_text(encoding="utf-8"))
     print(json.dumps({**counts, "model": options.model, "note": _note(options.model)}))

@@ -23,7 +23,7 @@ from agentkv.errors import AgentKVError
 
 from ..arguments import whole_number
 from ..provenance import provenance
-from .errors import SwebenchError
+from .errors import HarnessError, SwebenchError
 from .eval_containers import ENGINES, run_harness
 from .eval_plan import EvalPlan, plan
 from .eval_results import STATUSES, EvalFile, Verdict, patch_sha256, read_eval
@@ -42,7 +42,7 @@ _TIME_LIMIT_S = 1800
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Grade a run; 0 graded, 1 the harness failed or was interrupted, 2 bad usage."""
+    """Grade a run; 0 graded, 1 the harness failed or was interrupted, 2 it cannot be graded so."""
     options = _parser().parse_args(argv)
     try:
         document = evaluate(
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except (AgentKVError, OSError) as error:
         _say(f"agentkv swebench eval: {error}")
-        return 1
+        return 1 if isinstance(error, (HarnessError, OSError)) else 2
     print(json.dumps(document))
     return 0
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from .errors import SwebenchError
+from .errors import HarnessError, SwebenchError
 from .eval_results import Verdict
 from .grading import verdict
 from .instances import Instance
@@ -73,7 +73,7 @@ def run_harness(
             _remove_containers(run_id, environment)
             raise
     if status:
-        raise SwebenchError(
+        raise HarnessError(
             f"the harness ended with status {status}; the end of {folder / LOG_NAME}:\n"
             f"{_tail(folder / LOG_NAME, 15)}"
         )
@@ -224,7 +224,7 @@ def _podman_service(program: str, socket: Path) -> Iterator[str]:
         deadline_s = time.monotonic() + _START_LIMIT_S
         while not socket.exists():
             if service.poll() is not None or time.monotonic() > deadline_s:
-                raise SwebenchError(f"podman does not serve its API: {_tail(log_path, 5)}")
+                raise HarnessError(f"podman does not serve its API: {_tail(log_path, 5)}")
             time.sleep(_POLL_S / 5)
         yield address
     finally:

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .errors import SwebenchError
+from .errors import HarnessError, SwebenchError
 from .eval_results import Verdict
 from .instances import Instance
 
@@ -63,7 +63,7 @@ def graded(instance: Instance, prediction: Mapping[str, Any], log_path: Path) ->
             include_tests_status=True,
         )
     except (LookupError, ValueError, TypeError) as error:
-        raise SwebenchError(f"the harness: {type(error).__name__}: {error}") from error
+        raise HarnessError(f"the harness: {type(error).__name__}: {error}") from error
     report: dict[str, Any] = reports[instance.instance_id]
     return report
 

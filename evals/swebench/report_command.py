@@ -22,7 +22,7 @@ MARKDOWN_FILE, JSON_FILE, FIGURE_FILE = "report.md", "report.json", "report.png"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report; 0 written, 1 the runs cannot be read or compared, 2 bad usage."""
+    """Write the report; 0 written, 1 it cannot be written, 2 the runs are none to compare."""
     options = _parser().parse_args(argv)
     out = options.out
     if out is None and len(options.run_dirs) > 1:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         document = report(options.run_dirs, out, baseline=options.baseline, is_forced=options.force)
     except (AgentKVError, OSError) as error:
         print(f"agentkv swebench report: {error}", file=sys.stderr)
-        return 1
+        return 1 if isinstance(error, OSError) else 2
     page = Path(document["files"]["markdown"])
     print(page.read_text(encoding="utf-8"), file=sys.stderr if options.json else sys.stdout)
     print(json.dumps(document))

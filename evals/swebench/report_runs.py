@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import SwebenchError
-
-RUN_FILE, ROWS_FILE, PREDICTIONS_FILE = "run.json", "instances.jsonl", "preds.json"
+from .run_files import PREDICTIONS_FILE, ROWS_FILE, RUN_FILE, read_object, read_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +38,8 @@ class SwebenchRun:
 
 
 def read_run(folder: Path) -> SwebenchRun:
-    """Raises SwebenchError if the folder holds no run, or one that cannot be read.
-
-    A row cut in the middle, as a kill leaves it, is not there.
-    """
-    document = _json(folder / RUN_FILE)
+    """Raises SwebenchError if the folder holds no run, or one that cannot be read."""
+    document = read_object(folder / RUN_FILE)
     if document is None:
         raise SwebenchError(
             f"{folder}: no {RUN_FILE}: is this the --out of `agentkv swebench run`?"
@@ -52,36 +47,5 @@ def read_run(folder: Path) -> SwebenchRun:
     missing = [name for name in ("run_id", "policy", "instance_ids") if name not in document]
     if missing:
         raise SwebenchError(f"{folder / RUN_FILE}: lacks {', '.join(missing)}")
-    return SwebenchRun(
-        folder, document, _rows(folder / ROWS_FILE), _json(folder / PREDICTIONS_FILE) or {}
-    )
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SwebenchError(f"{path}: is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise SwebenchError(f"{path}: holds {type(found).__name__}, not an object")
-    return found
-
-
-def _rows(path: Path) -> dict[str, Mapping[str, Any]]:
-    if not path.exists():
-        return {}
-    rows = {}
-    lines = path.read_text(encoding="utf-8").split("\n")
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last end of line is cut
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            rows[row["instance_id"]] = row
-        except (ValueError, LookupError, TypeError) as error:
-            raise SwebenchError(
-                f"{path}: line {number} is no row of an instance: {error}"
-            ) from error
-    return rows
+    rows = read_rows(folder / ROWS_FILE)
+    return SwebenchRun(folder, document, rows, read_object(folder / PREDICTIONS_FILE) or {})

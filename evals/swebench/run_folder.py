@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from .errors import SwebenchError
+from .run_files import PREDICTIONS_FILE, ROWS_FILE, RUN_FILE, read_object, read_rows
 
-RUN_FILE, ROWS_FILE, PREDICTIONS_FILE = "run.json", "instances.jsonl", "preds.json"
 TRAJECTORIES, WORKTREES, LOG_FILE = "trajectories", "worktrees", "agents.log"
 _OF_A_RUN = (RUN_FILE, ROWS_FILE, PREDICTIONS_FILE)
 _LEFT_OVERS = (*_OF_A_RUN, TRAJECTORIES, WORKTREES, LOG_FILE, "server.log", "eval.json", "eval")
@@ -121,9 +121,10 @@ class RunFolder:
             _remove(self.path, _LEFT_OVERS)
         _remove(self.path, (WORKTREES,))  # what a run that was killed left behind
         (self.path / TRAJECTORIES).mkdir(exist_ok=True)
-        self._document = _read_json(self.path / RUN_FILE)
-        self._predictions = _read_json(self.path / PREDICTIONS_FILE)
-        self._rows = _read_rows(self.path / ROWS_FILE)
+        self._document = read_object(self.path / RUN_FILE) or {}
+        self._predictions = read_object(self.path / PREDICTIONS_FILE) or {}
+        _cut_to_whole_lines(self.path / ROWS_FILE)
+        self._rows = read_rows(self.path / ROWS_FILE)
 
     def _append(self, line: bytes) -> None:
         """A line, whole and on the disk, or an error and nothing but whole lines there."""
@@ -154,33 +155,10 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SwebenchError(f"{path}: is not JSON: {error}") from error
-    return found if isinstance(found, dict) else {}
-
-
-def _read_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """The last row of each instance; a last line that was cut is removed from the file."""
-    if not path.exists():
-        return {}
-    text = path.read_bytes()
-    whole_bytes = text.rfind(b"\n") + 1
-    if whole_bytes < len(text):
-        with path.open("r+b") as file:
-            file.truncate(whole_bytes)
-    rows: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(text[:whole_bytes].splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            rows[row["instance_id"]] = row
-        except (ValueError, LookupError, TypeError) as error:
-            raise SwebenchError(f"{path}: line {number} is no row of an instance") from error
-    return rows
+def _cut_to_whole_lines(path: Path) -> None:
+    if path.exists():
+        text = path.read_bytes()
+        os.truncate(path, text.rfind(b"\n") + 1)
 
 
 def _remove(folder: Path, names: tuple[str, ...]) -> None:

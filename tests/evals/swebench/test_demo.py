@@ -61,5 +61,5 @@ def test_flags_of_the_real_server_are_refused_with_scripted_solutions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """No policy is measured where there is no server with one."""
-    assert demo.main(["--model", "scripted:gold", "--policy", "fcfs"]) == 1
+    assert demo.main(["--model", "scripted:gold", "--policy", "fcfs"]) == 2
     assert "--model demo" in capsys.readouterr().err

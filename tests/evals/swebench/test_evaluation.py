@@ -211,6 +211,6 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_folder_without_a_run_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Grading something else than a run ends with status 1 and says what was expected."""
-    assert eval_command.main([str(tmp_path), "--mode", "daemon-less"]) == 1
+    """Grading something else than a run ends with status 2 and says what was expected."""
+    assert eval_command.main([str(tmp_path), "--mode", "daemon-less"]) == 2
     assert "run.json" in capsys.readouterr().err

@@ -241,7 +241,7 @@ def test_another_report_is_not_overwritten(
     folder = str(write_graded(tmp_path / "run"))
     out = ["--out", str(tmp_path / "report")]
     assert report_command.main([folder, *out]) == 0
-    assert report_command.main([folder, *out]) == 1
+    assert report_command.main([folder, *out]) == 2
     assert "--force" in capsys.readouterr().err
     assert report_command.main([folder, *out, "--force"]) == 0
     assert [report_command.main([folder]) for _ in range(2)] == [0, 0]
