@@ -126,7 +126,7 @@ class AgentKVPolicy(Policy):
         """Under pressure by the job's arrival, client priority first; else stock's order.
 
         An overdue turn that goes on with its job comes before all others. One that opens a job
-        counts as of the best priority. One whose job is not let in stands behind all others.
+        counts as of the best priority. One whose job is held back stands behind all others.
         """
         self._best_priority = min(self._best_priority, turn.job.priority)
         if not (self.pressure.is_on and self._has_order):
@@ -134,7 +134,7 @@ class AgentKVPolicy(Policy):
         if self._is_urgent(turn):
             return (URGENT, turn.job.order, turn.order)
         priority = self._best_priority if turn.is_overdue else turn.job.priority
-        tier = HELD_BACK if turn.is_held_back else 0
+        tier = HELD_BACK if turn.is_held_back and not self.has_tier else 0
         return (UNPINNED + priority + tier, turn.job.order, turn.order)
 
     def _is_urgent(self, turn: Turn) -> bool:

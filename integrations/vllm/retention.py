@@ -181,7 +181,10 @@ class Retention:
         self._weigh_tier()
 
     def _weigh_tier(self) -> None:
+        had_tier = self.policy.has_tier
         self.policy.weigh_tier(self.prices.rebuild(round(self.tier.mean_tokens)))
+        if self.policy.has_tier != had_tier:
+            self._on_rank_change(None)
 
     def turn_admitted(self, request_id: str, *, hit_tokens: int) -> None:
         """A turn has its blocks: the job's pin hands over, and an evicted cache is noticed."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentkv.integrations.vllm.tier_watch import MIN_EVENTS
 from tests.scheduler.harness import Engine, prompt_of
 
 MakeEngine = Callable[..., Engine]
@@ -135,6 +136,26 @@ def test_a_job_whose_prefix_is_loaded_is_past_the_gate(make_engine: MakeEngine) 
         engine.step()
     assert engine.num_blocks_loaded >= 30
     assert {new, plain} <= set(engine.running())
+
+
+def test_once_there_is_a_tier_who_was_held_back_goes_before_who_came_later(
+    make_engine: MakeEngine,
+) -> None:
+    """From then on nobody is held back, nor stands behind others for having been."""
+    engine = busy_engine(make_engine)
+    held = engine.add(BIG, job_id="big")
+    engine.step()
+    assert engine.waiting() == [held]
+    later = engine.add(prompt_of(16 * 60, salt=52), job_id="later")
+    retention = engine.scheduler.retention
+    names = [f"load-{number}" for number in range(MIN_EVENTS)]
+    for name in names:
+        retention.tier.load_began(name, 600)
+    retention.loads_done(names)
+    assert retention.policy.has_tier
+    engine.step()
+    assert held in engine.running()
+    assert engine.waiting() == [later]
 
 
 def test_a_pin_ends_in_time_though_a_sibling_of_its_turn_runs(make_engine: MakeEngine) -> None:
