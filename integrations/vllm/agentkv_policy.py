@@ -35,16 +35,14 @@ LIFETIMES = 4
 """A newcomer is passed over by so many times the turns that all jobs that are there have together
 from first to last. Each that ends makes room, so this takes jobs that do not end. Chosen: with 2
 the first jobs of a server, of twice the turns that it assumes while none has ended, reach it."""
-WORTHWHILE = 0.5
-"""Part of the time to compute what has left the GPU that a tier has to save to count as one. Where
-it saves less, the link is what jobs would queue for (docs/results.md)."""
 
 
 class AgentKVPolicy(Policy):
     """Our rules over one engine's jobs.
 
     1. A new job is let in once all that are there are expected to fit to their end.
-    2. Idle KV is held for as long as that costs less than computing it anew.
+    2. Idle KV is held for as long as that costs less than computing it anew, or loading it, where a
+       tier has copies.
     3. If memory runs short all the same, jobs go in order of arrival, and a waiting turn takes idle
        KV only from jobs that arrived after its own, last blocks first. One that runs takes from
        all, so that no pin makes it fail; and so does a waiting one if nothing runs, so that the
@@ -52,9 +50,6 @@ class AgentKVPolicy(Policy):
     4. A turn that goes on with its job is passed over for no longer than the patience: then it goes
        first and takes from all. A new job, and a request without one, is passed over no more often
        than `most_passes`: then it goes before all others, takes from all and is preempted last.
-
-    Beside a tier that gives back most of what leaves the GPU, and sooner than it is computed, 1
-    falls away, 2 counts what loading costs, and in 3 every waiting turn takes from all.
     """
 
     due_rank = (URGENT - 1, 0, 0)
@@ -70,8 +65,6 @@ class AgentKVPolicy(Policy):
         self._has_patience = "patience" not in without
         self.takes_tails = "tails" not in without
         self._best_priority = 0
-        self.has_tier = bool(settings.has_tier)
-        """Whether what is let go is demoted rather than dropped: as told, or as measured."""
         if "switch" in without:
             self.pressure.rise(0.0, math.inf)
 
@@ -86,19 +79,11 @@ class AgentKVPolicy(Policy):
     def price_s(self, rebuild: Rebuild) -> float:
         """Seconds that holding a context may last before it would cost less to let it go.
 
-        What is computed anew costs `break_even_s`; what is loaded, the seconds that this takes, in
-        which its memory is taken already. vLLM loads whatever its connector finds, if that counts
-        as a tier or not.
+        What is computed anew costs `break_even_s`; what a tier gives back, the seconds that loading
+        takes, in which its memory is taken already.
         """
         anew_s = self.break_even_s(rebuild)
         return rebuild.loaded_share * rebuild.load_s + (1.0 - rebuild.loaded_share) * anew_s
-
-    def weigh_tier(self, rebuild: Rebuild) -> None:
-        """A tier counts while it saves half of the time to compute what has left the GPU."""
-        if self.settings.has_tier is None:
-            alone_s = rebuild.alone_s  # a load takes a step or more, too
-            saved_s = rebuild.loaded_share * (alone_s - rebuild.load_s)
-            self.has_tier = saved_s > WORTHWHILE * alone_s
 
     def pressure_s(self, rebuild: Rebuild) -> float:
         """How long memory counts as contended after it ran short."""
@@ -134,7 +119,7 @@ class AgentKVPolicy(Policy):
         if self._is_urgent(turn):
             return (URGENT, turn.job.order, turn.order)
         priority = self._best_priority if turn.is_overdue else turn.job.priority
-        tier = HELD_BACK if turn.is_held_back and not self.has_tier else 0
+        tier = HELD_BACK if turn.is_held_back else 0
         return (UNPINNED + priority + tier, turn.job.order, turn.order)
 
     def _is_urgent(self, turn: Turn) -> bool:
@@ -154,7 +139,7 @@ class AgentKVPolicy(Policy):
         all, and nothing if that would not be enough.
         """
         turn = demand.turn
-        if demand.is_running or demand.runs_alone or self.has_tier or not self._has_protection:
+        if demand.is_running or demand.runs_alone or not self._has_protection:
             return pins
         if not demand.is_due and turn is None:
             return []
@@ -184,8 +169,6 @@ class AgentKVPolicy(Policy):
         they take together at any time has to fit. Idle KV counts in full only while coming back
         without it has cost more than holding it has.
         """
-        if self.has_tier:
-            return None
         if room.newcomer.num_blocks > room.free_blocks:
             return f"needs {room.newcomer.num_blocks:.0f} blocks, {room.free_blocks} are free"
         idle_weight = room.idle_weight if self._has_balance else 1.0

@@ -172,7 +172,7 @@ class Contention:
 
     def _keep_out(self, turn: Turn) -> None:
         """The turn opens a job that came after an overdue one; where all are let in, so is this."""
-        if self._policy.holds_back and not self._policy.has_tier:
+        if self._policy.holds_back:
             self._hold_back(turn, BEHIND_AN_OVERDUE)
 
     def _hold_back(self, turn: Turn, reason: str) -> None:

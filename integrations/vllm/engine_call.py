@@ -45,7 +45,6 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
         "num_running": len(scheduler.running),
         "num_waiting": len(scheduler.queue),
         "is_under_pressure": retention.policy.pressure.is_on,
-        "has_tier": retention.policy.has_tier,
         "preemptions_total": 0,
         **retention.counters.totals(),
         "steps": scheduler.steps.as_dict(),

@@ -34,9 +34,6 @@ class Policy(ABC):
     takes_tails = False
     """A pin that yields gives up no more blocks than needed, the last ones first; else all."""
 
-    has_tier = False
-    """What is let go is demoted rather than dropped."""
-
     holds_back = False
     """New jobs may have to wait: `why_hold_back` says when."""
 
@@ -89,9 +86,6 @@ class Policy(ABC):
         """How many later turns may go before a newcomer. `num_turns` is what the jobs that run or
         whose KV is held are expected to have together, over their whole lives."""
         return math.inf
-
-    def weigh_tier(self, rebuild: Rebuild) -> None:  # noqa: B027 (most do not ask)
-        """Find out whether there is a tier: asked whenever context is loaded or lost."""
 
     def pressure_s(self, rebuild: Rebuild) -> float:
         """How long memory counts as contended after it ran short of room for a context."""

@@ -178,13 +178,6 @@ class Retention:
         waited_token_s = self.tier.loads_done(request_ids)
         filled_token_s = waited_token_s * self.footprint.scale
         self.gate.came_back(filled_token_s / self.policy.pool_tokens)
-        self._weigh_tier()
-
-    def _weigh_tier(self) -> None:
-        had_tier = self.policy.has_tier
-        self.policy.weigh_tier(self.prices.rebuild(round(self.tier.mean_tokens)))
-        if self.policy.has_tier != had_tier:
-            self._on_rank_change(None)
 
     def turn_admitted(self, request_id: str, *, hit_tokens: int) -> None:
         """A turn has its blocks: the job's pin hands over, and an evicted cache is noticed."""
@@ -208,7 +201,6 @@ class Retention:
         if lost_tokens > 0:
             self.tier.lost(lost_tokens)
             self._computes_anew(lost_tokens)
-            self._weigh_tier()
             job.num_evicted += 1
             self.policy.learned.queueing.observe(waited_s)
             self.record.add(job.job_id, "evicted", lost_tokens=lost_tokens)

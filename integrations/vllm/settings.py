@@ -61,9 +61,6 @@ class Settings(BaseModel):
     patience_s: float = Field(20.0, gt=0, le=86_400, allow_inf_nan=False)
     """Under `agentkv`: a turn that goes on with its job waits for so many seconds before it goes
     first; so long any turn is put behind others by priority or because its job is held back."""
-    has_tier: bool | None = None
-    """Under `agentkv`: a KV connector gives back what the GPU gave up, faster than it is computed;
-    None: as measured."""
     job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)
     """A job with no turn and no tool signal for this many seconds is forgotten."""
     max_jobs: int = Field(10_000, ge=1, le=1_000_000)

@@ -21,7 +21,7 @@ class TierWatch:
         self._clock = clock
         self._loading: dict[str, tuple[int, float]] = {}
         self._num_events = 0
-        self._loads = self._loaded_tokens = self._load_s = self._lost_tokens = 0.0
+        self._loaded_tokens = self._load_s = self._lost_tokens = 0.0
 
     @property
     def is_loading(self) -> bool:
@@ -40,7 +40,6 @@ class TierWatch:
                 num_tokens, began_s = self._loading.pop(request_id)
                 load_s = self._clock() - began_s
                 self._age()
-                self._loads += 1.0
                 self._loaded_tokens += num_tokens
                 self._load_s += load_s
                 waited_token_s += num_tokens * load_s
@@ -67,15 +66,9 @@ class TierWatch:
         """Seconds that a loaded token was waited for; 0 if none was."""
         return self._load_s / self._loaded_tokens if self._loaded_tokens else 0.0
 
-    @property
-    def mean_tokens(self) -> float:
-        """Tokens of a load, on average; 0 if there was none."""
-        return self._loaded_tokens / self._loads if self._loads else 0.0
-
     def _age(self) -> None:
         self._num_events += 1
         kept = 1.0 - 1.0 / MEMORY
-        self._loads *= kept
         self._loaded_tokens *= kept
         self._load_s *= kept
         self._lost_tokens *= kept

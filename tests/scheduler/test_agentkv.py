@@ -187,7 +187,7 @@ def test_a_job_is_let_in_once_holding_has_cost_more_than_coming_back(
     make_engine: MakeEngine, without: list[str], loaded_tokens: int, is_let_in: bool
 ) -> None:
     """Half of the pool is idle; as much as all of it is being loaded, or nothing."""
-    engine = engine_of(make_engine, num_blocks=61, without=without, has_tier=False)
+    engine = engine_of(make_engine, num_blocks=61, without=without)
     engine.turn(prompt_of(480, salt=1), job_id="idle", expected_turns=2)
     history = engine.turn(prompt_of(40, salt=2), job_id="busy")
     busy = engine.add([*history, 7], max_tokens=400, job_id="busy")

@@ -57,55 +57,9 @@ def test_under_pressure_turns_go_in_order_of_their_jobs_arrival() -> None:
     assert rank(made, turn_of(1, 7)) < rank(made, turn_of(5, 6))
 
 
-def test_beside_a_tier_a_waiting_turn_takes_from_earlier_jobs_too() -> None:
-    """What it takes costs its job a load; without a tier it takes from later jobs only."""
-    pins = [pin_of(9, 4), pin_of(1, 4)]
-    demand = Demand(turn_of(5, 6), is_running=False, num_running=1, missing_blocks=8)
-    assert pressed().pins_that_yield(pins, demand) == []
-    assert pressed(has_tier=True).pins_that_yield(pins, demand) == pins
-
-
-def test_beside_a_tier_no_job_is_held_back() -> None:
-    """A context that has to yield is not lost."""
-    room = Room(100, 9, Resident(10, 1, 0), Residents())
-    assert pressed().why_hold_back(room) is not None
-    assert pressed(has_tier=True).why_hold_back(room) is None
-
-
-@pytest.mark.parametrize(
-    ("load_s", "loaded_share", "is_tier"),
-    [
-        (0.1, 1.0, True),
-        (0.6, 1.0, False),
-        (5.0, 1.0, False),
-        (0.1, 0.6, True),
-        (0.1, 0.5, False),
-        (0.0, 0.0, False),
-    ],
-)
-def test_a_tier_is_one_that_saves_half_of_the_computing(
-    load_s: float, loaded_share: float, is_tier: bool
-) -> None:
-    """Of what leaves the GPU a second's computing is loaded in less, and most of it is there."""
+def test_holding_is_worth_what_loading_takes_of_what_is_loaded() -> None:
+    """And what computing anew costs the pool, for the rest."""
     made = policy()
-    made.weigh_tier(Rebuild(1000, 1.0, load_s, loaded_share))
-    assert made.has_tier is is_tier
-
-
-def test_a_tier_that_becomes_slow_is_none_any_more() -> None:
-    """It is weighed anew with each load and loss; what the settings say of it stands."""
-    made, told = policy(), policy(has_tier=True)
-    for load_s, is_tier in ((0.1, True), (0.9, False), (0.1, True)):
-        for each in (made, told):
-            each.weigh_tier(Rebuild(1000, 1.0, load_s, 1.0))
-        assert (made.has_tier, told.has_tier) == (is_tier, True)
-
-
-@pytest.mark.parametrize("has_tier", [False, True])
-def test_holding_is_worth_what_loading_takes_of_what_is_loaded(has_tier: bool) -> None:
-    """And what computing anew costs the pool, for the rest. vLLM loads whatever its connector
-    finds, if that counts as a tier or not."""
-    made = policy(has_tier=has_tier)
     assert made.price_s(Rebuild(POOL_TOKENS // 10, 0.3)) == pytest.approx(3.0)
     rebuild = Rebuild(POOL_TOKENS // 10, 0.3, 0.2, 0.9)
     assert made.price_s(rebuild) == pytest.approx(0.9 * 0.2 + 0.1 * 3.0)

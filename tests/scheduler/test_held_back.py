@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from agentkv.integrations.vllm.tier_watch import MIN_EVENTS
 from tests.scheduler.harness import Engine, prompt_of
 
 MakeEngine = Callable[..., Engine]
@@ -83,8 +82,8 @@ def test_an_overdue_one_keeps_later_jobs_out_and_nobody_else(make_engine: MakeEn
 
 @pytest.mark.parametrize(
     "lets_all_in",
-    [{"has_tier": True}, {"without": ["admission"]}, {"policy": "continuum"}],
-    ids=["beside a tier", "without admission", "continuum"],
+    [{"without": ["admission"]}, {"policy": "continuum"}],
+    ids=["without admission", "continuum"],
 )
 def test_where_all_are_let_in_an_overdue_one_keeps_nobody_out(
     make_engine: MakeEngine, lets_all_in: dict[str, Any]
@@ -121,7 +120,7 @@ def test_requests_without_a_job_pass_it_only_so_often(make_engine: MakeEngine) -
 
 def test_a_job_whose_prefix_is_loaded_is_past_the_gate(make_engine: MakeEngine) -> None:
     """It has its blocks; asked again, it would count them as taken, and all others would wait."""
-    engine = busy_engine(make_engine, offload_bytes=10_000_000, has_tier=False)
+    engine = busy_engine(make_engine, offload_bytes=10_000_000)
     for running in engine.running():
         engine.abort(running)
     prefix = prompt_of(16 * 30, salt=5)
@@ -136,26 +135,6 @@ def test_a_job_whose_prefix_is_loaded_is_past_the_gate(make_engine: MakeEngine) 
         engine.step()
     assert engine.num_blocks_loaded >= 30
     assert {new, plain} <= set(engine.running())
-
-
-def test_once_there_is_a_tier_who_was_held_back_goes_before_who_came_later(
-    make_engine: MakeEngine,
-) -> None:
-    """From then on nobody is held back, nor stands behind others for having been."""
-    engine = busy_engine(make_engine)
-    held = engine.add(BIG, job_id="big")
-    engine.step()
-    assert engine.waiting() == [held]
-    later = engine.add(prompt_of(16 * 60, salt=52), job_id="later")
-    retention = engine.scheduler.retention
-    names = [f"load-{number}" for number in range(MIN_EVENTS)]
-    for name in names:
-        retention.tier.load_began(name, 600)
-    retention.loads_done(names)
-    assert retention.policy.has_tier
-    engine.step()
-    assert held in engine.running()
-    assert engine.waiting() == [later]
 
 
 def test_a_pin_ends_in_time_though_a_sibling_of_its_turn_runs(make_engine: MakeEngine) -> None:

@@ -25,7 +25,6 @@ def test_a_token_waits_for_its_part_of_the_loads(clock: Clock) -> None:
     load(watch, clock, 100, 0.2)
     load(watch, clock, 300, 0.6)
     assert watch.load_token_s == pytest.approx(0.002)
-    assert 100 < watch.mean_tokens < 300
 
 
 def test_the_share_counts_what_was_computed_anew(clock: Clock) -> None:
