@@ -23,17 +23,34 @@ def _inheriting_start(original: Callable[..., None], patch: MethodPatch) -> Call
     @functools.wraps(original)
     def start(self: threading.Thread) -> None:
         job = current_job() if patch.is_active else None
-        if job is not None and self.ident is None:
-            vars(self)["run"] = functools.partial(_run_in_job, self, self.run, job)
-        original(self)
+        if job is None or self.ident is not None:
+            original(self)
+            return
+        own_run = vars(self).get("run")
+        vars(self)["run"] = functools.partial(_run_in_job, self, own_run, job)
+        try:
+            original(self)
+        except BaseException:  # no free thread: the caller may start this one again later
+            _put_back(self, own_run)
+            raise
 
     return start
 
 
-def _run_in_job(thread: threading.Thread, run: Callable[[], None], job: Job[Any]) -> None:
-    del vars(thread)["run"]  # it refers to the thread: the two would keep each other alive
+def _run_in_job(
+    thread: threading.Thread, own_run: Callable[[], None] | None, job: Job[Any]
+) -> None:
+    _put_back(thread, own_run)  # ours refers to the thread: the two would keep each other alive
     with job_made_current(job):
-        run()
+        thread.run()
+
+
+def _put_back(thread: threading.Thread, own_run: Callable[[], None] | None) -> None:
+    """Give a thread the run method back that it had, or that of its class."""
+    if own_run is None:
+        vars(thread).pop("run", None)
+    else:
+        vars(thread)["run"] = own_run
 
 
 def _inheriting_submit(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import openai
 import pytest
@@ -45,3 +47,18 @@ async def async_client(server: ScriptedServer) -> AsyncIterator[openai.AsyncOpen
         base_url=server.base_url, api_key="key", http_client=http_client
     ) as client:
         yield client
+
+
+@pytest.fixture
+def no_free_thread() -> Callable[[], AbstractContextManager[None]]:
+    """Within it no thread can start, as on a machine that is out of them."""
+
+    @contextmanager
+    def within() -> Iterator[None]:
+        before = threading.stack_size(1 << 46)  # more than the system has for a stack
+        try:
+            yield
+        finally:
+            threading.stack_size(before)
+
+    return within

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from decimal import getcontext, localcontext
 
 import pytest
@@ -168,6 +170,37 @@ def test_starting_a_thread_twice_is_the_usual_error() -> None:
         with pytest.raises(RuntimeError, match="once"):
             thread.start()
     assert "run" not in vars(thread)
+
+
+def test_a_thread_that_could_not_start_can_be_started_again(
+    no_free_thread: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """The failed start leaves the thread object as it was."""
+    with agentkv.session(job_id="a"):
+        thread = Looker()
+        before = dict(vars(thread))
+        with no_free_thread(), pytest.raises(RuntimeError, match="can't start new thread"):
+            thread.start()
+        assert vars(thread) == before
+        thread.start()
+        thread.join()
+    assert thread.seen == "a"
+
+
+def test_a_run_method_put_on_a_thread_object_stays_there() -> None:
+    """It runs in the job, and somebody who looks at it afterwards finds it."""
+    seen: list[str | None] = []
+
+    def run() -> None:
+        seen.append(current_id())
+
+    thread = threading.Thread()
+    thread.run = run  # type: ignore[method-assign]
+    with agentkv.session(job_id="a"):
+        thread.start()
+        thread.join()
+    assert seen == ["a"]
+    assert vars(thread)["run"] is run
 
 
 @pytest.mark.asyncio
