@@ -49,19 +49,34 @@ class FeedbackSender:
         self._thread: threading.Thread | None = None
         self._is_silent = False
         self._is_warned = False
+        self._is_warned_of_no_thread = False
 
     def submit(self, delivery: Delivery) -> None:
-        """Hand over a delivery; never waits, and drops it when the queue is full."""
+        """Hand over a delivery; never waits, and drops it when the queue is full.
+
+        Where no thread can be had it stays in the queue, and the next one tries again.
+        """
         try:
             self._queue.put_nowait(delivery)
         except queue.Full:
             self._warn(delivery, f"{self._queue.maxsize} deliveries are waiting already")
         if self._thread is None:
-            self._start()
+            try:
+                self._start()
+            except RuntimeError as error:
+                self._warn_of_no_thread(delivery, error)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all is sent or dropped; False if that takes longer than `timeout_s`."""
+        """Wait until all is sent or dropped.
+
+        False if that takes longer than `timeout_s`, and where no thread can be had for it.
+        """
         deadline_s = time.monotonic() + timeout_s
+        if self._thread is None and self.num_waiting:
+            try:
+                self._start()
+            except RuntimeError:
+                return False
         with self._queue.all_tasks_done:
             while self._queue.unfinished_tasks:
                 remaining_s = deadline_s - time.monotonic()
@@ -76,13 +91,15 @@ class FeedbackSender:
         return self._queue.unfinished_tasks
 
     def _start(self) -> None:
+        """Start the thread, unless it runs; RuntimeError where the system has none to spare."""
         with self._start_lock:
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._deliver_all, name="agentkv-feedback", daemon=True
                 )
                 with job_made_current(None):  # or it would keep the job that started it alive
-                    self._thread.start()
+                    thread.start()
+                self._thread = thread
 
     def _deliver_all(self) -> None:
         while True:
@@ -134,6 +151,17 @@ class FeedbackSender:
             delivery.server,
             reason,
         )
+
+    def _warn_of_no_thread(self, delivery: Delivery, error: RuntimeError) -> None:
+        if not self._is_warned_of_no_thread:
+            self._is_warned_of_no_thread = True
+            logger.warning(
+                "agentkv found no free thread to send %s to %s from (%s). It waits, and the next "
+                "delivery tries again; the agent is not affected.",
+                delivery.what,
+                delivery.server,
+                error,
+            )
 
 
 def _is_transient(error: BaseException) -> bool:

@@ -82,7 +82,10 @@ class KnownServer:
         import anyio.to_thread  # not asyncio's: the caller may run on trio
 
         if not self._reach.is_async:
-            await anyio.to_thread.run_sync(partial(self.ask, insist=insist))
+            try:
+                await anyio.to_thread.run_sync(partial(self.ask, insist=insist))
+            except RuntimeError as error:
+                self._note_failure(_no_thread(error))
             return
         is_mine = False
         with anyio.move_on_after(CALL_TIMEOUT_S):
@@ -180,12 +183,19 @@ def _in_time(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         except Exception as error:
             answer.set_exception(error)
 
-    with job_made_current(None):  # or a thread that hangs would keep the job alive
-        threading.Thread(target=ask, name="agentkv-question", daemon=True).start()
+    try:
+        with job_made_current(None):  # or a thread that hangs would keep the job alive
+            threading.Thread(target=ask, name="agentkv-question", daemon=True).start()
+    except RuntimeError as error:
+        raise _no_thread(error) from error
     try:
         return answer.result(CALL_TIMEOUT_S)
     except TimeoutError as error:
         raise NoAnswerError(f"no answer within {CALL_TIMEOUT_S:g} s") from error
+
+
+def _no_thread(error: RuntimeError) -> NoAnswerError:
+    return NoAnswerError(f"no free thread to ask it from: {error}")
 
 
 def _is_passing(error: AgentKVServerError) -> bool:

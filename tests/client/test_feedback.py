@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -101,6 +102,33 @@ def test_a_full_queue_drops_and_does_not_wait(caplog: pytest.LogCaptureFixture) 
     assert sender.flush(timeout_s=20)
     assert [outbox.num_attempts for outbox in outboxes] == [1, 1, 0, 0, 0]
     assert len(caplog.records) == 1
+
+
+def test_without_a_free_thread_deliveries_wait_for_one(
+    no_free_thread: Callable[[], AbstractContextManager[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning, nothing raised, nothing lost: the next delivery tries again."""
+    sender = FeedbackSender()
+    outboxes = [Outbox() for _ in range(3)]
+    with no_free_thread():
+        sender.submit(delivery(outboxes[0]))
+        sender.submit(delivery(outboxes[1]))
+        assert not sender.flush(timeout_s=20)
+    assert sent(sender, outboxes[2]) == [1]
+    assert [outbox.num_attempts for outbox in outboxes] == [1, 1, 1]
+    (record,) = caplog.records
+    assert "no free thread to send a thing to http://a" in record.getMessage()
+
+
+def test_a_flush_finds_a_thread_for_what_waits(
+    no_free_thread: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """There may be no further delivery that tries."""
+    sender, outbox = FeedbackSender(), Outbox()
+    with no_free_thread():
+        sender.submit(delivery(outbox))
+    assert sender.flush(timeout_s=20)
+    assert outbox.num_attempts == 1
 
 
 def test_a_server_that_hangs_keeps_no_other_waiting() -> None:

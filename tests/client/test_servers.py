@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import openai
@@ -204,6 +205,52 @@ def test_a_refused_question_is_not_the_last_word(caplog: pytest.LogCaptureFixtur
         job.client.with_options(api_key="right").chat.completions.create(**CHAT)
         assert [bool(turn.tags) for turn in server.turns] == [False, True]
     assert "401" in caplog.text
+
+
+def test_without_a_free_thread_the_call_goes_out_untouched(
+    server: ScriptedServer,
+    client: openai.OpenAI,
+    no_free_thread: Callable[[], AbstractContextManager[None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The server cannot be asked then: one warning, and the agent gets its reply."""
+    client.chat.completions.create(**CHAT)  # its connection has a thread of the server's from here
+    with no_free_thread(), agentkv.session(client) as job:
+        job.client.chat.completions.create(**CHAT)
+    assert [turn.tags for turn in server.turns] == [{}, {}]
+    (record,) = caplog.records
+    assert "no free thread to ask it from" in record.getMessage()
+    assert "Calls go out untouched" in record.getMessage()
+
+
+@pytest.mark.asyncio
+async def test_nor_does_an_async_call_need_one(
+    server: ScriptedServer,
+    async_client: openai.AsyncOpenAI,
+    no_free_thread: Callable[[], AbstractContextManager[None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server beside the client's own is asked from a thread."""
+    await async_client.chat.completions.create(**CHAT)
+    with no_free_thread():
+        async with agentkv.session(async_client, server=server.root_url) as job:
+            await job.client.chat.completions.create(**CHAT)
+    assert [turn.tags for turn in server.turns] == [{}, {}]
+    assert "no free thread to ask it from" in caplog.text
+
+
+def test_a_tool_runs_without_a_free_thread(
+    server: ScriptedServer,
+    client: openai.OpenAI,
+    no_free_thread: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """What it has to say waits, in order, for the first thread there is."""
+    with agentkv.session(client, job_id="a") as job:
+        job.client.chat.completions.create(**CHAT)
+        with no_free_thread(), job.tool("ls"):
+            pass
+    server.wait_for(lambda server: server.released == ["a"])
+    assert [event["state"] for _, event in server.tool_events] == ["started", "finished"]
 
 
 def test_a_server_behind_a_gateway_is_named_by_the_session(
