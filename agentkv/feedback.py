@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -173,14 +174,16 @@ def _is_transient(error: BaseException) -> bool:
 _senders: dict[tuple[int, str], FeedbackSender] = {}
 """By process id and server: a forked child has no thread of ours."""
 
+_flushing_at_exit: set[int] = set()
+"""The ids of the processes that flush when they end."""
+
 
 def submit(delivery: Delivery) -> None:
     """Hand a delivery to its server's sender in this process."""
     key = (os.getpid(), delivery.server)
     sender = _senders.get(key)
     if sender is None:
-        if not _senders:
-            atexit.register(_flush_at_exit)
+        _have_flushed_at_exit()
         sender = _senders.setdefault(key, FeedbackSender())
     sender.submit(delivery)
 
@@ -197,6 +200,19 @@ def _senders_here() -> dict[str, FeedbackSender]:
     return {server: sender for (pid, server), sender in list(_senders.items()) if pid == here}
 
 
+def _have_flushed_at_exit() -> None:
+    """Have this process flush when it ends, however it was started."""
+    here = os.getpid()
+    if here in _flushing_at_exit:
+        return
+    _flushing_at_exit.add(here)
+    atexit.unregister(_flush_at_exit)  # a forked child has inherited its parent's
+    atexit.register(_flush_at_exit)
+    workers = sys.modules.get("multiprocessing.util")
+    if workers is not None:  # a worker that it forks leaves by os._exit, past atexit
+        workers.Finalize(None, _flush_at_exit, exitpriority=10)
+
+
 def _flush_at_exit() -> None:
     if not flush(FLUSH_AT_EXIT_S):
         for server, sender in _senders_here().items():
@@ -207,4 +223,5 @@ def _flush_at_exit() -> None:
                     sender.num_waiting,
                     server,
                 )
+                del _senders[os.getpid(), server]  # a process may get here twice: waited for once
     close_connections()

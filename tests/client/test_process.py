@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import openai
 import pytest
@@ -23,9 +25,34 @@ job.client.chat.completions.create(model="m", messages=[])
 """
 
 
-def run_python(code: str, **options: str) -> str:
+WORKER = """
+import multiprocessing, sys
+import openai, agentkv
+
+def work(base_url, job_id):
+    client = openai.OpenAI(base_url=base_url, api_key="key", max_retries=0)
+    with agentkv.session(client, job_id=job_id) as job:
+        job.client.chat.completions.create(model="m", messages=[])
+        with job.tool("ls"):
+            pass
+
+if __name__ == "__main__":
+    method, base_url = sys.argv[1:]
+    work(base_url, "parent")
+    process = multiprocessing.get_context(method).Process(target=work, args=(base_url, "worker"))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+"""
+
+
+def run_python(code: str) -> str:
+    return run("-c", code)
+
+
+def run(*words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *options.values()],
+        [sys.executable, "-W", "error", *words],
         capture_output=True,
         text=True,
         timeout=60,
@@ -85,10 +112,23 @@ def test_a_dead_server_holds_the_process_back_only_briefly() -> None:
         assert process.returncode == 0
 
 
-def test_what_is_left_unsaid_at_the_end_is_said_once() -> None:
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_a_workers_release_leaves_before_it_does(
+    method: str, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """However it was started: a forked worker runs nothing that atexit knows of."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    run(str(script), method, server.base_url)
+    assert server.released == ["parent", "worker"]
+    assert [job_id for job_id, _ in server.tool_events] == ["parent"] * 2 + ["worker"] * 2
+
+
+@pytest.mark.parametrize("imports", ["time", "time, multiprocessing.util"])
+def test_what_is_left_unsaid_at_the_end_is_said_once(imports: str) -> None:
     """A server too slow for what waits when the process ends: one warning, with the way out."""
     code = (
-        "import time; from agentkv.feedback import Delivery, submit\n"
+        f"import {imports}; from agentkv.feedback import Delivery, submit\n"
         "for _ in range(9): submit(Delivery('http://slow', 'a thing', lambda: time.sleep(1)))\n"
     )
     done = subprocess.run(
