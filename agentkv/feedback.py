@@ -93,6 +93,9 @@ class FeedbackSender:
 
     def _start(self) -> None:
         """Start the thread, unless it runs; RuntimeError where the system has none to spare."""
+        # Not left to the thread: a child forked in mid-import has half a module for ever.
+        import tenacity.wait  # noqa: F401
+
         with self._start_lock:
             if self._thread is None:
                 thread = threading.Thread(

@@ -124,6 +124,20 @@ def test_a_workers_release_leaves_before_it_does(
     assert [job_id for job_id, _ in server.tool_events] == ["parent"] * 2 + ["worker"] * 2
 
 
+def test_the_thread_that_sends_imports_nothing_of_its_own() -> None:
+    """A child forked in mid-import could not send: it has half a module for ever."""
+    code = (
+        "import sys, threading; from agentkv.feedback import Delivery, flush, submit\n"
+        "class Importers:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name.startswith('tenacity'): print(threading.current_thread().name)\n"
+        "sys.meta_path.insert(0, Importers())\n"
+        "submit(Delivery('http://a', 'a thing', lambda: None))\n"
+        "assert flush(20)\n"
+    )
+    assert set(run_python(code).split()) == {"MainThread"}
+
+
 @pytest.mark.parametrize("imports", ["time", "time, multiprocessing.util"])
 def test_what_is_left_unsaid_at_the_end_is_said_once(imports: str) -> None:
     """A server too slow for what waits when the process ends: one warning, with the way out."""
