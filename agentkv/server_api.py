@@ -138,9 +138,16 @@ def _client() -> httpx.Client:
     import httpx
 
     client = _clients.get(os.getpid())
-    return client or _clients.setdefault(
-        os.getpid(), httpx.Client(timeout=CALL_TIMEOUT_S, follow_redirects=True)
-    )
+    if client is not None:
+        return client
+    try:
+        client = httpx.Client(timeout=CALL_TIMEOUT_S, follow_redirects=True)
+    except (ImportError, ValueError, httpx.InvalidURL, OSError) as error:
+        raise AgentKVServerError(
+            f"no connection can be opened ({type(error).__name__}: {error}); it is set up by the "
+            "environment: ALL_PROXY, HTTP_PROXY, HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE, SSL_CERT_DIR"
+        ) from error
+    return _clients.setdefault(os.getpid(), client)
 
 
 def close_connections() -> None:

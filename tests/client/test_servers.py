@@ -13,7 +13,7 @@ import openai
 import pytest
 
 import agentkv
-from agentkv.server_api import CALL_TIMEOUT_S
+from agentkv.server_api import CALL_TIMEOUT_S, close_connections
 from agentkv.testing import ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
@@ -270,6 +270,30 @@ def test_a_server_behind_a_gateway_is_named_by_the_session(
         "/v1/agentkv/info",
         "/v1/agentkv/jobs/a/release",
     ]
+
+
+@pytest.mark.parametrize("proxy", ["socks://127.0.0.1:1", "http://[::1"])
+def test_an_odd_proxy_in_the_environment_costs_the_tags_and_no_more(
+    proxy: str,
+    server: ScriptedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server beside the client's own is asked by connections of ours, which heed it."""
+    close_connections()
+    http_client = openai.DefaultHttpxClient(trust_env=False)
+    with (
+        monkeypatch.context() as patch,
+        client_of(server, http_client=http_client) as client,
+        agentkv.session(client, server=server.root_url) as job,
+    ):
+        patch.setenv("ALL_PROXY", proxy)
+        job.client.chat.completions.create(**CHAT)
+        job.client.chat.completions.create(**CHAT)
+    assert [turn.tags for turn in server.turns] == [{}, {}]
+    (record,) = caplog.records
+    assert "ALL_PROXY" in record.getMessage()
+    assert "Calls go out untouched" in record.getMessage()
 
 
 def test_what_is_not_agentkvs_info_is_no_plugin(caplog: pytest.LogCaptureFixture) -> None:
