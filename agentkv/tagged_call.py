@@ -8,7 +8,8 @@ the request goes out as if agentkv were not there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
@@ -19,7 +20,7 @@ from agentkv.job import Job
 from agentkv.replies import when_complete
 from agentkv.servers import KnownServer, known_server
 from agentkv.turns import OpenTurn
-from agentkv.usage import Usage
+from agentkv.usage import Usage, read_usage
 from agentkv.wire import fields_from_headers
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class TaggedCall:
         self.server = server
         self._job = job
         self._turn: OpenTurn | None = None
+        self._has_arrived = False
+        self._usage: Usage | None = None
 
     def check_server(self) -> None:
         """Once the server was asked: warn or raise, as the session wants, if it has no plugin."""
@@ -54,6 +57,8 @@ class TaggedCall:
 
     def __enter__(self) -> None:
         self._turn = turn = self._job.ledger.begin()
+        with _agent_never_breaks():
+            self._watch_parser()
         if self.server.has_plugin:
             with _agent_never_breaks():
                 fields = self._job.tags(turn).as_fields()
@@ -69,13 +74,33 @@ class TaggedCall:
         traceback: TracebackType | None,
     ) -> None:
         _is_under_way.reset(self._token)
-        if exc_type is not None and self._turn is not None:
+        if exc is None or self._turn is None:
+            return
+        if self._has_arrived or _is_about_an_answer(exc):
+            self._complete(self._usage, time.monotonic())
+        else:
             self._job.ledger.fail(self._turn)
 
     def read(self, reply: object) -> None:
         """Note what the reply says, now or when it has arrived; the reply itself stays as it is."""
         with _agent_never_breaks():
             when_complete(reply, self._complete)
+
+    def _watch_parser(self) -> None:
+        """Note when a reply reaches the SDK's parser, which may refuse what the model wrote."""
+        parse = getattr(self.options, "post_parser", None)
+        if callable(parse):
+            watched = self._watched(parse)
+            self.options = self.options.model_copy(update={"post_parser": watched})
+
+    def _watched(self, parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def parse_arrived(reply: Any) -> Any:
+            self._has_arrived = True
+            with _agent_never_breaks():
+                self._usage = read_usage(reply)
+            return parse(reply)
+
+        return parse_arrived
 
     def _complete(self, usage: Usage | None, ended_at_s: float) -> None:
         assert self._turn is not None
@@ -129,6 +154,11 @@ def _is_tagged_by_hand(*places: Mapping[str, Any], headers: Mapping[str, str]) -
         return True
     lower = {name.lower(): value for name, value in headers.items()}
     return "job_id" in fields_from_headers(lower)
+
+
+def _is_about_an_answer(error: BaseException) -> bool:
+    """Whether an error of the SDK finds fault with an answer that was no error."""
+    return getattr(getattr(error, "response", None), "is_success", False) is True
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -302,6 +303,97 @@ def test_an_error_passes_and_its_turn_is_taken_again(
         with pytest.raises(openai.BadRequestError):
             job.client.chat.completions.create(**CHAT)
         job.client.chat.completions.create(**CHAT)
+    assert [turn.tags["turn"] for turn in server.turns] == [1, 1]
+    assert (job.summary().turns, job.summary().failed_calls) == (1, 1)
+
+
+PARSE: dict[str, Callable[[Any], Any]] = {
+    "chat": WHOLE["chat.parse"],
+    "responses": WHOLE["responses.parse"],
+}
+
+
+@pytest.mark.parametrize("has_plugin", [True, False])
+@pytest.mark.parametrize("way", PARSE)
+def test_a_reply_that_does_not_fit_its_format_is_a_turn(
+    way: str, has_plugin: bool, client: openai.OpenAI
+) -> None:
+    """The server answered: with the same number again it would take the next one for a retry."""
+    replies = [ScriptedReply('{"word": 2'), ScriptedReply(TEXT)]
+    with (
+        ScriptedServer(replies, has_plugin=has_plugin) as server,
+        client.with_options(base_url=server.base_url) as client,
+        agentkv.session(client, on_missing_server="ignore") as job,
+    ):
+        with pytest.raises(pydantic.ValidationError):
+            PARSE[way](job.client)
+        summary = job.summary()
+        PARSE[way](job.client)
+        assert agentkv.flush(timeout_s=20)
+    assert (summary.turns, summary.failed_calls, summary.output_tokens) == (1, 0, 5)
+    assert [turn.tags.get("turn") for turn in server.turns] == (
+        [1, 2] if has_plugin else [None] * 2
+    )
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("way", PARSE)
+async def test_nor_does_an_async_one_repeat_its_number(
+    way: str, async_client: openai.AsyncOpenAI
+) -> None:
+    """The same for the async client."""
+    with ScriptedServer([ScriptedReply("no JSON"), ScriptedReply(TEXT)]) as server:
+        async with (
+            async_client.with_options(base_url=server.base_url) as client,
+            agentkv.session(client) as job,
+        ):
+            with pytest.raises(pydantic.ValidationError):
+                await PARSE[way](job.client)
+            await PARSE[way](job.client)
+        assert agentkv.flush(timeout_s=20)
+    assert [turn.tags["turn"] for turn in server.turns] == [1, 2]
+
+
+def test_an_answer_that_the_sdk_finds_invalid_is_a_turn(server: ScriptedServer) -> None:
+    """A client that is strict about the SDK's own types: its error carries the answer."""
+    with (
+        openai.OpenAI(
+            base_url=server.base_url, api_key="key", _strict_response_validation=True
+        ) as client,
+        agentkv.session(client) as job,
+    ):
+        with pytest.raises(openai.APIResponseValidationError):
+            job.client.post("/chat/completions", body=CHAT, cast_to=openai.types.Batch)
+        assert (job.summary().turns, job.summary().failed_calls) == (1, 0)
+
+
+def test_a_request_that_could_not_be_made_is_no_turn(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """Nothing left: the next one has its number."""
+    with agentkv.session(client) as job:
+        with pytest.raises(TypeError):
+            job.client.chat.completions.create(**CHAT, extra_body={"top_k": object()})
+        job.client.chat.completions.create(**CHAT)
+    assert [turn.tags["turn"] for turn in server.turns] == [1]
+    assert (job.summary().turns, job.summary().failed_calls) == (1, 1)
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_call_is_no_turn(async_client: openai.AsyncOpenAI) -> None:
+    """Its number is used again: the server may or may not have begun with it."""
+    with ScriptedServer([ScriptedReply(delay_s=60), ScriptedReply()]) as server:
+        async with (
+            async_client.with_options(base_url=server.base_url) as client,
+            agentkv.session(client) as job,
+        ):
+            call = asyncio.create_task(WHOLE["chat.create"](job.client))
+            await asyncio.to_thread(server.wait_for, lambda server: server.turns)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await WHOLE["chat.create"](job.client)
+        assert agentkv.flush(timeout_s=20)
     assert [turn.tags["turn"] for turn in server.turns] == [1, 1]
     assert (job.summary().turns, job.summary().failed_calls) == (1, 1)
 
