@@ -32,6 +32,11 @@ _sdk_patches: list[MethodPatch] = []
 
 def require_client(client: object) -> None:
     """Raise TypeError for what is no client of the OpenAI SDK."""
+    if isinstance(client, type):
+        raise TypeError(
+            f"session(client): got the class {client.__name__}, allowed is a client made of it: "
+            f"session({client.__name__}(...))"
+        )
     if not callable(getattr(client, "request", None)) or not hasattr(client, "base_url"):
         raise TypeError(
             f"session(client): got {type(client).__name__}, allowed is an OpenAI or AsyncOpenAI "

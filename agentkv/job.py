@@ -11,7 +11,7 @@ from agentkv.summary import JobSummary
 from agentkv.tool_calls import ToolCall
 from agentkv.tool_run import ToolRun
 from agentkv.turns import OpenTurn, TurnLedger
-from agentkv.wire import Tags, ToolEvent, parse_tags
+from agentkv.wire import Tags, ToolEvent, parse_turn_count
 
 ClientT = TypeVar("ClientT")
 
@@ -61,7 +61,7 @@ class Job(Generic[ClientT]):
         `expected_turns` of the session is a hint only; this is a promise. Raises TagError for a
         number out of range.
         """
-        self._expected_turns = parse_tags({"expected_turns": num_turns}).expected_turns
+        self._expected_turns = parse_turn_count(num_turns, "num_turns")
         self.ledger.limit_turns(num_turns)
 
     def tool(self, call: ToolCall | str) -> ToolRun:

@@ -7,7 +7,18 @@ import inspect
 import uuid
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_args, overload
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    get_args,
+    overload,
+    runtime_checkable,
+)
 
 from agentkv import current, instrument
 from agentkv.job import Job
@@ -22,6 +33,17 @@ R = TypeVar("R")
 OnMissingServer = Literal["warn", "raise", "ignore"]
 
 
+@runtime_checkable
+class URL(Protocol):
+    """A URL as an object, such as the `base_url` of a client; `str` gives its text."""
+
+    @property
+    def scheme(self) -> str: ...
+
+    @property
+    def host(self) -> str | None: ...
+
+
 class Session(Generic[ClientT]):
     """The settings of a session; entering it, as often as you like, makes a job each time."""
 
@@ -32,7 +54,7 @@ class Session(Generic[ClientT]):
         job_id: str | None,
         parent_job_id: str | None,
         expected_turns: int | None,
-        server: str | None,
+        server: str | URL | None,
         on_missing_server: OnMissingServer,
     ) -> None:
         if on_missing_server not in get_args(OnMissingServer):
@@ -47,7 +69,7 @@ class Session(Generic[ClientT]):
         }
         self._tags = parse_tags(given)
         self._client = client
-        self._server_url = server
+        self._server_url = None if server is None else _text_of(server)
         self._on_missing_server = on_missing_server
         self._entered: list[Job[ClientT]] = []
 
@@ -142,6 +164,15 @@ class Session(Generic[ClientT]):
         return None if self._server_url is None else known_server(self._server_url)
 
 
+def _text_of(url: str | URL) -> str:
+    if isinstance(url, str | URL):
+        return str(url)
+    raise TypeError(
+        f"session(server=): got {url!r:.80} ({type(url).__name__}), allowed is the URL of a "
+        "server, such as 'http://127.0.0.1:8000', as text or as a client's base_url"
+    )
+
+
 @overload
 def session(
     client: None = None,
@@ -149,7 +180,7 @@ def session(
     job_id: str | None = None,
     parent_job_id: str | None = None,
     expected_turns: int | None = None,
-    server: str | None = None,
+    server: str | URL | None = None,
     on_missing_server: OnMissingServer = "warn",
 ) -> Session[None]: ...
 
@@ -161,7 +192,7 @@ def session(
     job_id: str | None = None,
     parent_job_id: str | None = None,
     expected_turns: int | None = None,
-    server: str | None = None,
+    server: str | URL | None = None,
     on_missing_server: OnMissingServer = "warn",
 ) -> Session[ClientT]: ...
 
@@ -172,7 +203,7 @@ def session(
     job_id: str | None = None,
     parent_job_id: str | None = None,
     expected_turns: int | None = None,
-    server: str | None = None,
+    server: str | URL | None = None,
     on_missing_server: OnMissingServer = "warn",
 ) -> Session[Any]:
     """One agent job: `with session() as job`, `async with`, or a decorator (a job per call).
@@ -191,7 +222,7 @@ def session(
         the server is known by then, else with the first call.
 
     Leaving it, also by an exception, releases the job on the server, in the background. Raises
-    TagError for an id or number out of range, TypeError for a client that is none.
+    TagError for an id or number out of range, TypeError for a client or a server that is none.
     """
     return Session(
         client,

@@ -160,13 +160,16 @@ def _flag(raw: Mapping[str, object], field: str, *, numbers: bool) -> bool | Non
     raise TagError(field, value, "true or false" + (" (or 1 or 0)" if numbers else ""))
 
 
-def _count(raw: Mapping[str, object], field: str) -> int | None:
-    value = raw.get(field)
-    if value is None:
-        return None
+def parse_turn_count(value: object, field: str) -> int:
+    """A number of turns; raises TagError, which names `field`, for anything else."""
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_TURN:
         return value
     raise TagError(field, value, f"a whole number from 1 to {MAX_TURN}")
+
+
+def _count(raw: Mapping[str, object], field: str) -> int | None:
+    value = raw.get(field)
+    return None if value is None else parse_turn_count(value, field)
 
 
 def _duration(raw: Mapping[str, object], field: str) -> float | None:

@@ -294,16 +294,40 @@ def test_wrong_tags_are_refused_at_once(wrong: dict[str, Any]) -> None:
         agentkv.session(**wrong)
 
 
-def test_a_wrong_limit_is_refused() -> None:
-    """The promise has the same range as the hint."""
-    with agentkv.session() as job, pytest.raises(agentkv.TagError):
-        job.limit_turns(0)
+@pytest.mark.parametrize("wrong", [0, None, True, 1.5])
+def test_a_wrong_limit_is_refused(wrong: Any) -> None:
+    """The promise has the same range as the hint, and its own name."""
+    with agentkv.session() as job, pytest.raises(agentkv.TagError, match="num_turns: got"):
+        job.limit_turns(wrong)
 
 
 def test_what_is_no_client_is_refused() -> None:
     """The error says what came and what is wanted."""
     with pytest.raises(TypeError, match="got str, allowed is an OpenAI"):
         agentkv.session("http://localhost:8000/v1")
+
+
+def test_a_class_of_clients_is_refused() -> None:
+    """It has all that a client has, and no server."""
+    with pytest.raises(TypeError, match=r"got the class OpenAI, allowed .*session\(OpenAI\("):
+        agentkv.session(openai.OpenAI)
+
+
+def test_the_server_may_be_named_by_a_clients_base_url(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """Which is an object of the SDK's HTTP client, not text."""
+    assert not isinstance(client.base_url, str)
+    with agentkv.session(client, server=client.base_url) as job:
+        ask(job.client)
+    assert server.turns[0].tags["turn"] == 1
+
+
+@pytest.mark.parametrize("wrong", [5, b"http://127.0.0.1", ["http://127.0.0.1"]])
+def test_what_is_no_url_of_a_server_is_refused(wrong: Any) -> None:
+    """At once, not with the first call."""
+    with pytest.raises(TypeError, match=r"session\(server=\): got .* allowed is the URL"):
+        agentkv.session(server=wrong)
 
 
 def test_an_unknown_way_with_missing_servers_is_refused() -> None:
