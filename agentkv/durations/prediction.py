@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -45,7 +46,12 @@ class Prediction:
     distribution: Distribution
 
     def p_over(self, seconds: float) -> float:
-        """Probability, 0 to 1, that the command runs longer than `seconds`."""
+        """Probability, 0 to 1, that the command runs longer than `seconds`.
+
+        Raises ValueError where that is not a number.
+        """
+        if math.isnan(seconds):
+            raise ValueError(f"p_over: got {seconds!r}, allowed is a number of seconds")
         return self.distribution.p_over(seconds)
 
 

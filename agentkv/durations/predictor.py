@@ -41,7 +41,10 @@ class DurationPredictor:
         self._estimator = _estimator(kind, self._models, seed)
 
     def predict(self, command: str) -> Prediction:
-        """How long `command` will run; any text is fine, only its beginning is read."""
+        """How long `command` will run; any text is fine, only its beginning is read.
+
+        Raises TypeError for what is no text.
+        """
         return self._estimator.predict(analyze_command(command))
 
     def observe(self, command: str, duration_s: float, *, censored: bool = False) -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,6 +36,25 @@ def test_any_command_gets_a_sound_prediction(kind: str, command: str) -> None:
         for duration_s in (0.0, 0.5, 1e9):
             predictor.observe(command, duration_s)
         predictor.observe(command, 3.0, censored=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrong", [None, 5, b"ls", ["ls"]], ids=str)
+def test_what_is_no_text_is_refused(kind: str, wrong: Any) -> None:
+    """By every way in, with what came; None is what a call has that runs no command."""
+    predictor = DurationPredictor(kind)
+    for ask in (predictor.predict, lambda c: predictor.observe(c, 1.0), agentkv.analyze_command):
+        with pytest.raises(TypeError, match=r"a command is a str of bash: got .* call is None"):
+            ask(wrong)
+    assert predictor.num_observed == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_probability_is_had_for_what_is_no_number(kind: str) -> None:
+    """ValueError that names the value."""
+    prediction = DurationPredictor(kind).predict("ls")
+    with pytest.raises(ValueError, match="p_over: got nan, allowed is a number of seconds"):
+        prediction.p_over(math.nan)
 
 
 @pytest.mark.parametrize("duration_s", [-1.0, math.nan, math.inf, -math.inf])
