@@ -12,6 +12,7 @@ import copy
 import functools
 import inspect
 import logging
+import weakref
 from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 from agentkv import current
 from agentkv.job import Job
 from agentkv.patches import MethodPatch
+from agentkv.replacements import replacements_on
 from agentkv.tagged_call import call_for
 from agentkv.threads import THREAD_PATCHES
 
@@ -28,6 +30,9 @@ ClientT = TypeVar("ClientT")
 JobFinder = Callable[[], Job[Any] | None]
 
 _sdk_patches: list[MethodPatch] = []
+
+_checked_clients: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Those whose replaced methods were told of, and our own copies, on which we replaced them."""
 
 
 def require_client(client: object) -> None:
@@ -50,7 +55,9 @@ def tagged_client(client: ClientT, job: Job[Any]) -> ClientT:
     The client given is left as it is. So are the copies made from it; copies of the copy
     (`with_options`) belong to the job as well.
     """
+    _warn_of_replacements(client)
     twin: Any = copy.copy(client)
+    _checked_clients.add(twin)
     attributes = vars(twin)
     for name in list(attributes):
         # client.chat and the like are cached, and hold on to the client they were made for
@@ -67,6 +74,19 @@ def tagged_client(client: ClientT, job: Job[Any]) -> ClientT:
 
     attributes["copy"] = attributes["with_options"] = tagged_copy
     return twin  # type: ignore[no-any-return]
+
+
+def _warn_of_replacements(client: Any) -> None:
+    names = [] if client in _checked_clients else replacements_on(client)
+    if names:
+        _checked_clients.add(client)
+        logger.warning(
+            "agentkv: %s of the client given to session() was replaced (by a tracer?). The "
+            "replacement calls that client, whose calls are not the job's, so job.client may be "
+            "without it. Wrap job.client inside the session instead, or use session() without a "
+            "client, which covers clients as they are.",
+            ", ".join(names),
+        )
 
 
 def instrument() -> None:

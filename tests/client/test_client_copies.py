@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import openai
@@ -86,6 +87,99 @@ def test_a_subclass_that_overrides_request_is_one_turn(
         job.client.chat.completions.create(**CHAT)
     assert calls.count("/chat/completions") == 1
     assert (job.summary().turns, around.summary().turns) == (1, 0)
+
+
+def counted(client: openai.OpenAI, calls: list[str]) -> None:
+    """Wrap a method the way tracers do."""
+    create = client.chat.completions.create
+
+    def wrapper(*args: Any, **options: Any) -> Any:
+        calls.append("create")
+        return create(*args, **options)
+
+    client.chat.completions.create = wrapper  # type: ignore[method-assign]
+
+
+def test_a_method_replaced_on_the_client_is_told_of_once(
+    client: openai.OpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The drop-in cannot have it: it calls the client that it was made for."""
+    counted(client, [])
+    for _ in range(2):
+        with agentkv.session(client) as job, agentkv.session(job.client):
+            pass
+    (record,) = caplog.records
+    assert "chat.completions.create of the client" in record.getMessage()
+    assert "Wrap job.client inside the session" in record.getMessage()
+
+
+def test_what_the_warning_advises_works(server: ScriptedServer, client: openai.OpenAI) -> None:
+    """A wrapped drop-in, and a wrapped client in a session without one."""
+    calls: list[str] = []
+    with agentkv.session(client) as job:
+        counted(job.client, calls)
+        job.client.chat.completions.create(**CHAT)
+    counted(client, calls)
+    with agentkv.session():
+        client.chat.completions.create(**CHAT)
+    assert calls == ["create"] * 2
+    assert [turn.tags["turn"] for turn in server.turns] == [1, 1]
+
+
+def test_a_resource_or_a_method_of_the_client_replaced_is_told_of(
+    client: openai.OpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each by its name."""
+
+    class Chat:
+        pass
+
+    client.chat = Chat()  # type: ignore[assignment,misc]
+    client.post = print  # type: ignore[assignment]
+    with agentkv.session(client):
+        pass
+    assert "agentkv: chat, post of the client" in caplog.text
+
+
+def test_a_client_that_was_used_in_any_way_has_nothing_replaced(
+    server: ScriptedServer, client: openai.OpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the SDK keeps of its resources, raw and streamed, is its own."""
+    client.chat.completions.create(**CHAT)
+    client.with_raw_response.chat.completions.create(**CHAT)
+    client.chat.completions.with_raw_response.create(**CHAT)
+    with client.with_streaming_response.chat.completions.create(**CHAT):
+        pass
+    client.responses.create(model="m", input="hi")
+    with agentkv.session(client) as job:
+        job.client.chat.completions.create(**CHAT)
+        with agentkv.session(job.client.with_options(timeout=5)):
+            pass
+    assert caplog.records == []
+
+
+def test_a_resource_that_a_subclass_makes_is_not_replaced(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The drop-in makes its own, which belongs to the job."""
+
+    class Chat:
+        __slots__ = ("ask",)
+
+        def __init__(self, client: openai.OpenAI) -> None:
+            self.ask = lambda: client.post("/chat/completions", body=CHAT, cast_to=object)
+
+    class House(openai.OpenAI):  # type: ignore[misc]
+        @cached_property
+        def chat(self) -> Any:
+            return Chat(self)
+
+    with House(base_url=server.base_url, api_key="key") as client:
+        client.chat.ask()
+        with agentkv.session(client) as job:
+            job.client.chat.ask()
+    assert [turn.tags.get("turn") for turn in server.turns] == [None, 1]
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("with_client", [True, False])
