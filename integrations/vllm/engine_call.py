@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import vllm
 
 import agentkv
@@ -115,13 +116,19 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 @seam.guarded({"error": "the operation failed; see the server's log"})
 def call(scheduler: Any, op: str, args: list[Any]) -> Any:
-    """Run one operation; an error comes back as {"error": message}, never as an exception."""
+    """Run one operation; an error comes back as {"error": message}, never as an exception.
+
+    Nor is an answer sent that cannot be encoded: the engine's only output thread would die of it
+    (EngineCoreProc.process_output_sockets, core.py:1933), and with it all that the server says.
+    """
     if not isinstance(scheduler, RetainingScheduler):
         return {"error": "the server's scheduling policy is not one of agentkv's"}
     operation = OPERATIONS.get(op)
     if operation is None:
         return {"error": f"unknown operation {op!r}; known: {', '.join(OPERATIONS)}"}
     try:
-        return operation(scheduler, *args)
-    except AgentKVError as error:
+        answer = operation(scheduler, *args)
+        msgspec.msgpack.encode(answer)
+        return answer
+    except (AgentKVError, UnicodeEncodeError) as error:
         return {"error": str(error)}

@@ -41,6 +41,11 @@ def reply_text(reply: Reply, decode: Decode) -> str:
 
 
 def command_in(text: str) -> str | None:
-    """The commands of a reply's tool calls, one a line; a tool that runs none gives its name."""
+    """The commands of a reply's tool calls, one a line; a tool that runs none gives its name.
+
+    Half of a surrogate pair, which JSON may spell (`\\ud83d`), becomes a question mark: no message
+    can carry it.
+    """
     calls = (call.command or call.name for call in parse_tool_calls(text))
-    return "\n".join(call for call in calls if call) or None
+    command = "\n".join(call for call in calls if call)
+    return command.encode(errors="replace").decode() or None

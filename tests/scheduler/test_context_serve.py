@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from agentkv.integrations.vllm import engine_call
@@ -324,6 +325,26 @@ def test_a_lone_surrogate_in_a_reply_is_survived(serve: Callable[..., Engine]) -
     engine = serve()
     engine.turn(prompt_of(100), reply="```bash\necho \ud800\n```", job_id="a")
     assert engine.pinned == {"a": 6}
+
+
+@pytest.mark.parametrize("op", ["jobs", "job", "timestamps"])
+def test_a_lone_surrogate_in_a_call_does_not_get_into_answers(
+    serve: Callable[..., Engine], op: str
+) -> None:
+    """JSON may spell one in plain ASCII; the engine's output thread would die of it."""
+    engine = serve()
+    call = '{"name": "bash", "arguments": {"command": "echo \\ud83d; sleep 900"}}'
+    engine.turn(prompt_of(100), reply=f"<tool_call>\n{call}\n</tool_call>", job_id="a")
+    answer = engine_call.call(engine.scheduler, op, ["a"] if op == "job" else [])
+    assert "echo ?; sleep 900" in msgspec.msgpack.encode(answer).decode(errors="replace")
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error(serve: Callable[..., Engine]) -> None:
+    """Wherever its text comes from."""
+    engine = serve()
+    engine.turn(prompt_of(100), job_id="a")
+    engine.scheduler.retention.jobs.get("a").tool = "\ud83d"
+    assert "surrogates not allowed" in ask(engine, "jobs")["error"]
 
 
 def test_a_token_that_stops_a_reply_does_not_hide_its_last_fence(
