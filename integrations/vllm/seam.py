@@ -38,6 +38,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("vllm.v1.core.kv_cache_manager.KVCacheManager", "allocate_slots"),
     ("vllm.v1.core.kv_cache_manager.KVCacheManager", "get_blocks"),
     ("vllm.v1.core.kv_cache_manager.KVCacheManager", "pop_blocks_for_free"),
+    ("vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator", "get_num_blocks_to_allocate"),
     ("vllm.v1.core.block_pool.BlockPool", "free_blocks"),
     ("vllm.v1.core.block_pool.BlockPool", "get_num_free_blocks"),
     ("vllm.v1.engine.core.EngineCoreProc", "_process_input_queue"),
@@ -121,7 +122,7 @@ class SchedulerSeam(Scheduler):
                 return None
             blocks = allocate(request, *args, **kwargs)
             if blocks is None:
-                missing_blocks = self._missing_blocks(request, *args, **kwargs)
+                missing_blocks = self._missing_blocks(allocate, request, *args, **kwargs)
                 for _ in self.memory_is_short(request, missing_blocks):
                     blocks = allocate(request, *args, **kwargs)
                     if blocks is not None:
@@ -135,23 +136,40 @@ class SchedulerSeam(Scheduler):
     @guarded(1)
     def _missing_blocks(
         self,
+        allocate: Callable[..., Any],
         request: Request,
         num_new_tokens: int,
-        num_new_computed_tokens: int = 0,
-        *_: Any,
-        full_sequence_must_fit: bool = False,
-        **__: Any,
+        *args: Any,
+        reserved_blocks: int = 0,
+        **kwargs: Any,
     ) -> int:
-        """How many more blocks an allocation needs, as far as is easily told; at least 1.
+        """How many more blocks an allocation needs that has just failed; at least 1.
 
-        Takes what KVCacheManager.allocate_slots was given, and leaves out its finer points: the
-        blocks of a prefix hit that are free themselves, lookahead, several KV cache groups.
+        Has it fail once more, and listens to what KVCacheCoordinator.get_num_blocks_to_allocate
+        (kv_cache_coordinator.py:190) is asked. That counts all groups, and the blocks of a prefix
+        hit that are free themselves. It is asked of the whole sequence first, where that has to fit
+        (kv_cache_manager.py:526), and then not of the step (:561).
         """
-        num_tokens = request.num_computed_tokens + num_new_computed_tokens + num_new_tokens
-        if full_sequence_must_fit:
-            num_tokens = max(num_tokens, request.num_tokens)
-        own_tokens = request.num_computed_tokens + num_new_computed_tokens
-        num_blocks = -(-num_tokens // self.block_size) - own_tokens // self.block_size
+        coordinator = self.kv_cache_manager.coordinator
+        count = coordinator.get_num_blocks_to_allocate
+        asked: dict[str, Any] = {}
+
+        def listen(**question: Any) -> int:
+            asked.update(question)
+            return int(count(**question))
+
+        coordinator.get_num_blocks_to_allocate = listen
+        try:
+            allocate(request, num_new_tokens, *args, reserved_blocks=reserved_blocks, **kwargs)
+        finally:
+            del coordinator.get_num_blocks_to_allocate
+        step_tokens = asked["total_computed_tokens"] + num_new_tokens
+        of_step = {
+            "num_tokens": step_tokens + kwargs.get("num_lookahead_tokens", 0),
+            "num_tokens_main_model": step_tokens,
+            "apply_admission_cap": False,
+        }
+        num_blocks = max(count(**asked), count(**{**asked, **of_step}) + reserved_blocks)
         if not is_running(request):
             num_blocks += self.kv_cache_manager.watermark_blocks
         return max(1, num_blocks - self.num_free_blocks())

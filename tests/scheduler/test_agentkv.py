@@ -326,3 +326,30 @@ def test_without_tails_a_pin_yields_whole(make_engine: MakeEngine) -> None:
     engine.add(prompt_of(15 * 16, salt=9))
     engine.step()
     assert engine.pinned == {"a": 10, "b": 10}
+
+
+@pytest.mark.parametrize("window_tokens", [None, 8192])
+def test_nothing_is_taken_in_vain_from_later_jobs(
+    make_engine: MakeEngine, window_tokens: int | None
+) -> None:
+    """Cached blocks of the turn's own context are free, and yet no room for the rest of it; and
+    with two groups of blocks it needs twice as many."""
+    engine = make_engine(
+        policy="agentkv",
+        num_blocks=201 if window_tokens is None else 401,
+        window_tokens=window_tokens,
+        max_num_batched_tokens=4096,
+        prefill_reload_s=[0.0, 1.0, 0.0],
+    )
+    old = engine.turn(prompt_of(16 * 60, salt=1), job_id="old")
+    engine.turn(prompt_of(16 * 30, salt=2), job_id="later")
+    keeper = engine.scheduler.retention.keeper
+    keeper.end(keeper.pins.get("old"), "expired")
+    engine.add(prompt_of(16 * 100, salt=3), max_tokens=1000)
+    engine.step()
+    before = engine.pinned
+    back = engine.add(old + prompt_of(16 * 60, salt=4), job_id="old")
+    for _ in range(3):
+        engine.step()
+    assert engine.waiting() == [back]
+    assert engine.pinned == before
