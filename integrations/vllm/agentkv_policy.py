@@ -134,12 +134,13 @@ class AgentKVPolicy(Policy):
         return self.pressure.is_on and self._has_order
 
     def pins_that_yield(self, pins: Sequence[Pin[Any]], demand: Demand) -> Sequence[Pin[Any]]:
-        """Pins to take from, the newest job's first: all for a running turn, and if nothing runs.
+        """Pins to take from, the newest job's first: all for a turn that runs or has blocks all the
+        same, and if nothing runs.
         A waiting one takes from jobs that arrived after its own, or if it is overdue or due from
         all, and nothing if that would not be enough.
         """
         turn = demand.turn
-        if demand.is_running or demand.runs_alone or not self._has_protection:
+        if demand.has_blocks or demand.runs_alone or not self._has_protection:
             return pins
         if not demand.is_due and turn is None:
             return []

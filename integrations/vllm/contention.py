@@ -98,6 +98,14 @@ class Contention:
             turn.is_overdue = False
             turn.job.has_run = True
 
+    def load_began(self, turn: Turn) -> None:
+        """A turn has its blocks, and runs once a tier has filled them. It is past the gate and
+        counts there, even if the load fails: the engine asks for it before all that wait."""
+        self._admitted.add(turn.request_id)
+        self._leaves_the_line(turn)
+        turn.job.has_run = True
+        self.changed(turn.job.job_id)
+
     def preempted(self, request_id: str) -> None:
         """A request has lost its blocks, and waits again."""
         self._admitted.discard(request_id)

@@ -13,8 +13,10 @@ class Demand:
     """An allocation that failed; `turn` is None for a request without a job."""
 
     turn: Turn | None
-    is_running: bool
+    has_blocks: bool
+    """It runs, or waits for more blocks than a tier has filled: until it ends nobody gets those."""
     num_running: int
+    """Requests that have blocks, it included if it does."""
     missing_blocks: int
     is_due: bool = False
     """It was passed over as often as a newcomer ever is."""
@@ -24,7 +26,7 @@ class Demand:
     @property
     def runs_alone(self) -> bool:
         """Whether nothing else runs that could make room by ending."""
-        return self.num_running <= (1 if self.is_running else 0)
+        return self.num_running <= (1 if self.has_blocks else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,10 @@ class Retention:
     def load_began(self, request_id: str, num_tokens: int) -> None:
         """A tier gives back so many tokens; counted if they are of the job's own past."""
         turn = self.turns.get(request_id)
-        if turn is not None and turn.common_tokens:
+        if turn is None:
+            return
+        self.contention.load_began(turn)
+        if turn.common_tokens:
             self.tier.load_began(request_id, num_tokens)
 
     def loads_done(self, request_ids: Iterable[str]) -> None:

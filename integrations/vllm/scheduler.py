@@ -246,14 +246,17 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _pins_that_yield(self, request: Request, missing_blocks: int) -> Sequence[Pin[Any]]:
         """In order; the turn's own one, whose blocks it may be about to use, last."""
         turn = self.retention.turns.get(request.request_id)
+        is_running = seam.is_running(request)
+        waits_with_blocks = not is_running and request.num_computed_tokens > 0
+        common_tokens = 0 if turn is None else turn.common_tokens
         pins = self.retention.contention.memory_is_short(
             Demand(
                 turn,
-                seam.is_running(request),
-                len(self.running),
+                is_running or waits_with_blocks,
+                len(self.running) + waits_with_blocks,
                 missing_blocks,
                 is_due=self.retention.contention.newcomers.is_due(request.request_id),
-                common_blocks=0 if turn is None else turn.common_tokens // self.hash_block_size,
+                common_blocks=round(self.retention.footprint.blocks(common_tokens)),
             )
         )
         own = None if turn is None else self.retention.pins.get(turn.job.job_id)

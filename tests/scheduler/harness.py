@@ -107,6 +107,7 @@ def _offloading(num_bytes: int) -> KVTransferConfig:
     return KVTransferConfig(
         kv_connector="OffloadingConnector",
         kv_role="kv_both",
+        kv_load_failure_policy="recompute",
         kv_connector_extra_config={"cpu_bytes_to_use": num_bytes, "offload_prompt_only": False},
     )
 
@@ -115,7 +116,8 @@ class Engine:
     """One scheduler, stepped by hand: `step()` schedules and feeds back one token per request.
 
     With `offload_bytes` it has vLLM's own KV offloading to so much DRAM, whose worker here does
-    every transfer within the step. With `window_tokens` it has a layer with such a sliding window
+    every transfer within the step, but loads only while `is_link_open`; those for the requests in
+    `failing` fail. With `window_tokens` it has a layer with such a sliding window
     beside the one with full attention: a second group of KV blocks.
     """
 
@@ -189,6 +191,9 @@ class Engine:
         self._in_flight: list[tuple[Any, ModelRunnerOutput]] = []
         self._has_tier = offload_bytes > 0
         self.num_blocks_loaded = 0
+        self.is_link_open = True
+        self.failing: set[str] = set()
+        self._loads: dict[int, Any] = {}
         self.is_async = is_async
         self._num_requests = 0
 
@@ -304,12 +309,16 @@ class Engine:
 
     def _transfer(self, output: Any) -> KVConnectorOutput:
         meta, done = output.kv_connector_metadata, OffloadingWorkerMetadata()
-        for number in (*meta.load_jobs, *meta.store_jobs):
+        self._loads |= meta.load_jobs
+        loads, self._loads = (self._loads, {}) if self.is_link_open else ({}, self._loads)
+        for number in (*loads, *meta.store_jobs):
             done.mark_completed(number)
-        loads = meta.load_jobs.values()
-        self.num_blocks_loaded += sum(len(load.dst_spec.block_ids) for load in loads)
+        self.num_blocks_loaded += sum(len(load.dst_spec.block_ids) for load in loads.values())
+        loaded = {load.req_id for load in loads.values()}
         return KVConnectorOutput(
-            finished_recving={load.req_id for load in loads}, kv_connector_worker_meta=done
+            finished_recving=loaded,
+            failed_recving=loaded & self.failing,
+            kv_connector_worker_meta=done,
         )
 
     def run(self, *, max_steps: int = 500) -> None:

@@ -101,7 +101,7 @@ def test_a_job_held_back_stands_behind_all_who_are_not() -> None:
 def test_a_waiting_turn_takes_from_later_jobs_only() -> None:
     """Earlier jobs keep what they left."""
     pins = [pin_of(9, 4), pin_of(2, 4)]
-    demand = Demand(turn_of(5, 5), is_running=False, num_running=3, missing_blocks=3)
+    demand = Demand(turn_of(5, 5), has_blocks=False, num_running=3, missing_blocks=3)
     assert [pin.job_order for pin in pressed().pins_that_yield(pins, demand)] == [9]
 
 
@@ -109,7 +109,7 @@ def test_a_waiting_turn_takes_from_later_jobs_only() -> None:
 def test_a_running_turn_takes_from_all(turn: Turn | None) -> None:
     """Nothing that runs is preempted while idle KV holds memory, as under stock."""
     pins = [pin_of(9, 4), pin_of(2, 4)]
-    demand = Demand(turn, is_running=True, num_running=3, missing_blocks=500)
+    demand = Demand(turn, has_blocks=True, num_running=3, missing_blocks=500)
     assert list(pressed().pins_that_yield(pins, demand)) == pins
 
 
@@ -119,7 +119,7 @@ def test_an_overdue_turn_goes_first_and_takes_from_all() -> None:
     late, earlier = turn_of(5, 5), turn_of(1, 1, priority=-MAX_PRIORITY)
     late.is_overdue = True
     assert rank(made, late) < rank(made, earlier)
-    demand = Demand(late, is_running=False, num_running=3, missing_blocks=8)
+    demand = Demand(late, has_blocks=False, num_running=3, missing_blocks=8)
     assert list(made.pins_that_yield(pins, demand)) == pins
     late.is_first = True
     assert list(made.pins_that_yield(pins, demand)) == []
@@ -132,9 +132,9 @@ def test_a_newcomer_that_is_due_goes_first_and_takes_from_all(turn: Turn | None)
     overdue = turn_of(1, 1, priority=-MAX_PRIORITY)
     overdue.is_overdue = True
     assert made.due_rank < min(rank(made, overdue), made.victim_rank(overdue))
-    demand = Demand(turn, is_running=False, num_running=3, missing_blocks=8, is_due=True)
+    demand = Demand(turn, has_blocks=False, num_running=3, missing_blocks=8, is_due=True)
     assert list(made.pins_that_yield(pins, demand)) == pins
-    too_much = Demand(turn, is_running=False, num_running=3, missing_blocks=9, is_due=True)
+    too_much = Demand(turn, has_blocks=False, num_running=3, missing_blocks=9, is_due=True)
     assert list(made.pins_that_yield(pins, too_much)) == []
 
 
@@ -146,14 +146,14 @@ def test_newcomers_are_passed_over_by_four_times_the_turns_of_the_jobs_that_are_
 
 def test_a_waiting_turn_takes_nothing_that_would_not_be_enough() -> None:
     """Nobody loses blocks for a turn that cannot start with them."""
-    demand = Demand(turn_of(5, 5), is_running=False, num_running=3, missing_blocks=5)
+    demand = Demand(turn_of(5, 5), has_blocks=False, num_running=3, missing_blocks=5)
     assert list(pressed().pins_that_yield([pin_of(9, 4), pin_of(2, 4)], demand)) == []
 
 
 def test_what_others_hold_too_is_no_memory_to_be_had() -> None:
     """A system prompt that jobs share is freed by none of them."""
     pins = [pin_of(9, 4), pin_of(8, 4)]
-    demand = Demand(turn_of(5, 5), is_running=False, num_running=3, missing_blocks=6)
+    demand = Demand(turn_of(5, 5), has_blocks=False, num_running=3, missing_blocks=6)
     assert list(pressed().pins_that_yield(pins, demand)) == pins
     for pin in pins:
         pin.num_own_blocks = 2
@@ -173,7 +173,7 @@ def test_nor_is_what_the_turn_comes_back_to() -> None:
 def test_if_nothing_runs_a_waiting_turn_may_take_all(turn: Turn | None) -> None:
     """Whoever is first in line gets on: pins alone never keep an idle engine waiting."""
     pins = [pin_of(9, 4), pin_of(2, 4)]
-    demand = Demand(turn, is_running=False, num_running=0, missing_blocks=500)
+    demand = Demand(turn, has_blocks=False, num_running=0, missing_blocks=500)
     assert list(pressed().pins_that_yield(pins, demand)) == pins
 
 
