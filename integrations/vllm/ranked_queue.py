@@ -40,6 +40,7 @@ class RankedQueue(RequestQueue):
         version = next(self._versions)
         self._entries[request] = (rank, version)
         heapq.heappush(self._heap, (rank, version, request))
+        self._compact()
 
     def add_request(self, request: Request) -> None:
         """Add a request at its rank, or behind all others without a job."""
@@ -113,6 +114,10 @@ class RankedQueue(RequestQueue):
         del self._entries[request]
         if request is self._latched:
             self._latched = None
+        self._compact()
+
+    def _compact(self) -> None:
+        """Drop entries that were superseded once they are the most: O(1) on average."""
         if len(self._heap) > 2 * len(self._entries) + 64:
             self._heap = [entry for entry in self._heap if self._is_current(entry)]
             heapq.heapify(self._heap)

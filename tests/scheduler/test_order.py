@@ -80,6 +80,23 @@ def test_the_head_stays_the_head_between_peek_and_pop(make_engine: Callable[...,
     assert head.request_id == "pinned-2"
 
 
+def test_the_queue_stays_small_however_often_ranks_change(
+    make_engine: Callable[..., Engine],
+) -> None:
+    """Also while nothing leaves it."""
+    engine = make_engine(policy="agentkv", max_num_seqs=1, without=["switch"])
+    fill(engine)
+    for number in range(50):
+        engine.add(prompt_of(20, salt=number), job_id=f"job-{number}")
+    queue: RankedQueue = engine.scheduler.waiting
+    for number in range(100):
+        for job in engine.scheduler.retention.jobs:
+            job.order = -job.order - number
+        queue.rerank_all()
+    assert len(queue) == 50
+    assert len(queue._heap) <= 2 * 50 + 64
+
+
 WORKLOADS = st.lists(
     st.tuples(st.integers(1, 120), st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=12
 )
