@@ -47,6 +47,9 @@ class Turn:
     """It opens its job, and no live job spawned that one."""
     is_held_back: bool = False
     """Its job has not been let in so far."""
+    is_aside: bool = False
+    """A shorter prompt of its own beside the context that is pinned, as for a title: it leaves all
+    that is known of the job as it was."""
     is_overdue: bool = False
     """It has waited for longer than the patience."""
     common_tokens: int = 0
@@ -140,6 +143,10 @@ class Job:
         """Whether a turn's prompt repeats less than all of what the turn before left."""
         expected = min(self.context_tokens, turn.num_prompt_tokens - 1)
         return self.finished_s is not None and turn.common_tokens < expected
+
+    def is_aside(self, turn: Turn) -> bool:
+        """Whether a turn's prompt is not the job's context but a shorter one of its own."""
+        return not turn.common_tokens and turn.num_prompt_tokens < self.context_tokens
 
     def counts_as_new_turn(self, turn: int | None, fingerprint: object) -> bool:
         """Whether an arriving request is a new turn of the job, not a retry or a sibling.

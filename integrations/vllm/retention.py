@@ -131,7 +131,7 @@ class Retention:
         self.forget_idle_jobs()
         order = next(self.arrivals)
         job = self.jobs.get(tags.job_id)
-        parent = None if tags.parent_job_id is None else self.jobs.get(tags.parent_job_id)
+        parent = self._parent(tags, job)
         is_first = parent is None and (job is None or not job.has_run)
         if job is None:
             # A sub-agent stands where the job stands that waits for it.
@@ -141,13 +141,15 @@ class Retention:
         job.priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
         fingerprint = (num_prompt_tokens, block_hashes[-1] if block_hashes else None)
         is_new = job.take_tags(tags, fingerprint)
-        self.decisions.turn_arrived(job, tags, is_new=is_new)
         turn = Turn(request_id, job, order, now_s, num_prompt_tokens, bool(tags.is_last_step))
         turn.is_first = is_first
         turn.common_tokens = min(
             job.common_tokens(block_hashes, self._block_tokens),
             (num_prompt_tokens - 1) // self._block_tokens * self._block_tokens,
         )
+        turn.is_aside = self.pins.get(job.job_id) is not None and job.is_aside(turn)
+        if not turn.is_aside:
+            self.decisions.turn_arrived(job, tags, is_new=is_new)
         self.contention.turn_arrived(turn)
         self.turns[request_id] = job.live[request_id] = turn
         self.jobs.touch(job, now_s)
@@ -158,6 +160,11 @@ class Retention:
             prompt_length=num_prompt_tokens,
             retry=not is_new,
         )
+
+    def _parent(self, tags: Tags, job: Job | None) -> Job | None:
+        """The live job that spawned this one: a turn of it has run, and it is another."""
+        parent = None if tags.parent_job_id is None else self.jobs.get(tags.parent_job_id)
+        return parent if parent is not None and parent is not job and parent.has_run else None
 
     def request_arrived(self, request_id: str) -> None:
         """Register a request without a job."""
@@ -191,7 +198,7 @@ class Retention:
         job, now_s = turn.job, self._clock()
         is_first = turn.admitted_s is None
         pin = self.pins.get(job.job_id)
-        if pin is not None:
+        if pin is not None and not turn.is_aside:
             self.keeper.end(pin, "returned")
         self.contention.changed(job.job_id)
         if not is_first:
@@ -207,7 +214,7 @@ class Retention:
             job.num_evicted += 1
             self.policy.learned.queueing.observe(waited_s)
             self.record.add(job.job_id, "evicted", lost_tokens=lost_tokens)
-        job.num_diverged += job.has_diverged(turn)
+        job.num_diverged += job.has_diverged(turn) and not turn.is_aside
         self.record.add(
             job.job_id,
             "waiting_to_running",
@@ -232,7 +239,9 @@ class Retention:
     def should_pin(self, request_id: str, *, is_finished_turn: bool) -> bool:
         """Whether a turn that ends now may keep its blocks: asked before they are popped."""
         turn = self.turns.get(request_id)
-        if turn is None or turn.is_last_step or turn.job.is_released or not is_finished_turn:
+        if turn is None or not is_finished_turn:
+            return False
+        if turn.is_last_step or turn.is_aside or turn.job.is_released:
             return False
         return self.decisions.first_ttl(turn.num_prompt_tokens).seconds > 0
 
@@ -258,7 +267,7 @@ class Retention:
         self.contention.changed(job.job_id)
         self.jobs.touch(job, now_s)
         if is_finished_turn:
-            self._note_finish(job, context, now_s)
+            self._note_finish(turn, context, now_s)
         else:
             self.record.add(job.job_id, "aborted")
         if blocks:
@@ -272,25 +281,28 @@ class Retention:
                 num_own_blocks=num_own_blocks,
                 is_decided=self.decisions.is_final,
             )
-        elif not job.live and (pin := self.pins.get(job.job_id)) is not None:
-            if turn.is_last_step or not is_finished_turn:
+        elif (pin := self.pins.get(job.job_id)) is not None:
+            goes_on = is_finished_turn or turn.is_aside
+            if not job.live and (turn.is_last_step or not goes_on):
                 self.keeper.end(pin, "last_step" if is_finished_turn else "aborted")
-            else:
-                # Its expiry may have passed unheeded while this turn was live.
+            elif not job.has_waiting_turn:
+                # Its expiry may have passed unheeded while this turn waited.
                 self.keeper.reschedule(pin)
         if job.live:
             return
         if turn.is_last_step or job.is_released:
             self._close(job, "last_step" if turn.is_last_step else "released")
-        elif is_finished_turn:
+        elif is_finished_turn and not turn.is_aside:
             self.decisions.turn_finished(job, request_id)
 
-    def _note_finish(self, job: Job, context: Context | None, now_s: float) -> None:
-        job.finish_turn(now_s)
-        if context is not None:
-            before = job.context_tokens or job.first_prompt_tokens
-            self.growth.turn_ended(max(0, context.num_tokens - before))
-            job.leave_context(context)
+    def _note_finish(self, turn: Turn, context: Context | None, now_s: float) -> None:
+        job = turn.job
+        if not turn.is_aside:
+            job.finish_turn(now_s)
+            if context is not None:
+                before = job.context_tokens or job.first_prompt_tokens
+                self.growth.turn_ended(max(0, context.num_tokens - before))
+                job.leave_context(context)
         self.record.add(job.job_id, "finish", turn=job.num_turns, context_length=job.context_tokens)
 
     def tool_signal(self, job_id: str, event: ToolEvent) -> dict[str, Any] | None:

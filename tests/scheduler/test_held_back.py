@@ -152,6 +152,42 @@ def test_a_pin_ends_in_time_though_a_sibling_of_its_turn_runs(make_engine: MakeE
     assert engine.pin_ends == {"expired": 1}
 
 
+def test_a_pin_ends_in_time_though_a_turn_that_waited_for_it_was_aborted(
+    make_engine: MakeEngine,
+) -> None:
+    """Beside another that runs: its deadline went by while the aborted one waited."""
+    engine = make_engine(policy="agentkv", num_blocks=400, max_ttl_s=1.0, max_num_seqs=2)
+    engine.add(prompt_of(40, salt=2), max_tokens=1500, job_id="a")
+    engine.step()
+    short = engine.add(prompt_of(16 * 40, salt=3), job_id="a")
+    while short in engine.scheduler.requests:
+        engine.step()
+    engine.add(prompt_of(40, salt=5), max_tokens=1500)
+    engine.step()
+    waiting = engine.add([*prompt_of(16 * 40, salt=3), 1, 2, 3], job_id="a")
+    engine.step()
+    engine.clock.now_s += 1.1
+    engine.step()
+    assert engine.pinned == {"a": 40}
+    engine.abort(waiting)
+    engine.step()
+    assert (engine.pinned, engine.pin_ends) == ({}, {"expired": 1})
+
+
+@pytest.mark.parametrize("jobs", [["big", "big"], ["big", "other"]])
+def test_only_a_job_that_has_run_lets_its_sub_agents_in(
+    make_engine: MakeEngine, jobs: list[str]
+) -> None:
+    """Jobs that name themselves or each other as parent wait like all others."""
+    engine = busy_engine(make_engine)
+    waiting = []
+    for job_id, parent in zip(jobs, reversed(jobs), strict=True):
+        waiting.append(engine.add(BIG, job_id=job_id, parent_job_id=parent))
+        engine.step()
+    engine.step()
+    assert set(engine.waiting()) == set(waiting)
+
+
 def test_with_several_groups_of_blocks_a_pin_yields_whole(make_engine: MakeEngine) -> None:
     """Its last blocks are those of one group, for all tokens: without them the rest is nothing."""
     engine = make_engine(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentkv.integrations.vllm import engine_call
 from tests.scheduler.harness import Engine, prompt_of
 from tests.scheduler.step_table import Row, check
 
@@ -259,3 +260,36 @@ def test_blocks_shared_by_two_jobs_count_once(make_engine: Callable[..., Engine]
     assert (len(pins), pins.num_blocks, engine.num_free) == (1, 6, 57)
     engine.wait(3.0)
     assert (len(pins), pins.num_blocks, engine.num_free) == (0, 0, 63)
+
+
+@pytest.mark.parametrize("policy", ["continuum", "context_serve", "agentkv"])
+def test_a_short_prompt_of_its_own_leaves_the_jobs_context_pinned(
+    make_engine: Callable[..., Engine], policy: str
+) -> None:
+    """Agents ask for titles and summaries in between, under the same job."""
+    engine = make_engine(policy=policy, num_blocks=129, prefill_reload_s=[0.0, 1.0, 0.0])
+    history = engine.turn(prompt_of(16 * 60, salt=1), job_id="a")
+    pinned = engine.pinned
+    engine.turn(prompt_of(40, salt=9), job_id="a")
+    given_up = engine.add(prompt_of(40, salt=10), job_id="a")
+    engine.step()
+    engine.abort(given_up)
+    assert engine.pinned == pinned == {"a": 60}
+    engine.turn([*history, 5, 6, 7], job_id="a")
+    job = engine_call.call(engine.scheduler, "job", ["a"])
+    assert (job["turns_evicted"], job["turns_diverged"], job["turns"]) == (0, 0, 4)
+    assert engine.pin_ends == {"returned": 1}
+
+
+def test_a_context_that_starts_anew_takes_the_pins_place(
+    make_engine: Callable[..., Engine],
+) -> None:
+    """Once it is the longer one, or the old one's pin is over."""
+    engine = make_engine(num_blocks=129, prefill_reload_s=[0.0, 1.0, 0.0])
+    engine.turn(prompt_of(16 * 20, salt=1), job_id="a")
+    engine.turn(prompt_of(16 * 30, salt=2), job_id="a")
+    assert engine.pinned == {"a": 30}
+    keeper = engine.scheduler.retention.keeper
+    keeper.end(keeper.pins.get("a"), "expired")
+    engine.turn(prompt_of(16 * 10, salt=3), job_id="a")
+    assert engine.pinned == {"a": 10}
