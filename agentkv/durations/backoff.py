@@ -27,8 +27,9 @@ from agentkv.durations.grid import (
     cut_at,
     dense,
     over,
+    shifted,
 )
-from agentkv.durations.keys import LEVEL_NAMES, Keys, keys_of
+from agentkv.durations.keys import LEVEL_NAMES, THIS_COMMAND, Keys, keys_of
 from agentkv.durations.prediction import FAST_S, SLOW_S, Prediction, Speed
 from agentkv.durations.prior_features import PriorInput, prior_input
 from agentkv.durations.trees import TreeEnsemble
@@ -92,6 +93,9 @@ class _Reading(NamedTuple):
     keys: Keys
     prior_mean: float
     """Of ln(seconds), before anything was observed."""
+    ln_repeats: float
+    """Added to ln(seconds) of one run of its main program. What is remembered of programs is one
+    run, so that a loop is foretold from a single run, and a single run from a loop."""
 
 
 class BackoffEstimator:
@@ -119,17 +123,20 @@ class BackoffEstimator:
     def observe(self, command: CommandAnalysis, duration_s: float, *, censored: bool) -> None:
         reading = self._read(command)
         parts: Sequence[float]
+        one_run: tuple[int, Sequence[float]]
         if censored:
             # What is known is the shape of the prediction beyond the bound.
             first, parts = 0, over(self._mixture(reading)[0], duration_s)
+            one_run = (0, shifted(parts, -reading.ln_repeats))
             ln_s = sum(share * centre for share, centre in zip(parts, CENTRES, strict=True))
         else:
             ln_s = math.log(min(max(duration_s, LOWEST_S), HIGHEST_S))
             first, parts = bell(ln_s, RUN_DEVIATION)
+            one_run = bell(ln_s - reading.ln_repeats, RUN_DEVIATION)
         self._effects.observe(reading.keys.effects, ln_s - reading.prior_mean)
         for place in enumerate(reading.keys.levels):
             group = self._groups.pop(place, None) or _Group(array("d", bytes(8 * NUM_BINS)))
-            group.add(first, parts)
+            group.add(*((first, parts) if place[0] == THIS_COMMAND else one_run))
             self._groups[place] = group
         while len(self._groups) > MAX_GROUPS:
             self._groups.popitem(last=False)
@@ -142,7 +149,7 @@ class BackoffEstimator:
             mean = math.log(given.typical_s) + min(max(shape, -MAX_SHAPE), MAX_SHAPE)
             if _is_a_wait(given):
                 mean = math.log(given.typical_s)
-            reading = _Reading(given, keys_of(command, given.main), mean)
+            reading = _Reading(given, keys_of(command, given.main), mean, math.log(given.repeats))
             self._readings[command.text] = reading
             if len(self._readings) > _MAX_READINGS:
                 self._readings.popitem(last=False)
@@ -150,7 +157,7 @@ class BackoffEstimator:
 
     def _mixture(self, reading: _Reading) -> tuple[list[float], list[tuple[int, int]]]:
         """The bins, and (level, number of runs) of each level that has seen any."""
-        given, keys, mean = reading
+        given, keys, mean, ln_repeats = reading
         effect, variance = self._effects.mean_and_variance(keys.effects)
         deviation = math.sqrt(NOISE_VARIANCE + min(variance, 1.0))
         if _is_a_wait(given):
@@ -160,11 +167,12 @@ class BackoffEstimator:
         for place in enumerate(keys.levels):
             group = self._groups.get(place)
             if group is not None:
+                runs: Sequence[float] = group.bins
+                if ln_repeats and place[0] != THIS_COMMAND:
+                    runs = shifted(runs, ln_repeats)
                 share = 1.0 / (group.weight + PRIOR_WEIGHT)
                 kept, share = PRIOR_WEIGHT * share, group.scale * share
-                bins = [
-                    share * own + kept * above for own, above in zip(group.bins, bins, strict=True)
-                ]
+                bins = [share * own + kept * above for own, above in zip(runs, bins, strict=True)]
                 seen.append((place[0], group.num_runs))
         if given.timeout_s is not None:
             bins = cut_at(bins, given.timeout_s)

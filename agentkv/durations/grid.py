@@ -81,6 +81,23 @@ class GridDistribution:
         return math.exp(EDGES[index - 1] + _WIDTH * (share - low) / (high - low))
 
 
+def shifted(bins: Sequence[float], by: float) -> list[float]:
+    """The bins of durations e^`by` times as long; what leaves the grid stays in its outer bins.
+
+    Between two bins the probability is split, which keeps the mean of ln(seconds).
+    """
+    place = by / _WIDTH
+    whole = math.floor(place)
+    part = place - whole
+    moved = [0.0] * NUM_BINS
+    for index, share in enumerate(bins, whole):
+        if share:
+            low, high = min(max(index, 0), NUM_BINS - 1), min(max(index + 1, 0), NUM_BINS - 1)
+            moved[low] += share * (1.0 - part)
+            moved[high] += share * part
+    return moved
+
+
 def over(bins: Sequence[float], seconds: float) -> list[float]:
     """The bins given that it runs longer than `seconds`, just above if that seemed impossible."""
     first = bin_of(seconds)

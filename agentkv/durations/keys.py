@@ -32,6 +32,8 @@ class Keys(NamedTuple):
 
 
 LEVEL_NAMES = ("the same program", "the same options and target", "the same words", "this command")
+THIS_COMMAND = 3
+"""The level of exactly this text."""
 
 
 def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
 from agentkv.commands.interpreters import INTERPRETERS
-from agentkv.durations.timeline import LASTING_S, SHORT_S, end_s, limit_s, sleeps_s, timed
+from agentkv.durations.timeline import LASTING_S, SHORT_S, end_s, limit_s, repeats, sleeps_s, timed
 
 FEATURES = (
     "num_lasting_programs",
@@ -76,6 +76,8 @@ class PriorInput(NamedTuple):
     """What limits the whole."""
     main: Program | None
     """The program that usually takes longest."""
+    repeats: float
+    """How many times as long as one run of it all its runs take."""
     is_known: bool
     """Whether something is known of every program and of every wait."""
     is_mostly_known: bool
@@ -112,6 +114,7 @@ def prior_input(command: CommandAnalysis) -> PriorInput:
         waits_s if is_told else 0.0,
         limit_s(times, main),
         main,
+        1.0 if main is None else repeats(times, main),
         is_told and all(each.is_known for each in times),
         unknown_s <= typical_s / 2,
         features,

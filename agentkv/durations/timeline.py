@@ -14,6 +14,8 @@ LASTING_S = 1.0
 SHORT_S = 0.02
 _SHORT_ROUND_S = 0.002
 """A further round of what takes no time worth telling: a builtin, a small tool."""
+_START_S = 0.1
+"""Of a run no longer than this most is what comes once: its start, and the trip to the shell."""
 _UNKNOWN_ROUNDS = 3
 _UNKNOWN_WAIT_S = 5.0
 """Who waits at all mostly waits for 1 to 60 s."""
@@ -25,6 +27,8 @@ class Timed(NamedTuple):
     program: Program
     seconds: float
     """Over all its rounds, at most its time-out."""
+    once_s: float
+    """In a single round."""
     is_known: bool
     """Whether anything is known of it beforehand."""
 
@@ -50,7 +54,7 @@ def timed(command: CommandAnalysis) -> list[Timed]:
             once_s = None  # it awaits a job of an earlier command
         elif program.is_endless or (program.name == "yes" and not (after and after.is_piped)):
             once_s = ENDLESS_S
-        times.append(Timed(program, _all_rounds_s(program, once_s), once_s is not None))
+        times.append(_timed(program, once_s))
     return times
 
 
@@ -58,12 +62,27 @@ def end_s(times: Sequence[Timed]) -> float:
     """When the last of them ends; a background job runs beside what follows it."""
     now_s = 0.0
     ends_s: dict[int, float] = {}
-    for program, seconds, _ in times:
-        if program.job is None:
-            now_s += seconds
+    for each in times:
+        job = each.program.job
+        if job is None:
+            now_s += each.seconds
         else:
-            ends_s[program.job] = ends_s.get(program.job, now_s) + seconds
+            ends_s[job] = ends_s.get(job, now_s) + each.seconds
     return max(now_s, *ends_s.values(), 0.0)
+
+
+def repeats(times: Sequence[Timed], main: Program) -> float:
+    """How many times as long as one run of `main` all runs of its program take, at least 1.
+
+    1 of what takes no time worth telling: its runs are as good as one.
+    """
+    own = [
+        each
+        for each in times
+        if each.program is main or (each.program.key == main.key and not each.program.is_piped)
+    ]
+    once_s = next(each.once_s for each in own if each.program is main)
+    return max(1.0, end_s(own) / once_s) if once_s > _START_S else 1.0
 
 
 def sleeps_s(times: Sequence[Timed]) -> float:
@@ -81,7 +100,8 @@ def limit_s(times: Sequence[Timed], main: Program | None) -> float | None:
     return main.timeout_s + sum(each.seconds for each in beside)
 
 
-def _all_rounds_s(program: Program, once_s: float | None) -> float:
+def _timed(program: Program, once_s: float | None) -> Timed:
+    is_known = once_s is not None
     if once_s is None:
         once_s = _UNKNOWN_WAIT_S if program.name == "sleep" else UNKNOWN_S
     rounds = _UNKNOWN_ROUNDS if program.rounds is None else program.rounds
@@ -90,4 +110,6 @@ def _all_rounds_s(program: Program, once_s: float | None) -> float:
     seconds = once_s * min(rounds, 1) + further_s * max(rounds - 1, 0)
     if program.is_endless:
         seconds = once_s
-    return seconds if program.timeout_s is None else min(seconds, program.timeout_s)
+    if program.timeout_s is not None:
+        seconds, once_s = min(seconds, program.timeout_s), min(once_s, program.timeout_s)
+    return Timed(program, seconds, once_s, is_known)

@@ -150,6 +150,46 @@ def test_the_most_alike_run_counts_most() -> None:
     assert predictor.predict("go test ./small").p50_s < 1
 
 
+@pytest.mark.parametrize(
+    ("seen", "foretold", "times"),
+    [
+        ("./t.sh", "for i in {1..100}; do ./t.sh; done", 100),
+        ("./t.sh", "for i in $(seq 100); do ./t.sh; done | tail", 100),
+        ("./t.sh", "for ((i = 0; i < 20; i++)); do ./t.sh; done", 20),
+        ("python a.py", "python a.py; python a.py", 2),
+        ("go test ./x", "go test ./x && go test ./x && go test ./x", 3),
+        ("./t.sh", "./t.sh & ./t.sh & wait", 1),
+        ("./t.sh", "git status; ./t.sh", 1),
+        ("make a | make b", "make a | make b", 1),
+        ("for i in {1..20}; do ./t.sh; done", "./t.sh", 1 / 20),
+        ("./t.sh; ./t.sh; ./t.sh", "for i in {1..9}; do ./t.sh; done", 3),
+        ("for i in {1..20}; do ./t.sh; done", "for i in {1..20}; do ./t.sh; done", 1),
+    ],
+)
+def test_rounds_multiply_what_one_run_took(seen: str, foretold: str, times: float) -> None:
+    """A loop is foretold from single runs and a single run from a loop; side by side adds none."""
+    predictor = DurationPredictor()
+    for _ in range(30):
+        predictor.observe(seen, 4.0)
+    assert predictor.predict(foretold).p50_s == pytest.approx(4.0 * times, rel=0.3)
+
+
+def test_rounds_of_small_tools_are_as_good_as_one() -> None:
+    """What a run of `echo` takes is mostly the trip there and back."""
+    predictor = DurationPredictor()
+    for _ in range(30):
+        predictor.observe("echo x", 0.05)
+    assert predictor.predict("for i in {1..100}; do echo x; done").speed == "fast"
+
+
+def test_a_cut_off_loop_teaches_what_a_round_takes_at_least() -> None:
+    """Twenty rounds cut at 60 s: one round takes 3 s or more, not 60."""
+    predictor = DurationPredictor()
+    for _ in range(10):
+        predictor.observe("for i in {1..20}; do ./t.sh; done", 60.0, censored=True)
+    assert 3 < predictor.predict("./t.sh").p50_s < 30
+
+
 def test_recent_runs_count_more() -> None:
     """After a change from 1 s to 10 s, five runs are enough to follow."""
     predictor = DurationPredictor()

@@ -16,6 +16,7 @@ from agentkv.durations.grid import (
     cut_at,
     dense,
     over,
+    shifted,
 )
 
 
@@ -80,3 +81,20 @@ def test_a_time_out_gathers_what_lies_over_it() -> None:
     cut = GridDistribution(cut_at(whole.bins, 10.0))
     assert cut.p_over(15.0) == pytest.approx(0.0, abs=1e-9)
     assert cut.p_over(2.0) == pytest.approx(whole.p_over(2.0))
+
+
+@given(st.floats(-12.0, 14.0), st.floats(0.05, 3.0), st.floats(-20.0, 20.0))
+def test_a_shifted_distribution_is_one(mean: float, deviation: float, by: float) -> None:
+    """However far it is moved, nothing is lost."""
+    bins = shifted(dense(*bell(mean, deviation)), by)
+    assert len(bins) == NUM_BINS
+    assert min(bins) >= 0.0
+    assert sum(bins) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("times", [0.05, 0.5, 1.0, 2.0, 3.0, 100.0])
+def test_a_shift_multiplies_durations(times: float) -> None:
+    """The median moves by the factor asked for."""
+    before = dense(*bell(math.log(2.0), 0.4))
+    after = GridDistribution(shifted(before, math.log(times)))
+    assert after.quantile_s(0.5) == pytest.approx(2.0 * times, rel=0.05)
