@@ -14,10 +14,11 @@ _TAKES_OPERANDS = frozenset(
     cut date dd declare df diff dirname du echo ed egrep eval exit export expr false fd fgrep file
     find fold gawk getent grep gunzip gzip hash head hexdump hostname id install jq kill killall
     less ln local ls lsof lz4 mapfile md5sum mkdir mktemp more mv nc nl nm nproc od patch perl
-    pgrep ping pkill popd printenv printf ps pushd pwd read readlink readonly realpath return rev
-    rg rm rmdir rsync scp sed seq set sha1sum sha256sum shift shuf sleep sort source split ssh stat
-    strings tac tail tar tee test touch tr trap tree true truncate type umask unalias uname uniq
-    unset unzip vi vim wait watch wc wget which who whoami xargs xxd xz yes yq zcat zip zstd
+    pgrep ping pkill popd printenv printf ps pushd pwd rc-service read readlink readonly realpath
+    return rev rg rm rmdir rsync scp sed seq service set sha1sum sha256sum shift shuf sleep sort
+    source split ssh stat strings tac tail tar tee test touch tr trap tree true truncate type umask
+    unalias uname uniq unset unzip vi vim wait watch wc wget which who whoami xargs xxd xz yes yq
+    zcat zip zstd
     """.split()  # noqa: SIM905 - a table of 120 words reads best as text
 )
 # Their subcommand names a task, which is what distinguishes one run from the next.
@@ -93,6 +94,16 @@ class Program:
     """The beginning of the here-document fed to it."""
     code: str = ""
     """What an interpreter is given to run on its command line."""
+
+
+def takes_operands(name: str) -> bool:
+    """Whether the first word after a program of this name is an operand, never a subcommand."""
+    return name in _TAKES_OPERANDS
+
+
+def runs_tasks(name: str) -> bool:
+    """Whether a program of this name runs the tasks that a project names, as `npm` does."""
+    return name in _RUNS_TASKS
 
 
 def program_name(word: str) -> str:

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
-from agentkv.durations.waits import runs_until_stopped
+from agentkv.durations.modes import mode_of
 
 # They shape another program's output; their own time hardly counts.
 _FILTERS = frozenset(
@@ -42,12 +42,19 @@ def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:
     if main is None:
         return Keys(("", "", "", text), ("*",))
     core = [p for p in command.programs if p.name not in _FILTERS and not p.is_background] or [main]
-    effects = dict.fromkeys(("*", *(p.key for p in core), *(f"{p.name} *" for p in core)))
+    modes = [mode_of(program) for program in core]
+    effects = dict.fromkeys(
+        (
+            "*",
+            *(f"{mode}{program.key}" for mode, program in zip(modes, core, strict=True)),
+            *(f"{mode}{program.name} *" for mode, program in zip(modes, core, strict=True)),
+        )
+    )
     together: set[str] = set()
     options: list[str] = []
     shapes: list[str] = []
     target = ""
-    for program in core:
+    for mode, program in zip(modes, core, strict=True):
         key = program.key
         together.add(key)
         words = _words(program)
@@ -59,16 +66,13 @@ def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:
         operands = [word for word in plain if word[:1] != "-"]
         for part in (*flags, *operands):
             if part != "*":
-                effects[f"{key} {part.rstrip('/')}"] = None
+                effects[f"{mode}{key} {part.rstrip('/')}"] = None
         if program is main:
             own = [word for word in words if word[:1] != "-"]
             target = "".join(own[key.count(":") :][:1])[:_MAX_WORD_CHARS]
     alike = f"{'|'.join(sorted(together))} {target} {' '.join(options)}"
     levels = (_own_key(main), alike, "; ".join(shapes))
-    if main.is_endless or runs_until_stopped(main):
-        # runs of the same program that end by themselves say nothing of it
-        levels = (f"endless {levels[0]}", f"endless {levels[1]}", f"endless {levels[2]}")
-    first, second, third = (level[:_MAX_KEY_CHARS] for level in levels)
+    first, second, third = (f"{mode_of(main)}{level}"[:_MAX_KEY_CHARS] for level in levels)
     parts = tuple(effect[:_MAX_KEY_CHARS] for effect in effects)
     return Keys((first, second, third, text), parts[:_MAX_EFFECTS])
 

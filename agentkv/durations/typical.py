@@ -1,7 +1,7 @@
 """How long well-known programs usually take: what is known of a command before it was ever run.
 
 The figures are in `typical.toml`. The first match counts: the program's key, then words such as
-`test` or `install` in its subcommand, then its name.
+`test` or `install` in its subcommand or task, then its name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import tomllib
 from importlib import resources
 
 from agentkv.commands import Program
+from agentkv.commands.interpreters import INTERPRETERS
+from agentkv.commands.program import runs_tasks
+from agentkv.durations.modes import detaches, is_question
 from agentkv.durations.waits import (
     ENDLESS_S,
     ping_s,
@@ -25,7 +28,6 @@ UNKNOWN_S = 1.0
 _WORD_ENDS = re.compile(r"[:._/-]+")
 _SCRIPT_ENDINGS = (".sh", ".py", ".js", ".rb", ".pl")
 _QUESTION_S = 0.2
-_QUESTIONS = frozenset({"--help", "--version", "-V", "help"})
 _SETTINGS = re.compile(r"(?:.*/)?(?:activate|\.env|\.\w*rc|\.\w*profile|nvm\.sh|env)")
 _SETTINGS_S = 0.1
 """Of reading an environment into the shell."""
@@ -33,6 +35,10 @@ _SEARCHES = frozenset({"find", "grep", "rg", "ag", "du", "fd"})
 _WHOLE_DISK = frozenset({"/", "/*", "/usr", "~", "$HOME"})
 _WHOLE_DISK_S = 5.0
 _LASTING_S = 1.0
+_DETACH_S = 1.0
+"""Of a server until it is in the background."""
+_TASK_RUNNERS = frozenset({"composer", "grunt", "gulp", "just", "lerna", "nx", "turbo"})
+"""Besides those that `commands` knows."""
 
 
 def _read_tables() -> list[dict[str, float]]:
@@ -40,17 +46,17 @@ def _read_tables() -> list[dict[str, float]]:
     tables = tomllib.loads(text)
     return [
         {name: float(seconds) for seconds, names in tables[kind].items() for name in names.split()}
-        for kind in ("key", "name", "word")
+        for kind in ("key", "name", "word", "task")
     ]
 
 
-_BY_KEY, _BY_NAME, _BY_WORD = _read_tables()
+_BY_KEY, _BY_NAME, _BY_WORD, _BY_TASK = _read_tables()
 
 
 def typical_s(program: Program) -> float | None:
     """Seconds this program usually takes; None where nothing of it is known."""
-    if program.argv[1:] and not _QUESTIONS.isdisjoint(program.argv[1:3]):
-        return _QUESTION_S
+    if is_question(program):
+        return min(_QUESTION_S, _BY_NAME.get(program.name, _QUESTION_S))
     if program.name == "sleep":
         return sleep_s(program)
     if runs_until_stopped(program):
@@ -63,18 +69,36 @@ def typical_s(program: Program) -> float | None:
         return _SETTINGS_S
     if program.name in _SEARCHES and not _WHOLE_DISK.isdisjoint(program.argv):
         return _WHOLE_DISK_S
+    known_s = _known_s(program)
+    return _DETACH_S if known_s == ENDLESS_S and detaches(program) else known_s
+
+
+def _known_s(program: Program) -> float | None:
     known = _BY_KEY.get(program.key)
     if known is not None:
         return known
-    told_s = max((_BY_WORD.get(word, 0.0) for word in _words_of(program)), default=0.0)
+    told_s = _told_s(program)
     by_name_s = _BY_NAME.get(program.name)
     if told_s >= _LASTING_S and by_name_s is not None:
         return max(told_s, by_name_s)  # `playwright test` takes what playwright takes
     return told_s or by_name_s
 
 
-def _words_of(program: Program) -> list[str]:
-    """The words of the subcommand, and of the name of a project's own script."""
+def _told_s(program: Program) -> float:
+    """What the words of its subcommand say, and of the name of a project's own script or task."""
     name, _, rest = program.key.partition(":")
     is_script = name.startswith("./") or name.endswith(_SCRIPT_ENDINGS)
-    return _WORD_ENDS.sub(" ", f"{name} {rest}" if is_script else rest).split()
+    is_task = name in INTERPRETERS or name in _TASK_RUNNERS or runs_tasks(name)
+    words = _words_of(f"{name} {rest}" if is_script else rest)
+    tasks = _words_of(name if is_script else rest if is_task else "")
+    return max(
+        (
+            *(_BY_WORD.get(word, 0.0) for word in words),
+            *(_BY_TASK.get(word, 0.0) for word in tasks),
+        ),
+        default=0.0,
+    )
+
+
+def _words_of(text: str) -> list[str]:
+    return _WORD_ENDS.sub(" ", text).split()

@@ -74,10 +74,10 @@ def runs_until_stopped(program: Program) -> bool:
     if program.name in _NAMES:
         ends = _find(_UNTIL_STOPPED, program)
         if ends is not None:
-            return not (_has_letter(words, ends) or not _END_FLAGS.isdisjoint(words))
+            return not (has_letter(words, ends) or not _END_FLAGS.isdisjoint(words))
         follows = _find(_FOLLOWERS, program)
         if follows is not None and (
-            _has_letter(words, follows) or any(word[:8] == "--follow" for word in words)
+            has_letter(words, follows) or any(word[:8] == "--follow" for word in words)
         ):
             return True
     return not _WATCH_FLAGS.isdisjoint(words)
@@ -97,7 +97,8 @@ def _find(table: dict[str, str], program: Program) -> str | None:
     return table.get(program.name, table.get(program.key))
 
 
-def _has_letter(words: tuple[str, ...], letters: str) -> bool:
+def has_letter(words: tuple[str, ...], letters: str) -> bool:
+    """Whether one of these letters is among the options, alone or in a cluster such as `-dit`."""
     for word in words:
         cluster = _LETTERS.fullmatch(word) if word[:1] == "-" else None
         if cluster and not set(letters).isdisjoint(cluster[1]):

@@ -22,6 +22,7 @@ FAST = [
     "cat > a.py <<'EOF'\nimport time\ntime.sleep(60)\nEOF",
     "grep -rn 'sleep(60)' src",
     "while read x; do echo $x; done < f",
+    "node --version",
     "command -v make",
 ]
 SLOW = [
@@ -53,6 +54,8 @@ SLOW = [
     "ping host",
     "yes > /dev/null",
     "docker compose up",
+    *("npm start", "npm run start:dev", "./start.sh", "npx next start", "python -m http.server"),
+    *("rails server", "redis-server --daemonize no", "minikube start"),
     # behind what runs them
     "env -S 'make all'",
     "bash -euo pipefail -c 'make all'",
@@ -71,6 +74,9 @@ UNCERTAIN = [
     # nobody knows how long
     *("sleep $N", "sleep $(cat delay)", "sleep", "wait", "wait $PID", "read x", "cat > f"),
     *("while ! nc -z localhost 80; do sleep 0.1; done", "bash -o pipefail -c 'make'"),
+    # a service manager starts something, or a server goes to the background, and returns
+    *("systemctl start nginx", "docker start x", "pg_ctl start -D x", "service redis-server start"),
+    *("redis-server --daemonize yes", "mongod --fork --logpath x", "gunicorn -D app:app"),
     *("timeout 0s make", "find . -name x -exec pytest {} +", "python -W ignore -m pytest"),
 ]
 
@@ -94,6 +100,9 @@ def test_cold_verdict_follows_what_is_known_of_programs(text: str, speed: str) -
         ("ls", "make"),
         ("sleep 1", "sleep 10"),
         ("pytest --help", "pytest"),
+        ("python -m http.server --help", "python -m http.server"),
+        ("npm run dev -- --help", "npm run dev"),
+        ("uvicorn --version", "uvicorn app"),
         ("sleep 60 & ls", "sleep 60 && ls"),
         ("timeout 2 npm install", "npm install"),
         ("git status", "git status && npm install"),
@@ -137,6 +146,19 @@ def test_a_wait_is_believed_whatever_other_waits_took() -> None:
     assert predictor.predict("sleep 600").p50_s > 300
     assert predictor.predict("sleep $N").speed == "uncertain"
     assert predictor.predict("tail -f log").speed == "slow"
+
+
+@pytest.mark.parametrize("question", ["--help", "--version", "-h", "-V"])
+def test_a_slow_program_answers_questions_at_once(question: str) -> None:
+    """Runs of minutes say nothing of its help, and its help nothing of them."""
+    predictor = DurationPredictor()
+    for _ in range(20):
+        predictor.observe("ls -la", 0.05)
+        predictor.observe("./build.sh", 300.0)
+        predictor.observe("./test.sh --help", 0.1)
+    assert predictor.predict(f"./build.sh {question}").p50_s < 2
+    assert predictor.predict("./build.sh -j2").p50_s > 100
+    assert predictor.predict("./test.sh").speed == "uncertain"
 
 
 def test_the_most_alike_run_counts_most() -> None:

@@ -31,11 +31,25 @@ def _num_shared(text: str, other: str) -> int:
         ("tail log", "tail -f log", 0),
         ("ls", "while true; do ls; done", 0),
         ("npm run dev", "npm run dev &", 0),
+        # nor does what a program is asked, or only plans, or does in the background
+        ("pytest -q", "pytest --version", 0),
+        ("./build.sh", "./build.sh --help", 0),
+        ("pytest -q", "pytest --collect-only -q", 0),
+        ("make all", "make -n all", 0),
+        ("gunicorn app", "gunicorn --daemon app", 0),
+        ("docker run x", "docker run -d x", 0),
+        ("pytest --help", "pytest --version", 1),
     ],
 )
 def test_like_commands_share_levels(text: str, other: str, num_shared: int) -> None:
     """From the same program to the very same text; a wait shares only with the same wait."""
     assert _num_shared(text, other) == num_shared
+
+
+def test_a_question_shares_no_effect_of_its_program() -> None:
+    """That a program is slow makes its help no slower."""
+    effects = set(_keys("./build.sh --all").effects) & set(_keys("./build.sh --help").effects)
+    assert effects == {"*"}
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "make " + "-a " * 900, "sleep " + "9" * 2000, ""])
