@@ -162,6 +162,10 @@ UNITS = (
     "```bash\n<think>\n",
     "```bash\n</think>\n```x\n",
     "```a\n</think>\n",
+    "'\n```\n",
+    "```bash\n'\n```\n",
+    "```bash\n'\n```\n```\n",
+    "```bash\n\"\n```\n'\n```\n",
 )
 _OPENERS = (
     "```bash\n",

@@ -21,10 +21,6 @@ _KNOWN_LANGUAGE = re.compile(
     r"|plaintext|powershell|py|python|python3|r|rb|ruby|rust|scala|scss|sh|shell|sql|swift|terraform"
     r"|text|toml|ts|tsx|txt|typescript|xml|yaml|yml|zsh)"
 )
-# Escapes, comments and closed quotes come first: an open quote is what is left.
-_QUOTED = re.compile(
-    r"\\.|(?<!\S)#[^\n]*+|'[^']*+'|\"[^\"\\]*+(?:\\.[^\"\\]*+)*+\"|(?P<open>['\"])", re.DOTALL
-)
 
 
 def closes(line: re.Match[str]) -> bool:
@@ -48,8 +44,3 @@ def is_opener(line: re.Match[str]) -> bool:
     if info["blank"]:
         return is_known and has_attributes
     return is_known or (has_attributes and info["token"][-1] not in ".,;:!?")
-
-
-def has_open_quote(text: str, start: int, end: int) -> bool:
-    """Whether a shell that reads from `start` to `end` is inside of a quote there."""
-    return any(match["open"] for match in _QUOTED.finditer(text, start, end))

@@ -7,13 +7,14 @@ here-document closes its block, both wrong for commands to run; it also needs 10
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentkv.tool_calls.call import bash_call
 from agentkv.tool_calls.console import commands_of
-from agentkv.tool_calls.fence_lines import FENCE_LINE, closes, has_open_quote, is_opener
+from agentkv.tool_calls.fence_lines import FENCE_LINE, closes, is_opener
 from agentkv.tool_calls.heredocs import end_of_heredoc_around
 from agentkv.tool_calls.reply_text import Reading, ReplyText
+from agentkv.tool_calls.shell_quotes import ShellQuotes
 from agentkv.tool_calls.thoughts import thought_that_ends
 
 OPENERS = (r"`(?<!``)``++[^`\n]*+(?=\n)", r"~(?<!~~)~~++[^\n]*+(?=\n)")
@@ -26,6 +27,8 @@ _PREFIX = re.compile(r"[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+")
 _CLOSER_AT_LINE_END = re.compile(r"`(?<!``)``++(?=[ \t]{0,20}(?:<[|\uff5c/]|\n|\Z))")
 _MAX_TRIES = 10
 """Doubtful closers and fences within quotes that are looked at in one block."""
+_MAX_FENCES_AHEAD = 40
+"""Fences behind a quoted one that are looked at for the one that closes the block."""
 
 
 def read_fence(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
@@ -61,11 +64,13 @@ class _Block:
     inner_closer: re.Match[str] | None = None
     depth: int = 0
     num_tries: int = 0
+    quotes: ShellQuotes = field(init=False)
 
     def __post_init__(self) -> None:
         self.language = _language(self.opener)
         self.is_bash = _is_bash(self.opener)
         self.start = self.position = self.opener.end()
+        self.quotes = ShellQuotes(self.reply, self.start)
 
     def read(self) -> Reading:
         while line := self.reply.next(FENCE_LINE, self.position):
@@ -81,9 +86,12 @@ class _Block:
     def _at(self, line: re.Match[str]) -> Reading | None:
         """What a line that starts with a fence means: the end, or None for a line of the block."""
         if self._is_ours(line) and closes(line) and not self._is_inner_closer(line):
-            return self._closed_within_line(line.start()) or self._closed(
-                line.start(), line.end("run")
-            )
+            if reading := self._closed_within_line(line.start()):
+                return reading
+            if closer := self._closer_behind_quote(line):
+                self.position = closer.start()
+                return None
+            return self._closed(line.start(), line.end("run"))
         if not self._is_ours(line) or not is_opener(line):
             return None
         if thought := thought_that_ends(self.reply, self.position, line.start()):
@@ -91,6 +99,27 @@ class _Block:
         if reading := self._closed_within_line(line.start()):
             return reading
         return self._at_inner_opener(line)
+
+    def _closer_behind_quote(self, line: re.Match[str]) -> re.Match[str] | None:
+        """Of a fence within a quote: the one behind that quote which closes the block.
+
+        None if the fence is in no quote, or closes the block nevertheless: its quote is never
+        closed, or another block opens next.
+        """
+        if not self.is_bash or not self._is_quoted(line.start()):
+            return None
+        is_within_inner = True
+        following: re.Match[str] | None = line
+        for _ in range(_MAX_FENCES_AHEAD):
+            following = self.reply.next(FENCE_LINE, following.end())
+            if following is None:
+                return None
+            if not self.quotes.hides(following.start()):
+                return following if self._is_ours(following) and closes(following) else None
+            if is_within_inner and is_opener(following):
+                return None
+            is_within_inner = not is_within_inner
+        return None
 
     def _at_inner_opener(self, line: re.Match[str]) -> Reading | None:
         """A block of bash that another one follows was never closed, unless in an open quote."""
@@ -171,7 +200,7 @@ class _Block:
 
     def _is_quoted(self, index: int) -> bool:
         self.num_tries += 1
-        return self.num_tries < _MAX_TRIES and has_open_quote(self.reply.text, self.start, index)
+        return self.num_tries < _MAX_TRIES and self.quotes.is_quoted(index)
 
 
 def _language(fence: re.Match[str]) -> str:
