@@ -152,6 +152,8 @@ UNITS = (
     "```bash {",
     "$ ",
     "```console\n$ ls\n",
+    "```console\na@b ",
+    "(a) ",
     "A\n",
     "EOF\n",
     "cat <<EOF\n",

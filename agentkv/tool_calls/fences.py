@@ -20,8 +20,11 @@ from agentkv.tool_calls.thoughts import thought_that_ends
 OPENERS = (r"`(?<!``)``++[^`\n]*+(?=\n)", r"~(?<!~~)~~++[^\n]*+(?=\n)")
 
 _FENCE = re.compile(r"(?P<run>`++|~++)(?P<info>.*+)")
-_LANGUAGE = re.compile(r"\s*+\{?\s*+\.?([A-Za-z_]++)(?![\w+#-])")
-_BASH = frozenset({"bash", "sh", "shell", "zsh", "console", "mswea_bash_command"})
+_LANGUAGE = re.compile(r"\s*+\{?\s*+\.?([A-Za-z_]++(?:-session)?+)(?![\w+#-])")
+_SESSIONS = frozenset({"bash-session", "sh-session", "shell-session", "shellsession"})
+"""What has no prompt in them is output; a console without prompts is all commands."""
+_CONSOLES = _SESSIONS | {"console"}
+_BASH = _CONSOLES | {"bash", "sh", "shell", "zsh", "mswea_bash_command"}
 _MARKDOWN = frozenset({"markdown", "md"})
 _PREFIX = re.compile(r"[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+")
 _CLOSER_AT_LINE_END = re.compile(r"`(?<!``)``++(?=[ \t]{0,20}(?:<[|\uff5c/]|\n|\Z))")
@@ -168,8 +171,11 @@ class _Block:
         body = self.reply.text[self.start + 1 : end]
         if self.indent:
             body = re.sub(rf"(?m)^[ \t]{{1,{self.indent}}}+", "", body)
-        if self.language == "console":
-            body = commands_of(body)
+        if self.language in _CONSOLES:
+            commands = commands_of(body)
+            if commands is None and self.language in _SESSIONS:
+                return Reading(after)
+            body = body if commands is None else commands
         return Reading(after, bash_call(body, "fenced"))
 
     def _heredoc_end_past(self, line: re.Match[str]) -> int | None:
