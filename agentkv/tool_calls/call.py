@@ -32,6 +32,9 @@ COMMAND_ARGUMENTS = ("command", "cmd", "script", "code", "argv")
 """Arguments of a bash-like tool that hold its command: text or a list of words; the first that is
 there counts, and without any `commands`, a list of texts that run one after the other."""
 
+_BEFORE_ARGS = ("command", "cmd")
+"""Of these `args` may hold the words behind a program's name."""
+
 _SHELLS = frozenset({"bash", "sh", "zsh", "shell", "terminal"})
 _RUNS = frozenset({"run", "exec", "execute"})
 _COMMANDS = frozenset({"command", "commands", "cmd"})
@@ -91,10 +94,13 @@ def command_in(arguments: Mapping[str, object]) -> str | None:
     """The bash text among a bash-like tool's arguments; None where there is nothing to run."""
     for name in COMMAND_ARGUMENTS:
         value = arguments.get(name)
+        words = _strings(arguments.get("args")) if name in _BEFORE_ARGS else None
+        if isinstance(value, str) and (text := strip_blank_lines(value)):
+            return f"{text} {shlex.join(words)}" if words else text
         if isinstance(value, str):
-            return strip_blank_lines(value) or None
-        if words := _strings(value):
-            return shlex.join(words)
+            return None
+        if program := _strings(value):
+            return shlex.join([*program, *(words or ())])
     lines = _strings(arguments.get("commands")) or []
     return strip_blank_lines("\n".join(lines)) or None
 

@@ -1,7 +1,7 @@
 """Tool calls that a message carries in fields of its own, and the text that it carries beside.
 
-Understands the shapes of OpenAI's chat, completions and responses and of Anthropic's messages,
-as objects or as dicts, without importing either SDK. Knows nothing of what the text says.
+Understands the shapes of OpenAI's chat, completions and responses, of Anthropic's messages and of
+LangChain's, as objects or as dicts, without importing any SDK. Knows nothing of what the text says.
 """
 
 from __future__ import annotations
@@ -11,18 +11,40 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from agentkv.tool_calls.call import ToolCall, call_of, is_bash_like
 
+_OWN_FIELDS = ("content", "tool_calls", "function_call", "output")
+"""What says that a message holds calls or text itself."""
+_MAX_WRAPPERS = 4
 _TEXT_PARTS = ("text", "output_text")
 _DECODER = json.JSONDecoder(strict=False)
 
 
 def body_of(message: object) -> object:
-    """What holds calls and text: the first choice of a completion, else the message itself."""
-    if isinstance(message, bytes | bytearray):
-        return message.decode("utf-8", "replace")
-    if not (choices := _items(member(message, "choices"))):
-        return message
-    bodies = (member(choices[0], name) for name in ("message", "text"))
-    return next((body for body in bodies if body is not None), "")
+    """What holds calls and text: within replies and events the message, else `message` itself."""
+    for _ in range(_MAX_WRAPPERS):
+        inner = _unwrapped(message)
+        if inner is message:
+            break
+        message = inner
+    return message
+
+
+def _unwrapped(holder: object) -> object:
+    """What an HTTP reply, a completion, a choice of it or an event of a stream is about."""
+    if isinstance(holder, bytes | bytearray):
+        return holder.decode("utf-8", "replace")
+    if isinstance(holder, str):
+        return holder
+    if isinstance(http_text := member(member(holder, "http_response"), "text"), str):
+        return arguments_of(http_text) or ""
+    if choices := _items(member(holder, "choices")):
+        bodies = (member(choices[0], name) for name in ("message", "text"))
+        return next((body for body in bodies if body is not None), "")
+    if any(member(holder, name) is not None for name in _OWN_FIELDS):
+        return holder
+    if member(holder, "finish_reason") is not None and member(holder, "message") is None:
+        return member(holder, "text") or ""  # a choice of a completion
+    inner = (member(holder, name) for name in ("message", "response"))
+    return next((body for body in inner if body is not None and not isinstance(body, str)), holder)
 
 
 def structured_calls(message: object) -> list[ToolCall] | None:
@@ -97,7 +119,10 @@ def _chat_call(entry: object) -> ToolCall | None:
         return _free_text_call(member(custom, "name"), member(custom, "input"), member(entry, "id"))
     function = member(entry, "function")
     function = entry if function is None else function
-    return _call(member(function, "name"), member(function, "arguments"), member(entry, "id"))
+    arguments = member(function, "arguments")
+    if arguments is None:
+        arguments = member(function, "args")  # LangChain
+    return _call(member(function, "name"), arguments, member(entry, "id"))
 
 
 def _legacy_calls(message: object) -> Iterable[object]:

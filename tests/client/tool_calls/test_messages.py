@@ -59,6 +59,12 @@ def test_a_broken_structured_call_does_not_make_text_a_call() -> None:
         ('{"command": "cd a\\n\\nls\\n"}', "cd a\n\nls"),
         ('{"command": "ls", "timeout": 5}', "ls"),
         ('{"commands": ["cd src", "ls -l"]}', "cd src\nls -l"),
+        ('{"command": "ls", "args": ["-la", "a b"]}', "ls -la 'a b'"),
+        ('{"cmd": ["ls"], "args": ["-la"]}', "ls -la"),
+        ('{"command": "ls", "args": []}', "ls"),
+        ('{"command": "ls", "args": {"a": 1}}', "ls"),
+        ('{"script": "ls $1", "args": ["a"]}', "ls $1"),
+        ('{"command": "", "args": ["-la"]}', None),
         ('{"command": ""}', None),
         ('{"command": " \\n"}', None),
         ('{"command": []}', None),
@@ -260,6 +266,53 @@ def test_models_of_the_sdk_and_their_dumps_are_read_alike() -> None:
         assert commands(form) == commands(form.model_dump()) == ["ls -la"]
 
 
+def test_what_wraps_a_reply_is_looked_into() -> None:
+    """A choice, a raw reply, the last event of a stream; sync or async, as objects and dumps."""
+    text = "Sure.\n```bash\nls\n```"
+    with (
+        ScriptedServer([text] * 5) as server,
+        openai.OpenAI(base_url=server.base_url, api_key="key") as client,
+    ):
+        choice = client.chat.completions.create(model="m", messages=[]).choices[0]
+        assert commands(choice) == commands(choice.model_dump()) == ["ls"]
+        assert commands(client.completions.create(model="m", prompt="p").choices[0]) == ["ls"]
+        raw = client.chat.completions.with_raw_response.create(model="m", messages=[])
+        assert commands(raw) == ["ls"]
+        assert commands(client.responses.with_raw_response.create(model="m", input="p")) == ["ls"]
+        *_, completed = client.responses.create(model="m", input="p", stream=True)
+        assert completed.type == "response.completed"
+        assert commands(completed) == commands(completed.model_dump()) == ["ls"]
+
+
+@pytest.mark.asyncio
+async def test_a_raw_reply_of_an_async_client_is_read() -> None:
+    """One that is still to be read gives no call, and no warning."""
+    with ScriptedServer(["```bash\nls\n```"] * 2) as server:
+        async with openai.AsyncOpenAI(base_url=server.base_url, api_key="key") as client:
+            create = client.chat.completions.with_raw_response.create
+            assert commands(await create(model="m", messages=[])) == ["ls"]
+            streaming = client.chat.completions.with_streaming_response
+            async with streaming.create(model="m", messages=[]) as unread:
+                assert commands(unread) == []
+
+
+def test_calls_of_langchain_are_read() -> None:
+    """Their arguments are called `args`."""
+    call = {"name": "bash", "args": {"command": "ls"}, "id": "c", "type": "tool_call"}
+    expected = [ToolCall("bash", "ls", {"command": "ls"}, "c")]
+    message = SimpleNamespace(content="", tool_calls=[call])
+    assert parse_tool_calls(message) == parse_tool_calls({"tool_calls": [call]}) == expected
+    assert parse_tool_calls(SimpleNamespace(message=message, text="")) == expected
+
+
+def test_a_message_with_fields_of_its_own_is_not_looked_into() -> None:
+    """Whatever else hangs on it."""
+    other = {"content": "```bash\nrm x\n```"}
+    assert commands({"content": "```bash\nls\n```", "response": other}) == ["ls"]
+    assert commands({"content": "", "message": other, "tool_calls": [STRUCTURED]}) == ["ls -la"]
+    assert commands({"message": "```bash\nrm x\n```"}) == []
+
+
 def test_a_response_of_the_sdk_with_calls_is_read() -> None:
     """As its model validates it, with reasoning before the call."""
     output = [
@@ -348,6 +401,10 @@ def messages_with(odd: object) -> list[object]:
         {"choices": [odd]},
         {"choices": [{"message": odd}]},
         {"choices": [{"text": odd}]},
+        {"message": odd},
+        {"response": {"message": odd}},
+        {"http_response": odd},
+        {"http_response": {"text": odd}},
         {"type": odd},
         {"tool_calls": odd},
         {"tool_calls": [odd]},
