@@ -19,7 +19,7 @@ Source = Literal[
     "hermes",  # <tool_call>{json}</tool_call>
     "qwen3_coder",  # <function=...><parameter=...>
     "invoke",  # <invoke name=...><parameter name=...>
-    "llama",  # {"name": ..., "parameters": ...}, with or without <|python_tag|>
+    "llama",  # {"name": ..., "parameters": ...} or [name(key="...")], with or without a token
     "mistral",  # [TOOL_CALLS]
     "glm",  # <arg_key>...</arg_key><arg_value>...</arg_value>
     "kimi_k2",  # <|tool_call_begin|>functions.name:0

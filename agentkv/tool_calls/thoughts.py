@@ -31,6 +31,7 @@ DRAFT_OPENERS = (r"<(?i:analysis|reflection|scratchpad)>",)
 
 _OPENER = re.compile("|".join(OPENERS))
 _CLOSER = re.compile("|".join(CLOSERS))
+_MAX_CLOSER_CHARS = 80
 _QUOTES = frozenset("'\"`")
 _IN_PATTERNS = frozenset("$|)/\\],;.*+?([")
 _IN_A_SENTENCE = re.compile(r"[ \t]+[a-z]|[.,;:?)]")
@@ -83,6 +84,12 @@ def thought_that_ends(reply: ReplyText, start: int, end: int) -> Reading | None:
     if is_mention(reply.text, closer.start(), closer.end()):
         return None
     return Reading(closer.end(), is_end_of_thought=True)
+
+
+def ends_a_thought(text: str, index: int) -> bool:
+    """Whether the tag that ends a thought stands right before `index`."""
+    tags = _CLOSER.finditer(text, max(0, index - _MAX_CLOSER_CHARS), index)
+    return any(tag.end() == index for tag in tags)
 
 
 def is_mention(text: str, start: int, end: int) -> bool:

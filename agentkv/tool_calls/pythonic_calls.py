@@ -1,0 +1,126 @@
+r"""Calls written as a list of Python calls, by Llama 3.2 and 4: `[bash(command="ls")]`.
+
+Only keywords and constants make a call; nothing of it is ever run. Models write what Python would
+not take: a command's line ends and backslashes such as `\d` as they are, `true` and `null`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+
+from agentkv.tool_calls.call import ToolCall, call_of
+from agentkv.tool_calls.reply_text import Reading, ReplyText
+from agentkv.tool_calls.thoughts import ends_a_thought, thought_that_ends
+
+_MAX_CALLS, _MAX_KEYWORDS, _MAX_ITEMS = 100, 50, 1000
+"""In a row, of a call, and of a value: what has more is noise, and slow to parse."""
+_NAME, _KEY = r"[A-Za-z_][\w.]{0,100}+", r"[A-Za-z_]\w{0,100}+"
+_HEAD = rf"(?:{_NAME}\(\s*+(?:{_KEY}\s*+=(?!=)|\)))"
+TOKEN_OPENER = rf"<\|python_(?:start|tag)\|>\s*+(?=\[\s*+{_HEAD})"
+BARE_OPENER = rf"\[(?=\s*+{_HEAD})"
+
+_STRING = (
+    r"[rR]?(?:'''[^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*+'''"
+    r'|"""[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*+"""'
+    r"|'[^'\\]*+(?:\\.[^'\\]*+)*+'"
+    r'|"[^"\\]*+(?:\\.[^"\\]*+)*+")'
+)
+_CONSTANT = (
+    rf"(?:{_STRING}(?:\s*+{_STRING})*+"
+    r"|-?\d{1,30}+(?:\.\d{0,30}+)?+(?:[eE][+-]?\d{1,3}+)?+(?![\w.])"
+    r"|(?:True|False|None|true|false|null)\b)"
+)
+
+
+def _or_list_of(value: str) -> str:
+    """A value, or a list or dict of such; `ast` sees to the commas."""
+    return rf"(?:{value}|[\[{{](?:{value}|[\s,:]){{0,{_MAX_ITEMS}}}+[\]}}])"
+
+
+_KEYWORD = rf"{_KEY}\s*+=\s*+{_or_list_of(_or_list_of(_CONSTANT))}\s*+"
+_CALL = rf"{_NAME}\(\s*+(?:{_KEYWORD}(?:,\s*+{_KEYWORD}){{0,{_MAX_KEYWORDS}}}+(?:,\s*+)?+)?+\)\s*+"
+_LIST = re.compile(rf"\[\s*+{_CALL}(?:,\s*+{_CALL}){{0,{_MAX_CALLS}}}+(?:,\s*+)?+\]", re.DOTALL)
+_CUT_OFF_IN_A_STRING = re.compile(
+    rf"\[\s*+(?:{_CALL},\s*+)*+{_NAME}\(\s*+(?:{_KEYWORD},\s*+)*+{_KEY}\s*+=\s*+(?!{_STRING})['\"]",
+    re.DOTALL,
+)
+_LISTS = re.compile(rf"{_LIST.pattern}(?:\s*+{_LIST.pattern}){{0,{_MAX_CALLS}}}+", re.DOTALL)
+_END_OF_CALLS = re.compile(r"\s*+(?:<\||\Z)")
+_END_TOKEN = re.compile(r"<\|python_end\|>")
+_BEFORE_CALLS = re.compile(r"(?:\s|<\|\w{1,40}\|>|assistant)*+")
+
+_TOKEN = re.compile(rf"{_STRING}|\b(?:true|false|null)\b", re.DOTALL)
+_PYTHON_NAMES = {"true": "True", "false": "False", "null": "None"}
+# Escapes that Python knows, backslashes that are none, and line ends.
+_TO_ESCAPE = re.compile(
+    r"\\(?:[\\'\"abfnrtv\n]|[0-3][0-7]{2}|[0-7]{1,2}(?![0-7])|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})|\\|\n"
+)
+_ESCAPES = {"\\": "\\\\", "\n": "\\n"}
+
+
+def read_token(reply: ReplyText, opener: re.Match[str]) -> Reading:
+    """Lists behind the token, up to where they end; what is no list of calls is skipped."""
+    if lists := _LISTS.match(reply.text, opener.end()):
+        return Reading(lists.end(), _calls_in(lists[0]))
+    token = reply.next(_END_TOKEN, opener.end())
+    limit = token.end() if token else len(reply.text)
+    return thought_that_ends(reply, opener.end(), limit) or Reading(limit)
+
+
+def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
+    """Lists that end the reply, at the start of a line; behind prose only those that run bash."""
+    start = opener.start()
+    if not reply.is_at_line_start(start):
+        return None
+    lists = _LISTS.match(reply.text, start)
+    if lists is None:
+        return reply.cut_off if _CUT_OFF_IN_A_STRING.match(reply.text, start) else None
+    end = lists.end()
+    if not _END_OF_CALLS.match(reply.text, end):
+        is_noise = _LIST.match(reply.text, end)  # more than are read in a row
+        return reply.cut_off if is_noise else Reading(end)
+    calls = _calls_in(lists[0])
+    is_answer = _is_behind_nothing(reply, start) or all(call.command for call in calls)
+    return Reading(end, calls if is_answer else ())
+
+
+def _is_behind_nothing(reply: ReplyText, start: int) -> bool:
+    """Whether a reply begins there: nothing stands before it but thoughts and tokens."""
+    floor = reply.floor
+    if floor and not ends_a_thought(reply.text, floor):
+        return False
+    return _BEFORE_CALLS.fullmatch(reply.text, floor, start) is not None
+
+
+def _calls_in(lists: str) -> list[ToolCall]:
+    """The calls of all lists; none if one is not Python after all."""
+    calls: list[ToolCall] = []
+    try:
+        for found in _LIST.finditer(lists):
+            tree = ast.parse(_TOKEN.sub(_as_python, found[0]), mode="eval").body
+            calls += map(_call, getattr(tree, "elts", ()))
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return []
+    return calls
+
+
+def _call(node: ast.expr) -> ToolCall:
+    if not isinstance(node, ast.Call):
+        raise TypeError(f"no call: {type(node).__name__}")
+    arguments: Mapping[str, object] = {
+        str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords
+    }
+    if len(arguments) < len(node.keywords):
+        raise ValueError("a keyword is given twice")
+    return call_of(ast.unparse(node.func), arguments, "llama")
+
+
+def _as_python(token: re.Match[str]) -> str:
+    text = token[0]
+    if text in _PYTHON_NAMES:
+        return _PYTHON_NAMES[text]
+    if text[0] in "rR":
+        return text
+    return _TO_ESCAPE.sub(lambda escape: _ESCAPES.get(escape[0], escape[0]), text)
