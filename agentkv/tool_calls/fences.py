@@ -112,14 +112,13 @@ class _Block:
         if not self.is_bash or not self._is_quoted(line.start()):
             return None
         is_within_inner = True
-        following: re.Match[str] | None = line
         for _ in range(_MAX_FENCES_AHEAD):
-            following = self.reply.next(FENCE_LINE, following.end())
-            if following is None:
+            if (following := self.reply.next(FENCE_LINE, line.end())) is None:
                 return None
-            if not self.quotes.hides(following.start()):
-                return following if self._is_ours(following) and closes(following) else None
-            if is_within_inner and is_opener(following):
+            line = following
+            if not self.quotes.hides(line.start()):
+                return line if self._is_ours(line) and closes(line) else None
+            if is_within_inner and is_opener(line):
                 return None
             is_within_inner = not is_within_inner
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from functools import cache
 
 from agentkv.tool_calls.call import ToolCall, call_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText
@@ -41,12 +42,11 @@ def _or_list_of(value: str) -> str:
 
 _KEYWORD = rf"{_KEY}\s*+=\s*+{_or_list_of(_or_list_of(_CONSTANT))}\s*+"
 _CALL = rf"{_NAME}\(\s*+(?:{_KEYWORD}(?:,\s*+{_KEYWORD}){{0,{_MAX_KEYWORDS}}}+(?:,\s*+)?+)?+\)\s*+"
-_LIST = re.compile(rf"\[\s*+{_CALL}(?:,\s*+{_CALL}){{0,{_MAX_CALLS}}}+(?:,\s*+)?+\]", re.DOTALL)
-_CUT_OFF_IN_A_STRING = re.compile(
-    rf"\[\s*+(?:{_CALL},\s*+)*+{_NAME}\(\s*+(?:{_KEYWORD},\s*+)*+{_KEY}\s*+=\s*+(?!{_STRING})['\"]",
-    re.DOTALL,
+_LIST = rf"\[\s*+{_CALL}(?:,\s*+{_CALL}){{0,{_MAX_CALLS}}}+(?:,\s*+)?+\]"
+_LISTS = rf"{_LIST}(?:\s*+{_LIST}){{0,{_MAX_CALLS}}}+"
+_CUT_OFF_IN_A_STRING = (
+    rf"\[\s*+(?:{_CALL},\s*+)*+{_NAME}\(\s*+(?:{_KEYWORD},\s*+)*+{_KEY}\s*+=\s*+(?!{_STRING})['\"]"
 )
-_LISTS = re.compile(rf"{_LIST.pattern}(?:\s*+{_LIST.pattern}){{0,{_MAX_CALLS}}}+", re.DOTALL)
 _END_OF_CALLS = re.compile(r"\s*+(?:<\||\Z)")
 _END_TOKEN = re.compile(r"<\|python_end\|>")
 _BEFORE_CALLS = re.compile(r"(?:\s|<\|\w{1,40}\|>|assistant)*+")
@@ -62,7 +62,7 @@ _ESCAPES = {"\\": "\\\\", "\n": "\\n"}
 
 def read_token(reply: ReplyText, opener: re.Match[str]) -> Reading:
     """Lists behind the token, up to where they end; what is no list of calls is skipped."""
-    if lists := _LISTS.match(reply.text, opener.end()):
+    if lists := _compiled(_LISTS).match(reply.text, opener.end()):
         return Reading(lists.end(), _calls_in(lists[0]))
     token = reply.next(_END_TOKEN, opener.end())
     limit = token.end() if token else len(reply.text)
@@ -74,12 +74,12 @@ def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
     start = opener.start()
     if not reply.is_at_line_start(start):
         return None
-    lists = _LISTS.match(reply.text, start)
+    lists = _compiled(_LISTS).match(reply.text, start)
     if lists is None:
-        return reply.cut_off if _CUT_OFF_IN_A_STRING.match(reply.text, start) else None
+        return reply.cut_off if _compiled(_CUT_OFF_IN_A_STRING).match(reply.text, start) else None
     end = lists.end()
     if not _END_OF_CALLS.match(reply.text, end):
-        is_noise = _LIST.match(reply.text, end)  # more than are read in a row
+        is_noise = _compiled(_LIST).match(reply.text, end)  # more than are read in a row
         return reply.cut_off if is_noise else Reading(end)
     calls = _calls_in(lists[0])
     is_answer = _is_behind_nothing(reply, start) or all(call.command for call in calls)
@@ -98,7 +98,7 @@ def _calls_in(lists: str) -> list[ToolCall]:
     """The calls of all lists; none if one is not Python after all."""
     calls: list[ToolCall] = []
     try:
-        for found in _LIST.finditer(lists):
+        for found in _compiled(_LIST).finditer(lists):
             tree = ast.parse(_TOKEN.sub(_as_python, found[0]), mode="eval").body
             calls += map(_call, getattr(tree, "elts", ()))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
@@ -115,6 +115,12 @@ def _call(node: ast.expr) -> ToolCall:
     if len(arguments) < len(node.keywords):
         raise ValueError("a keyword is given twice")
     return call_of(ast.unparse(node.func), arguments, "llama")
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compiled when first needed: it takes up to 20 ms, and few models write so."""
+    return re.compile(pattern, re.DOTALL)
 
 
 def _as_python(token: re.Match[str]) -> str:
