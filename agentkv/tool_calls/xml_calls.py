@@ -11,9 +11,10 @@ import re
 from dataclasses import dataclass
 
 from agentkv.tool_calls.call import Source, call_of
-from agentkv.tool_calls.heredocs import end_of_heredoc_around
+from agentkv.tool_calls.heredocs import end_of_heredoc_around, opens_unclosed_heredoc
 from agentkv.tool_calls.messages import arguments_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText
+from agentkv.tool_calls.shell_quotes import ShellQuotes
 from agentkv.tool_calls.thoughts import thought_that_ends
 from agentkv.tool_calls.xml_values import ValueTags, end_of_value
 
@@ -30,6 +31,9 @@ INVOKE_OPENER = rf"<{_PREFIX}invoke\s++name\s*+=\s*+{_NAME.format('invoke_name')
 GLM_OPENER = r"<tool_call>\s*+(?P<glm_name>[\w.:/-]{1,100}+)\s*+(?=<arg_key>|</tool_call>)"
 
 _CALL_OPENER = re.compile(rf"<tool_call>|<{_CALL}[=\s]")
+_FRESH_CALL = re.compile(
+    rf"\n\s*+(?=<{_CALL}[=\s]|<tool_call>\s*+(?:<{_CALL}[=\s]|[\w.:/-]{{1,100}}+\s*+<arg_key>))"
+)
 _END_OF_WRAPPER = re.compile(r"\s*+\Z")
 _PARAMETER = rf"{_PREFIX}parameter(?:=|\s++name\s*+=\s*+)"
 # No element that closes itself, as in files of other dialects.
@@ -119,7 +123,7 @@ def _read_call(
         if abandoned := _abandoned(reply, key.end(), end.start() if end else len(reply.text)):
             return abandoned
         if not end:
-            return reply.cut_off
+            return _cut_off(reply, key.end())
         argument = key["key"].strip()
         is_broken |= bool(arguments.get(argument))
         value = _line_trimmed(reply.text[key.end() : end.start()])
@@ -129,6 +133,19 @@ def _read_call(
         return Reading(position)
     call = call_of(name.strip(), arguments, source)
     return Reading(closer.end(), () if is_broken else [call])
+
+
+def _cut_off(reply: ReplyText, start: int) -> Reading:
+    """Of a value that is never closed: a call that opens on a line behind it was begun afresh.
+
+    Unless the value hides it, in a quote or a here-document, even one without an end.
+    """
+    fresh = reply.next(_FRESH_CALL, start)
+    if fresh is None or opens_unclosed_heredoc(reply, start, fresh.start()):
+        return reply.cut_off
+    if ShellQuotes(reply, start).hides(fresh.start()):
+        return reply.cut_off
+    return Reading(fresh.end())
 
 
 def _abandoned(reply: ReplyText, start: int, end: int) -> Reading | None:
