@@ -56,7 +56,6 @@ _CALLS = {
     "</function>\n</tool_call>",
     "invoke": '<invoke name="bash">\n<parameter name="command">BASH</parameter>\n</invoke>',
     "llama": '{"name": "bash", "parameters": JSON}',
-    "pythonic": '<|python_start|>[bash(command="""BASH""")]<|python_end|>',
     "mistral": "[TOOL_CALLS]bash[ARGS]JSON",
     "glm": "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>BASH</arg_value>\n</tool_call>",
     "kimi_k2": "<|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>JSON"
