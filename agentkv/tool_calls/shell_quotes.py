@@ -10,6 +10,9 @@ import re
 from agentkv.commands.heredocs import HEREDOC_OPENER
 from agentkv.tool_calls.reply_text import ReplyText
 
+MAX_SPANS = 10_000
+"""Quotes, escapes, comments and here-documents read of one command: one that has more is noise."""
+
 # Escapes, comments and closed quotes come first: an open quote is what is left.
 _SPAN = re.compile(
     r"\\.|(?<![^\s;&|()])#[^\n]*+|\$'[^'\\]*+(?:\\.[^'\\]*+)*+'|'[^']*+'"
@@ -27,6 +30,7 @@ class ShellQuotes:
         self._start = start
         self._begin = self._end = start
         self._is_quote = False
+        self._num_spans = 0
 
     def is_quoted(self, index: int) -> bool:
         """Whether a quote is open there. Linear in all for growing places."""
@@ -45,7 +49,8 @@ class ShellQuotes:
         """Goes on to the next span; False if none starts before `index`."""
         text = self._reply.text
         span = _SPAN.search(text, self._end, index)
-        if span is None:
+        self._num_spans += 1
+        if span is None or self._num_spans > MAX_SPANS:
             return False
         # where the end of a quote is not to be seen before `index`, it is behind it
         whole = _SPAN.match(text, span.start()) if span["open"] else span
