@@ -153,6 +153,7 @@ UNITS = (
     "$ ",
     "```console\n$ ls\n",
     "```console\na@b ",
+    "```console\n" + ("a@" + "b" * 90 + " " * 190 + "\n") * 8,
     "(a) ",
     "A\n",
     "EOF\n",

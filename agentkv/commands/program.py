@@ -86,6 +86,8 @@ class Program:
     """How often it runs; None where the text does not say."""
     is_endless: bool = False
     """It heads a loop that nothing in the text ends."""
+    is_alternative: bool = False
+    """It runs only where one before it failed or did not run: behind `||`, in a further branch."""
     is_piped: bool = False
     """It reads another program's output."""
     has_input: bool = False

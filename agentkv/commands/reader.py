@@ -19,6 +19,7 @@ _STDIN_CHARS = 400
 _MAX_INNER_WORDS = 64
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
 _BODIES = frozenset({"do_group", "compound_statement"})
+_BRANCHES = frozenset({"elif_clause", "else_clause"})
 _SUBSHELLS = frozenset({"subshell", "command_substitution", "process_substitution"})
 _BUILTINS = frozenset({"declaration_command", "test_command", "unset_command"})
 _LEAVES = frozenset({"comment", "raw_string", "heredoc_body", "word", "number", "variable_name"})
@@ -52,16 +53,21 @@ class CommandReader:
 
     def _read_children(self, node: Node, depth: int) -> None:
         first = len(self.programs)
+        is_alternative = False
         for child in node.children:
             kind = child.type
             if child.is_named:
                 first = len(self.programs)
                 self._read(child, kind, depth + 1)
+                if is_alternative or kind in _BRANCHES:
+                    self._found.change(first, is_alternative=True)
+                is_alternative = kind == "case_item"
             elif kind == "&":
                 self._found.start_job_from(first)
             elif kind in ("&&", "||"):
                 self.num_sequences += 1
                 self.has_and |= kind == "&&"
+                is_alternative = kind == "||"
             elif kind in (";", "\n"):
                 self.num_sequences += 1
                 self.has_semicolon |= kind == ";"

@@ -9,7 +9,16 @@ from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
 from agentkv.commands.interpreters import INTERPRETERS
-from agentkv.durations.timeline import LASTING_S, SHORT_S, end_s, limit_s, repeats, sleeps_s, timed
+from agentkv.durations.modes import mode_of
+from agentkv.durations.timeline import (
+    LASTING_S,
+    SHORT_S,
+    end_s,
+    limit_s,
+    repeats,
+    sleeps_s,
+    timed,
+)
 
 FEATURES = (
     "num_lasting_programs",
@@ -89,7 +98,9 @@ class PriorInput(NamedTuple):
 def prior_input(command: CommandAnalysis) -> PriorInput:
     times = timed(command)
     programs = [each.program for each in times]
-    main = max(times, key=lambda each: each.seconds).program if times else None
+    main = None
+    if times:  # of equals a usual run, not the plan of it
+        main = max(times, key=lambda each: (each.seconds, not mode_of(each.program))).program
     words = main.argv[1:] if main is not None else ()
     last = programs[-1] if programs else None
     inline_s = _inline_waits_s(programs)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
+from agentkv.durations.modes import mode_of
 from agentkv.durations.typical import UNKNOWN_S, typical_s
 from agentkv.durations.waits import ENDLESS_S
 
@@ -74,15 +75,22 @@ def end_s(times: Sequence[Timed]) -> float:
 def repeats(times: Sequence[Timed], main: Program) -> float:
     """How many times as long as one run of `main` all runs of its program take, at least 1.
 
-    1 of what takes no time worth telling: its runs are as good as one.
+    1 of what takes no time worth telling: its runs are as good as one. What the text does not say
+    is not guessed at: how often a loop runs that is left, and which of two alternatives.
     """
     own = [
-        each
+        each._replace(seconds=each.once_s) if each.program.rounds is None else each
         for each in times
-        if each.program is main or (each.program.key == main.key and not each.program.is_piped)
+        if each.program is main or _is_another_run(each.program, main)
     ]
     once_s = next(each.once_s for each in own if each.program is main)
     return max(1.0, end_s(own) / once_s) if once_s > _START_S else 1.0
+
+
+def _is_another_run(program: Program, main: Program) -> bool:
+    if program.key != main.key or program.is_piped or program.is_alternative:
+        return False
+    return mode_of(program) == mode_of(main)
 
 
 def sleeps_s(times: Sequence[Timed]) -> float:

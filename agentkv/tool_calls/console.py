@@ -9,8 +9,8 @@ from agentkv.commands.heredocs import HEREDOC_OPENER
 
 # `user@host:~/x`, `[user@host x]`, `bash-5.1`, `~/x (main)`, behind environments such as `(venv)`.
 _PLACE = (
-    r"(?:\[[^\]\n]{1,100}\]"
-    r"|[\w.-]{1,60}@[\w.-]{1,100}[^\n$#%>\u276f]{0,200}"
+    r"(?:\[[^\]\s][^\]\n]{0,99}+\]"
+    r"|[\w.-]{1,60}@[\w.-]{1,100}+[^\n$#%>\u276f]{0,200}+"
     r"|(?:ba|da|k|z)?sh-[\d.]{1,8}"
     r"|[~/][^\s$#%>\u276f]{0,200}(?:[ \t]\([^()\n]{1,80}\))?)[ \t]?"
 )

@@ -117,7 +117,9 @@ class _Block:
                 return None
             line = following
             if not self.quotes.hides(line.start()):
-                return line if self._is_ours(line) and closes(line) else None
+                # within the quote fences come in pairs
+                is_closer = not is_within_inner and self._is_ours(line) and closes(line)
+                return line if is_closer else None
             if is_within_inner and is_opener(line):
                 return None
             is_within_inner = not is_within_inner

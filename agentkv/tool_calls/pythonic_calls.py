@@ -70,20 +70,20 @@ def read_token(reply: ReplyText, opener: re.Match[str]) -> Reading:
 
 
 def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
-    """Lists that end the reply, at the start of a line; behind prose only those that run bash."""
+    """Lists that are the whole reply: behind prose they are shown, and objects look the same."""
     start = opener.start()
     if not reply.is_at_line_start(start):
         return None
+    is_answer = _is_behind_nothing(reply, start)
     lists = _compiled(_LISTS).match(reply.text, start)
     if lists is None:
-        return reply.cut_off if _compiled(_CUT_OFF_IN_A_STRING).match(reply.text, start) else None
+        is_cut_off = is_answer and _compiled(_CUT_OFF_IN_A_STRING).match(reply.text, start)
+        return reply.cut_off if is_cut_off else None
     end = lists.end()
     if not _END_OF_CALLS.match(reply.text, end):
         is_noise = _compiled(_LIST).match(reply.text, end)  # more than are read in a row
         return reply.cut_off if is_noise else Reading(end)
-    calls = _calls_in(lists[0])
-    is_answer = _is_behind_nothing(reply, start) or all(call.command for call in calls)
-    return Reading(end, calls if is_answer else ())
+    return Reading(end, _calls_in(lists[0]) if is_answer else ())
 
 
 def _is_behind_nothing(reply: ReplyText, start: int) -> bool:

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from agentkv.tool_calls.call import Source, call_of
+from agentkv.tool_calls.call import Source, call_of, is_bash_like
 from agentkv.tool_calls.heredocs import end_of_heredoc_around, opens_unclosed_heredoc
 from agentkv.tool_calls.messages import arguments_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText
@@ -123,7 +123,8 @@ def _read_call(
         if abandoned := _abandoned(reply, key.end(), end.start() if end else len(reply.text)):
             return abandoned
         if not end:
-            return _cut_off(reply, key.end())
+            # a file that is being written may well show a call
+            return _cut_off(reply, key.end()) if is_bash_like(name.strip()) else reply.cut_off
         argument = key["key"].strip()
         is_broken |= bool(arguments.get(argument))
         value = _line_trimmed(reply.text[key.end() : end.start()])

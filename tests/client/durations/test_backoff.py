@@ -186,6 +186,15 @@ def test_the_most_alike_run_counts_most() -> None:
         ("for i in {1..20}; do ./t.sh; done", "./t.sh", 1 / 20),
         ("./t.sh; ./t.sh; ./t.sh", "for i in {1..9}; do ./t.sh; done", 3),
         ("for i in {1..20}; do ./t.sh; done", "for i in {1..20}; do ./t.sh; done", 1),
+        # one of these runs, and how many rounds a loop takes that is left nobody knows
+        ("./t.sh", "./t.sh || ./t.sh -v", 1),
+        ("./t.sh", "if ./t.sh; then ls; else ./t.sh -v; fi", 1),
+        ("./t.sh", "case $x in a) ./t.sh -a;; b) ./t.sh -b;; esac", 1),
+        ("./t.sh", "for i in 1 2 3; do ./t.sh && break; done", 1),
+        ("if ./t.sh -a; then ls; elif ./t.sh -b; then ls; else ./t.sh; fi", "./t.sh", 1),
+        # a plan is no round
+        ("make", "make -n && make", 1),
+        ("make -n && make", "make", 1),
     ],
 )
 def test_rounds_multiply_what_one_run_took(seen: str, foretold: str, times: float) -> None:
