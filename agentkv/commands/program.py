@@ -96,6 +96,8 @@ class Program:
     """The beginning of the here-document fed to it."""
     code: str = ""
     """What an interpreter is given to run on its command line."""
+    is_runner: bool = False
+    """What it runs, in a container or on another host, follows as programs of their own."""
 
 
 def takes_operands(name: str) -> bool:

@@ -224,6 +224,8 @@ class CommandReader:
             self._add_program(found.inner[:_MAX_INNER_WORDS], depth + 1)
         elif found.counts_itself:
             self._read_text(found, depth)
+        if found.counts_itself and len(self.programs) > first + 1:
+            self._found.change(first, first + 1, is_runner=True)
         if found.argv[0] in FINDERS:
             self._read_executed(found.argv, depth)
         if found.timeout_s is not None:

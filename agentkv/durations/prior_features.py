@@ -109,7 +109,7 @@ def prior_input(command: CommandAnalysis) -> PriorInput:
     unknown_s = sum(each.seconds for each in times if not each.is_known)
     typical_s = end_s(times) + inline_s + _imports_s(programs) + SHORT_S
     features = [
-        float(sum(each.seconds >= LASTING_S for each in times)),
+        float(sum(each.seconds >= LASTING_S and not each.program.is_runner for each in times)),
         float(command.num_sequences),
         float(command.has_loop),
         math.log(command.loop_count or 1),

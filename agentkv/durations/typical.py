@@ -35,6 +35,8 @@ _SEARCHES = frozenset({"find", "grep", "rg", "ag", "du", "fd"})
 _WHOLE_DISK = frozenset({"/", "/*", "/usr", "~", "$HOME"})
 _WHOLE_DISK_S = 5.0
 _LASTING_S = 1.0
+_RUNNER_S = 0.5
+"""Of what runs programs elsewhere: the way there and back."""
 _DETACH_S = 1.0
 """Of a server until it is in the background."""
 _TASK_RUNNERS = frozenset({"composer", "grunt", "gulp", "just", "lerna", "nx", "turbo"})
@@ -46,11 +48,11 @@ def _read_tables() -> list[dict[str, float]]:
     tables = tomllib.loads(text)
     return [
         {name: float(seconds) for seconds, names in tables[kind].items() for name in names.split()}
-        for kind in ("key", "name", "word", "task")
+        for kind in ("key", "name", "word", "task", "runner")
     ]
 
 
-_BY_KEY, _BY_NAME, _BY_WORD, _BY_TASK = _read_tables()
+_BY_KEY, _BY_NAME, _BY_WORD, _BY_TASK, _BY_RUNNER = _read_tables()
 
 
 def typical_s(program: Program) -> float | None:
@@ -63,6 +65,8 @@ def typical_s(program: Program) -> float | None:
         return ENDLESS_S
     if waits_for_input(program):
         return None
+    if program.is_runner:
+        return _BY_RUNNER.get(program.key, _RUNNER_S)
     if program.name == "ping":
         return ping_s(program)
     if program.name in ("source", ".") and _SETTINGS.fullmatch("".join(program.argv[1:2])):

@@ -24,6 +24,7 @@ FAST = [
     "while read x; do echo $x; done < f",
     "node --version",
     "command -v make",
+    "docker exec -w /testbed c cat a.py",
 ]
 SLOW = [
     "pip install torch",
@@ -65,6 +66,7 @@ SLOW = [
     "flock /tmp/lock npm ci",
     "ssh host 'docker build .'",
     "docker exec c apt-get update",
+    *("docker exec c npm ci", "docker compose run web npm ci", "kubectl exec p -- npm ci"),
     "source venv/bin/activate && pip install x",
     # what is unknown takes little of it
     "frobnicate; docker build .",
@@ -112,6 +114,9 @@ def test_cold_verdict_follows_what_is_known_of_programs(text: str, speed: str) -
         ("sleep 5 & sleep 5 & wait", "sleep 5; sleep 5"),
         ("make & kill %1; wait", "make & wait"),
         ("find . -name x", "find . -name x -exec pytest {} +"),
+        ("docker exec c ls", "docker exec c pytest"),
+        ("pytest", "docker run --rm x pytest"),
+        ("docker exec c ls", "docker exec c"),
         ("timeout 5 bash -c 'while true; do ls; done'", "while true; do ls; done"),
         (
             "for i in 1 2; do sleep 2; done",
