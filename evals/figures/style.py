@@ -88,6 +88,7 @@ _LOOKS = {
     "agentkv": Look(VERMILLION, "D"),
     "fcfs+offload": Look(GREEN, "P", "-."),
     "fcfs@infinite": Look(GREY, "x", ":"),
+    "agentkv@lossless": Look(VERMILLION, "+", ":"),
     "priority": Look(PURPLE, "*"),
     "ideal:in-order": Look(GREEN, "_"),
     "ideal:any-order": Look(PURPLE, "_"),

@@ -106,7 +106,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="fcfs, continuum[:paper|:released], context_serve, ..., each also with settings "
         """(continuum{"max_ttl_s": 5}), +offload (a DRAM tier) and @infinite (an unlimited """
-        f"pool); may be given several times (default {' and '.join(DEFAULT_POLICIES)})",
+        "pool), or @lossless (a tier without end, loads that take no time); may be given several "
+        f"times (default {' and '.join(DEFAULT_POLICIES)})",
     )
     add(
         "--dram-gib",

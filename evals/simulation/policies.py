@@ -1,4 +1,5 @@
-"""Policies by the names that `--policy` takes: NAME[:RULES][SETTINGS][+offload][@infinite].
+"""Policies by the names that `--policy` takes: NAME[:RULES][SETTINGS][+offload][@infinite], or
+NAME[:RULES][SETTINGS]@lossless.
 
 SETTINGS is a JSON object of the plugin's settings, laid over those that the name stands for.
 """
@@ -19,7 +20,8 @@ from .errors import SimulationError
 NOT_SIMULATED = ("priority",)
 """Policies of the server that order by a field which no workload has."""
 _NAME = re.compile(
-    r"(?P<policy>[a-z0-9_:-]+)(?P<settings>\{.*\})?(?P<offload>\+offload)?(?P<infinite>@infinite)?",
+    r"(?P<policy>[a-z0-9_:-]+)(?P<settings>\{.*\})?"
+    r"(?P<suffix>(?P<offload>\+offload)?(?P<infinite>@infinite)?|(?P<lossless>@lossless))",
     re.DOTALL,
 )
 
@@ -35,6 +37,8 @@ class PolicyChoice:
     settings: dict[str, Any] | None = field(hash=False)
     has_offload: bool = False
     is_infinite: bool = False
+    is_lossless: bool = False
+    """Beside a tier without end whose loads take no time."""
 
 
 def parse_policy(name: str) -> PolicyChoice:
@@ -45,17 +49,21 @@ def parse_policy(name: str) -> PolicyChoice:
         raise SimulationError(
             f"--policy: got {name!r}, allowed are {', '.join(allowed)}, each also with "
             '{"setting": value} (JSON), +offload (a DRAM tier) and @infinite (an unlimited pool), '
-            "in that order"
+            "in that order, or with @lossless (a tier without end, loads that take no time)"
         )
     policy = server_policy(match["policy"])
     given = _given_settings(name, policy, match["settings"])
     spelled = json.dumps(given, sort_keys=True, separators=(",", ":")) if given else ""
-    own_name = match["policy"] + spelled + (match["offload"] or "") + (match["infinite"] or "")
+    own_name = match["policy"] + spelled + match["suffix"]
     settings = None
     if not policy.is_stock:
         settings = {"policy": policy.scheduling_policy, **policy.settings, **given}
     return PolicyChoice(
-        own_name, settings, match["offload"] is not None, match["infinite"] is not None
+        own_name,
+        settings,
+        has_offload=match["offload"] is not None,
+        is_infinite=match["infinite"] is not None,
+        is_lossless=match["lossless"] is not None,
     )
 
 

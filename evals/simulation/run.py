@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from .replies import Replies
 
 MAX_INFINITE_BLOCKS = 6_000_000
 """Blocks are objects: this many take 1.5 GB."""
+_NO_TIME_BYTES_S = 1e18
+"""A link for which no load takes time worth telling: a context of 40 GB in 40 ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class Simulation:
         options = options or RunOptions()
         if policy.is_infinite:
             machine = machine.with_blocks(_blocks_for_all(workload, machine))
+        if policy.is_lossless:
+            machine = replace(machine, pcie_bytes_s=_NO_TIME_BYTES_S)
         self.machine = machine
         self._jobs: list[JobOutcome] = []
         self._alone_s = alone_s or {}
@@ -80,7 +85,9 @@ class Simulation:
                 decode=replies.decode,
             )
         if policy.has_offload:
-            self._add_tier(options.dram_gib)
+            self._add_tier(_dram_blocks(machine, options.dram_gib))
+        elif policy.is_lossless:
+            self._add_tier(sys.maxsize)
         self.engine = SimulatedEngine(
             machine, self._scheduler, self._clock, has_jumps=options.has_jumps
         )
@@ -93,14 +100,8 @@ class Simulation:
             on_job_end=self._job_ended,
         )
 
-    def _add_tier(self, dram_gib: float) -> None:
-        if not self.machine.block_bytes:
-            raise SimulationError(
-                "+offload: the profile does not say how large the KV of a token is; "
-                'set "kv_token_bytes" in it'
-            )
-        tier = DramTier(int(dram_gib * GIB / self.machine.block_bytes))
-        self._scheduler.connector.configure(tier, self.machine.block_tokens)
+    def _add_tier(self, num_blocks: int) -> None:
+        self._scheduler.connector.configure(DramTier(num_blocks), self.machine.block_tokens)
 
     def run(self, *, on_job_end: OnJobEnd | None = None) -> SimulatedRun:
         """Play all jobs to their end; `on_job_end` hears of each, and how many have ended."""
@@ -161,8 +162,17 @@ def _shape(machine: Machine, policy: PolicyChoice, options: RunOptions) -> Sched
         max_num_batched_tokens=machine.max_num_batched_tokens,
         max_model_tokens=machine.max_model_tokens,
         settings=settings,
-        connector=CONNECTOR if policy.has_offload else None,
+        connector=CONNECTOR if policy.has_offload or policy.is_lossless else None,
     )
+
+
+def _dram_blocks(machine: Machine, dram_gib: float) -> int:
+    if not machine.block_bytes:
+        raise SimulationError(
+            "+offload: the profile does not say how large the KV of a token is; "
+            'set "kv_token_bytes" in it'
+        )
+    return int(dram_gib * GIB / machine.block_bytes)
 
 
 def _blocks_for_all(workload: Workload, machine: Machine) -> int:

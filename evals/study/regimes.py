@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 STOCK, RELEASED, PAPER = "fcfs", "continuum:released", "continuum:paper"
-UNLIMITED = "fcfs@infinite"
+UNLIMITED, LOSSLESS = "fcfs@infinite", "agentkv@lossless"
 PRESSURED_SHARE = 0.2
 """Of the tokens that stock computes, what it had computed before; a regime with more is pressured.
 Chosen in a gap: of the 42 default regimes (swebench-mini, seed 0) 13 had at most 6.3%, where not

@@ -12,6 +12,7 @@ from typing import Any
 
 from .ideals import ANY_ORDER, IN_ORDER
 from .regimes import (
+    LOSSLESS,
     PAPER,
     RATIO_KEYS,
     RELEASED,
@@ -103,6 +104,9 @@ _ALWAYS = (
     _Mean("p99 JCT", "p99_s", ANY_ORDER, None),
     _Mean("p99 JCT", "p99_s", IN_ORDER, None, or_to=UNLIMITED),
     _Mean("max JCT", "max_s", ANY_ORDER, None),
+    _Mean("mean JCT", "mean_s", LOSSLESS, None),
+    _Mean("p99 JCT", "p99_s", LOSSLESS, None),
+    _Mean("continuing TTFT p99", "ttft_continuing_p99_s", LOSSLESS, None),
 )
 
 

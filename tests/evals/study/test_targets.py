@@ -59,6 +59,15 @@ def test_in_each_regime_the_slower_of_two_yardsticks_counts() -> None:
     assert (target.num_regimes, target.is_met) == (2, None)
 
 
+def test_what_the_same_rules_reach_without_loss_is_told() -> None:
+    """Where it was played, without a limit."""
+    rows = [row("fcfs", 10.0), row("agentkv", 6.0), row("agentkv@lossless", 5.0)]
+    by_name = {target.name: target for target in targets(regimes_of(rows), "agentkv")}
+    target = by_name["recorded tools: mean JCT over agentkv@lossless"]
+    assert (target.value, target.is_met) == (pytest.approx(1.2), None)
+    assert "recorded tools: mean JCT over agentkv@lossless" not in found(6.0)
+
+
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     """Here: no light load."""
     target = found(1.0)["light load: largest distance of any figure from stock"]
