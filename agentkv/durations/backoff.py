@@ -145,15 +145,23 @@ class BackoffEstimator:
         reading = self._readings.get(command.text)
         if reading is None:
             given = prior_input(command)
-            shape = self._prior.raw_score(given.features)
-            mean = math.log(given.typical_s) + min(max(shape, -MAX_SHAPE), MAX_SHAPE)
-            if _is_a_wait(given):
-                mean = math.log(given.typical_s)
+            mean = self._prior_mean(given)
             reading = _Reading(given, keys_of(command, given.main), mean, math.log(given.repeats))
             self._readings[command.text] = reading
             if len(self._readings) > _MAX_READINGS:
                 self._readings.popitem(last=False)
         return reading
+
+    def _prior_mean(self, given: PriorInput) -> float:
+        """Of ln(seconds): no less for the whole than for a part, whatever the trees say."""
+        if _is_a_wait(given):
+            return math.log(given.typical_s)
+        readings = ((given.typical_s, given.features), *given.parts)
+        return max(self._shaped(seconds, features) for seconds, features in readings)
+
+    def _shaped(self, typical_s: float, features: Sequence[float]) -> float:
+        shape = self._prior.raw_score(features)
+        return math.log(typical_s) + min(max(shape, -MAX_SHAPE), MAX_SHAPE)
 
     def _mixture(self, reading: _Reading) -> tuple[list[float], list[tuple[int, int]]]:
         """The bins, and (level, number of runs) of each level that has seen any."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
@@ -38,6 +38,7 @@ FEATURES = (
 )
 """The shape of a command; the programs themselves count by `typical_s` alone, since what trees
 learn of the programs of one project misleads in the next (measured: leave one family out)."""
+_NUM_LASTING, _IS_WHOLE = map(FEATURES.index, ("num_lasting_programs", "is_whole_project"))
 
 # Each searched once in the words of the main program, one a line.
 _WHOLE = re.compile(
@@ -93,14 +94,17 @@ class PriorInput(NamedTuple):
     """Whether the programs of which something is known take most of the time."""
     features: list[float]
     """The values of FEATURES, in that order."""
+    parts: list[tuple[float, list[float]]]
+    """The usual time and the features of parts of it, none of which takes longer than the whole."""
 
 
 def prior_input(command: CommandAnalysis) -> PriorInput:
     times = timed(command)
     programs = [each.program for each in times]
-    main = None
+    main, main_s = None, 0.0
     if times:  # of equals a usual run, not the plan of it
-        main = max(times, key=lambda each: (each.seconds, not mode_of(each.program))).program
+        longest = max(times, key=lambda each: (each.seconds, not mode_of(each.program)))
+        main, main_s = longest.program, longest.seconds
     words = main.argv[1:] if main is not None else ()
     last = programs[-1] if programs else None
     inline_s = _inline_waits_s(programs)
@@ -129,7 +133,19 @@ def prior_input(command: CommandAnalysis) -> PriorInput:
         is_told and all(each.is_known for each in times),
         unknown_s <= typical_s / 2,
         features,
+        list(_parts(typical_s, main_s, features)),
     )
+
+
+def _parts(
+    typical_s: float, main_s: float, features: list[float]
+) -> Iterator[tuple[float, list[float]]]:
+    """A part of the whole project; of several programs that last the one that takes longest."""
+    if features[_IS_WHOLE]:
+        features = [*features[:_IS_WHOLE], 0.0, *features[_IS_WHOLE + 1 :]]
+        yield typical_s, features
+    if features[_NUM_LASTING] > 1:
+        yield main_s + SHORT_S, [*features[:_NUM_LASTING], 1.0, *features[_NUM_LASTING + 1 :]]
 
 
 def _flags_of(words: Sequence[str]) -> list[float]:

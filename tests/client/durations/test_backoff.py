@@ -130,6 +130,22 @@ def test_cold_order_follows_the_text(faster: str, slower: str) -> None:
     assert predictor.predict(faster).p50_s < predictor.predict(slower).p50_s
 
 
+@pytest.mark.parametrize(
+    ("part", "whole"),
+    [
+        ("go test ./pkg", "go test ./..."),
+        ("eslint src", "eslint ."),
+        ("pip install x", "pip install -e ."),
+        ("make", "rm -rf build && cmake -S . && make"),
+        ("npm start", "npm run build && npm start"),
+    ],
+)
+def test_a_whole_takes_no_less_than_a_part(part: str, whole: str) -> None:
+    """However quick whole projects and sequences were where the trees were trained."""
+    predictor = DurationPredictor()
+    assert predictor.predict(whole).p50_s > 0.99 * predictor.predict(part).p50_s
+
+
 def test_runs_of_a_made_up_tool_decide_its_speed() -> None:
     """Ten runs of 8 s make it slow, with other arguments too; ten of 0.2 s make it fast."""
     slow, fast = DurationPredictor(), DurationPredictor()
