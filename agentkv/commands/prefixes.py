@@ -19,6 +19,8 @@ _TIMEOUTS = frozenset({"timeout", "gtimeout"})
 _LOGINS = frozenset({"ssh", "su"})
 _SPLIT_OPTIONS = frozenset({"-S", "--split-string"})
 _ATTACHED_SPLIT = re.compile(r"-[iv0]{0,3}S(.+)", re.DOTALL)
+_FOR_EACH = re.compile(r"-[0rtx]{0,3}(?:[iI].*|[nL][0-9]*)|--(?:replace|max-args|max-lines)\b.*")
+_SIDE_BY_SIDE = re.compile(r"-P.*|--max-procs\b.*")
 _INPUTS = frozenset({":::", ":::+", "::::", "::::+"})
 _PARALLEL = frozenset(
     """
@@ -78,6 +80,14 @@ def unwrap(argv: tuple[str, ...]) -> Unwrapped:
             return Unwrapped(bare, timeout_s, behind.script, behind.argv, counts_itself=itself)
         argv = behind.argv
     return Unwrapped(argv, timeout_s)
+
+
+def runs_for_each(argv: tuple[str, ...]) -> bool:
+    """Whether these words begin with an `xargs` that runs its program once and again."""
+    if argv[0].rsplit("/", 1)[-1] != "xargs":
+        return False
+    options = argv[1 : behind_options(argv, 1, WRAPPERS["xargs"].options)]
+    return any(map(_FOR_EACH.fullmatch, options)) and not any(map(_SIDE_BY_SIDE.match, options))
 
 
 def tighter(limit_s: float | None, other_s: float | None) -> float | None:

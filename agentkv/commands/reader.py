@@ -7,7 +7,7 @@ from tree_sitter import Node
 from agentkv.commands.finders import FINDERS, executed
 from agentkv.commands.interpreters import INTERPRETERS
 from agentkv.commands.loops import is_endless, num_rounds
-from agentkv.commands.prefixes import Unwrapped, unwrap
+from agentkv.commands.prefixes import Unwrapped, runs_for_each, unwrap
 from agentkv.commands.program import Program
 from agentkv.commands.program_list import MAX_PROGRAMS, ProgramList, product
 from agentkv.commands.syntax import parse, text_of, word_of
@@ -226,6 +226,8 @@ class CommandReader:
             self._read_text(found, depth)
         if found.counts_itself and len(self.programs) > first + 1:
             self._found.change(first, first + 1, is_runner=True)
+        if runs_for_each(words):
+            self._found.change(first, is_in_loop=True, rounds=None)
         if found.argv[0] in FINDERS:
             self._read_executed(found.argv, depth)
         if found.timeout_s is not None:

@@ -263,6 +263,10 @@ def test_wait_brings_jobs_back(text: str, awaited: list[str]) -> None:
         ("for i in 1 2; do make & done", [1]),
         ("find . -exec make \\;", [1, None]),
         ("find . -exec make {} +", [1, 1]),
+        ("ls | xargs -n1 make -C", [1, None]),
+        ("ls | xargs -0 -I {} make {}", [1, None]),
+        ("ls | xargs -P 4 -n 1 make", [1, 1]),
+        ("ls | xargs make", [1, 1]),
     ],
 )
 def test_rounds_of_a_program_multiply(text: str, rounds: list[int | None]) -> None:

@@ -114,6 +114,7 @@ def test_cold_verdict_follows_what_is_known_of_programs(text: str, speed: str) -
         ("sleep 5 & sleep 5 & wait", "sleep 5; sleep 5"),
         ("make & kill %1; wait", "make & wait"),
         ("find . -name x", "find . -name x -exec pytest {} +"),
+        ("ls tests | xargs pytest", "ls tests | xargs -n1 pytest"),
         ("docker exec c ls", "docker exec c pytest"),
         ("pytest", "docker run --rm x pytest"),
         ("docker exec c ls", "docker exec c"),
