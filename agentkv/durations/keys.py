@@ -69,7 +69,7 @@ def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:
                 effects[f"{mode}{key} {part.rstrip('/')}"] = None
         if program is main:
             own = [word for word in words if word[:1] != "-"]
-            target = "".join(own[key.count(":") :][:1])[:_MAX_WORD_CHARS]
+            target = "".join(own[_num_own(program) :][:1])[:_MAX_WORD_CHARS]
     alike = f"{'|'.join(sorted(together))} {target} {' '.join(options)}"
     levels = (_own_key(main), alike, "; ".join(shapes))
     first, second, third = (f"{mode_of(main)}{level}"[:_MAX_KEY_CHARS] for level in levels)
@@ -80,6 +80,12 @@ def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:
 def _own_key(program: Program) -> str:
     """Of a `sleep` with what it waits: runs of other lengths say nothing of it."""
     return " ".join(program.argv) if program.name == "sleep" else program.key
+
+
+def _num_own(program: Program) -> int:
+    """How many of its words but options are no target: what its key names, and inline code."""
+    named = program.key.split(":")[1:]
+    return sum(part[:1] != "-" for part in named) + bool(program.code)
 
 
 def _words(program: Program) -> tuple[str, ...]:

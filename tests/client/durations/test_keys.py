@@ -24,6 +24,9 @@ def _num_shared(text: str, other: str) -> int:
         ("tool --job 1 x", "tool --job 2 x", 2),
         ("make a", "make b", 0),
         ("make -j2", "make -j8", 3),
+        ("python -m pytest a.py", "python -m pytest b.py", 1),
+        ("python -m pytest a.py -q", "python -m pytest -q a.py", 2),
+        ("python -c 'a()'", "python -c 'b()'", 2),
         # what lasts as its words say shares nothing with other words
         ("sleep 1", "sleep 600", 0),
         ("sleep 1", "sleep $N", 0),
