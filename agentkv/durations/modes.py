@@ -4,9 +4,10 @@ stopped, go to the background. Its usual runs say nothing of such a run."""
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from agentkv.commands import Program
+from agentkv.commands.interpreters import SHELLS
 from agentkv.commands.program import runs_tasks, takes_operands
 from agentkv.durations.waits import has_letter, runs_until_stopped
 
@@ -17,6 +18,21 @@ _ANSWERS = frozenset({"help", "version"})
 _SHORT = frozenset({"-V", "-h"})
 """They ask where they stand alone, but not of those with whom they are usual."""
 _NO_QUESTION = frozenset({"ctest", "df", "du", "free", "ls", "mvn", "sort"})
+_ASKED_BY_V = frozenset(
+    """
+    bun bundle clang cmake docker eslint g++ gcc gem git gradle gradlew helm jest make mvn mvnw
+    nginx node npm npx php pnpm prettier ruby terraform tsc vite webpack yarn
+    """.split()  # noqa: SIM905 - the list reads best as text
+)
+"""With others a lone `-v` makes a usual run say more."""
+_SYNTAX_CHECKS = {
+    **dict.fromkeys(SHELLS, frozenset({"-n"})),
+    "node": frozenset({"--check", "-c"}),
+    "perl": frozenset({"-c", "-wc", "-cw"}),
+    "php": frozenset({"-l"}),
+    "ruby": frozenset({"-c", "-wc", "-cw"}),
+}
+"""Options that have a script read, not run."""
 _PASSES_ON = (":exec", ":run")
 """What stands behind these is for another program, mostly one that is built or started first."""
 _PLANS = re.compile(
@@ -48,15 +64,22 @@ def mode_of(program: Program) -> str:
         return "endless "
     if detaches(program):
         return "detached "
-    return "plan " if _tells_its_plan(program) else ""
+    return "plan " if tells_its_plan(program) else ""
 
 
 def is_question(program: Program) -> bool:
     """Whether it is only asked for its help or its version: `pytest --help`, `docker version`.
 
-    A version with a word behind it is an argument: `helm install x --version 1.2`.
+    Or whether a script is in order: `bash -n x.sh`. A version with a word behind it is an
+    argument: `helm install x --version 1.2`.
     """
     words = program.argv[1:]
+    if words == ("-v",) and program.name in _ASKED_BY_V:
+        return True
+    if checks := _SYNTAX_CHECKS.get(program.name):
+        options = takewhile(lambda word: word[:1] == "-", words)
+        if not checks.isdisjoint(options):
+            return True
     if len(words) == 1 and words[0] in _HELP | _VERSION | _SHORT:
         return words[0] not in _SHORT or program.name not in _NO_QUESTION
     if takes_operands(program.name):
@@ -83,7 +106,7 @@ def detaches(program: Program) -> bool:
     )
 
 
-def _tells_its_plan(program: Program) -> bool:
+def tells_its_plan(program: Program) -> bool:
     """Whether it only says what it would do: `pytest --collect-only`, `make -n`."""
     words = program.argv[1:]
     is_dry_make = program.name == "make" and "-n" in words

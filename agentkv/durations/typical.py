@@ -13,7 +13,7 @@ from importlib import resources
 from agentkv.commands import Program
 from agentkv.commands.interpreters import INTERPRETERS
 from agentkv.commands.program import runs_tasks
-from agentkv.durations.modes import detaches, is_question
+from agentkv.durations.modes import detaches, is_question, tells_its_plan
 from agentkv.durations.waits import (
     ENDLESS_S,
     ping_s,
@@ -28,6 +28,8 @@ UNKNOWN_S = 1.0
 _WORD_ENDS = re.compile(r"[:._/-]+")
 _SCRIPT_ENDINGS = (".sh", ".py", ".js", ".rb", ".pl")
 _QUESTION_S = 0.2
+_PLAN_S = 1.0
+"""At most, of saying what would be done: `pytest --collect-only`, `make -n`."""
 _SETTINGS = re.compile(r"(?:.*/)?(?:activate|\.env|\.\w*rc|\.\w*profile|nvm\.sh|env)")
 _SETTINGS_S = 0.1
 """Of reading an environment into the shell."""
@@ -74,6 +76,8 @@ def typical_s(program: Program) -> float | None:
     if program.name in _SEARCHES and not _WHOLE_DISK.isdisjoint(program.argv):
         return _WHOLE_DISK_S
     known_s = _known_s(program)
+    if known_s is not None and tells_its_plan(program):
+        return min(known_s, _PLAN_S)
     return _DETACH_S if known_s == ENDLESS_S and detaches(program) else known_s
 
 

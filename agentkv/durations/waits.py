@@ -21,6 +21,7 @@ _FOLLOWERS = {
     "kubectl:get": "w",
     "kubectl:logs": "f",
     "nc": "l",
+    "nvidia-smi": "l",
     "ncat": "l",
     "netcat": "l",
     "php": "S",
@@ -33,6 +34,7 @@ _FOLLOWERS = {
 # The same of programs that run so without them.
 _UNTIL_STOPPED = {
     "docker-compose:up": "d",
+    "docker:stats": "",
     "docker:compose:up": "d",
     "htop": "",
     "podman:compose:up": "d",
@@ -41,7 +43,7 @@ _UNTIL_STOPPED = {
 }
 _NAMES = frozenset(key.partition(":")[0] for key in (*_FOLLOWERS, *_UNTIL_STOPPED))
 _WATCH_FLAGS = frozenset({"--watch", "--watchAll", "--watch-all", "--watch=true"})
-_END_FLAGS = frozenset({"--detach", "--wait", "--no-start", "--chgexit"})
+_END_FLAGS = frozenset({"--detach", "--wait", "--no-start", "--no-stream", "--chgexit"})
 _LETTERS = re.compile(r"-[0-9]{0,6}([a-zA-Z]{1,20})[0-9]{0,6}")
 _READS_INPUT = frozenset({"cat", "read", "sort", "tee", "uniq", "wc"})
 

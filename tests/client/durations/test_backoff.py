@@ -103,6 +103,7 @@ def test_cold_verdict_follows_what_is_known_of_programs(text: str, speed: str) -
         ("sleep 1", "sleep 10"),
         ("pytest --help", "pytest"),
         ("python -m http.server --help", "python -m http.server"),
+        ("docker stats --no-stream", "docker stats"),
         ("npm run dev -- --help", "npm run dev"),
         ("uvicorn --version", "uvicorn app"),
         ("sleep 60 & ls", "sleep 60 && ls"),

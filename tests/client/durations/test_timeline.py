@@ -29,6 +29,13 @@ from agentkv.durations.timeline import end_s, limit_s, sleeps_s, timed
         ("timeout 0 sleep 30", 30),
         ("yes > /dev/null", 60),
         ("yes | head", 0),
+        # a plan, an answer
+        ("pytest --collect-only -q", 1),
+        ("npx jest --listTests", 1),
+        ("make -n all", 1),
+        ("npm publish --dry-run", 1),
+        ("npm -v && mvn -v", 0.4),
+        ("bash -n run.sh", 0.2),
     ],
 )
 def test_the_last_awaited_program_ends_it(text: str, seconds: float) -> None:
