@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 
 from agentkv.commands.interpreters import INTERPRETERS, Invocation, code_option, invocation
 
@@ -35,6 +36,9 @@ _NESTED = {
     "gh": frozenset({"pr", "run", "issue"}),
     "uv": frozenset({"pip", "run", "tool"}),
     "aws": frozenset({"s3"}),
+    "git": frozenset({"lfs"}),
+    "go": frozenset({"mod", "tool"}),
+    **dict.fromkeys(("conda", "mamba", "micromamba"), frozenset({"env"})),
     **dict.fromkeys(("az", "gcloud"), frozenset({"container", "run"})),
     **dict.fromkeys(_RUNS_TASKS, _TASK_VERBS),
 }
@@ -56,10 +60,25 @@ _OWN_VALUE_OPTIONS = {
     "hatch": _VALUE_OPTIONS | {"-e", "--env"},
     "mvn": _VALUE_OPTIONS | {"-pl", "--projects", "-P"},
     "make": _VALUE_OPTIONS | {"-I", "-W", "-o"},
+    "cmake": frozenset({"-B", "-S", "-G", "-D", "-C", "-A", "-T", "--preset"}),
+    "celery": _VALUE_OPTIONS | {"-A", "--app"},
+    **dict.fromkeys(("gradle", "gradlew"), frozenset({"-x", "-p", "-b", "-I", "-c", "--tests"})),
 }
 _NO_SUBCOMMAND = {"make": re.compile(r"[0-9]+|\w+[:+?]?=.*"), "cargo": re.compile(r"\+.*")}
 """Words before the subcommand: `make -j 8 V=1 test`, `cargo +nightly test`."""
 _SUBCOMMAND = re.compile(r"[a-z][a-z0-9:_-]{0,30}")
+_OWN_SUBCOMMANDS = {
+    "mix": re.compile(r"[a-z][a-z0-9._]{0,30}"),
+    **dict.fromkeys(("gradle", "gradlew"), re.compile(r":?[a-z][A-Za-z0-9:_-]{0,60}")),
+}
+_MODES = {
+    "cmake": frozenset({"--build", "--install"}),
+    "dpkg": frozenset({"-i", "--install"}),
+    "node": frozenset({"--test"}),
+    "pacman": frozenset({"-S", "-Sy", "-Syu", "-U"}),
+    "rpm": frozenset({"-i", "-ivh", "-U", "-Uvh"}),
+}
+"""Options that say what is done, as a subcommand does elsewhere."""
 _VERSION_SUFFIX = re.compile(r"^(python|pip|node|ruby|perl|php|gcc|clang|go)-?[0-9][0-9.]*$")
 _SCRIPT_CHARS = 64
 
@@ -132,6 +151,8 @@ def program_key(name: str, argv: tuple[str, ...]) -> str:
 
 def key_and_code(name: str, argv: tuple[str, ...]) -> tuple[str, str]:
     """The program's key, and the code that an interpreter is given on its command line."""
+    if mode := _mode(name, argv):
+        return f"{name}:{mode}", ""
     if name in INTERPRETERS:
         found = invocation(name, argv)
         return _interpreter_key(name, found), found.what if found.kind == "code" else ""
@@ -146,11 +167,30 @@ def module_argv(name: str, argv: tuple[str, ...]) -> tuple[str, ...]:
     return (found.what, *found.arguments) if found and found.kind == "module" else ()
 
 
+def behind_verb(name: str, key: str) -> str:
+    """What a key has behind a subcommand with subcommands of its own: `clean` of `npm:run:clean`.
+
+    All behind the name where it has none.
+    """
+    rest = key.partition(":")[2]
+    verb, _, own = rest.partition(":")
+    return own if own and verb in _NESTED.get(name, ()) else rest
+
+
+def _mode(name: str, argv: tuple[str, ...]) -> str | None:
+    modes = _MODES.get(name)
+    if modes is None:
+        return None
+    options = takewhile(lambda word: word[:1] == "-", argv[1:12])
+    return next((word for word in options if word in modes), None)
+
+
 def _subcommands(name: str, argv: tuple[str, ...]) -> list[str]:
     """The word after the program's own options that looks like a subcommand, and its own one."""
     found: list[str] = []
     value_options = _OWN_VALUE_OPTIONS.get(name, _VALUE_OPTIONS)
     skipped = _NO_SUBCOMMAND.get(name)
+    pattern = _OWN_SUBCOMMANDS.get(name, _SUBCOMMAND)
     words = iter(argv[1:12])
     for word in words:
         if word[:1] == "-":
@@ -158,10 +198,10 @@ def _subcommands(name: str, argv: tuple[str, ...]) -> list[str]:
                 next(words, None)
         elif skipped is not None and skipped.fullmatch(word):
             continue
-        elif not _SUBCOMMAND.fullmatch(word):
+        elif not pattern.fullmatch(word):
             break
         else:
-            found.append(word)
+            found.append(word.lstrip(":"))
             if len(found) == 2 or word not in _NESTED.get(name, ()):
                 break
     return found

@@ -1,7 +1,8 @@
 """How long well-known programs usually take: what is known of a command before it was ever run.
 
 The figures are in `typical.toml`. The first match counts: the program's key, then words such as
-`test` or `install` in its subcommand or task, then its name.
+`test` or `install` in its subcommand or task, then its name. A module that an interpreter runs
+takes what it takes as a program.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from importlib import resources
 
 from agentkv.commands import Program
 from agentkv.commands.interpreters import INTERPRETERS
-from agentkv.commands.program import runs_tasks
+from agentkv.commands.program import (
+    behind_verb,
+    module_argv,
+    program_key,
+    runs_tasks,
+    takes_operands,
+)
 from agentkv.durations.modes import detaches, is_question, tells_its_plan
 from agentkv.durations.waits import (
     ENDLESS_S,
@@ -55,6 +62,18 @@ def _read_tables() -> list[dict[str, float]]:
 
 
 _BY_KEY, _BY_NAME, _BY_WORD, _BY_TASK, _BY_RUNNER = _read_tables()
+_ALIASES = {
+    **dict.fromkeys(("docker-compose", "podman-compose"), "docker:compose"),
+    **dict.fromkeys(("podman", "nerdctl"), "docker"),
+    **dict.fromkeys(("mamba", "micromamba"), "conda"),
+    "bazelisk": "bazel",
+    "gmake": "make",
+    "gradlew": "gradle",
+    "mvnw": "mvn",
+    "oc": "kubectl",
+    "tofu": "terraform",
+}
+"""Programs that do the same as one in the tables."""
 
 
 def typical_s(program: Program) -> float | None:
@@ -82,27 +101,48 @@ def typical_s(program: Program) -> float | None:
 
 
 def _known_s(program: Program) -> float | None:
-    known = _BY_KEY.get(program.key)
-    if known is not None:
-        return known
-    told_s = _told_s(program)
-    by_name_s = _BY_NAME.get(program.name)
-    if told_s >= _LASTING_S and by_name_s is not None:
-        return max(told_s, by_name_s)  # `playwright test` takes what playwright takes
-    return told_s or by_name_s
+    module = module_argv(program.name, program.argv)
+    if module and not takes_operands(module[0]):  # `python -m test` is not the shell's
+        known_s = _listed_s(module[0], program_key(module[0], module))
+        if known_s is not None:
+            return known_s
+    return _listed_s(program.name, program.key)
 
 
-def _told_s(program: Program) -> float:
+def _listed_s(name: str, key: str) -> float | None:
+    if alias := _ALIASES.get(name):
+        name, key = alias.partition(":")[0], alias + key.removeprefix(name)
+    known_s = _BY_KEY.get(key)
+    if known_s is not None:
+        return known_s
+    rest = key.partition(":")[2]
+    own = behind_verb(name, key)
+    told_s = _told_s(name, own)
+    if not told_s and own != rest:  # then what stands before it: `gh:run` of `gh:run:view`
+        known_s = _BY_KEY.get(key.removesuffix(f":{own}"))
+        if known_s is not None:
+            return known_s
+        told_s = _told_s(name, rest)
+    by_name_s = _BY_NAME.get(name)
+    if not told_s or by_name_s is None:
+        return told_s or by_name_s
+    # `playwright test` takes what playwright takes, `flutter doctor` the time that flutter starts
+    return max(told_s, by_name_s if told_s >= _LASTING_S else min(by_name_s, _LASTING_S))
+
+
+def _told_s(name: str, rest: str) -> float:
     """What the words of its subcommand say, and of the name of a project's own script or task."""
-    name, _, rest = program.key.partition(":")
     is_script = name.startswith("./") or name.endswith(_SCRIPT_ENDINGS)
-    is_task = name in INTERPRETERS or name in _TASK_RUNNERS or runs_tasks(name)
+    is_runner = name in _TASK_RUNNERS or runs_tasks(name)
     words = _words_of(f"{name} {rest}" if is_script else rest)
-    tasks = _words_of(name if is_script else rest if is_task else "")
+    tasks = _words_of(name if is_script else rest if is_runner or name in INTERPRETERS else "")
+    programs = rest.split(":") if is_runner else []  # `yarn jest`, `npm run eslint:fix`
+    lasting = (_BY_NAME.get(word, 0.0) for word in programs)
     return max(
         (
             *(_BY_WORD.get(word, 0.0) for word in words),
             *(_BY_TASK.get(word, 0.0) for word in tasks),
+            *(seconds for seconds in lasting if seconds >= _LASTING_S),
         ),
         default=0.0,
     )

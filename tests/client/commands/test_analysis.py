@@ -117,6 +117,17 @@ KEYS = [
     ("make -j 8 V=1 test", ["make:test"]),
     ("cargo +nightly test", ["cargo:test"]),
     ("docker compose -f x.yml up -d", ["docker:compose:up"]),
+    ("conda env create -f e.yml", ["conda:env:create"]),
+    ("go mod download", ["go:mod:download"]),
+    ("mix deps.get", ["mix:deps.get"]),
+    ("./gradlew -x test :app:assembleDebug", ["gradlew:app:assembleDebug"]),
+    ("celery -A app worker", ["celery:worker"]),
+    ("cmake -B build -S .", ["cmake"]),
+    # an option in the place of a subcommand
+    ("cmake --build build -j8", ["cmake:--build"]),
+    ("node --test x.test.js", ["node:--test"]),
+    ("node x.js --test", ["node:x.js"]),
+    ("sudo dpkg --force-all -i x.deb", ["dpkg:-i"]),
     # programs that run others and take time of their own
     ("find . -name x -exec pytest {} \\;", ["find", "pytest"]),
     ("find . -execdir go test {} + -print", ["find", "go:test"]),

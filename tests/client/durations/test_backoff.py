@@ -25,6 +25,7 @@ FAST = [
     "node --version",
     "command -v make",
     "docker exec -w /testbed c cat a.py",
+    *("pkill -f 'python server.py'", "tmux send-keys -t x 'npm test' Enter"),
 ]
 SLOW = [
     "pip install torch",
@@ -68,6 +69,9 @@ SLOW = [
     "docker exec c apt-get update",
     *("docker exec c npm ci", "docker compose run web npm ci", "kubectl exec p -- npm ci"),
     "source venv/bin/activate && pip install x",
+    # under another name, or by an option
+    *("./mvnw test", "podman build .", "docker-compose build", "yarn", "cmake --build build -j8"),
+    *("mvn spring-boot:run", "./gradlew bootRun", "mix phx.server", "celery -A app worker"),
     # what is unknown takes little of it
     "frobnicate; docker build .",
 ]
@@ -79,6 +83,10 @@ UNCERTAIN = [
     # a service manager starts something, or a server goes to the background, and returns
     *("systemctl start nginx", "docker start x", "pg_ctl start -D x", "service redis-server start"),
     *("redis-server --daemonize yes", "mongod --fork --logpath x", "gunicorn -D app:app"),
+    # what takes long to start takes a moment to answer
+    *("gh pr list", "aws s3 ls", "flutter doctor", "conda env list", "python -m pip list"),
+    *("node --test", "dpkg -i x.deb", "git lfs pull", "./gradlew clean"),
+    *("yarn frobnicate", "npm run frobnicate"),
     *("timeout 0s make", "find . -name x -exec pytest {} +", "python -W ignore -m pytest"),
 ]
 
@@ -119,6 +127,17 @@ def test_cold_verdict_follows_what_is_known_of_programs(text: str, speed: str) -
         ("docker exec c ls", "docker exec c pytest"),
         ("pytest", "docker run --rm x pytest"),
         ("docker exec c ls", "docker exec c"),
+        # a task counts, not the verb before it
+        ("npm run lint:fix", "npm run build"),
+        ("npm run clean", "npm run test"),
+        ("gh run view 1", "gh run watch 1"),
+        ("conda env list", "conda env create"),
+        ("go mod tidy", "go mod download"),
+        # so does a module as the program that it is, and one behind a task runner
+        ("python -m pip list", "python -m pip install x"),
+        ("python -m py_compile a.py", "python -m mypy a.py"),
+        ("yarn tsc", "yarn jest"),
+        ("cmake --install build", "cmake --build build"),
         ("timeout 5 bash -c 'while true; do ls; done'", "while true; do ls; done"),
         (
             "for i in 1 2; do sleep 2; done",
@@ -146,6 +165,27 @@ def test_a_whole_takes_no_less_than_a_part(part: str, whole: str) -> None:
     """However quick whole projects and sequences were where the trees were trained."""
     predictor = DurationPredictor()
     assert predictor.predict(whole).p50_s > 0.99 * predictor.predict(part).p50_s
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("docker-compose up -d", "docker compose up -d"),
+        ("podman build .", "docker build ."),
+        ("./mvnw -q test", "mvn -q test"),
+        ("./gradlew build", "gradle build"),
+        ("bazelisk test //x", "bazel test //x"),
+        ("mamba env create", "conda env create"),
+        ("python -m flake8 src", "flake8 src"),
+        ("python -m coverage report", "coverage report"),
+        ("yarn eslint src", "npx eslint src"),
+    ],
+)
+def test_what_does_the_same_takes_the_same(text: str, other: str) -> None:
+    """Under another name, as a module of Python, or behind a package manager."""
+    predictor = DurationPredictor()
+    expected_s = predictor.predict(other).p50_s
+    assert predictor.predict(text).p50_s == pytest.approx(expected_s, rel=0.01)
 
 
 def test_runs_of_a_made_up_tool_decide_its_speed() -> None:
