@@ -30,7 +30,7 @@ Source = Literal[
 
 COMMAND_ARGUMENTS = ("command", "cmd", "script", "code", "argv")
 """Arguments of a bash-like tool that hold its command: text or a list of words; the first that is
-there counts, and without any `commands`, a list of texts that run one after the other."""
+there counts, and without any `commands`, a text or a list of texts that run one after the other."""
 
 _BEFORE_ARGS = ("command", "cmd")
 """Of these `args` may hold the words behind a program's name."""
@@ -101,7 +101,8 @@ def command_in(arguments: Mapping[str, object]) -> str | None:
             return None
         if program := _strings(value):
             return shlex.join([*program, *(words or ())])
-    lines = _strings(arguments.get("commands")) or []
+    commands = arguments.get("commands")
+    lines = [commands] if isinstance(commands, str) else _strings(commands) or []
     return strip_blank_lines("\n".join(lines)) or None
 
 

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from agentkv.tool_calls.call import Source, call_of, is_bash_like
+from agentkv.tool_calls.call import COMMAND_ARGUMENTS, Source, call_of, is_bash_like
 from agentkv.tool_calls.heredocs import end_of_heredoc_around, opens_unclosed_heredoc
 from agentkv.tool_calls.messages import arguments_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText
@@ -34,6 +34,8 @@ _CALL_OPENER = re.compile(rf"<tool_call>|<{_CALL}[=\s]")
 _FRESH_CALL = re.compile(
     rf"\n\s*+(?=<{_CALL}[=\s]|<tool_call>\s*+(?:<{_CALL}[=\s]|[\w.:/-]{{1,100}}+\s*+<arg_key>))"
 )
+# A test of bash has a blank behind its bracket.
+_WORDS = re.compile(r"\s*+\[(?:\n\s*+)?\"")
 _END_OF_WRAPPER = re.compile(r"\s*+\Z")
 _PARAMETER = rf"{_PREFIX}parameter(?:=|\s++name\s*+=\s*+)"
 # No element that closes itself, as in files of other dialects.
@@ -128,7 +130,8 @@ def _read_call(
         argument = key["key"].strip()
         is_broken |= bool(arguments.get(argument))
         value = _line_trimmed(reply.text[key.end() : end.start()])
-        arguments[argument] = _typed(value, key["typing"])
+        is_command = argument in COMMAND_ARGUMENTS and is_bash_like(name.strip())
+        arguments[argument] = _typed(value, key["typing"], is_command=is_command)
         position = end.end() if end["closes"] else end.start()
     if not (closer := dialect.end_of_call.match(reply.text, position)):
         return Reading(position)
@@ -168,9 +171,9 @@ def _json_arguments(reply: ReplyText, start: int) -> tuple[dict[str, object], in
     return (dict(arguments), decoded[1]) if arguments is not None else None
 
 
-def _typed(value: str, typing: str) -> object:
-    """DeepSeek V3.2 says which values are JSON; all others are text."""
-    if 'string="false"' not in typing:
+def _typed(value: str, typing: str, *, is_command: bool) -> object:
+    """DeepSeek V3.2 says which values are JSON; others are text, but a command a list of words."""
+    if 'string="false"' not in typing and not (is_command and _WORDS.match(value)):
         return value
     try:
         return json.loads(value)

@@ -51,6 +51,7 @@ def test_a_broken_structured_call_does_not_make_text_a_call() -> None:
         ('{"cmd": "ls"}', "ls"),
         ('{"code": "ls"}', "ls"),
         ({"script": "\nls\n"}, "ls"),
+        ('{"commands": "ls"}', "ls"),
         ('{"command": ["grep", "-r", "a b"]}', "grep -r 'a b'"),
         ('{"command": ["bash", "-lc", "ls | wc"]}', "bash -lc 'ls | wc'"),
         ('{"argv": ["ls", "-l"]}', "ls -l"),
