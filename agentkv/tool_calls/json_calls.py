@@ -1,4 +1,4 @@
-"""Calls written as JSON: in tags (Hermes, Qwen), after a token (Llama, Mistral), or bare."""
+"""Calls written as JSON: in tags (Hermes, Nemotron), after a token (Llama, Cohere), or bare."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ from agentkv.tool_calls.messages import arguments_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText
 from agentkv.tool_calls.thoughts import thought_that_ends
 
-TAG_OPENER = r"<(?:tool_call|tool_calls|function_call)>\s*+(?:```(?:json)?+\s*+)?+(?=[{\[])"
-PYTHON_TAG_OPENER = r"<\|python_tag\|>\s*+(?=[{\[])"
+TAG_OPENER = (
+    r"<(?:tool_call|tool_calls|function_call|TOOLCALL)>\s*+(?:```(?:json)?+\s*+)?+(?=[{\[])"
+)
+TOKEN_OPENERS = (
+    r"<\|python_tag\|>\s*+(?=[{\[])",
+    r"<\|START_ACTION\|>\s*+(?=[{\[])",  # Cohere
+    r"functools(?=\[\s{0,20}\{)",  # Phi-4, Firefunction
+)
+_NAMES = ("name", "function", "tool_name")
+_IDS = ("id", "tool_call_id")
 _FIRST_KEY = r'"(?:name|type|id|function|arguments|parameters)"\s*+:'
 BARE_OPENERS = (rf"\{{\s*+{_FIRST_KEY}", rf"\[\s*+\{{\s*+{_FIRST_KEY}")
 
 _ARGUMENTS = ("arguments", "parameters")
 _BETWEEN_VALUES = re.compile(r"\s*+[;,]?\s*+(?=\{)")
 _END_OF_BARE = re.compile(r"[ \t]*+[;,]?[ \t]*+(?=\n|<|\{|\Z)")
-_TAG = re.compile(r"</?(tool_call|tool_calls|function_call)>")
+_TAG = re.compile(r"</?(tool_call|tool_calls|function_call|TOOLCALL)>")
 
 
 def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading:
@@ -37,8 +45,8 @@ def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading:
     return thought_that_ends(reply, end, limit) or Reading(limit)
 
 
-def read_python_tag(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """Llama: JSON objects, separated by semicolons, after the token."""
+def read_token(reply: ReplyText, opener: re.Match[str]) -> Reading:
+    """Llama: JSON objects, separated by semicolons, after the token; others: a list of them."""
     values, end = _values_at(reply, opener.end())
     return Reading(end, [call for value in values for call in calls_in(value, "llama")])
 
@@ -66,9 +74,9 @@ def calls_in(value: object, source: Source) -> list[ToolCall]:
 def _call_in(entry: object, source: Source) -> ToolCall | None:
     if not isinstance(entry, dict):
         return None
-    call_id = entry.get("id")
+    call_id = next((entry[key] for key in _IDS if key in entry), None)
     entry = _function_of(entry)
-    name = entry.get("name") or entry.get("function")
+    name = next((entry[key] for key in _NAMES if entry.get(key)), None)
     raw = next((entry[key] for key in _ARGUMENTS if key in entry), None)
     arguments = arguments_of(raw)
     if not isinstance(name, str) or arguments is None:

@@ -31,7 +31,7 @@ READERS: Mapping[str, tuple[_Reader, tuple[str, ...]]] = {
     "invoke": (xml_calls.read_invoke, (xml_calls.INVOKE_OPENER,)),
     "pythonic": (pythonic_calls.read_token, (pythonic_calls.TOKEN_OPENER,)),
     "pythonicbare": (pythonic_calls.read_bare, (pythonic_calls.BARE_OPENER,)),
-    "pythontag": (json_calls.read_python_tag, (json_calls.PYTHON_TAG_OPENER,)),
+    "jsontoken": (json_calls.read_token, json_calls.TOKEN_OPENERS),
     "kimi": (token_calls.read_kimi, (token_calls.KIMI_OPENER,)),
     "kimibare": (token_calls.read_kimi_bare, (token_calls.KIMI_BARE_OPENER,)),
     "deepseek": (token_calls.read_deepseek, (token_calls.DEEPSEEK_OPENER,)),
