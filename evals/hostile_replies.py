@@ -62,6 +62,8 @@ UNITS = (
     "<TOOLCALL>[",
     "<|START_ACTION|>[",
     "functools[{",
+    "<write_to_file>\n<",
+    "<new_task><a></new_task>\n",
     '<function=sh><parameter=cmd>["a",',
     '<tool_call>{"a":"',
     '<tool_call>{\\"',

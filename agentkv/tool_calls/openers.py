@@ -39,6 +39,7 @@ READERS: Mapping[str, tuple[_Reader, tuple[str, ...]]] = {
     "mistral": (token_calls.read_mistral, (token_calls.MISTRAL_OPENER,)),
     "mistralargs": (token_calls.read_mistral_args, (token_calls.MISTRAL_ARGS_OPENER,)),
     "tagged": (tagged_calls.read_tag, (tagged_calls.OPENER,)),
+    "othertag": (tagged_calls.read_other, (tagged_calls.OTHER_OPENER,)),
     "bare": (json_calls.read_bare, json_calls.BARE_OPENERS),
 }
 _OPENERS = {

@@ -36,7 +36,21 @@ _INNER_COMMAND = re.compile(r"\s*+<command>(.*)</command>", re.DOTALL)
 # No bash starts with backticks: a model that fenced its command within the tag.
 _INNER_FENCE = re.compile(r"\s*+```\w*+\n(.*?)\n?```\s*", re.DOTALL)
 
+_OTHER_TAGS = (
+    "write_to_file",
+    "replace_in_file",
+    "apply_diff",
+    "insert_content",
+    "search_and_replace",
+    "attempt_completion",
+    "ask_followup_question",
+    "plan_mode_respond",
+    "new_task",
+)
+_ENDS_OF_OTHER = {tag: re.compile(f"</{tag}>") for tag in _OTHER_TAGS}
+
 OPENER = rf"<(?P<tag>(?i:{'|'.join(_TAGS)}))>"
+OTHER_OPENER = rf"<(?P<other_tag>{'|'.join(_OTHER_TAGS)})>(?=\s*+<)"
 
 
 def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
@@ -57,6 +71,14 @@ def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
     if fence := _INNER_FENCE.fullmatch(body):
         body = fence[1]
     return Reading(closer.end(), bash_call(body if "\n" in body else body.strip(), "tagged"))
+
+
+def read_other(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
+    """Cline's other tools: what they write or say may show commands, and runs none."""
+    if not reply.is_at_line_start(opener.start()):
+        return None
+    end = reply.next(_ENDS_OF_OTHER[opener["other_tag"]], opener.end())
+    return Reading(end.end()) if end else reply.cut_off
 
 
 def _next_tag(reply: ReplyText, opener: re.Match[str]) -> re.Match[str] | None:
