@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from agentkv.commands.interpreters import INTERPRETERS, Invocation, code_option, invocation
@@ -165,6 +165,17 @@ def module_argv(name: str, argv: tuple[str, ...]) -> tuple[str, ...]:
     """A module that an interpreter runs, and the words behind it; empty if it runs none."""
     found = invocation(name, argv) if name in INTERPRETERS else None
     return (found.what, *found.arguments) if found and found.kind == "module" else ()
+
+
+def module_of(program: Program) -> Program | None:
+    """The module that an interpreter runs, as the program that it is by itself: `pip` of `-m pip`.
+
+    None if it runs none, or one that is called like a shell command: `python -m test`.
+    """
+    argv = module_argv(program.name, program.argv)
+    if not argv or argv[0] in _TAKES_OPERANDS:
+        return None
+    return replace(program, name=argv[0], key=program_key(argv[0], argv), argv=argv)
 
 
 def behind_verb(name: str, key: str) -> str:

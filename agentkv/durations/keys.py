@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
+from agentkv.commands.program import module_of
 from agentkv.durations.modes import mode_of
 
 # They shape another program's output; their own time hardly counts.
@@ -42,6 +43,8 @@ def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:
     if main is None:
         return Keys(("", "", "", text), ("*",))
     core = [p for p in command.programs if p.name not in _FILTERS and not p.is_background] or [main]
+    # `python -m pip install x` is a `pip install x`
+    core, main = [module_of(p) or p for p in core], module_of(main) or main
     modes = [mode_of(program) for program in core]
     effects = dict.fromkeys(
         (
@@ -67,7 +70,7 @@ def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:
         for part in (*flags, *operands):
             if part != "*":
                 effects[f"{mode}{key} {part.rstrip('/')}"] = None
-        if program is main:
+        if program == main:
             own = [word for word in words if word[:1] != "-"]
             target = "".join(own[_num_own(program) :][:1])[:_MAX_WORD_CHARS]
     alike = f"{'|'.join(sorted(together))} {target} {' '.join(options)}"

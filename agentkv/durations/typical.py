@@ -13,13 +13,7 @@ from importlib import resources
 
 from agentkv.commands import Program
 from agentkv.commands.interpreters import INTERPRETERS
-from agentkv.commands.program import (
-    behind_verb,
-    module_argv,
-    program_key,
-    runs_tasks,
-    takes_operands,
-)
+from agentkv.commands.program import behind_verb, module_of, runs_tasks
 from agentkv.durations.modes import detaches, is_question, tells_its_plan
 from agentkv.durations.waits import (
     ENDLESS_S,
@@ -101,9 +95,8 @@ def typical_s(program: Program) -> float | None:
 
 
 def _known_s(program: Program) -> float | None:
-    module = module_argv(program.name, program.argv)
-    if module and not takes_operands(module[0]):  # `python -m test` is not the shell's
-        known_s = _listed_s(module[0], program_key(module[0], module))
+    if module := module_of(program):
+        known_s = _listed_s(module.name, module.key)
         if known_s is not None:
             return known_s
     return _listed_s(program.name, program.key)

@@ -26,6 +26,12 @@ def _num_shared(text: str, other: str) -> int:
         ("make -j2", "make -j8", 3),
         ("python -m pytest a.py", "python -m pytest b.py", 1),
         ("python -m pytest a.py -q", "python -m pytest -q a.py", 2),
+        # a module is the program that it is by itself
+        ("python -m pip list", "python -m pip install x", 0),
+        ("python -m pip list", "pip list", 3),
+        ("python -m pytest -q a.py", "pytest -q a.py", 3),
+        ("python -m pytest --help", "pytest --help", 3),
+        ("python -m test", "test -f x", 0),
         ("python -c 'a()'", "python -c 'b()'", 2),
         # what lasts as its words say shares nothing with other words
         ("sleep 1", "sleep 600", 0),
