@@ -46,9 +46,17 @@ _WHOLE = re.compile(
     re.MULTILINE,
 )
 _SELECTION = re.compile(
-    r"^(?:-run|-k|--filter|--grep|-t|--testNamePattern|--test|--lib|--only|-bench|--tests)(?:=|$)"
-    r"|::|_test\.|test_[^\n]{0,80}\.py$|\.(?:test|spec)\.[jt]sx?$|_spec\.rb$",
+    r"^(?:-run|-k|--filter|--grep|-t|--testNamePattern|--test|--lib|--only|-bench|--tests|-Dtest)"
+    r"(?:=|$)|::|_test\.|test_[^\n]{0,80}\.py$|\.(?:test|spec)\.[jt]sx?$|_spec\.rb$"
+    r"|Tests?\.(?:cs|java|kt|php|swift)$"
+    # of Python's unittest and of Django: `tests.test_x.TestY`
+    r"|^(?:\w{1,60}\.){1,8}(?:tests?|test_\w{1,60}|Test\w{1,60})(?:\.\w{1,60}){0,4}$",
     re.MULTILINE,
+)
+_OTHER_LETTERS = frozenset({"-k", "-t"})
+"""They name a tag, a file or a key where the program runs no tests."""
+_NO_TESTS = frozenset(
+    {"curl", "docker", "kubectl", "make", "ninja", "nerdctl", "podman", "ssh", "tmux", "wait-on"}
 )
 _QUESTION = re.compile(
     r"^(?:--help|-h|help|--version|-V|version|--dry-run|--collect-only|--co|--list|-list|--check|-n)$",
@@ -117,7 +125,7 @@ def prior_input(command: CommandAnalysis) -> PriorInput:
         float(command.num_sequences),
         float(command.has_loop),
         math.log(command.loop_count or 1),
-        *_flags_of(words),
+        *_flags_of(words if main is None or main.name not in _NO_TESTS else _untested(words)),
         float(last is not None and last.is_piped and last.name == "head"),
         math.log(waits_s + SHORT_S),
         math.log((main and main.timeout_s) or _NO_TIMEOUT_S),
@@ -146,6 +154,10 @@ def _parts(
         yield typical_s, features
     if features[_NUM_LASTING] > 1:
         yield main_s + SHORT_S, [*features[:_NUM_LASTING], 1.0, *features[_NUM_LASTING + 1 :]]
+
+
+def _untested(words: Sequence[str]) -> list[str]:
+    return [word for word in words if word not in _OTHER_LETTERS]
 
 
 def _flags_of(words: Sequence[str]) -> list[float]:

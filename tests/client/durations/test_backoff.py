@@ -168,6 +168,22 @@ def test_a_whole_takes_no_less_than_a_part(part: str, whole: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("some", "whole"),
+    [
+        ("pytest -k x", "pytest"),
+        ("python -m unittest tests.test_x.TestY", "python -m unittest"),
+        ("python manage.py test app.tests.TestY", "python manage.py test"),
+        ("mvn test -Dtest=XTest", "mvn test"),
+        ("phpunit tests/XTest.php", "phpunit"),
+    ],
+)
+def test_some_tests_take_less_than_all(some: str, whole: str) -> None:
+    """However they are named."""
+    predictor = DurationPredictor()
+    assert predictor.predict(some).p50_s < 0.6 * predictor.predict(whole).p50_s
+
+
+@pytest.mark.parametrize(
     ("text", "other"),
     [
         ("docker-compose up -d", "docker compose up -d"),
@@ -177,12 +193,15 @@ def test_a_whole_takes_no_less_than_a_part(part: str, whole: str) -> None:
         ("bazelisk test //x", "bazel test //x"),
         ("mamba env create", "conda env create"),
         ("python -m flake8 src", "flake8 src"),
+        # a tag and a letter that select no tests
+        ("docker build -t x .", "docker build ."),
+        ("make -k", "make"),
         ("python -m coverage report", "coverage report"),
         ("yarn eslint src", "npx eslint src"),
     ],
 )
 def test_what_does_the_same_takes_the_same(text: str, other: str) -> None:
-    """Under another name, as a module of Python, or behind a package manager."""
+    """Under another name, as a module of Python, behind a package manager, with other letters."""
     predictor = DurationPredictor()
     expected_s = predictor.predict(other).p50_s
     assert predictor.predict(text).p50_s == pytest.approx(expected_s, rel=0.01)
