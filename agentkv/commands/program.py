@@ -53,12 +53,13 @@ _COMPOSE = _VALUE_OPTIONS | {
     *("--profile", "--env-file"),
 }
 _OWN_VALUE_OPTIONS = {
-    **dict.fromkeys(("npm", "pnpm", "yarn", "bun"), _PACKAGES),
+    **dict.fromkeys(("npm", "pnpm", "bun"), _PACKAGES),
+    "yarn": _PACKAGES | {"workspace"},
     **dict.fromkeys(("docker", "docker-compose", "podman", "nerdctl"), _COMPOSE),
     "kubectl": _VALUE_OPTIONS | {"--context", "--kubeconfig", "--cluster", "-s"},
     "uv": _VALUE_OPTIONS | {"--project", "--directory"},
     "hatch": _VALUE_OPTIONS | {"-e", "--env"},
-    "mvn": _VALUE_OPTIONS | {"-pl", "--projects", "-P"},
+    "mvn": _VALUE_OPTIONS | {"-pl", "--projects", "-P", "-T"},
     "make": _VALUE_OPTIONS | {"-I", "-W", "-o"},
     "cmake": frozenset({"-B", "-S", "-G", "-D", "-C", "-A", "-T", "--preset"}),
     "celery": _VALUE_OPTIONS | {"-A", "--app"},
@@ -204,10 +205,9 @@ def _subcommands(name: str, argv: tuple[str, ...]) -> list[str]:
     pattern = _OWN_SUBCOMMANDS.get(name, _SUBCOMMAND)
     words = iter(argv[1:12])
     for word in words:
-        if word[:1] == "-":
-            if word in value_options:
-                next(words, None)
-        elif skipped is not None and skipped.fullmatch(word):
+        if word in value_options:
+            next(words, None)
+        elif word[:1] == "-" or (skipped is not None and skipped.fullmatch(word)):
             continue
         elif not pattern.fullmatch(word):
             break

@@ -85,6 +85,8 @@ WRAPPERS = {
         "-I -n -P -L -d -a -E -s --max-args --max-procs --max-lines --delimiter --arg-file"
     ),
     "chroot": _ONE_OPERAND,
+    "systemd-run": _wrapper("-p -u -E -M -H --property --unit --setenv --slice --uid --gid"),
+    "wsl": _wrapper("-d -u --distribution --user --cd"),
     "unshare": _wrapper("-R -w -S -G --root --wd"),
     "nsenter": _wrapper("-t -S -G --target"),
     "setarch": _ONE_OPERAND,
@@ -108,6 +110,7 @@ WRAPPERS = {
     "strace": _wrapper("-o -e -p -s -u -E -a -I -O -S -P -X -b", idle="-p"),
     "ltrace": _wrapper("-o -e -n -s -u -l -a -p", idle="-p"),
     "valgrind": _PLAIN,
+    "heaptrack": _wrapper("-o -p", idle="-p"),
     "catchsegv": _PLAIN,
     "ccache": _PLAIN,
     "sccache": _PLAIN,
@@ -152,6 +155,7 @@ _CONTAINERS = {
     "compose exec": _RUN,
     "compose run": _RUN,
 }
+_IMAGES = {"exec": _wrapper("-B --bind --env --env-file --pwd -H --home --overlay", 1)}
 _PROJECT = {"run": _TASKS}
 _CONDAS = {"run": _CONDA}
 
@@ -197,6 +201,9 @@ RUNNERS = {
         "stat": _wrapper("-e -o -r -x -I -C --event --output --repeat"),
         "record": _wrapper("-e -o -F -c -C --event --output --freq --call-graph"),
     },
+    "rr": {"record": _PLAIN},
+    "apptainer": _IMAGES,
+    "singularity": _IMAGES,
     "git": {"bisect run": _PLAIN, "submodule foreach": _PLAIN},
     "docker": _CONTAINERS,
     "podman": _CONTAINERS,
