@@ -24,6 +24,7 @@ Source = Literal[
     "glm",  # <arg_key>...</arg_key><arg_value>...</arg_value>
     "kimi_k2",  # <|tool_call_begin|>functions.name:0
     "deepseek",  # tool-call tokens spelled with full-width bars
+    "gemma",  # call:name{key:<|"|>...<|"|>}
     "harmony",  # <|channel|>commentary to=functions.name
 ]
 """Which reader found a call."""

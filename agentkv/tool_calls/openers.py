@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from agentkv.tool_calls import (
     fences,
+    gemma_calls,
     harmony,
     json_calls,
     pythonic_calls,
@@ -35,6 +36,7 @@ READERS: Mapping[str, tuple[_Reader, tuple[str, ...]]] = {
     "kimi": (token_calls.read_kimi, (token_calls.KIMI_OPENER,)),
     "kimibare": (token_calls.read_kimi_bare, (token_calls.KIMI_BARE_OPENER,)),
     "deepseek": (token_calls.read_deepseek, (token_calls.DEEPSEEK_OPENER,)),
+    "gemma": (gemma_calls.read_call, gemma_calls.OPENERS),
     "harmony": (harmony.read_message, (harmony.OPENER,)),
     "mistral": (token_calls.read_mistral, (token_calls.MISTRAL_OPENER,)),
     "mistralargs": (token_calls.read_mistral_args, (token_calls.MISTRAL_ARGS_OPENER,)),

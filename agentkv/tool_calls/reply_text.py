@@ -43,6 +43,8 @@ _END_TOKENS = (
     "<|observation|>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "<end_of_turn>",
+    "<turn|>",
+    "<|tool_response>",
     "<eos>",
     "<seed:eos>",
     "</s>",
