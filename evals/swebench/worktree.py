@@ -53,7 +53,8 @@ def fresh_worktree(instance: Instance, repository: Path, folder: Path) -> Iterat
     Raises SwebenchError if git does not give it, for want of the commit or of space.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    own = Path(tempfile.mkdtemp(prefix=f"{instance.instance_id}.", dir=folder))
+    # absolute: the sandbox binds it from another folder, and only Python 3.12 makes it so by itself
+    own = Path(tempfile.mkdtemp(prefix=f"{instance.instance_id}.", dir=folder.absolute()))
     try:
         worktree = Worktree(instance.instance_id, own / "testbed", own / "tmp")
         worktree.scratch.mkdir()

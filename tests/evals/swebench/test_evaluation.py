@@ -85,6 +85,13 @@ def test_gold_patches_resolve_all(tmp_path: Path) -> None:
     assert found == {instance.instance_id: "resolved" for instance in SUITE}
 
 
+def test_a_relative_folder_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the README: the patch is found and applied all the same."""
+    monkeypatch.chdir(tmp_path)
+    folder = write_run(Path("runs/ours"), {FIRST: SUITE[0].patch})
+    assert statuses(graded(folder)) == {FIRST: "resolved"}
+
+
 def test_a_change_without_effect_resolves_nothing(tmp_path: Path) -> None:
     """A patch that applies and repairs nothing fails the tests that the issue is about."""
     instance = SUITE[0]

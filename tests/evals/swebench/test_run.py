@@ -149,6 +149,16 @@ def test_a_run_is_gone_on_with_as_it_began(
         run(replace(whole[0], **changes), resume=True)
 
 
+def test_a_relative_folder_will_do(
+    plan: RunPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the README: the agent's commands run all the same."""
+    monkeypatch.chdir(tmp_path)
+    plan = replace(plan, instances=SUITE[:1], out=Path("runs/ours"), step_limit=4)
+    assert run(plan)["exit_statuses"] == {"Submitted": 1}
+    assert patches(plan) == {SUITE[0].instance_id: SUITE[0].patch}
+
+
 def test_text_mode_hands_in_the_solution_too(plan: RunPlan) -> None:
     """With the model class and the prompts for fenced commands."""
     plan = replace(plan, instances=SUITE[:2], is_text=True)

@@ -57,6 +57,16 @@ def test_the_copy_is_at_the_instances_commit(
         assert git(worktree.path, "status", "--porcelain") == ""
 
 
+def test_the_copy_of_a_relative_folder_is_found_from_elsewhere(
+    instance: Instance, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sandbox is started in the copy, and binds its paths from there."""
+    monkeypatch.chdir(tmp_path)
+    with fresh_worktree(instance, repository, Path("w")) as worktree:
+        assert worktree.path.is_absolute()
+        assert worktree.scratch.is_absolute()
+
+
 def test_the_solution_is_not_in_the_copy(
     instance: Instance, repository: Path, tmp_path: Path
 ) -> None:
