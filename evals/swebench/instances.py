@@ -169,12 +169,13 @@ def _rows_of_file(path: Path) -> list[Mapping[str, Any]]:
         if path.suffix == ".parquet":
             from pyarrow import parquet
 
-            rows = parquet.read_table(path).to_pylist()
+            rows = _plain(parquet.read_table(path).to_pylist())
         elif path.suffix == ".jsonl":
-            lines = path.read_text(encoding="utf-8").splitlines()
+            # not splitlines: JSON text may hold its other line ends, U+2028 say, as they are
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
             rows = [json.loads(line) for line in lines if line.strip()]
         else:
-            rows = json.loads(path.read_text(encoding="utf-8"))
+            rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:  # pyarrow's errors are among them
         raise SwebenchError(f"{path}: cannot be read: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -182,11 +183,16 @@ def _rows_of_file(path: Path) -> list[Mapping[str, Any]]:
     return rows
 
 
+def _plain(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """As JSON has them: the harness reads a file of them, and a column may hold dates."""
+    return [json.loads(json.dumps(row, default=str)) for row in rows]
+
+
 def _rows_of_hub(name: str) -> list[Mapping[str, Any]]:
     from datasets import load_dataset
 
     try:
-        return [dict(row) for row in load_dataset(name, split="test")]
+        return _plain([dict(row) for row in load_dataset(name, split="test")])
     except Exception as error:  # whatever the hub's client raises, the way out is the same
         raise SwebenchError(
             f"{name} could not be fetched ({type(error).__name__}: {str(error)[:200]}): without a "

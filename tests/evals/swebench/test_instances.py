@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,25 @@ def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
     parquet.write_table(Table.from_pylist(rows), tmp_path / "a.parquet")
     found = {fingerprint(load_instances(str(path))) for path in tmp_path.iterdir()}
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_text_may_hold_any_character(tmp_path: Path, name: str) -> None:
+    """Line ends that only Unicode has, as they are, and a byte order mark before all."""
+    row = {**ROW, "problem_statement": "one\u2028two\u0085three"}
+    text = json.dumps([row] if name == "a.json" else row, ensure_ascii=False)
+    (tmp_path / name).write_text(f"{text}\r\n", encoding="utf-8-sig")
+    assert [one.raw for one in load_instances(str(tmp_path / name))] == [row]
+
+
+def test_dates_are_text(tmp_path: Path) -> None:
+    """The harness is given a JSON file of what a column of dates holds."""
+    from pyarrow import Table, parquet
+
+    row = {**ROW, "created_at": datetime(2025, 1, 1)}
+    parquet.write_table(Table.from_pylist([row]), tmp_path / "a.parquet")
+    (instance,) = load_instances(str(tmp_path / "a.parquet"))
+    assert instance.raw["created_at"] == "2025-01-01 00:00:00"
 
 
 def test_tests_as_json_text(tmp_path: Path) -> None:
