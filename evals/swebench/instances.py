@@ -22,6 +22,8 @@ HUB_NAMES = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-
 FILE_KINDS = (".json", ".jsonl", ".parquet")
 _NEEDED = ("instance_id", "problem_statement", "repo", "base_commit")
 _SHOWN_IDS = 3
+_MAX_ID_BYTES = 200
+"""Files and jobs are named after an instance, of which both take 255 or 256 bytes in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def _instance(row: Mapping[str, Any], where: str) -> Instance:
             f"{where} lacks {', '.join(missing)}; it has {', '.join(map(str, row)) or 'nothing'}"
         )
     return Instance(
-        instance_id=str(row["instance_id"]),
+        instance_id=_id(row, where),
         repo=str(row["repo"]),
         version=str(row.get("version") or ""),
         base_commit=str(row["base_commit"]),
@@ -125,6 +127,17 @@ def _instance(row: Mapping[str, Any], where: str) -> Instance:
         eval_script=row.get("eval_script") or None,
         raw=dict(row),
     )
+
+
+def _id(row: Mapping[str, Any], where: str) -> str:
+    found = str(row["instance_id"])
+    is_file_name = found.isprintable() and "/" not in found and found not in (".", "..")
+    if not is_file_name or len(found.encode()) > _MAX_ID_BYTES:
+        raise SwebenchError(
+            f"{where}: instance_id is {found[:80]!r}, allowed is what can be the name of a file, "
+            f"of {_MAX_ID_BYTES} bytes at most"
+        )
+    return found
 
 
 def _names(row: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
