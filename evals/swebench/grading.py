@@ -7,7 +7,8 @@ names what would break it or fool it. swebench takes 4 s to import: it is import
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from .errors import HarnessError, SwebenchError
 from .eval_results import Verdict
 from .instances import Instance
 
-_NEEDED = ("instance_id", "repo", "version", "eval_script", "log_parser", "eval_type")
-"""Fields without which the harness raises, and with it a whole batch.
+_TEXTS = ("eval_script", "log_parser", "eval_type")
+"""Fields without which, as without a version and PASS_TO_PASS, a whole batch ends in an exception.
 
 Source: swebench 5.0.2, harness/utils.py, make_test_spec.
 """
@@ -39,9 +40,12 @@ def obstacle(instance: Instance, *, needs_image: bool) -> str | None:
     The harness counts an instance without FAIL_TO_PASS tests as resolved whatever the patch does
     (compute_fail_to_pass of an empty list is 1), so that is caught here.
     """
-    needed = (*_NEEDED, "image") if needs_image else _NEEDED
-    missing = [name for name in needed if not instance.raw.get(name)]
-    if missing:
+    raw = instance.raw
+    texts = (*_TEXTS, "image") if needs_image else _TEXTS
+    is_there = {name: isinstance(raw.get(name), str) and raw[name] for name in texts}
+    is_there["version"] = "version" in raw
+    is_there["PASS_TO_PASS"] = raw.get("PASS_TO_PASS") not in (None, "")
+    if missing := [name for name, is_good in is_there.items() if not is_good]:
         return f"the instance lacks {', '.join(missing)}"
     if not instance.fail_to_pass:
         return "the instance has no FAIL_TO_PASS tests: nothing can show that it is resolved"
@@ -51,28 +55,30 @@ def obstacle(instance: Instance, *, needs_image: bool) -> str | None:
 def graded(instance: Instance, prediction: Mapping[str, Any], log_path: Path) -> dict[str, Any]:
     """The harness's report on a test log: `get_eval_report`, as it is, for this one instance.
 
-    Raises SwebenchError where the harness does (an unknown log parser, say).
+    Raises HarnessError where the harness fails (an unknown log parser, say).
     """
     from swebench.harness.grading import get_eval_report
 
-    try:
+    with _failures_named():
         reports = get_eval_report(
             test_spec=test_spec(instance),
             prediction=dict(prediction),
             test_log_path=str(log_path),
             include_tests_status=True,
         )
-    except (LookupError, ValueError, TypeError) as error:
-        raise HarnessError(f"the harness: {type(error).__name__}: {error}") from error
     report: dict[str, Any] = reports[instance.instance_id]
     return report
 
 
 def test_spec(instance: Instance) -> Any:
-    """The harness's TestSpec; its `eval_script` also records the exit status of the tests."""
+    """The harness's TestSpec; its `eval_script` also records the exit status of the tests.
+
+    Raises HarnessError where a field of the instance is not what the harness takes.
+    """
     from swebench.harness.utils import make_test_spec
 
-    return make_test_spec({"image": None, **instance.raw})
+    with _failures_named():
+        return make_test_spec({"image": None, **instance.raw})
 
 
 def verdict(report: Mapping[str, Any]) -> Verdict:
@@ -95,6 +101,15 @@ def _failures(tests: Mapping[str, Mapping[str, Sequence[str]]]) -> list[str]:
         if failed:
             found.append(f"{len(failed)} of {total} {kind} fail, first {failed[0]}")
     return found
+
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    """What an odd field or an odd log makes the harness raise is about that instance alone."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise HarnessError(f"the harness: {type(error).__name__}: {error}") from error
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:

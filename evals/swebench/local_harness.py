@@ -57,6 +57,8 @@ class LocalHarness:
                 return self._graded(instance, prediction, worktree, logs)
         except SwebenchError as error:
             return Verdict("error", str(error))
+        except UnicodeEncodeError as error:  # half of a character, which JSON can hold
+            return Verdict("error", f"the patch or the eval script is no whole text: {error}")
 
     def _graded(
         self, instance: Instance, prediction: Mapping[str, str], worktree: Worktree, logs: Path

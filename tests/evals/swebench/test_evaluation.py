@@ -103,6 +103,47 @@ def test_a_change_without_effect_resolves_nothing(tmp_path: Path) -> None:
     assert len(commands(instance, "wrong")) == len(commands(instance, "gold"))
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"PASS_TO_PASS": None}, "lacks PASS_TO_PASS"),
+        ({"PASS_TO_PASS": ""}, "lacks PASS_TO_PASS"),
+        ({"eval_script": ["ls"]}, "lacks eval_script"),
+        ({"eval_script": "echo \ud83d"}, "no whole text"),
+        ({"log_parser": "parse_log_of_nobody"}, "KeyError: 'parse_log_of_nobody'"),
+        ({"image_assets": "{"}, "JSONDecodeError"),
+    ],
+)
+def test_a_field_that_the_harness_does_not_take_is_an_error_of_its_instance(
+    tmp_path: Path, fields: dict[str, Any], told: str
+) -> None:
+    """And the others are graded."""
+    raws = [{**SUITE[0].raw, **fields}, SUITE[1].raw]
+    (tmp_path / "odd.json").write_text(json.dumps(raws))
+    patches = {FIRST: SUITE[0].patch, SECOND: SUITE[1].patch}
+    folder = write_run(tmp_path / "run", patches, dataset=str(tmp_path / "odd.json"))
+    found = graded(folder)["results"]
+    assert (found[FIRST]["status"], found[SECOND]["status"]) == ("error", "resolved")
+    assert told in found[FIRST]["detail"]
+
+
+def test_half_of_a_character_in_a_patch_is_an_error(tmp_path: Path) -> None:
+    """JSON can hold it, no file can."""
+    patches = {FIRST: f"{SUITE[0].patch}\ud83d", SECOND: SUITE[1].patch}
+    found = graded(write_run(tmp_path, patches))["results"]
+    assert (found[FIRST]["status"], found[SECOND]["status"]) == ("error", "resolved")
+    assert "no whole text" in found[FIRST]["detail"]
+
+
+def test_a_version_may_be_empty(tmp_path: Path) -> None:
+    """The harness wants the field to be there, and its Python parsers do not look at it."""
+    (tmp_path / "odd.json").write_text(json.dumps([{**SUITE[0].raw, "version": ""}]))
+    folder = write_run(
+        tmp_path / "run", {FIRST: SUITE[0].patch}, dataset=str(tmp_path / "odd.json")
+    )
+    assert statuses(graded(folder)) == {FIRST: "resolved"}
+
+
 def test_a_test_that_hangs_is_an_error_within_the_limit(tmp_path: Path) -> None:
     """The time limit ends the eval script, and the result says so."""
     instance = SUITE[0]
