@@ -67,6 +67,7 @@ def _session(
     """Why the run ended early; None if all instances are over now."""
     try:
         with _ended_by_terminate(), serving(plan) as served:
+            _check_same_server(folder, served)
             clock = _begin(plan, folder, served, config)
             before = served.counters()
             progress = RunProgress([InstanceState(one.instance_id) for one in todo])
@@ -204,6 +205,17 @@ def _check_same(plan: RunPlan, folder: RunFolder) -> None:
             raise SwebenchError(
                 f"{plan.out}: was made with another {name}: {_shown(then.get(name))}, now "
                 f"{_shown(now)}: give the same flags, another --out, or --force"
+            )
+
+
+def _check_same_server(folder: RunFolder, served: Served) -> None:
+    """Raise SwebenchError if the run began under another policy or model: its server chose them."""
+    for name, now in (("policy", served.policy), ("model", served.model)):
+        then = folder.document.get(name, now)
+        if then != now:
+            raise SwebenchError(
+                f"{folder.path}: was made with the {name} {then!r}, and the server has {now!r}: "
+                "give such a server as it was made with, another --out, or --force"
             )
 
 

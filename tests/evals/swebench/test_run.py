@@ -149,6 +149,20 @@ def test_a_run_is_gone_on_with_as_it_began(
         run(replace(whole[0], **changes), resume=True)
 
 
+def test_a_run_is_not_gone_on_with_by_another_model(plan: RunPlan) -> None:
+    """The server chose the model: one that has another would make half of a run under its name."""
+    fails = ("run.env_startup_command=exit 1",)
+    plan = replace(plan, instances=SUITE[:1], configs=fails)
+    run(plan)
+    before = (plan.out / "run.json").read_text()
+    with (
+        SolutionServer(SUITE, "wrong") as another,
+        pytest.raises(SwebenchError, match="'scripted-gold', and the server has 'scripted-wrong'"),
+    ):
+        run(replace(plan, base_url=another.base_url), resume=True)
+    assert (plan.out / "run.json").read_text() == before
+
+
 def test_a_relative_folder_will_do(
     plan: RunPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
