@@ -24,7 +24,7 @@ from .environments import CONTAINERS, EnvironmentPlan
 from .errors import SwebenchError
 from .instance_run import AgentSetup, PlayedInstance
 from .instance_state import InstanceState
-from .instances import Instance
+from .instances import HUB_NAMES, SUITE, Instance
 from .live_table import shown, summary
 from .run_folder import LOG_FILE, WORKTREES, RunFolder
 from .run_instances import InstanceRunner, RunProgress
@@ -245,7 +245,8 @@ def _job_suffix(folder: RunFolder) -> str:
 
 
 def _dataset(source: str) -> str:
-    return str(Path(source).absolute()) if Path(source).exists() else source
+    """For whoever grades from another folder; a name stays one, whatever is called so here."""
+    return source if source in (SUITE, *HUB_NAMES) else str(Path(source).absolute())
 
 
 def _shown(value: Any) -> str:

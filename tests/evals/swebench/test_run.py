@@ -168,9 +168,11 @@ def test_a_relative_folder_will_do(
 ) -> None:
     """As in the README: the agent's commands run all the same."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()  # no dataset, for all its name
     plan = replace(plan, instances=SUITE[:1], out=Path("runs/ours"), step_limit=4)
     assert run(plan)["exit_statuses"] == {"Submitted": 1}
     assert patches(plan) == {SUITE[0].instance_id: SUITE[0].patch}
+    assert json.loads((plan.out / "run.json").read_text())["dataset"] == "demo"
 
 
 def test_text_mode_hands_in_the_solution_too(plan: RunPlan) -> None:
