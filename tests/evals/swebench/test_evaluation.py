@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,6 +161,33 @@ def test_a_test_that_hangs_is_an_error_within_the_limit(tmp_path: Path) -> None:
     result = graded(folder, time_limit_s=1)["results"][instance.instance_id]
     assert result["status"] == "error"
     assert "longer than 1 s" in result["detail"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_tests_that_run(tmp_path: Path, number: signal.Signals) -> None:
+    """It does not wait for them, keeps the verdicts so far, and leaves no worktree."""
+    raws = [dict(SUITE[0].raw), SUITE[1].raw]
+    raws[0]["eval_script"] = raws[0]["eval_script"].replace("python3 -m pytest", "sleep 600; true")
+    (tmp_path / "slow.json").write_text(json.dumps(raws))
+    patches = {FIRST: SUITE[0].patch, SECOND: SUITE[1].patch}
+    folder = write_run(tmp_path / "run", patches, dataset=str(tmp_path / "slow.json"))
+    command = [sys.executable, "-m", "agentkv.evals.swebench.eval_command", str(folder)]
+    process = subprocess.Popen(
+        [*command, "--mode", "daemon-less", "--workers", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # a shell that runs the tests in the background has them, and their children, ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stderr is not None
+    assert any("[1/2]" in line for line in process.stderr)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "interrupted" in said
+    assert statuses(json.loads((folder / "eval.json").read_text())) == {SECOND: "resolved"}
+    assert list((folder / "eval" / "daemon-less" / "worktrees").iterdir()) == []
 
 
 def test_tests_see_neither_the_network_nor_files_of_the_host(tmp_path: Path) -> None:
