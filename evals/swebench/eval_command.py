@@ -23,7 +23,7 @@ from agentkv.errors import AgentKVError
 from ..arguments import whole_number
 from ..provenance import provenance
 from .errors import HarnessError, SwebenchError
-from .eval_containers import ENGINES, run_harness
+from .eval_containers import ENGINES, check_engine, run_harness
 from .eval_plan import EvalPlan, plan
 from .eval_results import STATUSES, EvalFile, Verdict, patch_sha256, read_eval
 from .grading import harness_version
@@ -107,7 +107,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Grade what has no verdict yet, and return the counts; every instance of the run gets one.
 
-    Raises SwebenchError, and leaves the verdicts so far, where no container or sandbox can be had.
+    Raises SwebenchError, and leaves the verdicts so far, whatever their mode, where no container
+    or sandbox can be had.
     """
     run = read_run(folder)
     found = load_instances(dataset or str(run.document.get("dataset")))
@@ -120,6 +121,8 @@ def evaluate(
     )
     if is_dry:
         return _dry(run, mode, to_do)
+    if to_do.to_grade:
+        _check_mode(mode)
     results = EvalFile(folder, mode, run.instance_ids, _facts(run))
     results.keep({**to_do.settled, **to_do.kept})
     say(f"{len(to_do.to_grade)} patches to grade, {len(to_do.kept)} graded before ({mode})")
@@ -150,6 +153,13 @@ def evaluate(
     return _counts(run, mode, results.verdicts)
 
 
+def _check_mode(mode: str) -> None:
+    if mode == DAEMON_LESS and find_bubblewrap() is None:
+        raise SwebenchError("no bubblewrap that works here: tests never run outside a sandbox")
+    if mode in ENGINES:
+        check_engine("docker" if mode == "docker" else "podman")
+
+
 def _earlier(run: SwebenchRun, mode: str) -> Mapping[str, Verdict]:
     """Verdicts of before that still count: by the same mode and version of the harness."""
     found = read_eval(run.folder)
@@ -178,8 +188,7 @@ def _grade_locally(
     on_verdict: Any,
 ) -> None:
     bubblewrap = find_bubblewrap()
-    if bubblewrap is None:
-        raise SwebenchError("no bubblewrap that works here: tests never run outside a sandbox")
+    assert bubblewrap is not None, "the mode has been checked"
     home = run.folder / EVAL_FOLDER / DAEMON_LESS
     home.mkdir(parents=True, exist_ok=True)
 

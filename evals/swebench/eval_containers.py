@@ -48,7 +48,7 @@ def run_harness(
 
     What the harness left of earlier evaluations of these instances in `folder` is removed first:
     it takes its results from there by run id and model name, whatever the patch. Raises
-    SwebenchError if the engine does not answer or the harness as a whole fails.
+    HarnessError if the harness as a whole fails.
     """
     reports = {
         instance.instance_id: _log_folder(folder, run_id, predictions[instance.instance_id])
@@ -79,6 +79,14 @@ def run_harness(
         )
     for instance_id in reports.keys() - told:
         on_verdict(instance_id, failure(instance_id, reports[instance_id]))
+
+
+def check_engine(engine: Engine) -> None:
+    """Raise SwebenchError, which says what to do, unless containers can be had; takes a second."""
+    if engine == "docker":
+        _check_docker()
+    elif shutil.which("podman") is None:
+        raise SwebenchError("podman is not here: install it, or use another --mode")
 
 
 def _command(
@@ -197,12 +205,9 @@ def _engine_environment(engine: Engine) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="agentkv-") as name:
         environment = dict(os.environ)
         if engine == "docker":
-            _check_docker(environment)
             yield environment
             return
-        program = shutil.which("podman")
-        if program is None:
-            raise SwebenchError("podman is not here: install it, or use another --mode")
+        program = shutil.which("podman") or "podman"
         stand_in = Path(name) / "bin" / "docker"
         stand_in.parent.mkdir()
         stand_in.write_text(f'#!/bin/sh\nexec "{program}" "$@"\n')
@@ -232,11 +237,11 @@ def _podman_service(program: str, socket: Path) -> Iterator[str]:
         service.wait()
 
 
-def _check_docker(environment: Mapping[str, str]) -> None:
+def _check_docker() -> None:
     """Raise SwebenchError unless a daemon answers the harness's own client."""
     # in a process of its own: the client leaves its socket open where nothing answers
     ping = [sys.executable, "-c", "import docker; docker.from_env().ping()"]
-    done = subprocess.run(ping, check=False, env=dict(environment), capture_output=True, text=True)
+    done = subprocess.run(ping, check=False, capture_output=True, text=True)
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:]
         raise SwebenchError(

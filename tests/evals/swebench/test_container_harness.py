@@ -15,6 +15,7 @@ import pytest
 from agentkv.evals.swebench.errors import SwebenchError
 from agentkv.evals.swebench.eval_command import evaluate
 from agentkv.evals.swebench.eval_containers import failure
+from agentkv.evals.swebench.eval_results import EvalFile, Verdict, patch_sha256
 from tests.evals.swebench.run_folders import SUITE, gold_patches, write_run
 
 
@@ -110,10 +111,13 @@ def test_a_harness_that_left_nothing_is_an_error(tmp_path: Path) -> None:
 def test_without_a_daemon_the_way_out_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No docker daemon: nothing is graded, and the other modes are offered."""
+    """No docker daemon: the other modes are offered, and what was graded by one of them is kept."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'no.sock'}")
     instance = SUITE[0]
     folder = write_run(tmp_path / "run", {instance.instance_id: instance.patch})
+    graded = Verdict("resolved", "", patch_sha256(instance.patch))
+    EvalFile(folder, "daemon-less", [instance.instance_id], {}).add(instance.instance_id, graded)
+    before = (folder / "eval.json").read_text()
     with pytest.raises(SwebenchError, match="--mode podman"):
         evaluate(folder, mode="docker", say=lambda text: None)
-    assert json.loads((folder / "eval.json").read_text())["results"] == {}
+    assert (folder / "eval.json").read_text() == before
