@@ -27,7 +27,7 @@ from .eval_containers import ENGINES, check_engine, run_harness
 from .eval_plan import EvalPlan, plan
 from .eval_results import STATUSES, EvalFile, Verdict, patch_sha256, read_eval
 from .grading import harness_version
-from .instances import Instance, load_instances
+from .instances import Instance, fingerprint, load_instances
 from .local_harness import LocalHarness
 from .report_runs import SwebenchRun, read_run
 from .run_plan import IMAGE_BYTES
@@ -37,6 +37,8 @@ from .worktree import find_repositories
 DAEMON_LESS = "daemon-less"
 MODES = (*ENGINES, DAEMON_LESS)
 EVAL_FOLDER = "eval"
+_SAME = ("mode", "harness_version", "dataset_sha256")
+"""What a verdict of before must have in common with one of now."""
 _TIME_LIMIT_S = 1800
 """Seconds for the tests of an instance. Source: swebench 5.0.2, its default."""
 
@@ -113,17 +115,14 @@ def evaluate(
     run = read_run(folder)
     found = load_instances(dataset or str(run.document.get("dataset")))
     instances = {instance.instance_id: instance for instance in found}
-    to_do = plan(
-        run,
-        instances,
-        {} if is_redone else _earlier(run, mode),
-        needs_image=mode in ENGINES,
-    )
+    facts = _facts(run, mode, [instances[name] for name in run.instance_ids if name in instances])
+    earlier = {} if is_redone else _earlier(run, facts)
+    to_do = plan(run, instances, earlier, needs_image=mode in ENGINES)
     if is_dry:
         return _dry(run, mode, to_do)
     if to_do.to_grade:
         _check_mode(mode)
-    results = EvalFile(folder, mode, run.instance_ids, _facts(run))
+    results = EvalFile(folder, mode, run.instance_ids, facts)
     results.keep({**to_do.settled, **to_do.kept})
     say(f"{len(to_do.to_grade)} patches to grade, {len(to_do.kept)} graded before ({mode})")
     num_told = 0
@@ -160,19 +159,21 @@ def _check_mode(mode: str) -> None:
         check_engine("docker" if mode == "docker" else "podman")
 
 
-def _earlier(run: SwebenchRun, mode: str) -> Mapping[str, Verdict]:
-    """Verdicts of before that still count: by the same mode and version of the harness."""
+def _earlier(run: SwebenchRun, facts: Mapping[str, Any]) -> Mapping[str, Verdict]:
+    """Verdicts of before that still count: by the same mode, harness and instances."""
     found = read_eval(run.folder)
     if found is None:
         return {}
     document, verdicts = found
-    is_alike = (document.get("mode"), document.get("harness_version")) == (mode, harness_version())
+    is_alike = all(document.get(name) == facts[name] for name in _SAME)
     return verdicts if is_alike else {}
 
 
-def _facts(run: SwebenchRun) -> dict[str, Any]:
+def _facts(run: SwebenchRun, mode: str, instances: Sequence[Instance]) -> dict[str, Any]:
     return {
+        "mode": mode,
         "harness_version": harness_version(),
+        "dataset_sha256": fingerprint(instances),
         "run_id": run.run_id,
         "policy": run.policy,
         **provenance("swebench", "docker"),

@@ -223,6 +223,16 @@ def test_verdicts_are_kept_until_the_patch_changes(tmp_path: Path) -> None:
     assert found == {FIRST: "resolved", SECOND: "unresolved"}
 
 
+def test_verdicts_are_of_the_instances_as_they_are(tmp_path: Path) -> None:
+    """Other tests make another verdict, the patch being the same."""
+    raw = {**SUITE[0].raw, "FAIL_TO_PASS": ["tests/test_csvline.py::test_that_is_not_there"]}
+    (tmp_path / "wrong.json").write_text(json.dumps([raw]))
+    dataset = str(tmp_path / "wrong.json")
+    folder = write_run(tmp_path / "run", {FIRST: SUITE[0].patch}, dataset=dataset)
+    assert statuses(graded(folder)) == {FIRST: "unresolved"}
+    assert statuses(graded(folder, dataset="demo")) == {FIRST: "resolved"}
+
+
 def test_an_instance_of_which_there_is_no_repository_is_an_error(tmp_path: Path) -> None:
     """Real instances cannot be graded without their images, and the result says so."""
     instance = replace(SUITE[0], raw={**SUITE[0].raw, "instance_id": "django__django-1"})
