@@ -80,7 +80,7 @@ class Comparison:
                 "**daemon-less grading**: not a result of the official evaluation, which runs in "
                 "the instances' images"
             )
-        if len({run.mode for run in self.runs}) > 1:
+        if len({run.graded_by for run in self.runs}) > 1:
             found.append("**the runs were not graded alike**: see the row `graded`")
         for name in ("model", "environment", "step_limit", "seed", "workers", "jps"):
             if len({str(document.get(name)) for document in documents}) > 1:

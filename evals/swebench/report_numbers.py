@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..load.summary import mean, quantile
+from .errors import SwebenchError
 from .eval_results import STATUSES, Verdict
 from .report_runs import SwebenchRun
 
@@ -65,8 +66,13 @@ def is_completed(row: Mapping[str, Any]) -> bool:
 
 
 def job_s(row: Mapping[str, Any]) -> float:
-    """Job completion time of an instance."""
-    return float(row["end_s"]) - float(row["start_s"])
+    """Job completion time of an instance. Raises SwebenchError if its row does not tell it."""
+    try:
+        return float(row["end_s"]) - float(row["start_s"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise SwebenchError(
+            f"the row of {row['instance_id']} has no start_s and end_s in seconds"
+        ) from error
 
 
 def _outcomes(run: SwebenchRun, verdicts: Mapping[str, Verdict] | None) -> dict[str, Any]:

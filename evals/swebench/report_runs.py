@@ -47,5 +47,17 @@ def read_run(folder: Path) -> SwebenchRun:
     missing = [name for name in ("run_id", "policy", "instance_ids") if name not in document]
     if missing:
         raise SwebenchError(f"{folder / RUN_FILE}: lacks {', '.join(missing)}")
+    if not _are_names(document["instance_ids"]):
+        raise SwebenchError(f"{folder / RUN_FILE}: instance_ids is no list of names, each once")
     rows = read_rows(folder / ROWS_FILE)
-    return SwebenchRun(folder, document, rows, read_object(folder / PREDICTIONS_FILE) or {})
+    predictions = read_object(folder / PREDICTIONS_FILE) or {}
+    handed_in = {name for name, row in rows.items() if row.get("exit_status") == "Submitted"}
+    for name in sorted(handed_in | set(predictions)):
+        if not isinstance(predictions.get(name), dict):  # it is written before the row
+            raise SwebenchError(f"{folder / PREDICTIONS_FILE}: has no prediction of {name}")
+    return SwebenchRun(folder, document, rows, predictions)
+
+
+def _are_names(found: Any) -> bool:
+    is_list = isinstance(found, list) and all(isinstance(name, str) for name in found)
+    return is_list and len(set(found)) == len(found)

@@ -130,7 +130,7 @@ def _paired(comparison: Comparison) -> str:
 def _reasons(runs: Sequence[ReportedRun]) -> str:
     """Every instance that is not resolved for a reason that is not its tests."""
     lines = [
-        f"- {run.name}, `{instance_id}`: {verdict.status}: {verdict.detail}"
+        f"- {run.name}, `{instance_id}`: {verdict.status}: {' '.join(verdict.detail.split())}"
         for run in runs
         for instance_id, verdict in (run.verdicts or {}).items()
         if verdict.status in ("error", "empty")

@@ -202,9 +202,22 @@ def test_daemon_less_grading_is_labelled(tmp_path: Path) -> None:
     assert "daemon-less" not in "".join(compare([real]).conditions())
 
 
+def test_another_version_of_the_harness_grades_otherwise(tmp_path: Path) -> None:
+    """It stands above the table, as another mode does."""
+    one = write_graded(tmp_path / "one")
+    other = write_graded(tmp_path / "other", policy="fcfs")
+    assert "not graded alike" not in "".join(compare([one, other]).conditions())
+    path = other / "eval.json"
+    path.write_text(path.read_text().replace("5.0.2", "5.1.0"))
+    assert "not graded alike" in "".join(compare([one, other]).conditions())
+
+
 def test_every_error_is_named_with_its_reason(tmp_path: Path) -> None:
     """Errors and empty patches stand below the table, one a line."""
-    page = Path(report([write_graded(tmp_path)])["files"]["markdown"]).read_text()
+    folder = write_graded(tmp_path)
+    path = folder / "eval.json"
+    path.write_text(path.read_text().replace("why a-4", "why\\n  a-4"))
+    page = Path(report([folder])["files"]["markdown"]).read_text()
     assert "`a-4`: error: why a-4" in page
     assert "`a-3`: empty: why a-3" in page
 
@@ -284,6 +297,30 @@ def test_a_broken_evaluation_is_named(tmp_path: Path) -> None:
     (tmp_path / "eval.json").write_text('{"results": {"a-1": {}}}')
     with pytest.raises(SwebenchError, match="--redo"):
         read_eval(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("run.json", '{"run_id": "r", "policy": "p", "instance_ids": null}', "no list of names"),
+        ("run.json", '{"run_id": "r", "policy": "p", "instance_ids": ["a", "a"]}', "each once"),
+        ("preds.json", '{"a-1": "one"}', "no prediction of a-1"),
+        ("preds.json", "{}", "no prediction of a-1"),
+    ],
+)
+def test_a_damaged_run_is_named(tmp_path: Path, name: str, content: str, told: str) -> None:
+    """A lost patch, above all, is not taken for an empty one."""
+    folder = write_run(tmp_path, PATCHES)
+    (folder / name).write_text(content)
+    with pytest.raises(SwebenchError, match=f"{name}: .*{told}"):
+        read_run(folder)
+
+
+def test_a_row_without_times_is_named(tmp_path: Path) -> None:
+    """There is no report of it."""
+    rows = [row("a-1", end_s=None)]
+    with pytest.raises(SwebenchError, match="the row of a-1 has no start_s and end_s"):
+        report([write_run(tmp_path, {"a-1": "one"}, rows=rows)])
 
 
 def test_a_broken_row_is_named(tmp_path: Path) -> None:
