@@ -39,3 +39,13 @@ def test_sessions_add_up() -> None:
         "preemptions_total": 1,
     }
     assert summed_totals(first, None) == first
+
+
+def test_a_server_that_was_started_again_counts_from_there() -> None:
+    """Its totals are none to subtract from: one of them has fallen."""
+    before = {"pins_total": {"fast": 2, "slow": 9}, "preemptions_total": 1}
+    after = {"pins_total": {"fast": 4, "slow": 3}, "preemptions_total": 2, "pinned_jobs": 1}
+    assert added_totals(before, after) == {
+        "pins_total": {"fast": 4, "slow": 3},
+        "preemptions_total": 2,
+    }
