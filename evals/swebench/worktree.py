@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -90,8 +91,14 @@ def _given_repository(instance: Instance, given: Path | None) -> Path:
 
 def _git(*arguments: str) -> None:
     command = ["git", "-c", "safe.directory=*", *arguments]
+    # of ours only: the GIT_DIR that git gives its hooks would have another repository reset
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": "/nonexistent",
+        "GIT_CONFIG_NOSYSTEM": "1",
+    }
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
     except FileNotFoundError as error:
         raise SwebenchError("git is not installed, and instances are git repositories") from error
     if done.returncode:

@@ -67,6 +67,22 @@ def test_the_copy_of_a_relative_folder_is_found_from_elsewhere(
         assert worktree.scratch.is_absolute()
 
 
+def test_no_other_repository_is_touched(
+    instance: Instance, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the one that git names to its hooks, from which this may be called."""
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "--quiet", "--initial-branch=main")
+    git(other, "commit", "--quiet", "--allow-empty", "--message", "mine")
+    before = git(other, "rev-parse", "HEAD")
+    with monkeypatch.context() as hook:
+        hook.setenv("GIT_DIR", str(other / ".git"))
+        with fresh_worktree(instance, repository, tmp_path / "w") as worktree:
+            assert (worktree.path / ".git").is_dir()
+    assert git(other, "rev-parse", "HEAD") == before
+
+
 def test_the_solution_is_not_in_the_copy(
     instance: Instance, repository: Path, tmp_path: Path
 ) -> None:
