@@ -36,17 +36,18 @@ class ClippedOutput:
 
     def __init__(self, limit_bytes: int) -> None:
         self._half_bytes = max(1, limit_bytes // 2)
-        self._head = b""
-        self._tail = b""
+        self._head = bytearray()
+        self._tail = bytearray()
         self._num_left_out_bytes = 0
 
     def add(self, chunk: bytes) -> None:
-        """Appends a chunk; costs at most the chunk and the limit, whatever came before."""
+        """Appends a chunk; costs a small multiple of the chunk on average, whatever the limit."""
         num_missing_bytes = self._half_bytes - len(self._head)
         self._head += chunk[:num_missing_bytes]
-        tail = self._tail + chunk[num_missing_bytes:]
-        self._tail = tail[-self._half_bytes :]
-        self._num_left_out_bytes += len(tail) - len(self._tail)
+        self._tail += chunk[num_missing_bytes:]
+        num_excess_bytes = max(0, len(self._tail) - self._half_bytes)
+        del self._tail[:num_excess_bytes]
+        self._num_left_out_bytes += num_excess_bytes
 
     def text(self) -> str:
         """The stream as text, with a line in the middle that says how much was left out."""

@@ -117,6 +117,17 @@ def test_endless_output_is_clipped_in_bounded_memory(
     assert len(result.output) < 200
 
 
+def test_much_output_is_read_as_fast_under_a_high_limit(
+    make_sandbox: SandboxMaker,
+) -> None:
+    """A command is not slowed by what is kept of it: this one prints for a fraction of a second."""
+    sandbox = make_sandbox(time_limit_s=20.0, output_limit_bytes=64 * 2**20)
+    result = sandbox.run("head -c 300M /dev/zero; echo the end")
+    assert not result.timed_out
+    assert result.output.endswith("the end\n")
+    assert f"[... {300 * 2**20 + 8 - 64 * 2**20} bytes left out ...]" in result.output
+
+
 def test_output_that_never_stops_ends_at_the_time_limit(
     make_sandbox: SandboxMaker,
 ) -> None:
