@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 
@@ -35,13 +36,21 @@ def usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one subcommand; 0 done, 1 checked and failed, 2 bad usage."""
+    """Run one subcommand; 0 done, 1 checked and failed or interrupted, 2 bad usage."""
+    argv = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # commands and jobs have names that a terminal's encoding may lack
+        sys.stdout.reconfigure(errors="replace")
     try:
-        status = _run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
+        status = _run(argv)
+        if sys.stdout is not None:  # None: started with `>&-`
+            sys.stdout.flush()
     except BrokenPipeError:
         # who read our output (`head`) has had enough: what is left in the buffer goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print(f"agentkv {argv[0]}: interrupted", file=sys.stderr)
         return 1
     return status
 

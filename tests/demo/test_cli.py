@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import io
+import sys
+from types import ModuleType
 
 import pytest
 
@@ -36,3 +39,33 @@ def test_help_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 0, on standard output."""
     assert main(["--help"]) == 0
     assert "verify-pin" in capsys.readouterr().out
+
+
+def test_an_interrupted_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, with exit status 1: no traceback, at whatever stage it was."""
+
+    def main_of_command(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    module = ModuleType("interrupted")
+    module.main = main_of_command  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "interrupted", module)
+    monkeypatch.setitem(COMMANDS, "predict", ("interrupted", ""))
+    assert main(["predict", "ls"]) == 1
+    assert capsys.readouterr().err == "agentkv predict: interrupted\n"
+
+
+def test_what_the_terminal_cannot_show_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where standard output is not UTF-8: the rest is printed all the same."""
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    assert main(["predict", "echo héé"]) == 0
+    assert printed.getvalue().startswith(b"echo h??\n  fast")
+
+
+def test_a_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `agentkv ... >&-`: the exit status is all that is wanted."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["predict", "ls"]) == 0
