@@ -61,15 +61,18 @@ def _run_all(plan: SimulationPlan) -> tuple[list[RunOutcome], str | None]:
     from .recorded_run import check_folders, run_recorded
 
     check_folders(plan)
-    alone = {job.job_id: alone_s(job, plan.machine) for job in plan.workload.jobs}
     metadata = _metadata(plan)
     runs: list[RunOutcome] = []
-    for policy in plan.policies:
-        run, reason = run_recorded(plan, policy, alone_s=alone, metadata=metadata)
-        runs.append(run)
-        _warn_of_failures(run)
-        if reason is not None:
-            return runs, reason
+    try:
+        alone = {job.job_id: alone_s(job, plan.machine) for job in plan.workload.jobs}
+        for policy in plan.policies:
+            run, reason = run_recorded(plan, policy, alone_s=alone, metadata=metadata)
+            runs.append(run)
+            _warn_of_failures(run)
+            if reason is not None:
+                return runs, reason
+    except KeyboardInterrupt:  # before the first run, or between two
+        return runs, "interrupted"
     return runs, None
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,22 @@ def test_what_was_simulated_is_kept_on_ctrl_c(tmp_path: Path) -> None:
     assert entry["completed"] + entry["cut"] == entry["jobs"]
     [run] = read_runs([tmp_path])
     assert {job.status for job in run.jobs} <= {"done", "cut"}
+
+
+@pytest.mark.slow
+def test_ctrl_c_between_two_policies_keeps_the_first(tmp_path: Path) -> None:
+    """While the second one's scheduler is being built: the document has the first."""
+    flags = [*SMALL, "--policy", "fcfs", "--policy", "continuum", "--json", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "agentkv.cli", "simulate", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "fcfs" / "run.json").exists():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    found = json.loads(output)
+    assert "interrupted" in found["ended_early"]
+    assert found["policies"]["fcfs"]["completed"] == 6
 
 
 @pytest.mark.slow
