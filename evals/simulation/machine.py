@@ -17,6 +17,8 @@ from .errors import SimulationError
 from .profile import Profile, read_profile
 
 GIB = 1024**3
+MAX_BLOCKS = 6_000_000
+"""Blocks are objects: this many take 1.5 GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,23 @@ class Machine:
 def make_machine(gpu: str, model: str | None, limits: Limits) -> Machine:
     """The machine that flags describe: a GPU and a model by name, or a profile's file.
 
-    Raises SimulationError for a name that is not known, and for a model that does not fit.
+    Raises SimulationError for a name that is not known, for a model that does not fit, and for
+    limits that vLLM or this machine's memory would not take.
     """
+    machine = _named(gpu, model, limits)
+    if machine.max_num_batched_tokens < machine.max_num_seqs:
+        raise SimulationError(
+            f"--max-num-batched-tokens: got {machine.max_num_batched_tokens}, vLLM takes no fewer "
+            f"than --max-num-seqs, {machine.max_num_seqs}"
+        )
+    if machine.num_blocks > MAX_BLOCKS:
+        raise SimulationError(
+            f"--blocks: {machine.num_blocks:,} blocks, allowed are {MAX_BLOCKS:,}"
+        )
+    return machine
+
+
+def _named(gpu: str, model: str | None, limits: Limits) -> Machine:
     if gpu in catalog.GPUS:
         return _from_catalog(gpu, model or "llama-3.1-8b", limits)
     if not Path(gpu).is_file():
@@ -91,6 +108,10 @@ def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
         if num_blocks < 2:
             raise SimulationError(_too_big(gpu_name, gpu, model_name, model, limits))
     is_big = gpu.memory_gib >= catalog.BIG_MEMORY_GIB
+    max_num_batched_tokens = limits.max_num_batched_tokens or (
+        catalog.BIG_BATCH_TOKENS if is_big else catalog.BATCH_TOKENS
+    )
+    max_num_seqs = catalog.BIG_NUM_SEQS if is_big else catalog.NUM_SEQS
     return Machine(
         name=gpu_name if limits.num_gpus == 1 else f"{limits.num_gpus}x{gpu_name}",
         model=model_name,
@@ -98,9 +119,8 @@ def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
         num_blocks=num_blocks,
         block_tokens=block_tokens,
         block_bytes=block_bytes(model, block_tokens),
-        max_num_seqs=limits.max_num_seqs or (catalog.BIG_NUM_SEQS if is_big else catalog.NUM_SEQS),
-        max_num_batched_tokens=limits.max_num_batched_tokens
-        or (catalog.BIG_BATCH_TOKENS if is_big else catalog.BATCH_TOKENS),
+        max_num_seqs=limits.max_num_seqs or min(max_num_seqs, max_num_batched_tokens),
+        max_num_batched_tokens=max_num_batched_tokens,
         max_model_tokens=_max_model_tokens(
             limits.max_model_tokens or model.max_context_tokens, num_blocks, block_tokens
         ),
@@ -112,6 +132,7 @@ def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
 def _from_profile(profile: Profile, model: str | None, limits: Limits) -> Machine:
     num_blocks = limits.num_blocks or profile.num_blocks
     block_tokens = limits.block_tokens or profile.block_tokens
+    max_num_batched_tokens = limits.max_num_batched_tokens or profile.max_num_batched_tokens
     return Machine(
         name=profile.name,
         model=model or profile.model,
@@ -119,8 +140,8 @@ def _from_profile(profile: Profile, model: str | None, limits: Limits) -> Machin
         num_blocks=num_blocks,
         block_tokens=block_tokens,
         block_bytes=profile.kv_token_bytes * block_tokens,
-        max_num_seqs=limits.max_num_seqs or profile.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens or profile.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs or min(profile.max_num_seqs, max_num_batched_tokens),
+        max_num_batched_tokens=max_num_batched_tokens,
         max_model_tokens=_max_model_tokens(
             limits.max_model_tokens or profile.max_model_tokens, num_blocks, block_tokens
         ),

@@ -16,14 +16,12 @@ from .clock import VirtualClock
 from .dram_tier import CONNECTOR, DramTier
 from .engine import SimulatedEngine
 from .errors import SimulationError
-from .machine import GIB, Machine
+from .machine import GIB, MAX_BLOCKS, Machine
 from .options import DEFAULT_DRAM_GIB
 from .policies import PolicyChoice
 from .real_scheduler import SchedulerShape, build_scheduler, quiet_vllm
 from .replies import Replies
 
-MAX_INFINITE_BLOCKS = 6_000_000
-"""Blocks are objects: this many take 1.5 GB."""
 _NO_TIME_BYTES_S = 1e18
 """A link for which no load takes time worth telling: a context of 40 GB in 40 ns."""
 
@@ -178,9 +176,9 @@ def _dram_blocks(machine: Machine, dram_gib: float) -> int:
 def _blocks_for_all(workload: Workload, machine: Machine) -> int:
     """A pool that holds every context of the run at once, so that nothing is ever evicted."""
     num_blocks = 2 + sum(job.context_tokens // machine.block_tokens + 1 for job in workload.jobs)
-    if num_blocks > MAX_INFINITE_BLOCKS:
+    if num_blocks > MAX_BLOCKS:
         raise SimulationError(
             f"@infinite: {num_blocks:,} blocks for all contexts of the run, allowed are "
-            f"{MAX_INFINITE_BLOCKS:,}; use fewer --jobs or --max-turns"
+            f"{MAX_BLOCKS:,}; use fewer --jobs or --max-turns"
         )
     return max(num_blocks, machine.num_blocks)

@@ -92,6 +92,20 @@ def test_batches_are_vllms_defaults(gpu: str, batch: int, seqs: int) -> None:
     assert (machine.max_num_batched_tokens, machine.max_num_seqs) == (batch, seqs)
 
 
+def test_turns_at_once_are_no_more_than_a_batch_has_tokens() -> None:
+    """By vLLM's default, for a card as for a profile; where both are given it takes no others."""
+    machine = make_machine("h100", None, Limits(max_num_batched_tokens=512))
+    assert (machine.max_num_batched_tokens, machine.max_num_seqs) == (512, 512)
+    with pytest.raises(SimulationError, match=r"got 512.*--max-num-seqs, 1024"):
+        make_machine("h100", None, Limits(max_num_batched_tokens=512, max_num_seqs=1024))
+
+
+def test_a_pool_fits_this_machine_s_memory() -> None:
+    """Before it is filled: each block is an object."""
+    with pytest.raises(SimulationError, match=r"9,000,000 blocks, allowed are 6,000,000"):
+        make_machine("h100", None, Limits(num_blocks=9_000_000))
+
+
 def test_unknown_names_list_the_known_ones() -> None:
     """Of GPUs and of models."""
     with pytest.raises(SimulationError, match=r"'h1000'.*rtx-5090, h100"):
