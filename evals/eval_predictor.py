@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         traces = read_traces(options.traces)
         splits = _splits(options, traces)
         models = _models(options)
+        _make_folders(options)
         document = _start(options, traces, splits)
         if options.train:
             document["trained"] = _train(options, traces, say)
@@ -85,10 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     problems = _problems(options, document["rows"])
     document["passed"], document["problems"] = not problems, problems
     _show(document, say)
-    if options.out is not None and document["rows"]:
-        _write(Path(options.out), document, say)
     if options.json:
         print(json.dumps(document))
+    try:
+        if options.out is not None and document["rows"]:
+            _write(Path(options.out), document, say)
+    except OSError as error:
+        print(f"agentkv eval-predictor: cannot write into {options.out}: {error}", file=sys.stderr)
+        return FAILED
     return FAILED if problems else PASSED
 
 
@@ -105,10 +110,24 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--split cold learns nothing: name models with --models shipped or FILE")
     if options.require and ("default" not in options.kinds or not _has_time(options)):
         raise UsageError("--require judges the default predictor on the time split: name both")
-    files = [Path(options.out) / name for name in REPORT_FILES] if options.out else []
-    for path in [*files, *([_models_path(options)] if options.train else [])]:
+    for path in _files(options):
         if path.exists() and not options.force:
             raise UsageError(f"{path} exists: choose another --out, or --force")
+
+
+def _files(options: argparse.Namespace) -> list[Path]:
+    """All that will be written."""
+    files = [Path(options.out) / name for name in REPORT_FILES] if options.out else []
+    return [*files, *([_models_path(options)] if options.train else [])]
+
+
+def _make_folders(options: argparse.Namespace) -> None:
+    """Before minutes of work: there must be a place for what comes out."""
+    for path in _files(options):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error}") from error
 
 
 def _has_time(options: argparse.Namespace) -> bool:

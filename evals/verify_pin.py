@@ -42,6 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{result_file} exists: choose another --out, or --force", file=sys.stderr)
         return BAD_USAGE
     try:
+        if result_file is not None:
+            result_file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"{result_file} cannot be written: {error}", file=sys.stderr)
+        return BAD_USAGE
+    try:
         run = _experiment(options, say)
     except TurnError as error:
         print(f"the run broke off: {error}", file=sys.stderr)
@@ -55,13 +61,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     checks = judge(run)
     say("\n".join([ttl_line(run.ttl_trial), "", *verdict_lines(run, checks)]))
     document = _document(run, checks)
-    if result_file is not None:
-        result_file.parent.mkdir(parents=True, exist_ok=True)
-        result_file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        say(f"written to {result_file}")
     if options.json:
         print(json.dumps(document))
-    return PASSED if all(check.has_passed for check in checks) else FAILED
+    is_kept = result_file is None or _write(result_file, document, say)
+    return PASSED if is_kept and all(check.has_passed for check in checks) else FAILED
+
+
+def _write(result_file: Path, document: dict[str, Any], say: Callable[..., None]) -> bool:
+    try:
+        result_file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        print(f"{result_file} cannot be written: {error}", file=sys.stderr)
+        return False
+    say(f"written to {result_file}")
+    return True
 
 
 def _experiment(options: argparse.Namespace, say: Callable[..., None]) -> PinRun:

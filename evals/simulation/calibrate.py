@@ -28,33 +28,38 @@ from .cost_fit import Fit, TimedStep, fit
 from .profile import Profile
 from .step_timing import DEFAULT_ROUNDS, StepTimer
 
-DONE, BAD_USAGE = 0, 2
+DONE, FAILED, BAD_USAGE = 0, 1, 2
 MAX_TRUSTED_ERROR = 0.25
 """Share by which a fitted time may miss the measured one before the user is told."""
 _SAMPLE_CHARS = 30_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: the profile is written; 2: nothing could be measured."""
+    """0: the profile is written; 1: it is measured and printed alone; 2: nothing was measured."""
     options = _parser().parse_args(argv)
     out = Path(options.out)
     say = partial(print, file=sys.stderr, flush=True)
     try:
         if out.exists() and not options.force:
             raise AgentKVError(f"{out} exists: choose another --out, or --force")
+        out.parent.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
         profile = _measure(options, say)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
     except (AgentKVError, PageError, httpx.HTTPError, OSError) as error:
         print(f"agentkv simulate calibrate: {error}", file=sys.stderr)
         return BAD_USAGE
-    say(_summary(profile, out))
+    say(_summary(profile))
     if profile.measured["max_error"] > MAX_TRUSTED_ERROR:
         say(
             "the times do not lie on a line: if the machine was busy with something else, try "
             "again, or with more --rounds"
         )
     print(json.dumps(profile.model_dump(mode="json")), flush=True)
+    try:
+        out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        print(f"agentkv simulate calibrate: {out} cannot be written: {error}", file=sys.stderr)
+        return FAILED
+    say(f"written to {out}")
     return DONE
 
 
@@ -122,14 +127,13 @@ def _describe(step: TimedStep, found: Fit) -> dict[str, float]:
     }
 
 
-def _summary(profile: Profile, out: Path) -> str:
+def _summary(profile: Profile) -> str:
     step, measured = profile.step, profile.measured
     return (
         f"a step {step.fixed_s * 1e3:.2f} ms, a prefill token {step.prefill_token_s * 1e6:.1f} us, "
         f"a decode {step.decode_s * 1e3:.3f} ms, 1,000 tokens of context "
         f"{step.context_token_s * 1e6:.2f} ms, a request {profile.request_s * 1e3:.1f} ms; off by "
-        f"{measured['mean_error']:.0%} on average, {measured['max_error']:.0%} at most\n"
-        f"written to {out}"
+        f"{measured['mean_error']:.0%} on average, {measured['max_error']:.0%} at most"
     )
 
 
@@ -161,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--kv-token-bytes",
-        type=int,
+        type=whole_number(0),
         default=0,
         metavar="N",
         help="bytes of KV per token, which only +offload needs",

@@ -59,6 +59,30 @@ def test_the_report_is_written_and_never_overwritten(
     assert main([*asked, "--force"]) == 0
 
 
+@pytest.mark.parametrize("flags", [["--out"], ["--train", "--models-out"]])
+def test_a_place_that_cannot_be_is_told_before_the_work(
+    flags: list[str], trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of reports and of models: exit status 2, and nothing judged."""
+    place = str(trace / "below" / "a-file")
+    assert main([str(trace), *QUICK, "--split", "time", *flags, place]) == 2
+    captured = capsys.readouterr()
+    assert "a-file" in captured.err
+    assert captured.out == ""
+
+
+def test_a_report_that_cannot_be_written_is_printed(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was judged is not lost with it; exit status 1."""
+    (tmp_path / "report.json").symlink_to("/dev/full")
+    asked = [str(trace), *QUICK, "--split", "time", "--out", str(tmp_path), "--force", "--json"]
+    assert main(asked) == 1
+    captured = capsys.readouterr()
+    assert "No space left" in captured.err
+    assert json.loads(captured.out)["rows"]
+
+
 def test_the_same_seed_gives_the_same_scores(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

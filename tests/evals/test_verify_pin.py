@@ -50,6 +50,15 @@ def test_bad_options_are_bad_usage(options: list[str]) -> None:
     assert raised.value.code == 2
 
 
+def test_an_out_that_cannot_be_is_bad_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told before the server is asked, not after the run."""
+    (tmp_path / "file").write_text("")
+    assert main(["--base-url", NOBODY, "--out", str(tmp_path / "file")]) == 2
+    assert "verify_pin.json cannot be written" in capsys.readouterr().err
+
+
 def test_a_result_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An --out that holds a run already is refused before anything is asked of a server."""
     (tmp_path / "verify_pin.json").write_text("{}")

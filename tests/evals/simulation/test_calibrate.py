@@ -29,6 +29,24 @@ def test_a_profile_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "exists: choose another --out, or --force" in capsys.readouterr().err
 
 
+def test_an_out_that_cannot_be_is_told_before_measuring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server, whose measuring takes minutes, is not even asked."""
+    (tmp_path / "file").write_text("")
+    flags = ["--base-url", "http://127.0.0.1:9/v1", "--out", str(tmp_path / "file" / "p.json")]
+    assert main(flags) == 2
+    assert "is the server running" not in capsys.readouterr().err
+
+
+def test_a_size_below_zero_is_told_before_measuring(tmp_path: Path) -> None:
+    """As argparse does."""
+    flags = ["--base-url", "http://127.0.0.1:9/v1", "--out", str(tmp_path / "p.json")]
+    with pytest.raises(SystemExit) as caught:
+        main([*flags, "--kv-token-bytes", "-1"])
+    assert caught.value.code == 2
+
+
 @pytest.mark.server
 def test_a_server_is_measured_and_simulated(
     tiny_fcfs_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
