@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     picture = None if options.timeline is None else Path(options.timeline)
     try:
+        if picture is not None and picture.suffix.lower() != ".png":
+            raise AgentKVError(f"--timeline: got {options.timeline}, allowed is a name with .png")
         if picture is not None and picture.exists() and not options.force:
             raise AgentKVError(f"{picture} exists: give another --timeline, or --force")
         record = read_record(options.source, api_key=options.api_key)

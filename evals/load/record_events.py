@@ -28,6 +28,8 @@ NUMBERS = {
     "closed": ("turns",),
 }
 """Numbers that each event must carry; further events and fields are let through."""
+OPTIONAL_NUMBERS = {"tool_finished": ("duration_s",)}
+"""Numbers that an event may carry; null is none."""
 _FILE_PATTERNS = ("scheduler_timestamps*.jsonl*", "timestamps.json")
 """What a server's --run-output-dir and the folder of a run hold."""
 
@@ -156,12 +158,20 @@ def _event(place: str, row: Mapping[str, Any]) -> Event:
         if not _is_number(row.get(field)):
             seen = repr(row[field]) if field in row else "nothing"
             raise RecordError(f"{place}: {name}: {field} must be a number, got {seen}")
+    for field in OPTIONAL_NUMBERS.get(name, ()):
+        if row.get(field) is not None and not _is_number(row[field]):
+            raise RecordError(f"{place}: {name}: {field} must be a number, got {row[field]!r}")
     details = {key: row[key] for key in row if key not in ("job_id", "event", "at_s", "engine")}
     return Event(name, float(row["at_s"]), details)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 def _grouped(rows: Iterable[_Row]) -> dict[JobKey, list[Event]]:

@@ -24,7 +24,7 @@ def totals(jobs: Sequence[JobRecord]) -> dict[str, Any]:
         "bubble_tool_s": _spread(bubble.tool_s for bubble in bubbles),
         "bubble_queued_s": _spread(bubble.queued_s for bubble in bubbles),
         **_hits(turns),
-        "queued_first_s": _spread(_waits(turn for turn in turns if not turn.context_before_tokens)),
+        "queued_first_s": _spread(_waits(turn for turn in turns if turn.turn == 1)),
         "queued_evicted_s": _spread(_waits(evicted)),
         "queued_kept_s": _spread(_waits(kept)),
         **_pins([pin for job in jobs for pin in job.pins]),

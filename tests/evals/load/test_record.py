@@ -66,6 +66,17 @@ def test_the_picture_is_a_png(source: str, tmp_path: Path) -> None:
     assert main([source, "--timeline", str(picture), "--force"]) == 0
 
 
+@pytest.mark.parametrize("name", ["t.svg", "t", "t.xyz"])
+def test_a_picture_is_named_a_png(
+    name: str, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other names are bad usage: nothing is written, least of all beside the name given."""
+    (tmp_path / "t.png").write_text("kept")
+    assert main([source, "--timeline", str(tmp_path / name)]) == 2
+    assert "allowed is a name with .png" in capsys.readouterr().err
+    assert (tmp_path / "t.png").read_text() == "kept"
+
+
 def test_a_picture_that_cannot_be_written_is_said(
     source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,14 @@ def test_a_last_line_cut_off_is_left_out(tmp_path: Path) -> None:
             '{"job_id": "a", "event": "preempted", "at_s": NaN}\n',
             "at_s must be a number, got nan",
         ),
+        (
+            f'{{"job_id": "a", "event": "preempted", "at_s": {10**400}}}\n',
+            "at_s must be a number, got 1000",
+        ),
+        (
+            '{"job_id": "a", "event": "tool_finished", "at_s": 1, "duration_s": "2"}\n',
+            "tool_finished: duration_s must be a number, got '2'",
+        ),
         ('{"jobs": {"a": [{"event": "preempted"}]}}', "job 'a', event 1: preempted: at_s"),
         ('{"jobs": {"a": 7}}', "job 'a', event 1: needs a JSON object, got '7'"),
     ],

@@ -144,6 +144,13 @@ def test_totals_add_up_what_the_issue_asks_for() -> None:
     assert total["closed"] == {"released": 1, "open": 1}
 
 
+def test_a_first_turn_is_a_jobs_first() -> None:
+    """And not a later one whose context had not yet filled a block."""
+    second = [arrival(3.0, 2, 20), start(3.0, 20, 0, 0), finish(4.0, 2, 24)]
+    small = [arrival(1.0, 1, 9), start(1.5, 9, 0, 0, 0.5), finish(2.0, 1, 0), *second]
+    assert totals(jobs_of(record_of(*small)))["queued_first_s"]["n"] == 1
+
+
 def test_an_eviction_belongs_to_the_turn_that_starts_next() -> None:
     """Not to the one after it."""
     rows = [*TWO_TURNS[:-1], arrival(7.0, 3, 200), start(7.0, 200, 176, 176)]
