@@ -76,9 +76,14 @@ class PinServer:
             if error.status != httpx.codes.NOT_FOUND:
                 raise
             return ServerFacts(model, None, parse_block_pool(self._get("/metrics").text))
-        num_blocks = int(info["num_blocks"]) // int(info.get("num_engines", 1))
-        pool = BlockPool(int(info["block_size"]), num_blocks)
-        return ServerFacts(model, str(info["policy"]), pool)
+        try:
+            num_blocks = int(info["num_blocks"]) // int(info.get("num_engines", 1))
+            pool = BlockPool(int(info["block_size"]), num_blocks)
+            return ServerFacts(model, str(info["policy"]), pool)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise PageError(
+                f"/v1/agentkv/info does not tell policy, block size and number of blocks: {info}"
+            ) from error
 
     def snapshot(self) -> Snapshot:
         """One reading of `/metrics`."""
@@ -104,7 +109,10 @@ class PinServer:
         latency_s = time.monotonic() - started_s
         if not response.is_success:
             raise TurnError(f"HTTP {response.status_code}: {response.text[:300]}")
-        return _reply(response.json(), latency_s)
+        try:
+            return _reply(response.json(), latency_s)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise TurnError(f"no chat reply with its usage: {response.text[:300]}") from error
 
     def ttl_left_s(self, job_id: str) -> float | None:
         """Seconds until the job's pin runs out; None if nothing is pinned or the server is mute."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ OnTurn = Callable[[JobOutcome, TurnOutcome, bool], None]
 
 
 class StreamError(Exception):
-    """The server ended a reply with an error of its own."""
+    """The server ended a reply with an error of its own, or before its end."""
 
 
 @dataclass(slots=True)
@@ -33,6 +33,7 @@ class _Reply:
 
     sent_s: float
     first_token_s: float | None = None
+    is_whole: bool = False
     usage: Usage = field(default_factory=Usage)
 
 
@@ -134,6 +135,7 @@ class JobPlayer:
         }
         async with resource.with_streaming_response.create(**request) as response:
             async for line in response.iter_lines():
+                reply.is_whole = reply.is_whole or line == _END_OF_STREAM
                 if not line.startswith("data:") or line == _END_OF_STREAM:
                     continue
                 event = json.loads(line.removeprefix("data:"))
@@ -142,8 +144,16 @@ class JobPlayer:
                 if conversation.read(event) and reply.first_token_s is None:
                     reply.first_token_s = self._clock()
                 reply.usage = read_usage(event) or reply.usage
+                reply.is_whole = reply.is_whole or _is_finished(event)
+        if not reply.is_whole:
+            raise StreamError("no stream of events, or one that broke off before its end")
         if reply.usage.cached_tokens is not None:
             self.has_seen_cached_tokens = True
+
+
+def _is_finished(event: Mapping[str, Any]) -> bool:
+    """Whether a choice says why it ended: not every server closes a stream as OpenAI's does."""
+    return any(choice.get("finish_reason") for choice in event.get("choices", ()))
 
 
 async def _run_tool(job: Any, command: str, tool_s: float) -> bool:

@@ -5,7 +5,6 @@ Works with any OpenAI-compatible server; what only vLLM or the agentkv plugin ha
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +67,8 @@ class LoadServer:
         version = self._optional("GET", "/version")
         return LoadServerFacts(
             model=str(chosen["id"]),
-            max_context_tokens=None if max_context_tokens is None else int(max_context_tokens),
-            vllm_version=None if version is None else version.json().get("version"),
+            max_context_tokens=max_context_tokens if isinstance(max_context_tokens, int) else None,
+            vllm_version=None if version is None else _version_in(version),
             info=self._info(),
         )
 
@@ -84,7 +83,13 @@ class LoadServer:
                     f"{self.root_url} has no /tokenize, which exact prompt lengths need: "
                     "use --mode live, or a vLLM server"
                 )
-            token_ids.append([int(token) for token in answer.json()["tokens"]])
+            try:
+                token_ids.append([int(token) for token in answer.json()["tokens"]])
+            except (LookupError, TypeError, ValueError) as error:
+                raise LoadServerError(
+                    f"{answer.url} gives no tokens: {answer.text[:200]}: use --mode live, or a "
+                    "vLLM server"
+                ) from error
         return token_ids
 
     def counters(self) -> dict[str, Any]:
@@ -114,18 +119,21 @@ class LoadServer:
         try:
             models = answer.json()["data"]
             return [entry for entry in models if entry["id"]] or _no_model(self.root_url)
-        except (json.JSONDecodeError, LookupError, TypeError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             raise LoadServerError(f"{answer.url} names no model: {answer.text[:200]}") from error
 
     def _info(self) -> dict[str, Any] | None:
         try:
-            return self._api.info()
+            info = self._api.info()
         except StatusError as error:
             if error.status < 500:
                 return None
             raise LoadServerError(str(error)) from error
         except AgentKVServerError as error:
             raise LoadServerError(str(error)) from error
+        if "policy" not in info:
+            raise LoadServerError(f"{self.root_url}/v1/agentkv/info names no policy: {info}"[:300])
+        return info
 
     def _optional(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
@@ -144,6 +152,15 @@ class LoadServer:
                 f"{self.root_url}{path}: no answer ({type(error).__name__}: {error}): is the "
                 "server running, and is --base-url right?"
             ) from error
+
+
+def _version_in(answer: httpx.Response) -> str | None:
+    """vLLM's version; None in the answer of something else."""
+    try:
+        version = answer.json().get("version")
+    except (AttributeError, ValueError):
+        return None
+    return version if isinstance(version, str) else None
 
 
 def metric_totals(page: str) -> dict[str, float]:

@@ -125,12 +125,20 @@ class StepTimer:
             raise TimingError(f"{self._http.base_url}: no answer to a probe: {error}") from error
         if not answer.is_success:
             raise TimingError(f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}")
-        usage: dict[str, Any] = answer.json().get("usage") or {}
-        if usage.get("completion_tokens") != output_tokens:
+        num_tokens = _output_tokens(answer)
+        if num_tokens != output_tokens:
             raise TimingError(
-                f"{answer.url}: asked for {output_tokens} tokens, got "
-                f"{usage.get('completion_tokens')}: is it a vLLM server?"
+                f"{answer.url}: asked for {output_tokens} tokens, got {num_tokens}: is it a vLLM "
+                "server?"
             )
+
+
+def _output_tokens(answer: httpx.Response) -> Any:
+    """As its usage has them; None where it has none."""
+    try:
+        return answer.json()["usage"]["completion_tokens"]
+    except (LookupError, TypeError, ValueError):
+        return None
 
 
 def _steps(fastest_s: Mapping[Probe, float], decode_tokens: int) -> Iterator[TimedStep]:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from agentkv.evals.pin_server import PinServer, TurnError
 from agentkv.evals.verify_pin import main
+from agentkv.testing.http_front import Answer, HttpFront
 
 NOBODY = "http://127.0.0.1:9/v1"
 
@@ -40,6 +42,20 @@ def test_a_server_of_another_kind_is_bad_usage(
     """Status 2 and what the server answered."""
     assert main(["--base-url", other_server]) == 2
     assert "501" in capsys.readouterr().err
+
+
+def test_answers_of_another_shape_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the plugin's facts, with status 2; a reply without usage breaks the run off."""
+    models = {"data": [{"id": "m"}]}
+    front = HttpFront(lambda _, path, *rest: Answer(200, models if "models" in path else {}))
+    front.start()
+    try:
+        assert main(["--base-url", front.url]) == 2
+        with PinServer(front.url) as server, pytest.raises(TurnError, match="no chat reply"):
+            server.chat("m", [], job_id="job", is_last_step=False)
+    finally:
+        front.stop()
+    assert "/v1/agentkv/info does not tell" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [[], ["--base-url", NOBODY, "--gap-s", "0"]])

@@ -16,6 +16,7 @@ import pytest
 from agentkv.cli import main as agentkv_command
 from agentkv.evals.load.run_files import TURNS_FILE, read_runs
 from agentkv.server_process import free_port
+from agentkv.testing.http_front import Answer, HttpFront, error_answer
 from tests.evals.load.fake_vllm import FakeVllm
 
 QUICK = ("--token-scale", "0.2", "--turns", "3", "--jobs", "6", "--concurrency", "3")
@@ -101,6 +102,23 @@ def test_a_live_run_chats(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0, text
     assert found["hit_rate"] is None
     assert all("cache_salt" not in request for request in server.requests)
+
+
+def test_a_reply_that_is_no_stream_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """A job is not done because something answered with status 200."""
+    answers = {"/v1/models": {"data": [{"id": "m"}]}, "/v1/chat/completions": {"choices": []}}
+    front = HttpFront(
+        lambda _, path, *rest: (
+            Answer(200, answers[path]) if path in answers else error_answer(404, path)
+        )
+    )
+    front.start()
+    try:
+        status, found, text = bench(capsys, f"{front.url}/v1", *QUICK, "--mode", "live")
+    finally:
+        front.stop()
+    assert (status, found["failed"], found["completed"]) == (1, 6, 0)
+    assert "no stream of events" in text
 
 
 def test_failures_are_counted_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:

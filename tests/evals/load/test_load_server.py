@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from agentkv.evals.load.load_server import (
     preemptions_between,
 )
 from agentkv.testing import ScriptedServer
+from agentkv.testing.http_front import Answer, HttpFront
 from tests.evals.load.fake_vllm import FakeVllm
 
 PAGE = Path(__file__).parents[1] / "metrics_continuum.txt"
@@ -61,3 +63,19 @@ def test_an_address_that_is_none_is_named(url: str) -> None:
     refused = pytest.raises(LoadServerError, match=r"--base-url|not a URL")
     with refused, LoadServer(url) as server:
         server.facts(None)
+
+
+@pytest.mark.parametrize("body", [[], {}, "hello", None])
+def test_a_server_that_answers_something_else_is_named(body: Any) -> None:
+    """A proxy or a web page behind the right list of models, whatever it is asked."""
+    models = {"data": [{"id": "m", "max_model_len": "long"}]}
+    front = HttpFront(lambda _, path, *rest: Answer(200, models if "models" in path else body))
+    front.start()
+    try:
+        with LoadServer(front.url) as server:
+            with pytest.raises(LoadServerError, match="/v1/agentkv/info"):
+                server.facts(None)
+            with pytest.raises(LoadServerError, match="/tokenize gives no tokens"):
+                server.tokenize("m", ["text"])
+    finally:
+        front.stop()

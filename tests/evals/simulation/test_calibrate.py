@@ -11,6 +11,7 @@ from agentkv.evals.simulation.calibrate import main
 from agentkv.evals.simulation.machine import Limits, make_machine
 from agentkv.evals.simulation.simulate import main as simulate
 from agentkv.server_process import ServerProcess
+from agentkv.testing.http_front import Answer, HttpFront
 
 
 def test_an_unreachable_server_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +38,24 @@ def test_an_out_that_cannot_be_is_told_before_measuring(
     flags = ["--base-url", "http://127.0.0.1:9/v1", "--out", str(tmp_path / "file" / "p.json")]
     assert main(flags) == 2
     assert "is the server running" not in capsys.readouterr().err
+
+
+def test_a_probe_s_answer_of_another_shape_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit status 2, with what was asked for."""
+    answers = {
+        "/v1/models": {"data": [{"id": "m"}]},
+        "/tokenize": {"tokens": list(range(500))},
+        "/v1/agentkv/info": {"policy": "continuum", "block_size": 16, "num_blocks": 99},
+    }
+    front = HttpFront(lambda _, path, *rest: Answer(200, answers.get(path, [])))
+    front.start()
+    try:
+        assert main(["--base-url", front.url, "--out", str(tmp_path / "profile.json")]) == 2
+    finally:
+        front.stop()
+    assert "asked for 1 tokens, got None: is it a vLLM server?" in capsys.readouterr().err
 
 
 def test_a_size_below_zero_is_told_before_measuring(tmp_path: Path) -> None:
