@@ -16,9 +16,10 @@ from typing import Any
 
 from .kinds import KINDS, Drawing, drawings
 from .runs import grouped, load_runs
-from .style import FigureError
+from .style import FigureError, in_order
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
+DEFAULT_BASELINE = "fcfs"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(options.out)
     try:
         runs, left_out = load_runs(options.rows)
+        _check_baseline(options.baseline, [run.policy for run in runs])
         planned = list(drawings(grouped(runs), options.kind or list(KINDS), options.baseline))
         _check_free([out / drawing.file for drawing in planned], force=options.force)
     except FigureError as error:
@@ -66,6 +68,13 @@ def _say(row: dict[str, Any]) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _check_baseline(baseline: str, policies: Sequence[str]) -> None:
+    """One that was named must be there; without the usual one figures lack their ratios."""
+    if baseline not in (DEFAULT_BASELINE, *policies):
+        seen = ", ".join(in_order(policies))
+        raise FigureError(f"--baseline: got {baseline!r}, the rows have {seen}")
+
+
 def _check_free(files: Sequence[Path], *, force: bool) -> None:
     present = [file for file in files if file.exists()]
     if present and not force:
@@ -81,7 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--kind", action="append", choices=tuple(KINDS), help=f"only this one (repeatable). {shown}"
     )
-    add("--baseline", default="fcfs", metavar="POLICY", help="compared with (default fcfs)")
+    add(
+        "--baseline",
+        default=DEFAULT_BASELINE,
+        metavar="POLICY",
+        help="compared with (default %(default)s)",
+    )
     add("--force", action="store_true", help="overwrite figures that are there")
     return parser
 

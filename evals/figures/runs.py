@@ -14,7 +14,7 @@ from typing import Any
 from ..load.outcomes import RunOutcome
 from ..load.run_files import RUN_FILE, TURNS_FILE, RunFilesError, read_runs
 from ..load.summary import summarize
-from .settings import Setting, pool_of, setting_of, slug
+from .settings import Setting, has_endless_pool, pool_of, setting_of, slug
 from .style import FigureError
 
 
@@ -127,10 +127,10 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     """
     by_setting: dict[Setting, list[Run]] = {}
     for run in runs:
-        if "@" not in run.policy:
+        if not has_endless_pool(run.policy):
             by_setting.setdefault(run.setting, []).append(run)
     for run in runs:
-        if "@" in run.policy:
+        if has_endless_pool(run.policy):
             alike = [s for s in by_setting if replace(s, blocks=None) == run.setting]
             for setting in alike or [run.setting]:
                 by_setting.setdefault(setting, []).append(run)

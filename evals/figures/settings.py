@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..load.outcomes import RunOutcome
+from ..simulation.catalog import GPU_MEMORY_UTILIZATION
 
 LOADS = {"jps": "jobs per second", "concurrency": "jobs at once"}
 """What can be swept, with the label of its axis."""
@@ -19,9 +20,22 @@ LIMITS = {
     "token_scale": "tokens x {}",
     "max_context_tokens": "contexts to {} tokens",
     "max_num_seqs": "{} turns at once",
+    "max_num_batched_tokens": "batches to {} tokens",
+    "max_model_len": "server takes {} tokens",
+    "block_size": "blocks of {} tokens",
+    "gpu_memory_utilization": "{} of the GPU's memory",
+    "arrivals": "arrivals {}",
+    "mode": "{}",
 }
 """Flags that change the jobs or the machine, in words."""
-_DEFAULTS = {"num_gpus": 1, "token_scale": 1.0, "tools": "recorded"}
+_DEFAULTS = {
+    "num_gpus": 1,
+    "token_scale": 1.0,
+    "tools": "recorded",
+    "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
+    "arrivals": "poisson",
+    "mode": "replay",
+}
 _BLOCK_FLAG = "--num-gpu-blocks-override"
 
 
@@ -42,6 +56,11 @@ class Setting:
     """Keys of LIMITS with their values."""
 
 
+def has_endless_pool(policy: str) -> bool:
+    """Whether a policy brings its own pool, so that its runs belong to those on any."""
+    return policy.endswith("@infinite")
+
+
 def setting_of(outcome: RunOutcome) -> Setting:
     """The setting of a run; its policy may ask for a pool without limit, and has no blocks then."""
     metadata = outcome.metadata
@@ -54,7 +73,7 @@ def setting_of(outcome: RunOutcome) -> Setting:
         workload=_name(_find([outcome.workload], "name")),
         tools=_name(_find(flags, "tools")),
         load_kind=next((kind for kind in LOADS if outcome.workload.get(kind) is not None), None),
-        blocks=None if "@" in outcome.policy else _blocks(config),
+        blocks=None if has_endless_pool(outcome.policy) else _blocks(config),
         is_simulated=bool(metadata.get("is_simulated")),
         limits=tuple((name, value) for name, value in limits.items() if value is not None),
     )
@@ -62,7 +81,7 @@ def setting_of(outcome: RunOutcome) -> Setting:
 
 def pool_of(outcome: RunOutcome) -> str | None:
     """Blocks of the KV pool: as asked for, else as the server or the simulator counted them."""
-    if "@" in outcome.policy:
+    if has_endless_pool(outcome.policy):
         return None
     metadata, server = outcome.metadata, outcome.server
     facts = [metadata, server, metadata.get("server_info"), server.get("before")]

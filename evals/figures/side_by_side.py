@@ -35,7 +35,9 @@ def draw_side_by_side(group: Group, baseline: str, path: Path) -> Path:
         panels[0][0].set_yticks(range(len(policies)), policies)
         panels[0][0].set_ylim(len(policies) - 0.5, -0.5)
         figure.suptitle(panel_title(group), fontsize=FONT_PT + 2, x=0.01, ha="left")
-        note = f"dots: runs; bars: their mean, and its ratio to that of {baseline}"
+        note = "dots: runs; bars: their mean"
+        if baseline in policies:
+            note += f", and its ratio to that of {baseline}"
         return save(figure, path, conditions=conditions(group.runs, size[0], note))
 
 

@@ -114,6 +114,15 @@ def test_without_a_baseline_all_but_the_savings_are_drawn(
     assert names(plot(rows, tmp_path / "out", capsys, *other)) == ["jps_sweep_speedup.png"]
 
 
+def test_a_baseline_that_no_run_has_is_bad_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slip of the pen must not give figures without their ratios."""
+    rows = write_runs(tmp_path, [made_run("fcfs"), made_run("continuum")])
+    assert main([str(rows), "--out", str(tmp_path / "f"), "--baseline", "contiuum"]) == 2
+    assert "got 'contiuum', the rows have fcfs, continuum" in capsys.readouterr().err
+
+
 def test_runs_with_no_job_in_common_have_no_timeline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,38 @@ def test_what_else_differs_gets_figures_of_its_own(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"arrivals": "burst"},
+        {"mode": "live"},
+        {"block_size": 32},
+        {"gpu_memory_utilization": 0.5},
+        {"max_num_batched_tokens": 512},
+        {"max_model_len": 4096},
+    ],
+)
+def test_other_jobs_or_another_machine_are_another_figure(
+    flags: dict[str, Any], tmp_path: Path
+) -> None:
+    """Their mean would be of neither; the flag is in the name."""
+    made = [made_run("fcfs"), made_run("fcfs", **flags)]
+    groups = grouped(load_runs([write_runs(tmp_path, made)])[0])
+    assert [len(group.runs) for group in groups] == [1, 1]
+    [(name, value)] = flags.items()
+    assert groups[1].slug.endswith(f"{name.replace('_', '-')}-{value}")
+
+
+def test_a_lossless_tier_has_the_pool_as_it_is(tmp_path: Path) -> None:
+    """Its runs on two pools are not averaged, as those on an endless one would be."""
+    made = [made_run("fcfs@lossless", blocks=blocks) for blocks in (100, 200)]
+    groups = grouped(load_runs([write_runs(tmp_path, made)])[0])
+    assert [(group.slug, len(group.runs)) for group in groups] == [
+        ("rtx6000_100", 1),
+        ("rtx6000_200", 1),
+    ]
+
+
 def test_an_infinite_pool_joins_every_finite_one(tmp_path: Path) -> None:
     """It is what both are compared with."""
     made = [made_run("fcfs", blocks=blocks) for blocks in (100, 200)]
