@@ -16,6 +16,7 @@ from typing import Any
 
 from agentkv.errors import AgentKVError
 
+from ..arguments import seconds, whole_number
 from .bench_report import report
 from .outcomes import RunOutcome
 from .server_load import MODES, LoadOptions, load_server
@@ -106,9 +107,15 @@ def _parser() -> argparse.ArgumentParser:
         default="replay",
         help="replay: exact token counts (vLLM only); live: a chat, the model answers freely",
     )
-    add("--max-output-tokens", type=int, default=512, metavar="N", help="in live mode (512)")
-    add("--timeout-s", type=float, default=600.0, metavar="S", help="of one turn (600)")
-    add("--limit-s", type=float, metavar="S", help="cut what still runs after so long")
+    add(
+        "--max-output-tokens",
+        type=whole_number(1),
+        default=512,
+        metavar="N",
+        help="in live mode (512)",
+    )
+    add("--timeout-s", type=seconds, default=600.0, metavar="S", help="of one turn (600)")
+    add("--limit-s", type=seconds, metavar="S", help="cut what still runs after so long")
     add("--out", metavar="DIR", help="write turns.jsonl as turns end, and run.json")
     add("--force", action="store_true", help="overwrite a run in --out")
     add("--json", action="store_true", help="print the JSON document alone")

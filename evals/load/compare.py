@@ -18,7 +18,7 @@ from typing import Any
 
 from agentkv.errors import AgentKVError
 
-from ..arguments import whole_number
+from ..arguments import seconds, whole_number
 from ..provenance import time_stamp
 from .compare_profiles import CPU, GPU, Profile
 from .compare_runs import ComparePlan, check_folders, run_all
@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_workload_options(parser)
     add = parser.add_argument_group("runs").add_argument
-    add("--limit-s", type=float, metavar="S", help="cut what still runs of a run after so long")
+    add("--limit-s", type=seconds, metavar="S", help="cut what still runs of a run after so long")
     add("--out", metavar="DIR", help="a folder a run, and compare.json (default compare-TIME)")
     add("--resume", action="store_true", help="keep the complete runs in --out, make the others")
     add("--force", action="store_true", help="overwrite the runs in --out")

@@ -73,6 +73,8 @@ def fill_in(options: argparse.Namespace, defaults: dict[str, Any]) -> None:
 
 def workload_of(options: argparse.Namespace) -> Workload:
     """The workload the flags describe; raises WorkloadError for one that cannot be."""
+    arrivals = _arrivals(options.arrivals or "poisson")
+    _check_arrivals(options, arrivals)
     return make_workload(
         options.workload or "reference",
         seed=options.seed,
@@ -80,7 +82,7 @@ def workload_of(options: argparse.Namespace) -> Workload:
         duration_s=options.duration,
         jps=options.jps,
         concurrency=options.concurrency,
-        arrivals=_arrivals(options.arrivals or "poisson"),
+        arrivals=arrivals,
         max_turns=options.turns,
         tools=_tools(options.tools or "recorded"),
         trace=None if options.trace is None else Path(options.trace),
@@ -93,6 +95,19 @@ def describe_workload(options: argparse.Namespace, workload: Workload) -> dict[s
     """How the workload was made, for the run's files."""
     described = {name: getattr(options, name) for name in _NAMES if name != "workload"}
     return {"name": workload.name, **described, "num_jobs": len(workload.jobs)}
+
+
+def _check_arrivals(options: argparse.Namespace, arrivals: str | Sequence[float]) -> None:
+    """What one flag says of when jobs arrive, no other may say otherwise, or in vain."""
+    if options.arrivals in ARRIVALS and options.concurrency is not None:
+        raise WorkloadError(
+            f"--arrivals {options.arrivals}: with --concurrency, jobs begin as others end: give "
+            "--jps R for arrivals"
+        )
+    if not isinstance(arrivals, str):
+        for name in ("jps", "duration", "concurrency"):
+            if getattr(options, name) is not None:
+                raise WorkloadError(f"--arrivals: the times are given: leave out --{name}")
 
 
 def _arrivals(text: str) -> str | Sequence[float]:

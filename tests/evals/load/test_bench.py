@@ -218,6 +218,22 @@ def test_bad_usage_is_status_2_and_named(
     assert server.requests == []
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--timeout-s", "nan"),
+        ("--timeout-s", "0"),
+        ("--limit-s", "-5"),
+        ("--max-output-tokens", "0"),
+    ],
+)
+def test_a_limit_that_is_none_is_bad_usage(flags: tuple[str, str]) -> None:
+    """As argparse says it, before a server is asked: it would cut or fail every job."""
+    with pytest.raises(SystemExit) as caught:
+        agentkv_command(["bench", "--base-url", "http://127.0.0.1:9/v1", *flags])
+    assert caught.value.code == 2
+
+
 def test_an_unreachable_server_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     """With the address that gave no answer."""
     port = free_port()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.evals.load.plans import Workload
+from agentkv.evals.load.plans import Workload, WorkloadError
 from agentkv.evals.load.workload_options import (
     add_workload_options,
     describe_workload,
@@ -55,6 +55,22 @@ def test_defaults_yield_to_the_other_way_of_saying_it() -> None:
 def test_flags_make_so_many_jobs(flags: tuple[str, ...], num_jobs: int) -> None:
     """In each of the ways to say it."""
     assert len(made(*flags).jobs) == num_jobs
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--arrivals", "0,1,2", "--jps", "3"), "leave out --jps"),
+        (("--arrivals", "0,1,2", "--duration", "1"), "leave out --duration"),
+        (("--arrivals", "0,1,2", "--concurrency", "2", "--jobs", "3"), "leave out --concurrency"),
+        (("--arrivals", "burts", "--jps", "3", "--jobs", "3"), "allowed is poisson or burst"),
+        (("--arrivals", "burst", "--concurrency", "2", "--jobs", "3"), "give --jps R"),
+    ],
+)
+def test_no_flag_is_given_in_vain(flags: tuple[str, ...], message: str) -> None:
+    """A rate that nothing arrives at would stand in tables and figures."""
+    with pytest.raises(WorkloadError, match=message):
+        made(*flags)
 
 
 def test_a_trace_is_the_workload(tmp_path: Path) -> None:
