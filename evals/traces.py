@@ -126,7 +126,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{path}: line {number} is not JSON ({error}): {_clip(line)}") from error
     if not isinstance(fields, dict):
         raise TraceError(f"{path}: line {number} is no JSON object: {_clip(line)}")

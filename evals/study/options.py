@@ -65,6 +65,8 @@ def make_plan(options: argparse.Namespace, folder: Path) -> StudyPlan:
         max_context_tokens=options.max_context_tokens,
     )
     tools = tuple(dict.fromkeys(options.tools))
+    if len({Path(name).name for name in tools}) < len(tools):
+        raise WorkloadError("--tools: two files of one name, which is all that rows have of them")
     footprints = {name: source.footprint(name, machines[options.pools[0]]) for name in tools}
     return StudyPlan(
         grid=Grid(

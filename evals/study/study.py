@@ -37,7 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is JSON
     try:
         if options.tables is not None:
-            return _report(Path(options.tables), {})
+            out = Path(options.tables)
+            if not read_rows(out):
+                raise StudyError(f"{out / ROWS_FILE}: no row of a unit in it")
+            return _report(out, {})
         with tempfile.TemporaryDirectory(prefix="agentkv-study-") as folder:
             return _run(options, Path(folder))
     except (AgentKVError, OSError) as error:

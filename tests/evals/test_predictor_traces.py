@@ -95,6 +95,7 @@ def test_a_misshapen_line_is_named(tmp_path: Path, text: str, seen: str) -> None
         ("blank.jsonl", b"\n\n", "no measured command"),
         ("broken.jsonl.gz", b"no gzip at all", "cannot be read"),
         ("cut.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "cannot be read"),
+        ("deep.jsonl", b"[" * 100_000 + b"\n", "line 1 is not JSON"),
         ("latin.jsonl", b'{"session": "\xe9"}\n', "line 1 is not UTF-8"),
     ],
 )

@@ -137,6 +137,24 @@ def test_tables_are_made_from_rows_alone(
     assert simulate(["study", "--tables", str(tmp_path / "none")]) == 2
 
 
+@pytest.mark.parametrize("text", ["", "{}\n", '{"unit": "of another version"}\n'])
+def test_tables_need_a_row(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A study that is empty, or of another version, is not one in which nothing was found."""
+    (tmp_path / "rows.jsonl").write_text(text)
+    assert simulate(["study", "--tables", str(tmp_path)]) == 2
+    assert "no row of a unit in it" in capsys.readouterr().err
+    assert not (tmp_path / "study.json").exists()
+
+
+def test_two_files_of_tools_have_two_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows know a file without its folder: one of the two would stand for both."""
+    files = [str(tmp_path / folder / "tools.jsonl") for folder in "ab"]
+    assert study("--tools", *files, out=tmp_path / "out") == 2
+    assert "two files of one name" in capsys.readouterr().err
+
+
 def test_a_unit_that_fails_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With its error; the others go on, and the exit status is 1."""
     profile = {
