@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -128,6 +129,17 @@ def describe(result: CommandResult) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """0: the job was played to its end; 1: it broke off; 2: it could not begin."""
     options = parse_options(argv)
+    # a server of our own must not outlive us, whichever signal ends us
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return FAILED
+
+
+def run(options: argparse.Namespace) -> int:
+    """Finds or starts the server, and plays the job on it; the exit status."""
     # With --json, standard output carries the document and nothing else.
     say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     with ExitStack() as stack:
@@ -197,6 +209,11 @@ def choose_model(client: openai.OpenAI, wanted: str | None) -> str:
         if wanted is None:
             raise agentkv.AgentKVError("the server lists no models: give --model") from None
         return wanted
+    except (AttributeError, TypeError, ValueError) as error:  # a page of something else
+        raise agentkv.AgentKVError(
+            f"{client.base_url} answers, but lists no models: is it the base URL of an "
+            "OpenAI-compatible server (ending in /v1)?"
+        ) from error
     if not offered:
         raise agentkv.AgentKVError("the server has no model")
     if wanted is not None and wanted not in offered:

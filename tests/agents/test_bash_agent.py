@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +21,7 @@ import pytest
 import agentkv
 from agentkv.agents.bubblewrap import find_bubblewrap
 from agentkv.testing import ScriptedServer, forget_servers
+from agentkv.testing.http_front import Answer, HttpFront
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "bash_agent.py"
 # Commands run unasked here: they are this file's own.
@@ -169,6 +175,53 @@ def test_a_server_that_is_not_there_is_named(
     """Status 2 and the address."""
     assert bash_agent.main(["--base-url", "http://127.0.0.1:9/v1"]) == 2
     assert "no answer from http://127.0.0.1:9/v1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", ["<html></html>", [], None])
+def test_a_page_of_something_else_is_told(
+    page: Any, bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as the root of a web server; status 2, and what the address should be."""
+    front = HttpFront(lambda *request: Answer(200, page))
+    front.start()
+    try:
+        assert bash_agent.main(["--base-url", front.url]) == 2
+    finally:
+        front.stop()
+    assert "ending in /v1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_no_server_outlives_the_agent(number: signal.Signals) -> None:
+    """Ended by a signal while its own is starting: one line, status 1, nothing left."""
+    mark = uuid.uuid4().hex
+    with subprocess.Popen(
+        [sys.executable, str(EXAMPLE)],
+        env={**os.environ, "AGENTKV_TEST_MARK": mark},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while not any("agentkv.cli" in command for command in marked(mark)):
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (1, "interrupted\n")
+    assert marked(mark) == []
+
+
+def marked(mark: str) -> list[str]:
+    """The command lines of the processes that have the mark in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_text())
+        except OSError:  # it has ended, or is another user's
+            continue
+    return found
 
 
 def test_a_server_that_does_not_list_models_needs_a_name(
