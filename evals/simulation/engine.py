@@ -111,7 +111,10 @@ class SimulatedEngine:
         self._start_loads(started_s)
         self._note_preempted(output.preempted_req_ids or ())
         if not output.num_scheduled_tokens:
-            self._wait(until_s)
+            if output.preempted_req_ids:  # the last turn that ran: its room is the next step's
+                self._is_settled = False
+            else:
+                self._wait(until_s)
             self._finish_loads(output)
             return []
         self._clock.now_s = started_s + self._price(output.num_scheduled_tokens, jump_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -92,6 +93,22 @@ def test_a_tier_without_room_is_no_tier() -> None:
     _, empty = simulate(workload, "fcfs+offload", dram_gib=1e-9)
     assert empty.counters["reloads"] == 0
     assert [job.duration_s for job in empty.jobs] == [job.duration_s for job in without.jobs]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_turn_that_preempts_itself_makes_room_for_the_next(seed: int) -> None:
+    """The last one that ran, while others wait with what was loaded for them: none is stuck."""
+    chance = random.Random(seed)
+    jobs = [
+        job(
+            f"job-{number}",
+            0.01 * number,
+            *((chance.randint(200, 900), chance.randint(100, 400), 0.05) for _ in range(3)),
+        )
+        for number in range(6)
+    ]
+    _, run = simulate(Workload("six", seed, tuple(jobs), None), "fcfs@lossless")
+    assert [job.status for job in run.jobs] == ["done"] * 6
 
 
 def test_the_price_of_a_load_is_that_of_the_link() -> None:
