@@ -20,6 +20,14 @@ CounterName = Literal[
 ]
 """What is counted; each has a Prometheus series."""
 
+UNLABELLED: tuple[CounterName, ...] = (
+    "holds_total",
+    "tool_signals_ignored_total",
+    "preemptions_total",
+    "bad_tags_total",
+)
+"""Those that are one number each: 0 until something is counted."""
+
 MAX_PENDING_OBSERVATIONS = 1000
 """Observations of one histogram kept between two deltas; older ones are dropped."""
 

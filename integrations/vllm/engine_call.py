@@ -16,6 +16,7 @@ from agentkv.errors import AgentKVError
 from agentkv.wire import WIRE_VERSION, parse_tool_event
 
 from . import seam
+from .counters import UNLABELLED
 from .decision import describe
 from .jobs import Job
 from .scheduler import RetainingScheduler
@@ -46,7 +47,7 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
         "num_running": len(scheduler.running),
         "num_waiting": len(scheduler.queue),
         "is_under_pressure": retention.policy.pressure.is_on,
-        "preemptions_total": 0,
+        **dict.fromkeys(UNLABELLED, 0),
         **retention.counters.totals(),
         "steps": scheduler.steps.as_dict(),
         "learned": {

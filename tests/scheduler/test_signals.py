@@ -132,6 +132,13 @@ def test_stats_carry_gauges_and_each_delta_once(make_engine: Callable[..., Engin
     assert engine.scheduler.make_stats().agentkv["counters"] == []
 
 
+def test_stats_have_every_total_from_the_start(make_engine: Callable[..., Engine]) -> None:
+    """A script that reads one finds 0 and not nothing, as on `/metrics`."""
+    stats = engine_call.call(make_engine().scheduler, "stats", [])
+    names = ("holds_total", "tool_signals_ignored_total", "preemptions_total", "bad_tags_total")
+    assert [stats.get(name) for name in names] == [0, 0, 0, 0]
+
+
 def test_a_flood_of_signals_leaves_nothing_behind(make_engine: Callable[..., Engine]) -> None:
     """10,000 `started` signals for one pin: the schedule stays as small as the pins are few."""
     engine = make_engine()
