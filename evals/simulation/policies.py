@@ -72,7 +72,7 @@ def _given_settings(name: str, policy: ServerPolicy, text: str | None) -> Mappin
         return {}
     try:
         given = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise SimulationError(f"--policy: got {name!r}, {text} is no JSON: {error}") from None
     if not given:
         return {}

@@ -59,8 +59,11 @@ def _run_all(plan: SimulationPlan) -> tuple[list[RunOutcome], str | None]:
     """The runs, and why they ended early if they did."""
     # vLLM takes seconds to import: not before the flags are known to be good
     from .recorded_run import check_folders, run_recorded
+    from .run import check_pool
 
     check_folders(plan)
+    for policy in plan.policies:
+        check_pool(plan.workload, plan.machine, policy)
     metadata = _metadata(plan)
     runs: list[RunOutcome] = []
     try:

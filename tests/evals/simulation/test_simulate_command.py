@@ -17,6 +17,8 @@ from agentkv.cli import main as agentkv
 from agentkv.evals.load.run_files import read_runs
 from agentkv.evals.simulation.simulate import main
 
+from .test_machine import PROFILE
+
 SMALL = ["--gpu", "rtx-5090", "--blocks", "1000", "--jobs", "6", "--jps", "1"]
 DOCUMENTED_KEYS = {
     *("jobs", "completed", "mean_s", "p50_s", "p90_s", "p99_s", "max_s"),
@@ -144,6 +146,18 @@ def test_bad_flags_exit_with_status_2(flags: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*flags, "--jps", "1"] if flags != ["--gpu"] else flags)
     assert caught.value.code == 2
+
+
+def test_a_tier_that_cannot_be_is_told_before_any_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not after the policies before it, whose results would be lost."""
+    profile = tmp_path / "cpu.json"
+    profile.write_text(json.dumps(PROFILE))
+    flags = ["--gpu", str(profile), "--jobs", "2", "--jps", "1", "--out", str(tmp_path / "out")]
+    assert main([*flags, "--policy", "fcfs", "--policy", "fcfs+offload"]) == 2
+    assert "kv_token_bytes" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_trace_with_a_missing_field_names_line_and_field(
