@@ -75,7 +75,8 @@ def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:
             target = "".join(own[_num_own(program) :][:1])[:_MAX_WORD_CHARS]
     alike = f"{'|'.join(sorted(together))} {target} {' '.join(options)}"
     levels = (_own_key(main), alike, "; ".join(shapes))
-    first, second, third = (f"{mode_of(main)}{level}"[:_MAX_KEY_CHARS] for level in levels)
+    own_mode = mode_of(main)
+    first, second, third = (f"{own_mode}{level}"[:_MAX_KEY_CHARS] for level in levels)
     parts = tuple(effect[:_MAX_KEY_CHARS] for effect in effects)
     return Keys((first, second, third, text), parts[:_MAX_EFFECTS])
 

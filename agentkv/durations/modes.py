@@ -102,7 +102,8 @@ def detaches(program: Program) -> bool:
     if letters and has_letter(words, letters):
         return True
     return any(
-        _DETACHED.fullmatch(word) and after not in _NO for word, after in pairwise((*words, ""))
+        word[:2] == "--" and _DETACHED.fullmatch(word) and after not in _NO
+        for word, after in pairwise((*words, ""))
     )
 
 
@@ -110,4 +111,4 @@ def tells_its_plan(program: Program) -> bool:
     """Whether it only says what it would do: `pytest --collect-only`, `make -n`."""
     words = program.argv[1:]
     is_dry_make = program.name == "make" and "-n" in words
-    return is_dry_make or any(_PLANS.fullmatch(word) for word in words)
+    return is_dry_make or any(word[:2] == "--" and _PLANS.fullmatch(word) for word in words)
