@@ -64,6 +64,7 @@ class AgentKVPolicy(Policy):
         self._has_balance = "balance" not in without
         self._has_patience = "patience" not in without
         self.takes_tails = "tails" not in without
+        self._headroom = settings.headroom
         self._best_priority = 0
         if "switch" in without:
             self.pressure.rise(0.0, math.inf)
@@ -167,14 +168,18 @@ class AgentKVPolicy(Policy):
         """Why a new job is not let in now; None to let it in.
 
         All jobs are expected to go on turn by turn, each growing until it ends; the most memory
-        they take together at any time has to fit. Idle KV counts in full only while coming back
-        without it has cost more than holding it has.
+        they take together at any time has to fit into the pool less the headroom. Idle KV counts in
+        full only while coming back without it has cost more than holding it has.
         """
         if room.newcomer.num_blocks > room.free_blocks:
             return f"needs {room.newcomer.num_blocks:.0f} blocks, {room.free_blocks} are free"
         idle_weight = room.idle_weight if self._has_balance else 1.0
         peak_blocks = room.residents.peak_with(room.newcomer, idle_weight)
-        if peak_blocks <= room.num_blocks:
+        if peak_blocks <= (1.0 - self._headroom) * room.num_blocks:
             return None
-        peak = f"{peak_blocks:.0f} blocks expected at the peak, the pool has {room.num_blocks}"
-        return peak if idle_weight == 1.0 else f"{peak}; idle KV counts by {idle_weight:.0%}"
+        reason = f"{peak_blocks:.0f} blocks expected at the peak, the pool has {room.num_blocks}"
+        if self._headroom:
+            reason += f", {self._headroom:.0%} of them headroom"
+        if idle_weight != 1.0:
+            reason += f"; idle KV counts by {idle_weight:.0%}"
+        return reason

@@ -61,6 +61,8 @@ class Settings(BaseModel):
     patience_s: float = Field(20.0, gt=0, le=86_400, allow_inf_nan=False)
     """Under `agentkv`: a turn that goes on with its job waits for so many seconds before it goes
     first; so long any turn is put behind others by priority or because its job is held back."""
+    headroom: float = Field(0.0, ge=0, le=0.9, allow_inf_nan=False)
+    """Under `agentkv`: the share of the pool that new jobs are expected to leave free."""
     job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)
     """A job with no turn and no tool signal for this many seconds is forgotten."""
     max_jobs: int = Field(10_000, ge=1, le=1_000_000)

@@ -200,6 +200,16 @@ def test_a_new_job_waits_while_the_peak_would_not_fit() -> None:
     assert pressed().why_hold_back(Room(110, 40, new, there)) is None
 
 
+def test_headroom_is_left_free_of_new_jobs() -> None:
+    """A fifth of the pool: what would fit into all of it waits, and the reason says why."""
+    there, new = Residents(), Resident(10, 20, 2)
+    there.put("there", Resident(60, 10, 2))
+    made = pressed(headroom=0.2)
+    expected = "110 blocks expected at the peak, the pool has 130, 20% of them headroom"
+    assert made.why_hold_back(Room(130, 40, new, there)) == expected
+    assert made.why_hold_back(Room(138, 40, new, there)) is None
+
+
 def test_a_new_job_is_let_in_beside_idle_kv_that_is_not_worth_holding() -> None:
     """Of 80 blocks that an idle job will have, 56 count by a weight of .7; the reason says so."""
     there, new = Residents(), Resident(10, 20, 2)
