@@ -164,12 +164,12 @@ def _shape(machine: Machine, policy: PolicyChoice, options: RunOptions) -> Sched
     )
 
 
-def check_pool(workload: Workload, machine: Machine, policy: PolicyChoice) -> None:
+def check_pool(workload: Workload, machine: Machine, policy: PolicyChoice, dram_gib: float) -> None:
     """Raise SimulationError for a pool or tier that this policy cannot have here."""
     if policy.is_infinite:
         _blocks_for_all(workload, machine)
     if policy.has_offload:
-        _dram_blocks(machine, DEFAULT_DRAM_GIB)
+        _dram_blocks(machine, dram_gib)
 
 
 def _dram_blocks(machine: Machine, dram_gib: float) -> int:

@@ -63,7 +63,7 @@ def _run_all(plan: SimulationPlan) -> tuple[list[RunOutcome], str | None]:
 
     check_folders(plan)
     for policy in plan.policies:
-        check_pool(plan.workload, plan.machine, policy)
+        check_pool(plan.workload, plan.machine, policy, plan.dram_gib)
     metadata = _metadata(plan)
     runs: list[RunOutcome] = []
     try:

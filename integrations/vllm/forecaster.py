@@ -1,6 +1,6 @@
 """Owns the duration predictor: reads replies, predicts, learns and saves, all as side work.
 
-Predicting takes 0.1 ms, and reading a reply or a hostile command takes more: none of it is done
+Predicting takes 0.2 ms, and reading a reply or a hostile command takes more: none of it is done
 between two steps. Answers come back through `take`, in the order of the questions. Knows nothing
 of jobs, pins or vLLM.
 """
