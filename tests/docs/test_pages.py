@@ -1,11 +1,12 @@
 """The code blocks of the README, the tutorial and the how-to pages run as they are written.
 
-A block behind `<!-- not run: REASON -->` is left out; commands of vLLM itself are checked by vLLM's own
-parser of flags; all others run against a real server, in one folder a page.
+A block behind `<!-- not run: REASON -->` is left out, and commands of vLLM are checked by vLLM's
+own parser. All others run against a real server, in one folder a page.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -98,7 +99,7 @@ def test_the_code_of_a_page_runs(
 def test_commands_of_vllm_take_the_flags_that_the_pages_give() -> None:
     """Each `vllm serve` line of the pages parses, and its settings are valid."""
     commands = [
-        shlex.split(line.replace("\\\n", " "))
+        shlex.split(line, comments=True)
         for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
         for block in blocks_of(page)
         if block.language == "bash"
@@ -108,19 +109,17 @@ def test_commands_of_vllm_take_the_flags_that_the_pages_give() -> None:
     assert len(commands) >= 5
     code = (
         "import json, sys\n"
-        "from vllm.entrypoints.openai.cli_args import make_arg_parser\n"
+        "from vllm.engine.arg_utils import AsyncEngineArgs\n"
         "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
         "from agentkv.integrations.vllm.settings import read_settings\n"
-        "parser = make_arg_parser(FlexibleArgumentParser())\n"
+        "parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())\n"
         "for words in json.loads(sys.argv[1]):\n"
         "    given = parser.parse_args(words)\n"
         "    settings = (given.additional_config or {}).get('agentkv')\n"
         "    if given.scheduling_policy not in ('fcfs', 'priority'):\n"
         "        read_settings(settings, policy=given.scheduling_policy)\n"
     )
-    import json
-
-    words = [[each for each in command[2:] if each != "#"] for command in commands]
+    words = [command[3:] for command in commands]  # behind `vllm serve MODEL`
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(words)], capture_output=True, text=True, cwd=ROOT
     )
@@ -130,7 +129,9 @@ def test_commands_of_vllm_take_the_flags_that_the_pages_give() -> None:
 def test_the_settings_page_has_each_setting_with_its_default() -> None:
     """A row for each field of `Settings`, with the default that the class has."""
     rows = dict(
-        re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", (DOCS / "reference/settings.md").read_text(), re.M)
+        re.findall(
+            r"^\| `(\w+)` \| ([^|]+?) \|", (DOCS / "reference/settings.md").read_text(), re.M
+        )
     )
     fields = {name: field for name, field in Settings.model_fields.items() if name != "policy"}
     assert rows.keys() == fields.keys()
