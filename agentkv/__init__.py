@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from agentkv.current import current_job
+from agentkv.client.context import current_job
+from agentkv.client.feedback import flush
+from agentkv.client.job import Job
+from agentkv.client.ledger import JobSummary
+from agentkv.client.openai_sdk import uninstrument
+from agentkv.client.session import Session, session
+from agentkv.client.transport import ServerAPI
 from agentkv.errors import AgentKVError, AgentKVServerError, ServerStartError, TagError
-from agentkv.feedback import flush
-from agentkv.instrument import uninstrument
-from agentkv.job import Job
-from agentkv.server_api import ServerAPI
-from agentkv.sessions import Session, session
-from agentkv.summary import JobSummary
 from agentkv.tool_calls import ToolCall, parse_tool_calls
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ COMMANDS = {
         "agentkv.evals.swebench.swebench",
         "run an agent on SWE-bench, evaluate its patches, report",
     ),
-    "prepare-model": ("agentkv.demo_model", "prepare the demo model"),
+    "prepare-model": ("agentkv.server.demo_model", "prepare the demo model"),
 }
 """Subcommand: (module with `main(argv) -> exit status`, what it does)."""
 

@@ -15,12 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from agentkv.integrations.vllm.counters import MAX_PENDING_OBSERVATIONS, Counters
-from agentkv.integrations.vllm.jobs import Context
-from agentkv.integrations.vllm.retention import Retention
-from agentkv.integrations.vllm.settings import Settings
-from agentkv.integrations.vllm.step_fit import WINDOW, Step, StepFit
-from agentkv.ttl import (
+from agentkv.durations.ttl import (
     GLOBAL_WINDOW,
     MAX_TOOLS,
     TOOL_WINDOW,
@@ -28,7 +23,12 @@ from agentkv.ttl import (
     QueueingDelay,
     ToolDurations,
 )
-from agentkv.wire import MAX_ID_CHARS, MAX_TOOL_CHARS, Tags, ToolEvent
+from agentkv.integrations.vllm.counters import MAX_PENDING_OBSERVATIONS, Counters
+from agentkv.integrations.vllm.jobs import Context
+from agentkv.integrations.vllm.retention import Retention
+from agentkv.integrations.vllm.settings import Settings
+from agentkv.integrations.vllm.step_fit import WINDOW, Step, StepFit
+from agentkv.protocol import MAX_ID_CHARS, MAX_TOOL_CHARS, Tags, ToolEvent
 
 from .side_by_side import Row
 

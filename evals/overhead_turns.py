@@ -17,7 +17,7 @@ from agentkv.integrations.vllm.reply_reader import MAX_REPLY_TOKENS, Reply
 from agentkv.integrations.vllm.retention import Retention
 from agentkv.integrations.vllm.settings import Settings
 from agentkv.integrations.vllm.side_work import SideWork, Task
-from agentkv.wire import Tags, ToolEvent
+from agentkv.protocol import Tags, ToolEvent
 
 from .side_by_side import Row, difference_row, quartiles, timed, without_garbage_collection
 

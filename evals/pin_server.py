@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import httpx
 
+from agentkv.client.transport import ServerAPI, StatusError
 from agentkv.errors import AgentKVServerError
-from agentkv.server_api import ServerAPI, StatusError
 
 from .server_metrics import BlockPool, PageError, Snapshot, parse_block_pool, parse_snapshot
 

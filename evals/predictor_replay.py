@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from agentkv.commands import analyze_command
 from agentkv.durations import Prediction
-from agentkv.ttl import ContinuumTTL
+from agentkv.durations.ttl import ContinuumTTL
 
 from .predictor_splits import Fold, Mode
 from .traces import TracedCommand

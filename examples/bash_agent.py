@@ -33,7 +33,7 @@ import agentkv
 from agentkv.agents.sandbox import CommandResult, Sandbox, open_sandbox
 from agentkv.agents.turn_table import TurnRecord, format_turns
 from agentkv.agents.workspace import scratch_copy
-from agentkv.server_process import ServerProcess
+from agentkv.server.process import ServerProcess
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageParam

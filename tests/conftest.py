@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from agentkv.demo_model import prepare_demo_model
-from agentkv.server_process import ServerProcess
+from agentkv.server.demo_model import prepare_demo_model
+from agentkv.server.process import ServerProcess
 
 # A busy machine, or the other worker, is no fault of the code under test.
 settings.register_profile("agentkv", deadline=None)

@@ -57,7 +57,7 @@ def test_private_scheduler_names_stay_in_one_file() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["agentkv", "agentkv.cli", "agentkv.ttl", "agentkv.server_process", "agentkv.testing"]
+    ["agentkv", "agentkv.cli", "agentkv.durations.ttl", "agentkv.server.process", "agentkv.testing"]
     + [f"agentkv.integrations.vllm.{name}" for name in ("continuum", "retention", "settings")],
 )
 def test_importing_pulls_in_nothing_heavy(module: str) -> None:

@@ -1,6 +1,6 @@
 """Public fakes for tests of code that uses agentkv; no model, no vLLM, no network."""
 
-from agentkv.servers import forget_servers
+from agentkv.client.server import forget_servers
 from agentkv.testing.reply_bodies import ScriptedReply
 from agentkv.testing.scripted_server import RecordedRequest, ScriptedServer
 

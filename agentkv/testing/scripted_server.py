@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote
 
+from agentkv.protocol import TAG_FIELDS, WIRE_VERSION
 from agentkv.testing.http_front import Answer, HttpFront, error_answer
 from agentkv.testing.reply_bodies import ScriptedReply, json_body, stream_events
-from agentkv.wire import TAG_FIELDS, WIRE_VERSION
 
 # What a strict endpoint lets pass; enough for tests, far from all there is.
 STANDARD_FIELDS = frozenset(

@@ -12,10 +12,10 @@ from queue import SimpleQueue
 from typing import Any
 
 import agentkv
-from agentkv.current import job_made_current
-from agentkv.job import Job
-from agentkv.sessions import Session
-from agentkv.wire import MAX_ID_CHARS
+from agentkv.client.context import job_made_current
+from agentkv.client.job import Job
+from agentkv.client.session import Session
+from agentkv.protocol import MAX_ID_CHARS
 
 _process_run_id = uuid.uuid4().hex[:8]
 

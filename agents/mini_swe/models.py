@@ -14,9 +14,9 @@ from typing import Any
 from minisweagent.models.litellm_model import LitellmModel
 from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
 
-from agentkv.current import job_made_current
-from agentkv.tagged_call import TaggedCall
-from agentkv.usage import read_usage
+from agentkv.client.context import job_made_current
+from agentkv.client.replies import read_usage
+from agentkv.client.tagged_call import TaggedCall
 
 from .jobs import JobOfModel
 from .server import tagged_call

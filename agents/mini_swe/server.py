@@ -9,9 +9,9 @@ from typing import Any, Self
 
 import litellm
 
-from agentkv.job import Job
-from agentkv.servers import KnownServer, known_server
-from agentkv.tagged_call import TaggedCall
+from agentkv.client.job import Job
+from agentkv.client.server import KnownServer, known_server
+from agentkv.client.tagged_call import TaggedCall
 
 logger = logging.getLogger(__name__)
 

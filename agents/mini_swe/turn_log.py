@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentkv.job import Job
-from agentkv.tool_run import ToolRun
-from agentkv.usage import Usage
+from agentkv.client.job import Job, ToolRun
+from agentkv.client.replies import Usage
 
 SUBMIT_MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """A command whose output begins with this line ends the job.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.errors import AgentKVError
-from agentkv.server_process import ServerProcess
+from agentkv.server.process import ServerProcess
 
 from .outcomes import RunOutcome
 from .plans import Workload

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import agentkv
-from agentkv.usage import Usage, read_usage
+from agentkv.client.replies import Usage, read_usage
 
 from .conversations import Conversation
 from .outcomes import JobOutcome, JobStatus, TurnOutcome

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from agentkv import feedback
+from agentkv.client import feedback
 
 from .conversations import Conversation
 from .job_player import JobPlayer, OnTurn

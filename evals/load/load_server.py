@@ -13,8 +13,8 @@ from typing import Any, Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from agentkv.client.transport import ServerAPI, StatusError
 from agentkv.errors import AgentKVError, AgentKVServerError
-from agentkv.server_api import ServerAPI, StatusError
 
 _TIMEOUT_S = 30.0  # an engine in the middle of a long prefill answers late
 _PREFIXES = ("vllm:", "agentkv:")

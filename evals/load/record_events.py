@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentkv.client.transport import ServerAPI
 from agentkv.errors import AgentKVError
-from agentkv.server_api import ServerAPI
 
 NUMBERS = {
     "arrival": ("turn", "prompt_length"),

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentkv.servers import forget_servers
+from agentkv.client.server import forget_servers
 
 from .conversations import LiveConversation, ReplayConversation, Windows
 from .job_player import OnTurn

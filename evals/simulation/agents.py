@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from agentkv.integrations.vllm import engine_call
-from agentkv.wire import MAX_TOOL_CHARS, Tags, ToolEvent
+from agentkv.protocol import MAX_TOOL_CHARS, Tags, ToolEvent
 
 from ..load.outcomes import JobOutcome, JobStatus, TurnOutcome
 from ..load.plans import JobPlan, TurnPlan, Workload

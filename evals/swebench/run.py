@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agentkv import feedback
 from agentkv.agents.bubblewrap import find_bubblewrap
+from agentkv.client import feedback
 
 from ..load.arrivals import arrival_times_s
 from ..provenance import provenance

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentkv.server_process import ServerProcess
-from agentkv.servers import forget_servers
+from agentkv.client.server import forget_servers
+from agentkv.server.process import ServerProcess
 
 from ..load.load_server import LoadServer, LoadServerError
 from ..load.server_policies import STOCK_POLICIES, check_policy, server_policy

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from agentkv.protocol import WIRE_VERSION
 from agentkv.testing import ScriptedReply
 from agentkv.testing.http_front import Answer, HttpFront, error_answer
 from agentkv.testing.reply_bodies import json_body
-from agentkv.wire import WIRE_VERSION
 
 from .instances import Instance
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentkv.durations import Prediction
-from agentkv.hold_time import best_hold_s
-from agentkv.ttl import TTL
+from agentkv.durations.ttl import TTL, best_hold_s
 
 from .context_serve import READING_TTL_S
 from .decision import Decision

@@ -8,7 +8,7 @@ Pure rules: no vLLM, no clock, no bookkeeping.
 from __future__ import annotations
 
 from agentkv.durations import Prediction
-from agentkv.ttl import TTL
+from agentkv.durations.ttl import TTL
 
 from .continuum import ContinuumPolicy, tool_name
 from .decision import Decision

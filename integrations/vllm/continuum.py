@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentkv.durations import Prediction
-from agentkv.ttl import TTL, FixedTTL
+from agentkv.durations.ttl import TTL, FixedTTL
 
 from .decision import Decision
 from .demand import Demand

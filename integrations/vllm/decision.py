@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentkv.durations import Prediction
-from agentkv.ttl import TTL
+from agentkv.durations.ttl import TTL
 
 from .pin_table import Pin
 from .record import MAX_COMMAND_CHARS

@@ -13,7 +13,7 @@ import vllm
 
 import agentkv
 from agentkv.errors import AgentKVError
-from agentkv.wire import WIRE_VERSION, parse_tool_event
+from agentkv.protocol import WIRE_VERSION, parse_tool_event
 
 from . import seam
 from .counters import UNLABELLED

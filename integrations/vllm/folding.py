@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentkv.errors import TagError
-from agentkv.wire import TAG_FIELDS, Tags, parse_tags
+from agentkv.protocol import TAG_FIELDS, Tags, parse_tags
 
 _SESSION_FIELD = "session_id"
 _XARGS = "vllm_xargs"

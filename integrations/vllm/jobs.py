@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentkv.wire import Tags
+from agentkv.protocol import Tags
 
 from .decision import Decision
 

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentkv.errors import TagError
-from agentkv.wire import SESSION_HEADERS, fields_from_headers, parse_tags
+from agentkv.protocol import SESSION_HEADERS, fields_from_headers, parse_tags
 
 from .answers import anthropic_error, openai_error
 from .engine_link import EngineLink

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Callable
 
 from agentkv.durations import Prediction
-from agentkv.ttl import TTL
-from agentkv.wire import Tags, ToolEvent
+from agentkv.durations.ttl import TTL
+from agentkv.protocol import Tags, ToolEvent
 
 from .continuum import tool_name
 from .counters import Counters

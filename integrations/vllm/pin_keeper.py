@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentkv.ttl import TTL
+from agentkv.durations.ttl import TTL
 
 from .counters import Counters
 from .jobs import Job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm.v1.request import Request
 
-from agentkv.wire import Tags, parse_tags
+from agentkv.protocol import Tags, parse_tags
 
 
 def tags_of(request: Request) -> Tags:

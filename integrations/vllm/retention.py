@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from agentkv.wire import Tags, ToolEvent
+from agentkv.protocol import Tags, ToolEvent
 
 from .contention import Contention
 from .counters import Counters

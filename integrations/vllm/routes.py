@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentkv.errors import TagError
-from agentkv.wire import parse_tags, parse_tool_event
+from agentkv.protocol import parse_tags, parse_tool_event
 
 from .answers import openai_error
 from .engine_link import EngineLink, EngineUnavailableError, OperationFailedError

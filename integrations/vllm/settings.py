@@ -10,8 +10,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from agentkv.durations import KINDS
+from agentkv.durations.ttl import PrefillReload
 from agentkv.errors import AgentKVError
-from agentkv.ttl import PrefillReload
 
 POLICIES = ("continuum", "context_serve", "agentkv")
 """Scheduling policies this plugin adds to `--scheduling-policy`."""

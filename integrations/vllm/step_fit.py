@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agentkv.ttl import PrefillReload
+from agentkv.durations.ttl import PrefillReload
 
 from .least_squares import fit_above_zero
 

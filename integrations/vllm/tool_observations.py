@@ -6,8 +6,8 @@ between a turn's end and the next one's arrival, which holds the agent's own tim
 
 from __future__ import annotations
 
-from agentkv.ttl import ToolDurations
-from agentkv.wire import Tags, ToolEvent
+from agentkv.durations.ttl import ToolDurations
+from agentkv.protocol import Tags, ToolEvent
 
 from .continuum import tool_name
 from .counters import Counters

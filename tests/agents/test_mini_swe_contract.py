@@ -19,8 +19,8 @@ from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
 
 import agentkv
 from agentkv.agents.mini_swe import AgentKVAgent, AgentKVModel, AgentKVTextModel
+from agentkv.protocol import TAG_FIELDS
 from agentkv.testing import ScriptedReply, ScriptedServer
-from agentkv.wire import TAG_FIELDS
 from tests.agents.mini_swe_replies import AGENT_CONFIG, SUBMIT, fenced, model_config, tool_call
 
 pytestmark = pytest.mark.usefixtures("clean_slate")

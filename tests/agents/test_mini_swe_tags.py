@@ -274,7 +274,7 @@ def test_a_server_without_the_plugin_gets_plain_calls(
     assert "extra_body" not in server.turns[0].body
     assert paths(server).count("info") == 1
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [record.name for record in warnings] == ["agentkv.servers"]
+    assert [record.name for record in warnings] == ["agentkv.client.server"]
     assert [row["prompt_tokens"] for row in agent.turn_rows] == [100, 100]
 
 

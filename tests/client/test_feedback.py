@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from agentkv.feedback import MAX_ATTEMPTS, Delivery, FeedbackSender, flush, submit
-from agentkv.server_api import NoAnswerError, StatusError
+from agentkv.client.feedback import MAX_ATTEMPTS, Delivery, FeedbackSender, flush, submit
+from agentkv.client.transport import NoAnswerError, StatusError
 
 
 class Outbox:

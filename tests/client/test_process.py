@@ -127,7 +127,7 @@ def test_a_workers_release_leaves_before_it_does(
 def test_the_thread_that_sends_imports_nothing_of_its_own() -> None:
     """A child forked in mid-import could not send: it has half a module for ever."""
     code = (
-        "import sys, threading; from agentkv.feedback import Delivery, flush, submit\n"
+        "import sys, threading; from agentkv.client.feedback import Delivery, flush, submit\n"
         "class Importers:\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name.startswith('tenacity'): print(threading.current_thread().name)\n"
@@ -142,7 +142,7 @@ def test_the_thread_that_sends_imports_nothing_of_its_own() -> None:
 def test_what_is_left_unsaid_at_the_end_is_said_once(imports: str) -> None:
     """A server too slow for what waits when the process ends: one warning, with the way out."""
     code = (
-        f"import {imports}; from agentkv.feedback import Delivery, submit\n"
+        f"import {imports}; from agentkv.client.feedback import Delivery, submit\n"
         "for _ in range(9): submit(Delivery('http://slow', 'a thing', lambda: time.sleep(1)))\n"
     )
     done = subprocess.run(

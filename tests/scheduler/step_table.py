@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentkv.wire import ToolEvent
+from agentkv.protocol import ToolEvent
 from tests.scheduler.harness import Engine, prompt_of
 
 Row = tuple[float, tuple[Any, ...], dict[str, int], int]

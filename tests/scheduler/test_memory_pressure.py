@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agentkv.ttl import TTL
+from agentkv.durations.ttl import TTL
 from tests.scheduler.harness import Engine, prompt_of
 
 RULES = ["paper", "released"]

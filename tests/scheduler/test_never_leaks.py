@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from agentkv.wire import ToolEvent
+from agentkv.protocol import ToolEvent
 from tests.scheduler.harness import Engine, prompt_of
 
 JOBS = st.sampled_from(["a", "b", "c", "d", None])

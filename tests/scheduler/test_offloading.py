@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from agentkv.integrations.vllm.tier_watch import MIN_EVENTS
-from agentkv.wire import ToolEvent
+from agentkv.protocol import ToolEvent
 from tests.scheduler.harness import BLOCK_TOKENS, Engine, prompt_of
 
 MakeEngine = Callable[..., Engine]

@@ -17,7 +17,7 @@ from agentkv.integrations.vllm.predictor_store import PredictorStore
 from agentkv.integrations.vllm.reply_reader import MAX_REPLY_CHARS, Reply, command_in, reply_text
 from agentkv.integrations.vllm.settings import Settings
 from agentkv.integrations.vllm.side_work import SideWork
-from agentkv.wire import ToolEvent
+from agentkv.protocol import ToolEvent
 from tests.scheduler.harness import Engine, prompt_of
 
 SLOW = "So:\n```bash\npip install torch\n```"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from agentkv.durations.ttl import PrefillReload
 from agentkv.integrations.vllm.step_fit import LEAST_FIXED_SHARE, MIN_PREFILLS, Step, StepFit
-from agentkv.ttl import PrefillReload
 
 from .harness import Engine
 

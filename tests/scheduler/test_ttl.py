@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.ttl import (
+from agentkv.durations.ttl import (
     MAX_TOOLS,
     ContinuumTTL,
     DurationWindow,

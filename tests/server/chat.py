@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from agentkv.server_process import ServerProcess
+from agentkv.server.process import ServerProcess
 
 LIMIT_S = 120.0
 """How long a test waits for something that must come; never the thing under test."""

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agentkv.server_process import ServerProcess
+from agentkv.server.process import ServerProcess
 from tests.conftest import DEMO_ARGS, ServerPool
 from tests.server.chat import LIMIT_S, WORDS, agentkv_get, chat, metric, wait_for
 

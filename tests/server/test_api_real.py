@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from agentkv.integrations.vllm.doctor.server import check_server
-from agentkv.server_process import ServerProcess
+from agentkv.server.process import ServerProcess
 from tests.conftest import TINY_ARGS, ServerPool
 
 pytestmark = pytest.mark.server

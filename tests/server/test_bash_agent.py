@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agentkv.server_process import ServerProcess
+from agentkv.server.process import ServerProcess
 
 pytestmark = pytest.mark.server
 

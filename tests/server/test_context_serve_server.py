@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from agentkv.durations import DurationPredictor
-from agentkv.server_process import ServerProcess
+from agentkv.server.process import ServerProcess
 from tests.conftest import TINY_ARGS, ServerPool
 from tests.server.chat import LIMIT_S, WORDS, agentkv_get, chat, metric, wait_for
 

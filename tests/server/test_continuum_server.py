@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from agentkv.errors import ServerStartError
-from agentkv.server_process import ServerProcess
+from agentkv.server.process import ServerProcess
 from tests.server.chat import LIMIT_S, WORDS, agentkv_get, chat, metric, wait_for
 
 pytestmark = pytest.mark.server

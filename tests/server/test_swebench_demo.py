@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from agentkv.evals.swebench import demo
-from agentkv.server_process import ServerProcess
+from agentkv.server.process import ServerProcess
 
 pytestmark = pytest.mark.server
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from agentkv.cli import main as agentkv_command
-from agentkv.server_process import ServerProcess
+from agentkv.server.process import ServerProcess
 
 pytestmark = pytest.mark.server
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from agentkv.server_process import ServerProcess
+from agentkv.server.process import ServerProcess
 from tests.server.chat import LIMIT_S
 
 NUM_JOBS, NUM_TURNS = 8, 3

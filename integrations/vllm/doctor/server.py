@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from agentkv.wire import WIRE_VERSION
+from agentkv.protocol import WIRE_VERSION
 
 from ..plugin import version_problem
 from ..settings import POLICIES

@@ -15,7 +15,7 @@ import pytest
 
 from agentkv.cli import main as agentkv_command
 from agentkv.evals.load.run_files import TURNS_FILE, read_runs
-from agentkv.server_process import free_port
+from agentkv.server.process import free_port
 from agentkv.testing.http_front import Answer, HttpFront, error_answer
 from tests.evals.load.fake_vllm import FakeVllm
 

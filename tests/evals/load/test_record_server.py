@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentkv.evals.load.record import main
-from agentkv.server_process import ServerProcess
+from agentkv.server.process import ServerProcess
 from tests.server.chat import WORDS, agentkv_get, chat
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]

@@ -10,7 +10,7 @@ import pytest
 from agentkv.evals.simulation.calibrate import main
 from agentkv.evals.simulation.machine import Limits, make_machine
 from agentkv.evals.simulation.simulate import main as simulate
-from agentkv.server_process import ServerProcess
+from agentkv.server.process import ServerProcess
 from agentkv.testing.http_front import Answer, HttpFront
 
 

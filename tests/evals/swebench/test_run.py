@@ -18,10 +18,10 @@ from agentkv.evals.swebench.instances import load_instances
 from agentkv.evals.swebench.run import run
 from agentkv.evals.swebench.run_plan import RunPlan
 from agentkv.evals.swebench.scripted_server import SolutionServer
+from agentkv.protocol import WIRE_VERSION
 from agentkv.testing import ScriptedReply
 from agentkv.testing.http_front import Answer, HttpFront
 from agentkv.testing.reply_bodies import json_body
-from agentkv.wire import WIRE_VERSION
 
 pytestmark = [
     pytest.mark.slow,

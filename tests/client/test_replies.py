@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentkv.client.replies import Usage, UsageScanner, read_usage, read_usage_json
 from agentkv.testing import ScriptedReply
 from agentkv.testing.reply_bodies import json_body, stream_events
-from agentkv.usage import Usage, UsageScanner, read_usage, read_usage_json
 
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses"]
 REPLY = ScriptedReply('say "usage": {', prompt_tokens=70, cached_tokens=64, output_tokens=9)

@@ -15,12 +15,18 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from agentkv import feedback
-from agentkv.current import job_made_current
+from agentkv.client import feedback
+from agentkv.client.context import job_made_current
+from agentkv.client.transport import (
+    CALL_TIMEOUT_S,
+    NoAnswerError,
+    Reach,
+    ServerAPI,
+    StatusError,
+    root_of,
+)
 from agentkv.errors import AgentKVServerError
-from agentkv.reach import Reach
-from agentkv.server_api import CALL_TIMEOUT_S, NoAnswerError, ServerAPI, StatusError, root_of
-from agentkv.wire import WIRE_VERSION, ToolEvent
+from agentkv.protocol import WIRE_VERSION, ToolEvent
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Lets threads, and work handed to thread pools, start out in the job of whoever started them.
+"""Lets threads, and work handed to thread pools, start out in the job that is current.
 
 Python 3.11's threads begin with an empty context. Only our own variable is carried over: copying
 the whole context would change what other libraries see (decimal's precision is in there too).
@@ -12,11 +12,49 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from agentkv.current import current_job, job_made_current
-from agentkv.patches import MethodPatch
+from agentkv.client.context import current_job, job_made_current
 
 if TYPE_CHECKING:
-    from agentkv.job import Job
+    from agentkv.client.job import Job
+
+
+Method = Callable[..., Any]
+
+
+class MethodPatch:
+    """One method replaced by `wrap(original, patch)`, at most once at a time.
+
+    When somebody else has replaced the method on top of us it cannot be put back. The replacement
+    then stays beneath theirs, so it must hand every call to the original unless `is_active`.
+    """
+
+    def __init__(
+        self, owner: type, name: str, wrap: Callable[[Method, MethodPatch], Method]
+    ) -> None:
+        self.is_active = False
+        self._owner = owner
+        self._name = name
+        self._wrap = wrap
+        self._lock = threading.Lock()
+        self._original: Method | None = None
+        self._replacement: Method | None = None
+
+    def install(self) -> None:
+        """Replace the method, unless that is done already."""
+        with self._lock:
+            self.is_active = True
+            if self._replacement is None:
+                self._original = getattr(self._owner, self._name)
+                self._replacement = self._wrap(self._original, self)
+                setattr(self._owner, self._name, self._replacement)
+
+    def remove(self) -> None:
+        """Put the original back, or fall silent where that is no longer possible."""
+        with self._lock:
+            self.is_active = False
+            if getattr(self._owner, self._name) is self._replacement:
+                setattr(self._owner, self._name, self._original)
+                self._original = self._replacement = None
 
 
 def _inheriting_start(original: Callable[..., None], patch: MethodPatch) -> Callable[..., None]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.hold_time import SHARES, best_hold_s
+from agentkv.durations.ttl import SHARES, best_hold_s
 
 
 def step(duration_s: float) -> object:

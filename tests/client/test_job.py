@@ -8,8 +8,8 @@ import openai
 import pytest
 
 import agentkv
+from agentkv.protocol import parse_tags, parse_tool_event
 from agentkv.testing import ScriptedServer
-from agentkv.wire import parse_tags, parse_tool_event
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
 CALL = agentkv.ToolCall("bash", "pytest -x", {"command": "pytest -x"}, call_id="c")

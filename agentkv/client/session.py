@@ -20,11 +20,11 @@ from typing import (
     runtime_checkable,
 )
 
-from agentkv import current, instrument
-from agentkv.job import Job
-from agentkv.servers import KnownServer, known_server
-from agentkv.tagged_call import server_of
-from agentkv.wire import parse_tags
+from agentkv.client import context, openai_sdk
+from agentkv.client.job import Job
+from agentkv.client.server import KnownServer, known_server
+from agentkv.client.tagged_call import server_of
+from agentkv.protocol import parse_tags
 
 ClientT = TypeVar("ClientT")
 P = ParamSpec("P")
@@ -61,7 +61,7 @@ class Session(Generic[ClientT]):
             allowed = ", ".join(map(repr, get_args(OnMissingServer)))
             raise ValueError(f"on_missing_server: got {on_missing_server!r}, allowed is {allowed}")
         if client is not None:
-            instrument.require_client(client)
+            openai_sdk.require_client(client)
         given = {
             "job_id": job_id,
             "parent_job_id": parent_job_id,
@@ -93,12 +93,12 @@ class Session(Generic[ClientT]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        mine = (job for job in current.chain() if job in self._entered)
+        mine = (job for job in context.chain() if job in self._entered)
         # Left in another context than entered in (an async generator does that): any of ours.
         job = next(mine, None) or self._entered[-1]
         self._entered.remove(job)
         job.end()
-        current.leave()
+        context.leave()
 
     async def __aexit__(
         self,
@@ -132,7 +132,7 @@ class Session(Generic[ClientT]):
         return run
 
     def _enter(self) -> Job[ClientT]:
-        enclosing = current.current_job()
+        enclosing = context.current_job()
         job_id = self._tags.job_id or uuid.uuid4().hex
         parent_job_id = self._tags.parent_job_id
         if parent_job_id is None and enclosing is not None and enclosing.job_id != job_id:
@@ -147,12 +147,12 @@ class Session(Generic[ClientT]):
         )
         if self._client is None:
             job.client = self._client
-            instrument.instrument()
+            openai_sdk.instrument()
         else:
-            job.client = instrument.tagged_client(self._client, job)
-        instrument.inherit_jobs_in_threads()
+            job.client = openai_sdk.tagged_client(self._client, job)
+        openai_sdk.inherit_jobs_in_threads()
         self._entered.append(job)
-        current.enter(job)
+        context.enter(job)
         return job
 
     def _server_to_insist_on(self) -> KnownServer | None:

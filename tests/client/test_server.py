@@ -13,7 +13,7 @@ import openai
 import pytest
 
 import agentkv
-from agentkv.server_api import CALL_TIMEOUT_S, close_connections
+from agentkv.client.transport import CALL_TIMEOUT_S, close_connections
 from agentkv.testing import ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agentkv.job import Job
+    from agentkv.client.job import Job
 
 _innermost: ContextVar[Job[Any] | None] = ContextVar("agentkv_job", default=None)
 

@@ -13,16 +13,14 @@ import functools
 import inspect
 import logging
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import cached_property
 from typing import Any, TypeVar
 
-from agentkv import current
-from agentkv.job import Job
-from agentkv.patches import MethodPatch
-from agentkv.replacements import replacements_on
-from agentkv.tagged_call import call_for
-from agentkv.threads import THREAD_PATCHES
+from agentkv.client import context
+from agentkv.client.job import Job
+from agentkv.client.tagged_call import call_for
+from agentkv.client.threads import THREAD_PATCHES, MethodPatch
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +129,7 @@ def _job_for_any_client(patch: MethodPatch) -> JobFinder:
     def find() -> Job[Any] | None:
         if not patch.is_active:
             return None
-        jobs = (job for job in current.chain() if job.client is None and not job.is_over)
+        jobs = (job for job in context.chain() if job.client is None and not job.is_over)
         return next(jobs, None)
 
     return find
@@ -179,3 +177,24 @@ def _async_request(
         return reply
 
     return request
+
+
+def replacements_on(client: Any) -> list[str]:
+    """Their names, such as "chat.completions.create". Looks only at what was used already."""
+    return list(_replacements_on(client, ""))
+
+
+def _replacements_on(holder: Any, prefix: str) -> Iterator[str]:
+    for name, value in list(vars(holder).items()):
+        own = getattr(type(holder), name, None)
+        if isinstance(own, cached_property):
+            if _is_of_the_sdk(type(value)):
+                yield from _replacements_on(value, f"{prefix}{name}.")
+            elif _is_of_the_sdk(own.func):  # or a subclass has made it, and makes it anew
+                yield f"{prefix}{name}"
+        elif callable(own):
+            yield f"{prefix}{name}"
+
+
+def _is_of_the_sdk(definition: type | Callable[..., Any]) -> bool:
+    return definition.__module__.partition(".")[0] == "openai"

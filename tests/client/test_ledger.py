@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentkv.turns import ToolTime, TurnLedger
-from agentkv.usage import Usage
+from agentkv.client.ledger import ToolTime, TurnLedger
+from agentkv.client.replies import Usage
 
 
 class HandClock:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentkv.errors import ServerStartError
-from agentkv.server_process import ServerProcess, free_port
+from agentkv.server.process import ServerProcess, free_port
 
 
 def test_a_process_that_ends_shows_the_end_of_its_log(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentkv import AgentKVError, TagError
-from agentkv.wire import (
+from agentkv.protocol import (
     MAX_COMMAND_CHARS,
     MAX_DURATION_S,
     MAX_TURN,

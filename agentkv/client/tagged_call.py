@@ -15,13 +15,12 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
+from agentkv.client.job import Job
+from agentkv.client.ledger import OpenTurn
+from agentkv.client.replies import Usage, read_usage, when_complete
+from agentkv.client.server import KnownServer, known_server
 from agentkv.errors import AgentKVServerError
-from agentkv.job import Job
-from agentkv.replies import when_complete
-from agentkv.servers import KnownServer, known_server
-from agentkv.turns import OpenTurn
-from agentkv.usage import Usage, read_usage
-from agentkv.wire import fields_from_headers
+from agentkv.protocol import fields_from_headers
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentkv.current import job_made_current
-from agentkv.server_api import NoAnswerError, StatusError, close_connections
+from agentkv.client.context import job_made_current
+from agentkv.client.transport import NoAnswerError, StatusError, close_connections
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 import agentkv
-from agentkv.server_api import CALL_TIMEOUT_S
+from agentkv.client.transport import CALL_TIMEOUT_S
 from agentkv.testing import ScriptedReply, ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}

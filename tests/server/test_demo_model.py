@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentkv import demo_model
-from agentkv.demo_model import MANIFEST, MODEL_NAME, DemoModelError, prepare_demo_model
+from agentkv.server import demo_model
+from agentkv.server.demo_model import MANIFEST, MODEL_NAME, DemoModelError, prepare_demo_model
 
 
 @pytest.fixture
