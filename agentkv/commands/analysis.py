@@ -5,13 +5,17 @@ Knows nothing of durations. Text that is not bash gives what could be read of it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from agentkv.commands.heredocs import elide_heredocs
-from agentkv.commands.program import Program
-from agentkv.commands.reader import CommandReader
-from agentkv.commands.syntax import MAX_PARSED_BYTES
+from tree_sitter import Node
+
+from agentkv.commands.prefixes import Unwrapped, runs_for_each, unwrap
+from agentkv.commands.program import INTERPRETERS, Program
+from agentkv.commands.quantities import is_endless, num_rounds
+from agentkv.commands.shell import MAX_PROGRAMS, ProgramList, product
+from agentkv.commands.syntax import MAX_PARSED_BYTES, elide_heredocs, parse, text_of, word_of
 
 MAX_ANALYZED_BYTES = MAX_PARSED_BYTES
 """What is read of a command once long here-documents are cut."""
@@ -75,3 +79,278 @@ def _analyze(text: str) -> CommandAnalysis:
 def forget_analyses() -> None:
     """Empty the memory of analysed texts, so that a measurement starts cold."""
     _analyze.cache_clear()
+
+
+# Walks a bash syntax tree and collects the programs that run, in the order written.
+
+_MAX_DEPTH = 40
+_SCRIPT_DEPTH = 13
+"""What a quoted script (`bash -c '...'`) uses up of the depth: three may be nested."""
+_STDIN_CHARS = 400
+_MAX_INNER_WORDS = 64
+_LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
+_BODIES = frozenset({"do_group", "compound_statement"})
+_BRANCHES = frozenset({"elif_clause", "else_clause"})
+_SUBSHELLS = frozenset({"subshell", "command_substitution", "process_substitution"})
+_BUILTINS = frozenset({"declaration_command", "test_command", "unset_command"})
+_LEAVES = frozenset({"comment", "raw_string", "heredoc_body", "word", "number", "variable_name"})
+_PLAIN_WORDS = frozenset({"word", "raw_string", "number"})
+
+
+class CommandReader:
+    """One walk over one command; read the attributes when it is done."""
+
+    def __init__(self) -> None:
+        self.num_pipes = 0
+        self.num_sequences = 0
+        self.has_and = False
+        self.has_semicolon = False
+        self.has_redirect = False
+        self.has_loop = False
+        self.has_subshell = False
+        self.loop_count: int | None = None
+        self._found = ProgramList()
+        self.programs: list[Program] = self._found.programs
+        self._stdin = ""
+        """What a here-document or here-string feeds to what is being read."""
+
+    def read_script(self, text: str, depth: int = 0) -> None:
+        """Read a bash text; where it does not parse in time, its words count as one program."""
+        root = parse(text)
+        if root is not None:
+            self._read_children(root, depth)
+        elif words := tuple(text.split()[:64]):
+            self._add_program(words, _MAX_DEPTH)
+
+    def _read_children(self, node: Node, depth: int) -> None:
+        first = len(self.programs)
+        is_alternative = False
+        for child in node.children:
+            kind = child.type
+            if child.is_named:
+                first = len(self.programs)
+                self._read(child, kind, depth + 1)
+                if is_alternative or kind in _BRANCHES:
+                    self._found.change(first, is_alternative=True)
+                is_alternative = kind == "case_item"
+            elif kind == "&":
+                self._found.start_job_from(first)
+            elif kind in ("&&", "||"):
+                self.num_sequences += 1
+                self.has_and |= kind == "&&"
+                is_alternative = kind == "||"
+            elif kind in (";", "\n"):
+                self.num_sequences += 1
+                self.has_semicolon |= kind == ";"
+
+    def _read(self, node: Node, kind: str, depth: int) -> None:
+        if kind in _LEAVES or depth > _MAX_DEPTH or len(self.programs) >= MAX_PROGRAMS:
+            return
+        if kind == "command":
+            self._read_command(node, depth)
+        elif kind == "pipeline":
+            self._read_pipeline(node, depth)
+        elif kind == "redirected_statement":
+            self._read_redirected(node, depth)
+        elif kind in _LOOPS:
+            self._read_loop(node, kind, depth)
+        elif kind == "function_definition":
+            self._read_function(node, depth)
+        elif kind in _BUILTINS:
+            words = tuple(text_of(node).split())
+            self._read_children(node, depth)
+            self._add_program(("test", *words[1:]) if kind == "test_command" else words, depth)
+        else:
+            if kind == "variable_assignment":
+                self._found.jobs.assign(text_of(node))
+            elif kind == "ERROR" and any(child.type == "heredoc_start" for child in node.children):
+                # a here-document whose end is not within what is read
+                self._found.change(len(self.programs) - 1, has_input=True)
+            self.has_subshell |= kind in _SUBSHELLS
+            self._read_children(node, depth)
+
+    def _read_command(self, node: Node, depth: int) -> None:
+        words: list[str] = []
+        here_string = None
+        for child in node.children:
+            kind = child.type
+            if kind == "file_redirect":
+                self.has_redirect = True
+            elif kind == "variable_assignment":
+                self._read_nested(child, depth)
+            elif kind == "herestring_redirect":
+                here_string = "".join(map(word_of, child.named_children[-1:]))
+            elif kind != "heredoc_redirect":
+                words.append(word_of(child))
+                if kind not in _PLAIN_WORDS:
+                    self._read_nested(child, depth)
+        if not words:
+            return
+        if here_string is None:
+            self._add_program(tuple(words), depth)
+            return
+        first, outer = len(self.programs), self._stdin
+        self._stdin = here_string
+        self._add_program(tuple(words), depth)
+        self._stdin = outer
+        self._found.change(first, has_input=True)
+
+    def _read_nested(self, node: Node, depth: int) -> None:
+        """Programs in the substitutions inside a word; they run before the command itself."""
+        text = node.text or b""
+        if b"$(" in text or b"`" in text or b"<(" in text:
+            self.has_subshell = True
+            self._read_children(node, depth + 1)
+
+    def _read_pipeline(self, node: Node, depth: int) -> None:
+        was_piped = self._found.is_piped
+        for child in node.children:
+            if child.is_named:
+                self._read(child, child.type, depth + 1)
+                self._found.is_piped = True
+            elif child.type in ("|", "|&"):
+                self.num_pipes += 1
+        self._found.is_piped = was_piped
+
+    def _read_redirected(self, node: Node, depth: int) -> None:
+        first = fed = len(self.programs)
+        outer, has_input = self._stdin, False
+        heredocs = [child for child in node.children if child.type == "heredoc_redirect"]
+        if heredocs:
+            self._stdin = _heredoc_text(heredocs[0])
+        for child in node.children:
+            if child.type == "heredoc_redirect":
+                fed = max(fed, len(self.programs))
+                self._read_behind_heredoc(child, first, depth)
+            elif child.type == "file_redirect":
+                self.has_redirect = True
+                text = child.text or b""
+                has_input |= b"<" in text[:2]
+                if b"(" in text:
+                    self._read_nested(child, depth)
+            elif child.is_named:
+                self._read(child, child.type, depth + 1)
+                fed = len(self.programs)
+        stdin, self._stdin = self._stdin[:_STDIN_CHARS] if heredocs else "", outer
+        if has_input or heredocs:
+            self._found.change(first, fed, has_input=True)
+        if stdin and fed > first:
+            program = self.programs[first]
+            is_code = program.name in INTERPRETERS and program.key == program.name
+            key = f"{program.key}:-" if is_code else program.key
+            self._found.change(first, first + 1, key=key, stdin=stdin)
+
+    def _read_behind_heredoc(self, redirect: Node, first: int, depth: int) -> None:
+        """`cat <<EOF | wc` and `python - <<EOF && ls` hang the rest of the line on the redirect."""
+        for part in redirect.named_children:
+            if part.type in ("pipeline", "command", "list"):
+                self._read(part, part.type, depth + 1)
+                self.num_pipes += part.type == "command"
+                self.num_sequences += part.type == "list"
+            elif part.type == "file_redirect":
+                self.has_redirect = True
+            elif part.type == "ERROR" and part.text == b"&":  # the grammar knows none here
+                self._found.start_job_from(first)
+
+    def _read_loop(self, node: Node, kind: str, depth: int) -> None:
+        found = self._found
+        is_first, self.has_loop = not self.has_loop, True
+        rounds, outer_rounds, outer_is_left = num_rounds(node), found.rounds, found.is_left
+        first = len(self.programs)
+        found.is_left = False
+        for child in node.children:
+            if kind != "while_statement" and child.type not in _BODIES:
+                self._read_children(child, depth + 1)
+                first = len(self.programs)
+                continue
+            found.rounds = product(outer_rounds, rounds)
+            found.loop_depth += 1
+            if child.is_named:
+                self._read(child, child.type, depth + 1)
+            found.loop_depth -= 1
+            found.rounds = outer_rounds
+        if found.is_left:
+            rounds = None
+            found.change(first, rounds=None)
+        elif is_endless(node):
+            found.change(first, first + 1, is_endless=True)
+        if is_first:
+            self.loop_count = rounds
+        found.is_left = outer_is_left or found.leaves_shell_from(first)
+
+    def _read_function(self, node: Node, depth: int) -> None:
+        first = len(self.programs)
+        self._read_children(node, depth)
+        name = node.child_by_field_name("name")
+        self._found.define("" if name is None else text_of(name), first)
+
+    def _add_program(self, words: tuple[str, ...], depth: int) -> None:
+        if depth > _MAX_DEPTH or len(self.programs) >= MAX_PROGRAMS or self._found.call(words[0]):
+            return
+        first = len(self.programs)
+        found = unwrap(words)
+        if found.counts_itself or not self._read_text(found, depth):
+            self._found.append(found.argv)
+        if found.inner:
+            self._add_program(found.inner[:_MAX_INNER_WORDS], depth + 1)
+        elif found.counts_itself:
+            self._read_text(found, depth)
+        if found.counts_itself and len(self.programs) > first + 1:
+            self._found.change(first, first + 1, is_runner=True)
+        if runs_for_each(words):
+            self._found.change(first, is_in_loop=True, rounds=None)
+        if found.argv[0] in FINDERS:
+            self._read_executed(found.argv, depth)
+        if found.timeout_s is not None:
+            self._found.limit_from(first, found.timeout_s)
+
+    def _read_text(self, found: Unwrapped, depth: int) -> bool:
+        """Read the bash text that a program is given; whether anything runs in it."""
+        script = self._stdin if found.reads_script else found.script
+        if not script or depth + _SCRIPT_DEPTH > _MAX_DEPTH:
+            return False
+        first = len(self.programs)
+        if found.reads_script:
+            self._stdin = ""
+        self.read_script(script, depth + _SCRIPT_DEPTH)
+        return len(self.programs) > first
+
+    def _read_executed(self, argv: tuple[str, ...], depth: int) -> None:
+        for words, is_repeated in executed(argv):
+            first = len(self.programs)
+            self._add_program(words, depth + 1)
+            if is_repeated:
+                self._found.change(first, is_in_loop=True, rounds=None)
+
+
+def _heredoc_text(redirect: Node) -> str:
+    for part in redirect.named_children:
+        if part.type == "heredoc_body":
+            return text_of(part)
+    return ""
+
+
+# What `find -exec` and `fd -x` run on the files that they find.
+
+FINDERS = frozenset({"find", "fd", "fdfind"})
+_ONE_BY_ONE = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "--exec"})
+_TOGETHER = frozenset({"-X", "--exec-batch"})
+_EXECUTING = _ONE_BY_ONE | _TOGETHER
+_MAX_EXECUTED = 8
+_MAX_WORDS = 64
+
+
+def executed(argv: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """The words of each program that a search runs, and whether it runs once for each file."""
+    start = 1
+    for _ in range(_MAX_EXECUTED):
+        while start < len(argv) and argv[start] not in _EXECUTING:
+            start += 1
+        end = start + 1
+        while end < len(argv) and argv[end] != ";" and argv[end - 1 : end + 1] != ("{}", "+"):
+            end += 1
+        if end <= start + 1:
+            return
+        is_together = argv[start] in _TOGETHER or argv[end : end + 1] == ("+",)
+        yield argv[start + 1 : min(end, start + 1 + _MAX_WORDS)], not is_together
+        start = end + 1

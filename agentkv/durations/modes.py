@@ -7,8 +7,7 @@ import re
 from itertools import pairwise, takewhile
 
 from agentkv.commands import Program
-from agentkv.commands.interpreters import SHELLS
-from agentkv.commands.program import runs_tasks, takes_operands
+from agentkv.commands.program import SHELLS, runs_tasks, takes_operands
 from agentkv.durations.waits import has_letter, runs_until_stopped
 
 _HELP = frozenset({"--help", "-help"})

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
-from agentkv.commands.interpreters import INTERPRETERS
+from agentkv.commands.program import INTERPRETERS
 from agentkv.durations.modes import mode_of
 from agentkv.durations.timeline import (
     LASTING_S,

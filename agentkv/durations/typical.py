@@ -12,8 +12,7 @@ import tomllib
 from importlib import resources
 
 from agentkv.commands import Program
-from agentkv.commands.interpreters import INTERPRETERS
-from agentkv.commands.program import behind_verb, module_of, runs_tasks
+from agentkv.commands.program import INTERPRETERS, behind_verb, module_of, runs_tasks
 from agentkv.durations.modes import detaches, is_question, tells_its_plan
 from agentkv.durations.waits import (
     ENDLESS_S,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from agentkv.commands import Program
-from agentkv.commands.seconds import duration_s
+from agentkv.commands.quantities import duration_s
 
 ENDLESS_S = 60.0
 """A server, a watcher or a `tail -f` runs until it is stopped, mostly by the call's time-out."""

@@ -7,14 +7,12 @@ here-document closes its block, both wrong for commands to run; it also needs 10
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from agentkv.commands.syntax import HEREDOC_OPENER
 from agentkv.tool_calls.call import bash_call
-from agentkv.tool_calls.console import commands_of
-from agentkv.tool_calls.fence_lines import FENCE_LINE, closes, is_opener
-from agentkv.tool_calls.heredocs import end_of_heredoc_around
-from agentkv.tool_calls.reply_text import Reading, ReplyText
-from agentkv.tool_calls.shell_quotes import ShellQuotes
+from agentkv.tool_calls.reply_text import Reading, ReplyText, ShellQuotes, end_of_heredoc_around
 from agentkv.tool_calls.thoughts import thought_that_ends
 
 OPENERS = (r"`(?<!``)``++[^`\n]*+(?=\n)", r"~(?<!~~)~~++[^\n]*+(?=\n)")
@@ -217,3 +215,102 @@ def _language(fence: re.Match[str]) -> str:
 
 def _is_bash(fence: re.Match[str]) -> bool:
     return _language(fence) in _BASH
+
+
+# Lines that start with a fence: whether they close a block, or open one.
+
+FENCE_LINE = re.compile(r"\n(?P<indent>[ \t]{0,60}+)(?P<run>`{3,}+|~{3,}+)(?P<info>[^\n]*+)")
+"""A line with a fence at its start, and the line end before it."""
+
+_INFO = re.compile(
+    r"(?P<blank>[ \t]*+)(?P<token>(?P<language>[A-Za-z][\w+#-]*+)[^\s`]*+|\{)(?P<rest>[^\n]*+)"
+)
+# Nothing, or what prose has not.
+_ATTRIBUTES = re.compile(r"[ \t]*+(?:\Z|[^\n]*[={])")
+# What goes on behind a fence that is no more than a part of an argument or a pattern.
+_CODE = re.compile(r"[ \t]*+['\"`]|[$|&/\\\]}=+%^]")
+# What opens a block even where it could be the word of a sentence behind a fence that closes.
+_KNOWN_LANGUAGE = re.compile(
+    r"(?i:bash|c|c\+\+|console|cpp|cs|csharp|css|csv|diff|docker|dockerfile|go|graphql|html|ini|java"
+    r"|javascript|js|json|jsonc|jsx|kotlin|lua|makefile|markdown|md|mermaid|mswea_bash_command|php"
+    r"|plaintext|powershell|py|python|python3|r|rb|ruby|rust|scala|scss|sh|shell|sql|swift|terraform"
+    r"|text|toml|ts|tsx|txt|typescript|xml|yaml|yml|zsh)"
+)
+
+
+def closes(line: re.Match[str]) -> bool:
+    """Whether the line can close a block, with nothing behind its fence, or with prose."""
+    return not is_opener(line) and not _CODE.match(line["info"])
+
+
+def is_opener(line: re.Match[str]) -> bool:
+    """Whether the line names a language, as only one that opens a block does.
+
+    Prose has a blank before it or several words. So may a language with attributes, but then it
+    is a well-known one, or they have signs of their own.
+    """
+    info = _INFO.match(line["info"])
+    if info is None:
+        return False
+    if info["language"] is None:
+        return True
+    is_known = _KNOWN_LANGUAGE.fullmatch(info["language"]) is not None
+    has_attributes = _ATTRIBUTES.match(info["rest"]) is not None
+    if info["blank"]:
+        return is_known and has_attributes
+    return is_known or (has_attributes and info["token"][-1] not in ".,;:!?")
+
+
+# Commands of a terminal session: the lines after a prompt, without the output between.
+
+# `user@host:~/x`, `[user@host x]`, `bash-5.1`, `~/x (main)`, behind environments such as `(venv)`.
+_PLACE = (
+    r"(?:\[[^\]\s][^\]\n]{0,99}+\]"
+    r"|[\w.-]{1,60}@[\w.-]{1,100}+[^\n$#%>\u276f]{0,200}+"
+    r"|(?:ba|da|k|z)?sh-[\d.]{1,8}"
+    r"|[~/][^\s$#%>\u276f]{0,200}(?:[ \t]\([^()\n]{1,80}\))?)[ \t]?"
+)
+_PROMPT = re.compile(
+    rf"(?:\([\w.+/-]{{1,60}}\)[ \t]?){{0,3}}+(?P<place>{_PLACE})?"
+    # by itself a number sign begins a comment
+    r"(?P<sign>[$%\u276f]|(?(place)#|(?!)))(?:[ \t]|$)"
+)
+_CONTINUATION = "> "
+
+
+def commands_of(session: str) -> str | None:
+    """The commands of a session, one after the other; None for a text without prompts."""
+    lines = session.split("\n")
+    first = next(filter(None, map(_PROMPT.match, lines)), None)
+    if first is None:
+        return None
+    return "\n".join(_typed_lines(lines, first))
+
+
+def _typed_lines(lines: list[str], first: re.Match[str]) -> Iterator[str]:
+    """What was typed behind prompts like the first; output may hold others."""
+    is_typing = is_continued = False
+    delimiter: str | None = None
+    for line in lines:
+        if is_typing and line.startswith(_CONTINUATION):
+            line = line.removeprefix(_CONTINUATION)
+        elif delimiter is None and not is_continued:
+            prompt = _PROMPT.match(line)
+            is_typing = prompt is not None and _is_alike(prompt, first)
+            line = line[prompt.end() :] if prompt else line
+        if not is_typing:
+            continue
+        yield line
+        is_continued = line.endswith("\\")
+        if delimiter is None:
+            heredoc = HEREDOC_OPENER.search(line)
+            delimiter = heredoc["delimiter"] if heredoc else None
+        elif line.strip() == delimiter:
+            delimiter = None
+
+
+def _is_alike(prompt: re.Match[str], first: re.Match[str]) -> bool:
+    """Whether both say where they are, or both do not and end alike."""
+    if first["place"] is None:
+        return prompt["place"] is None and prompt["sign"] == first["sign"]
+    return prompt["place"] is not None

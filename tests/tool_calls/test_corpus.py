@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentkv import parse_tool_calls
-from tests.client.tool_calls.corpus import Case, read_corpus
+from tests.tool_calls.corpus import Case, read_corpus
 
 CORPUS = read_corpus()
 

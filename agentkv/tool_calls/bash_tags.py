@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 
 from agentkv.tool_calls.call import bash_call
-from agentkv.tool_calls.heredocs import end_of_heredoc_around, opens_unclosed_heredoc
-from agentkv.tool_calls.reply_text import Reading, ReplyText
+from agentkv.tool_calls.reply_text import (
+    Reading,
+    ReplyText,
+    end_of_heredoc_around,
+    opens_unclosed_heredoc,
+)
 
 _TAGS = (
     "bash",

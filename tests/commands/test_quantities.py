@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.commands.seconds import duration_s
+from agentkv.commands.quantities import duration_s
 
 
 @pytest.mark.parametrize(

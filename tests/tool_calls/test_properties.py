@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agentkv import ToolCall, parse_tool_calls
 from agentkv.evals.hostile_replies import UNITS
 from agentkv.tool_calls.messages import body_of, structured_calls, texts
-from tests.client.tool_calls.corpus import read_corpus
+from tests.tool_calls.corpus import read_corpus
 
 PIECES = st.sampled_from([*UNITS, *(case.reply for case in read_corpus())])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
