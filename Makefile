@@ -86,7 +86,7 @@ format: $(STAMP)
 bench-overhead: $(STAMP)
 	$(BIN)/python -m agentkv.evals.overhead $(BENCH_FLAGS)
 	$(BIN)/python -m agentkv.evals.predictor_cost --kinds default
-	$(BIN)/python -m agentkv.evals.parse_cost
+	$(BIN)/python -m studies.cost.parse
 
 clean:
 	rm -rf $(VENV) .venv-openai3 .upstream .mini-swe .versions build dist *.egg-info

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from agentkv import parse_tool_calls
-from agentkv.evals.hostile_replies import UNITS, hostile_replies
+from tests.tool_calls.adversarial_replies import UNITS, adversarial_replies
 
 NUM_CHARS, MAX_S = 40_000, 0.2
-"""More than ten times what evals/parse_cost.py allows, since tests share their machine: a search
+"""More than ten times what studies/cost/parse.py allows, since tests share their machine: a search
 that looks at the same text again and again takes seconds."""
 
 
@@ -21,9 +21,9 @@ def processor_s(text: str) -> float:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=repr)
-def test_hostile_replies_take_no_longer_than_others(unit: str) -> None:
+def test_adversarial_replies_take_no_longer_than_others(unit: str) -> None:
     """40 kB of any piece of any format."""
-    for name, text in hostile_replies((unit,), NUM_CHARS):
+    for name, text in adversarial_replies((unit,), NUM_CHARS):
         assert any(processor_s(text) < MAX_S for _ in range(3)), name
 
 

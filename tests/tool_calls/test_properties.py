@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentkv import ToolCall, parse_tool_calls
-from agentkv.evals.hostile_replies import UNITS
 from agentkv.tool_calls.messages import body_of, structured_calls, texts
+from tests.tool_calls.adversarial_replies import UNITS
 from tests.tool_calls.corpus import read_corpus
 
 PIECES = st.sampled_from([*UNITS, *(case.reply for case in read_corpus())])

@@ -1,4 +1,4 @@
-"""Hostile replies: one piece of a format, over and over, alone or behind an opener."""
+"""Adversarial replies: one piece of a dialect repeated, alone, behind an opener or in a block."""
 
 from __future__ import annotations
 
@@ -215,10 +215,10 @@ _OPENERS = (
 _CLOSERS = ("\n```", "\nA\n```\n```x\n", "</think>")
 
 
-def hostile_replies(
+def adversarial_replies(
     units: tuple[str, ...] = UNITS, num_chars: int = NUM_CHARS
 ) -> Iterator[tuple[str, str]]:
-    """Names and texts of that length."""
+    """Yield a name and a text of `num_chars` characters for each unit and its surroundings."""
     for unit in units:
         text = (unit * (num_chars // len(unit) + 1))[:num_chars]
         yield f"{unit!r}", text
