@@ -6,9 +6,8 @@ from typing import Any
 
 from minisweagent.agents.default import DefaultAgent
 
-from .jobs import JobOfModel
+from .jobs import JobOfModel, TurnLog
 from .models import AgentKVModel
-from .turn_log import TurnLog
 
 
 class AgentKVAgent(DefaultAgent):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentkv.agents.bubblewrap import find_bubblewrap
+from agentkv.agents.sandbox import find_bubblewrap
 
 from .errors import SwebenchError
 from .instances import Instance

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentkv.agents.bubblewrap import find_bubblewrap
+from agentkv.agents.sandbox import find_bubblewrap
 from agentkv.errors import AgentKVError
 
 from ..arguments import whole_number

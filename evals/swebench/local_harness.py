@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
-from agentkv.agents.bounded_process import CommandResult, run_bounded
-from agentkv.agents.bubblewrap import sandboxed_argv
+from agentkv.agents.sandbox import CommandResult, run_bounded, sandboxed_argv
 
 from .errors import SwebenchError
 from .eval_results import Verdict

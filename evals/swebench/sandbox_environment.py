@@ -15,8 +15,7 @@ from typing import Any
 from minisweagent.environments.extra.bubblewrap import BubblewrapEnvironment
 from pydantic import BaseModel, Field
 
-from agentkv.agents.bounded_process import CommandResult, run_bounded
-from agentkv.agents.bubblewrap import sandboxed_argv
+from agentkv.agents.sandbox import CommandResult, run_bounded, sandboxed_argv
 
 TESTBED = "/testbed"
 """Where the images of SWE-bench have the repository, which prompts and eval scripts name."""

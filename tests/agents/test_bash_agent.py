@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import agentkv
-from agentkv.agents.bubblewrap import find_bubblewrap
+from agentkv.agents.sandbox import find_bubblewrap
 from agentkv.testing import ScriptedServer, forget_servers
 from agentkv.testing.http_front import Answer, HttpFront
 

@@ -297,7 +297,7 @@ def test_a_model_of_a_hosted_provider_is_left_alone(
             model.query([{"role": "user", "content": "go"}])
     assert set(calls[0]) == {"model", "messages", "tools"}
     assert jobs == [None, None]
-    assert [record.name for record in caplog.records] == ["agentkv.agents.mini_swe.server"]
+    assert [record.name for record in caplog.records] == ["agentkv.agents.mini_swe.models"]
 
 
 def test_a_server_that_dies_costs_only_the_agent_its_reply(make_server: Any) -> None:

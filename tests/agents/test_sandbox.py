@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.agents.bubblewrap import find_bubblewrap
-from agentkv.agents.sandbox import Sandbox, ask_on_terminal
+from agentkv.agents.sandbox import Sandbox, ask_on_terminal, find_bubblewrap
 
 SandboxMaker = Callable[..., Sandbox]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.agents.bubblewrap import find_bubblewrap
+from agentkv.agents.sandbox import find_bubblewrap
 from agentkv.evals.swebench import demo
 
 pytestmark = [

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from minisweagent.exceptions import Submitted
 
-from agentkv.agents.bubblewrap import find_bubblewrap
+from agentkv.agents.sandbox import find_bubblewrap
 from agentkv.evals.swebench.environments import EnvironmentPlan, missing, open_environment
 from agentkv.evals.swebench.errors import SwebenchError
 from agentkv.evals.swebench.instances import load_instances

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.agents.bubblewrap import find_bubblewrap
+from agentkv.agents.sandbox import find_bubblewrap
 from agentkv.evals.swebench import eval_command
 from agentkv.evals.swebench.eval_command import evaluate
 from agentkv.evals.swebench.scripted_server import commands

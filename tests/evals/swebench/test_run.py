@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.agents.bubblewrap import find_bubblewrap
+from agentkv.agents.sandbox import find_bubblewrap
 from agentkv.evals.swebench import run_command
 from agentkv.evals.swebench.errors import SwebenchError
 from agentkv.evals.swebench.instances import load_instances

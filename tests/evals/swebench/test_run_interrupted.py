@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.agents.bubblewrap import find_bubblewrap
+from agentkv.agents.sandbox import find_bubblewrap
 from agentkv.evals.swebench.instances import load_instances
 from agentkv.evals.swebench.scripted_server import SolutionServer
 
