@@ -42,7 +42,7 @@ def commit_all(folder: Path, *, author: str, email: str, date: str | None = None
 
     The hash depends on the files, the author and `date` only; without a date it is the time now.
     """
-    identity = {}
+    identity: dict[str, str] = {}
     for role in ("AUTHOR", "COMMITTER"):
         identity |= {f"GIT_{role}_NAME": author, f"GIT_{role}_EMAIL": email}
         identity |= {} if date is None else {f"GIT_{role}_DATE": date}
