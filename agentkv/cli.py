@@ -10,15 +10,21 @@ import sys
 COMMANDS = {
     "serve": ("agentkv.integrations.vllm.serve", "start a vLLM server with one of our policies"),
     "doctor": ("agentkv.integrations.vllm.doctor", "check the installation and a server"),
-    "verify-pin": ("agentkv.evals.verify_pin", "check from outside that pins hold and end"),
-    "bench": ("agentkv.evals.load.bench", "put agent jobs on a running server and measure them"),
+    "verify-pin": (
+        "agentkv.evals.commands.verify_pin",
+        "check from outside that pins hold and end",
+    ),
+    "bench": (
+        "agentkv.evals.commands.bench",
+        "put agent jobs on a running server and measure them",
+    ),
     "compare": (
-        "agentkv.evals.load.compare",
+        "agentkv.evals.commands.compare",
         "run the same jobs under each policy, on real servers",
     ),
     "simulate": ("agentkv.evals.simulation.simulate", "compare policies without a server or a GPU"),
-    "record": ("agentkv.evals.load.record", "show what a server noted of each job"),
-    "plot": ("agentkv.evals.figures.plot", "draw the rows of bench, compare and simulate"),
+    "record": ("agentkv.evals.commands.record", "show what a server noted of each job"),
+    "plot": ("agentkv.evals.commands.plot", "draw the rows of bench, compare and simulate"),
     "predict": ("agentkv.predict", "say how long a command will run, and why"),
     "eval-predictor": ("agentkv.evals.eval_predictor", "judge and train the predictors on traces"),
     "swebench": (

@@ -34,8 +34,8 @@ from .predictor_splits import (
     train_part,
 )
 from .predictor_tables import grouped, markdown, score_lines
-from .provenance import provenance
-from .traces import Trace, TraceError, read_traces
+from .rows import provenance
+from .workload.traces import Trace, TraceError, read_traces
 
 PASSED, FAILED, BAD_USAGE = 0, 1, 2
 REPORT_FILES = ("report.json", "report.md", "report.png")

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .provenance import provenance
+from .rows import provenance
 from .side_by_side import Row
 
 PARTS = ("middleware", "client", "import", "decision", "scheduler", "memory")

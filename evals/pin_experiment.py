@@ -1,6 +1,7 @@
-"""Drives the reference experiment: one job of five turns with gaps, then one left to its TTL.
+"""The reference's pin experiment: one job of five turns with gaps, then one left to its TTL.
 
-Measures and returns rows; it judges nothing and prints nothing.
+`agentkv verify-pin` runs it and judges the result. Returns what was measured; judges nothing,
+prints nothing.
 """
 
 from __future__ import annotations
@@ -8,13 +9,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import Any
 
-from .pin_events import what_happened
-from .pin_prompts import TURNS, TurnScript, simulated_output, system_prompt
-from .pin_rows import PinRun, TTLTrial, TurnRow, Usage
-from .pin_server import PinServer, Reply, ServerFacts
-from .server_metrics import Snapshot
+from .server import BlockPool, Reply, ServerFacts, ServerUnderTest, Snapshot
 
 READING_EVERY_S = 0.3
 _TTL_READING_EVERY_S = 0.1
@@ -24,36 +23,177 @@ _MAX_WAIT_FOR_IDLE_S = 10.0
 _TTL_MARGIN_S = 2.0
 # A turn's answer can arrive a moment before its numbers do.
 _SETTLE_S = 0.05
+# Tokenizers make 2.5 to 4.5 characters of such text into one token; a low guess gives text that
+# is rather too long than too short.
+_CHARS_PER_TOKEN = 4
+# Each turn must fill at least one block more than the one before it.
+_BLOCKS_PER_TURN = 1.5
+
+SYSTEM_PROMPT = "You write bash commands. Answer with only a bash block, without any explanation."
+_ENDS = {
+    "returned": "took over its pin",
+    "expired": "the TTL ran out",
+    "pressure": "the pin yielded to other requests",
+    "last_step": "freed at the last step",
+    "released": "released",
+    "aborted": "aborted",
+    "reset": "the prefix cache was reset",
+}
+"""Reasons for which a pin ends, in words."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """`fallback_ttl_s` is how long a pin may live on a server that does not tell."""
+class TurnScript:
+    """What the user asks, and one line of the tool output that comes before the next turn.
 
+    `output_tokens` is how much output the reference experiment added.
+    """
+
+    user_prompt: str
+    output_line: Callable[[int], str]
+    output_tokens: int
+
+    def simulated_output(self, block_size: int) -> str:
+        """Output of the turn's tool: the reference's size, or more if blocks are larger."""
+        return _lines(self.output_line, self.output_tokens, block_size)
+
+
+TURNS = (
+    TurnScript("List files in the project.", "src/module_{:03d}.py".format, 33),
+    TurnScript("Read main.py.", "def step_{0}(value): return value + {0}".format, 115),
+    TurnScript("Search for TODO comments.", "src/module_{0:03d}.py:7: # TODO: case {0}".format, 82),
+    TurnScript("Check git status.", "        modified:   src/module_{:03d}.py".format, 78),
+    TurnScript("Run pytest.", "tests/test_module_{:03d}.py PASSED".format, 0),
+)
+
+
+def system_prompt(block_size: int) -> str:
+    """The system prompt, with enough notes on the project that the first turn fills a block."""
+    notes = _lines("Note {0}: module_{0:03d} depends on nothing.".format, 66, block_size)
+    return f"{SYSTEM_PROMPT}\n{notes}"
+
+
+def _lines(line: Callable[[int], str], num_tokens: int, block_size: int) -> str:
+    num_chars = _CHARS_PER_TOKEN * max(num_tokens, _BLOCKS_PER_TURN * block_size)
+    num_lines = -(-num_chars // len(line(0)))
+    return "\n".join(line(number) for number in range(int(num_lines)))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one call as the server reported them."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+
+    def blocks_touched(self, block_size: int) -> int:
+        """ceil(tokens / block size): what the reference experiment expected to stay."""
+        return ceil((self.prompt_tokens + self.output_tokens) / block_size)
+
+    def blocks_full(self, block_size: int) -> int:
+        """Blocks that can stay pinned.
+
+        Only full blocks have a hash by which the next turn finds them, and the last token sampled
+        has no KV yet: it would be computed by the next step.
+        """
+        return (self.prompt_tokens + self.output_tokens - 1) // block_size
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    """One turn: blocks in use before it, after it, and at each reading of the gap that follows."""
+
+    turn: int
+    user_prompt: str
+    reply: str
+    usage: Usage
+    latency_s: float
+    blocks_before: int
+    blocks_after: int
+    gap_blocks: tuple[int, ...]
+    is_last_step: bool
+    happened: str
+
+    @property
+    def change_in_gap_blocks(self) -> int:
+        """The largest change in the gap from the reading after the turn, with its sign."""
+        changes = [blocks - self.blocks_after for blocks in self.gap_blocks]
+        return max(changes, key=abs, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class TTLTrial:
+    """A second job, left alone after its first turn until its pin expires.
+
+    `ttl_s` is what the server said was left right after the turn, None if it did not say;
+    `held_s` is when the blocks were seen free, None if they were not within `waited_s`.
+    """
+
+    blocks_before: int
+    blocks_after: int
+    blocks_at_end: int
+    ttl_s: float | None
+    held_s: float | None
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PinRun:
+    """A whole run. `policy` is None on a server without the agentkv routes."""
+
+    base_url: str
+    model: str
+    policy: str | None
+    block_size: int
+    num_blocks: int
     gap_s: float
-    fallback_ttl_s: float
+    blocks_at_start: int
+    turns: tuple[TurnRow, ...]
+    ttl_trial: TTLTrial
+    num_foreign_requests: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything measured, ready for JSON, with the blocks expected of each turn."""
+        turns = [
+            asdict(row)
+            | {
+                "blocks_touched": row.usage.blocks_touched(self.block_size),
+                "blocks_full": row.usage.blocks_full(self.block_size),
+                "change_in_gap_blocks": row.change_in_gap_blocks,
+            }
+            for row in self.turns
+        ]
+        return asdict(self) | {"turns": turns}
 
 
 class PinExperiment:
-    """One run against one server; `on_row` sees each row as soon as it is complete."""
+    """One run against one server; `on_row` gets each row as soon as it is complete.
+
+    fallback_ttl_s: how long a pin may live on a server that does not tell its TTL.
+    """
 
     def __init__(
         self,
-        server: PinServer,
+        server: ServerUnderTest,
         facts: ServerFacts,
-        plan: Plan,
+        pool: BlockPool,
         *,
+        gap_s: float,
+        fallback_ttl_s: float,
         on_row: Callable[[TurnRow], None] = lambda row: None,
     ) -> None:
         self._server = server
         self._facts = facts
-        self._plan = plan
+        self._pool = pool
+        self._gap_s = gap_s
+        self._fallback_ttl_s = fallback_ttl_s
         self._on_row = on_row
         self._num_requests = 0
         self._max_foreign_running = 0
 
     def run(self, base_url: str) -> PinRun:
-        """Raises TurnError if a turn gets no answer; what is pinned is released before that."""
+        """Raises TurnError if a turn gets no answer, after releasing what is pinned."""
         start = self._wait_for_idle()
         turns = tuple(self._five_turns())
         trial = self._leave_to_ttl()
@@ -63,9 +203,9 @@ class PinExperiment:
             base_url=base_url,
             model=self._facts.model,
             policy=self._facts.policy,
-            block_size=self._facts.pool.block_size,
-            num_blocks=self._facts.pool.num_blocks,
-            gap_s=self._plan.gap_s,
+            block_size=self._pool.block_size,
+            num_blocks=self._pool.num_blocks,
+            gap_s=self._gap_s,
             blocks_at_start=self._held(start),
             turns=turns,
             ttl_trial=trial,
@@ -82,8 +222,7 @@ class PinExperiment:
 
     def _five_turns(self) -> Iterator[TurnRow]:
         job_id = _new_job_id()
-        block_size = self._facts.pool.block_size
-        messages = [{"role": "system", "content": system_prompt(block_size)}]
+        messages = [{"role": "system", "content": system_prompt(self._pool.block_size)}]
         output = None
         try:
             for turn, script in enumerate(TURNS, start=1):
@@ -94,7 +233,7 @@ class PinExperiment:
                 self._on_row(row)
                 yield row
                 messages.append({"role": "assistant", "content": row.reply})
-                output = simulated_output(script, block_size)
+                output = script.simulated_output(self._pool.block_size)
         finally:
             self._server.release(job_id)
 
@@ -106,22 +245,21 @@ class PinExperiment:
         reply = self._chat(messages, job_id, is_last_step=is_last_step)
         after = self._settled()
         gap = [] if is_last_step else self._read_gap()
+        cached_tokens = reply.cached_tokens
+        if cached_tokens is None:  # as by default: vLLM tells them on request only
+            cached_tokens = after.cached_tokens - before.cached_tokens
         return TurnRow(
             turn=turn,
             user_prompt=script.user_prompt,
             reply=reply.text,
-            usage=_usage(reply, before, after),
+            usage=Usage(reply.prompt_tokens, reply.output_tokens, cached_tokens),
             latency_s=reply.latency_s,
             blocks_before=self._held(before),
             blocks_after=self._held(after),
             gap_blocks=tuple(self._held(snapshot) for snapshot in gap),
             is_last_step=is_last_step,
             happened=what_happened(
-                before,
-                after,
-                gap[-1] if gap else after,
-                self._facts.pool,
-                is_last_step=is_last_step,
+                before, after, (gap or [after])[-1], self._pool, is_last_step=is_last_step
             ),
         )
 
@@ -132,31 +270,27 @@ class PinExperiment:
         is_over = False
         while not is_over:
             due_s = (len(readings) + 1) * READING_EVERY_S
-            is_over = due_s >= self._plan.gap_s
-            _sleep_until(started_s + min(due_s, self._plan.gap_s))
-            readings.append(self._server.snapshot())
-            self._note_running(readings[-1])
+            is_over = due_s >= self._gap_s
+            time.sleep(max(0.0, started_s + min(due_s, self._gap_s) - time.monotonic()))
+            readings.append(self._read_idle())
         return readings
 
     def _leave_to_ttl(self) -> TTLTrial:
         job_id = _new_job_id()
         messages = [
-            {"role": "system", "content": system_prompt(self._facts.pool.block_size)},
+            {"role": "system", "content": system_prompt(self._pool.block_size)},
             {"role": "user", "content": TURNS[0].user_prompt},
         ]
         before = self._held(self._server.snapshot())
         self._chat(messages, job_id, is_last_step=False)
         started_s = time.monotonic()
         ttl_s = self._server.ttl_left_s(job_id)
-        snapshot = self._settled()
-        after = at_end = self._held(snapshot)
-        limit_s = _TTL_MARGIN_S + (self._plan.fallback_ttl_s if ttl_s is None else ttl_s)
+        after = at_end = self._held(self._settled())
+        limit_s = _TTL_MARGIN_S + (self._fallback_ttl_s if ttl_s is None else ttl_s)
         held_s = None
         while after > before and held_s is None and time.monotonic() - started_s < limit_s:
             time.sleep(_TTL_READING_EVERY_S)
-            snapshot = self._server.snapshot()
-            self._note_running(snapshot)
-            at_end = self._held(snapshot)
+            at_end = self._held(self._read_idle())
             held_s = time.monotonic() - started_s if at_end <= before else None
         waited_s = time.monotonic() - started_s
         self._server.release(job_id)
@@ -173,25 +307,44 @@ class PinExperiment:
         time.sleep(_SETTLE_S)
         return self._server.snapshot()
 
-    def _note_running(self, snapshot: Snapshot) -> None:
-        """Between turns none of our requests runs, so whatever does is someone else's."""
+    def _read_idle(self) -> Snapshot:
+        """A reading while none of our requests runs: any request that does is someone else's."""
+        snapshot = self._server.snapshot()
         self._max_foreign_running = max(self._max_foreign_running, snapshot.num_unfinished)
+        return snapshot
 
     def _held(self, snapshot: Snapshot) -> int:
-        return snapshot.held_blocks(self._facts.pool)
-
-
-def _usage(reply: Reply, before: Snapshot, after: Snapshot) -> Usage:
-    """Cached tokens come from the metrics where the reply does not tell them, as by default."""
-    cached_tokens = reply.cached_tokens
-    if cached_tokens is None:
-        cached_tokens = after.cached_tokens - before.cached_tokens
-    return Usage(reply.prompt_tokens, reply.output_tokens, cached_tokens)
+        return snapshot.held_blocks(self._pool)
 
 
 def _new_job_id() -> str:
     return f"verify-pin-{uuid.uuid4().hex[:12]}"
 
 
-def _sleep_until(due_s: float) -> None:
-    time.sleep(max(0.0, due_s - time.monotonic()))
+def what_happened(
+    before: Snapshot, after: Snapshot, gap_end: Snapshot, pool: BlockPool, *, is_last_step: bool
+) -> str:
+    """One line on a turn's blocks, from readings before it, after it and at the end of its gap.
+
+    On a server with the plugin its own counters are the source, else the usage alone.
+    """
+    if after.pinned_blocks is None:
+        held_blocks = after.held_blocks(pool)
+        if held_blocks:
+            return f"{held_blocks} blocks held"
+        return "freed: last step" if is_last_step else "freed at once"
+    events = _ends_between(before, after)
+    if after.num_pins > before.num_pins:
+        events.append(f"pinned {after.pinned_blocks} blocks")
+    else:
+        events.append("freed: last step" if is_last_step else "not pinned")
+    events += _ends_between(after, gap_end)
+    return "; ".join(dict.fromkeys(events))
+
+
+def _ends_between(earlier: Snapshot, later: Snapshot) -> list[str]:
+    return [
+        _ENDS.get(reason, reason)
+        for reason, num_ends in later.pin_ends.items()
+        if num_ends > earlier.pin_ends.get(reason, 0)
+    ]

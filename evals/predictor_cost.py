@@ -20,9 +20,9 @@ import numpy as np
 from agentkv.commands import analyze_command, forget_analyses
 from agentkv.durations import KINDS, DurationPredictor
 
-from .arguments import whole_number
-from .provenance import provenance
-from .traces import TraceError, read_trace
+from .options import whole_number
+from .rows import provenance
+from .workload.traces import TraceError, read_trace
 
 PASSED, FAILED, BAD_USAGE = 0, 1, 2
 TARGETS_US = {"predict": {"median": 100.0, "p99": 500.0}, "observe": {"median": 50.0}}

@@ -12,7 +12,7 @@ from agentkv.errors import AgentKVError
 
 from .predictor_replay import Predictor
 from .predictor_splits import Fold
-from .traces import TracedCommand
+from .workload.traces import TracedCommand
 
 USE_MODELS = frozenset({"default", "context_serve", "boosted"})
 """Kinds that predict from models trained offline; without them nothing is trained."""

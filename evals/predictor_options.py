@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from agentkv.durations import KINDS
 
-from .arguments import seconds, share, whole_number
+from .options import seconds, share, whole_number
 from .predictor_splits import SPLITS
 
 AT_LEAST = ("auc_1", "auc_2", "auc_5", "auc_10")

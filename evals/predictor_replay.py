@@ -17,7 +17,7 @@ from agentkv.durations import Prediction
 from agentkv.durations.ttl import ContinuumTTL
 
 from .predictor_splits import Fold, Mode
-from .traces import TracedCommand
+from .workload.traces import TracedCommand
 
 UpperBounds = Literal["impute", "skip", "bound"]
 

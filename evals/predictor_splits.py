@@ -13,7 +13,7 @@ from typing import Literal
 
 from agentkv.commands import analyze_command
 
-from .traces import Trace, TracedCommand
+from .workload.traces import Trace, TracedCommand
 
 Mode = Literal["frozen", "online"]
 

@@ -6,15 +6,17 @@ Two runs share a figure if only policy, load, seed and repeat differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..load.outcomes import RunOutcome
-from ..load.run_files import RUN_FILE, TURNS_FILE, RunFilesError, read_runs
-from ..load.summary import summarize
-from .settings import Setting, has_endless_pool, pool_of, setting_of, slug
+from ..outcomes import RunOutcome
+from ..rows import RUN_FILE, TURNS_FILE, RunFilesError, read_runs
+from ..simulation.catalog import GPU_MEMORY_UTILIZATION
+from ..summary import summarize
 from .style import FigureError
 
 
@@ -138,3 +140,227 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         Group(setting, slug(setting, list(by_setting)), tuple(its_runs))
         for setting, its_runs in by_setting.items()
     ]
+
+
+# MERGED: What a run says of the conditions it ran under, wherever in its rows that stands.
+
+LOADS = {"jps": "jobs per second", "concurrency": "jobs at once"}
+"""What can be swept, with the label of its axis."""
+LIMITS = {
+    "num_gpus": "{} GPUs",
+    "turns": "{} turns a job at most",
+    "trace": "trace {}",
+    "token_scale": "tokens x {}",
+    "max_context_tokens": "contexts to {} tokens",
+    "max_num_seqs": "{} turns at once",
+    "max_num_batched_tokens": "batches to {} tokens",
+    "max_model_len": "server takes {} tokens",
+    "block_size": "blocks of {} tokens",
+    "gpu_memory_utilization": "{} of the GPU's memory",
+    "arrivals": "arrivals {}",
+    "mode": "{}",
+}
+"""Flags that change the jobs or the machine, in words."""
+_DEFAULTS = {
+    "num_gpus": 1,
+    "token_scale": 1.0,
+    "tools": "recorded",
+    "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
+    "arrivals": "poisson",
+    "mode": "replay",
+}
+_BLOCK_FLAG = "--num-gpu-blocks-override"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the runs of one figure have in common; None where the rows do not say."""
+
+    gpu: str
+    model: str | None
+    workload: str | None
+    tools: str | None
+    load_kind: str | None
+    """A key of LOADS."""
+    blocks: str | None
+    """Blocks of the KV pool as asked for by flag; None: as many as the memory holds."""
+    is_simulated: bool
+    limits: tuple[tuple[str, str], ...]
+    """Keys of LIMITS with their values."""
+
+
+def has_endless_pool(policy: str) -> bool:
+    """Whether a policy brings its own pool, so that its runs belong to those on any."""
+    return policy.endswith("@infinite")
+
+
+def setting_of(outcome: RunOutcome) -> Setting:
+    """The setting of a run; its policy may ask for a pool without limit, and has no blocks then."""
+    metadata = outcome.metadata
+    config = metadata.get("config")
+    flags: Sequence[Any] = [outcome.workload, config]
+    limits = {name: _name(_find(flags, name)) for name in LIMITS}
+    return Setting(
+        gpu=_name(_find([config, metadata], "gpu")) or "server",
+        model=_name(_find([config, metadata], "model")),
+        workload=_name(_find([outcome.workload], "name")),
+        tools=_name(_find(flags, "tools")),
+        load_kind=next((kind for kind in LOADS if outcome.workload.get(kind) is not None), None),
+        blocks=None if has_endless_pool(outcome.policy) else _blocks(config),
+        is_simulated=bool(metadata.get("is_simulated")),
+        limits=tuple((name, value) for name, value in limits.items() if value is not None),
+    )
+
+
+def pool_of(outcome: RunOutcome) -> str | None:
+    """Blocks of the KV pool: as asked for, else as the server or the simulator counted them."""
+    if has_endless_pool(outcome.policy):
+        return None
+    metadata, server = outcome.metadata, outcome.server
+    facts = [metadata, server, metadata.get("server_info"), server.get("before")]
+    return _blocks(metadata.get("config")) or _name(_find(facts, "num_blocks"))
+
+
+def _blocks(config: Any) -> str | None:
+    """The simulator's flag, compare's flag, or vLLM's among the flags of the server."""
+    for name in ("blocks", "num_gpu_blocks_override"):
+        value = _name(_find([config], name))
+        if value is not None:
+            return value
+    flags = config.get("server_flags") if isinstance(config, Mapping) else None
+    if isinstance(flags, list) and _BLOCK_FLAG in flags[:-1]:
+        return str(flags[flags.index(_BLOCK_FLAG) + 1])
+    return None
+
+
+def _find(places: Sequence[Any], name: str) -> str | int | float | None:
+    """What the first place that knows the name says; None for a default, which says nothing."""
+    for place in places:
+        value = place.get(name) if isinstance(place, Mapping) else None
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return None if value == _DEFAULTS.get(name) else value
+    return None
+
+
+def _name(value: str | int | float | None) -> str | None:
+    """A value as text; of a file (a calibrated profile, a trace, a model's folder) its own name."""
+    if not isinstance(value, str):
+        return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return Path(value).stem if "/" in value or value.endswith(".json") else value
+
+
+def slug(setting: Setting, others: Sequence[Setting]) -> str:
+    """A name for files: the GPU, and what sets this setting apart from others of that GPU."""
+    alike = [other for other in others if other.gpu == setting.gpu]
+    words = [setting.gpu]
+    for field in fields(Setting):
+        if len({getattr(other, field.name) for other in alike}) > 1:
+            words += _words(getattr(setting, field.name))
+    return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", word).strip("-.") or "none" for word in words)
+
+
+def _words(value: Any) -> Iterator[str]:
+    if isinstance(value, bool):
+        yield "simulated" if value else "measured"
+    elif isinstance(value, tuple):
+        yield from (f"{name}-{limit}" for name, limit in value)
+    elif value is not None:
+        yield str(value)
+
+
+# MERGED: What stands under a figure: under which conditions its numbers were measured.
+
+BARS = "error bars: least to largest run"
+_CHARS_PER_IN = 19
+_MAX_LISTED = 6
+
+
+def conditions(runs: Sequence[Run], width_in: float, *notes: str) -> str:
+    """Machine, workload, model, pool, n, seeds, commit, what was left out, and the notes."""
+    parts = [
+        _listed("on", [run.setting.gpu for run in runs]),
+        "simulated" if any(run.setting.is_simulated for run in runs) else "",
+        _listed("workload", [_workload(run) for run in runs]),
+        *dict.fromkeys(LIMITS[name].format(n) for run in runs for name, n in run.setting.limits),
+        _listed("model", [run.setting.model for run in runs]),
+        _pools(runs),
+        _counts(runs),
+        _listed("seed", [run.outcome.workload.get("seed") for run in runs]),
+        _listed("commit", [run.commit for run in runs]),
+        _not_done(runs),
+        *notes,
+    ]
+    text = "; ".join(part for part in parts if part)
+    return textwrap.fill(text, int(width_in * _CHARS_PER_IN))
+
+
+def _workload(run: Run) -> str | None:
+    setting = run.setting
+    if setting.workload is None or setting.tools is None:
+        return setting.workload
+    return f"{setting.workload} ({setting.tools} tools)"
+
+
+def _listed(name: str, values: Sequence[Any]) -> str:
+    """`name a, b`; empty if nothing is known."""
+    known = list(dict.fromkeys(str(value) for value in values if value is not None))
+    if not known:
+        return ""
+    shown = ", ".join(known[:_MAX_LISTED]) + (", ..." if len(known) > _MAX_LISTED else "")
+    return f"{name}{'s' if len(known) > 1 and name != 'on' else ''} {shown}"
+
+
+def _pools(runs: Sequence[Run]) -> str:
+    pools = dict.fromkeys((run.setting.gpu, run.pool) for run in runs if run.pool is not None)
+    if not pools:
+        return ""
+    blocks = [(gpu, f"{int(pool):,}" if pool.isdigit() else pool) for gpu, pool in pools]
+    if len(blocks) == 1:
+        return f"pool of {blocks[0][1]} blocks"
+    return "pools of " + ", ".join(f"{pool} ({gpu})" for gpu, pool in blocks) + " blocks"
+
+
+def _counts(runs: Sequence[Run]) -> str:
+    jobs = sorted({len(run.outcome.jobs) for run in runs})
+    repeats: dict[tuple[Any, ...], int] = {}
+    for run in runs:
+        place = (run.setting, run.policy, run.load)
+        repeats[place] = repeats.get(place, 0) + 1
+    runs_a_point = _range(sorted(set(repeats.values())), "run")
+    return f"n = {runs_a_point} for each point, {_range(jobs, 'job')} in each run"
+
+
+def _range(numbers: Sequence[int], noun: str) -> str:
+    if len(numbers) == 1:
+        return f"{numbers[0]:,} {noun}{'' if numbers[0] == 1 else 's'}"
+    return f"{numbers[0]:,} to {numbers[-1]:,} {noun}s"
+
+
+def _not_done(runs: Sequence[Run]) -> str:
+    num_jobs = sum(run.summary["jobs"] for run in runs)
+    missing = num_jobs - sum(run.summary["completed"] for run in runs)
+    return f"{missing:,} of {num_jobs:,} jobs failed or cut, not counted" if missing else ""
+
+
+# MERGED: Which of a setting's loads get a panel of their own, and what stands above it.
+
+MAX_PANELS = 4
+
+
+def shown_loads(group: Group) -> list[Group]:
+    """At most MAX_PANELS parts of the group, evenly from the lightest to the heaviest load."""
+    loads: list[float | None] = list(group.loads) or [None]
+    if len(loads) > MAX_PANELS:
+        step = (len(loads) - 1) / (MAX_PANELS - 1)
+        loads = [loads[round(index * step)] for index in range(MAX_PANELS)]
+    return [group.at(load) for load in loads]
+
+
+def panel_title(part: Group) -> str:
+    """The load in words; of runs at given times the workload's name."""
+    load = part.runs[0].load
+    if load is None:
+        return part.setting.workload or "all jobs"
+    if part.setting.load_kind == "concurrency":
+        return f"{load:g} jobs at once"
+    return f"{load:g} job{'' if load == 1 else 's'} per second"

@@ -5,13 +5,18 @@ Knows spans and marks, not where they come from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib.patches import Patch
 
+from agentkv.commands import analyze_command
+
+from ..event_log.jobs import KEPT_ENDS, WASTED_ENDS, JobRecord, PinRecord, ToolRecord, TurnRecord
+from ..outcomes import JobOutcome, TurnOutcome
+from .runs import Group, Run, conditions, panel_title
 from .style import (
     BLUE,
     FONT_PT,
@@ -23,6 +28,7 @@ from .style import (
     VERMILLION,
     FigureError,
     common_style,
+    in_order,
     new_figure,
     save,
 )
@@ -191,3 +197,149 @@ def _draw_legend(figure: Any, axes: Any, lanes: Sequence[Lane]) -> None:
         label, marker, color = MARKS[name]
         handles += axes.plot([], [], marker, color=color, label=label)
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=FONT_PT - 1)
+
+
+# MERGED: The same jobs under each policy, from their arrival on: queueing, decoding, tools.
+
+_SHARES = (0.5, 0.9, 0.1, 1.0)
+"""Jobs shown, while there is room: at these places when all are ordered by how long they took."""
+_MAX_LANES = 18
+_LOST_SHARE = 0.5
+"""A turn that finds less than this share of the context before it is marked."""
+_MIN_LOST_TOKENS = 256
+"""Unless the loss is as small as two of the largest blocks (128 on CPU): a block must be full."""
+
+
+def draw_run_timeline(group: Group, path: Path, *, baseline: str) -> Path:
+    """Under the heaviest load; the jobs are picked by their durations under the baseline."""
+    runs = _one_run_each(group.at(group.loads[-1] if group.loads else None).runs)
+    leading = (
+        runs[0]
+        if baseline not in [run.policy for run in runs]
+        else next(run for run in runs if run.policy == baseline)
+    )
+    shares = sorted(_SHARES[: max(1, _MAX_LANES // len(runs))])
+    lanes = [
+        _run_lane(run, job)
+        for job_id in _picked(leading, runs, shares)
+        for run in runs
+        for job in run.outcome.jobs
+        if job.job_id == job_id
+    ]
+    if not lanes:
+        raise FigureError(f"{path.name}: no job is done under every policy")
+    title = f"The same jobs under each policy, {panel_title(group.at(runs[0].load))}"
+    places = ", ".join(f"{share:.0%}" for share in shares)
+    picked = f"jobs at {places} when ordered by duration under {leading.policy}"
+    return draw_lanes(
+        lanes,
+        path,
+        title=title,
+        conditions=conditions(runs, WIDTH_IN, picked),
+        x_label="seconds from the job's arrival",
+    )
+
+
+def _one_run_each(runs: Sequence[Run]) -> list[Run]:
+    """The first run of each policy, of the same jobs where there are several."""
+    wanted = runs[0].pair
+    first = {run.policy: run for run in reversed(runs)}
+    first.update({run.policy: run for run in runs if run.pair == wanted})
+    return [first[policy] for policy in in_order(list(first))]
+
+
+def _picked(leading: Run, runs: Sequence[Run], shares: Sequence[float]) -> list[str]:
+    done = [{job.job_id for job in run.outcome.jobs if job.status == "done"} for run in runs]
+    common = set.intersection(*done)
+    ordered = sorted(
+        (job for job in leading.outcome.jobs if job.job_id in common),
+        key=lambda job: (job.duration_s, job.job_id),
+    )
+    places = [round(share * (len(ordered) - 1)) for share in shares] if ordered else []
+    return list(dict.fromkeys(ordered[place].job_id for place in places))
+
+
+def _run_lane(run: Run, job: JobOutcome) -> Lane:
+    spans = [span for turn in job.turns for span in _spans(turn, job.arrived_s)]
+    return Lane(f"{job.job_id}\n{run.policy}", tuple(spans), tuple(_run_marks(job)), job.job_id)
+
+
+def _spans(turn: TurnOutcome, zero_s: float) -> Iterator[Span]:
+    found = f"{turn.cached_tokens / turn.prompt_tokens:.0%}" if turn.prompt_tokens else ""
+    first_s = turn.sent_s + turn.to_first_token_s
+    yield Span("prefill", turn.sent_s - zero_s, first_s - zero_s, found if turn.turn else "")
+    yield Span("decode", first_s - zero_s, turn.ended_s - zero_s)
+    if turn.tool_s:
+        yield Span("tool", turn.ended_s - zero_s, turn.ended_s + turn.tool_s - zero_s)
+
+
+def _run_marks(job: JobOutcome) -> Iterator[Mark]:
+    context_tokens = 0
+    for turn in job.turns:
+        lost_tokens = context_tokens - turn.cached_tokens
+        if lost_tokens > max(_MIN_LOST_TOKENS, (1 - _LOST_SHARE) * context_tokens):
+            yield Mark("lost", turn.sent_s - job.arrived_s)
+        if turn.error is not None:
+            yield Mark("failed", turn.ended_s - job.arrived_s)
+        context_tokens = turn.prompt_tokens + turn.output_tokens
+
+
+# MERGED: The server's record as a timeline: turns, gaps, tools, pins and evictions of each
+# MERGED: job.
+
+_MAX_LABEL_CHARS = 22
+
+
+def draw_record(jobs: Sequence[JobRecord], path: Path, *, title: str) -> Path:
+    """Write the picture of these jobs; OSError if that fails."""
+    end_s = max(job.ended_s for job in jobs)
+    lanes = [_record_lane(job, end_s) for job in jobs]
+    conditions = f"{len(jobs)} jobs as the server's own timestamps record has them"
+    return draw_lanes(lanes, path, title=title, conditions=conditions)
+
+
+def _record_lane(job: JobRecord, end_s: float) -> Lane:
+    """What has not ended lasts until the end of the picture."""
+    spans = [span for turn in job.turns for span in _turn_spans(turn, end_s)]
+    spans += [Span("gap", bubble.ended_s, bubble.arrived_s) for bubble in job.bubbles]
+    spans += [
+        Span("tool", tool.started_s, tool.ended_s or end_s, _what_runs(tool)) for tool in job.tools
+    ]
+    spans += [Span(_pin_kind(pin), pin.pinned_s, pin.ended_s or end_s) for pin in job.pins]
+    label = job.label if len(job.label) <= _MAX_LABEL_CHARS else f"…{job.label[-21:]}"
+    return Lane(label, tuple(spans), tuple(_record_marks(job)))
+
+
+def _what_runs(tool: ToolRecord) -> str:
+    """The program that does the work: the server's own name for it may be the `cd` before it."""
+    programs = analyze_command(tool.command).programs
+    return programs[0].key if programs else tool.name
+
+
+def _turn_spans(turn: TurnRecord, end_s: float) -> Iterator[Span]:
+    ended_s = end_s if turn.ended_s is None else turn.ended_s
+    if turn.started_s is None:
+        yield Span("queued", turn.arrived_s, ended_s)
+        return
+    yield Span("queued", turn.arrived_s, turn.started_s)
+    hit = f"{turn.hit_tokens / turn.prompt_tokens:.0%}" if turn.context_before_tokens else ""
+    yield Span("running", turn.started_s, ended_s, hit)
+    for index, preempted_s in enumerate(turn.preempted_s):
+        resumed_s = turn.resumed_s[index] if index < len(turn.resumed_s) else ended_s
+        yield Span("preempted", preempted_s, resumed_s)
+
+
+def _pin_kind(pin: PinRecord) -> str:
+    if pin.end in KEPT_ENDS:
+        return "pin_kept"
+    return "pin_wasted" if pin.end in WASTED_ENDS else "pin_over"
+
+
+def _record_marks(job: JobRecord) -> Iterator[Mark]:
+    for turn in job.turns:
+        if turn.lost_tokens and turn.started_s is not None:
+            yield Mark("evicted", turn.started_s)
+        if turn.is_aborted and turn.ended_s is not None:
+            yield Mark("failed", turn.ended_s)
+    if job.closed_s is not None:
+        yield Mark("closed", job.closed_s)

@@ -17,8 +17,8 @@ from typing import Any
 from agentkv.integrations.vllm import engine_call
 from agentkv.protocol import MAX_TOOL_CHARS, Tags, ToolEvent
 
-from ..load.outcomes import JobOutcome, JobStatus, TurnOutcome
-from ..load.plans import JobPlan, TurnPlan, Workload
+from ..outcomes import JobOutcome, JobStatus, TurnOutcome
+from ..workload.plans import JobPlan, TurnPlan, Workload
 from .context_hashes import ContextHashes
 from .engine import SimulatedEngine
 from .live_turn import LiveTurn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..load.plans import JobPlan
+from ..workload.plans import JobPlan
 from .cost import Batch
 from .machine import Machine
 

@@ -18,11 +18,9 @@ import httpx
 
 from agentkv.errors import AgentKVError
 
-from ..arguments import whole_number
-from ..load.load_server import LoadServer, LoadServerFacts
-from ..load.sample_text import sample_text
-from ..pin_server import PinServer
-from ..server_metrics import BlockPool, PageError
+from ..options import whole_number
+from ..server import BlockPool, ServerFacts, ServerUnderTest
+from ..workload.sample_text import sample_text
 from . import catalog
 from .cost_fit import Fit, TimedStep, fit
 from .profile import Profile
@@ -44,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise AgentKVError(f"{out} exists: choose another --out, or --force")
         out.parent.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
         profile = _measure(options, say)
-    except (AgentKVError, PageError, httpx.HTTPError, OSError) as error:
+    except (AgentKVError, httpx.HTTPError, OSError) as error:
         print(f"agentkv simulate calibrate: {error}", file=sys.stderr)
         return BAD_USAGE
     say(_summary(profile))
@@ -64,12 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace, say: Any) -> Profile:
-    with LoadServer(options.base_url, api_key=options.api_key) as server:
+    with ServerUnderTest(options.base_url, api_key=options.api_key) as server:
         facts = server.facts(options.model)
         [token_ids] = server.tokenize(facts.model, [sample_text()[:_SAMPLE_CHARS]])
         root_url = server.root_url
-    with PinServer(options.base_url, api_key=options.api_key) as metrics:
-        pool = metrics.facts(facts.model).pool
+        pool = server.block_pool(facts)
     max_tokens = min(
         facts.max_context_tokens or pool.num_blocks * pool.block_size,
         options.max_num_batched_tokens,
@@ -88,7 +85,7 @@ def _measure(options: argparse.Namespace, say: Any) -> Profile:
 
 def _profile(
     options: argparse.Namespace,
-    facts: LoadServerFacts,
+    facts: ServerFacts,
     pool: BlockPool,
     steps: Sequence[TimedStep],
     found: Fit,

@@ -8,9 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..arguments import positive, share, whole_number
-from ..load.plans import Workload, WorkloadError
-from ..load.workload_options import add_workload_options, describe_workload, fill_in, workload_of
+from ..options import (
+    add_workload_options,
+    describe_workload,
+    fill_in,
+    positive,
+    share,
+    whole_number,
+    workload_of,
+)
+from ..workload.plans import Workload, WorkloadError
 from . import catalog
 from .errors import SimulationError
 from .machine import Limits, Machine, make_machine

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentkv.integrations.vllm.settings import SettingsError, read_settings
 
-from ..load.server_policies import ServerPolicy, policy_names, server_policy
+from ..policies import ServerPolicy, policy_names, server_policy
 from .errors import SimulationError
 
 NOT_SIMULATED = ("priority",)

@@ -11,8 +11,8 @@ from typing import Any
 
 from agentkv.errors import AgentKVError
 
-from ..load.outcomes import JobOutcome, RunOutcome
-from ..load.run_files import RUN_FILE, TURNS_FILE, RunWriter, row_facts
+from ..outcomes import JobOutcome, RunOutcome
+from ..rows import RUN_FILE, TURNS_FILE, RunWriter, row_facts
 from .errors import StuckError
 from .options import SimulationPlan
 from .policies import PolicyChoice

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..load.outcomes import JobOutcome
-from ..load.plans import Workload
+from ..outcomes import JobOutcome
+from ..workload.plans import Workload
 from .agents import Agents, outcome
 from .clock import VirtualClock
 from .dram_tier import CONNECTOR, DramTier

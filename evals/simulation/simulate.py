@@ -10,9 +10,9 @@ from typing import Any
 
 from agentkv.errors import AgentKVError
 
-from ..load.outcomes import RunOutcome
-from ..load.summary import summarize
-from ..provenance import provenance
+from ..outcomes import RunOutcome
+from ..rows import provenance
+from ..summary import summarize
 from .alone import alone_s
 from .options import SimulationPlan, read_plan
 from .report import policy_entry, table

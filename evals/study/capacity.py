@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ..load.plans import JobPlan
 from ..simulation.alone import turns_alone
 from ..simulation.cost import Batch
 from ..simulation.machine import Machine
+from ..workload.plans import JobPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import agentkv
 
-_ROOMS = ("integrations/vllm", "evals/simulation", "evals/load", "evals/study")
+_ROOMS = ("integrations/vllm", "evals/simulation", "evals/workload", "evals/study")
 
 
 def code_digest() -> str:

@@ -15,13 +15,13 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from ..load.plans import JobPlan, Workload
-from ..load.summary import describe_durations
 from ..simulation.cost import Roofline
 from ..simulation.errors import SimulationError
 from ..simulation.machine import Machine
 from ..simulation.policies import parse_policy
 from ..simulation.report import KEYS
+from ..summary import describe_durations
+from ..workload.plans import JobPlan, Workload
 
 IN_ORDER, ANY_ORDER = "ideal:in-order", "ideal:any-order"
 """The jobs one after the other as they come, a yardstick; and what no policy can beat, each figure

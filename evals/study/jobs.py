@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..load.arrivals import arrival_times_s
-from ..load.plans import Workload
-from ..load.tool_times import TOOLS
-from ..load.workloads import make_workload
 from ..simulation.alone import alone_s
 from ..simulation.machine import Machine
+from ..workload.jobs import TOOLS
+from ..workload.plans import Workload, arrival_times_s
+from ..workload.workloads import make_workload
 from .capacity import Footprint, mean_footprint
 from .units import Unit
 

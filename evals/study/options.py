@@ -10,15 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..arguments import positive, seconds, whole_number
-from ..load.plans import WorkloadError
-from ..load.server_policies import policy_names
-from ..load.tool_times import TOOLS
-from ..load.workloads import WORKLOADS
-from ..provenance import provenance
+from ..options import positive, seconds, whole_number
+from ..policies import policy_names
+from ..rows import provenance
 from ..simulation import catalog
 from ..simulation.machine import Limits, Machine, make_machine
 from ..simulation.options import DEFAULT_DRAM_GIB
+from ..workload.jobs import TOOLS
+from ..workload.plans import WorkloadError
+from ..workload.workloads import WORKLOADS
 from .capacity import capacity
 from .code_digest import code_digest
 from .ideals import IDEALS, check_machine, policy_name

@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from ..load.plans import WorkloadError
-from ..load.trace_jobs import read_traced_jobs
-from ..traces import json_lines
+from ..workload.plans import WorkloadError
+from ..workload.traces import json_lines, read_traced_jobs
 
 Part = Literal["tune", "held-out", "all"]
 PARTS: tuple[Part, ...] = ("tune", "held-out", "all")

@@ -7,10 +7,10 @@ import time
 import traceback
 from typing import Any
 
-from ..load.outcomes import RunOutcome
-from ..load.summary import summarize
+from ..outcomes import RunOutcome
 from ..simulation.policies import parse_policy
 from ..simulation.report import policy_entry
+from ..summary import summarize
 from .ideals import IDEALS, ideal_entry
 from .jobs import JobStore
 from .plan import StudyPlan

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agentkv.errors import AgentKVError
 
-from ..arguments import whole_number
+from ..options import whole_number
 from . import run_command
 from .demo_prompt import demo_configs
 from .errors import HarnessError, SwebenchError

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..load.server_policies import server_policy
+from ..policies import server_policy
 from .run_plan import IMAGE_BYTES, RunPlan, agent_config
 
 _SHOWN_INSTANCES = 10

@@ -20,8 +20,8 @@ from typing import Any
 from agentkv.agents.sandbox import find_bubblewrap
 from agentkv.errors import AgentKVError
 
-from ..arguments import whole_number
-from ..provenance import provenance
+from ..options import whole_number
+from ..rows import provenance
 from .errors import HarnessError, SwebenchError
 from .eval_containers import ENGINES, check_engine, run_harness
 from .eval_plan import EvalPlan, plan

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentkv.errors import AgentKVError
 
-from ..provenance import time_stamp
+from ..rows import time_stamp
 from .errors import SwebenchError
 from .report_comparison import Comparison, ReportedRun, compare
 from .report_figure import draw

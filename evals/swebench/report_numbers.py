@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..load.summary import mean, quantile
+from ..summary import mean, quantile
 from .errors import SwebenchError
 from .eval_results import STATUSES, Verdict
 from .report_runs import SwebenchRun

@@ -14,8 +14,8 @@ from typing import Any
 from agentkv.agents.sandbox import find_bubblewrap
 from agentkv.client import feedback
 
-from ..load.arrivals import arrival_times_s
-from ..provenance import provenance
+from ..rows import provenance
+from ..workload.plans import arrival_times_s
 from .agent_logs import quiet_imports, quiet_logs
 from .environments import CONTAINERS, EnvironmentPlan
 from .errors import SwebenchError

@@ -17,9 +17,9 @@ from typing import Any
 
 from agentkv.errors import AgentKVError
 
-from ..arguments import positive, whole_number
-from ..load.server_policies import policy_names, server_policy
-from ..provenance import time_stamp
+from ..options import positive, whole_number
+from ..policies import policy_names, server_policy
+from ..rows import time_stamp
 from .agent_logs import quiet_imports
 from .dry_run import describe, plan_text
 from .environments import KINDS, missing

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from agentkv.client.server import forget_servers
 from agentkv.server.process import ServerProcess
 
-from ..load.load_server import LoadServer, LoadServerError
-from ..load.server_policies import STOCK_POLICIES, check_policy, server_policy
+from ..policies import STOCK_POLICIES, check_policy, server_policy
+from ..server import ServerUnderTest
 from .left_over_server import end_left_over, forget_server, note_server
 from .run_plan import RunPlan
 
@@ -45,13 +43,12 @@ class Served:
 def serving(plan: RunPlan) -> Iterator[Served]:
     """The plan's server, checked for its policy; one of our own is gone afterwards.
 
-    Raises ServerStartError, LoadServerError or PolicyError.
+    Raises ServerStartError, ServerError or PolicyError.
     """
     forget_servers()  # another one may have been at this address
     if plan.base_url is not None:
-        with LoadServer(plan.base_url, api_key=plan.api_key) as server:
-            root_url = server.root_url
-            yield _served(plan, server, plan.model, lambda: _silence(root_url))
+        with ServerUnderTest(plan.base_url, api_key=plan.api_key) as server:
+            yield _served(plan, server, plan.model, server.silence)
         return
     assert plan.policy is not None, "a server of our own runs a policy"
     policy = server_policy(plan.policy)
@@ -63,7 +60,7 @@ def serving(plan: RunPlan) -> Iterator[Served]:
         ready_timeout_s=READY_TIMEOUT_S,
     )
     # its first model is the one it was started with, whatever name it serves it under
-    with _running(process, plan.out), LoadServer(process.base_url) as server:
+    with _running(process, plan.out), ServerUnderTest(process.base_url) as server:
         yield _served(plan, server, None, lambda: _end_of(process))
 
 
@@ -82,10 +79,10 @@ def _running(process: ServerProcess, out: Path) -> Iterator[None]:
 
 
 def _served(
-    plan: RunPlan, server: LoadServer, model: str | None, gone: Callable[[], str | None]
+    plan: RunPlan, server: ServerUnderTest, model: str | None, gone: Callable[[], str | None]
 ) -> Served:
     facts = server.facts(model)
-    running = STOCK_POLICIES[0] if facts.info is None else str(facts.info["policy"])
+    running = facts.policy or STOCK_POLICIES[0]
     if plan.policy is not None:
         check_policy(server_policy(plan.policy), facts.info)
     return Served(
@@ -94,15 +91,8 @@ def _served(
         policy=plan.policy or running,
         info=facts.info,
         gone=gone,
-        counters=lambda: _counters(server),
+        counters=server.counters_or_error,
     )
-
-
-def _counters(server: LoadServer) -> dict[str, Any]:
-    try:
-        return server.counters()
-    except LoadServerError as error:
-        return {"error": str(error)}
 
 
 def _end_of(process: ServerProcess) -> str | None:
@@ -110,14 +100,3 @@ def _end_of(process: ServerProcess) -> str | None:
         return None
     tail = process.log_tail(_LOG_LINES)
     return f"the server ended; the end of its log, {process.log_path}:\n{tail}"
-
-
-def _silence(root_url: str) -> str | None:
-    """Does anything listen there still? An overloaded server does, whatever its answers."""
-    url = urlsplit(root_url)
-    port = url.port or (443 if url.scheme == "https" else 80)
-    try:
-        with socket.create_connection((url.hostname or "", port), timeout=_ALIVE_TIMEOUT_S):
-            return None
-    except OSError as error:
-        return f"the server at {root_url} is gone: {error}"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from statistics import median, quantiles
 from typing import Any
 
-from agentkv.evals.provenance import provenance
+from agentkv.evals.rows import provenance
 from agentkv.tool_calls import parse_tool_calls
 from tests.tool_calls.adversarial_replies import NUM_CHARS, adversarial_replies
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from agentkv.evals.pin_prompts import TURNS
-from agentkv.evals.pin_rows import PinRun, TTLTrial, TurnRow, Usage
+from agentkv.evals.pin_experiment import TURNS, PinRun, TTLTrial, TurnRow, Usage
 
 USAGES = (
     Usage(136, 32, 0),

@@ -19,7 +19,7 @@ from agentkv.evals.predictor_splits import (
     tool_split,
     trace_split,
 )
-from agentkv.evals.traces import Trace, read_trace
+from agentkv.evals.workload.traces import Trace, read_trace
 
 from .trace_rows import MeanByCommand, row, synthetic_lines, write_lines
 

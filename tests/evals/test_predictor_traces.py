@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.traces import TraceError, read_trace
+from agentkv.evals.workload.traces import TraceError, read_trace
 
 from .trace_rows import row, synthetic_lines, write_lines
 

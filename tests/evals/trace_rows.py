@@ -12,7 +12,7 @@ from typing import Any
 
 from agentkv.durations import Prediction
 from agentkv.evals.predictor_replay import EDGES_S, Forecast
-from agentkv.evals.traces import TracedCommand
+from agentkv.evals.workload.traces import TracedCommand
 
 TYPICAL_S = {
     "ls -la": 0.05,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evals.load.fake_vllm import FakeVllm
+from tests.evals.fake_vllm import FakeVllm
 from tests.golden.harness import Golden, document_of, masked, run_command
 
 pytestmark = pytest.mark.slow

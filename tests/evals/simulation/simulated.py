@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from agentkv.evals.load.plans import JobPlan, TurnPlan, Workload
 from agentkv.evals.simulation.machine import Limits, Machine, make_machine
 from agentkv.evals.simulation.policies import parse_policy
 from agentkv.evals.simulation.run import RunOptions, SimulatedRun, Simulation
+from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
 
 COMMANDS = ("ls", "cat a.py", "pytest -q", "git status", "make all")
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from agentkv.evals.load.plans import Workload
 from agentkv.evals.simulation.dram_tier import DramTier
 from agentkv.evals.simulation.errors import SimulationError
 from agentkv.evals.simulation.pcie_link import PcieLink
+from agentkv.evals.workload.plans import Workload
 
 from .simulated import job, machine, random_jobs, simulate
 

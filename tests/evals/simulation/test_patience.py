@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agentkv.evals.load.record_events import read_record
-from agentkv.evals.load.record_overtaking import passed_over
-from agentkv.evals.load.record_replay import jobs_of
+from agentkv.evals.event_log.jobs import jobs_of
+from agentkv.evals.event_log.reading import read_record
+from agentkv.evals.event_log.totals import passed_over
 
 from .simulated import machine, random_jobs, simulate
 

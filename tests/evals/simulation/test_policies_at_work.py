@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentkv.evals.load.plans import JobPlan, TurnPlan, Workload
+from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
 
 from .simulated import job, machine, simulate
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentkv.evals.load.plans import Workload
 from agentkv.evals.simulation.alone import alone_s
 from agentkv.evals.simulation.cost import Roofline
 from agentkv.evals.simulation.errors import SimulationError
 from agentkv.evals.simulation.policies import parse_policy
 from agentkv.evals.simulation.run import Simulation
+from agentkv.evals.workload.plans import Workload
 
 from .simulated import durations, job, machine, random_jobs, simulate
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentkv.cli import main as agentkv
-from agentkv.evals.load.run_files import read_runs
+from agentkv.evals.rows import read_runs
 from agentkv.evals.simulation.simulate import main
 
 from .test_machine import PROFILE

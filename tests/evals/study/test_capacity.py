@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from agentkv.evals.load.plans import JobPlan, TurnPlan
 from agentkv.evals.simulation.alone import alone_s
 from agentkv.evals.simulation.machine import Limits, Machine, make_machine
 from agentkv.evals.study.capacity import Footprint, capacity, mean_footprint
+from agentkv.evals.workload.plans import JobPlan, TurnPlan
 
 
 def machine(num_blocks: int = 1001) -> Machine:

@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.evals.load.outcomes import RunOutcome
-from agentkv.evals.load.plans import JobPlan, TurnPlan, Workload
-from agentkv.evals.load.summary import describe_durations, summarize
+from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.simulation.alone import alone_s
 from agentkv.evals.simulation.errors import SimulationError
 from agentkv.evals.simulation.machine import Limits, Machine, make_machine
@@ -31,6 +29,8 @@ from agentkv.evals.study.ideals import (
     open_ideal,
     policy_name,
 )
+from agentkv.evals.summary import describe_durations, summarize
+from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
 from tests.evals.simulation.simulated import random_jobs, simulate
 from tests.evals.simulation.test_machine import PROFILE
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.load.plans import WorkloadError
-from agentkv.evals.load.trace_jobs import read_traced_jobs
 from agentkv.evals.study.parts import is_held_out, trace_of_part
+from agentkv.evals.workload.plans import WorkloadError
+from agentkv.evals.workload.traces import read_traced_jobs
 
 
 def write_trace(path: Path, *job_ids: str) -> Path:

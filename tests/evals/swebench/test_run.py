@@ -184,7 +184,7 @@ def test_text_mode_hands_in_the_solution_too(plan: RunPlan) -> None:
 
 def test_instances_start_at_random_with_jps(plan: RunPlan) -> None:
     """However many are at work: an open loop."""
-    from agentkv.evals.load.arrivals import arrival_times_s
+    from agentkv.evals.workload.plans import arrival_times_s
 
     plan = replace(plan, num_workers=None, jps=5.0, seed=3)
     assert run(plan)["exit_statuses"] == {"Submitted": 6}

@@ -1,0 +1,1 @@
+"""The commands that measure and compare: one module each, with a `main(argv)`."""

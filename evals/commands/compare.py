@@ -1,0 +1,397 @@
+"""`agentkv compare`: the same jobs under each policy, on servers that it starts and stops itself.
+
+Repeats are interleaved (A B C A B C) and every run gets a fresh server with the same flags. Without
+--gpu it takes the demo model on the CPU, with memory made scarce: three policies by three repeats
+end in under 25 minutes on two cores. Flags after `--` go to the servers. The last line on standard
+output is one JSON document; Ctrl-C keeps what was measured, --resume goes on with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentkv.errors import AgentKVError
+from agentkv.server.process import ServerProcess
+
+from ..options import (
+    add_workload_options,
+    describe_workload,
+    fill_in,
+    seconds,
+    whole_number,
+    workload_of,
+)
+from ..outcomes import RunOutcome
+from ..player.run import LoadOptions, load_server
+from ..policies import ServerPolicy, policy_names, server_policy
+from ..rows import RUN_FILE, TURNS_FILE, RunFilesError, read_runs, time_stamp
+from ..summary import PolicyResult, Spread, compare, summarize
+from ..workload.plans import Workload
+
+DONE, FAILED, BAD_USAGE = 0, 1, 2
+DEFAULT_POLICIES = ("fcfs", "continuum", "context_serve")
+BASELINE = "fcfs"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: all jobs of all runs done; 1: some were not, or it broke off; 2: bad usage."""
+    options = _parser().parse_args(argv)
+    profile = GPU if options.gpu else CPU
+    fill_in(options, dict(profile.workload))
+    try:
+        plan = _plan(options, profile)
+        check_folders(plan, resume=options.resume, force=options.force)
+    except (AgentKVError, OSError) as error:
+        print(f"agentkv compare: {error}", file=sys.stderr)
+        return BAD_USAGE
+    runs, trouble = _collect(plan, resume=options.resume)
+    if trouble is not None:
+        print(f"agentkv compare: {trouble}", file=sys.stderr)
+    document = _document(plan, runs, trouble)
+    if not options.json and runs:
+        print(table(compare(runs, _baseline(plan)), _baseline(plan)))
+    try:
+        plan.out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(document, indent=1) + "\n"
+        (plan.out / "compare.json").write_text(text, encoding="utf-8")
+        print(f"runs and rows in {plan.out}", file=sys.stderr)
+    except OSError as error:
+        trouble = trouble or f"{plan.out}/compare.json could not be written: {error}"
+        print(f"agentkv compare: {trouble}", file=sys.stderr)
+    print(json.dumps(document), flush=True)
+    are_done = all(job.status == "done" for run in runs for job in run.jobs)
+    return DONE if trouble is None and are_done else FAILED
+
+
+def _collect(plan: ComparePlan, *, resume: bool) -> tuple[list[RunOutcome], str | None]:
+    """The runs that were made, and what kept the others from being made."""
+    runs: list[RunOutcome] = []
+    # a server that is starting must not outlive us, whichever signal ends us
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for run in run_all(plan, resume=resume):
+            runs.append(run)
+    except (AgentKVError, OSError) as error:
+        return runs, str(error)
+    except KeyboardInterrupt:
+        return runs, "interrupted"
+    return runs, None
+
+
+def _document(plan: ComparePlan, runs: Sequence[RunOutcome], trouble: str | None) -> dict[str, Any]:
+    baseline = _baseline(plan)
+    return {
+        "baseline": baseline,
+        "policies": {result.policy: asdict(result) for result in compare(runs, baseline)},
+        "runs": [{"repeat": run.metadata.get("repeat"), **summarize(run)} for run in runs],
+        "workload": dict(plan.described),
+        "config": dict(plan.config),
+        "out": str(plan.out),
+        "ended_early": trouble,
+    }
+
+
+def _baseline(plan: ComparePlan) -> str:
+    names = [policy.name for policy in plan.policies]
+    return BASELINE if BASELINE in names else names[0]
+
+
+def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
+    names = dict.fromkeys(options.policy or DEFAULT_POLICIES)
+    workload = workload_of(options)
+    num_blocks = options.num_gpu_blocks_override or profile.num_blocks
+    scarce = () if num_blocks is None else ("--num-gpu-blocks-override", str(num_blocks))
+    server_flags = (*profile.server_flags, *scarce, *options.server_flags)
+    config = {name: value for name, value in vars(options).items() if name != "server_flags"}
+    stamp = time_stamp()
+    return ComparePlan(
+        policies=tuple(server_policy(name) for name in names),
+        repeats=options.repeats,
+        workload=workload,
+        described=describe_workload(options, workload),
+        model=options.model or profile.model,
+        server_flags=server_flags,
+        out=Path(options.out or f"compare-{stamp}"),
+        ready_timeout_s=profile.ready_timeout_s,
+        limit_s=options.limit_s,
+        config=config | {"server_flags": server_flags},
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agentkv compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help=f"give it for each policy; of {', '.join(policy_names())} "
+        f"(default {', '.join(DEFAULT_POLICIES)})",
+    )
+    add("--repeats", type=whole_number(1), default=3, metavar="N", help="runs a policy (default 3)")
+    add("--gpu", action="store_true", help="defaults for one GPU: the reference's A/B run")
+    add("--model", help="name or folder (default: the demo model; with --gpu Llama-3.1-8B)")
+    add(
+        "--num-gpu-blocks-override",
+        type=whole_number(1),
+        metavar="N",
+        help="blocks of KV cache (default on CPU: scarce)",
+    )
+    add_workload_options(parser)
+    add = parser.add_argument_group("runs").add_argument
+    add("--limit-s", type=seconds, metavar="S", help="cut what still runs of a run after so long")
+    add("--out", metavar="DIR", help="a folder a run, and compare.json (default compare-TIME)")
+    add("--resume", action="store_true", help="keep the complete runs in --out, make the others")
+    add("--force", action="store_true", help="overwrite the runs in --out")
+    add("--json", action="store_true", help="print the JSON document alone")
+    add("server_flags", nargs="*", metavar="-- FLAG", help="more flags for the servers")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+# MERGED: What `agentkv compare` does unless told otherwise: on a CPU server, and on one GPU.
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Defaults for the workload's flags, and the server flags that all policies share."""
+
+    workload: Mapping[str, Any]
+    server_flags: tuple[str, ...]
+    num_blocks: int | None
+    model: str | None
+    ready_timeout_s: float
+
+
+CPU = Profile(
+    workload={"workload": "reference", "jobs": 12, "concurrency": 6, "token_scale": 0.5},
+    server_flags=("--block-size", "32", "--max-model-len", "2048", "--max-num-seqs", "8"),
+    num_blocks=144,
+    model=None,
+    ready_timeout_s=600.0,
+)
+"""The demo model with memory for three whole jobs of the six at once.
+
+Half of the reference's tokens, so that a run takes two minutes on two cores (prefill about 700
+tokens/s, 45 ms a step of decoding, 35 s until a server is ready). Chosen with `agentkv simulate` on
+a profile calibrated to such a server, where over three seeds it shows continuum's mean at 0.75 to
+0.80 of fcfs's; with 65 to 176 blocks and 3 to 6 jobs at once it lies between 0.71 and 1.04.
+"""
+
+GPU = Profile(
+    workload={"workload": "reference", "jps": 8.0, "duration": 90.0},
+    server_flags=("--max-model-len", "4096", "--gpu-memory-utilization", "0.85"),
+    num_blocks=None,
+    model="meta-llama/Llama-3.1-8B-Instruct",
+    ready_timeout_s=1800.0,
+)
+"""Source: model, flags, rate and duration of the reference experiment's A/B run."""
+
+
+# MERGED: Runs the same jobs on one server after the other: each policy in each repeat, A B C A
+# MERGED: B C.
+# MERGED: Every run gets a server of its own, freshly started: vLLM has no route that empties
+# MERGED: the cache and
+# MERGED: forgets what was learned.
+
+
+class CompareError(AgentKVError):
+    """A comparison that broke off; the runs before it are on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparePlan:
+    """What is compared: `server_flags` are the same for every policy."""
+
+    policies: tuple[ServerPolicy, ...]
+    repeats: int
+    workload: Workload
+    described: Mapping[str, Any]
+    model: str | None
+    server_flags: tuple[str, ...]
+    out: Path
+    ready_timeout_s: float
+    limit_s: float | None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def folder(self, policy: ServerPolicy, repeat: int) -> Path:
+        return self.out / f"{policy.name.replace(':', '-')}-{repeat}"
+
+    def runs(self) -> list[tuple[ServerPolicy, int]]:
+        """Interleaved, so that a machine that slows down slows all policies alike."""
+        return [(policy, repeat) for repeat in range(self.repeats) for policy in self.policies]
+
+
+def check_folders(plan: ComparePlan, *, resume: bool, force: bool) -> None:
+    """Raise RunFilesError if runs are there already, unless they may be used or overwritten."""
+    for policy, repeat in plan.runs():
+        folder = plan.folder(policy, repeat)
+        if (folder / TURNS_FILE).exists() and not (resume or force):
+            raise RunFilesError(
+                f"{folder} holds a run: choose another --out, --resume to go on with what is "
+                "there, or --force to overwrite it"
+            )
+
+
+def run_all(plan: ComparePlan, *, resume: bool) -> Iterator[RunOutcome]:
+    """Each run as it ends; with `resume`, those that are complete on disk are read instead.
+
+    Raises CompareError after the run that broke off, ServerStartError for a server that does not
+    come up.
+    """
+    todo = plan.runs()
+    for number, (policy, repeat) in enumerate(todo, start=1):
+        label = f"[{number}/{len(todo)}] {policy.name}, repeat {repeat + 1} of {plan.repeats}"
+        found = _complete_run(plan, policy, repeat) if resume else None
+        if found is not None:
+            _say(f"{label}: on disk already")
+            yield found
+            continue
+        _say(f"{label}: starting its server")
+        run, reason = _run(plan, policy, repeat)
+        if run.jobs:
+            yield run
+        if reason is not None:
+            raise CompareError(f"{label}: ended early: {reason}")
+
+
+def _run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> tuple[RunOutcome, str | None]:
+    folder = plan.folder(policy, repeat)
+    folder.mkdir(parents=True, exist_ok=True)
+    server = ServerProcess(
+        plan.model,
+        policy=policy.scheduling_policy,
+        args=(*plan.server_flags, *policy.flags()),
+        log_path=folder / "server.log",
+        ready_timeout_s=plan.ready_timeout_s,
+    )
+    with server:
+        options = LoadOptions(
+            base_url=server.base_url,
+            policy=policy.name,
+            limit_s=plan.limit_s,
+            out=folder,
+            force=True,
+            config=plan.config,
+        )
+        run, reason = load_server(plan.workload, plan.described, options, repeat=repeat)
+        if reason is not None and not server.is_alive:
+            reason = f"{reason}; the end of its log, {server.log_path}:\n{server.log_tail()}"
+        return run, reason
+
+
+def _complete_run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> RunOutcome | None:
+    """The run on disk; None if there is none or it broke off.
+
+    Raises RunFilesError if it was made of other jobs or with other server flags.
+    """
+    folder = plan.folder(policy, repeat)
+    if not (folder / RUN_FILE).exists():
+        return None
+    run = read_runs([folder])[0]
+    if run.metadata.get("stopped_because") is not None:
+        return None
+    for name, then, now in (
+        ("workload", run.workload, plan.described),
+        ("server_flags", run.metadata.get("config", {}).get("server_flags"), plan.server_flags),
+    ):
+        if _plain(then) != _plain(now):
+            raise RunFilesError(
+                f"{folder}: was made with another {name}: {then}, now {now}: choose another "
+                "--out, or --force"
+            )
+    return run
+
+
+def _plain(value: Any) -> Any:
+    """As it comes back from a file."""
+    return json.loads(json.dumps(value))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# MERGED: A comparison as a table of text.
+
+_COLUMNS = (
+    ("mean_s", "mean s", "{:.2f}"),
+    ("p90_s", "p90 s", "{:.2f}"),
+    ("max_s", "max s", "{:.2f}"),
+    ("ttft_continuing_p99_s", "ttft p99 s", "{:.2f}"),
+    ("hit_rate", "hit rate", "{:.3f}"),
+    ("recomputed_tokens", "recomputed", "{:.0f}"),
+    ("preemptions", "preempted", "{:.1f}"),
+)
+"""Name in the summary, heading, how a number looks. `ttft` is of turns that continue a job."""
+_RATIOS = ("mean_s", "p90_s")
+
+
+def table(results: Sequence[PolicyResult], baseline: str) -> str:
+    """A line a policy: jobs, means over the repeats, ratios to the baseline with their range."""
+    headings = [
+        "policy",
+        "runs",
+        "done/jobs",
+        *(heading for _, heading, _ in _COLUMNS),
+        *(f"{name.removesuffix('_s')} / {baseline}" for name in _RATIOS),
+    ]
+    rows = [headings, *(_row(result) for result in results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(headings))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    lines.insert(1, "-" * len(lines[0]))
+    return "\n".join(line.rstrip() for line in [*lines, "", *_outputs(results, baseline)])
+
+
+def _row(result: PolicyResult) -> list[str]:
+    return [
+        result.policy,
+        str(result.repeats),
+        f"{result.completed}/{result.jobs}",
+        *(_with_deviation(result.values[name], shape) for name, _, shape in _COLUMNS),
+        *(_with_range(result.ratios[name]) for name in _RATIOS),
+    ]
+
+
+def _with_deviation(spread: Spread | None, shape: str) -> str:
+    if spread is None:
+        return "-"
+    deviation = "" if spread.deviation is None else f" ±{shape.format(spread.deviation)}"
+    return f"{shape.format(spread.mean)}{deviation}"
+
+
+def _with_range(spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    bounds = "" if spread.least == spread.most else f" ({spread.least:.2f}-{spread.most:.2f})"
+    return f"{spread.mean:.2f}{bounds}"
+
+
+def _outputs(results: Sequence[PolicyResult], baseline: str) -> list[str]:
+    """How far outputs are the same, as they must be: scheduling changes timing, never text."""
+    return [
+        f"{result.policy}: {result.turns_compared - result.turns_differing} of "
+        f"{result.turns_compared} turns have the outputs of {baseline}"
+        for result in results
+        if result.policy != baseline and result.turns_compared
+    ]

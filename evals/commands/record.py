@@ -1,0 +1,233 @@
+"""`agentkv record`: what a server with the plugin noted of each job, as a table and a picture.
+
+SOURCE is the server's URL, the scheduler_timestamps.jsonl of its --run-output-dir (or that
+folder), or a saved answer of GET /v1/agentkv/timestamps. Per job: the bubbles between its turns,
+how much of each prompt was still in the cache, what eviction cost in the queue, and what became of
+its pins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentkv.errors import AgentKVError
+
+from ..event_log.jobs import JobRecord, jobs_of
+from ..event_log.reading import read_record
+from ..event_log.totals import DEFAULT_AFTER_S, job_row, passed_over, totals
+from ..options import seconds, whole_number
+
+DONE, FAILED, BAD_USAGE = 0, 1, 2
+_MAX_TIMELINE_JOBS = 12
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: read and shown; 1: the picture could not be written; 2: no such record, job or place."""
+    options = _parser().parse_args(argv)
+    picture = None if options.timeline is None else Path(options.timeline)
+    try:
+        if picture is not None and picture.suffix.lower() != ".png":
+            raise AgentKVError(f"--timeline: got {options.timeline}, allowed is a name with .png")
+        if picture is not None and picture.exists() and not options.force:
+            raise AgentKVError(f"{picture} exists: give another --timeline, or --force")
+        record = read_record(options.source, api_key=options.api_key)
+        all_jobs = jobs_of(record)
+        jobs = _chosen(all_jobs, options.job)
+    except AgentKVError as error:
+        print(f"agentkv record: {error}", file=sys.stderr)
+        return BAD_USAGE
+    if record.is_cut:
+        print(f"{record.source}: the last line is incomplete, left out", file=sys.stderr)
+    rows, total = [job_row(job) for job in jobs], totals(jobs)
+    total["passed_over"] = passed_over(all_jobs, options.after)
+    if not options.json:
+        lines = [*table(rows, max_rows=options.top), "", *summary(total), "", LEGEND]
+        print("\n".join(lines))
+    status = DONE if picture is None else _draw(jobs, record.source, picture)
+    if options.json:
+        print(json.dumps({"source": record.source, "totals": total, "jobs": rows}))
+    return status
+
+
+def _chosen(jobs: Sequence[JobRecord], names: Sequence[str] | None) -> list[JobRecord]:
+    if not names:
+        return list(jobs)
+    known = {job.job_id for job in jobs}
+    missing = [name for name in names if name not in known]
+    if missing:
+        some = ", ".join(sorted(known)[:5])
+        raise AgentKVError(f"no job {missing[0]!r} in the record; it has {len(known)}: {some}, ...")
+    return [job for job in jobs if job.job_id in names]
+
+
+def _draw(jobs: Sequence[JobRecord], source: str, picture: Path) -> int:
+    from ..figures.timeline import draw_record  # matplotlib is slow to import
+
+    try:
+        title = "/".join(Path(source).parts[-2:]) if "://" not in source else source
+        draw_record(jobs[:_MAX_TIMELINE_JOBS], picture, title=title)
+    except (AgentKVError, OSError) as error:
+        print(f"agentkv record: cannot write {picture}: {error}", file=sys.stderr)
+        return FAILED
+    if len(jobs) > _MAX_TIMELINE_JOBS:
+        left_out = len(jobs) - _MAX_TIMELINE_JOBS
+        print(f"{left_out} jobs left out of the picture; --job picks", file=sys.stderr)
+    print(f"written to {picture}", file=sys.stderr)
+    return DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="agentkv record", description=__doc__)
+    add: Any = parser.add_argument
+    add("source", metavar="SOURCE", help="URL, file or folder")
+    add("--job", action="append", metavar="ID", help="only this job (repeatable)")
+    add(
+        "--top",
+        type=whole_number(1),
+        default=40,
+        metavar="N",
+        help="jobs in the table (default 40)",
+    )
+    add(
+        "--after",
+        type=seconds,
+        default=DEFAULT_AFTER_S,
+        metavar="S",
+        help="count turns passed over after so many seconds of waiting (default %(default)g)",
+    )
+    add("--timeline", metavar="PNG", help="also draw the jobs, at most 12, over time")
+    add("--force", action="store_true", help="overwrite the picture")
+    add("--api-key", help="sent as a bearer token")
+    add("--json", action="store_true", help="print one JSON document instead")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+# MERGED: The record as plain text: a line for each job, then what it adds up to.
+
+_COLUMNS = (
+    ("turns", 5),
+    ("span s", 7),
+    ("tools s", 7),
+    ("queue s", 7),
+    ("hit", 5),
+    ("prompt tok", 10),
+    ("evicted", 7),
+    ("wait after s", 12),
+    ("pins", 5),
+    ("kept", 5),
+    ("wasted", 6),
+    ("preempted", 9),
+)
+LEGEND = (
+    "tools, queue: the time between a turn's end and the next one's start, before and after that"
+    "\none arrived; hit: share of the continuing turns' prompts found in the cache; evicted: turns"
+    "\nwhose cache was gone, and how long those waited; kept: pins their job came back to; wasted:"
+    "\npins that expired or yielded first"
+)
+_MAX_LABEL_CHARS = 24
+
+
+def table(rows: Sequence[Mapping[str, Any]], *, max_rows: int) -> list[str]:
+    """The first `max_rows` jobs as aligned lines, with a header and how many were left out."""
+    shown = rows[:max_rows]
+    labels = [_label(row) for row in shown]
+    width = max([len(label) for label in labels] + [3])
+    header = "  ".join(f"{name:>{size}}" for name, size in _COLUMNS)
+    lines = [f"{'job':{width}}  {header}  closed"]
+    for label, row in zip(labels, shown, strict=True):
+        cells = "  ".join(
+            f"{cell:>{size}}" for cell, (_, size) in zip(_cells(row), _COLUMNS, strict=True)
+        )
+        lines.append(f"{label:{width}}  {cells}  {row['close_reason'] or 'open'}")
+    if len(rows) > max_rows:
+        lines.append(f"... {len(rows) - max_rows} more jobs (--top {len(rows)} shows all)")
+    return lines
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    job_id = str(row["job_id"])
+    if len(job_id) > _MAX_LABEL_CHARS:
+        job_id = job_id[: _MAX_LABEL_CHARS - 1] + "…"
+    engine = "" if row["engine"] is None else f" @{row['engine']}"
+    return job_id + engine + (f" ({row['life']})" if row["life"] > 1 else "")
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
+    waits_s = row["queued_evicted_s"]
+    return (
+        row["turns"],
+        f"{row['ended_s'] - row['started_s']:.2f}",
+        f"{sum(row['bubble_tools_s']):.2f}",
+        f"{sum(row['bubble_queued_s']):.2f}",
+        _percent(row["hit_rate"]),
+        row["prompt_tokens"],
+        row["turns_evicted"],
+        f"{sum(waits_s) / len(waits_s):.3f}" if waits_s else "-",
+        row["pins"],
+        row["pins_kept"],
+        row["pins_wasted"],
+        row["preemptions"],
+    )
+
+
+def summary(total: Mapping[str, Any]) -> list[str]:
+    """What all jobs add up to, in a few lines."""
+    ends = ", ".join(f"{n} {end}" for end, n in sorted(total["pin_ends"].items())) or "none ended"
+    held = total["kept_block_s"] + total["wasted_block_s"]
+    wasted_share = total["wasted_block_s"] / held if held else None
+    return [
+        f"{total['jobs']} jobs, {total['turns']} turns ({total['turns_finished']} finished, "
+        f"{total['turns_aborted']} aborted), {total['preemptions']} preemptions",
+        f"bubbles      {_seconds(total['bubble_s'])}",
+        f"  tools      {_seconds(total['bubble_tool_s'])}",
+        f"  queue      {_seconds(total['bubble_queued_s'])}",
+        f"hits         {total['hit_tokens']} of {total['prompt_tokens']} prompt tokens of "
+        f"continuing turns ({_percent(total['hit_rate'])}); {total['expected_hit_tokens']} of them "
+        "repeat the turn before",
+        f"evicted      {total['turns_evicted']} turns lost {total['lost_tokens']} tokens; "
+        f"{total['turns_diverged']} turns changed their history",
+        f"queueing     first turns {_seconds(total['queued_first_s'])}",
+        f"  evicted    {_seconds(total['queued_evicted_s'])}",
+        f"  cache held {_seconds(total['queued_kept_s'])}",
+        *_passed_over(total["passed_over"]),
+        f"pins         {total['pins']}: {ends}; {_percent(wasted_share)} of the blocks x seconds "
+        "held by kept and wasted pins were wasted",
+    ]
+
+
+def _passed_over(found: Mapping[str, Any]) -> list[str]:
+    first, continuing = found["first"], found["continuing"]
+    return [
+        f"passed over  first turns {_overtaken(first)}",
+        f"  continuing {_overtaken(continuing)}",
+    ]
+
+
+def _overtaken(count: Mapping[str, Any]) -> str:
+    return (
+        f"{count['waited_longer']} of {count['turns']} waited longer than {count['after_s']:g} s; "
+        f"{count['passed_over']} of these saw turns of later jobs start after that, at most "
+        f"{count['most']}"
+    )
+
+
+def _seconds(spread: Mapping[str, Any]) -> str:
+    if not spread["n"]:
+        return "none"
+    return (
+        f"mean {spread['mean']:.3f} s, p50 {spread['p50']:.3f}, p90 {spread['p90']:.3f}, "
+        f"max {spread['max']:.3f}  (n={spread['n']})"
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"

@@ -1,0 +1,262 @@
+"""`agentkv verify-pin`: does this server keep a job's KV cache while its tools run?
+
+Runs one job of five turns with a pause after each, reads the server's own metrics around every
+turn and in every pause, and leaves a second job alone until its TTL is over. Use it on a server
+that is otherwise idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import agentkv
+from agentkv.errors import AgentKVError
+
+from ..options import BAD_USAGE, DONE, FAILED, add_json, add_kept, add_server, seconds
+from ..pin_experiment import PinExperiment, PinRun, TTLTrial, TurnRow
+from ..rows import require_free, write_whole
+from ..server import ServerUnderTest, TurnError
+
+NO_POLICY_HINT = (
+    "the server has no agentkv routes, so it runs a stock policy, which frees a turn's blocks when"
+    " the turn ends: start it with --scheduling-policy continuum"
+)
+_COLUMNS = {
+    "turn": 4,
+    "prompt tok": 10,
+    "cached tok": 10,
+    "output tok": 10,
+    "latency ms": 10,
+    "before": 6,
+    "after": 6,
+    "expected": 8,
+    "full": 5,
+    "gap": 5,
+}
+"""Headings and widths: rows are printed one by one as turns end."""
+LEGEND = (
+    "blocks in use before and after each turn; expected = ceil((prompt + output) / block size),"
+    "\nfull = whole blocks, the ones that can stay (the last token sampled has no KV yet);"
+    "\ngap = largest change while the tool ran"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: pins hold and end as they should; 1: they do not, and why; 2: nothing could be checked."""
+    options = _parser().parse_args(argv)
+    # With --json, standard output carries the document and nothing else.
+    say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
+    result_file = None if options.out is None else Path(options.out) / "verify_pin.json"
+    try:
+        if result_file is not None:
+            require_free(result_file, force=options.force)
+            result_file.parent.mkdir(parents=True, exist_ok=True)
+        run = _experiment(options, say)
+    except TurnError as error:
+        print(f"the run broke off: {error}", file=sys.stderr)
+        return FAILED
+    except AgentKVError as error:
+        print(f"{options.base_url}: {error}", file=sys.stderr)
+        return BAD_USAGE
+    except OSError as error:
+        print(f"{result_file} cannot be written: {error}", file=sys.stderr)
+        return BAD_USAGE
+    checks = judge(run)
+    say("\n".join([ttl_line(run.ttl_trial), "", *verdict_lines(run, checks)]))
+    has_passed = all(check.has_passed for check in checks)
+    document = {
+        "agentkv_version": agentkv.__version__,
+        "passed": has_passed,
+        "checks": [
+            {"name": check.name, "passed": check.has_passed, "problems": list(check.problems)}
+            for check in checks
+        ],
+        **run.as_dict(),
+    }
+    if options.json:
+        print(json.dumps(document))
+    if result_file is not None:
+        try:
+            write_whole(result_file, json.dumps(document, indent=2) + "\n")
+        except OSError as error:
+            print(f"{result_file} cannot be written: {error}", file=sys.stderr)
+            return FAILED
+        say(f"written to {result_file}")
+    return DONE if has_passed else FAILED
+
+
+def _experiment(options: argparse.Namespace, say: Callable[..., None]) -> PinRun:
+    with ServerUnderTest(options.base_url, api_key=options.api_key) as server:
+        facts = server.facts(options.model)
+        pool = server.block_pool(facts)
+        policy = "no agentkv routes" if facts.policy is None else f"policy {facts.policy}"
+        say(f"{facts.model}, {policy}, {pool.num_blocks} blocks of {pool.block_size} tokens")
+        say(LEGEND)
+        say(header())
+        return PinExperiment(
+            server,
+            facts,
+            pool,
+            gap_s=options.gap_s,
+            fallback_ttl_s=options.ttl,
+            on_row=lambda row: say(row_line(row, pool.block_size)),
+        ).run(options.base_url)
+
+
+def header() -> str:
+    """The column names, as wide as the rows."""
+    return _line(list(_COLUMNS), "what happened")
+
+
+def row_line(row: TurnRow, block_size: int) -> str:
+    """One turn as a line under the header."""
+    usage = row.usage
+    values = (
+        row.turn,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.output_tokens,
+        f"{row.latency_s * 1e3:.0f}",
+        row.blocks_before,
+        row.blocks_after,
+        usage.blocks_touched(block_size),
+        usage.blocks_full(block_size),
+        "-" if row.is_last_step else f"{row.change_in_gap_blocks:+d}",
+    )
+    return _line(values, f"{row.user_prompt} {row.happened}")
+
+
+def _line(values: Sequence[object], text: str) -> str:
+    cells = (f"{value:>{width}}" for value, width in zip(values, _COLUMNS.values(), strict=True))
+    return "  ".join([*cells, text])
+
+
+def ttl_line(trial: TTLTrial) -> str:
+    """The second job in one sentence."""
+    ttl = "not told" if trial.ttl_s is None else f"{trial.ttl_s:.2f} s"
+    seen = (
+        f"free {trial.held_s:.2f} s after the turn"
+        if trial.held_s is not None
+        else f"{trial.blocks_at_end} blocks in use after {trial.waited_s:.1f} s"
+    )
+    return f"left alone: {trial.blocks_after} blocks after its turn, TTL {ttl}, {seen}"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One claim about pinning; `problems` is empty if it held."""
+
+    name: str
+    problems: tuple[str, ...]
+
+    @property
+    def has_passed(self) -> bool:
+        return not self.problems
+
+
+def judge(run: PinRun) -> list[Check]:
+    """The verdict on each claim, in the order in which the experiment meets them."""
+    claims = {
+        "usage constant in every gap": _moves_in_gaps(run),
+        "usage grows turn by turn": _missing_growth(run),
+        "usage zero after the last step": _left_after_last_step(run),
+        "usage zero after a TTL runs out": _left_after_ttl(run),
+        "cached tokens on the next turn": _missing_hits(run),
+        "no other traffic during the run": _foreign_traffic(run),
+    }
+    return [Check(name, tuple(problems)) for name, problems in claims.items()]
+
+
+def verdict_lines(run: PinRun, checks: Sequence[Check]) -> list[str]:
+    """Each check with its reasons; a hint at the end if a stock policy explains the failure."""
+    lines = []
+    for check in checks:
+        lines.append(f"{'ok  ' if check.has_passed else 'FAIL'}  {check.name}")
+        lines.extend(f"        {problem}" for problem in check.problems)
+    if run.policy is None and not all(check.has_passed for check in checks):
+        lines.append(NO_POLICY_HINT)
+    return lines
+
+
+def _moves_in_gaps(run: PinRun) -> Iterator[str]:
+    for row in run.turns:
+        if row.is_last_step:
+            continue
+        if row.blocks_after <= run.blocks_at_start:
+            yield f"turn {row.turn}: no block was held when the turn had ended"
+        elif row.change_in_gap_blocks:
+            readings = ", ".join(map(str, row.gap_blocks))
+            yield f"turn {row.turn}: {row.blocks_after} blocks after it, then {readings}"
+
+
+def _missing_growth(run: PinRun) -> Iterator[str]:
+    held = [row.blocks_after for row in run.turns if not row.is_last_step]
+    for turn, (earlier, later) in enumerate(pairwise([run.blocks_at_start, *held]), start=1):
+        if later <= earlier:
+            yield f"turn {turn}: {later} blocks, {earlier} before it"
+
+
+def _left_after_last_step(run: PinRun) -> Iterator[str]:
+    last = run.turns[-1]
+    if not last.is_last_step:
+        yield f"the job ended early, after turn {last.turn}"
+    elif (left := last.blocks_after - run.blocks_at_start) != 0:
+        yield f"turn {last.turn}: {left} blocks are still held"
+
+
+def _left_after_ttl(run: PinRun) -> Iterator[str]:
+    trial = run.ttl_trial
+    if trial.blocks_after <= trial.blocks_before:
+        yield "no block was held after the second job's turn, so no TTL could run out"
+    elif trial.held_s is None:
+        left = trial.blocks_at_end - trial.blocks_before
+        yield f"{left} blocks are still held {trial.waited_s:.1f} s after the turn"
+
+
+def _missing_hits(run: PinRun) -> Iterator[str]:
+    for row in run.turns[1:]:
+        if row.usage.cached_tokens <= 0:
+            yield f"turn {row.turn}: none of {row.usage.prompt_tokens} prompt tokens were cached"
+
+
+def _foreign_traffic(run: PinRun) -> Iterator[str]:
+    if run.blocks_at_start:
+        yield f"{run.blocks_at_start} blocks were held before the run began"
+    if run.num_foreign_requests:
+        yield f"{run.num_foreign_requests} other requests ran, so usage is not this job's alone"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="agentkv verify-pin", description=__doc__)
+    add: Any = parser.add_argument
+    add("--base-url", required=True, help="the server, with or without /v1")
+    add_server(parser)
+    add(
+        "--ttl",
+        type=seconds,
+        default=10.0,
+        metavar="S",
+        help="how long a pin may last on a server that does not tell (default %(default)s)",
+    )
+    add(
+        "--gap-s",
+        type=seconds,
+        default=1.0,
+        metavar="S",
+        help="pause after each turn; must be shorter than the TTL (default %(default)s)",
+    )
+    add_json(parser)
+    add_kept(parser, "also write verify_pin.json into this folder")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""One job as the server's record tells it: turns, bubbles, tools and pins, as plain values.
+
+Times are seconds since the engine started; None is what has not happened, or was not recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .reading import Event, JobKey, Record
+
+KEPT_ENDS = ("returned",)
+"""Ends of a pin that paid: the job's next turn took the blocks over."""
+WASTED_ENDS = ("expired", "pressure")
+"""Ends of a pin that held memory in vain: the job did not come back in time."""
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    """One request of a job."""
+
+    turn: int | None
+    arrived_s: float
+    prompt_tokens: int
+    is_retry: bool = False
+    is_due: bool = False
+    """It was passed over as often as a newcomer ever is: it goes before all."""
+    started_s: float | None = None
+    hit_tokens: int = 0
+    expected_hit_tokens: int = 0
+    """Tokens of the prompt that repeat what the turn before left in the cache."""
+    context_before_tokens: int = 0
+    """Tokens in whole blocks that the turn before left; 0 for a first turn."""
+    lost_tokens: int = 0
+    """Those of `expected_hit_tokens` that were no longer in the cache."""
+    preempted_s: list[float] = field(default_factory=list)
+    resumed_s: list[float] = field(default_factory=list)
+    ended_s: float | None = None
+    is_aborted: bool = False
+
+    @property
+    def waited_s(self) -> float | None:
+        """From arrival to the first step that computes it."""
+        return None if self.started_s is None else self.started_s - self.arrived_s
+
+    @property
+    def is_continuing(self) -> bool:
+        """Whether an earlier turn of the job left a context, and this one ran."""
+        return self.context_before_tokens > 0 and self.started_s is not None
+
+    @property
+    def is_diverged(self) -> bool:
+        """Whether the prompt repeats less than all of what the turn before left.
+
+        Source: Job.has_diverged in integrations/vllm/jobs.py.
+        """
+        repeatable = min(self.context_before_tokens, self.prompt_tokens - 1)
+        return self.is_continuing and self.expected_hit_tokens < repeatable
+
+
+@dataclass(frozen=True, slots=True)
+class Bubble:
+    """The time between a turn's end and the job's next start: tools first, then the queue."""
+
+    ended_s: float
+    arrived_s: float
+    started_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.started_s - self.ended_s
+
+    @property
+    def tool_s(self) -> float:
+        """Until the next turn arrived: tools, the agent's own work, the network."""
+        return self.arrived_s - self.ended_s
+
+    @property
+    def queued_s(self) -> float:
+        return self.started_s - self.arrived_s
+
+
+@dataclass(slots=True)
+class PinRecord:
+    """The blocks of a finished turn, kept; `end` says why they were given back."""
+
+    pinned_s: float
+    blocks: int
+    ttl_s: float
+    reason: str = ""
+    ended_s: float | None = None
+    end: str | None = None
+
+    @property
+    def block_seconds(self) -> float:
+        """Memory held, blocks times seconds; 0 for a pin that has not ended."""
+        return 0.0 if self.ended_s is None else self.blocks * (self.ended_s - self.pinned_s)
+
+
+@dataclass(slots=True)
+class ToolRecord:
+    """A tool call that the client told the server of."""
+
+    name: str
+    command: str
+    started_s: float
+    ended_s: float | None = None
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """A job from its first turn to its close; `life` counts from 1 where an id was used again."""
+
+    job_id: str
+    engine: int | None
+    first_event_s: float
+    ended_s: float
+    """The last that is known of the job."""
+    life: int = 1
+    turns: list[TurnRecord] = field(default_factory=list)
+    bubbles: list[Bubble] = field(default_factory=list)
+    pins: list[PinRecord] = field(default_factory=list)
+    tools: list[ToolRecord] = field(default_factory=list)
+    closed_s: float | None = None
+    close_reason: str | None = None
+
+    @property
+    def label(self) -> str:
+        engine = "" if self.engine is None else f" @{self.engine}"
+        return self.job_id + engine + (f" ({self.life})" if self.life > 1 else "")
+
+    @property
+    def started_s(self) -> float:
+        """The first that is known of the job; a record may begin after that."""
+        begun = [turn.arrived_s for turn in self.turns] + [pin.pinned_s for pin in self.pins]
+        return min([self.first_event_s, *begun, *(tool.started_s for tool in self.tools)])
+
+
+# MERGED: Puts a job's events together to turns, bubbles, tools and pins.
+# MERGED: Events name the job, not the request. Of several turns of a job at once, a start
+# MERGED: belongs to the
+# MERGED: waiting one with its prompt length and an end to the one that started first. A record
+# MERGED: bounded in
+# MERGED: memory may begin in the middle of a job: what then has no beginning is taken from
+# MERGED: where it is.
+
+
+def jobs_of(record: Record) -> list[JobRecord]:
+    """All jobs of the record in the order of their first event."""
+    jobs = [job for key, events in record.events.items() for job in _lives(key, events)]
+    return sorted(jobs, key=lambda job: (job.engine or 0, job.started_s))
+
+
+def _lives(key: JobKey, events: Iterable[Event]) -> list[JobRecord]:
+    """A job id that is used again after its close is another job."""
+    lives: list[_Replay] = []
+    for event in events:
+        if not lives or (lives[-1].job.close_reason and event.name == "arrival"):
+            first_s = event.at_s
+            job = JobRecord(key.job_id, key.engine, first_s, first_s, len(lives) + 1)
+            lives.append(_Replay(job))
+        lives[-1].take(event)
+    return [life.job for life in lives]
+
+
+class _Replay:
+    """One job's events in order, taken one by one."""
+
+    def __init__(self, job: JobRecord) -> None:
+        self.job = job
+        self._waiting: list[TurnRecord] = []
+        self._running: list[TurnRecord] = []
+        self._lost_tokens = 0
+        self._context_tokens = 0
+        self._idle_since_s: float | None = None
+
+    def take(self, event: Event) -> None:
+        """Apply one event; one that is not known says nothing of turns and is passed over."""
+        self.job.ended_s = max(self.job.ended_s, event.at_s)
+        handler = getattr(self, f"_on_{event.name}", None)
+        if handler is not None:
+            handler(event)
+
+    def _on_arrival(self, event: Event) -> None:
+        turn = TurnRecord(
+            int(event.details["turn"]),
+            event.at_s,
+            int(event.details["prompt_length"]),
+            is_retry=bool(event.details.get("retry")),
+        )
+        self._add(turn)
+        if not turn.is_retry:
+            # the client's report may have been lost: a new turn says that the tools are over
+            self._end_tools(event.at_s)
+
+    def _add(self, turn: TurnRecord) -> None:
+        turn.context_before_tokens = self._context_tokens
+        self.job.turns.append(turn)
+        self._waiting.append(turn)
+
+    def _on_due(self, event: Event) -> None:
+        for turn in self._waiting:
+            turn.is_due = True
+
+    def _on_evicted(self, event: Event) -> None:
+        self._lost_tokens = int(event.details["lost_tokens"])
+
+    def _on_waiting_to_running(self, event: Event) -> None:
+        prompt_tokens = int(event.details["prompt_length"])
+        turn = self._waiting_turn(prompt_tokens, event.at_s - event.details["waited_s"])
+        turn.started_s = event.at_s
+        turn.hit_tokens = int(event.details["hit_length"])
+        turn.expected_hit_tokens = int(event.details["expected_hit_length"])
+        turn.lost_tokens, self._lost_tokens = self._lost_tokens, 0
+        if self._idle_since_s is not None:
+            arrived_s = max(turn.arrived_s, self._idle_since_s)
+            self.job.bubbles.append(Bubble(self._idle_since_s, arrived_s, event.at_s))
+        self._idle_since_s = None
+        self._waiting.remove(turn)
+        self._running.append(turn)
+
+    def _waiting_turn(self, prompt_tokens: int, arrived_s: float) -> TurnRecord:
+        for turn in self._waiting:
+            if turn.prompt_tokens == prompt_tokens:
+                return turn
+        if not self._waiting:
+            self._add(TurnRecord(None, arrived_s, prompt_tokens))
+        return self._waiting[0]
+
+    def _on_preempted(self, event: Event) -> None:
+        if self._running:
+            self._running[-1].preempted_s.append(event.at_s)
+
+    def _on_resumed(self, event: Event) -> None:
+        for turn in self._running:
+            if len(turn.preempted_s) > len(turn.resumed_s):
+                turn.resumed_s.append(event.at_s)
+                return
+
+    def _on_finish(self, event: Event) -> None:
+        self._context_tokens = int(event.details["context_length"])
+        self._end_turn(event.at_s, is_aborted=False)
+
+    def _on_aborted(self, event: Event) -> None:
+        self._end_turn(event.at_s, is_aborted=True)
+
+    def _end_turn(self, at_s: float, *, is_aborted: bool) -> None:
+        ending = self._running or self._waiting
+        if not ending:
+            return
+        turn = ending.pop(0)
+        turn.ended_s, turn.is_aborted = at_s, is_aborted
+        if turn.started_s is not None and not self._running:
+            self._idle_since_s = at_s
+
+    def _on_pinned(self, event: Event) -> None:
+        reason = str(event.details.get("reason", ""))
+        blocks, ttl_s = int(event.details["blocks"]), float(event.details["ttl_s"])
+        self.job.pins.append(PinRecord(event.at_s, blocks, ttl_s, reason))
+
+    def _on_unpinned(self, event: Event) -> None:
+        if not self.job.pins or self.job.pins[-1].ended_s is not None:
+            pinned_s = event.at_s - event.details["held_s"]
+            self.job.pins.append(PinRecord(pinned_s, int(event.details["blocks"]), 0.0))
+        pin = self.job.pins[-1]
+        pin.ended_s, pin.end = event.at_s, str(event.details.get("reason", "unknown"))
+
+    def _on_tool_started(self, event: Event) -> None:
+        name, command = (str(event.details.get(key) or "") for key in ("tool", "command"))
+        self.job.tools.append(ToolRecord(name, command, event.at_s))
+
+    def _on_tool_finished(self, event: Event) -> None:
+        name, command = (str(event.details.get(key) or "") for key in ("tool", "command"))
+        open_tools = [tool for tool in self.job.tools if tool.ended_s is None]
+        same = [tool for tool in open_tools if tool.command == command] or open_tools
+        if same:
+            same[0].ended_s = event.at_s
+        else:
+            started_s = event.at_s - float(event.details.get("duration_s") or 0.0)
+            self.job.tools.append(ToolRecord(name, command, started_s, event.at_s))
+
+    def _end_tools(self, at_s: float) -> None:
+        for tool in self.job.tools:
+            tool.ended_s = at_s if tool.ended_s is None else tool.ended_s
+
+    def _on_closed(self, event: Event) -> None:
+        self.job.closed_s, self.job.close_reason = event.at_s, str(event.details.get("reason", ""))
+        self._end_tools(event.at_s)

@@ -1,0 +1,178 @@
+"""Flags that several commands share, and the types of their values.
+
+Used by the parsers of the commands. Knows argparse and what a workload is, and no command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .workload.jobs import TOOLS
+from .workload.plans import ARRIVALS, Workload, WorkloadError
+from .workload.workloads import WORKLOADS, make_workload
+
+DONE, FAILED, BAD_USAGE = 0, 1, 2
+"""Exit status of every command: as asked; measured or checked, and not all is well; not begun."""
+_WORKLOAD_FLAGS = (
+    "trace",
+    "jobs",
+    "duration",
+    "jps",
+    "concurrency",
+    "arrivals",
+    "turns",
+    "tools",
+    "max_context_tokens",
+    "token_scale",
+    "seed",
+)
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Type of a flag: a whole number from `least` on."""
+
+    def parse(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text}: must be {least} or more")
+        return number
+
+    # argparse names the type by this where the text is no number at all
+    parse.__name__ = "whole number"
+    return parse
+
+
+def positive(text: str, what: str = "a number") -> float:
+    """Type of a flag: a finite number above 0."""
+    number = float(text)
+    if not 0.0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: must be {what} above 0")
+    return number
+
+
+def seconds(text: str) -> float:
+    """Type of a flag: a finite number of seconds above 0."""
+    return positive(text, "a number of seconds")
+
+
+def share(text: str) -> float:
+    """Type of a flag: above 0, at most 1."""
+    number = float(text)
+    if not 0.0 < number <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
+    return number
+
+
+def add_server(parser: Any) -> None:
+    """Add `--model` and `--api-key`, which say how to talk to a running server."""
+    parser.add_argument("--model", help="default: the first that the server offers")
+    parser.add_argument("--api-key", help="sent as a bearer token")
+
+
+def add_kept(parser: Any, out: str, *, is_required: bool = False, resume: str = "") -> None:
+    """Add `--out` with its help text and `--force`; `--resume` where a help text is given."""
+    parser.add_argument("--out", metavar="DIR", required=is_required, help=out)
+    if resume:
+        parser.add_argument("--resume", action="store_true", help=resume)
+    parser.add_argument("--force", action="store_true", help="overwrite what --out holds")
+
+
+def add_json(parser: Any) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="print the JSON document alone")
+
+
+def add_workload_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `bench`, `compare` and `simulate` that describe a workload.
+
+    None of them but `--seed` has a default of its own: see `fill_in`.
+    """
+    add = parser.add_argument_group("workload").add_argument
+    add("--workload", metavar="NAME", help=f"one of {', '.join(WORKLOADS)} (default reference)")
+    add("--trace", metavar="FILE", help="jobs as JSON lines, a line a turn; implies trace")
+    add("--jobs", type=int, metavar="N", help="how many jobs")
+    add("--duration", type=float, metavar="S", help="instead: all that arrive within S seconds")
+    add("--jps", type=float, metavar="R", help="jobs that arrive per second")
+    add("--concurrency", type=int, metavar="N", help="instead: always N jobs at once")
+    add(
+        "--arrivals",
+        metavar="HOW",
+        help=f"{' or '.join(ARRIVALS)} at --jps, or the times themselves, such as 0,0.5,3 "
+        "(default poisson)",
+    )
+    add("--turns", type=int, metavar="N", help="turns a job at most")
+    add(
+        "--tools",
+        metavar="HOW",
+        help=f"{' or '.join(TOOLS)}, or a trace file to draw commands and times from "
+        "(default recorded)",
+    )
+    add("--max-context-tokens", type=int, metavar="N", help="a job ends before it has more")
+    add("--token-scale", type=float, metavar="X", help="multiplies all token counts (default 1)")
+    add("--seed", type=int, default=0, help="of jobs and arrivals (default %(default)s)")
+
+
+def fill_in(options: argparse.Namespace, defaults: dict[str, Any]) -> None:
+    """Apply defaults to flags that were left out, unless another flag says the same thing."""
+    if options.trace is not None:
+        defaults = defaults | {"workload": "trace"}
+    has_times = options.arrivals is not None and options.arrivals not in ARRIVALS
+    is_settled = {
+        "jobs": options.duration is not None or has_times,
+        "duration": options.jobs is not None or has_times,
+        "jps": options.concurrency is not None or has_times,
+        "concurrency": options.jps is not None or has_times,
+    }
+    for name, value in defaults.items():
+        if getattr(options, name) is None and not is_settled.get(name, False):
+            setattr(options, name, value)
+
+
+def workload_of(options: argparse.Namespace) -> Workload:
+    """Make the workload that the flags describe; raises WorkloadError if there is none."""
+    arrivals = _arrivals(options.arrivals or "poisson")
+    if options.arrivals in ARRIVALS and options.concurrency is not None:
+        raise WorkloadError(
+            f"--arrivals {options.arrivals}: with --concurrency, jobs begin as others end: give "
+            "--jps R for arrivals"
+        )
+    for name in ("jps", "duration", "concurrency"):
+        if not isinstance(arrivals, str) and getattr(options, name) is not None:
+            raise WorkloadError(f"--arrivals: the times are given: leave out --{name}")
+    tools = options.tools or "recorded"
+    return make_workload(
+        options.workload or "reference",
+        seed=options.seed,
+        num_jobs=options.jobs,
+        duration_s=options.duration,
+        jps=options.jps,
+        concurrency=options.concurrency,
+        arrivals=arrivals,
+        max_turns=options.turns,
+        tools=tools if tools in TOOLS or not Path(tools).exists() else Path(tools),
+        trace=None if options.trace is None else Path(options.trace),
+        max_context_tokens=options.max_context_tokens,
+        token_scale=1.0 if options.token_scale is None else options.token_scale,
+    )
+
+
+def describe_workload(options: argparse.Namespace, workload: Workload) -> dict[str, Any]:
+    """How the workload was made, for the run's files."""
+    flags = {name: getattr(options, name) for name in _WORKLOAD_FLAGS}
+    return {"name": workload.name, **flags, "num_jobs": len(workload.jobs)}
+
+
+def _arrivals(text: str) -> str | Sequence[float]:
+    if text in ARRIVALS:
+        return text
+    try:
+        return [float(time) for time in text.split(",")]
+    except ValueError:
+        allowed = " or ".join(ARRIVALS)
+        raise WorkloadError(
+            f"--arrivals: got {text!r}, allowed is {allowed}, or seconds such as 0,0.5,3"
+        ) from None

@@ -1,0 +1,1 @@
+"""Plays a workload on a running server through the client library."""

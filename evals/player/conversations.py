@@ -1,0 +1,174 @@
+"""What is sent for each turn of a job, and what is taken from the reply.
+
+Two ways. `ReplayConversation` sends token ids to `/v1/completions`: prompts have exactly the
+planned length, the model's own tokens are in the next prompt as it generated them, so the prefix
+repeats to the last token, and outputs have the planned length. (A chat template adds tokens of its
+own, and text read back may tokenize otherwise than it was generated.) `LiveConversation` chats, and
+the model answers as it likes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from agentkv import parse_tool_calls
+
+from ..workload.plans import JobPlan
+
+CHARS_PER_TOKEN = 3
+"""Of the sample text, where the server's tokenizer is not asked. Measured with SmolLM2's: 2.85."""
+ContentT = TypeVar("ContentT", list[int], str)
+
+LIVE_PROMPT = (
+    "You are a coding agent in a shell. Answer each message with exactly one bash command in a "
+    "```bash block, without any explanation."
+)
+
+
+class Conversation(Protocol):
+    """One job's exchange with the model, turn after turn."""
+
+    path: str
+    """Where the requests go: "completions" or "chat"."""
+
+    def request(self, turn: int) -> dict[str, Any]:
+        """Arguments of the OpenAI client's `create` for this turn, streaming."""
+        ...
+
+    def read(self, event: Mapping[str, Any]) -> bool:
+        """Take in one event of the reply; True if it brought a token."""
+        ...
+
+    def end_turn(self, turn: int) -> str:
+        """The reply is complete: the command to run after it."""
+        ...
+
+    def output_digest(self) -> str:
+        """The same for the same output of the turn that ended last."""
+        ...
+
+
+class ReplayError(Exception):
+    """The reply cannot be continued: the server did not say which tokens it generated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows(Generic[ContentT]):
+    """Stretches of a long text, drawn by seed, job and turn; the text goes round at its end."""
+
+    content: ContentT
+    seed: int
+
+    def draw(self, job_id: str, turn: int, length: int) -> ContentT:
+        """The same stretch every time."""
+        size = len(self.content)
+        start = random.Random(f"{self.seed} text {job_id} {turn}").randrange(size)
+        rounds = self.content[start:] + self.content * (1 + length // size)
+        return rounds[:length]
+
+
+class ReplayConversation:
+    """Exact lengths, greedy; `run_id` keeps runs and jobs apart in the server's prefix cache."""
+
+    path = "completions"
+
+    def __init__(
+        self, job: JobPlan, *, model: str, windows: Windows[list[int]], run_id: str
+    ) -> None:
+        self._job = job
+        self._model = model
+        self._windows = windows
+        self._salt = _digest(f"{run_id} {job.job_id}")  # vLLM allows few characters in it
+        self._token_ids: list[int] = []
+        self._output_token_ids: list[int] = []
+
+    def request(self, turn: int) -> dict[str, Any]:
+        plan = self._job.turns[turn]
+        self._token_ids += self._windows.draw(self._job.job_id, turn, plan.added_tokens)
+        self._output_token_ids = []
+        extra = {
+            "min_tokens": plan.output_tokens,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "cache_salt": self._salt,
+            # as an argument the SDK would look at each token, a tenth of a second per prompt
+            "prompt": list(self._token_ids),
+        }
+        return {
+            "model": self._model,
+            "prompt": "",
+            "max_tokens": plan.output_tokens,
+            "temperature": 0.0,
+            "extra_body": extra,
+        }
+
+    def read(self, event: Mapping[str, Any]) -> bool:
+        new = [
+            token for choice in event.get("choices", ()) for token in choice.get("token_ids") or ()
+        ]
+        self._output_token_ids += new
+        return bool(new)
+
+    def end_turn(self, turn: int) -> str:
+        if not self._output_token_ids:
+            raise ReplayError("the reply has no token ids: use a vLLM server, or --mode live")
+        self._token_ids += self._output_token_ids
+        return self._job.turns[turn].command
+
+    def output_digest(self) -> str:
+        return _digest(",".join(map(str, self._output_token_ids)))
+
+
+class LiveConversation:
+    """A chat; lengths are about what was planned, and the model's own command is what runs."""
+
+    path = "chat"
+
+    def __init__(
+        self, job: JobPlan, *, model: str, windows: Windows[str], max_output_tokens: int
+    ) -> None:
+        self._job = job
+        self._model = model
+        self._windows = windows
+        self._max_output_tokens = max_output_tokens
+        self._messages = [{"role": "system", "content": LIVE_PROMPT}]
+        self._reply: list[str] = []
+
+    def request(self, turn: int) -> dict[str, Any]:
+        length = CHARS_PER_TOKEN * self._job.turns[turn].added_tokens
+        text = self._windows.draw(self._job.job_id, turn, length)
+        self._messages.append({"role": "user", "content": text})
+        self._reply = []
+        return {
+            "model": self._model,
+            "messages": list(self._messages),
+            "max_tokens": self._max_output_tokens,
+            "temperature": 0.0,
+        }
+
+    def read(self, event: Mapping[str, Any]) -> bool:
+        has_token = False
+        for choice in event.get("choices", ()):
+            delta = choice.get("delta") or {}
+            self._reply.append(delta.get("content") or "")
+            thought = delta.get("reasoning") or delta.get("reasoning_content")
+            has_token = has_token or bool(delta.get("content") or thought)
+        return has_token
+
+    def end_turn(self, turn: int) -> str:
+        text = "".join(self._reply)
+        self._messages.append({"role": "assistant", "content": text})
+        planned = self._job.turns[turn].command
+        calls = parse_tool_calls(text) if planned else []
+        return next((call.command for call in calls if call.command), None) or planned
+
+    def output_digest(self) -> str:
+        return _digest("".join(self._reply))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

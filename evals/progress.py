@@ -1,0 +1,62 @@
+"""Shows how far a long command is: a bar on a terminal, plain lines elsewhere; always on stderr.
+
+Used by every command that takes longer than a few seconds. Knows nothing of what is counted.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Show = Callable[[int, str], None]
+"""Takes how many steps are completed, and a text about them."""
+
+
+@contextmanager
+def progress(label: str, total: int, *, every_s: float = 5.0) -> Iterator[Show]:
+    """Yield a function that shows the number of completed steps out of `total`, and a text.
+
+    every_s: seconds between two plain lines; the last step always gets one, and 0 prints every
+        call. A bar is redrawn at every call.
+    """
+    if sys.stderr.isatty():
+        with _bar(label, total) as show:
+            yield show
+    else:
+        yield _lines(label, total, every_s)
+
+
+@contextmanager
+def _bar(label: str, total: int) -> Iterator[Show]:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(escape(label), total=total, text="")
+        yield lambda completed, text: bar.update(task, completed=completed, text=escape(text))
+
+
+def _lines(label: str, total: int, every_s: float) -> Show:
+    started_s = shown_s = time.monotonic()
+    is_over = False
+
+    def show(completed: int, text: str) -> None:
+        nonlocal shown_s, is_over
+        now_s = time.monotonic()
+        if is_over or (now_s - shown_s < every_s and completed < total):
+            return
+        shown_s, is_over = now_s, completed >= total and every_s > 0
+        elapsed_s = now_s - started_s
+        print(f"{label}: {elapsed_s:.0f} s: {text}", file=sys.stderr, flush=True)
+
+    return show

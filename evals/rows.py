@@ -1,0 +1,272 @@
+"""Runs on disk: `turns.jsonl`, a row per turn as it ends, and `run.json`, written at the end.
+
+Used by every command that measures, and by everything that reads runs. Each row is complete in
+itself and reaches the disk at once, so an interrupted run keeps what it had. Reading gives back the
+outcomes that were written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, fields
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self
+
+import agentkv
+from agentkv.errors import AgentKVError
+
+from .outcomes import JobOutcome, JobStatus, RunOutcome, TurnOutcome
+from .summary import summarize
+
+RUN_FILE, TURNS_FILE = "run.json", "turns.jsonl"
+RECORD_FILE = "timestamps.json"
+"""The server's event log of the run, where it has one: `agentkv record` reads it."""
+PACKAGES = ("lightgbm", "numpy", "tree-sitter", "tree-sitter-bash")
+"""What every result may depend on; each kind of measurement adds its own."""
+_TURN_FIELDS = tuple(field.name for field in fields(TurnOutcome))
+_NEEDED_FIELDS = tuple(field.name for field in fields(TurnOutcome) if field.default is MISSING)
+_FACTS = ("repeat", "commit", "versions", "config")
+_LOADS = ("seed", "jps", "concurrency")
+
+
+class RunFilesError(AgentKVError):
+    """A run that is missing, exists already, or cannot be read."""
+
+
+def require_free(path: Path, *, force: bool, flag: str = "--out") -> None:
+    """Raise RunFilesError if `path` exists and may not be overwritten."""
+    if path.exists() and not force:
+        raise RunFilesError(f"{path} exists: choose another {flag}, or --force")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file in one step, so a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+class RowFile:
+    """A file of JSON lines; a context manager. OSError if the disk is full.
+
+    append: keep the rows that are there; an incomplete last line is ended first.
+    """
+
+    def __init__(self, path: Path, *, append: bool = False) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_torn = append and path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        # unbuffered: a row is on the disk, or its writing fails here and now
+        self._file = path.open("ab" if append else "wb", buffering=0)
+        if is_torn:
+            self._file.write(b"\n")
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        line = json.dumps(row).encode() + b"\n"
+        while line:
+            line = line[self._file.write(line) or 0 :]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._file.close()
+
+
+def read_rows(path: Path, needed: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Read JSON lines; what follows the last line feed was cut off and is left out.
+
+    Raises RunFilesError, with the line's number, for a line that is not a JSON object or lacks one
+    of the `needed` fields.
+    """
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+            missing = [name for name in needed if name not in row]
+        except (ValueError, TypeError) as error:
+            raise RunFilesError(f"{path}: line {number} is no JSON row: {error}") from error
+        if missing:
+            raise RunFilesError(f"{path}: line {number} lacks {', '.join(missing)}")
+        rows.append(row)
+    return rows
+
+
+class RunWriter:
+    """Writes one run into a folder of its own; a context manager.
+
+    `facts` stands on every row: policy, workload, seed, repeat, commit and versions. Writing raises
+    OSError if the disk is full or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any], *, force: bool = False) -> None:
+        """Raises RunFilesError if the folder holds a run and `force` is not given."""
+        for name in (RUN_FILE, TURNS_FILE):
+            require_free(folder / name, force=force)
+        for name in (RUN_FILE, RECORD_FILE):
+            (folder / name).unlink(missing_ok=True)
+        self._folder = folder
+        self._facts = dict(facts)
+        self._turns = RowFile(folder / TURNS_FILE)
+
+    def add_turn(self, job: JobOutcome, turn: TurnOutcome, *, is_last: bool) -> None:
+        """Write a row; a job's last row says how the job ended. `job` need not hold the turn."""
+        self._turns.add(
+            {
+                **self._facts,
+                "job_id": job.job_id,
+                "job_arrived_s": job.arrived_s,
+                "job_alone_s": job.alone_s,
+                "job_status": job.status if is_last else "running",
+                "job_ended_s": job.ended_s if is_last else None,
+                **asdict(turn),
+            }
+        )
+
+    def add_job(self, job: JobOutcome) -> None:
+        """Write all rows of a finished job."""
+        for turn in job.turns:
+            self.add_turn(job, turn, is_last=turn is job.turns[-1])
+
+    def finish(self, run: RunOutcome) -> None:
+        """Write `run.json`: how the run was made, the server's counters, the summary."""
+        document = {
+            "policy": run.policy,
+            "workload": dict(run.workload),
+            "metadata": dict(run.metadata),
+            "server": dict(run.server),
+            "summary": summarize(run),
+        }
+        write_whole(self._folder / RUN_FILE, json.dumps(document, indent=1) + "\n")
+
+    def add_record(self, record: Mapping[str, Any]) -> None:
+        """Write the server's answer to `GET /v1/agentkv/timestamps`."""
+        write_whole(self._folder / RECORD_FILE, json.dumps(record) + "\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._turns.__exit__()
+
+
+def write_run(folder: Path, run: RunOutcome, *, force: bool = False) -> None:
+    """Write a finished run, both files at once."""
+    with RunWriter(folder, row_facts(run.policy, run.workload, run.metadata), force=force) as files:
+        for job in run.jobs:
+            files.add_job(job)
+        files.finish(run)
+
+
+def row_facts(
+    policy: str, workload: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What every row says of its run: enough to plot the row without another file."""
+    return {
+        "policy": policy,
+        "workload": workload.get("name"),
+        **{name: workload.get(name) for name in _LOADS},
+        **{name: metadata[name] for name in _FACTS if name in metadata},
+    }
+
+
+def read_runs(paths: Sequence[str | Path]) -> list[RunOutcome]:
+    """Every run in these folders, and in the folders below them, in the order of their names.
+
+    A run without `run.json` was interrupted: its rows are read, and jobs that were still running
+    count as cut. Raises RunFilesError where there is no run.
+    """
+    runs = []
+    for path in map(Path, paths):
+        start = path.parent if path.is_file() else path
+        found = sorted(start.rglob(TURNS_FILE))
+        if not found:
+            raise RunFilesError(
+                f"{path}: no {TURNS_FILE} in it or below it: is this a run's --out?"
+            )
+        runs += [_read_run(turns_file) for turns_file in found]
+    return runs
+
+
+def _read_run(turns_file: Path) -> RunOutcome:
+    rows = read_rows(turns_file, ("job_id", *_NEEDED_FIELDS))
+    by_job: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_job.setdefault(row["job_id"], []).append(row)
+    document = _document(turns_file.with_name(RUN_FILE))
+    first = rows[0] if rows else {}
+    workload = {name: first.get(name) for name in _LOADS} | {"name": first.get("workload")}
+    metadata = {name: first[name] for name in _FACTS if name in first}
+    return RunOutcome(
+        policy=document.get("policy", first.get("policy", "unknown")),
+        workload=document.get("workload") or workload,
+        jobs=tuple(_job(job_id, job_rows) for job_id, job_rows in by_job.items()),
+        server=document.get("server", {}),
+        metadata=document.get("metadata") or metadata,
+    )
+
+
+def _document(run_file: Path) -> dict[str, Any]:
+    if not run_file.exists():
+        return {}
+    try:
+        document = json.loads(run_file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunFilesError(f"{run_file}: is not JSON: {error}") from error
+    return document if isinstance(document, dict) else {}
+
+
+def _job(job_id: str, rows: Sequence[Mapping[str, Any]]) -> JobOutcome:
+    turns = tuple(
+        TurnOutcome(**{name: row[name] for name in _TURN_FIELDS if name in row}) for row in rows
+    )
+    last = rows[-1]
+    status: JobStatus = "cut" if last["job_status"] == "running" else last["job_status"]
+    seen_until_s = turns[-1].ended_s + turns[-1].tool_s
+    return JobOutcome(
+        job_id=job_id,
+        arrived_s=last["job_arrived_s"],
+        ended_s=seen_until_s if last["job_ended_s"] is None else last["job_ended_s"],
+        status=status,
+        turns=turns,
+        alone_s=last["job_alone_s"],
+    )
+
+
+def provenance(*packages: str) -> dict[str, Any]:
+    """Commit of the working tree this file is in (None outside of one) and installed versions.
+
+    packages: looked up in addition to agentkv, Python and PACKAGES.
+    """
+    versions = {"agentkv": agentkv.__version__, "python": platform.python_version()}
+    for name in (*PACKAGES, *packages):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {"commit": _commit(), "versions": versions}
+
+
+def _commit() -> str | None:
+    try:
+        commit = _git("rev-parse", "--short", "HEAD")
+        is_changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{commit}-dirty" if is_changed else commit
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def time_stamp() -> str:
+    """Current UTC time, for the name of a folder that the user left out."""
+    return datetime.now(UTC).strftime("%Y%m%d-%H%M%S")

@@ -1,0 +1,367 @@
+"""A server under test: what it serves, its tokenizer, its metrics, single turns.
+
+Every command that measures a running server goes through here. Works with any OpenAI-compatible
+server; what only vLLM or the agentkv plugin has is None or empty elsewhere. Plain HTTP without the
+client library, so what is sent is on this page.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from agentkv.client.transport import ServerAPI, StatusError
+from agentkv.errors import AgentKVError, AgentKVServerError
+
+PREEMPTIONS = "vllm:num_preemptions_total"
+_PREFIXES = ("vllm:", "agentkv:")
+_NOT_SUMMED = ("_bucket", "_created", "_info")
+_TIMEOUT_S = 30.0  # an engine in the middle of a long prefill answers late
+_TURN_TIMEOUT_S = 300.0  # a cold CPU server may take a minute for one turn
+_CONNECT_TIMEOUT_S = 5.0
+_MAX_OUTPUT_TOKENS = 32
+
+
+class ServerError(AgentKVError):
+    """The server cannot be reached, or lacks what the measurement needs."""
+
+
+class TurnError(ServerError):
+    """The server did not answer a turn, so the run cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What stays the same during a run; `info` is the plugin's, None without the agentkv routes."""
+
+    model: str
+    max_context_tokens: int | None
+    vllm_version: str | None
+    info: Mapping[str, Any] | None
+
+    @property
+    def policy(self) -> str | None:
+        """Name of the plugin's policy, None on a server without the agentkv routes."""
+        return None if self.info is None else str(self.info["policy"])
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPool:
+    """The KV cache of each engine, without vLLM's null block, which never holds anything."""
+
+    block_size: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer; `cached_tokens` is None if the server does not report it."""
+
+    text: str
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One reading of `/metrics`. The agentkv parts are empty on a server without the plugin."""
+
+    usage_by_engine: Mapping[str, float]
+    num_unfinished: int
+    num_finished: int
+    cached_tokens: int
+    pinned_blocks: int | None
+    num_pins: int
+    pin_ends: Mapping[str, int]
+
+    def held_blocks(self, pool: BlockPool) -> int:
+        """Blocks in use over all engines, from usage = 1 - free / (blocks - 1)."""
+        return sum(round(usage * pool.num_blocks) for usage in self.usage_by_engine.values())
+
+
+class ServerUnderTest:
+    """A server behind `base_url` (with or without `/v1`); a context manager.
+
+    Every method raises ServerError if the server cannot be reached.
+    """
+
+    def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
+        self._api = ServerAPI(base_url, api_key=api_key)
+        self.root_url = self._api.root_url
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        try:
+            self._http = httpx.Client(base_url=self.root_url, headers=headers, timeout=_TIMEOUT_S)
+        except httpx.InvalidURL as error:
+            raise ServerError(f"{base_url}: not a URL: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._http.close()
+
+    def facts(self, model: str | None = None) -> ServerFacts:
+        """Ask what the server serves; `model` None takes the first model it offers."""
+        offered = self._models()
+        names = [str(entry["id"]) for entry in offered]
+        if model is not None and model not in names:
+            raise ServerError(
+                f"{self.root_url} does not serve {model!r}; it serves {', '.join(names)}"
+            )
+        chosen = offered[0 if model is None else names.index(model)]
+        max_context_tokens = chosen.get("max_model_len")
+        return ServerFacts(
+            model=str(chosen["id"]),
+            max_context_tokens=max_context_tokens if isinstance(max_context_tokens, int) else None,
+            vllm_version=self._version(),
+            info=self._info(),
+        )
+
+    def block_pool(self, facts: ServerFacts) -> BlockPool:
+        """Size of the KV cache, from the plugin or from vLLM's `cache_config_info` metric."""
+        if facts.info is None:
+            return parse_block_pool(self._page())
+        info = facts.info
+        try:
+            num_blocks = int(info["num_blocks"]) // int(info.get("num_engines", 1))
+            return BlockPool(int(info["block_size"]), num_blocks)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise ServerError(
+                f"/v1/agentkv/info does not tell block size and number of blocks: {info}"
+            ) from error
+
+    def tokenize(self, model: str, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of each text, without special ones, from vLLM's `/tokenize`."""
+        token_ids = []
+        for text in texts:
+            body = {"model": model, "prompt": text, "add_special_tokens": False}
+            answer = self._request("POST", "/tokenize", body)
+            if not answer.is_success:
+                raise ServerError(
+                    f"{self.root_url} has no /tokenize, which exact prompt lengths need: "
+                    "use --mode live, or a vLLM server"
+                )
+            try:
+                token_ids.append([int(token) for token in answer.json()["tokens"]])
+            except (LookupError, TypeError, ValueError) as error:
+                raise ServerError(
+                    f"{answer.url} gives no tokens: {answer.text[:200]}: use --mode live, or a "
+                    "vLLM server"
+                ) from error
+        return token_ids
+
+    def counters(self) -> dict[str, Any]:
+        """The plugin's totals, and `/metrics` summed over labels; empty where there are none."""
+        page = self._request("GET", "/metrics")
+        found: dict[str, Any] = {"metrics": metric_totals(page.text) if page.is_success else {}}
+        try:
+            found["agentkv"] = self._api.stats()
+        except AgentKVServerError:  # a stock policy, or not vLLM at all
+            found["agentkv"] = None
+        return found
+
+    def counters_or_error(self) -> dict[str, Any]:
+        """Same as `counters`; `{"error": ...}` from a server that no longer answers."""
+        try:
+            return self.counters()
+        except ServerError as error:
+            return {"error": str(error)}
+
+    def timestamps(self) -> dict[str, Any] | None:
+        """The plugin's event log of each job; None on a server without one."""
+        try:
+            return self._api.timestamps()
+        except AgentKVServerError:
+            return None
+
+    def snapshot(self) -> Snapshot:
+        """Read `/metrics` once."""
+        return parse_snapshot(self._page())
+
+    def chat(
+        self, model: str, messages: list[dict[str, str]], *, job_id: str, is_last_step: bool
+    ) -> Reply:
+        """Run one turn of a job, greedily; raises TurnError if no answer comes."""
+        body = {
+            "model": model,
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": _MAX_OUTPUT_TOKENS,
+            "job_id": job_id,
+            "is_last_step": is_last_step,
+        }
+        started_s = time.monotonic()
+        try:
+            response = self._http.post("/v1/chat/completions", json=body, timeout=_TURN_TIMEOUT_S)
+        except httpx.HTTPError as error:
+            raise TurnError(f"the server did not answer: {error!r}") from error
+        latency_s = time.monotonic() - started_s
+        if not response.is_success:
+            raise TurnError(f"HTTP {response.status_code}: {response.text[:300]}")
+        try:
+            answer = response.json()
+            usage = answer["usage"]
+            return Reply(
+                text=answer["choices"][0]["message"]["content"] or "",
+                prompt_tokens=usage["prompt_tokens"],
+                output_tokens=usage["completion_tokens"],
+                cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+                latency_s=latency_s,
+            )
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise TurnError(f"no chat reply with its usage: {response.text[:300]}") from error
+
+    def ttl_left_s(self, job_id: str) -> float | None:
+        """Seconds until the job's pin expires; None if nothing is pinned or known of it."""
+        try:
+            ttl_left_s = self._api.job(job_id).get("ttl_left_s")
+        except AgentKVServerError:
+            return None
+        return None if ttl_left_s is None else float(ttl_left_s)
+
+    def release(self, job_id: str) -> None:
+        """Free the job's pinned blocks, if the server has the plugin and knows the job."""
+        with suppress(AgentKVServerError):
+            self._api.release(job_id)
+
+    def silence(self) -> str | None:
+        """Why nothing listens at the address, None if something does: an overloaded server does."""
+        url = urlsplit(self.root_url)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        try:
+            with socket.create_connection((url.hostname or "", port), timeout=_CONNECT_TIMEOUT_S):
+                return None
+        except OSError as error:
+            return f"the server at {self.root_url} is gone: {error}"
+
+    def _models(self) -> list[dict[str, Any]]:
+        answer = self._request("GET", "/v1/models")
+        if not answer.is_success:
+            raise ServerError(
+                f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}: is this the base "
+                "URL of an OpenAI-compatible server, and the API key right (--api-key)?"
+            )
+        try:
+            models = [entry for entry in answer.json()["data"] if entry["id"]]
+        except (LookupError, TypeError, ValueError) as error:
+            raise ServerError(f"{answer.url} names no model: {answer.text[:200]}") from error
+        if not models:
+            raise ServerError(f"{self.root_url} serves no model")
+        return models
+
+    def _version(self) -> str | None:
+        """vLLM's version; None from something else."""
+        answer = self._request("GET", "/version")
+        try:
+            version = answer.json().get("version") if answer.is_success else None
+        except (AttributeError, ValueError):
+            return None
+        return version if isinstance(version, str) else None
+
+    def _info(self) -> dict[str, Any] | None:
+        try:
+            info = self._api.info()
+        except StatusError as error:
+            if error.status < 500:
+                return None
+            raise ServerError(str(error)) from error
+        except AgentKVServerError as error:
+            raise ServerError(str(error)) from error
+        if "policy" not in info:
+            raise ServerError(f"{self.root_url}/v1/agentkv/info names no policy: {info}"[:300])
+        return info
+
+    def _page(self) -> str:
+        answer = self._request("GET", "/metrics")
+        if not answer.is_success:
+            raise ServerError(f"{answer.url}: HTTP {answer.status_code}: is this a vLLM server?")
+        return answer.text
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> httpx.Response:
+        try:
+            return self._http.request(method, path, json=body)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise ServerError(
+                f"{self.root_url}{path}: no answer ({type(error).__name__}: {error}): is the "
+                "server running, and is --base-url right?"
+            ) from error
+
+
+def metric_totals(page: str) -> dict[str, float]:
+    """Counters and gauges of vLLM and agentkv, and sums and counts of histograms, by name.
+
+    Empty for a page that is not Prometheus text: counters accompany a measurement, never end it.
+    """
+    try:
+        samples = _samples(page)
+    except ServerError:
+        return {}
+    return {
+        name: sum(value for _, value in found)
+        for name, found in samples.items()
+        if name.startswith(_PREFIXES) and not name.endswith(_NOT_SUMMED)
+    }
+
+
+def preemptions_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> int | None:
+    """Requests preempted between two readings of `counters`; None if one of them lacks it."""
+    first, second = (reading.get("metrics", {}).get(PREEMPTIONS) for reading in (before, after))
+    return None if first is None or second is None else int(second - first)
+
+
+def parse_snapshot(page: str) -> Snapshot:
+    """Parse a page of `/metrics`; raises ServerError if the KV cache's usage is not on it."""
+    samples = _samples(page)
+    usage = samples["vllm:kv_cache_usage_perc"]
+    if not usage:
+        raise ServerError(
+            "/metrics has no vllm:kv_cache_usage_perc: is this a vLLM server, and does it run"
+            " without --disable-log-stats?"
+        )
+
+    def total(name: str) -> int:
+        return int(sum(value for _, value in samples.get(name, ())))
+
+    return Snapshot(
+        usage_by_engine={labels.get("engine", "0"): value for labels, value in usage},
+        num_unfinished=total("vllm:num_requests_running") + total("vllm:num_requests_waiting"),
+        num_finished=total("vllm:request_success_total"),
+        cached_tokens=total("vllm:prefix_cache_hits_total"),
+        pinned_blocks=total("agentkv:pinned_blocks") if samples["agentkv:pinned_blocks"] else None,
+        num_pins=total("agentkv:pins_total"),
+        pin_ends={
+            labels["reason"]: int(value) for labels, value in samples["agentkv:pin_ends_total"]
+        },
+    )
+
+
+def parse_block_pool(page: str) -> BlockPool:
+    """The pool as vLLM's `cache_config_info` states it; raises ServerError if it does not."""
+    for labels, _ in _samples(page)["vllm:cache_config_info"]:
+        with suppress(KeyError, ValueError):
+            return BlockPool(int(labels["block_size"]), int(labels["num_gpu_blocks"]) - 1)
+    raise ServerError("/metrics does not tell block size and number of blocks")
+
+
+def _samples(page: str) -> defaultdict[str, list[tuple[Mapping[str, str], float]]]:
+    found: defaultdict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+    try:
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                found[sample.name].append((sample.labels, sample.value))
+    except ValueError as error:
+        raise ServerError(f"/metrics is not Prometheus text: {error}") from error
+    return found

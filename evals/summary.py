@@ -1,0 +1,261 @@
+"""Adds up the outcomes of runs: one flat table of numbers per run, and runs set side by side.
+
+The same functions for a real server and for the simulator, so the two can be compared. Knows
+nothing of files or of how a run was made. Durations are of jobs that are done, latencies of turns
+that were answered; a number without a measurement behind it is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from .outcomes import JobOutcome, RunOutcome, TurnOutcome
+
+COMPARED = (
+    "mean_s",
+    "p50_s",
+    "p90_s",
+    "p99_s",
+    "max_s",
+    "ttft_mean_s",
+    "ttft_first_p99_s",
+    "ttft_continuing_p99_s",
+    "ttft_continuing_max_s",
+    "duration_s",
+    "tokens_per_s",
+    "hit_rate",
+    "recomputed_tokens",
+    "preemptions",
+)
+"""Numbers of a run's summary that `compare` averages over repeats and sets against a baseline's."""
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The value below which `share` of the values lie, interpolated linearly."""
+    return float(np.quantile(values, share)) if len(values) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean over repeats; standard deviation (None for one), smallest and largest."""
+
+    mean: float
+    deviation: float | None
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        if not values:
+            return None
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return cls(float(np.mean(values)), deviation, min(values), max(values))
+
+
+def summarize(run: RunOutcome) -> dict[str, Any]:
+    """Everything that tables and figures show of one run."""
+    done = [job for job in run.jobs if job.status == "done"]
+    durations_s = [job.duration_s for job in done]
+    answered = [turn for job in run.jobs for turn in job.turns if turn.error is None]
+    return {
+        "policy": run.policy,
+        "jps": run.workload.get("jps"),
+        "concurrency": run.workload.get("concurrency"),
+        "jobs": len(run.jobs),
+        "completed": len(done),
+        "failed": sum(job.status == "failed" for job in run.jobs),
+        "cut": sum(job.status == "cut" for job in run.jobs),
+        "duration_s": run.duration_s,
+        **describe_durations(durations_s),
+        **_slowdowns(done),
+        **_times_to_first_token(answered),
+        **_tokens(run, answered),
+        **_parts(done),
+        **_by_turn(answered),
+        # the names that the reference experiment's result files have
+        "avg_duration_s": mean(durations_s),
+        "p90_duration_s": quantile(durations_s, 0.9),
+        "p95_duration_s": quantile(durations_s, 0.95),
+        "job_durations": durations_s,
+    }
+
+
+def describe_durations(durations_s: Sequence[float]) -> dict[str, float | None]:
+    """Mean, quantiles and maximum, in seconds."""
+    shares = {"p50_s": 0.5, "p90_s": 0.9, "p95_s": 0.95, "p99_s": 0.99, "max_s": 1.0}
+    return {
+        "mean_s": mean(durations_s),
+        **{name: quantile(durations_s, share) for name, share in shares.items()},
+    }
+
+
+def _slowdowns(done: Sequence[JobOutcome]) -> dict[str, float | None]:
+    """Durations over the same job's duration alone; None unless that is known of every job."""
+    slowdowns = [job.duration_s / job.alone_s for job in done if job.alone_s]
+    if len(slowdowns) < len(done):
+        slowdowns = []
+    return {"slowdown_p99": quantile(slowdowns, 0.99), "slowdown_max": quantile(slowdowns, 1.0)}
+
+
+def _times_to_first_token(answered: Sequence[TurnOutcome]) -> dict[str, float | None]:
+    first = [turn.to_first_token_s for turn in answered if turn.turn == 0]
+    continuing = [turn.to_first_token_s for turn in answered if turn.turn > 0]
+    found = {"ttft_mean_s": mean([*first, *continuing])}
+    for name, times_s in (("first", first), ("continuing", continuing)):
+        found[f"ttft_{name}_mean_s"] = mean(times_s)
+        found[f"ttft_{name}_p99_s"] = quantile(times_s, 0.99)
+        found[f"ttft_{name}_max_s"] = quantile(times_s, 1.0)
+    return found
+
+
+def _tokens(run: RunOutcome, answered: Sequence[TurnOutcome]) -> dict[str, Any]:
+    """Token counts; the server's own count of recomputed tokens where it has one."""
+    continuing = [turn for turn in answered if turn.turn > 0]
+    continuing_prompt_tokens = sum(turn.prompt_tokens for turn in continuing)
+    output_tokens = sum(turn.output_tokens for turn in answered)
+    recomputed = run.server.get("recomputed_tokens")
+    has_rate = continuing_prompt_tokens and run.metadata.get("reports_cached_tokens", True)
+    hit_tokens = sum(turn.cached_tokens for turn in continuing)
+    return {
+        "hit_rate": hit_tokens / continuing_prompt_tokens if has_rate else None,
+        "preemptions": run.server.get("preemptions"),
+        "recomputed_tokens": _recomputed_tokens(run.jobs) if recomputed is None else recomputed,
+        "prompt_tokens": sum(turn.prompt_tokens for turn in answered),
+        "cached_tokens": sum(turn.cached_tokens for turn in answered),
+        "output_tokens": output_tokens,
+        "tokens_per_s": output_tokens / run.duration_s if run.duration_s else None,
+    }
+
+
+def _recomputed_tokens(jobs: Sequence[JobOutcome]) -> int:
+    """Tokens that an earlier turn of the job had computed, and a later one computed again.
+
+    The last block of a turn is not full and cannot be found again, so it counts here.
+    """
+    return sum(
+        max(0, earlier.prompt_tokens + earlier.output_tokens - later.cached_tokens)
+        for job in jobs
+        for earlier, later in pairwise(turn for turn in job.turns if turn.error is None)
+    )
+
+
+def _parts(done: Sequence[JobOutcome]) -> dict[str, float | None]:
+    """The mean job taken apart; the four add up to mean_s."""
+    parts = [job.parts for job in done]
+    names = ("to_first_token_s", "decode_s", "tools_s", "other_s")
+    return {f"mean_{name}": mean([getattr(part, name) for part in parts]) for name in names}
+
+
+def _by_turn(answered: Sequence[TurnOutcome]) -> dict[str, list[float | None]]:
+    """A list per number with one entry a turn, up to the last turn that any job had."""
+    turns: list[list[TurnOutcome]] = [
+        [] for _ in range(max((t.turn for t in answered), default=-1) + 1)
+    ]
+    for turn in answered:
+        turns[turn.turn].append(turn)
+
+    def each(
+        value: Callable[[TurnOutcome], float], total: Callable[[Sequence[float]], float | None]
+    ) -> list[float | None]:
+        return [total([value(turn) for turn in same]) for same in turns]
+
+    def latency_ms(turn: TurnOutcome) -> float:
+        return turn.latency_s * 1000.0
+
+    def ttft_ms(turn: TurnOutcome) -> float:
+        return turn.to_first_token_s * 1000.0
+
+    return {
+        "per_turn_avg_latency_ms": each(latency_ms, mean),
+        "per_turn_avg_prompt_tokens": each(lambda turn: turn.prompt_tokens, mean),
+        "per_turn_avg_cached_tokens": each(lambda turn: turn.cached_tokens, mean),
+        "per_turn_avg_ttft_ms": each(ttft_ms, mean),
+        "per_turn_p99_ttft_ms": each(ttft_ms, lambda times_ms: quantile(times_ms, 0.99)),
+        "per_turn_max_ttft_ms": each(ttft_ms, lambda times_ms: quantile(times_ms, 1.0)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """One policy over all its repeats; `ratios` are to the baseline, repeat by repeat.
+
+    `turns_compared` turns had the same prompt under both policies; `turns_differing` of them got
+    another output, which floating point alone can do: sums over other batches round otherwise.
+    """
+
+    policy: str
+    repeats: int
+    jobs: int
+    completed: int
+    failed: int
+    cut: int
+    values: Mapping[str, Spread | None]
+    ratios: Mapping[str, Spread | None]
+    turns_compared: int
+    turns_differing: int
+
+
+def compare(runs: Iterable[RunOutcome], baseline: str) -> list[PolicyResult]:
+    """A result per policy, in the order in which the policies first ran.
+
+    A ratio is taken within one repeat, between runs made one after the other, so what drifts on a
+    machine over an hour drops out of it.
+    """
+    by_policy: dict[str, dict[int, RunOutcome]] = {}
+    for run in runs:
+        by_policy.setdefault(run.policy, {})[int(run.metadata.get("repeat", 0))] = run
+    base = by_policy.get(baseline, {})
+    return [_result(policy, repeats, base) for policy, repeats in by_policy.items()]
+
+
+def _result(
+    policy: str, repeats: Mapping[int, RunOutcome], base: Mapping[int, RunOutcome]
+) -> PolicyResult:
+    summaries = [summarize(run) for run in repeats.values()]
+    pairs = [(run, base[repeat]) for repeat, run in repeats.items() if repeat in base]
+    paired = [(summarize(run), summarize(other)) for run, other in pairs]
+    outputs = [_same_outputs(run, other) for run, other in pairs]
+    ratios = {
+        name: [
+            found[name] / other[name]
+            for found, other in paired
+            if other[name] and found[name] is not None
+        ]
+        for name in COMPARED
+    }
+    values = {name: [s[name] for s in summaries if s[name] is not None] for name in COMPARED}
+    return PolicyResult(
+        policy=policy,
+        repeats=len(repeats),
+        **{
+            name: sum(s[name] for s in summaries) for name in ("jobs", "completed", "failed", "cut")
+        },
+        values={name: Spread.of(found) for name, found in values.items()},
+        ratios={name: Spread.of(found) for name, found in ratios.items()},
+        turns_compared=sum(compared for compared, _ in outputs),
+        turns_differing=sum(differing for _, differing in outputs),
+    )
+
+
+def _same_outputs(run: RunOutcome, base: RunOutcome) -> tuple[int, int]:
+    """Turns compared and turns that differ; behind a turn that differs prompts differ, too."""
+    expected = {job.job_id: job.turns for job in base.jobs}
+    compared = differing = 0
+    for job in run.jobs:
+        for turn, other in zip(job.turns, expected.get(job.job_id, ()), strict=False):
+            if turn.output_digest is None or other.output_digest is None:
+                break
+            compared += 1
+            if turn.output_digest != other.output_digest:
+                differing += 1
+                break
+    return compared, differing

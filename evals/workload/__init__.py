@@ -1,0 +1,1 @@
+"""Workloads: jobs, their tools and arrival times, made from a seed or read from a trace."""

@@ -1,0 +1,116 @@
+"""What jobs are to do: the same plan is played on a real server and in the simulator."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, takewhile
+
+from agentkv.errors import AgentKVError
+
+
+class WorkloadError(AgentKVError, ValueError):
+    """A workload that cannot be made; the text names what was seen and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPlan:
+    """One turn: what it adds to the context, what the model writes, and the tool that follows.
+
+    `added_tokens` is the user's text or the tool's output; `command` is the tool call of this
+    turn's reply and `tool_s` how long it runs, "" and 0.0 in the last turn.
+    """
+
+    added_tokens: int
+    output_tokens: int
+    command: str
+    tool_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """One agent job; it arrives `arrival_s` after the start of the run (0.0 in a closed loop)."""
+
+    job_id: str
+    arrival_s: float
+    turns: tuple[TurnPlan, ...]
+
+    def prompt_tokens(self, turn: int) -> int:
+        """Tokens of the prompt of turn `turn`, from 0: all that came before, and what it adds."""
+        added = sum(plan.added_tokens for plan in self.turns[: turn + 1])
+        return added + sum(plan.output_tokens for plan in self.turns[:turn])
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the whole job: the last turn's prompt and output."""
+        return self.prompt_tokens(len(self.turns) - 1) + self.turns[-1].output_tokens
+
+    @property
+    def tool_s(self) -> float:
+        """Seconds spent in tools, all turns together."""
+        return sum(plan.tool_s for plan in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Jobs and how they arrive: at their times, or, with `concurrency`, so many at once."""
+
+    name: str
+    seed: int
+    jobs: tuple[JobPlan, ...]
+    concurrency: int | None
+
+
+# MERGED: When jobs arrive: at random, in bursts, or at given times; in seconds since the
+# MERGED: start.
+
+ARRIVALS = ("poisson", "burst")
+BURST_JOBS = 8
+"""Jobs of one burst; bursts come at random, so that the rate holds on average."""
+
+
+def arrival_times_s(
+    arrivals: str | Sequence[float],
+    *,
+    seed: int,
+    jps: float | None,
+    num_jobs: int | None,
+    duration_s: float | None,
+) -> list[float]:
+    """Times of `num_jobs` jobs, or of those that arrive within `duration_s`, in order.
+
+    The same seed gives the same pattern at every rate, stretched. Raises WorkloadError for a rate
+    that is none, and for fewer given times than jobs.
+    """
+    if not isinstance(arrivals, str):
+        return _given_times(arrivals, num_jobs)
+    if arrivals not in ARRIVALS:
+        allowed = " or ".join(ARRIVALS)
+        raise WorkloadError(f"arrivals: got {arrivals!r}, allowed is {allowed}, or a list of times")
+    if jps is None or not 0.0 < jps < math.inf:
+        raise WorkloadError(f"jps: got {jps}, allowed is a number of jobs per second above 0")
+    num_at_once = 1 if arrivals == "poisson" else BURST_JOBS
+    times = _random_times(random.Random(f"{seed} arrivals"), jps, num_at_once)
+    if num_jobs is not None:
+        return [next(times) for _ in range(num_jobs)]
+    assert duration_s is not None, "make_workload asks for the one or the other"
+    return list(takewhile(lambda time_s: time_s < duration_s, times))
+
+
+def _random_times(chance: random.Random, jps: float, num_at_once: int) -> Iterator[float]:
+    time_s = 0.0
+    for number in count():
+        if number % num_at_once == 0:
+            time_s += chance.expovariate(1.0) * num_at_once / jps
+        yield time_s
+
+
+def _given_times(times: Sequence[float], num_jobs: int | None) -> list[float]:
+    wrong = [time_s for time_s in times if not 0.0 <= time_s < math.inf]
+    if wrong:
+        raise WorkloadError(f"arrivals: got {wrong[0]}, allowed are seconds from 0 on")
+    if num_jobs is not None and len(times) < num_jobs:
+        raise WorkloadError(f"arrivals: got {len(times)} times, allowed are {num_jobs} or more")
+    return sorted(times)[:num_jobs]

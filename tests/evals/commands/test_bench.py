@@ -1,0 +1,273 @@
+"""Facts about `agentkv bench`, on a server that is not real but speaks real HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv.cli import main as agentkv_command
+from agentkv.evals.rows import TURNS_FILE, read_runs
+from agentkv.server.process import free_port
+from agentkv.testing.http_front import Answer, HttpFront, error_answer
+from tests.evals.fake_vllm import FakeVllm
+
+QUICK = ("--token-scale", "0.2", "--turns", "3", "--jobs", "6", "--concurrency", "3")
+
+
+def bench(
+    capsys: pytest.CaptureFixture[str], base_url: str, *options: str
+) -> tuple[int, dict[str, Any], str]:
+    """Exit status, JSON document (empty if there is none), and what stands beside it."""
+    status = agentkv_command(["bench", "--base-url", base_url, *options])
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    return status, json.loads(lines[-1]) if lines else {}, captured.err + "\n".join(lines[:-1])
+
+
+def test_all_jobs_are_played_as_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exactly the planned prompts, of which all but the last block is found in the cache."""
+    with FakeVllm() as server:
+        status, found, text = bench(capsys, server.base_url, *QUICK)
+    assert status == 0, text
+    assert (found["jobs"], found["completed"], found["failed"], found["cut"]) == (6, 6, 0, 0)
+    assert found["per_turn_avg_prompt_tokens"] == [18.0, 94.0, 162.0]
+    assert found["per_turn_avg_cached_tokens"] == [0.0, 16.0, 96.0]
+    assert found["policy"] == "fcfs"
+    assert found["ended_early"] is None
+
+
+def test_a_jobs_parts_sum_to_its_duration(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """First tokens, decoding and tools leave some milliseconds to the load generator."""
+    with FakeVllm(turn_s=0.05) as server:
+        bench(capsys, server.base_url, *QUICK, "--out", str(tmp_path))
+    for job in read_runs([tmp_path])[0].jobs:
+        parts = job.parts
+        whole = parts.to_first_token_s + parts.decode_s + parts.tools_s + parts.other_s
+        assert whole == pytest.approx(job.duration_s, abs=1e-9)
+        assert 0.0 <= parts.other_s < 0.5
+
+
+def test_the_documents_numbers_are_those_of_the_rows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What is on disk gives the summary that was printed."""
+    with FakeVllm() as server:
+        _, found, _ = bench(capsys, server.base_url, *QUICK, "--out", str(tmp_path))
+    rows = [json.loads(line) for line in (tmp_path / TURNS_FILE).read_text().splitlines()]
+    assert len(rows) == 18
+    assert sum(row["output_tokens"] for row in rows) == found["output_tokens"]
+    assert sum(row["prompt_tokens"] for row in rows) == found["prompt_tokens"]
+    assert {row["job_status"] for row in rows} == {"running", "done"}
+
+
+def test_one_seed_sends_the_same_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    """To every policy; only the salt that keeps runs apart differs."""
+    prompts = []
+    for policy in (None, "continuum"):
+        with FakeVllm(policy=policy) as server:
+            bench(capsys, server.base_url, *QUICK)
+        prompts.append(sorted(request["prompt"] for request in server.requests))
+    assert prompts[0] == prompts[1]
+
+
+def test_a_server_with_the_plugin_is_told_of_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Job, turn and last step are on the requests; a stock server gets none of them."""
+    with FakeVllm(policy="continuum") as server:
+        _, found, _ = bench(capsys, server.base_url, *QUICK, "--policy", "continuum")
+    assert found["policy"] == "continuum"
+    turns = [request["turn"] for request in server.requests if "turn" in request]
+    assert sorted(turns) == [1] * 6 + [2] * 6 + [3] * 6
+    last = [request for request in server.requests if request.get("is_last_step")]
+    assert [request["turn"] for request in last] == [3] * 6
+    assert {request["last_tool"] for request in last} == {"cat main.py"}
+    with FakeVllm() as server:
+        bench(capsys, server.base_url, *QUICK)
+    assert not any("job_id" in request for request in server.requests)
+
+
+def test_a_live_run_chats(capsys: pytest.CaptureFixture[str]) -> None:
+    """No vLLM fields, no tokenizer; the hit rate is unknown where nobody tells it."""
+    with FakeVllm(has_tokenizer=False) as server:
+        status, found, text = bench(capsys, server.base_url, *QUICK, "--mode", "live")
+    assert status == 0, text
+    assert found["hit_rate"] is None
+    assert all("cache_salt" not in request for request in server.requests)
+
+
+def test_a_reply_that_is_no_stream_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """A job is not done because something answered with status 200."""
+    answers = {"/v1/models": {"data": [{"id": "m"}]}, "/v1/chat/completions": {"choices": []}}
+    front = HttpFront(
+        lambda _, path, *rest: (
+            Answer(200, answers[path]) if path in answers else error_answer(404, path)
+        )
+    )
+    front.start()
+    try:
+        status, found, text = bench(capsys, f"{front.url}/v1", *QUICK, "--mode", "live")
+    finally:
+        front.stop()
+    assert (status, found["failed"], found["completed"]) == (1, 6, 0)
+    assert "no stream of events" in text
+
+
+def test_failures_are_counted_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 1, and the server's own words."""
+    with FakeVllm(fails_at_turn=2) as server:
+        status, found, text = bench(capsys, server.base_url, *QUICK)
+    assert status == 1
+    assert (found["completed"], found["failed"], found["cut"]) == (5, 1, 0)
+    assert "out of luck" in text
+
+
+def test_a_server_that_dies_ends_the_run_and_keeps_the_rows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Status 1, why, and every job that had arrived is accounted for."""
+    with FakeVllm(dies_at_turn=8) as server:
+        status, found, text = bench(capsys, server.base_url, *QUICK, "--out", str(tmp_path))
+    assert status == 1
+    assert found["ended_early"] == "the server stopped answering"
+    assert "ended early" in text
+    assert found["completed"] + found["failed"] + found["cut"] == found["jobs"] > 0
+    (run,) = read_runs([tmp_path])
+    assert len(run.jobs) == found["jobs"]
+
+
+def test_time_limit_cuts_what_still_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Jobs that had arrived are cut, and counted as such."""
+    with FakeVllm(turn_s=30.0) as server:
+        status, found, _ = bench(capsys, server.base_url, *QUICK, "--limit-s", "0.3")
+    assert status == 1
+    assert (found["jobs"], found["cut"]) == (3, 3)
+
+
+def test_a_full_disk_ends_the_run_with_what_was_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Status 1, the reason, and the document on standard output."""
+    (tmp_path / TURNS_FILE).symlink_to("/dev/full")
+    with FakeVllm() as server:
+        options = ("--out", str(tmp_path), "--force")
+        status, found, text = bench(capsys, server.base_url, *QUICK, *options)
+    assert status == 1
+    assert "No space left" in found["ended_early"]
+    assert found["jobs"] > 0
+    assert "Traceback" not in text
+
+
+def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
+    """SIGINT to the process: status 1, one document, running jobs cut, their rows on disk."""
+    command = [sys.executable, "-m", "agentkv.cli", "bench", "--out", str(tmp_path), *QUICK]
+    with FakeVllm(turn_s=0.2) as server:
+        process = subprocess.Popen(
+            [*command, "--jobs", "500", "--base-url", server.base_url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONWARNINGS": "default"},
+        )
+        rows = tmp_path / TURNS_FILE
+        deadline_s = time.monotonic() + 60
+        while time.monotonic() < deadline_s and not (rows.exists() and rows.stat().st_size):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    found = json.loads(out.splitlines()[-1])
+    assert found["ended_early"] == "interrupted (SIGINT)"
+    assert found["cut"] > 0
+    assert found["jobs"] == found["completed"] + found["failed"] + found["cut"]
+    assert len(read_runs([tmp_path])[0].jobs) == found["jobs"]
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        (("--policy", "lifo"), "'lifo', allowed are fcfs"),
+        (("--policy", "continuum"), "none of agentkv's policies"),
+        (("--jobs", "0"), "num_jobs: got 0"),
+        (("--jps", "-1"), "jps: got -1.0"),
+        (("--workload", "gsm8k"), "allowed is one of reference"),
+        (("--trace", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("--arrivals", "now"), "--arrivals: got 'now'"),
+        (("--model", "gpt"), "does not serve 'gpt'; it serves fake"),
+        (("--token-scale", "3"), "the server takes 4096"),
+        (("--out", "/proc/nowhere"), "/proc/nowhere"),
+    ],
+)
+def test_bad_usage_is_status_2_and_named(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], seen: str
+) -> None:
+    """Nothing is sent."""
+    with FakeVllm() as server:
+        status, found, text = bench(capsys, server.base_url, *options)
+    assert status == 2
+    assert found == {}
+    assert seen in text
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--timeout-s", "nan"),
+        ("--timeout-s", "0"),
+        ("--limit-s", "-5"),
+        ("--max-output-tokens", "0"),
+    ],
+)
+def test_a_limit_that_is_none_is_bad_usage(flags: tuple[str, str]) -> None:
+    """As argparse says it, before a server is asked: it would cut or fail every job."""
+    with pytest.raises(SystemExit) as caught:
+        agentkv_command(["bench", "--base-url", "http://127.0.0.1:9/v1", *flags])
+    assert caught.value.code == 2
+
+
+def test_an_unreachable_server_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the address that gave no answer."""
+    port = free_port()
+    status, _, text = bench(capsys, f"http://127.0.0.1:{port}", *QUICK)
+    assert status == 2
+    assert f"127.0.0.1:{port}" in text
+    assert "--base-url" in text
+
+
+def test_replay_needs_a_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server without one is told about, with the way out."""
+    with FakeVllm(has_tokenizer=False) as server:
+        status, _, text = bench(capsys, server.base_url, *QUICK)
+    assert status == 2
+    assert "--mode live" in text
+
+
+def test_a_run_is_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Status 2 before anything is sent."""
+    with FakeVllm() as server:
+        bench(capsys, server.base_url, *QUICK, "--out", str(tmp_path))
+        num_requests = len(server.requests)
+        status, _, text = bench(capsys, server.base_url, *QUICK, "--out", str(tmp_path))
+    assert status == 2
+    assert "--force" in text
+    assert len(server.requests) == num_requests
+
+
+def test_hundreds_of_jobs_run_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    """300 that overlap, none lost; how late the latest was started is told."""
+    # not faster: the fake server's socket lets 128 connections wait, and resets what is above
+    options = ("--token-scale", "0.1", "--turns", "2", "--jobs", "300", "--jps", "200")
+    with FakeVllm(policy="continuum", turn_s=1.0) as server:
+        status, found, text = bench(capsys, server.base_url, *options)
+    assert status == 0, text
+    assert found["completed"] == 300
+    assert found["metadata"]["max_arrival_lag_s"] > 0.0

@@ -1,0 +1,132 @@
+"""Facts about `agentkv compare` that need no server: usage, resuming, the order of runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv.cli import main as agentkv_command
+from agentkv.evals.commands.compare import CPU, GPU, ComparePlan, check_folders, run_all
+from agentkv.evals.policies import server_policy
+from agentkv.evals.rows import RunFilesError, write_run
+from agentkv.evals.workload.workloads import make_workload
+from tests.evals.made_runs import job, run
+
+DESCRIBED = {"name": "reference", "seed": 0}
+FLAGS = ("--block-size", "32")
+
+
+def make_plan(out: Path, **fields: Any) -> ComparePlan:
+    values: dict[str, Any] = {
+        "policies": (server_policy("fcfs"), server_policy("continuum:released")),
+        "repeats": 2,
+        "workload": make_workload("reference", num_jobs=1, seed=0, jps=1.0),
+        "described": DESCRIBED,
+        "model": None,
+        "server_flags": FLAGS,
+        "out": out,
+        "ready_timeout_s": 1.0,
+        "limit_s": None,
+    }
+    return ComparePlan(**(values | fields))
+
+
+def write_all(plan: ComparePlan, **metadata: Any) -> None:
+    for policy, repeat in plan.runs():
+        facts = {"repeat": repeat, "config": {"server_flags": list(FLAGS)}} | metadata
+        made = run(job(), policy=policy.name, workload=DESCRIBED, metadata=facts)
+        write_run(plan.folder(policy, repeat), made)
+
+
+def test_repeats_are_interleaved(tmp_path: Path) -> None:
+    """A B A B, so that a machine that slows down slows all alike."""
+    order = [(policy.name, repeat) for policy, repeat in make_plan(tmp_path).runs()]
+    assert order == [
+        ("fcfs", 0),
+        ("continuum:released", 0),
+        ("fcfs", 1),
+        ("continuum:released", 1),
+    ]
+
+
+def test_complete_runs_are_resumed_without_a_server(tmp_path: Path) -> None:
+    """Four runs on disk are four runs read."""
+    plan = make_plan(tmp_path)
+    write_all(plan)
+    found = list(run_all(plan, resume=True))
+    assert [(run.policy, run.metadata["repeat"]) for run in found] == [
+        (policy.name, repeat) for policy, repeat in plan.runs()
+    ]
+
+
+def test_runs_of_other_jobs_are_not_resumed(tmp_path: Path) -> None:
+    """Nor of servers with other flags: such a comparison would compare nothing."""
+    write_all(make_plan(tmp_path))
+    for other in ({"described": {"name": "bfcl"}}, {"server_flags": ("--block-size", "64")}):
+        with pytest.raises(RunFilesError, match="was made with another"):
+            list(run_all(make_plan(tmp_path, **other), resume=True))
+
+
+def test_runs_on_disk_are_not_overwritten(tmp_path: Path) -> None:
+    """Unless resumed or forced."""
+    plan = make_plan(tmp_path)
+    check_folders(plan, resume=False, force=False)
+    write_all(plan)
+    with pytest.raises(RunFilesError, match="--resume"):
+        check_folders(plan, resume=False, force=False)
+    check_folders(plan, resume=True, force=False)
+    check_folders(plan, resume=False, force=True)
+
+
+@pytest.mark.parametrize("profile", [CPU, GPU])
+def test_a_profiles_jobs_fit_its_server(profile: Any) -> None:
+    """Every context is within --max-model-len, and that within the blocks, if these are given."""
+    given = dict(profile.workload)
+    workload = make_workload(
+        given.pop("workload"),
+        seed=0,
+        num_jobs=given.pop("jobs", None),
+        duration_s=given.pop("duration", None),
+        max_turns=given.pop("turns", None),
+        **given,
+    )
+    flags = dict(zip(profile.server_flags[::2], profile.server_flags[1::2], strict=True))
+    longest = max(job.context_tokens for job in workload.jobs)
+    assert longest <= int(flags["--max-model-len"])
+    if profile.num_blocks is not None:
+        capacity = (profile.num_blocks - 1) * int(flags["--block-size"])
+        assert int(flags["--max-model-len"]) <= capacity
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        (("--policy", "lifo"), "'lifo', allowed are fcfs"),
+        (("--jobs", "0"), "num_jobs: got 0"),
+        (("--jps", "-1"), "jps: got -1.0"),
+    ],
+)
+def test_bad_usage_is_status_2_and_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str, ...], seen: str
+) -> None:
+    """No server is started, nothing is written."""
+    out = tmp_path / "out"
+    assert agentkv_command(["compare", "--out", str(out), *options]) == 2
+    assert seen in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_server_that_does_not_start_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Status 1, the end of its log, and a document that says how far it went."""
+    options = ("--policy", "fcfs", "--out", str(tmp_path), "--model", str(tmp_path / "no-model"))
+    assert agentkv_command(["compare", *options]) == 1
+    captured = capsys.readouterr()
+    assert "no model in" in captured.err
+    found = json.loads(captured.out.splitlines()[-1])
+    assert found["runs"] == []
+    assert "no model in" in found["ended_early"]

@@ -1,0 +1,36 @@
+"""`agentkv record` on the record of a real server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentkv.evals.commands.record import main
+from agentkv.server.process import ServerProcess
+from tests.server.chat import WORDS, agentkv_get, chat
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+
+def test_a_servers_record_is_read_over_http(
+    tiny_continuum_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two turns, a bubble between them, a pin that was kept; as the server's events have it."""
+    for turn, text in enumerate((WORDS, f"{WORDS} {WORDS}"), start=1):
+        chat(tiny_continuum_server, text, job_id="recorded", turn=turn, is_last_step=turn == 2)
+    events = agentkv_get(tiny_continuum_server, "timestamps")["jobs"]["recorded"]
+    capsys.readouterr()
+    picture = tmp_path / "t.png"
+    url = tiny_continuum_server.base_url
+    assert main([url, "--json", "--job", "recorded", "--timeline", str(picture)]) == 0
+    (job,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert (job["turns_finished"], job["pins"], job["pins_kept"]) == (2, 1, 1)
+    assert job["close_reason"] == "last_step"
+    starts = [event for event in events if event["event"] == "waiting_to_running"]
+    hits = [row["hit_tokens"] for row in job["turn_rows"]]
+    assert hits == [event["hit_length"] for event in starts]
+    (finish, _) = [event for event in events if event["event"] == "finish"]
+    assert job["bubbles_s"] == [pytest.approx(starts[1]["at_s"] - finish["at_s"], abs=1e-5)]
+    assert picture.read_bytes().startswith(b"\x89PNG")

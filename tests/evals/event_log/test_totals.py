@@ -1,0 +1,68 @@
+"""Turns that were passed over by turns of later jobs."""
+
+from __future__ import annotations
+
+from agentkv.evals.event_log.jobs import JobRecord, TurnRecord
+from agentkv.evals.event_log.totals import passed_over
+
+
+def job(name: str, *turns: tuple[float, float | None], engine: int | None = None) -> JobRecord:
+    """A job whose turns arrive and start at these times."""
+    return JobRecord(
+        name,
+        engine,
+        turns[0][0],
+        100.0,
+        turns=[
+            TurnRecord(number, arrived_s, 100, started_s=started_s)
+            for number, (arrived_s, started_s) in enumerate(turns, start=1)
+        ],
+    )
+
+
+def test_a_turn_of_a_later_job_after_the_time_counts() -> None:
+    """One that starts before the time is over does not, nor one of an earlier job."""
+    jobs = [
+        job("earlier", (0.0, 0.0), (5.0, 17.0)),
+        job("waits", (1.0, 1.0), (5.0, 20.0)),
+        job("later", (2.0, 2.0), (13.0, 14.0), (15.5, 16.0), (18.0, 19.0)),
+    ]
+    found = passed_over(jobs, 10.0)["continuing"]
+    assert (found["turns"], found["waited_longer"]) == (5, 2)
+    assert (found["passed_over"], found["most"]) == (2, 2)
+    assert passed_over(jobs, 14.5)["continuing"]["most"] == 0
+
+
+def test_first_turns_are_passed_over_by_first_turns() -> None:
+    """Not by turns of jobs that were let in; one that never started does not count."""
+    jobs = [
+        job("passed", (0.0, 30.0)),
+        job("passes", (1.0, 20.0), (21.0, 22.0)),
+        job("cut", (1.5, None)),
+        job("last", (2.5, 40.0)),
+    ]
+    found = passed_over(jobs, 10.0)["first"]
+    assert (found["turns"], found["waited_longer"]) == (3, 3)
+    assert (found["passed_over"], found["most"]) == (1, 1)
+
+
+def test_of_jobs_that_came_together_none_is_later() -> None:
+    """A record does not tell their order."""
+    assert passed_over([job("a", (0.0, 30.0)), job("b", (0.0, 20.0))], 10.0)["first"]["most"] == 0
+
+
+def test_engines_do_not_compare() -> None:
+    """Each has a clock of its own."""
+    alone = [job("a", (0.0, 0.0), (1.0, 50.0), engine=0), job("b", (0.5, 40.0), engine=1)]
+    assert passed_over(alone, 10.0)["continuing"]["passed_over"] == 0
+    together = [job("a", (0.0, 0.0), (1.0, 50.0)), job("b", (0.5, 40.0))]
+    assert passed_over(together, 10.0)["continuing"]["passed_over"] == 1
+
+
+def test_a_job_whose_beginning_is_not_in_the_record_has_no_first_turn() -> None:
+    """Its turns are continuing ones."""
+    begun = job("begun", (0.0, 30.0), (31.0, 32.0))
+    begun.turns[0].turn, begun.turns[1].turn = None, 8
+    found = passed_over([begun, job("later", (1.0, 25.0))], 10.0)
+    assert (found["first"]["turns"], found["continuing"]["turns"]) == (1, 2)
+    assert found["continuing"]["passed_over"] == 1

@@ -1,0 +1,46 @@
+"""Runs made by hand, for the tests of what is done with runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentkv.evals.outcomes import JobOutcome, RunOutcome, TurnOutcome
+
+
+def turn(number: int = 0, *, sent_s: float = 0.0, **fields: Any) -> TurnOutcome:
+    """A turn of 1 s: 0.25 s to its first token, 0.75 s of decoding."""
+    values = {
+        "first_token_s": sent_s + 0.25,
+        "ended_s": sent_s + 1.0,
+        "prompt_tokens": 100 * (number + 1),
+        "cached_tokens": 96 * number,
+        "output_tokens": 10,
+        "tool_s": 0.0,
+    }
+    return TurnOutcome(turn=number, sent_s=sent_s, **(values | fields))
+
+
+def job(
+    job_id: str = "a", *, start_s: float = 0.0, num_turns: int = 2, **fields: Any
+) -> JobOutcome:
+    """A job whose turns follow each other with 0.5 s of tool between them."""
+    turns = tuple(
+        turn(number, sent_s=start_s + 1.5 * number, tool_s=0.5 if number < num_turns - 1 else 0.0)
+        for number in range(num_turns)
+    )
+    values: dict[str, Any] = {
+        "arrived_s": start_s,
+        "ended_s": turns[-1].ended_s,
+        "status": "done",
+        "turns": turns,
+    }
+    return JobOutcome(job_id=job_id, **(values | fields))
+
+
+def run(*jobs: JobOutcome, policy: str = "fcfs", **fields: Any) -> RunOutcome:
+    values: dict[str, Any] = {
+        "workload": {"name": "reference", "seed": 7, "jps": 2.0, "concurrency": None},
+        "server": {"preemptions": 3},
+        "metadata": {"repeat": 0, "commit": "abc", "versions": {"agentkv": "0"}, "config": {}},
+    }
+    return RunOutcome(policy=policy, jobs=jobs, **(values | fields))

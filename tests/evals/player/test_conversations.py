@@ -1,0 +1,110 @@
+"""Facts about what each turn sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentkv.evals.player.conversations import LiveConversation, ReplayConversation, Windows
+from agentkv.evals.workload.plans import JobPlan, TurnPlan
+from agentkv.evals.workload.sample_text import sample_text, sections
+
+JOB = JobPlan("j", 0.0, (TurnPlan(20, 3, "ls", 0.1), TurnPlan(10, 2, "", 0.0)))
+TOKENS = Windows(list(range(1000)), seed=0)
+
+
+def replay(run_id: str = "run", job: JobPlan = JOB) -> ReplayConversation:
+    return ReplayConversation(job, model="m", windows=TOKENS, run_id=run_id)
+
+
+def prompt_of(request: dict[str, Any]) -> list[int]:
+    """What the server gets: the body's extra fields replace its own."""
+    prompt: list[int] = request["extra_body"]["prompt"]
+    return prompt
+
+
+def token_event(*tokens: int) -> dict[str, Any]:
+    return {"choices": [{"token_ids": list(tokens)}]}
+
+
+def test_a_prompt_repeats_all_that_came_before() -> None:
+    """The first prompt, the tokens generated, then as many new ones as planned."""
+    conversation = replay()
+    first = conversation.request(0)
+    assert conversation.read(token_event(7, 8))
+    assert conversation.read(token_event(9))
+    assert not conversation.read({"choices": [], "usage": {}})
+    assert conversation.end_turn(0) == "ls"
+    second = conversation.request(1)
+    assert len(prompt_of(first)) == 20
+    assert prompt_of(second)[:23] == [*prompt_of(first), 7, 8, 9]
+    assert len(prompt_of(second)) == JOB.prompt_tokens(1) == 33
+
+
+def test_output_has_exactly_the_planned_length() -> None:
+    """Neither fewer nor more tokens, and no end of its own."""
+    request = replay().request(0)
+    extra = request["extra_body"]
+    assert request["max_tokens"] == extra["min_tokens"] == 3
+    assert extra["ignore_eos"] is True
+    assert request["temperature"] == 0.0
+
+
+def test_runs_and_jobs_do_not_share_a_cache() -> None:
+    """Each has a salt of its own; the text is the same in every run."""
+    requests = [replay("one").request(0), replay("two").request(0)]
+    assert prompt_of(requests[0]) == prompt_of(requests[1])
+    assert requests[0]["extra_body"]["cache_salt"] != requests[1]["extra_body"]["cache_salt"]
+    other = replay("one", JobPlan("k", 0.0, JOB.turns)).request(0)
+    assert prompt_of(other) != prompt_of(requests[0])
+    assert other["extra_body"]["cache_salt"] != requests[0]["extra_body"]["cache_salt"]
+
+
+def test_a_digest_tells_outputs_apart() -> None:
+    """Of the turn that ended last."""
+    digests = []
+    for tokens in ((1, 2, 3), (1, 2, 3), (1, 2, 4)):
+        conversation = replay()
+        conversation.request(0)
+        conversation.read(token_event(*tokens))
+        conversation.end_turn(0)
+        digests.append(conversation.output_digest())
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_window_goes_round_at_the_end_of_the_text() -> None:
+    """Any length can be drawn, the same one each time."""
+    windows = Windows([1, 2, 3], seed=0)
+    drawn = windows.draw("j", 0, 10)
+    assert len(drawn) == 10
+    assert drawn[:3] == drawn[3:6]
+    assert drawn == windows.draw("j", 0, 10)
+
+
+def test_a_live_chat_keeps_the_models_own_words() -> None:
+    """Its reply is in the next request, and its command is what runs."""
+    windows = Windows(sample_text(), seed=0)
+    live = LiveConversation(JOB, model="m", windows=windows, max_output_tokens=64)
+    live.request(0)
+    assert not live.read({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+    assert live.read({"choices": [{"delta": {"content": "```bash\ngit status\n```"}}]})
+    assert live.end_turn(0) == "git status"
+    messages = live.request(1)["messages"]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    assert messages[2]["content"] == "```bash\ngit status\n```"
+
+
+def test_a_live_reply_without_a_command_runs_the_planned_one() -> None:
+    """And the last turn runs none."""
+    windows = Windows(sample_text(), seed=0)
+    live = LiveConversation(JOB, model="m", windows=windows, max_output_tokens=64)
+    for turn, command in enumerate(("ls", "")):
+        live.request(turn)
+        live.read({"choices": [{"delta": {"content": "I do not know."}}]})
+        assert live.end_turn(turn) == command
+
+
+def test_the_sample_text_is_the_same_everywhere() -> None:
+    """Plain ASCII in sections that end with their line, made anew to the same letter."""
+    assert list(sections()) == list(sections())
+    assert sample_text().isascii()
+    assert all(section.endswith("\n") for section in sections())

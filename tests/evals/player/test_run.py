@@ -1,0 +1,103 @@
+"""Facts about how jobs are started and how a run ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from agentkv.evals.outcomes import JobOutcome, JobStatus
+from agentkv.evals.player.run import LoadRun
+from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
+from tests.evals.made_runs import job as made_job
+
+PLAN = (TurnPlan(10, 1, "", 0.0),)
+
+Scenario = Callable[[LoadRun], Awaitable[None]]
+
+
+def workload(*arrivals_s: float, concurrency: int | None = None) -> Workload:
+    jobs = tuple(JobPlan(str(number), time_s, PLAN) for number, time_s in enumerate(arrivals_s))
+    return Workload("test", 0, jobs, concurrency)
+
+
+def play_all(
+    planned: Workload,
+    job_s: float = 0.0,
+    *,
+    endings: dict[str, JobStatus] | None = None,
+    is_alive: bool = True,
+    scenario: Scenario | None = None,
+) -> tuple[LoadRun, tuple[JobOutcome, ...], list[int]]:
+    """The run, what became of its jobs, and how many ran at each start."""
+    at_once: list[int] = []
+
+    async def play_them() -> tuple[LoadRun, tuple[JobOutcome, ...]]:
+        start_s = time.monotonic()
+
+        async def play(plan: JobPlan) -> JobOutcome:
+            at_once.append(run.state.running)
+            arrived_s = time.monotonic() - start_s
+            status = (endings or {}).get(plan.job_id, "done")
+            try:
+                await asyncio.sleep(job_s)
+            except asyncio.CancelledError:
+                status = "cut"
+            return made_job(plan.job_id, start_s=arrived_s, status=status)
+
+        async def answer() -> bool:
+            return is_alive
+
+        run = LoadRun(planned, play, clock=lambda: time.monotonic() - start_s, is_alive=answer)
+        playing = asyncio.ensure_future(run.run())
+        if scenario is not None:
+            await scenario(run)
+        return run, await asyncio.wait_for(playing, 10)
+
+    run, jobs = asyncio.run(play_them())
+    return run, jobs, at_once
+
+
+def test_an_open_loop_starts_each_job_when_it_is_due() -> None:
+    """Whatever the jobs before it do."""
+    run, jobs, _ = play_all(workload(0.0, 0.1, 0.2), job_s=0.3)
+    assert [job.arrived_s for job in jobs] == pytest.approx([0.0, 0.1, 0.2], abs=0.05)
+    assert run.state.done == 3
+    assert run.stopped_because is None
+
+
+def test_a_closed_loop_keeps_so_many_running() -> None:
+    """Never more than two of five, and each of them is played."""
+    run, jobs, at_once = play_all(workload(*[0.0] * 5, concurrency=2), job_s=0.02)
+    assert sorted(job.job_id for job in jobs) == list("01234")
+    assert max(at_once) == 2
+    assert run.state.arrived == run.state.done == 5
+
+
+@pytest.mark.parametrize("concurrency", [None, 2])
+def test_stopping_cuts_what_runs_and_starts_nothing_more(concurrency: int | None) -> None:
+    """Two jobs had arrived: both are cut, the others never were there."""
+    planned = workload(0.0, 0.0, 60.0, 60.0, concurrency=concurrency)
+
+    async def stop_soon(run: LoadRun) -> None:
+        await asyncio.sleep(0.1)
+        run.stop("enough")
+        run.stop("a later reason")
+
+    run, jobs, _ = play_all(planned, job_s=60.0, scenario=stop_soon)
+    assert [job.status for job in jobs] == ["cut", "cut"]
+    assert run.stopped_because == "enough"
+    state = run.state
+    assert (state.arrived, state.cut, state.running) == (2, 2, 0)
+
+
+def test_a_failed_job_stops_the_run_only_if_the_server_is_gone() -> None:
+    """With a live server the others are played."""
+    planned = workload(0.0, 0.1)
+    run, jobs, _ = play_all(planned, endings={"0": "failed"})
+    assert [job.status for job in jobs] == ["failed", "done"]
+    run, jobs, _ = play_all(planned, endings={"0": "failed"}, is_alive=False)
+    assert [job.status for job in jobs] == ["failed"]
+    assert run.stopped_because == "the server stopped answering"

@@ -1,0 +1,87 @@
+"""Facts about the flags that describe a workload."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv.evals.options import add_workload_options, describe_workload, fill_in, workload_of
+from agentkv.evals.workload.plans import Workload, WorkloadError
+
+DEFAULTS = {"jps": 1.0, "duration": 60.0}
+
+
+def parse(*flags: str, defaults: dict[str, Any] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_workload_options(parser)
+    options = parser.parse_args(list(flags))
+    fill_in(options, DEFAULTS if defaults is None else defaults)
+    return options
+
+
+def made(*flags: str) -> Workload:
+    return workload_of(parse(*flags))
+
+
+def test_defaults_yield_to_the_other_way_of_saying_it() -> None:
+    """--jobs keeps out a duration, --concurrency a rate, given times both."""
+    assert parse().jps == 1.0
+    assert parse().duration == 60.0
+    assert parse("--jobs", "5").duration is None
+    assert parse("--concurrency", "2", "--jobs", "5").jps is None
+    assert parse("--arrivals", "0,1").jps is None
+    assert parse("--arrivals", "burst").jps == 1.0
+    closed = {"concurrency": 6, "jobs": 12}
+    assert parse("--jps", "2", defaults=closed).concurrency is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_jobs"),
+    [
+        (("--jobs", "7"), 7),
+        (("--jobs", "7", "--concurrency", "3"), 7),
+        (("--arrivals", "0,0.5,3"), 3),
+        (("--jobs", "16", "--arrivals", "burst"), 16),
+    ],
+)
+def test_flags_make_so_many_jobs(flags: tuple[str, ...], num_jobs: int) -> None:
+    """In each of the ways to say it."""
+    assert len(made(*flags).jobs) == num_jobs
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--arrivals", "0,1,2", "--jps", "3"), "leave out --jps"),
+        (("--arrivals", "0,1,2", "--duration", "1"), "leave out --duration"),
+        (("--arrivals", "0,1,2", "--concurrency", "2", "--jobs", "3"), "leave out --concurrency"),
+        (("--arrivals", "burts", "--jps", "3", "--jobs", "3"), "allowed is poisson or burst"),
+        (("--arrivals", "burst", "--concurrency", "2", "--jobs", "3"), "give --jps R"),
+    ],
+)
+def test_no_flag_is_given_in_vain(flags: tuple[str, ...], message: str) -> None:
+    """A rate that nothing arrives at would stand in tables and figures."""
+    with pytest.raises(WorkloadError, match=message):
+        made(*flags)
+
+
+def test_a_trace_is_the_workload(tmp_path: Path) -> None:
+    """--trace alone is enough."""
+    path = tmp_path / "t.jsonl"
+    path.write_text(
+        '{"job_id": "a", "turn": 0, "prompt_tokens": 5, "output_tokens": 1,'
+        ' "command": null, "tool_s": null}\n'
+    )
+    assert made("--trace", str(path), "--jobs", "1").name == "trace"
+
+
+def test_the_description_makes_the_workload_again() -> None:
+    """It holds every flag that was given or filled in."""
+    options = parse("--jobs", "3", "--turns", "2", "--seed", "9")
+    described = describe_workload(options, workload_of(options))
+    assert described["name"] == "reference"
+    assert described["num_jobs"] == described["jobs"] == 3
+    assert (described["turns"], described["seed"], described["jps"]) == (2, 9, 1.0)

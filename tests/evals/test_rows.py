@@ -1,0 +1,102 @@
+"""Facts about a run on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentkv.evals.rows import (
+    RUN_FILE,
+    TURNS_FILE,
+    RunFilesError,
+    RunWriter,
+    read_runs,
+    row_facts,
+    write_run,
+)
+from agentkv.evals.summary import summarize
+from tests.evals.made_runs import job, run, turn
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    """The same outcomes, whatever way the jobs ended."""
+    failed = job("b", status="failed", turns=(turn(first_token_s=None, error="HTTP 500"),))
+    written = run(job("a", alone_s=1.0), failed, job("c", status="cut"))
+    write_run(tmp_path, written)
+    assert read_runs([tmp_path]) == [written]
+
+
+def test_every_row_can_be_plotted_by_itself(tmp_path: Path) -> None:
+    """Policy, load, seed, repeat, commit, versions and config are on each of them."""
+    write_run(tmp_path, run(job("a"), job("b")))
+    rows = [json.loads(line) for line in (tmp_path / TURNS_FILE).read_text().splitlines()]
+    assert len(rows) == 4
+    needed = {"policy", "workload", "jps", "seed", "repeat", "commit", "versions", "config"}
+    assert all(row.keys() >= needed for row in rows)
+
+
+def test_run_json_holds_the_summary(tmp_path: Path) -> None:
+    """The same numbers as those of the outcomes."""
+    written = run(job("a"))
+    write_run(tmp_path, written)
+    document = json.loads((tmp_path / RUN_FILE).read_text())
+    assert document["summary"] == summarize(written)
+
+
+def test_a_run_that_was_killed_keeps_its_rows(tmp_path: Path) -> None:
+    """No run.json and half a last line: complete rows are read, running jobs count as cut."""
+    whole = run(job("a"))
+    with RunWriter(tmp_path, row_facts("fcfs", whole.workload, whole.metadata)) as files:
+        files.add_job(job("a"))
+        running = job("b")
+        files.add_turn(running, running.turns[0], is_last=False)
+    with (tmp_path / TURNS_FILE).open("a") as rows:
+        rows.write('{"policy": "fcfs", "job_id"')
+    (found,) = read_runs([tmp_path])
+    assert [(job.job_id, job.status) for job in found.jobs] == [("a", "done"), ("b", "cut")]
+    assert found.jobs[1].ended_s == 1.5
+    assert found.policy == "fcfs"
+    assert found.metadata["repeat"] == 0
+
+
+def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
+    """In the order of their names."""
+    for name in ("b", "a"):
+        write_run(tmp_path / name, run(job(), policy=name))
+    assert [found.policy for found in read_runs([tmp_path])] == ["a", "b"]
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    """Unless it is forced."""
+    write_run(tmp_path, run(job("a")))
+    with pytest.raises(RunFilesError, match="--force"):
+        write_run(tmp_path, run(job("b")))
+    write_run(tmp_path, run(job("b")), force=True)
+    assert read_runs([tmp_path])[0].jobs[0].job_id == "b"
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [("{}", "line 1 lacks job_id"), ("nonsense", "line 1 is no JSON row"), ("3", "line 1")],
+)
+def test_a_misshapen_row_is_named(tmp_path: Path, line: str, seen: str) -> None:
+    """File and line."""
+    (tmp_path / TURNS_FILE).write_text(f"{line}\n")
+    with pytest.raises(RunFilesError, match=seen):
+        read_runs([tmp_path])
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    """The message says what is looked for."""
+    with pytest.raises(RunFilesError, match=TURNS_FILE):
+        read_runs([tmp_path])
+
+
+def test_a_full_disk_is_told_at_once(tmp_path: Path) -> None:
+    """Writing a row raises OSError, not a later close."""
+    (tmp_path / TURNS_FILE).symlink_to("/dev/full")
+    writer = RunWriter(tmp_path, {}, force=True)
+    with writer, pytest.raises(OSError, match="No space"):
+        writer.add_job(job())

@@ -1,0 +1,151 @@
+"""Facts about what is asked of a server besides its turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv.evals.server import (
+    BlockPool,
+    ServerError,
+    ServerUnderTest,
+    Snapshot,
+    metric_totals,
+    parse_block_pool,
+    parse_snapshot,
+    preemptions_between,
+)
+from agentkv.testing import ScriptedServer
+from agentkv.testing.http_front import Answer, HttpFront
+from tests.evals.fake_vllm import FakeVllm
+
+PAGE = (Path(__file__).parent / "metrics_continuum.txt").read_text(encoding="utf-8")
+
+
+def test_metrics_are_summed_over_labels() -> None:
+    """Counters, gauges and the sums of histograms; no buckets, nothing of the process."""
+    totals = metric_totals(PAGE)
+    assert totals["vllm:kv_cache_usage_perc"] >= 0.0
+    assert totals["agentkv:pins_total"] == 4.0
+    assert all(name.startswith(("vllm:", "agentkv:")) for name in totals)
+    assert not any(name.endswith("_bucket") for name in totals)
+
+
+def test_a_page_that_is_no_metrics_gives_nothing() -> None:
+    """The counters are beside the measurement, and do not end it."""
+    assert metric_totals('{"error": "not found"}') == {}
+
+
+def test_preemptions_are_a_difference() -> None:
+    """None where one of the readings does not tell."""
+    readings = [{"metrics": {"vllm:num_preemptions_total": count}} for count in (3.0, 5.0)]
+    assert preemptions_between(*readings) == 2
+    assert preemptions_between(readings[0], {"error": "gone"}) is None
+
+
+def test_the_server_tells_what_it_is() -> None:
+    """Model, longest context, version, and the plugin's facts where it is there."""
+    with FakeVllm(policy="continuum") as fake, ServerUnderTest(fake.base_url) as server:
+        facts = server.facts(None)
+    assert (facts.model, facts.max_context_tokens, facts.vllm_version) == ("fake", 4096, "0.0.fake")
+    assert facts.info is not None
+    assert facts.info["policy"] == "continuum"
+
+
+def test_a_server_that_offers_no_models_is_refused() -> None:
+    """With its status, and what to check."""
+    refused = pytest.raises(ServerError, match=r"HTTP 404.*--api-key")
+    with ScriptedServer() as scripted, ServerUnderTest(scripted.base_url) as server, refused:
+        server.facts(None)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://", "http://127.0.0.1:1"])
+def test_an_address_that_is_none_is_named(url: str) -> None:
+    """Whatever is wrong with it."""
+    refused = pytest.raises(ServerError, match=r"--base-url|not a URL")
+    with refused, ServerUnderTest(url) as server:
+        server.facts(None)
+
+
+@pytest.mark.parametrize("body", [[], {}, "hello", None])
+def test_a_server_that_answers_something_else_is_named(body: Any) -> None:
+    """A proxy or a web page behind the right list of models, whatever it is asked."""
+    models = {"data": [{"id": "m", "max_model_len": "long"}]}
+    front = HttpFront(lambda _, path, *rest: Answer(200, models if "models" in path else body))
+    front.start()
+    try:
+        with ServerUnderTest(front.url) as server:
+            with pytest.raises(ServerError, match="/v1/agentkv/info"):
+                server.facts(None)
+            with pytest.raises(ServerError, match="/tokenize gives no tokens"):
+                server.tokenize("m", ["text"])
+    finally:
+        front.stop()
+
+
+# MERGED: Facts about reading a vLLM server's `/metrics` page.
+
+# Recorded from vLLM 0.32.0 under continuum after the bash agent's tour; other series are left out.
+STOCK_PAGE = "\n".join(line for line in PAGE.splitlines() if "agentkv:" not in line) + "\n"
+
+
+def test_a_page_of_a_server_with_the_plugin_is_read_whole() -> None:
+    """Usage, requests, hits and pins of a recorded page come out as numbers."""
+    assert parse_snapshot(PAGE) == Snapshot(
+        usage_by_engine={"0": 0.0},
+        num_unfinished=0,
+        num_finished=5,
+        cached_tokens=1120,
+        pinned_blocks=0,
+        num_pins=4,
+        pin_ends={
+            "returned": 4,
+            "expired": 0,
+            "pressure": 0,
+            "last_step": 0,
+            "released": 0,
+            "aborted": 0,
+            "reset": 0,
+        },
+    )
+
+
+def test_a_page_of_a_stock_server_has_no_pins() -> None:
+    """Without the plugin's series pinned blocks are unknown, which is not zero."""
+    snapshot = parse_snapshot(STOCK_PAGE)
+    assert (snapshot.pinned_blocks, snapshot.num_pins, snapshot.pin_ends) == (None, 0, {})
+
+
+def test_the_pool_is_told_by_vllm_itself() -> None:
+    """Block size and number of blocks stand on a stock page; the null block is not counted."""
+    assert parse_block_pool(STOCK_PAGE) == BlockPool(block_size=32, num_blocks=727)
+
+
+def test_held_blocks_follow_from_the_usage() -> None:
+    """usage = 1 - free / (blocks - 1), for each engine by itself."""
+    page = PAGE.replace(
+        'vllm:kv_cache_usage_perc{engine="0",model_name="demo"} 0.0',
+        f'vllm:kv_cache_usage_perc{{engine="0",model_name="demo"}} {25 / 727}\n'
+        f'vllm:kv_cache_usage_perc{{engine="1",model_name="demo"}} {7 / 727}',
+    )
+    assert parse_snapshot(page).held_blocks(BlockPool(32, 727)) == 32
+
+
+def test_a_page_without_usage_says_what_may_be_wrong() -> None:
+    """A server that keeps no statistics is named as such."""
+    with pytest.raises(ServerError, match="--disable-log-stats"):
+        parse_snapshot("# HELP other Something else.\n# TYPE other gauge\nother 1.0\n")
+
+
+def test_a_page_without_the_pool_says_so() -> None:
+    """Missing or unknown numbers of blocks are an error, not a guess."""
+    with pytest.raises(ServerError, match="block size"):
+        parse_block_pool(STOCK_PAGE.replace('num_gpu_blocks="728"', 'num_gpu_blocks="None"'))
+
+
+def test_a_page_that_is_no_metrics_page_is_an_error() -> None:
+    """HTML from some other server does not pass for readings."""
+    with pytest.raises(ServerError, match="Prometheus"):
+        parse_snapshot("<html><body>not here</body></html>\n")

@@ -1,0 +1,146 @@
+"""Facts about the jobs that a workload's name and seed make."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv.evals.workload.jobs import OUTPUT_TOKENS
+from agentkv.evals.workload.plans import Workload
+from agentkv.evals.workload.workloads import WORKLOADS, WorkloadError, make_workload
+
+SYNTHETIC = tuple(name for name in WORKLOADS if name != "trace")
+
+
+def make(name: str = "reference", **options: Any) -> Workload:
+    given = {"num_jobs": 20, "seed": 0, "jps": 2.0} | options
+    return make_workload(name, **given)
+
+
+def test_the_reference_job_has_the_references_prompts() -> None:
+    """Eight turns of 92 to 2,915 tokens, and tools within the reference's ranges."""
+    for job in make("reference").jobs:
+        prompts = [job.prompt_tokens(turn) for turn in range(len(job.turns))]
+        assert prompts == [92, 469, 811, 1343, 1655, 2241, 2665, 2915]
+        assert 2.0 <= job.turns[4].tool_s <= 5.0
+        assert all(0.05 <= job.turns[turn].tool_s <= 0.3 for turn in (0, 1, 2, 3, 5, 6))
+
+
+@pytest.mark.parametrize("name", SYNTHETIC)
+def test_the_last_turn_runs_no_tool(name: str) -> None:
+    """Its command is empty and takes no time; all other turns have a command."""
+    for job in make(name).jobs:
+        *others, last = job.turns
+        assert (last.command, last.tool_s) == ("", 0.0)
+        assert all(turn.command and turn.tool_s > 0.0 for turn in others)
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "turns_deviation", "tool_s", "tool_deviation_s"),
+    [("swebench", 10.9, 2.1, 0.925, 3.55), ("bfcl", 6.3, 2.3, 1.923, 2.133)],
+)
+def test_synthetic_jobs_have_the_published_figures(
+    name: str, turns: float, turns_deviation: float, tool_s: float, tool_deviation_s: float
+) -> None:
+    """Mean and deviation of turns and tool times over 2,000 jobs are near the paper's."""
+    jobs = make(name, num_jobs=2000).jobs
+    num_turns = [len(job.turns) for job in jobs]
+    times_s = [turn.tool_s for job in jobs for turn in job.turns[:-1]]
+    assert statistics.fmean(num_turns) == pytest.approx(turns, rel=0.05)
+    assert statistics.stdev(num_turns) == pytest.approx(turns_deviation, rel=0.1)
+    assert statistics.fmean(times_s) == pytest.approx(tool_s, rel=0.15)
+    assert statistics.stdev(times_s) == pytest.approx(tool_deviation_s, rel=0.5)
+
+
+def test_long_tailed_tools_have_the_given_quantiles() -> None:
+    """p50 1.1 s, p90 5.3 s, p99 48 s over 20,000 tools."""
+    jobs = make("swebench", num_jobs=2000, tools="longtail").jobs
+    times_s = [turn.tool_s for job in jobs for turn in job.turns[:-1]]
+    cuts = statistics.quantiles(times_s, n=100)
+    assert cuts[49] == pytest.approx(1.1, rel=0.05)
+    assert cuts[89] == pytest.approx(5.3, rel=0.05)
+    assert cuts[98] == pytest.approx(48.0, rel=0.15)
+
+
+@pytest.mark.parametrize("name", SYNTHETIC)
+def test_one_seed_makes_the_same_jobs_and_another_makes_others(name: str) -> None:
+    """Nothing but the seed decides."""
+    assert make(name) == make(name)
+    assert make(name, seed=1).jobs != make(name).jobs
+
+
+def test_the_rate_changes_arrivals_only() -> None:
+    """Twice the rate is the same pattern in half the time, with the same jobs."""
+    slow, fast = make(jps=1.0).jobs, make(jps=2.0).jobs
+    assert [job.turns for job in slow] == [job.turns for job in fast]
+    assert [job.arrival_s / 2 for job in slow] == pytest.approx([job.arrival_s for job in fast])
+
+
+def test_more_jobs_begin_with_the_same_ones() -> None:
+    """The first 5 of 20 jobs are the 5 of 5."""
+    assert make("swebench", num_jobs=5).jobs == make("swebench").jobs[:5]
+
+
+def test_a_job_is_cut_by_turns_and_by_tokens() -> None:
+    """The last turn that is left has no tool, and the limits hold."""
+    by_turns = make("swebench", max_turns=3).jobs
+    assert {len(job.turns) for job in by_turns} == {3}
+    assert all(job.turns[-1].command == "" for job in by_turns)
+    by_tokens = make("reference", max_context_tokens=1500).jobs
+    assert {job.context_tokens for job in by_tokens} == {1343 + OUTPUT_TOKENS[3]}
+
+
+def test_a_closed_loop_has_no_arrival_times() -> None:
+    """All arrive at 0, in their order."""
+    workload = make(jps=None, concurrency=4)
+    assert workload.concurrency == 4
+    assert {job.arrival_s for job in workload.jobs} == {0.0}
+
+
+def test_a_duration_takes_the_jobs_that_arrive_within_it() -> None:
+    """The same arrivals as with a number of jobs, up to that time."""
+    within = make(num_jobs=None, duration_s=5.0).jobs
+    assert all(job.arrival_s < 5.0 for job in within)
+    assert make(num_jobs=len(within) + 1).jobs[-1].arrival_s >= 5.0
+
+
+def test_token_scale_multiplies_tokens_and_leaves_tools() -> None:
+    """Half the tokens to within rounding, the same seconds."""
+    whole, half = make().jobs[0], make(token_scale=0.5).jobs[0]
+    assert half.context_tokens == pytest.approx(whole.context_tokens / 2, abs=8)
+    assert half.tool_s == whole.tool_s
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({"name": "gsm8k"}, "'gsm8k', allowed is one of reference, swebench, bfcl, trace"),
+        ({"num_jobs": 0}, "num_jobs: got 0"),
+        ({"num_jobs": None}, "num_jobs and duration_s"),
+        ({"num_jobs": None, "duration_s": -1.0}, "duration_s: got -1.0"),
+        ({"num_jobs": None, "duration_s": 1e-9}, "no job arrives"),
+        ({"jps": -2.0}, "jps: got -2.0"),
+        ({"jps": float("nan")}, "jps: got nan"),
+        ({"jps": None}, "jps: got None"),
+        ({"concurrency": 2}, "not both"),
+        ({"jps": None, "concurrency": 0}, "concurrency: got 0"),
+        ({"max_turns": 0}, "max_turns: got 0"),
+        ({"max_context_tokens": 50}, "max_context_tokens"),
+        ({"token_scale": 0.0}, "token_scale: got 0.0"),
+        ({"tools": "fast"}, "tools: got 'fast'"),
+        ({"tools": Path("nowhere.jsonl")}, "nowhere.jsonl"),
+        ({"arrivals": "uniform"}, "arrivals: got 'uniform'"),
+        ({"arrivals": [0.0, 1.0]}, "got 2 times, allowed are 20 or more"),
+        ({"arrivals": [-1.0]}, "got -1.0"),
+        ({"name": "trace"}, "needs a file"),
+        ({"trace": Path("x")}, "only the workload 'trace'"),
+    ],
+)
+def test_bad_input_is_named(options: dict[str, Any], seen: str) -> None:
+    """WorkloadError, which tells the value seen and what is allowed."""
+    with pytest.raises(WorkloadError) as caught:
+        make(**options)
+    assert seen in str(caught.value)
