@@ -51,7 +51,7 @@ def train(rows: Sequence[TracedCommand], seed: int) -> OfflineModels:
 
     ModelsError where the rows are too few or too much alike.
     """
-    from agentkv.durations.training import train_models
+    from agentkv.durations.trees import train_models
 
     observations = [Observation(row.command, row.duration_s, row.bound) for row in rows]
     try:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
 from agentkv.commands.program import module_of
-from agentkv.durations.modes import mode_of
+from agentkv.durations.typical import mode_of
 
 # They shape another program's output; their own time hardly counts.
 _FILTERS = frozenset(

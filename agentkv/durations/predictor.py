@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from agentkv.commands import analyze_command
-from agentkv.durations.models import OfflineModels
 from agentkv.durations.prediction import Estimator, Prediction
+from agentkv.durations.trees import OfflineModels
 
 logger = logging.getLogger(__name__)
 
@@ -112,23 +112,23 @@ class DurationPredictor:
 
 def _estimator(kind: str, models: OfflineModels, seed: int) -> Estimator:
     if kind == "rules":
-        from agentkv.durations.rules import RulesEstimator
+        from agentkv.durations.context_serve import RulesEstimator
 
         return RulesEstimator()
     if kind == "bayes":
-        from agentkv.durations.bayes import BayesEstimator
+        from agentkv.durations.context_serve import BayesEstimator
 
         return BayesEstimator(seed=seed)
     if kind == "boosted":
-        from agentkv.durations.boosted import BoostedEstimator
+        from agentkv.durations.context_serve import BoostedEstimator
 
         return BoostedEstimator(models.boosted)
     if kind == "empirical":
-        from agentkv.durations.empirical import EmpiricalEstimator
+        from agentkv.durations.baselines import EmpiricalEstimator
 
         return EmpiricalEstimator()
     if kind == "first_word":
-        from agentkv.durations.first_word import FirstWordEstimator
+        from agentkv.durations.baselines import FirstWordEstimator
 
         return FirstWordEstimator()
     if kind == "context_serve":

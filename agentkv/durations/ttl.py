@@ -1,7 +1,7 @@
-"""How long a finished turn's KV cache is worth keeping: Continuum's time-to-live.
+"""How long idle KV is worth keeping: Continuum's time-to-live, and the rent-or-buy hold time.
 
-Pure arithmetic on measured durations. It knows nothing of vLLM, blocks or clocks.
-Source for all rules: Continuum, arXiv 2511.02230 v6.
+Pure arithmetic on measured durations, called by the policies of the vLLM plugin. It knows nothing
+of vLLM, blocks or clocks. Source for the TTL: Continuum, arXiv 2511.02230 v6.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How long well-known programs usually take: what is known of a command before it was ever run.
+"""How long one program usually takes, before it was ever run.
 
-The figures are in `typical.toml`. The first match counts: the program's key, then words such as
-`test` or `install` in its subcommand or task, then its name. A module that an interpreter runs
-takes what it takes as a program.
+The figures are in `typical.toml`; around them stand waits (`sleep`, servers, watchers) and the modes
+in which a program does not do its usual work (`--help`, `--dry-run`, `--daemon`). Called by `prior`
+for every program of a command. Knows nothing of what was observed.
 """
 
 from __future__ import annotations
@@ -10,17 +10,222 @@ from __future__ import annotations
 import re
 import tomllib
 from importlib import resources
+from itertools import pairwise, takewhile
 
 from agentkv.commands import Program
-from agentkv.commands.program import INTERPRETERS, behind_verb, module_of, runs_tasks
-from agentkv.durations.modes import detaches, is_question, tells_its_plan
-from agentkv.durations.waits import (
-    ENDLESS_S,
-    ping_s,
-    runs_until_stopped,
-    sleep_s,
-    waits_for_input,
+from agentkv.commands.program import (
+    INTERPRETERS,
+    SHELLS,
+    behind_verb,
+    module_of,
+    runs_tasks,
+    takes_operands,
 )
+from agentkv.commands.quantities import duration_s
+
+ENDLESS_S = 60.0
+"""A server, a watcher or a `tail -f` runs until it is stopped, mostly by the call's time-out."""
+MAX_WAIT_S = 3600.0
+# By name or key: the letters of the options with which a program runs until it is stopped.
+_FOLLOWERS = {
+    "dmesg": "wW",
+    "docker-compose:logs": "f",
+    "docker:compose:logs": "f",
+    "docker:logs": "f",
+    "inotifywait": "m",
+    "journalctl": "f",
+    "kubectl:get": "w",
+    "kubectl:logs": "f",
+    "nc": "l",
+    "nvidia-smi": "l",
+    "ncat": "l",
+    "netcat": "l",
+    "php": "S",
+    "podman:logs": "f",
+    "ssh": "N",
+    "tail": "fF",
+    "tsc": "w",
+    "webpack": "w",
+}
+# The same of programs that run so without them.
+_UNTIL_STOPPED = {
+    "docker-compose:up": "d",
+    "docker:stats": "",
+    "docker:compose:up": "d",
+    "htop": "",
+    "podman:compose:up": "d",
+    "top": "n",
+    "watch": "g",
+}
+_NAMES = frozenset(key.partition(":")[0] for key in (*_FOLLOWERS, *_UNTIL_STOPPED))
+_WATCH_FLAGS = frozenset({"--watch", "--watchAll", "--watch-all", "--watch=true"})
+_END_FLAGS = frozenset({"--detach", "--wait", "--no-start", "--no-stream", "--chgexit"})
+_LETTERS = re.compile(r"-[0-9]{0,6}([a-zA-Z]{1,20})[0-9]{0,6}")
+_READS_INPUT = frozenset({"cat", "read", "sort", "tee", "uniq", "wc"})
+
+
+def sleep_s(program: Program) -> float | None:
+    """Seconds that a `sleep` waits, 0.01 to 3600; None where its text does not say."""
+    waits = [duration_s(word) for word in program.argv[1:]]
+    known = [wait for wait in waits if wait is not None]
+    if not waits or len(known) < len(waits):
+        return None
+    return min(max(0.01, sum(known)), MAX_WAIT_S)
+
+
+def ping_s(program: Program) -> float:
+    """A second between any two of its `-c` packets; without, until its `-w` or for ever."""
+    argv = program.argv
+    given = {"-i": 1.0, "-w": ENDLESS_S}
+    for index, word in enumerate(argv[:-1]):
+        value = duration_s(word[2:] or argv[index + 1])
+        if value is not None and word[:2] in ("-c", "-i", "-w"):
+            given[word[:2]] = value
+    if "-c" not in given:
+        return min(given["-w"], MAX_WAIT_S)
+    return min((given["-c"] - 1) * given["-i"] + 0.1, MAX_WAIT_S)
+
+
+def runs_until_stopped(program: Program) -> bool:
+    """Whether it is a watcher, a follower or a server that is not sent into the background."""
+    words = program.argv
+    if program.name in _NAMES:
+        ends = _find(_UNTIL_STOPPED, program)
+        if ends is not None:
+            return not (has_letter(words, ends) or not _END_FLAGS.isdisjoint(words))
+        follows = _find(_FOLLOWERS, program)
+        if follows is not None and (
+            has_letter(words, follows) or any(word[:8] == "--follow" for word in words)
+        ):
+            return True
+    return not _WATCH_FLAGS.isdisjoint(words)
+
+
+def waits_for_input(program: Program) -> bool:
+    """Whether it reads a standard input on which the text gives it nothing: nobody knows how long.
+
+    At once where that input is closed, until the call's time-out where it is a terminal.
+    """
+    if program.has_input or program.name not in _READS_INPUT:
+        return False
+    return program.name == "read" or all(word[:1] == "-" for word in program.argv[1:])
+
+
+def _find(table: dict[str, str], program: Program) -> str | None:
+    return table.get(program.name, table.get(program.key))
+
+
+def has_letter(words: tuple[str, ...], letters: str) -> bool:
+    """Whether one of these letters is among the options, alone or in a cluster such as `-dit`."""
+    for word in words:
+        cluster = _LETTERS.fullmatch(word) if word[:1] == "-" else None
+        if cluster and not set(letters).isdisjoint(cluster[1]):
+            return True
+    return False
+
+
+_HELP = frozenset({"--help", "-help"})
+_VERSION = frozenset({"--version", "-version"})
+_ANSWERS = frozenset({"help", "version"})
+"""Subcommands that answer."""
+_SHORT = frozenset({"-V", "-h"})
+"""They ask where they stand alone, but not of those with whom they are usual."""
+_NO_QUESTION = frozenset({"ctest", "df", "du", "free", "ls", "mvn", "sort"})
+_ASKED_BY_V = frozenset(
+    """
+    bun bundle clang cmake docker eslint g++ gcc gem git gradle gradlew helm jest make mvn mvnw
+    nginx node npm npx php pnpm prettier ruby terraform tsc vite webpack yarn
+    """.split()  # noqa: SIM905 - the list reads best as text
+)
+"""With others a lone `-v` makes a usual run say more."""
+_SYNTAX_CHECKS = {
+    **dict.fromkeys(SHELLS, frozenset({"-n"})),
+    "node": frozenset({"--check", "-c"}),
+    "perl": frozenset({"-c", "-wc", "-cw"}),
+    "php": frozenset({"-l"}),
+    "ruby": frozenset({"-c", "-wc", "-cw"}),
+}
+"""Options that have a script read, not run."""
+_PASSES_ON = (":exec", ":run")
+"""What stands behind these is for another program, mostly one that is built or started first."""
+_PLANS = re.compile(
+    r"--(?:co|collect-only|dry-run|dryrun|just-print|list|list-tests|listTests|setup-plan|what-if)"
+    r"(?:=(?!false|none).*)?"
+)
+_DETACHED = re.compile(
+    r"--(?:background|daemon|daemonize|detach|detached|fork)(?:=(?!no|false).*)?"
+)
+_NO = frozenset({"0", "false", "no"})
+_DETACH_LETTERS = {
+    "celery": "D",
+    "docker:run": "d",
+    "gunicorn": "D",
+    "haproxy": "D",
+    "memcached": "d",
+    "php-fpm": "D",
+    "podman:run": "d",
+    "uwsgi": "d",
+}
+"""By name or key."""
+
+
+def mode_of(program: Program) -> str:
+    """What sets its run apart from the usual ones of the same program; empty for a usual one."""
+    if is_question(program):
+        return "question "
+    if program.is_endless or runs_until_stopped(program):
+        return "endless "
+    if detaches(program):
+        return "detached "
+    return "plan " if tells_its_plan(program) else ""
+
+
+def is_question(program: Program) -> bool:
+    """Whether it is only asked for its help or its version: `pytest --help`, `docker version`.
+
+    Or whether a script is in order: `bash -n x.sh`. A version with a word behind it is an
+    argument: `helm install x --version 1.2`.
+    """
+    words = program.argv[1:]
+    if words == ("-v",) and program.name in _ASKED_BY_V:
+        return True
+    if checks := _SYNTAX_CHECKS.get(program.name):
+        options = takewhile(lambda word: word[:1] == "-", words)
+        if not checks.isdisjoint(options):
+            return True
+    if len(words) == 1 and words[0] in _HELP | _VERSION | _SHORT:
+        return words[0] not in _SHORT or program.name not in _NO_QUESTION
+    if takes_operands(program.name):
+        return False
+    name, *subcommands = program.key.split(":")
+    if not runs_tasks(name) and program.key.endswith(_PASSES_ON):
+        words = words[:2]
+    elif not _ANSWERS.isdisjoint(subcommands[:2]) and "run" not in subcommands:
+        return True
+    return any(
+        word in _HELP or (word in _VERSION and after[:1] == "-")
+        for word, after in pairwise((*words, "-"))
+    )
+
+
+def detaches(program: Program) -> bool:
+    """Whether it sends itself to the background and returns: `redis-server --daemonize yes`."""
+    words = program.argv[1:]
+    letters = _DETACH_LETTERS.get(program.name, _DETACH_LETTERS.get(program.key, ""))
+    if letters and has_letter(words, letters):
+        return True
+    return any(
+        word[:2] == "--" and _DETACHED.fullmatch(word) and after not in _NO
+        for word, after in pairwise((*words, ""))
+    )
+
+
+def tells_its_plan(program: Program) -> bool:
+    """Whether it only says what it would do: `pytest --collect-only`, `make -n`."""
+    words = program.argv[1:]
+    is_dry_make = program.name == "make" and "-n" in words
+    return is_dry_make or any(word[:2] == "--" and _PLANS.fullmatch(word) for word in words)
+
 
 UNKNOWN_S = 1.0
 """A program nobody knows: many are small tools, some run for long; neither fast nor slow."""

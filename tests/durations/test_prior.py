@@ -3,7 +3,7 @@
 import pytest
 
 from agentkv.commands import analyze_command
-from agentkv.durations.timeline import end_s, limit_s, sleeps_s, timed
+from agentkv.durations.prior import end_s, limit_s, sleeps_s, timed
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,18 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from agentkv.durations.verdicts import counted, summary
-from agentkv.durations.windows import WINDOW
+from agentkv.commands import CommandAnalysis
+from agentkv.durations.context_serve import Levels
+from agentkv.durations.posterior import WINDOW, RecentWindows
+from agentkv.durations.prediction import (
+    ANY_COMMAND,
+    TTL_SHARE,
+    Prediction,
+    counted,
+    prediction,
+    summary,
+    verdict,
+)
 
 _MAX_SAVED_S = 1e9
 
@@ -90,3 +100,89 @@ def _kaplan_meier(durations: list[tuple[float, bool]]) -> Steps:
             durations_s.append(duration_s)
             p_over_s.append(p_over)
     return Steps(tuple(durations_s), tuple(p_over_s))
+
+
+class EmpiricalEstimator:
+    """The latest durations of the most specific level with enough of them, taken as they are."""
+
+    def __init__(self) -> None:
+        self._levels = Levels(DurationCurve)
+
+    def predict(self, command: CommandAnalysis) -> Prediction:
+        level = self._levels.best(command)
+        if not level.is_warm:
+            return prediction(
+                "uncertain",
+                ANY_COMMAND,
+                fast_ttl_s=0.0,
+                source="empirical",
+                explanation=level.why_cold(),
+            )
+        distribution = level.window.distribution()
+        return prediction(
+            verdict(distribution),
+            distribution,
+            fast_ttl_s=distribution.quantile_s(TTL_SHARE),
+            source="empirical",
+            explanation=level.window.explanation(str(level)),
+        )
+
+    def observe(self, command: CommandAnalysis, duration_s: float, *, censored: bool) -> None:
+        for window in self._levels.to_observe(command):
+            window.add(duration_s, censored=censored)
+
+    def state(self) -> dict[str, Any]:
+        return self._levels.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._levels.restore(state)
+
+
+MAX_WORDS = 256
+_WORD_CHARS = 100
+
+
+class FirstWordEstimator:
+    """The empirical distribution of the first word; of all commands where the word is new."""
+
+    def __init__(self) -> None:
+        self._by_word = RecentWindows(DurationCurve, MAX_WORDS)
+        self._all = DurationCurve()
+
+    def predict(self, command: CommandAnalysis) -> Prediction:
+        word = _first_word(command)
+        curve, what = self._by_word.get(word), f"commands that begin with `{word}`"
+        if curve is None:
+            curve, what = self._all, "commands of any kind"
+        if not curve:
+            return prediction(
+                "uncertain",
+                ANY_COMMAND,
+                fast_ttl_s=0.0,
+                source="first_word",
+                explanation="No command was observed yet.",
+            )
+        distribution = curve.distribution()
+        return prediction(
+            verdict(distribution),
+            distribution,
+            fast_ttl_s=distribution.quantile_s(TTL_SHARE),
+            source="first_word",
+            explanation=curve.explanation(what),
+        )
+
+    def observe(self, command: CommandAnalysis, duration_s: float, *, censored: bool) -> None:
+        self._by_word.to_observe(_first_word(command)).add(duration_s, censored=censored)
+        self._all.add(duration_s, censored=censored)
+
+    def state(self) -> dict[str, Any]:
+        return {"by_word": self._by_word.state(), "all": self._all.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._by_word.restore(state["by_word"])
+        self._all.restore(state["all"])
+
+
+def _first_word(command: CommandAnalysis) -> str:
+    words = command.text.split(maxsplit=1)
+    return words[0][:_WORD_CHARS] if words else ""

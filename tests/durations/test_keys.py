@@ -4,7 +4,7 @@ import pytest
 
 from agentkv.commands import analyze_command
 from agentkv.durations.keys import Keys, keys_of
-from agentkv.durations.prior_features import prior_input
+from agentkv.durations.prior import prior_input
 
 
 def _keys(text: str) -> Keys:
