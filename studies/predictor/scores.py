@@ -1,0 +1,172 @@
+"""Scores of forecasts: ranking, error of the median, calibration, and what the TTLs cost.
+
+A row known only by a bound counts where the bound decides: "at most 3 s" is a negative for > 5 and
+> 10 s and is left out of what it cannot decide; a time-out is a positive below its bound. Knows
+nothing of predictors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from .replay import EDGES_S, RELOAD_S
+
+THRESHOLDS_S = (1.0, 2.0, 5.0, 10.0)
+SHORTEST_S = 0.01
+"""Durations are raised to this before their logarithm is taken; clocks in traces tick in ms."""
+UNIFORM_SHARE = 0.001
+"""Mixed into each forecast before its log loss, so that a sure and wrong one costs 9, not oo."""
+NUM_BINS = 10
+FIXED_TTL_S = 2.0
+SPEEDS = ("fast", "uncertain", "slow")
+
+
+def scores(forecasts: pd.DataFrame) -> dict[str, Any]:
+    """Every score of these forecasts, None or NaN where it is not defined."""
+    measured = forecasts[forecasts.bound == "exact"]
+    table = calibration(forecasts)
+    return {
+        "num_test": len(forecasts),
+        "num_measured": len(measured),
+        **{f"auc_{t:g}": auc(forecasts, t) for t in THRESHOLDS_S},
+        "median_abs_log_error": median_abs_log_error(measured),
+        "log_loss": log_loss(measured),
+        "calibration_error": float((table.n * (table.predicted - table.observed).abs()).sum())
+        / max(1, table.n.sum()),
+        "pit_shares": pit_shares(measured),
+        "calibration": table.reset_index(drop=True).to_dict("records"),
+        "confusion": confusion(forecasts),
+        "regret_s_per_turn": regret_s(forecasts, forecasts.effective_ttl_s),
+        "baseline_regrets": baseline_regrets(forecasts),
+    }
+
+
+def intervals(forecasts: pd.DataFrame, *, num_resamples: int, seed: int) -> dict[str, Any]:
+    """95% bootstrap intervals of the AUCs and the log error, whole sessions redrawn.
+
+    The commands of one session resemble each other; a trace of a single session is drawn by row.
+    """
+    groups = list(forecasts.groupby(["trace", "session"], sort=False).indices.values())
+    if len(groups) == 1:
+        groups = [np.array([index]) for index in groups[0]]
+    measured_of: dict[str, Callable[[pd.DataFrame], float]] = {
+        f"auc_{t:g}": lambda drawn, t=t: auc(drawn, t) for t in THRESHOLDS_S
+    }
+    measured_of["median_abs_log_error"] = lambda drawn: median_abs_log_error(
+        drawn[drawn.bound == "exact"]
+    )
+    if not num_resamples:
+        return dict.fromkeys(measured_of)
+    rng = np.random.default_rng(seed)
+    values: dict[str, list[float]] = {name: [] for name in measured_of}
+    for _ in range(num_resamples):
+        picks = rng.integers(len(groups), size=len(groups))
+        drawn = forecasts.iloc[np.concatenate([groups[pick] for pick in picks])]
+        for name, score in measured_of.items():
+            values[name].append(score(drawn))
+    return {
+        name: None if np.isnan(found).all() else np.nanpercentile(found, [2.5, 97.5]).tolist()
+        for name, found in values.items()
+    }
+
+
+def is_over(rows: pd.DataFrame, threshold_s: float) -> pd.Series:
+    """1.0 if the command ran longer, 0.0 if not, NaN where its bound leaves that open."""
+    over = (rows.duration_s > threshold_s).astype(float)
+    at_least = rows.duration_s >= threshold_s
+    over[rows.bound == "lower"] = np.where(at_least[rows.bound == "lower"], 1.0, np.nan)
+    return over.mask((rows.bound == "upper") & (rows.duration_s > threshold_s))
+
+
+def auc(forecasts: pd.DataFrame, threshold_s: float) -> float:
+    """P(a longer command scores above a shorter one), ties half; NaN if one class is missing."""
+    labels = is_over(forecasts, threshold_s)
+    known = labels.notna()
+    positive = labels[known] == 1.0
+    num_pairs = positive.sum() * (~positive).sum()
+    if not num_pairs:
+        return float("nan")
+    ranks = stats.rankdata(forecasts.loc[known.to_numpy(), f"over_{threshold_s:g}"])
+    above = ranks[positive.to_numpy()].sum() - positive.sum() * (positive.sum() + 1) / 2
+    return float(above / num_pairs)
+
+
+def median_abs_log_error(measured: pd.DataFrame) -> float:
+    """Median of |ln p50 - ln duration|."""
+    both = measured[["p50_s", "duration_s"]].clip(lower=SHORTEST_S).apply(np.log)
+    return float((both.p50_s - both.duration_s).abs().median())
+
+
+def log_loss(measured: pd.DataFrame) -> float:
+    """Mean of -ln P(bin of the duration), bins bounded by EDGES_S; an edge is in the bin below."""
+    over = np.column_stack(
+        [
+            np.ones(len(measured)),
+            measured[[f"over_{edge_s:g}" for edge_s in EDGES_S]],
+            np.zeros(len(measured)),
+        ]
+    )
+    masses = np.clip(over[:, :-1] - over[:, 1:], 0.0, 1.0)
+    fell_into = np.searchsorted(EDGES_S, measured.duration_s, side="left")
+    mass = masses[np.arange(len(measured)), fell_into]
+    mixed = (1.0 - UNIFORM_SHARE) * mass + UNIFORM_SHARE / masses.shape[1]
+    return float(-np.log(mixed).mean()) if len(measured) else float("nan")
+
+
+def calibration(forecasts: pd.DataFrame) -> pd.DataFrame:
+    """Per tenth of predicted P(> 5 s): rows, mean prediction, share that was longer."""
+    labels = is_over(forecasts, 5.0)
+    known = pd.DataFrame({"predicted": forecasts["over_5"], "observed": labels}).dropna()
+    bins = (known.predicted * NUM_BINS).astype(int).clip(upper=NUM_BINS - 1)
+    table = known.groupby(bins.rename("tenth")).mean().reindex(range(NUM_BINS))
+    table["n"] = bins.value_counts().reindex(range(NUM_BINS), fill_value=0)
+    return table
+
+
+def pit_shares(measured: pd.DataFrame) -> list[float]:
+    """Share of measured rows per tenth of the forecast's own distribution; even if calibrated."""
+    places = measured.share_below.clip(0.0, 1.0)
+    counts, _ = np.histogram(places, bins=NUM_BINS, range=(0.0, 1.0))
+    return [float(share) for share in counts / max(1, len(measured))]
+
+
+def confusion(forecasts: pd.DataFrame) -> dict[str, dict[str, int]]:
+    """Rows by true speed (fast to 1 s, slow above 5 s), then by predicted speed."""
+    over_1_s, over_5_s = is_over(forecasts, 1.0), is_over(forecasts, 5.0)
+    true = pd.Series(pd.NA, index=forecasts.index, dtype="object")
+    true[(over_1_s == 1.0) & (over_5_s == 0.0)] = "uncertain"
+    true[over_1_s == 0.0] = "fast"
+    true[over_5_s == 1.0] = "slow"
+    table = pd.crosstab(true, forecasts.speed)
+    table = table.reindex(index=SPEEDS, columns=SPEEDS, fill_value=0)
+    found: dict[str, dict[str, int]] = table.to_dict("index")
+    return found
+
+
+def regret_s(forecasts: pd.DataFrame, ttl_s: pd.Series | float) -> float:
+    """Seconds of one context's memory per turn above knowing each duration beforehand.
+
+    A context is held while its tool runs, at most until the TTL, and costs RELOAD_S if it must be
+    rebuilt; the oracle pins what is shorter than a rebuild. No queue, no pressure. Source: the
+    trade in Continuum's objective, P(tau) * benefit - tau (arXiv 2511.02230 v6).
+    """
+    decided = forecasts.bound != "upper"
+    took_s = forecasts.duration_s[decided]
+    ttls_s = (ttl_s + 0.0 * forecasts.duration_s)[decided]
+    is_rebuilt = (ttls_s <= 0.0) | (took_s > ttls_s)
+    cost_s = np.minimum(took_s, ttls_s) + RELOAD_S * is_rebuilt
+    return float((cost_s - took_s.clip(upper=RELOAD_S)).mean()) if len(took_s) else 0.0
+
+
+def baseline_regrets(forecasts: pd.DataFrame) -> dict[str, float]:
+    """The same without a predictor."""
+    return {
+        "never pinned": regret_s(forecasts, 0.0),
+        f"fixed {FIXED_TTL_S:g} s": regret_s(forecasts, FIXED_TTL_S),
+        "continuum": regret_s(forecasts, forecasts.continuum_ttl_s),
+    }
