@@ -1,7 +1,7 @@
 """How long one program usually takes, before it was ever run.
 
-The figures are in `typical.toml`; around them stand waits (`sleep`, servers, watchers) and the modes
-in which a program does not do its usual work (`--help`, `--dry-run`, `--daemon`). Called by `prior`
+The figures are in `typical.toml`. In addition: waits (`sleep`, servers, watchers), and the modes in
+which a program does not do its usual work (`--help`, `--dry-run`, `--daemon`). Called by `prior`
 for every program of a command. Knows nothing of what was observed.
 """
 
