@@ -158,9 +158,7 @@ def _read_models(path: Path) -> OfflineModels:
         ) from error
 
 
-def _summaries(
-    forecasts: pd.DataFrame, options: argparse.Namespace
-) -> list[dict[str, Any]]:
+def _summaries(forecasts: pd.DataFrame, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row per split, mode and predictor, its forecasts pooled over the folds."""
     rows = []
     for names, found in forecasts.groupby(["split", "mode", "kind"], sort=False):

@@ -27,8 +27,8 @@ def markdown(document: dict[str, Any]) -> str:
     parts = ["# Duration predictors, side by side", ""]
     for trace in document["traces"]:
         parts.append(
-            f"- `{trace['name']}`: {trace['rows']} commands, of them {trace['upper']} known to have "
-            f"taken at most 3 s, {trace['lower']} timed out; {trace['skipped']} lines skipped"
+            f"- `{trace['name']}`: {trace['rows']} commands, {trace['upper']} of them known to "
+            f"have taken at most 3 s, {trace['lower']} timed out; {trace['skipped']} lines skipped"
         )
     parts.append(f"- commit {document['commit']}, seed {document['seed']}, {document['config']}")
     for (split, mode), rows in grouped(document["rows"]).items():
