@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from agentkv.client.context import current_job
 from agentkv.client.feedback import flush
-from agentkv.client.job import Job
+from agentkv.client.job import Job, current_job
 from agentkv.client.ledger import JobSummary
 from agentkv.client.openai_sdk import uninstrument
 from agentkv.client.session import Session, session
@@ -48,7 +47,7 @@ _LAZY = {
     "Program": "agentkv.commands",
     "analyze_command": "agentkv.commands",
 }
-"""Names whose modules a tagging client never needs, and what they are read from on first use."""
+"""Names whose modules a tagging client does not need, with the module imported on first use."""
 
 
 def __getattr__(name: str) -> Any:

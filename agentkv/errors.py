@@ -1,11 +1,18 @@
-"""Every error that agentkv raises on its own account.
+"""Every error that agentkv raises on its own account, in one tree.
 
     AgentKVError
-    ├── AgentKVServerError    the server lacks the plugin, or answered with an error
+    ├── AgentKVServerError    a server lacks the plugin, or cannot be used as it is
+    │   ├── NoAnswerError     it could not be reached, or did not answer in time
+    │   └── StatusError       it answered with an HTTP error
     ├── ServerStartError      a server process that agentkv started did not come up
-    └── TagError              a wire field of the wrong type or out of range (also a ValueError)
+    ├── SetupError            the installation lacks a package, a model or a version
+    ├── SettingsError         the plugin's settings in `--additional-config` are not valid
+    ├── InputError            an option, file or workload cannot be used (also a ValueError)
+    │   └── TagError          a wire field has the wrong type or is out of range
+    └── RunError              a measurement broke off
 
-Errors of the OpenAI client, or of the caller's own code, pass through unchanged.
+Commands print the text and end with status 1 or 2. Errors of the OpenAI client, and of the caller's
+own code, pass through unchanged.
 """
 
 from __future__ import annotations
@@ -29,14 +36,42 @@ class AgentKVServerError(AgentKVError):
     """The server has no agentkv plugin, cannot be reached, or answered with an error."""
 
 
+class NoAnswerError(AgentKVServerError):
+    """The server could not be reached, or did not answer in time."""
+
+
+class StatusError(AgentKVServerError):
+    """The server answered with the HTTP error `status`."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class ServerStartError(AgentKVError):
     """A vLLM server process ended, or stayed silent, before it was ready."""
 
 
-class TagError(AgentKVError, ValueError):
-    """A wire field that cannot be accepted; the text names field, value seen and what is allowed.
+class SetupError(AgentKVError):
+    """The installation lacks something: the text says what, and how to install it."""
 
-    The value is shown clipped, so that a megabyte of input gives a line of message.
+
+class SettingsError(AgentKVError):
+    """The settings given in `--additional-config` are not valid."""
+
+
+class InputError(AgentKVError, ValueError):
+    """An option, a file or a workload that cannot be used; the text says what would be."""
+
+
+class RunError(AgentKVError):
+    """A measurement broke off; the text says why, and what of it is on disk."""
+
+
+class TagError(InputError):
+    """A wire field cannot be accepted; the text names field, value seen and what is allowed.
+
+    The value is clipped, so that a megabyte of input gives one line of message.
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:

@@ -1,13 +1,13 @@
-"""The fields that travel between client and server, and what each may hold.
+"""The fields that travel between client and server, and the values that each may have.
 
-Both sides use this module: the client to check what a caller hands in, the server plugin to check
-what arrives. It knows names, types and ranges; it knows nothing about HTTP, sessions or vLLM.
+The client checks its caller's arguments with it, the server plugin the requests that arrive. Knows
+names, types and ranges; knows nothing about HTTP, sessions or vLLM.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, cast
 
 from agentkv.errors import TagError
@@ -23,14 +23,15 @@ TAG_FIELDS = (
     "last_tool",
     "last_tool_s",
 )
+EVENT_FIELDS = ("state", "tool", "command", "duration_s", "turn")
 
 MAX_ID_CHARS = 256
 MAX_TURN = 1_000_000
 MAX_TOOL_CHARS = 4096
 MAX_COMMAND_CHARS = 1024 * 1024
-MAX_DURATION_S = 31_536_000.0  # a year: longer is a clock gone wrong, not a tool
+MAX_DURATION_S = 31_536_000.0  # a year: anything longer is a broken clock, not a tool
 
-# Session headers of coding agents, lower case, and the tag each one stands for. Where a request
+# Session headers of coding agents, lower case, with the tag that each one sets. If a request
 # carries several for one tag, the first in this order counts.
 SESSION_HEADERS: Mapping[str, str] = {
     "x-session-id": "job_id",  # vLLM's own, also sent by OpenCode
@@ -49,7 +50,7 @@ ToolState = Literal["started", "finished"]
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The tags of one request; None is a field that was not sent."""
+    """The tags of one request; None means that a field was not sent."""
 
     job_id: str | None = None
     is_last_step: bool | None = None
@@ -60,9 +61,8 @@ class Tags:
     last_tool_s: float | None = None
 
     def as_fields(self) -> dict[str, str | int | float | bool]:
-        """The fields that were sent, as they go into a request body."""
-        values = ((name, getattr(self, name)) for name in TAG_FIELDS)
-        return {name: value for name, value in values if value is not None}
+        """The fields that are set, for a request body."""
+        return {name: value for name in TAG_FIELDS if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,17 @@ class ToolEvent:
     turn: int | None = None
 
     def as_fields(self) -> dict[str, str | int | float]:
-        """The fields that were given, as they go into the body of the tool route."""
-        values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: value for name, value in values if value is not None}
+        """The fields that are set, for the body of the tool route."""
+        return {name: value for name in EVENT_FIELDS if (value := getattr(self, name)) is not None}
 
 
 def parse_tags(raw: Mapping[str, object], *, flags_as_numbers: bool = False) -> Tags:
-    """The tags in a mapping of JSON values; keys that are no tags are ignored, null is absent.
+    """Read the tags in a mapping of JSON values; other keys are ignored, null means not sent.
 
-    flags_as_numbers also takes 0 and 1 for `is_last_step`, which is what vLLM's `vllm_xargs` makes
-    of false and true. Raises TagError for the first field that is wrong.
+    flags_as_numbers: also accept 0 and 1 for `is_last_step`, into which vLLM's `vllm_xargs` turns
+        false and true.
+
+    Raises TagError for the first wrong field.
     """
     return Tags(
         job_id=_text(raw, "job_id", MAX_ID_CHARS),
@@ -99,10 +100,10 @@ def parse_tags(raw: Mapping[str, object], *, flags_as_numbers: bool = False) -> 
 
 
 def fields_from_headers(headers: Mapping[str, str]) -> dict[str, object]:
-    """The tags that the session headers of a request stand for, not yet checked.
+    """Read the tags that the session headers of a request set, without checking them.
 
-    `headers` has lower-case names. A flag that is neither true nor false is handed on as text, so
-    that `parse_tags` rejects it by name.
+    `headers` has lower-case names. A flag other than true or false stays text, so that `parse_tags`
+    rejects it by name.
     """
     found: dict[str, object] = {}
     for name, tag in SESSION_HEADERS.items():
@@ -115,9 +116,9 @@ def fields_from_headers(headers: Mapping[str, str]) -> dict[str, object]:
 
 
 def parse_tool_event(body: object) -> ToolEvent:
-    """The event in the JSON body of the tool route; raises TagError for what is wrong in it.
+    """Read the event in the JSON body of the tool route; raises TagError for a wrong field.
 
-    `duration_s` may be missing from a finished event: the server then knows only its own times.
+    A finished event may lack `duration_s`: the server then knows only its own times.
     """
     if not isinstance(body, Mapping):
         raise TagError("body", body, 'a JSON object with "state"')
@@ -127,28 +128,22 @@ def parse_tool_event(body: object) -> ToolEvent:
     return ToolEvent(
         state=cast(ToolState, state),
         tool=_text(body, "tool", MAX_TOOL_CHARS),
-        command=_command(body, "command"),
+        command=_text(body, "command", MAX_COMMAND_CHARS, min_chars=0),
         duration_s=_duration(body, "duration_s"),
         turn=_count(body, "turn"),
     )
 
 
-def _text(raw: Mapping[str, object], field: str, max_chars: int) -> str | None:
+def _text(
+    raw: Mapping[str, object], field: str, max_chars: int, *, min_chars: int = 1
+) -> str | None:
     value = raw.get(field)
     if value is None:
         return None
-    if isinstance(value, str) and 1 <= len(value) <= max_chars and _is_encodable(value):
+    if isinstance(value, str) and min_chars <= len(value) <= max_chars and _is_encodable(value):
         return value
-    raise TagError(field, value, f"a string of 1 to {max_chars} Unicode characters")
-
-
-def _command(raw: Mapping[str, object], field: str) -> str | None:
-    value = raw.get(field)
-    if value is None:
-        return None
-    if isinstance(value, str) and len(value) <= MAX_COMMAND_CHARS and _is_encodable(value):
-        return value
-    raise TagError(field, value, f"a string of at most {MAX_COMMAND_CHARS} Unicode characters")
+    lengths = f"{min_chars} to {max_chars}" if min_chars else f"at most {max_chars}"
+    raise TagError(field, value, f"a string of {lengths} Unicode characters")
 
 
 def _flag(raw: Mapping[str, object], field: str, *, numbers: bool) -> bool | None:
@@ -161,7 +156,7 @@ def _flag(raw: Mapping[str, object], field: str, *, numbers: bool) -> bool | Non
 
 
 def parse_turn_count(value: object, field: str) -> int:
-    """A number of turns; raises TagError, which names `field`, for anything else."""
+    """Check a number of turns; raises TagError, which names `field`, for any other value."""
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_TURN:
         return value
     raise TagError(field, value, f"a whole number from 1 to {MAX_TURN}")

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from agentkv.client.transport import ServerAPI, StatusError
-from agentkv.errors import AgentKVError, AgentKVServerError
+from agentkv.client.transport import ServerAPI
+from agentkv.errors import AgentKVError, AgentKVServerError, StatusError
 
 PREEMPTIONS = "vllm:num_preemptions_total"
 _PREFIXES = ("vllm:", "agentkv:")

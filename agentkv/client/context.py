@@ -1,24 +1,38 @@
-"""Which job is current here: for the thread or task that entered a session, and those it starts.
+"""Which job is current: the one of the innermost session that a thread or task has entered.
 
-A context variable, which asyncio hands to new tasks by itself. Threads are seen to in `threads.py`.
+Sessions enter and leave jobs here, `threads` carries the current job into new threads, and
+`openai_sdk` looks up whose turn a call is; asyncio copies the variable into new tasks by itself.
+Knows nothing of a job but whether it is over and which job encloses it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from agentkv.client.job import Job
-
-_innermost: ContextVar[Job[Any] | None] = ContextVar("agentkv_job", default=None)
+from typing import Protocol
 
 
-def current_job() -> Job[Any] | None:
-    """The job of the innermost session that this thread or task is in; None outside of any."""
+class NestedJob(Protocol):
+    """A job as this module sees it."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def enclosing(self) -> NestedJob | None: ...
+
+
+_innermost: ContextVar[NestedJob | None] = ContextVar("agentkv_job", default=None)
+
+
+def innermost() -> NestedJob | None:
+    """The job entered last, over or not; `enclosing` leads outwards from it."""
+    return _innermost.get()
+
+
+def current() -> NestedJob | None:
+    """The innermost job that is not over; None outside of any session."""
     job = _innermost.get()
     while job is not None and job.is_over:
         job = job.enclosing
@@ -26,7 +40,7 @@ def current_job() -> Job[Any] | None:
 
 
 @contextmanager
-def job_made_current(job: Job[Any] | None) -> Iterator[None]:
+def job_made_current(job: NestedJob | None) -> Iterator[None]:
     """Make a job current for a block of code that runs in one thread or task."""
     token = _innermost.set(job)
     try:
@@ -35,19 +49,11 @@ def job_made_current(job: Job[Any] | None) -> Iterator[None]:
         _innermost.reset(token)
 
 
-def enter(job: Job[Any]) -> None:
+def enter(job: NestedJob) -> None:
     """Make a job current until `leave`."""
     _innermost.set(job)
 
 
 def leave() -> None:
     """Make the innermost job that is not over current again."""
-    _innermost.set(current_job())
-
-
-def chain() -> Iterator[Job[Any]]:
-    """The jobs current here, over or not, from the innermost outwards."""
-    job = _innermost.get()
-    while job is not None:
-        yield job
-        job = job.enclosing
+    _innermost.set(current())

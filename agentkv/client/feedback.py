@@ -1,8 +1,8 @@
-"""Sends tool events and releases to servers, off the agent's path.
+"""Sends tool events and releases to servers in the background; `server` hands them over.
 
 One daemon thread per server takes deliveries from a bounded queue, in order, so that a server that
-hangs keeps no other one waiting. A delivery that keeps failing is dropped, with one warning per
-server: the agent never waits and never breaks.
+hangs delays no other. A delivery that keeps failing is dropped, with one warning per server: the
+agent never waits and never breaks. Knows nothing about jobs, or how a server is reached.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from agentkv.client.context import job_made_current
-from agentkv.client.transport import NoAnswerError, StatusError, close_connections
+from agentkv.client.transport import close_connections
+from agentkv.errors import NoAnswerError, StatusError
 
 logger = logging.getLogger(__name__)
 
@@ -29,20 +31,35 @@ FIRST_WAIT_S = 0.1
 FLUSH_AT_EXIT_S = 2.0
 
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-_GONE = 404  # the server does not know the job (any more): there is nothing left to tell it
+_GONE = 404  # the server does not know the job (any more), so it holds nothing for it
+
+
+class Destination(Protocol):
+    """A server that deliveries go to."""
+
+    @property
+    def root_url(self) -> str: ...
+
+    def deliver(self, method: str, path: str, body: Mapping[str, object] | None) -> object:
+        """Make the call now; raises AgentKVServerError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One call to make; `server` names where to, for warnings and for giving up."""
+    """One call to make; `client` is the SDK client it goes by, kept alive until then."""
 
-    server: str
-    what: str
-    send: Callable[[], object]
+    server: Destination
+    method: str
+    path: str
+    body: Mapping[str, object] | None = None
+    client: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.method} /v1/agentkv{self.path} to {self.server.root_url}"
 
 
 class FeedbackSender:
-    """A server's queue and the thread that empties it; that starts with the first delivery."""
+    """The queue of one server and the thread that empties it, started by the first delivery."""
 
     def __init__(self, *, max_queued: int = MAX_QUEUED) -> None:
         self._queue: queue.Queue[Delivery] = queue.Queue(max_queued)
@@ -53,9 +70,9 @@ class FeedbackSender:
         self._is_warned_of_no_thread = False
 
     def submit(self, delivery: Delivery) -> None:
-        """Hand over a delivery; never waits, and drops it when the queue is full.
+        """Queue a delivery; never waits, and drops it when the queue is full.
 
-        Where no thread can be had it stays in the queue, and the next one tries again.
+        If no thread can start, it stays in the queue and the next delivery tries again.
         """
         try:
             self._queue.put_nowait(delivery)
@@ -68,9 +85,9 @@ class FeedbackSender:
                 self._warn_of_no_thread(delivery, error)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all is sent or dropped.
+        """Wait until everything is sent or dropped.
 
-        False if that takes longer than `timeout_s`, and where no thread can be had for it.
+        False if that takes longer than `timeout_s`, or if no thread can start.
         """
         deadline_s = time.monotonic() + timeout_s
         if self._thread is None and self.num_waiting:
@@ -92,8 +109,8 @@ class FeedbackSender:
         return self._queue.unfinished_tasks
 
     def _start(self) -> None:
-        """Start the thread, unless it runs; RuntimeError where the system has none to spare."""
-        # Not left to the thread: a child forked in mid-import has half a module for ever.
+        """Start the thread, unless it runs; RuntimeError if the system has no thread to spare."""
+        # Imported here and not by the thread: a child forked in mid-import keeps half a module.
         import tenacity.wait  # noqa: F401
 
         with self._start_lock:
@@ -114,6 +131,7 @@ class FeedbackSender:
                 self._warn(delivery, str(error))
             finally:
                 self._queue.task_done()
+                del delivery  # or the client it went by would live until the next one
 
     def _deliver(self, delivery: Delivery) -> None:
         from tenacity import (
@@ -132,7 +150,7 @@ class FeedbackSender:
             reraise=True,
         )
         try:
-            attempts(delivery.send)
+            attempts(delivery.server.deliver, delivery.method, delivery.path, delivery.body)
         except NoAnswerError:
             self._is_silent = True
             raise
@@ -145,14 +163,13 @@ class FeedbackSender:
 
     def _warn(self, delivery: Delivery, reason: str) -> None:
         if self._is_warned:
-            logger.debug("dropped %s for %s: %s", delivery.what, delivery.server, reason)
+            logger.debug("dropped %s: %s", delivery, reason)
             return
         self._is_warned = True
         logger.warning(
-            "agentkv dropped %s for %s (%s); further drops for this server are not reported. "
+            "agentkv dropped %s (%s); further drops for this server are not reported. "
             "The agent is not affected; the server frees the job when its TTL runs out.",
-            delivery.what,
-            delivery.server,
+            delivery,
             reason,
         )
 
@@ -160,10 +177,9 @@ class FeedbackSender:
         if not self._is_warned_of_no_thread:
             self._is_warned_of_no_thread = True
             logger.warning(
-                "agentkv found no free thread to send %s to %s from (%s). It waits, and the next "
-                "delivery tries again; the agent is not affected.",
-                delivery.what,
-                delivery.server,
+                "agentkv found no free thread for %s (%s). It waits, and the next delivery tries "
+                "again; the agent is not affected.",
+                delivery,
                 error,
             )
 
@@ -175,20 +191,20 @@ def _is_transient(error: BaseException) -> bool:
 
 
 _senders: dict[tuple[int, str], FeedbackSender] = {}
-"""By process id and server: a forked child has no thread of ours."""
+"""By process id and server: the thread of a parent process does not run in a forked child."""
 
 _flushing_at_exit: set[int] = set()
 """The ids of the processes that flush when they end."""
 
 
-def submit(delivery: Delivery) -> None:
-    """Hand a delivery to its server's sender in this process."""
-    key = (os.getpid(), delivery.server)
+def sender_to(root_url: str) -> FeedbackSender:
+    """The sender of a server in this process: the same object every time."""
+    key = (os.getpid(), root_url)
     sender = _senders.get(key)
     if sender is None:
-        _have_flushed_at_exit()
+        _flush_when_process_ends()
         sender = _senders.setdefault(key, FeedbackSender())
-    sender.submit(delivery)
+    return sender
 
 
 def flush(timeout_s: float = FLUSH_AT_EXIT_S) -> bool:
@@ -203,8 +219,8 @@ def _senders_here() -> dict[str, FeedbackSender]:
     return {server: sender for (pid, server), sender in list(_senders.items()) if pid == here}
 
 
-def _have_flushed_at_exit() -> None:
-    """Have this process flush when it ends, however it was started."""
+def _flush_when_process_ends() -> None:
+    """Register the flush at exit, however this process was started."""
     here = os.getpid()
     if here in _flushing_at_exit:
         return
@@ -226,5 +242,5 @@ def _flush_at_exit() -> None:
                     sender.num_waiting,
                     server,
                 )
-                del _senders[os.getpid(), server]  # a process may get here twice: waited for once
+                del _senders[os.getpid(), server]  # may run twice in a process: wait only once
     close_connections()

@@ -1,29 +1,30 @@
-"""One agent job as the client sees it: its id, its books, its tools, and the servers it used."""
+"""One agent job as the client sees it: its id, its tools, and the servers it used.
+
+A session makes it and ends it; `tagged_call` numbers its turns through `ledger`.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
+from agentkv.client import context
 from agentkv.client.ledger import JobSummary, OpenTurn, TurnLedger
-from agentkv.client.server import KnownServer
+from agentkv.client.server import Server
+from agentkv.client.transport import job_path
 from agentkv.protocol import MAX_TOOL_CHARS, Tags, ToolEvent, ToolState, parse_turn_count
 from agentkv.tool_calls import ToolCall
-
-if TYPE_CHECKING:
-    pass
-
 
 ClientT = TypeVar("ClientT")
 
 
 class Job(Generic[ClientT]):
-    """What `with agentkv.session(...) as job` gives; made by a session, not by hand.
+    """The job of `with agentkv.session(...) as job`; sessions make it.
 
-    `client` is a drop-in for the client given to the session, None where none was given. All
-    methods may be called from any thread or task.
+    `client` is a drop-in for the client passed to the session, or None if none was. All methods
+    may be called from any thread or task.
     """
 
     client: ClientT
@@ -32,6 +33,7 @@ class Job(Generic[ClientT]):
         self,
         job_id: str,
         *,
+        covered_client: ClientT,
         enclosing: Job[Any] | None,
         parent_job_id: str | None,
         expected_turns: int | None,
@@ -40,12 +42,14 @@ class Job(Generic[ClientT]):
     ) -> None:
         self.job_id = job_id
         self.parent_job_id = parent_job_id
+        self.covered_client = covered_client
         self.enclosing = enclosing
         self.server_url = server_url
         self.on_missing_server = on_missing_server
         self.ledger = TurnLedger(job_id, clock=time.monotonic)
+        self.servers: list[Server] = []
+        self.path = job_path(job_id)
         self._expected_turns = expected_turns
-        self._servers: list[KnownServer] = []
         self._is_ended = False
         self._process_id = os.getpid()
 
@@ -55,32 +59,31 @@ class Job(Generic[ClientT]):
         return self._is_ended or self._process_id != os.getpid()
 
     def last_step(self) -> None:
-        """Say that the next request is the last of this job: the server frees it with the reply."""
+        """Declare the next request the last of this job: the server frees it with the reply."""
         self.ledger.mark_last_step()
 
     def limit_turns(self, num_turns: int) -> None:
-        """Say that the job never takes more than `num_turns` turns: that turn is its last step.
+        """Promise that the job takes at most `num_turns` turns: that turn is its last step.
 
-        `expected_turns` of the session is a hint only; this is a promise. Raises TagError for a
-        number out of range.
+        `expected_turns` of the session is only a hint. Raises TagError for a number out of range.
         """
         self._expected_turns = parse_turn_count(num_turns, "num_turns")
         self.ledger.limit_turns(num_turns)
 
     def tool(self, call: ToolCall | str) -> ToolRun:
-        """Time a tool: a parsed call, a command, or a tool's name; TypeError for all else.
+        """Time a tool: a parsed call, a command, or a tool's name; TypeError for anything else.
 
-        `with job.tool(call):` or `async with`. The server hears of it in the background, and once
-        more with the next turn.
+        Use it as `with job.tool(call):` or `async with`. It is reported to the server in the
+        background, and once more with the next turn.
         """
         return ToolRun(self, call)
 
     def summary(self) -> JobSummary:
-        """What the job took so far; also after it is over."""
+        """The totals of the job so far; also available after it is over."""
         return self.ledger.summary()
 
     def tags(self, turn: OpenTurn) -> Tags:
-        """The tags that the request of a turn carries."""
+        """The tags for the request of a turn."""
         tool = turn.last_tool
         return Tags(
             job_id=self.job_id,
@@ -92,43 +95,32 @@ class Job(Generic[ClientT]):
             last_tool_s=None if tool is None else tool.duration_s,
         )
 
-    def note_server(self, server: KnownServer) -> None:
-        """Remember a server that a tagged request went to: it hears of tools and of the end."""
-        if server not in self._servers:
-            self._servers.append(server)
-
-    def send_tool_event(self, event: ToolEvent) -> None:
-        """Tell the servers of this job about a tool, in the background."""
-        if not self.is_over:
-            for server in self._servers:
-                server.send_tool_event(self.job_id, event)
-
     def end(self) -> None:
-        """The job is over: its servers free what they hold for it. Never waits."""
+        """End the job: its servers free what they hold for it. Never waits."""
         if not self.is_over:
             self._is_ended = True
             self.release()
 
     def release(self) -> None:
-        """Have the servers free what they hold for this job now. Never waits."""
-        for server in self._servers:
-            server.release(self.job_id)
+        """Make the servers free what they hold for this job now. Never waits."""
+        for server in self.servers:
+            server.submit("POST", f"{self.path}/release", {})
 
 
 class ToolRun:
-    """A tool while it runs: `with job.tool(call) as run`, or `async with`.
+    """A running tool: `with job.tool(call) as run`, or `async with`.
 
     `duration_s` is None until the tool ended; a tool that ended by an exception counts as well.
     """
 
     def __init__(self, job: Job[Any], call: ToolCall | str) -> None:
-        self.duration_s: float | None = None
-        self._job = job
         if not isinstance(call, (ToolCall, str)):
             raise TypeError(
                 f"job.tool(): got {type(call).__name__}, allowed is a call that "
                 "agentkv.parse_tool_calls(reply) gives, a command, or a tool's name"
             )
+        self.duration_s: float | None = None
+        self._job = job
         name, command = (None, call) if isinstance(call, str) else (call.name, call.command)
         self._name = _sendable(name)
         self._command = _sendable(command)
@@ -138,7 +130,7 @@ class ToolRun:
     def __enter__(self) -> Self:
         self._turn = self._job.ledger.begin_tool()
         self._started_at_s = time.monotonic()
-        self._job.send_tool_event(self._event("started"))
+        self._report("started")
         return self
 
     def __exit__(
@@ -149,7 +141,7 @@ class ToolRun:
     ) -> None:
         self.duration_s = time.monotonic() - self._started_at_s
         self._job.ledger.finish_tool(self._command or self._name or "tool", self.duration_s)
-        self._job.send_tool_event(self._event("finished"))
+        self._report("finished")
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -162,19 +154,30 @@ class ToolRun:
     ) -> None:
         self.__exit__(exc_type, exc, traceback)
 
-    def _event(self, state: ToolState) -> ToolEvent:
-        return ToolEvent(
+    def _report(self, state: ToolState) -> None:
+        """Tell the servers of the job, in the background; before its first turn it has none."""
+        if self._job.is_over:
+            return
+        event = ToolEvent(
             state=state,
             tool=self._name,
             command=self._command,
             duration_s=self.duration_s,
             turn=self._turn,
         )
+        body = event.as_fields()
+        for server in self._job.servers:
+            server.submit("POST", f"{self._job.path}/tool", body)
 
 
 def _sendable(text: str | None) -> str | None:
-    """The text as the wire takes it, without lone surrogates; None if there is none.
+    """The text without lone surrogates, which the wire refuses; None if it is empty.
 
-    Clipped to what the server keeps of a command, so that what waits in the queue stays small.
+    Cut to what the server keeps of a command, so that the queue stays small.
     """
     return (text or "")[:MAX_TOOL_CHARS].encode(errors="replace").decode() or None
+
+
+def current_job() -> Job[Any] | None:
+    """The job of the innermost session that this thread or task is in; None outside of any."""
+    return cast("Job[Any] | None", context.current())

@@ -1,23 +1,27 @@
-"""The books of one job: which turn comes next, and where its time and tokens went.
+"""Counts the turns of one job, and adds up their time and tokens.
 
-Pure bookkeeping behind one lock, since the turns of a job may overlap; the clock is handed in. It
-knows nothing about HTTP, sessions or servers.
+Bookkeeping behind one lock, since the turns of a job may overlap; the clock is an argument. Knows
+nothing about HTTP, sessions or servers.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
 
 from agentkv.client.replies import Usage
 
 Clock = Callable[[], float]
 
+_DURATION = attrgetter("duration_s")
+
 
 @dataclass(frozen=True, slots=True)
 class ToolTime:
-    """A tool that ran, by its command or else its name, and for how long."""
+    """The duration of a tool, named by its command or else its name."""
 
     text: str
     duration_s: float
@@ -25,7 +29,7 @@ class ToolTime:
 
 @dataclass(frozen=True, slots=True)
 class OpenTurn:
-    """A turn under way: its number, and what its request tells the server."""
+    """A turn in progress: its number, and what its request reports to the server."""
 
     number: int
     is_last_step: bool
@@ -33,116 +37,17 @@ class OpenTurn:
     started_at_s: float
 
 
-class TurnLedger:
-    """Numbers the turns of a job and adds up what they took. Safe for any number of threads."""
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """Totals of one job; `print(summary)` shows them as a small table.
 
-    def __init__(self, job_id: str, *, clock: Clock) -> None:
-        self._job_id = job_id
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._last_number = 0
-        self._num_in_flight = 0
-        self._hard_limit: int | None = None
-        self._is_last_step = False
-        self._longest_tool: ToolTime | None = None
-        self._num_tools_running = 0
-        self._idle_since_s: float | None = None
-        self._totals = _Totals()
+    Token counts are the server's own: None if no reply reported them, and without the
+    `turns_without_usage` turns that did not (a stream without `include_usage`). Times of
+    overlapping turns add up. `tool_s` is what `job.tool(...)` measured. `gap_s` is the time between
+    a reply and the next request if nothing was measured in it: tools and the agent's own work.
+    """
 
-    def mark_last_step(self) -> None:
-        """The next turn is the last one of the job."""
-        with self._lock:
-            self._is_last_step = True
-
-    def limit_turns(self, num_turns: int) -> None:
-        """Turn number `num_turns` is the last one of the job."""
-        with self._lock:
-            self._hard_limit = num_turns
-
-    def begin(self) -> OpenTurn:
-        """Open the next turn; it carries the longest tool run since the turn before."""
-        now_s = self._clock()
-        with self._lock:
-            if self._idle_since_s is not None:
-                if self._longest_tool is None and not self._num_tools_running:
-                    self._totals.gap_s += now_s - self._idle_since_s
-                self._idle_since_s = None
-            self._num_in_flight += 1
-            self._last_number += 1
-            turn = OpenTurn(
-                number=self._last_number,
-                is_last_step=self._is_last_step or self._last_number == self._hard_limit,
-                last_tool=self._longest_tool,
-                started_at_s=now_s,
-            )
-            self._is_last_step = False
-            self._longest_tool = None
-            return turn
-
-    def finish(self, turn: OpenTurn, usage: Usage | None, *, ended_at_s: float) -> None:
-        """Close a turn that was answered; `ended_at_s` is when the last of the reply arrived."""
-        with self._lock:
-            self._num_in_flight -= 1
-            if not self._num_in_flight:
-                self._idle_since_s = ended_at_s
-            self._totals.turns += 1
-            self._totals.llm_s += ended_at_s - turn.started_at_s
-            self._totals.add_usage(usage)
-
-    def fail(self, turn: OpenTurn) -> None:
-        """Close a turn that got no answer: its number and what it carried go to the next request.
-
-        The server takes a repeated number for a retry. An older turn than the newest leaves a
-        hole instead, since a later number is out already.
-        """
-        with self._lock:
-            self._num_in_flight -= 1
-            self._totals.failed_calls += 1
-            if self._last_number == turn.number:
-                self._last_number -= 1
-            self._is_last_step = self._is_last_step or turn.is_last_step
-            if turn.last_tool is not None:
-                self._keep_longest(turn.last_tool)
-
-    def begin_tool(self) -> int | None:
-        """A measured tool starts; says which turn it follows, None before the first."""
-        with self._lock:
-            self._num_tools_running += 1
-            return self._last_number or None
-
-    def finish_tool(self, text: str, duration_s: float) -> None:
-        """A measured tool ended."""
-        with self._lock:
-            self._num_tools_running -= 1
-            self._totals.tool_calls += 1
-            self._totals.tool_s += duration_s
-            self._keep_longest(ToolTime(text, duration_s))
-
-    def summary(self) -> JobSummary:
-        """The totals so far."""
-        with self._lock:
-            totals = self._totals
-            return JobSummary(
-                job_id=self._job_id,
-                turns=totals.turns,
-                failed_calls=totals.failed_calls,
-                turns_without_usage=totals.turns_without_usage,
-                prompt_tokens=totals.prompt_tokens,
-                cached_tokens=totals.cached_tokens,
-                output_tokens=totals.output_tokens,
-                llm_s=totals.llm_s,
-                tool_calls=totals.tool_calls,
-                tool_s=totals.tool_s,
-                gap_s=totals.gap_s,
-            )
-
-    def _keep_longest(self, tool: ToolTime) -> None:
-        if self._longest_tool is None or tool.duration_s >= self._longest_tool.duration_s:
-            self._longest_tool = tool
-
-
-@dataclass(slots=True)
-class _Totals:
+    job_id: str
     turns: int = 0
     failed_calls: int = 0
     turns_without_usage: int = 0
@@ -153,43 +58,6 @@ class _Totals:
     tool_calls: int = 0
     tool_s: float = 0.0
     gap_s: float = 0.0
-
-    def add_usage(self, usage: Usage | None) -> None:
-        if usage is None:
-            self.turns_without_usage += 1
-            return
-        self.prompt_tokens = _sum(self.prompt_tokens, usage.prompt_tokens)
-        self.cached_tokens = _sum(self.cached_tokens, usage.cached_tokens)
-        self.output_tokens = _sum(self.output_tokens, usage.output_tokens)
-
-
-def _sum(total: int | None, count: int | None) -> int | None:
-    if count is None:
-        return total
-    return count + (total or 0)
-
-
-@dataclass(frozen=True, slots=True)
-class JobSummary:
-    """Totals of one job; `print(summary)` shows them as a small table.
-
-    Token counts are the server's own: None where no reply told, and short by `turns_without_usage`
-    turns where some did not (a stream without `include_usage`). Times of overlapping turns add up.
-    `tool_s` is what `job.tool(...)` measured. `gap_s` is the time between a reply and the next
-    request of the gaps in which nothing was measured: tools and the agent's own work together.
-    """
-
-    job_id: str
-    turns: int
-    failed_calls: int
-    turns_without_usage: int
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    output_tokens: int | None
-    llm_s: float
-    tool_calls: int
-    tool_s: float
-    gap_s: float
 
     def __str__(self) -> str:
         failed = f" ({self.failed_calls:,} failed calls)" if self.failed_calls else ""
@@ -218,3 +86,107 @@ class JobSummary:
         if self.cached_tokens is None or not self.prompt_tokens:
             return self._tokens(self.cached_tokens)
         return f"{self.cached_tokens:,} ({self.cached_tokens / self.prompt_tokens:.0%} of prompt)"
+
+
+class TurnLedger:
+    """Numbers the turns of a job and adds up their costs. Safe for any number of threads."""
+
+    def __init__(self, job_id: str, *, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last_number = 0
+        self._num_in_flight = 0
+        self._hard_limit: int | None = None
+        self._is_last_step = False
+        self._longest_tool: ToolTime | None = None
+        self._num_tools_running = 0
+        self._idle_since_s: float | None = None
+        self._summary = JobSummary(job_id)
+
+    def mark_last_step(self) -> None:
+        """Make the next turn the last step of the job."""
+        with self._lock:
+            self._is_last_step = True
+
+    def limit_turns(self, num_turns: int) -> None:
+        """Make turn number `num_turns` the last step of the job."""
+        with self._lock:
+            self._hard_limit = num_turns
+
+    def begin(self) -> OpenTurn:
+        """Open the next turn; it carries the longest tool run since the previous turn."""
+        now_s = self._clock()
+        with self._lock:
+            if self._idle_since_s is not None:
+                if self._longest_tool is None and not self._num_tools_running:
+                    gap_s = self._summary.gap_s + now_s - self._idle_since_s
+                    self._summary = replace(self._summary, gap_s=gap_s)
+                self._idle_since_s = None
+            self._num_in_flight += 1
+            self._last_number += 1
+            turn = OpenTurn(
+                number=self._last_number,
+                is_last_step=self._is_last_step or self._last_number == self._hard_limit,
+                last_tool=self._longest_tool,
+                started_at_s=now_s,
+            )
+            self._is_last_step = False
+            self._longest_tool = None
+            return turn
+
+    def finish(self, turn: OpenTurn, usage: Usage | None, *, ended_at_s: float) -> None:
+        """Close a turn that was answered; `ended_at_s` is when the last of the reply arrived."""
+        with self._lock:
+            self._num_in_flight -= 1
+            if not self._num_in_flight:
+                self._idle_since_s = ended_at_s
+            before = self._summary
+            tokens: dict[str, Any] = {}
+            for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
+                count = getattr(usage, name, None)
+                if count is not None:
+                    tokens[name] = count + (getattr(before, name) or 0)
+            self._summary = replace(
+                before,
+                turns=before.turns + 1,
+                turns_without_usage=before.turns_without_usage + (usage is None),
+                llm_s=before.llm_s + ended_at_s - turn.started_at_s,
+                **tokens,
+            )
+
+    def fail(self, turn: OpenTurn) -> None:
+        """Close a turn without an answer: the next request gets its number and what it carried.
+
+        The server takes a repeated number for a retry. A turn that is not the newest leaves a gap
+        in the numbers instead, since a later number was sent already.
+        """
+        with self._lock:
+            self._num_in_flight -= 1
+            num_failed = self._summary.failed_calls + 1
+            self._summary = replace(self._summary, failed_calls=num_failed)
+            if self._last_number == turn.number:
+                self._last_number -= 1
+            self._is_last_step = self._is_last_step or turn.is_last_step
+            tools = filter(None, (turn.last_tool, self._longest_tool))
+            self._longest_tool = max(tools, key=_DURATION, default=None)
+
+    def begin_tool(self) -> int | None:
+        """Note that a tool starts; returns the turn that it follows, None before the first."""
+        with self._lock:
+            self._num_tools_running += 1
+            return self._last_number or None
+
+    def finish_tool(self, text: str, duration_s: float) -> None:
+        """Note that a tool ended."""
+        with self._lock:
+            self._num_tools_running -= 1
+            before = self._summary
+            self._summary = replace(
+                before, tool_calls=before.tool_calls + 1, tool_s=before.tool_s + duration_s
+            )
+            tools = filter(None, (ToolTime(text, duration_s), self._longest_tool))
+            self._longest_tool = max(tools, key=_DURATION)
+
+    def summary(self) -> JobSummary:
+        """The totals so far."""
+        return self._summary

@@ -1,8 +1,8 @@
-"""Notices when a reply of the OpenAI SDK is complete, and what it says about its tokens.
+"""Reads the token usage of an OpenAI SDK reply, and detects when the reply has arrived.
 
-The caller's objects are handed on as they are. A reply still arriving is watched at the HTTP
-response below it: every way of reading one, sync or async, httpx or httpx2, ends in its
-`iter_bytes` and `close`.
+`tagged_call` uses it to close a turn. The caller's objects are passed on unchanged: a reply that is
+still arriving is watched at the HTTP response below it, since every way to read one, sync or async,
+httpx or httpx2, ends in its `iter_bytes` and `close`. Knows nothing of jobs or turns.
 """
 
 from __future__ import annotations
@@ -19,40 +19,56 @@ _USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*\{')
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts as the server reported them; None is a count it did not report."""
+    """Token counts as the server reported them; None is a count that it did not report."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
 
 
+OnComplete = Callable[[Usage | None, float], None]
+
+
 def read_usage(reply: object) -> Usage | None:
-    """The usage in a chat completion, a completion, a response, or an event that carries one."""
+    """Read the usage of a chat completion, a completion, a response, or an event with one of them.
+
+    Takes the SDK's objects and plain JSON alike.
+    """
     usage = _member(reply, "usage") or _member(_member(reply, "response"), "usage")
     if usage is None:
         return None
     is_responses_shape = _member(usage, "input_tokens") is not None
     prompt, output = ("input", "output") if is_responses_shape else ("prompt", "completion")
+    details = _member(usage, f"{prompt}_tokens_details")
     return Usage(
         prompt_tokens=_count(usage, f"{prompt}_tokens"),
-        cached_tokens=_count(_member(usage, f"{prompt}_tokens_details"), "cached_tokens"),
+        cached_tokens=None if details is None else _count(details, "cached_tokens"),
         output_tokens=_count(usage, f"{output}_tokens"),
     )
 
 
 def read_usage_json(text: bytes) -> Usage | None:
-    """The usage in a JSON document; None where the text is no JSON or says nothing of tokens."""
+    """Read the usage in a JSON document; None if the text is no JSON or has no usage."""
     try:
         return read_usage(json.loads(text))
     except ValueError:
         return None
 
 
-class UsageScanner:
-    """Finds the usage in the bytes of a reply as they pass by: one JSON document, or SSE lines.
+def _member(holder: object, name: str) -> object:
+    return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
-    Keeps the unfinished line and the last line that speaks of usage, nothing else; JSON is parsed
-    once, at the end.
+
+def _count(holder: object, name: str) -> int | None:
+    value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+class UsageScanner:
+    """Finds the usage in the bytes of a reply as they arrive: one JSON document, or SSE lines.
+
+    Keeps only the unfinished line and the last line with a usage object; JSON is parsed once, at
+    the end.
     """
 
     def __init__(self) -> None:
@@ -60,7 +76,7 @@ class UsageScanner:
         self._usage_line = b""
 
     def feed(self, chunk: bytes) -> None:
-        """Take in the next bytes of the body."""
+        """Add the next bytes of the body."""
         first, *rest = chunk.split(b"\n")
         self._unfinished_line.append(first)
         for start in rest:
@@ -77,20 +93,6 @@ class UsageScanner:
             self._usage_line = line
 
 
-def _member(holder: object, name: str) -> object:
-    if isinstance(holder, Mapping):
-        return holder.get(name)
-    return getattr(holder, name, None)
-
-
-def _count(holder: object, name: str) -> int | None:
-    value = _member(holder, name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-OnComplete = Callable[[Usage | None, float], None]
-
-
 def when_complete(reply: object, on_complete: OnComplete) -> None:
     """Call `on_complete(usage, when)` once the reply has arrived: now, or when its stream ends.
 
@@ -100,14 +102,16 @@ def when_complete(reply: object, on_complete: OnComplete) -> None:
     if response is None:
         on_complete(read_usage(reply), time.monotonic())
     elif response.is_closed:
-        on_complete(_usage_of(response.content), time.monotonic())
+        scanner = UsageScanner()
+        scanner.feed(response.content)
+        on_complete(read_usage_json(response.content) or scanner.usage(), time.monotonic())
     else:
-        _Watch(response, on_complete)
+        _BodyWatch(response, on_complete)
 
 
 def _http_response(reply: object) -> Any | None:
     """The HTTP response of a stream or a raw reply; None for a parsed one, which has arrived."""
-    if hasattr(type(reply), "model_fields"):  # pydantic is slow to say what an object lacks
+    if hasattr(type(reply), "model_fields"):  # pydantic looks up a missing attribute slowly
         return None
     for holder in (
         getattr(reply, "http_response", None),
@@ -119,14 +123,8 @@ def _http_response(reply: object) -> Any | None:
     return None
 
 
-def _usage_of(body: bytes) -> Usage | None:
-    scanner = UsageScanner()
-    scanner.feed(body)
-    return read_usage_json(body) or scanner.usage()
-
-
-class _Watch:
-    """Stands in for four methods of one HTTP response while its body arrives."""
+class _BodyWatch:
+    """Replaces four methods of one HTTP response while its body arrives."""
 
     def __init__(self, response: Any, on_complete: OnComplete) -> None:
         self._scanner = UsageScanner()
@@ -147,53 +145,51 @@ class _Watch:
         self._is_reading = True
         try:
             for chunk in self._iter_bytes(chunk_size):
-                self._is_reading = False
-                self._see(chunk)
+                self._note(chunk)
                 yield chunk
                 self._is_reading = True
         finally:
-            self._stopped_reading()
+            self._stop_reading()
 
     async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
         self._is_reading = True
         try:
             async for chunk in self._aiter_bytes(chunk_size):
-                self._is_reading = False
-                self._see(chunk)
+                self._note(chunk)
                 yield chunk
                 self._is_reading = True
         finally:
-            self._stopped_reading()
+            self._stop_reading()
 
     def close(self) -> None:
         try:
             self._close()
         finally:
-            self._closed()
+            self._note_closed()
 
     async def aclose(self) -> None:
         try:
             await self._aclose()
         finally:
-            self._closed()
+            self._note_closed()
 
-    def _stopped_reading(self) -> None:
+    def _note(self, chunk: bytes) -> None:
+        self._is_reading = False
+        self._last_bytes_at_s = time.monotonic()
+        self._scanner.feed(chunk)
+
+    def _stop_reading(self) -> None:
         self._is_reading = False
         if self._is_closed:
             self._complete()
 
-    def _closed(self) -> None:
-        # httpx closes a response before it hands out the last of what it cut into chunks
+    def _note_closed(self) -> None:
+        # httpx closes a response before it hands out the rest of a chunk that it cut up
         self._is_closed = True
         if not self._is_reading:
             self._complete()
 
-    def _see(self, chunk: bytes) -> None:
-        self._last_bytes_at_s = time.monotonic()
-        self._scanner.feed(chunk)
-
     def _complete(self) -> None:
         on_complete, self._on_complete = self._on_complete, None
         if on_complete is not None:
-            ended_at_s = self._last_bytes_at_s or time.monotonic()
-            on_complete(self._scanner.usage(), ended_at_s)
+            on_complete(self._scanner.usage(), self._last_bytes_at_s or time.monotonic())

@@ -1,7 +1,8 @@
-"""What this process knows about the servers it has met: has each one the agentkv plugin?
+"""The servers that this process has called: whether each one has the agentkv plugin.
 
-A server is asked once, by the first call that goes there and the way that call goes. A server that
-did not answer then is asked again in the background, so that the agent waits for it at most once.
+A tagged call asks its server once, over the transport that the call itself uses. A server that did
+not answer is asked again in the background, so that the agent waits for it at most once. Jobs hand
+their tool events and releases to the servers they used.
 """
 
 from __future__ import annotations
@@ -15,18 +16,17 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from agentkv.client import feedback
 from agentkv.client.context import job_made_current
+from agentkv.client.feedback import Delivery, sender_to
 from agentkv.client.transport import (
     CALL_TIMEOUT_S,
-    NoAnswerError,
-    Reach,
     ServerAPI,
-    StatusError,
+    ServerTransport,
     root_of,
+    route,
 )
-from agentkv.errors import AgentKVServerError
-from agentkv.protocol import WIRE_VERSION, ToolEvent
+from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
+from agentkv.protocol import WIRE_VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -36,17 +36,19 @@ _REFUSALS = frozenset({401, 403})
 _PASSING_STATUSES = _REFUSALS | {408, 429}
 
 
-class KnownServer:
-    """One server, how it is reached, and whether tags may be sent to it.
+class Server:
+    """One server, the transport to it, and whether it takes tags. Safe to share between threads.
 
-    Safe to share between threads.
+    `info` is its answer to the question for the plugin, `missing` the reason why it cannot be sent
+    tags; both are None until it was asked.
     """
 
-    def __init__(self, url: str) -> None:
-        self.root_url = root_of(url)
+    def __init__(self, root_url: str) -> None:
+        self.root_url = root_url
         self.info: dict[str, Any] | None = None
         self.missing: str | None = None
-        self._reach = Reach()
+        self._transport = ServerTransport()
+        self._feedback = sender_to(root_url)
         self._lock = threading.Lock()
         self._ask_again_at_s: float | None = None
         self._refused_headers: Mapping[str, str] | None = None
@@ -54,56 +56,59 @@ class KnownServer:
 
     @property
     def is_unasked(self) -> bool:
-        """True until the first answer, or the first lack of one."""
+        """True until the first answer, or the first failure to get one."""
         return self.info is None and self.missing is None
 
     @property
     def has_plugin(self) -> bool:
-        """True when the server said that it understands the tags."""
+        """True if the server said that it understands the tags."""
         return self.info is not None
 
     def reach_by(self, client: Any, headers: Mapping[str, str], *, is_direct: bool = True) -> None:
-        """Reach it so from now on; see Reach. One that refused another key is to be asked again."""
-        if not self._reach.is_by(client, headers):
-            self._reach = Reach(client, headers, is_direct=is_direct)
-        if self._refused_headers is not None and self._reach.headers() != self._refused_headers:
+        """Use this transport from now on; see ServerTransport.
+
+        A server that refused another key counts as unasked again.
+        """
+        if not self._transport.is_by(client, headers):
+            self._transport = ServerTransport(client, headers, is_direct=is_direct)
+        if self._refused_headers is not None and self._transport.headers() != self._refused_headers:
             self._refused_headers = self.missing = None
 
-    def ask(self, *, insist: bool = False) -> None:
+    def ask(self, *, force: bool = False) -> None:
         """Ask the server unless it was asked already; waits for CALL_TIMEOUT_S at most.
 
-        insist asks anew as long as the plugin was not found.
+        force: ask again if the plugin was not found.
         """
         if not self._lock.acquire(timeout=CALL_TIMEOUT_S):
             self._note_silence()
             return
         try:
-            if self._is_to_be_asked(insist):
-                self._learn_from(partial(_in_time, self._api().info))
+            if self._must_be_asked(force):
+                self._learn_from(partial(_in_time, self._question()))
         finally:
             self._lock.release()
 
-    async def ask_async(self, *, insist: bool = False) -> None:
-        """The same on a loop, by the asynchronous client that reaches the server, if one does."""
+    async def ask_async(self, *, force: bool = False) -> None:
+        """The same on an event loop, by the asynchronous client of the transport if it has one."""
         import anyio.to_thread  # not asyncio's: the caller may run on trio
 
-        if not self._reach.is_async:
+        if not self._transport.is_async:
             try:
-                await anyio.to_thread.run_sync(partial(self.ask, insist=insist))
+                await anyio.to_thread.run_sync(partial(self.ask, force=force))
             except RuntimeError as error:
                 self._note_failure(_no_thread(error))
             return
-        is_mine = False
+        is_acquired = False
         with anyio.move_on_after(CALL_TIMEOUT_S):
-            while not (is_mine := self._lock.acquire(blocking=False)):
+            while not (is_acquired := self._lock.acquire(blocking=False)):
                 await anyio.sleep(0.005)
-        if not is_mine:
+        if not is_acquired:
             self._note_silence()
             return
         try:
-            if self._is_to_be_asked(insist):
+            if self._must_be_asked(force):
                 try:
-                    info = await self._reach.info(self.root_url)
+                    info = await self._transport.info(self.root_url)
                 except AgentKVServerError as error:
                     self._note_failure(error)
                 else:
@@ -112,12 +117,11 @@ class KnownServer:
             self._lock.release()
 
     def ask_again_if_due(self) -> None:
-        """Have a server that gave no answer asked once more, in the background."""
+        """Ask a server that did not answer once more, in the background."""
         due_at_s = self._ask_again_at_s
-        if due_at_s is None or time.monotonic() < due_at_s:
-            return
-        self._ask_again_at_s = None
-        self._submit("a question", partial(self._learn_from, self._api().info))
+        if due_at_s is not None and time.monotonic() >= due_at_s:
+            self._ask_again_at_s = None
+            self.submit("GET", "/info")
 
     def require_plugin(self) -> None:
         """Raise AgentKVServerError with the reason if the server cannot take tags."""
@@ -125,28 +129,27 @@ class KnownServer:
             raise AgentKVServerError(f"{self.missing}; needed because of on_missing_server='raise'")
 
     def warn_once(self) -> None:
-        """Say once per process that calls to this server go out untouched, and why."""
+        """Warn, once per process, that calls to this server go out untouched, and why."""
         if not self._is_warned:
             self._is_warned = True
             logger.warning("agentkv: %s. Calls go out untouched.", self.missing)
 
-    def send_tool_event(self, job_id: str, event: ToolEvent) -> None:
-        """Tell the server about a tool, in the background."""
-        send = partial(self._api().send_tool_event, job_id, event)
-        self._submit(f"a tool event of {job_id}", send)
+    def submit(self, method: str, path: str, body: Mapping[str, object] | None = None) -> None:
+        """Make a call in the background; the result of `GET /info` is noted."""
+        self._feedback.submit(Delivery(self, method, path, body, self._transport.client()))
 
-    def release(self, job_id: str) -> None:
-        """Free the job on the server, in the background."""
-        self._submit(f"the release of {job_id}", partial(self._api().release, job_id))
+    def deliver(self, method: str, path: str, body: Mapping[str, object] | None) -> None:
+        """Make a submitted call; runs in the feedback thread, raises AgentKVServerError."""
+        if (method, path) == ("GET", "/info"):
+            self._learn_from(self._question())
+        else:
+            self._transport.send(method, route(self.root_url, path), body)
 
-    def _submit(self, what: str, send: Callable[[], object]) -> None:
-        feedback.submit(feedback.Delivery(self.root_url, what, send))
+    def _question(self) -> Callable[[], dict[str, Any]]:
+        return ServerAPI(self.root_url, send=self._transport.send).info
 
-    def _api(self) -> ServerAPI:
-        return self._reach.api(self.root_url)
-
-    def _is_to_be_asked(self, insist: bool) -> bool:
-        return self.is_unasked or (insist and not self.has_plugin)
+    def _must_be_asked(self, force: bool) -> bool:
+        return self.is_unasked or (force and not self.has_plugin)
 
     def _learn_from(self, question: Callable[[], dict[str, Any]]) -> None:
         try:
@@ -157,30 +160,30 @@ class KnownServer:
             self._note(info)
 
     def _note_silence(self) -> None:
-        """Somebody else asks, on a loop that has stopped perhaps, and has had no answer either."""
+        """Another caller is asking, perhaps on a loop that has stopped, and got no answer yet."""
         if self.is_unasked:
             self._note_failure(NoAnswerError(f"no answer within {CALL_TIMEOUT_S:g} s"))
 
     def _note_failure(self, error: AgentKVServerError) -> None:
         self.missing = f"no agentkv plugin found at {self.root_url} ({error})"
         if isinstance(error, StatusError) and error.status in _REFUSALS:
-            self._refused_headers = self._reach.headers()
+            self._refused_headers = self._transport.headers()
         if _is_passing(error):
             self._ask_again_at_s = time.monotonic() + ASK_AGAIN_AFTER_S
 
     def _note(self, info: dict[str, Any]) -> None:
-        spoken = info.get("wire_version")
-        if spoken == WIRE_VERSION:
+        version = info.get("wire_version")
+        if version == WIRE_VERSION:
             self.info = info
             return
         self.missing = (
-            f"the server at {self.root_url} speaks agentkv wire version {spoken!r}, "
+            f"the server at {self.root_url} speaks agentkv wire version {version!r}, "
             f"this client {WIRE_VERSION}"
         )
 
 
 def _in_time(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The answer, or NoAnswerError after CALL_TIMEOUT_S, however slowly its bytes drip in."""
+    """The answer, or NoAnswerError after CALL_TIMEOUT_S, even if its bytes keep trickling in."""
     answer: Future[dict[str, Any]] = Future()
 
     def ask() -> None:
@@ -205,23 +208,27 @@ def _no_thread(error: RuntimeError) -> NoAnswerError:
 
 
 def _is_passing(error: AgentKVServerError) -> bool:
-    """True when the failure says nothing about the plugin: down, busy, a key to be renewed."""
+    """True if the failure says nothing about the plugin: server down, busy, key to be renewed."""
     if isinstance(error, StatusError):
         return error.status in _PASSING_STATUSES or error.status >= 500
     return isinstance(error, NoAnswerError)
 
 
 # The process id is part of the key: a forked child must not meet a lock its parent held.
-_known: dict[tuple[int, str], KnownServer] = {}
+_servers: dict[tuple[int, str], Server] = {}
 
 
-def known_server(url: str) -> KnownServer:
-    """The server behind a URL: the same object every time."""
-    key = (os.getpid(), root_of(url))
-    server = _known.get(key)
-    return server or _known.setdefault(key, KnownServer(url))
+def server_at(url: str) -> Server:
+    """The server behind a URL, with or without `/v1`: the same object every time."""
+    here = os.getpid()
+    server = _servers.get((here, url))
+    if server is None:
+        root_url = root_of(url)
+        server = _servers.setdefault((here, root_url), Server(root_url))
+        _servers[here, url] = server
+    return server
 
 
 def forget_servers() -> None:
-    """Forget what servers said, so that each is asked anew (for tests, or after a redeploy)."""
-    _known.clear()
+    """Forget what servers answered, so that each one is asked again (tests, or a redeployment)."""
+    _servers.clear()

@@ -1,4 +1,7 @@
-"""`agentkv.session()`: marks a stretch of code as one agent job."""
+"""`agentkv.session()`: marks a block of code as one agent job.
+
+Users enter it; it makes the job, makes it current, has its calls tagged, and ends it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from typing import (
 )
 
 from agentkv.client import context, openai_sdk
-from agentkv.client.job import Job
-from agentkv.client.server import KnownServer, known_server
+from agentkv.client.job import Job, current_job
+from agentkv.client.server import Server, server_at
 from agentkv.client.tagged_call import server_of
 from agentkv.protocol import parse_tags
 
@@ -45,7 +48,7 @@ class URL(Protocol):
 
 
 class Session(Generic[ClientT]):
-    """The settings of a session; entering it, as often as you like, makes a job each time."""
+    """The settings of a session; each time that it is entered it makes a new job."""
 
     def __init__(
         self,
@@ -74,16 +77,16 @@ class Session(Generic[ClientT]):
         self._entered: list[Job[ClientT]] = []
 
     def __enter__(self) -> Job[ClientT]:
-        server = self._server_to_insist_on()
+        server = self._required_server()
         if server is not None:
-            server.ask(insist=True)
+            server.ask(force=True)
             server.require_plugin()
         return self._enter()
 
     async def __aenter__(self) -> Job[ClientT]:
-        server = self._server_to_insist_on()
+        server = self._required_server()
         if server is not None:
-            await server.ask_async(insist=True)
+            await server.ask_async(force=True)
             server.require_plugin()
         return self._enter()
 
@@ -93,12 +96,16 @@ class Session(Generic[ClientT]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        mine = (job for job in context.chain() if job in self._entered)
-        # Left in another context than entered in (an async generator does that): any of ours.
-        job = next(mine, None) or self._entered[-1]
+        current: Any = context.innermost()
+        while current is not None and current not in self._entered:
+            current = current.enclosing
+        # None if it is left in another context than entered in, as an async generator may: any job
+        job = current or self._entered[-1]
         self._entered.remove(job)
         job.end()
         context.leave()
+        if self._client is not None:
+            openai_sdk.uncover(self._client)
 
     async def __aexit__(
         self,
@@ -113,7 +120,7 @@ class Session(Generic[ClientT]):
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"session() cannot decorate the generator {function.__qualname__}: its body runs "
-                "in pieces, inside of whoever asks for them; use `with` in its body instead"
+                "in pieces, inside of the code that iterates it; use `with` in its body instead"
             )
         if inspect.iscoroutinefunction(function):
 
@@ -132,13 +139,14 @@ class Session(Generic[ClientT]):
         return run
 
     def _enter(self) -> Job[ClientT]:
-        enclosing = context.current_job()
+        enclosing = current_job()
         job_id = self._tags.job_id or uuid.uuid4().hex
         parent_job_id = self._tags.parent_job_id
         if parent_job_id is None and enclosing is not None and enclosing.job_id != job_id:
             parent_job_id = enclosing.job_id
         job: Job[ClientT] = Job(
             job_id,
+            covered_client=self._client,
             enclosing=enclosing,
             parent_job_id=parent_job_id,
             expected_turns=self._tags.expected_turns,
@@ -150,18 +158,19 @@ class Session(Generic[ClientT]):
             openai_sdk.instrument()
         else:
             job.client = openai_sdk.tagged_client(self._client, job)
+            openai_sdk.cover(self._client)
         openai_sdk.inherit_jobs_in_threads()
         self._entered.append(job)
         context.enter(job)
         return job
 
-    def _server_to_insist_on(self) -> KnownServer | None:
-        """The server to ask on entry: only where a missing one is an error and it is known."""
+    def _required_server(self) -> Server | None:
+        """The server to ask on entry, if a missing plugin is an error and the server is known."""
         if self._on_missing_server != "raise":
             return None
         if self._client is not None:
             return server_of(self._client, self._server_url)
-        return None if self._server_url is None else known_server(self._server_url)
+        return None if self._server_url is None else server_at(self._server_url)
 
 
 def _text_of(url: str | URL) -> str:
@@ -208,21 +217,22 @@ def session(
 ) -> Session[Any]:
     """One agent job: `with session() as job`, `async with`, or a decorator (a job per call).
 
-    client: an OpenAI or AsyncOpenAI client; `job.client` is then its drop-in, and nothing else is
-        touched but threads, which inherit the job. Without one, every client of the OpenAI SDK is
-        covered, until `agentkv.uninstrument()`.
-    job_id: 1 to 256 characters; made up if not given, anew for each job.
-    parent_job_id: the job that spawned this one; if not given, that of the enclosing session.
-    expected_turns: a hint. `job.limit_turns(n)` is the promise, `job.last_step()` the sure end.
-    server: URL of the vLLM server where it is not the client's base URL (a gateway in between); it
-        gets the client's key. Without a client each client's own address is asked, and this one
-        only insisted on: a client that is not named here may be another provider's.
+    client: an OpenAI or AsyncOpenAI client. Its calls inside the block are tagged, and so are those
+        of `job.client`, a drop-in that stays with this job in any thread or task. Nothing else is
+        touched but threads, which inherit the job. Without a client, every client of the OpenAI SDK
+        is covered, until `agentkv.uninstrument()`.
+    job_id: 1 to 256 characters; by default a new one for each job.
+    parent_job_id: the job that spawned this one; by default that of the enclosing session.
+    expected_turns: a hint. `job.limit_turns(n)` is a promise, `job.last_step()` the certain end.
+    server: URL of the vLLM server if it is not the client's base URL (a gateway in between); it
+        gets the client's key. Without a client, each client's own address is asked, and this one
+        only with on_missing_server="raise": other clients may belong to other providers.
     on_missing_server: what to do about a server without the plugin. Calls go out untouched; "warn"
-        says so once, "ignore" does not, "raise" raises AgentKVServerError instead, on entry where
+        says so once, "ignore" does not, "raise" raises AgentKVServerError instead: on entry if
         the server is known by then, else with the first call.
 
     Leaving it, also by an exception, releases the job on the server, in the background. Raises
-    TagError for an id or number out of range, TypeError for a client or a server that is none.
+    TagError for an id or number out of range, TypeError for a wrong client or server.
     """
     return Session(
         client,

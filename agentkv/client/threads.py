@@ -1,6 +1,6 @@
-"""Lets threads, and work handed to thread pools, start out in the job that is current.
+"""Carries the current job into new threads and into work for thread pools; sessions install it.
 
-Python 3.11's threads begin with an empty context. Only our own variable is carried over: copying
+Python 3.11 starts a thread with an empty context. Only our own variable is carried over: copying
 the whole context would change what other libraries see (decimal's precision is in there too).
 """
 
@@ -10,22 +10,18 @@ import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agentkv.client.context import current_job, job_made_current
-
-if TYPE_CHECKING:
-    from agentkv.client.job import Job
-
+from agentkv.client import context
 
 Method = Callable[..., Any]
 
 
 class MethodPatch:
-    """One method replaced by `wrap(original, patch)`, at most once at a time.
+    """Replaces one method of somebody else's class by `wrap(original, patch)`, once at a time.
 
-    When somebody else has replaced the method on top of us it cannot be put back. The replacement
-    then stays beneath theirs, so it must hand every call to the original unless `is_active`.
+    If other code has replaced the method on top of ours, it cannot be restored. The replacement
+    then stays below theirs, so it must pass every call on to the original unless `is_active`.
     """
 
     def __init__(
@@ -40,7 +36,7 @@ class MethodPatch:
         self._replacement: Method | None = None
 
     def install(self) -> None:
-        """Replace the method, unless that is done already."""
+        """Replace the method, unless it is replaced already."""
         with self._lock:
             self.is_active = True
             if self._replacement is None:
@@ -49,7 +45,7 @@ class MethodPatch:
                 setattr(self._owner, self._name, self._replacement)
 
     def remove(self) -> None:
-        """Put the original back, or fall silent where that is no longer possible."""
+        """Restore the original, or deactivate the replacement where that is not possible."""
         with self._lock:
             self.is_active = False
             if getattr(self._owner, self._name) is self._replacement:
@@ -57,10 +53,10 @@ class MethodPatch:
                 self._original = self._replacement = None
 
 
-def _inheriting_start(original: Callable[..., None], patch: MethodPatch) -> Callable[..., None]:
+def _inheriting_start(original: Method, patch: MethodPatch) -> Method:
     @functools.wraps(original)
     def start(self: threading.Thread) -> None:
-        job = current_job() if patch.is_active else None
+        job = context.current() if patch.is_active else None
         if job is None or self.ident is not None:
             original(self)
             return
@@ -69,46 +65,46 @@ def _inheriting_start(original: Callable[..., None], patch: MethodPatch) -> Call
         try:
             original(self)
         except BaseException:  # no free thread: the caller may start this one again later
-            _put_back(self, own_run)
+            _restore_run(self, own_run)
             raise
 
     return start
 
 
 def _run_in_job(
-    thread: threading.Thread, own_run: Callable[[], None] | None, job: Job[Any]
+    thread: threading.Thread, own_run: Callable[[], None] | None, job: context.NestedJob
 ) -> None:
-    _put_back(thread, own_run)  # ours refers to the thread: the two would keep each other alive
-    with job_made_current(job):
+    _restore_run(thread, own_run)  # ours refers to the thread: a cycle would keep both alive
+    with context.job_made_current(job):
         thread.run()
 
 
-def _put_back(thread: threading.Thread, own_run: Callable[[], None] | None) -> None:
-    """Give a thread the run method back that it had, or that of its class."""
+def _restore_run(thread: threading.Thread, own_run: Callable[[], None] | None) -> None:
+    """Give a thread its own run method back, or that of its class."""
     if own_run is None:
         vars(thread).pop("run", None)
     else:
         vars(thread)["run"] = own_run
 
 
-def _inheriting_submit(
-    original: Callable[..., Future[Any]], patch: MethodPatch
-) -> Callable[..., Future[Any]]:
+def _inheriting_submit(original: Callable[..., Future[Any]], patch: MethodPatch) -> Method:
     @functools.wraps(original)
     def submit(
         self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
-        job = current_job() if patch.is_active else None
+        job = context.current() if patch.is_active else None
         if job is None:
             return original(self, fn, *args, **kwargs)
-        with job_made_current(None):  # a thread of the pool outlives the job and serves others
+        with context.job_made_current(None):  # the pool's thread outlives the job, serves others
             return original(self, _call_in_job, job, fn, *args, **kwargs)
 
     return submit
 
 
-def _call_in_job(job: Job[Any], fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    with job_made_current(job):
+def _call_in_job(
+    job: context.NestedJob, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    with context.job_made_current(job):
         return fn(*args, **kwargs)
 
 

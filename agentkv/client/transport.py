@@ -1,8 +1,8 @@
-"""How the routes of a server are called: by the client whose calls go there, if that can be.
+"""How a server's `/v1/agentkv` routes are called: as Python methods, over one of two transports.
 
-Then its transport, its certificates and its key of that moment count, whatever they are. A client
-that is gone, closed or asynchronous (outside of its loop) is stood in for by our own connections
-with the headers it had last.
+`ServerTransport` calls them by the SDK client whose calls go to that server, so that its transport,
+certificates and current key apply. If that client is gone, closed or asynchronous, connections of
+our own send the headers it had last. One call is one request: no cache, no retry, no thread.
 """
 
 from __future__ import annotations
@@ -15,138 +15,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from agentkv.errors import AgentKVServerError
+from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
 from agentkv.protocol import ToolEvent
 
 if TYPE_CHECKING:
     import httpx
 
-
-class Reach:
-    """One way to a server. `headers` are sent beside those of the client.
-
-    is_direct: the client's calls go to this very server, so that it can call the routes itself.
-    """
-
-    def __init__(
-        self,
-        client: Any = None,
-        headers: Mapping[str, str] | None = None,
-        *,
-        is_direct: bool = True,
-    ) -> None:
-        self._own_headers = dict(headers or {})
-        self._client_ref = None if client is None else weakref.ref(client)
-        self._is_direct = is_direct
-        self._last_headers = self._own_headers
-        self.headers()
-
-    def is_by(self, client: Any, headers: Mapping[str, str]) -> bool:
-        """Whether this is the way by that client, with these headers of a request."""
-        return client is not None and self._client() is client and self._own_headers == headers
-
-    def headers(self) -> Mapping[str, str]:
-        """What our own connection is to send: the client's key and headers, as of now."""
-        client = self._client()
-        if client is not None:
-            all_headers = {**client.auth_headers, **client.default_headers, **self._own_headers}
-            self._last_headers = {
-                name: value
-                for name, value in all_headers.items()
-                if isinstance(value, str) and not name.lower().startswith("x-stainless")
-            }
-        return self._last_headers
-
-    @property
-    def is_async(self) -> bool:
-        """Whether the routes are best called on the loop of an asynchronous client."""
-        client = self._client()
-        return self._is_direct and client is not None and _is_async(client)
-
-    def api(self, root_url: str) -> ServerAPI:
-        """The routes, to be called from any thread."""
-        headers, client = self.headers(), self._client()
-        if client is None or not self._is_direct or _is_async(client):
-            return ServerAPI(root_url, headers=headers)
-        own_headers = self._own_headers
-
-        def send(method: str, url: str, body: Mapping[str, object] | None) -> Any:
-            if client.is_closed():
-                return send_request(method, url, body, headers=headers)
-            try:
-                return _sdk_request(client, method, url, body, own_headers)
-            except Exception as error:  # the SDK's, or of whatever its owner put below it
-                raise _failure_of(error, url) from error
-
-        return ServerAPI(root_url, send=send)
-
-    async def info(self, root_url: str) -> dict[str, Any]:
-        """`ServerAPI.info` by an asynchronous client; raises the same, in CALL_TIMEOUT_S."""
-        import anyio  # the SDK brings it
-
-        url = f"{root_url}/v1/agentkv/info"
-        try:
-            with anyio.fail_after(CALL_TIMEOUT_S):
-                answer = await _sdk_request(self._client(), "GET", url, None, self._own_headers)
-        except TimeoutError as error:
-            raise NoAnswerError(f"{url}: no answer within {CALL_TIMEOUT_S:g} s") from error
-        except Exception as error:
-            raise _failure_of(error, url) from error
-        if not isinstance(answer, dict):
-            raise AgentKVServerError(f"{url}: no JSON object came back")
-        return answer
-
-    def _client(self) -> Any:
-        return None if self._client_ref is None else self._client_ref()
-
-
-def _sdk_request(
-    client: Any,
-    method: str,
-    url: str,
-    body: Mapping[str, object] | None,
-    headers: Mapping[str, str],
-) -> Any:
-    """The JSON that came back, or, of an asynchronous client, an awaitable of it."""
-    options = {"timeout": CALL_TIMEOUT_S, "max_retries": 0, "headers": headers}
-    if method == "GET":
-        return client.get(url, cast_to=object, options=options)
-    return client.post(url, cast_to=object, body=body, options=options)
-
-
-def _failure_of(error: Exception, url: str) -> AgentKVServerError:
-    status = getattr(error, "status_code", None)
-    if isinstance(status, int):
-        return StatusError(f"{url}: HTTP {status} {str(error)[:200]}", status)
-    cause = error.__cause__ or error
-    return NoAnswerError(f"{url}: no answer ({type(cause).__name__}: {cause})")
-
-
-def _is_async(client: Any) -> bool:
-    return inspect.iscoroutinefunction(type(client).request)
-
-
-Send = Callable[[str, str, Mapping[str, object] | None], Any]
+Body = Mapping[str, object] | None
+Send = Callable[[str, str, Body], Any]
 
 CALL_TIMEOUT_S = 3.0
-
-
-class NoAnswerError(AgentKVServerError):
-    """The server could not be reached, or did not answer in time."""
-
-
-class StatusError(AgentKVServerError):
-    """The server answered, but not with success."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class ServerAPI:
     """The agentkv routes behind `url`, a server's root or its OpenAI base URL (ending in `/v1`).
 
-    send: makes the request `(method, url, body)` and gives the JSON that came back, in place of
+    send: makes the request `(method, url, body)` and returns the JSON of the reply, in place of
         connections of our own with the key and headers given here.
 
     Every method raises AgentKVServerError when the server cannot be reached within
@@ -170,47 +54,157 @@ class ServerAPI:
 
     def info(self) -> dict[str, Any]:
         """Version, policy and its settings, vLLM version, block size and number of blocks."""
-        return self._object("GET", "/info")
+        return self._object("/info")
 
     def stats(self) -> dict[str, Any]:
         """Totals and gauges."""
-        return self._object("GET", "/stats")
+        return self._object("/stats")
 
     def jobs(self) -> list[dict[str, Any]]:
         """The live jobs."""
-        answer = self._object("GET", "/jobs")
-        return list(answer.get("jobs", ()))
+        return list(self._object("/jobs").get("jobs", ()))
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """One live job; an unknown one is an error with status 404."""
-        return self._object("GET", _path_of(job_id))
+        """One live job; StatusError 404 for an unknown one."""
+        return self._object(job_path(job_id))
 
     def timestamps(self) -> dict[str, Any]:
         """When each job arrived, ran, was pinned and unpinned, and why."""
-        return self._object("GET", "/timestamps")
+        return self._object("/timestamps")
 
     def send_tool_event(self, job_id: str, event: ToolEvent) -> None:
-        """Tell the server that a tool of the job started or finished."""
-        self._call("POST", f"{_path_of(job_id)}/tool", event.as_fields())
+        """Report that a tool of the job started or finished."""
+        self._send("POST", route(self.root_url, f"{job_path(job_id)}/tool"), event.as_fields())
 
     def release(self, job_id: str) -> None:
         """Free the job's pinned blocks now."""
-        self._call("POST", f"{_path_of(job_id)}/release", {})
+        self._send("POST", route(self.root_url, f"{job_path(job_id)}/release"), {})
 
-    def _object(self, method: str, path: str) -> dict[str, Any]:
-        answer = self._call(method, path)
-        if not isinstance(answer, dict):
-            raise AgentKVServerError(f"{self.root_url}/v1/agentkv{path}: no JSON object came back")
-        return answer
-
-    def _call(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
-        return self._send(method, f"{self.root_url}/v1/agentkv{path}", body)
+    def _object(self, path: str) -> dict[str, Any]:
+        url = route(self.root_url, path)
+        return _object_of(self._send("GET", url, None), url)
 
 
-def send_request(
-    method: str, url: str, body: Mapping[str, object] | None, *, headers: Mapping[str, str]
-) -> Any:
-    """Send by a connection of our own: the JSON that came back, or AgentKVServerError."""
+class ServerTransport:
+    """One way to call a server: by an SDK client, with `headers` in addition to the client's own.
+
+    is_direct: the client's calls go to this very server, so that it can call the routes itself.
+    """
+
+    def __init__(
+        self,
+        client: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        is_direct: bool = True,
+    ) -> None:
+        self.client: Callable[[], Any] = _no_client if client is None else weakref.ref(client)
+        self._own_headers = dict(headers or {})
+        self._is_direct = is_direct
+        self._last_headers = self._own_headers
+        self.headers()
+
+    def is_by(self, client: Any, headers: Mapping[str, str]) -> bool:
+        """True if this is the transport of that client with these headers of a request."""
+        return client is not None and self.client() is client and self._own_headers == headers
+
+    def headers(self) -> Mapping[str, str]:
+        """The client's current key and headers, for connections of our own."""
+        client = self.client()
+        if client is not None:
+            all_headers = {**client.auth_headers, **client.default_headers, **self._own_headers}
+            self._last_headers = texts_of(all_headers)
+        return self._last_headers
+
+    @property
+    def is_async(self) -> bool:
+        """True if the routes are best called on the event loop of an asynchronous client."""
+        client = self.client()
+        return self._is_direct and client is not None and _is_async(client)
+
+    def send(self, method: str, url: str, body: Body) -> Any:
+        """Make one request from any thread; returns the JSON, raises AgentKVServerError."""
+        headers, client = self.headers(), self.client()
+        if client is None or not self._is_direct or _is_async(client) or client.is_closed():
+            return send_request(method, url, body, headers=headers)
+        try:
+            return _sdk_request(client, method, url, body, self._own_headers)
+        except Exception as error:  # the SDK's, or that of a transport its owner gave it
+            raise _failure_of(error, url) from error
+
+    async def info(self, root_url: str) -> dict[str, Any]:
+        """`ServerAPI.info` by an asynchronous client; raises the same, within CALL_TIMEOUT_S."""
+        import anyio  # the SDK depends on it
+
+        url = route(root_url, "/info")
+        try:
+            with anyio.fail_after(CALL_TIMEOUT_S):
+                answer = await _sdk_request(self.client(), "GET", url, None, self._own_headers)
+        except TimeoutError as error:
+            raise NoAnswerError(f"{url}: no answer within {CALL_TIMEOUT_S:g} s") from error
+        except Exception as error:
+            raise _failure_of(error, url) from error
+        return _object_of(answer, url)
+
+
+def _no_client() -> None:
+    return None
+
+
+def _sdk_request(client: Any, method: str, url: str, body: Body, headers: Mapping[str, str]) -> Any:
+    """The JSON of the reply, or, for an asynchronous client, an awaitable of it."""
+    options = {"timeout": CALL_TIMEOUT_S, "max_retries": 0, "headers": headers}
+    if method == "GET":
+        return client.get(url, cast_to=object, options=options)
+    return client.post(url, cast_to=object, body=body, options=options)
+
+
+def _failure_of(error: Exception, url: str) -> AgentKVServerError:
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int):
+        return StatusError(f"{url}: HTTP {status} {str(error)[:200]}", status)
+    cause = error.__cause__ or error
+    return NoAnswerError(f"{url}: no answer ({type(cause).__name__}: {cause})")
+
+
+def _is_async(client: Any) -> bool:
+    return inspect.iscoroutinefunction(type(client).request)
+
+
+def texts_of(headers: Mapping[str, object]) -> dict[str, str]:
+    """The headers with a text value, without the SDK's notes to itself."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if isinstance(value, str) and not name.lower().startswith("x-stainless")
+    }
+
+
+def root_of(url: str) -> str:
+    """The server's root, from either of its two URLs."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def route(root_url: str, path: str) -> str:
+    """The URL of one of our routes."""
+    return f"{root_url}/v1/agentkv{path}"
+
+
+def job_path(job_id: str) -> str:
+    """The path of a job below `/v1/agentkv`."""
+    # HTTP clients fold a segment of dots alone away
+    segment = quote(job_id, safe="")
+    return f"/jobs/{segment if segment.strip('.') else segment.replace('.', '%2E')}"
+
+
+def _object_of(answer: Any, url: str) -> dict[str, Any]:
+    if not isinstance(answer, dict):
+        raise AgentKVServerError(f"{url}: no JSON object came back")
+    return answer
+
+
+def send_request(method: str, url: str, body: Body, *, headers: Mapping[str, str]) -> Any:
+    """Make one request over connections of our own; raises AgentKVServerError."""
     import httpx  # slow to import, and not every user of agentkv talks to a server
 
     try:
@@ -226,18 +220,7 @@ def send_request(
         raise AgentKVServerError(f"{url}: no JSON came back") from error
 
 
-def root_of(url: str) -> str:
-    """The server's root of any of its two URLs."""
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def _path_of(job_id: str) -> str:
-    # a segment of dots alone would be folded away on the way
-    segment = quote(job_id, safe="")
-    return f"/jobs/{segment if segment.strip('.') else segment.replace('.', '%2E')}"
-
-
-# One pool of connections per process id: a forked child must neither use nor close its parent's.
+# One connection pool per process id: a forked child must neither use nor close its parent's.
 # No lock, which a fork could leave held: two first calls at once cost a second pool.
 _clients: dict[int, httpx.Client] = {}
 

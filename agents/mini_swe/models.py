@@ -19,7 +19,7 @@ from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
 from agentkv.client.context import job_made_current
 from agentkv.client.job import Job
 from agentkv.client.replies import read_usage
-from agentkv.client.server import KnownServer, known_server
+from agentkv.client.server import Server, server_at
 from agentkv.client.tagged_call import TaggedCall
 
 from .jobs import JobOfModel, TurnLog
@@ -79,13 +79,13 @@ def tagged_call(
         return None
     call = TaggedCall(job, server, BodyExtras(extras))
     server.ask()
-    call.check_server()
+    call.begin()
     return call
 
 
 def _server_of(
     model_name: str, call_options: Mapping[str, Any], server_url: str | None
-) -> KnownServer | None:
+) -> Server | None:
     """Resolve the server as litellm does; None for a provider's own endpoint."""
     provider = call_options.get("custom_llm_provider") or _provider(model_name)
     url = server_url or call_options.get("api_base") or call_options.get("base_url")
@@ -97,7 +97,7 @@ def _server_of(
     if key is None and provider in _KEY_VARIABLES:
         key = litellm.get_secret_str(_KEY_VARIABLES[provider])
     authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
-    server = known_server(str(url))
+    server = server_at(str(url))
     headers = {**authorization, **(call_options.get("extra_headers") or {})}
     server.reach_by(None, headers)
     return server
@@ -192,11 +192,14 @@ class AgentKVModel(LitellmModel):
         return response
 
     def _query_as_turn(self, call: TaggedCall, messages: list[Message], kwargs: Message) -> Any:
-        with call:
-            if call.options.extra_json:
-                kwargs = {**kwargs, "extra_body": call.options.extra_json}
+        if call.options.extra_json:
+            kwargs = {**kwargs, "extra_body": call.options.extra_json}
+        try:
             response = super()._query(messages, **kwargs)
-        call.read(response)
+        except BaseException as error:
+            call.fail(error)
+            raise
+        call.complete(response)
         return response
 
     def _notice_new_conversation(self, messages: list[Message]) -> None:

@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 import pytest
 
-from agentkv.client.feedback import MAX_ATTEMPTS, Delivery, FeedbackSender, flush, submit
-from agentkv.client.transport import NoAnswerError, StatusError
+from agentkv.client.feedback import MAX_ATTEMPTS, Delivery, FeedbackSender, flush, sender_to
+from agentkv.errors import NoAnswerError, StatusError
 
 
-class Outbox:
-    """Counts attempts and fails as told."""
+class Inbox:
+    """A server that counts the calls it gets, and fails the first of them with these errors."""
 
-    def __init__(self, *errors: Exception) -> None:
-        self.num_attempts = 0
+    root_url = "http://a"
+
+    def __init__(self, *errors: Exception, action: Callable[[], object] = lambda: None) -> None:
+        self.num_calls = 0
         self._errors = list(errors)
+        self._action = action
 
-    def __call__(self) -> None:
-        self.num_attempts += 1
+    def deliver(self, method: str, path: str, body: Mapping[str, object] | None) -> None:
+        self.num_calls += 1
+        self._action()
         if self._errors:
             raise self._errors.pop(0)
 
 
-def delivery(send: Callable[[], object], server: str = "http://a") -> Delivery:
-    return Delivery(server, "a thing", send)
+def post(sender: FeedbackSender, *inboxes: Inbox) -> None:
+    for inbox in inboxes:
+        sender.submit(Delivery(inbox, "POST", "/jobs/a/tool"))
 
 
-def sent(sender: FeedbackSender, *outboxes: Outbox) -> list[int]:
-    for outbox in outboxes:
-        sender.submit(delivery(outbox))
+def calls(sender: FeedbackSender, *inboxes: Inbox) -> list[int]:
+    post(sender, *inboxes)
     assert sender.flush(timeout_s=20)
-    return [outbox.num_attempts for outbox in outboxes]
+    return [inbox.num_calls for inbox in inboxes]
 
 
 def no_answers(count: int) -> list[Exception]:
@@ -41,50 +45,49 @@ def no_answers(count: int) -> list[Exception]:
 
 
 def test_deliveries_go_out_in_order() -> None:
-    """A start comes before its end, and the release last."""
-    sender = FeedbackSender()
+    """A tool's start arrives before its end, and the release last."""
     order: list[int] = []
-    for number in range(50):
-        sender.submit(delivery(lambda number=number: order.append(number)))  # type: ignore[misc]
-    assert sender.flush(timeout_s=20)
+    inboxes = [Inbox(action=lambda number=number: order.append(number)) for number in range(50)]  # type: ignore[misc]
+    calls(FeedbackSender(), *inboxes)
     assert order == list(range(50))
 
 
-def test_a_passing_failure_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    """No answer, or an answer that asks for patience."""
-    assert sent(FeedbackSender(), Outbox(NoAnswerError("down"), StatusError("busy", 503))) == [3]
-    assert caplog.records == []
+@pytest.mark.parametrize(
+    ("errors", "num_calls", "warning"),
+    [
+        ([NoAnswerError("down"), StatusError("busy", 503)], 3, None),
+        ([StatusError("unknown job", 404)], 1, None),
+        ([StatusError("forbidden", 403)], 1, "(forbidden)"),
+        ([ZeroDivisionError("oops")], 1, "(oops)"),
+    ],
+    ids=["passing", "job gone", "refused", "any other"],
+)
+def test_a_failure_is_retried_if_it_may_pass_and_reported_if_it_matters(
+    errors: list[Exception],
+    num_calls: int,
+    warning: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Silence and 503 are retried; 404 means that the job is freed; the rest is dropped, loudly."""
+    sender = FeedbackSender()
+    assert calls(sender, Inbox(*errors), Inbox()) == [num_calls, 1]
+    assert [warning in record.getMessage() for record in caplog.records if warning] == (
+        [True] if warning else []
+    )
+    assert len(caplog.records) == (warning is not None)
 
 
 def test_a_lasting_failure_is_dropped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """A server found silent gets one attempt per delivery until it speaks again."""
+    """A silent server gets one attempt per delivery until it answers again."""
     sender = FeedbackSender()
-    assert sent(sender, Outbox(*no_answers(9)), Outbox(*no_answers(9))) == [MAX_ATTEMPTS, 1]
-    assert sent(sender, Outbox(), Outbox(*no_answers(1))) == [1, 2]
+    assert calls(sender, Inbox(*no_answers(9)), Inbox(*no_answers(9))) == [MAX_ATTEMPTS, 1]
+    assert calls(sender, Inbox(), Inbox(*no_answers(1))) == [1, 2]
     assert len(caplog.records) == 1
-    assert "dropped a thing for http://a (down)" in caplog.text
-
-
-def test_a_job_the_server_does_not_know_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
-    """It has been freed already: that is what was wanted."""
-    assert sent(FeedbackSender(), Outbox(StatusError("unknown job", 404))) == [1]
-    assert caplog.records == []
-
-
-def test_a_refusal_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    """It would be refused again."""
-    assert sent(FeedbackSender(), Outbox(StatusError("forbidden", 403))) == [1]
-    assert "forbidden" in caplog.text
-
-
-def test_the_sender_outlives_any_error(caplog: pytest.LogCaptureFixture) -> None:
-    """One bad delivery does not silence the rest."""
-    assert sent(FeedbackSender(), Outbox(ZeroDivisionError("oops")), Outbox()) == [1, 1]
-    assert "oops" in caplog.text
+    assert "dropped POST /v1/agentkv/jobs/a/tool to http://a (down)" in caplog.text
 
 
 def test_a_full_queue_drops_and_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
-    """The agent goes on at once; one warning says that feedback is lost."""
+    """If deliveries come faster than they leave, the agent goes on and one warning is logged."""
     sender = FeedbackSender(max_queued=2)
     may_go_on, is_busy = threading.Event(), threading.Event()
 
@@ -92,50 +95,42 @@ def test_a_full_queue_drops_and_does_not_wait(caplog: pytest.LogCaptureFixture) 
         is_busy.set()
         assert may_go_on.wait(20)
 
-    sender.submit(delivery(block))
+    post(sender, Inbox(action=block))
     assert is_busy.wait(20)
-    outboxes = [Outbox() for _ in range(5)]
-    for outbox in outboxes:
-        sender.submit(delivery(outbox))
+    inboxes = [Inbox() for _ in range(5)]
+    post(sender, *inboxes)
     assert not sender.flush(timeout_s=0.01)
     may_go_on.set()
     assert sender.flush(timeout_s=20)
-    assert [outbox.num_attempts for outbox in outboxes] == [1, 1, 0, 0, 0]
+    assert [inbox.num_calls for inbox in inboxes] == [1, 1, 0, 0, 0]
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize("has_next", [True, False], ids=["another delivery", "a flush"])
 def test_without_a_free_thread_deliveries_wait_for_one(
-    no_free_thread: Callable[[], AbstractContextManager[None]], caplog: pytest.LogCaptureFixture
-) -> None:
-    """One warning, nothing raised, nothing lost: the next delivery tries again."""
-    sender = FeedbackSender()
-    outboxes = [Outbox() for _ in range(3)]
-    with no_free_thread():
-        sender.submit(delivery(outboxes[0]))
-        sender.submit(delivery(outboxes[1]))
-        assert not sender.flush(timeout_s=20)
-    assert sent(sender, outboxes[2]) == [1]
-    assert [outbox.num_attempts for outbox in outboxes] == [1, 1, 1]
-    (record,) = caplog.records
-    assert "no free thread to send a thing to http://a" in record.getMessage()
-
-
-def test_a_flush_finds_a_thread_for_what_waits(
+    has_next: bool,
     no_free_thread: Callable[[], AbstractContextManager[None]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """There may be no further delivery that tries."""
-    sender, outbox = FeedbackSender(), Outbox()
+    """Nothing is raised or lost: the next delivery, or a flush, starts the thread."""
+    sender = FeedbackSender()
+    inboxes = [Inbox() for _ in range(3)]
     with no_free_thread():
-        sender.submit(delivery(outbox))
+        post(sender, *inboxes[:2])
+        assert not sender.flush(timeout_s=20)
+    if has_next:
+        post(sender, inboxes[2])
     assert sender.flush(timeout_s=20)
-    assert outbox.num_attempts == 1
+    assert [inbox.num_calls for inbox in inboxes] == [1, 1, int(has_next)]
+    (record,) = caplog.records
+    assert "no free thread for POST /v1/agentkv/jobs/a/tool" in record.getMessage()
 
 
-def test_a_server_that_hangs_keeps_no_other_waiting() -> None:
-    """Each has a queue and a thread of its own."""
+def test_a_server_that_hangs_delays_no_other() -> None:
+    """Each server has a queue and a thread of its own."""
     may_go_on, has_arrived = threading.Event(), threading.Event()
-    submit(Delivery("http://hangs", "a thing", lambda: may_go_on.wait(20)))
-    submit(Delivery("http://well", "a thing", has_arrived.set))
+    post(sender_to("http://hangs"), Inbox(action=lambda: may_go_on.wait(20)))
+    post(sender_to("http://well"), Inbox(action=has_arrived.set))
     assert has_arrived.wait(20)
     assert not flush(0.01)
     may_go_on.set()

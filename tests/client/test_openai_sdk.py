@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +14,8 @@ import agentkv
 from agentkv.testing import ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
+OURS = {"request", "copy", "with_options"}
+"""The methods that a session replaces on its client while it is open."""
 
 
 def test_the_drop_in_is_of_the_clients_type(client: openai.OpenAI) -> None:
@@ -22,26 +26,104 @@ def test_the_drop_in_is_of_the_clients_type(client: openai.OpenAI) -> None:
         assert job.client.max_retries == client.max_retries
 
 
-def test_the_client_given_is_not_changed(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """Neither its attributes nor the resources it has handed out."""
+def ways(client: Any) -> list[Callable[[], Any]]:
+    """A call of a client itself, of a resource it made before, and of two copies of it."""
     completions = client.chat.completions
-    before = dict(vars(client))
-    with agentkv.session(client) as job:
-        job.client.chat.completions.create(**CHAT)
-        assert vars(client) == before
-        completions.create(**CHAT)
-        assert client.chat.completions is completions
-    assert [bool(turn.tags) for turn in server.turns] == [True, False]
+    return [
+        lambda: client.chat.completions.create(**CHAT),
+        lambda: completions.create(**CHAT),
+        lambda: client.with_options(timeout=5).copy(max_retries=0).chat.completions.create(**CHAT),
+        lambda: client.with_raw_response.chat.completions.create(**CHAT),
+    ]
 
 
-def test_copies_of_the_drop_in_belong_to_the_job(
+def test_the_client_itself_is_tagged_while_the_session_is_open(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """with_options of with_options too; copies of the client do not."""
+    """Inside the block `client` counts like `job.client`; before and after it is plain."""
+    calls = ways(client)
+    calls[0]()
     with agentkv.session(client) as job:
-        job.client.with_options(timeout=5).copy(max_retries=0).chat.completions.create(**CHAT)
-        client.with_options(timeout=5).chat.completions.create(**CHAT)
-    assert [turn.tags.get("turn") for turn in server.turns] == [1, None]
+        for call in (*calls, *ways(job.client)):
+            call()
+    assert not OURS & set(vars(client))
+    for call in calls:
+        call()
+    assert [turn.tags.get("turn") for turn in server.turns] == [None, *range(1, 9), *[None] * 4]
+    assert job.summary().turns == 8
+
+
+@pytest.mark.asyncio
+async def test_an_async_client_itself_is_tagged_too(
+    server: ScriptedServer, async_client: openai.AsyncOpenAI
+) -> None:
+    """The asynchronous client is tagged by the same rule, streams included."""
+    calls = ways(async_client)
+    async with agentkv.session(async_client) as job:
+        for call in calls:
+            await call()
+        async for _ in await async_client.chat.completions.create(**CHAT, stream=True):
+            pass
+    assert not OURS & set(vars(async_client))
+    await calls[0]()
+    assert [turn.tags.get("turn") for turn in server.turns] == [1, 2, 3, 4, 5, None]
+    assert job.summary().turns == 5
+
+
+def test_a_stream_of_the_client_itself_is_a_turn(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """A stream is counted when it ends, also if that is after the block."""
+    with agentkv.session(client) as job:
+        stream = client.chat.completions.create(**CHAT, stream=True)
+    assert len(list(stream)) > 1
+    assert [turn.tags.get("turn") for turn in server.turns] == [1]
+    assert job.summary().turns == 1
+
+
+def test_sessions_that_share_a_client_tag_its_calls_by_thread(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """Each thread's calls of the client belong to the session it is in, or to none."""
+    is_open, may_close = threading.Event(), threading.Event()
+
+    def hold_open() -> None:
+        with agentkv.session(client, job_id="a"):
+            client.chat.completions.create(**CHAT)
+            is_open.set()
+            assert may_close.wait(20)
+
+    thread = threading.Thread(target=hold_open)
+    thread.start()
+    assert is_open.wait(20)
+    client.chat.completions.create(**CHAT)
+    with agentkv.session(client, job_id="b"):
+        client.chat.completions.create(**CHAT)
+    may_close.set()
+    thread.join()
+    assert [turn.tags.get("job_id") for turn in server.turns] == ["a", None, "b"]
+    assert not OURS & set(vars(client))
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "inside"])
+def test_a_request_method_replaced_on_the_client_stays(
+    is_before: bool, server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """A replacement by somebody else is neither covered nor taken away with ours."""
+
+    def replace() -> Any:
+        request = client.request
+        client.request = lambda *args, **options: request(*args, **options)  # type: ignore[method-assign]
+        return client.request
+
+    replacement = replace() if is_before else None
+    with agentkv.session(client):
+        replacement = replacement or replace()
+        client.chat.completions.create(**CHAT)
+        assert client.request is replacement
+    client.chat.completions.create(**CHAT)
+    assert client.request is replacement
+    assert [bool(turn.tags) for turn in server.turns] == [not is_before, False]
 
 
 def test_two_jobs_share_one_client(server: ScriptedServer, client: openai.OpenAI) -> None:
@@ -106,24 +188,29 @@ def test_a_method_replaced_on_the_client_is_told_of_once(
     """The drop-in cannot have it: it calls the client that it was made for."""
     counted(client, [])
     for _ in range(2):
-        with agentkv.session(client) as job, agentkv.session(job.client):
+        with (
+            agentkv.session(client) as job,
+            agentkv.session(job.client),
+            agentkv.session(client),
+        ):
             pass
     (record,) = caplog.records
     assert "chat.completions.create of the client" in record.getMessage()
-    assert "Wrap job.client inside the session" in record.getMessage()
+    assert "Call the client itself inside the session" in record.getMessage()
 
 
 def test_what_the_warning_advises_works(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """A wrapped drop-in, and a wrapped client in a session without one."""
+    """A wrapped drop-in is traced and tagged, and so is a wrapped client in either session."""
     calls: list[str] = []
     with agentkv.session(client) as job:
         counted(job.client, calls)
         job.client.chat.completions.create(**CHAT)
     counted(client, calls)
-    with agentkv.session():
-        client.chat.completions.create(**CHAT)
-    assert calls == ["create"] * 2
-    assert [turn.tags["turn"] for turn in server.turns] == [1, 1]
+    for session in (agentkv.session(client), agentkv.session()):
+        with session:
+            client.chat.completions.create(**CHAT)
+    assert calls == ["create"] * 3
+    assert [turn.tags["turn"] for turn in server.turns] == [1, 1, 1]
 
 
 def test_a_resource_or_a_method_of_the_client_replaced_is_told_of(

@@ -127,12 +127,14 @@ def test_a_workers_release_leaves_before_it_does(
 def test_the_thread_that_sends_imports_nothing_of_its_own() -> None:
     """A child forked in mid-import could not send: it has half a module for ever."""
     code = (
-        "import sys, threading; from agentkv.client.feedback import Delivery, flush, submit\n"
+        "import sys, threading; from agentkv.client.feedback import Delivery, flush, sender_to\n"
+        "class Inbox:\n"
+        "    root_url, deliver = 'http://a', lambda *call: None\n"
         "class Importers:\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name.startswith('tenacity'): print(threading.current_thread().name)\n"
         "sys.meta_path.insert(0, Importers())\n"
-        "submit(Delivery('http://a', 'a thing', lambda: None))\n"
+        "sender_to('http://a').submit(Delivery(Inbox(), 'POST', '/'))\n"
         "assert flush(20)\n"
     )
     assert set(run_python(code).split()) == {"MainThread"}
@@ -142,8 +144,11 @@ def test_the_thread_that_sends_imports_nothing_of_its_own() -> None:
 def test_what_is_left_unsaid_at_the_end_is_said_once(imports: str) -> None:
     """A server too slow for what waits when the process ends: one warning, with the way out."""
     code = (
-        f"import {imports}; from agentkv.client.feedback import Delivery, submit\n"
-        "for _ in range(9): submit(Delivery('http://slow', 'a thing', lambda: time.sleep(1)))\n"
+        f"import {imports}; from agentkv.client.feedback import Delivery, sender_to\n"
+        "class Inbox:\n"
+        "    root_url, deliver = 'http://slow', lambda *call: time.sleep(1)\n"
+        "sender = sender_to('http://slow')\n"
+        "for _ in range(9): sender.submit(Delivery(Inbox(), 'POST', '/'))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

@@ -67,15 +67,24 @@ def test_a_job_that_never_called_releases_nothing(server: ScriptedServer) -> Non
     assert server.requests == []
 
 
-def test_a_clients_own_drop_in_is_tagged(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """With a client, job.client is tagged and the client itself is not."""
-    with agentkv.session(client, job_id="a", expected_turns=30) as job:
+def test_a_session_with_a_client_covers_that_client_alone(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """job.client and the client are tagged; another client belongs to the session around."""
+    other = client.with_options()
+    with (
+        agentkv.session(job_id="around") as around,
+        agentkv.session(client, job_id="a", expected_turns=30) as job,
+    ):
         ask(job.client)
         ask(client)
+        ask(other)
     assert [turn.tags for turn in server.turns] == [
-        {"job_id": "a", "turn": 1, "expected_turns": 30},
-        {},
+        {"job_id": "a", "parent_job_id": "around", "turn": 1, "expected_turns": 30},
+        {"job_id": "a", "parent_job_id": "around", "turn": 2, "expected_turns": 30},
+        {"job_id": "around", "turn": 1},
     ]
+    assert (job.summary().turns, around.summary().turns) == (2, 1)
 
 
 def test_a_drop_in_is_plain_again_after_its_session(
@@ -129,15 +138,6 @@ def test_a_drop_in_inside_another_session_is_one_turn_of_its_own_job(
         ask(client)
     assert [turn.tags["job_id"] for turn in server.turns] == ["mine", "around"]
     assert (mine.summary().turns, around.summary().turns) == (1, 1)
-
-
-def test_bare_calls_inside_a_clients_session_belong_to_the_one_around(
-    server: ScriptedServer, client: openai.OpenAI
-) -> None:
-    """A session with a client covers that client alone."""
-    with agentkv.session(job_id="around"), agentkv.session(client, job_id="mine"):
-        ask(client)
-    assert server.turns[0].tags["job_id"] == "around"
 
 
 def test_a_decorated_function_is_a_job_per_call(

@@ -232,9 +232,10 @@ def test_a_stream_that_breaks_off_raises_as_without_us(client: openai.OpenAI) ->
     with (
         ScriptedServer([broken]) as server,
         client.with_options(base_url=server.base_url) as client,
-        agentkv.session(client) as job,
     ):
-        assert read(client) == read(job.client)
+        plain = read(client)
+        with agentkv.session(client) as job:
+            assert read(job.client) == plain
     assert job.summary().turns == 1
 
 
@@ -273,7 +274,7 @@ def test_the_body_is_otherwise_the_same(server: ScriptedServer, client: openai.O
     """Tags are all that a session adds to a request."""
     with agentkv.session(client) as job:
         job.client.chat.completions.create(**CHAT, temperature=0)
-        client.chat.completions.create(**CHAT, temperature=0)
+    client.chat.completions.create(**CHAT, temperature=0)
     tagged, plain = server.turns
     assert {
         name: tagged.body[name] for name in tagged.body if name not in tagged.tags
