@@ -118,7 +118,7 @@ def test_plot(golden: Golden, tmp_path: Path) -> None:
 
 def test_doctor(golden: Golden) -> None:
     """`doctor --json` lists the same checks with the same fields."""
-    golden.check("doctor", masked(document_of("doctor", "--json"), "ok|status"))
+    golden.check("doctor", masked(document_of("doctor", "--json"), "ok|status|seen|advice"))
 
 
 def test_swebench_demo_and_report(golden: Golden, tmp_path: Path) -> None:
