@@ -1,4 +1,8 @@
-"""Finds the tool calls in a model's reply, whether in fields of its own or written in its text."""
+"""Finds the tool calls in a model's reply, in fields of the message or written in its text.
+
+`parse_tool_calls` is the door; clients, agents and the vLLM plugin call it. Knows how models write
+calls, and nothing of jobs, servers or durations.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +13,21 @@ __all__ = ["COMMAND_ARGUMENTS", "Source", "ToolCall", "parse_tool_calls"]
 
 
 def parse_tool_calls(message: object) -> list[ToolCall]:
-    """The tool calls in a string, a dict, or an OpenAI or Anthropic message or response, in order.
+    """Return the tool calls of a string, a dict, or an OpenAI or Anthropic message or response.
 
-    Calls in fields of the message count where there are any, since its text is then talk about
-    them; else those written in the text, where blocks of bash beside calls in a model's own
-    format are talk as well. A call without a name or with broken arguments is left out, one whose
-    tool runs no bash, or has nothing to run, has no `command`. Never raises, whatever the message
-    is; linear in its length.
+    Calls in fields of the message win over its text, which is then talk about them. In text, calls
+    in a model's own format win over blocks of bash. A call without a name or with broken arguments
+    is left out; `command` is None if its tool runs no bash or has nothing to run. Never raises,
+    whatever the message is; linear in its length.
     """
     try:
         body = body_of(message)
         structured = structured_calls(body)
         text = "" if structured is not None else "\n".join(texts(body))
-    except Exception:  # an object may raise whatever it is asked, its class included
+    except Exception:  # an object may raise at any access, even when asked for its class
         return []
-    if structured is not None:
-        return structured
-    if not text:
-        return []
+    if structured is not None or not text:
+        return structured or []
     # its patterns take 10 ms to compile, which `import agentkv` shall not wait for
     from agentkv.tool_calls.scanner import calls_in_text
 

@@ -1,6 +1,7 @@
 """One tool call, and the bash text among its arguments.
 
-Knows nothing of messages or dialects: readers hand over a name and arguments.
+The readers of all dialects make calls here, from a name and arguments. Knows nothing of messages
+or dialects.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ Source = Literal[
 """Which reader found a call."""
 
 COMMAND_ARGUMENTS = ("command", "cmd", "script", "code", "argv")
-"""Arguments of a bash-like tool that hold its command: text or a list of words; the first that is
-there counts, and without any `commands`, a text or a list of texts that run one after the other."""
+"""Arguments in which a bash-like tool takes its command, as text or as a list of words. The first
+one present counts; without any, `commands` does: a text, or a list of texts to run in turn."""
 
 _BEFORE_ARGS = ("command", "cmd")
-"""Of these `args` may hold the words behind a program's name."""
+"""Of these, `args` may hold the words that follow the program's name."""
 
 _SHELLS = frozenset({"bash", "sh", "zsh", "shell", "terminal"})
 _RUNS = frozenset({"run", "exec", "execute"})
@@ -49,8 +50,8 @@ _NAME_CHARS = 200
 class ToolCall:
     """One tool call: `command` is the bash text as written, None for a tool that runs none.
 
-    `arguments` are those of the call, text where the dialect carries no types; `call_id` is the
-    id that the tool's result must name, where the message gives one.
+    `arguments` are those of the call, all text where the dialect has no types; `call_id` is the id
+    that the tool's result must name, if the message gives one.
     """
 
     name: str
@@ -63,14 +64,14 @@ class ToolCall:
 def call_of(
     name: str, arguments: Mapping[str, object], source: Source, call_id: str | None = None
 ) -> ToolCall:
-    """A call with the command that its arguments hold, if the tool is one that runs bash."""
-    command = command_in(arguments) if is_bash_like(name) else None
+    """Make a call, with the command that its arguments hold if the tool runs bash."""
+    command = _command_in(arguments) if is_bash_like(name) else None
     return ToolCall(name, command, arguments, call_id, source)
 
 
-def bash_call(text: str, source: Source) -> list[ToolCall]:
-    """The call that a block of bash is; none if the block is blank."""
-    command = strip_blank_lines(text)
+def bash_calls(text: str, source: Source) -> list[ToolCall]:
+    """Make the one call of a block of bash, or none if the block is blank."""
+    command = _strip_blank_lines(text)
     return [ToolCall("bash", command, {"command": command}, None, source)] if command else []
 
 
@@ -78,9 +79,9 @@ def bash_call(text: str, source: Source) -> list[ToolCall]:
 def is_bash_like(name: str) -> bool:
     """Whether a tool of this name runs bash: `bash`, `execute_bash`, `runShellCommand`, `exec`...
 
-    The name alone decides, since other tools use the same arguments for other things: the
-    `command` of `str_replace_editor` is `view`, the `code` of `write_file` a text. A namespace
-    (`functions.`, `mcp__server__`) does not count.
+    Only the name decides, since other tools use the same arguments for other things: the `command`
+    of `str_replace_editor` is `view`, the `code` of `write_file` a text. A namespace such as
+    `functions.` or `mcp__server__` is ignored.
     """
     last = _NAMESPACE.sub("", name[-_NAME_CHARS:])
     words = [word.lower() for word in _WORD.findall(last)]
@@ -91,32 +92,31 @@ def is_bash_like(name: str) -> bool:
     )
 
 
-def command_in(arguments: Mapping[str, object]) -> str | None:
-    """The bash text among a bash-like tool's arguments; None where there is nothing to run."""
+def _command_in(arguments: Mapping[str, object]) -> str | None:
+    """The bash text among a bash-like tool's arguments, None if there is nothing to run."""
     for name in COMMAND_ARGUMENTS:
         value = arguments.get(name)
         words = _strings(arguments.get("args")) if name in _BEFORE_ARGS else None
-        if isinstance(value, str) and (text := strip_blank_lines(value)):
-            return f"{text} {shlex.join(words)}" if words else text
         if isinstance(value, str):
-            return None
+            text = _strip_blank_lines(value)
+            return f"{text} {shlex.join(words)}" if text and words else text or None
         if program := _strings(value):
             return shlex.join([*program, *(words or ())])
     commands = arguments.get("commands")
     lines = [commands] if isinstance(commands, str) else _strings(commands) or []
-    return strip_blank_lines("\n".join(lines)) or None
+    return _strip_blank_lines("\n".join(lines)) or None
 
 
 def _strings(value: object) -> list[str] | None:
-    """The strings of a list that holds nothing else; None for any other value."""
+    """The items of a list of strings, None for any other value."""
     if not isinstance(value, list | tuple):
         return None
     strings = [item for item in value if isinstance(item, str)]
     return strings if len(strings) == len(value) else None
 
 
-def strip_blank_lines(text: str) -> str:
-    """The text without the blank lines before and after it; the others as they are."""
+def _strip_blank_lines(text: str) -> str:
+    """The text without blank lines at its start and end; the other lines keep their blanks."""
     if not (core := text.strip()):
         return ""
     start = text.index(core[0])

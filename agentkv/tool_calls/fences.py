@@ -1,18 +1,18 @@
 """Markdown blocks: those of bash are calls, all others are text and hide what is in them.
 
-Not markdown-it-py: by CommonMark a block that is never closed runs to the end and a fence in a
-here-document closes its block, both wrong for commands to run; it also needs 100 ms for 200 kB.
+Called by the scanner. Not markdown-it-py: by CommonMark a block that is never closed runs to the
+end and a fence in a here-document closes its block, both wrong for commands to run; it also needs
+100 ms for 200 kB.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from agentkv.commands.syntax import HEREDOC_OPENER
-from agentkv.tool_calls.call import bash_call
-from agentkv.tool_calls.reply_text import Reading, ReplyText, ShellQuotes, end_of_heredoc_around
+from agentkv.tool_calls.call import bash_calls
+from agentkv.tool_calls.reply_text import Reading, ReplyText, ShellQuotes
 from agentkv.tool_calls.thoughts import thought_that_ends
 
 OPENERS = (r"`(?<!``)``++[^`\n]*+(?=\n)", r"~(?<!~~)~~++[^\n]*+(?=\n)")
@@ -20,22 +20,53 @@ OPENERS = (r"`(?<!``)``++[^`\n]*+(?=\n)", r"~(?<!~~)~~++[^\n]*+(?=\n)")
 _FENCE = re.compile(r"(?P<run>`++|~++)(?P<info>.*+)")
 _LANGUAGE = re.compile(r"\s*+\{?\s*+\.?([A-Za-z_]++(?:-session)?+)(?![\w+#-])")
 _SESSIONS = frozenset({"bash-session", "sh-session", "shell-session", "shellsession"})
-"""What has no prompt in them is output; a console without prompts is all commands."""
+"""Without a prompt, these hold output only; a console without prompts holds only commands."""
 _CONSOLES = _SESSIONS | {"console"}
 _BASH = _CONSOLES | {"bash", "sh", "shell", "zsh", "mswea_bash_command"}
 _MARKDOWN = frozenset({"markdown", "md"})
 _PREFIX = re.compile(r"[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+")
 _CLOSER_AT_LINE_END = re.compile(r"`(?<!``)``++(?=[ \t]{0,20}(?:<[|\uff5c/]|\n|\Z))")
 _MAX_TRIES = 10
-"""Doubtful closers and fences within quotes that are looked at in one block."""
+"""Doubtful closers and quoted fences examined per block."""
 _MAX_FENCES_AHEAD = 40
-"""Fences behind a quoted one that are looked at for the one that closes the block."""
+"""Fences behind a quoted one examined for the one that closes the block."""
+
+# A line with a fence at its start, and the line end before it.
+_FENCE_LINE = re.compile(r"\n(?P<indent>[ \t]{0,60}+)(?P<run>`{3,}+|~{3,}+)(?P<info>[^\n]*+)")
+_INFO = re.compile(
+    r"(?P<blank>[ \t]*+)(?P<token>(?P<language>[A-Za-z][\w+#-]*+)[^\s`]*+|\{)(?P<rest>[^\n]*+)"
+)
+# Nothing, or signs that prose does not have.
+_ATTRIBUTES = re.compile(r"[ \t]*+(?:\Z|[^\n]*[={])")
+# Behind a fence that is only a part of an argument or a pattern.
+_CODE = re.compile(r"[ \t]*+['\"`]|[$|&/\\\]}=+%^]")
+# Words that open a block even where prose could follow a fence that closes one.
+_KNOWN_LANGUAGE = re.compile(
+    r"(?i:bash|c|c\+\+|console|cpp|cs|csharp|css|csv|diff|docker|dockerfile|go|graphql|html|ini|java"
+    r"|javascript|js|json|jsonc|jsx|kotlin|lua|makefile|markdown|md|mermaid|mswea_bash_command|php"
+    r"|plaintext|powershell|py|python|python3|r|rb|ruby|rust|scala|scss|sh|shell|sql|swift|terraform"
+    r"|text|toml|ts|tsx|txt|typescript|xml|yaml|yml|zsh)"
+)
+
+# `user@host:~/x`, `[user@host x]`, `bash-5.1`, `~/x (main)`, behind environments such as `(venv)`.
+_PLACE = (
+    r"(?:\[[^\]\s][^\]\n]{0,99}+\]"
+    r"|[\w.-]{1,60}@[\w.-]{1,100}+[^\n$#%>\u276f]{0,200}+"
+    r"|(?:ba|da|k|z)?sh-[\d.]{1,8}"
+    r"|[~/][^\s$#%>\u276f]{0,200}(?:[ \t]\([^()\n]{1,80}\))?)[ \t]?"
+)
+_PROMPT = re.compile(
+    rf"(?:\([\w.+/-]{{1,60}}\)[ \t]?){{0,3}}+(?P<place>{_PLACE})?"
+    # by itself a number sign begins a comment
+    r"(?P<sign>[$%\u276f]|(?(place)#|(?!)))(?:[ \t]|$)"
+)
+_CONTINUATION = "> "
 
 
 def read_fence(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
-    """A block from its opening fence on; None for backticks within a line.
+    """Read a block from its opening fence on; None for backticks within a line.
 
-    A bash fence behind text on its line opens a block too, if a closing fence comes next.
+    A bash fence behind text on its line also opens a block, if a closing fence comes next.
     """
     prefix = reply.line_prefix(opener.start())
     fence = _FENCE.match(reply.text, opener.start())
@@ -44,37 +75,35 @@ def read_fence(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
     if prefix is not None and _PREFIX.fullmatch(prefix):
         return block.read()
     is_quotation = prefix is not None and prefix.lstrip().startswith(">")
-    closer = None if is_quotation or not block.is_bash else reply.next(FENCE_LINE, opener.end())
+    closer = None if is_quotation or not block.is_bash else reply.next(_FENCE_LINE, opener.end())
     block.indent = 0
-    return block.read() if closer and closes(closer) else None
+    return block.read() if closer and _closes(closer) else None
 
 
-@dataclass
 class _Block:
     """A block while it is read: `position` goes from one line that starts with a fence to the next.
 
-    inner_opener, inner_closer: in a block that is not bash, the first fence with a language, and
-    the first without one behind it. Blocks within come in pairs of them; if then nothing closes
-    the block itself, it either ended at the closer or, having lost its own, at the opener.
+    In a block that is not bash, `inner_opener` is the first fence with a language and
+    `inner_closer` the first without one behind it. Inner blocks are pairs of such fences; if none
+    is left to close the block itself, it ended at the inner closer or, with its own closer
+    missing, at the inner opener.
     """
 
-    reply: ReplyText
-    opener: re.Match[str]
-    indent: int
-    inner_opener: re.Match[str] | None = None
-    inner_closer: re.Match[str] | None = None
-    depth: int = 0
-    num_tries: int = 0
-    quotes: ShellQuotes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.language = _language(self.opener)
-        self.is_bash = _is_bash(self.opener)
-        self.start = self.position = self.opener.end()
-        self.quotes = ShellQuotes(self.reply, self.start)
+    def __init__(self, reply: ReplyText, opener: re.Match[str], indent: int) -> None:
+        self.reply = reply
+        self.opener = opener
+        self.indent = indent
+        self.language = _language(opener)
+        self.is_bash = self.language in _BASH
+        self.start = self.position = opener.end()
+        self.quotes = ShellQuotes(reply, self.start)
+        self.inner_opener: re.Match[str] | None = None
+        self.inner_closer: re.Match[str] | None = None
+        self.depth = 0
+        self.num_tries = 0
 
     def read(self) -> Reading:
-        while line := self.reply.next(FENCE_LINE, self.position):
+        while line := self.reply.next(_FENCE_LINE, self.position):
             heredoc_end = self._heredoc_end_past(line)
             if heredoc_end is not None:
                 self.position = heredoc_end
@@ -85,49 +114,47 @@ class _Block:
         return self._at_end_of_text()
 
     def _at(self, line: re.Match[str]) -> Reading | None:
-        """What a line that starts with a fence means: the end, or None for a line of the block."""
-        if self._is_ours(line) and closes(line) and not self._is_inner_closer(line):
+        """The reading if a line with a fence ends the block; None if the line is part of it."""
+        if self._is_ours(line) and _closes(line) and not self._is_inner_closer(line):
             if reading := self._closed_within_line(line.start()):
                 return reading
             if closer := self._closer_behind_quote(line):
                 self.position = closer.start()
                 return None
             return self._closed(line.start(), line.end("run"))
-        if not self._is_ours(line) or not is_opener(line):
+        if not self._is_ours(line) or not _names_language(line):
             return None
         if thought := thought_that_ends(self.reply, self.position, line.start()):
             return thought
-        if reading := self._closed_within_line(line.start()):
-            return reading
-        return self._at_inner_opener(line)
+        return self._closed_within_line(line.start()) or self._at_inner_opener(line)
 
     def _closer_behind_quote(self, line: re.Match[str]) -> re.Match[str] | None:
-        """Of a fence within a quote: the one behind that quote which closes the block.
+        """For a fence within a quote, the fence behind that quote which closes the block.
 
-        None if the fence is in no quote, or closes the block nevertheless: its quote is never
-        closed, or another block opens next.
+        None if the fence is in no quote, or closes the block after all: its quote is never closed,
+        or another block opens next.
         """
         if not self.is_bash or not self._is_quoted(line.start()):
             return None
         is_within_inner = True
         for _ in range(_MAX_FENCES_AHEAD):
-            if (following := self.reply.next(FENCE_LINE, line.end())) is None:
+            if (following := self.reply.next(_FENCE_LINE, line.end())) is None:
                 return None
             line = following
             if not self.quotes.hides(line.start()):
                 # within the quote fences come in pairs
-                is_closer = not is_within_inner and self._is_ours(line) and closes(line)
+                is_closer = not is_within_inner and self._is_ours(line) and _closes(line)
                 return line if is_closer else None
-            if is_within_inner and is_opener(line):
+            if is_within_inner and _names_language(line):
                 return None
             is_within_inner = not is_within_inner
         return None
 
     def _at_inner_opener(self, line: re.Match[str]) -> Reading | None:
-        """A block of bash that another one follows was never closed, unless in an open quote."""
+        """A block of bash ends unclosed where another opens, unless in an open quote."""
         if self.is_bash:
-            pair = self.reply.next(FENCE_LINE, line.end())
-            if pair and closes(pair) and self._is_quoted(line.start()):
+            pair = self.reply.next(_FENCE_LINE, line.end())
+            if pair and _closes(pair) and self._is_quoted(line.start()):
                 self.position = pair.end()
                 return None
             return Reading(line.start())
@@ -141,22 +168,23 @@ class _Block:
             return thought
         if reading := self._closed_within_line(end):
             return reading
-        if self.inner_opener and self.language not in _MARKDOWN and _is_bash(self.inner_opener):
-            return Reading(self.inner_opener.start())
+        inner = self.inner_opener
+        if inner and self.language not in _MARKDOWN and _language(inner) in _BASH:
+            return Reading(inner.start())
         if line := self.inner_closer:
             return self._closed(line.start(), line.end("run"))
         return self.reply.cut_off
 
     def _closed_within_line(self, end: int) -> Reading | None:
-        """The block closed by a fence behind the last command on its line, if there is one.
+        """The block if a fence behind the last command on its line closes it.
 
-        Not in a here-document; in quotes only if it is the last of the reply.
+        Such a fence does not count in a here-document, and in quotes only at the reply's end.
         """
         text, position = self.reply.text, self.position
         if not self.is_bash or self.opener["run"][0] != "`":
             return None
         while match := _CLOSER_AT_LINE_END.search(text, position, end):
-            heredoc_end = end_of_heredoc_around(self.reply, position, match.start())
+            heredoc_end = self.reply.heredoc_end_around(position, match.start())
             position = match.end() if heredoc_end is None else heredoc_end
             if heredoc_end is not None or len(match[0]) < len(self.opener["run"]):
                 continue
@@ -171,28 +199,28 @@ class _Block:
         if self.indent:
             body = re.sub(rf"(?m)^[ \t]{{1,{self.indent}}}+", "", body)
         if self.language in _CONSOLES:
-            commands = commands_of(body)
-            if commands is None and self.language in _SESSIONS:
+            typed = _typed_in(body)
+            if typed is None and self.language in _SESSIONS:
                 return Reading(after)
-            body = body if commands is None else commands
-        return Reading(after, bash_call(body, "fenced"))
+            body = body if typed is None else typed
+        return Reading(after, bash_calls(body, "fenced"))
 
     def _heredoc_end_past(self, line: re.Match[str]) -> int | None:
-        """Where the here-document around a fence ends; None if there is none, or it has no end.
+        """The end of the here-document around a fence; None if there is none, or it has no end.
 
-        A block that closes and another of bash that opens before the delimiter comes: then the
-        delimiter belongs to that one.
+        A closing fence is in none if another block of bash opens before the delimiter, which then
+        belongs to that block.
         """
         if not self.is_bash:
             return None
-        end = end_of_heredoc_around(self.reply, self.position, line.start())
-        if end is None or not (self._is_ours(line) and closes(line)):
+        end = self.reply.heredoc_end_around(self.position, line.start())
+        if end is None or not (self._is_ours(line) and _closes(line)):
             return end
-        following = FENCE_LINE.search(self.reply.text, line.end(), end)
-        return None if following and _is_bash(following) else end
+        following = _FENCE_LINE.search(self.reply.text, line.end(), end)
+        return None if following and _language(following) in _BASH else end
 
     def _is_ours(self, line: re.Match[str]) -> bool:
-        """Whether a line's fence could close this block, or open one within."""
+        """Whether a line's fence could close this block or open one within it."""
         return line["run"].startswith(self.opener["run"]) and len(line["indent"]) <= self.indent + 3
 
     def _is_inner_closer(self, line: re.Match[str]) -> bool:
@@ -213,41 +241,16 @@ def _language(fence: re.Match[str]) -> str:
     return match[1].lower() if match else ""
 
 
-def _is_bash(fence: re.Match[str]) -> bool:
-    return _language(fence) in _BASH
+def _closes(line: re.Match[str]) -> bool:
+    """Whether the line can close a block: nothing or prose follows its fence."""
+    return not _names_language(line) and not _CODE.match(line["info"])
 
 
-# Lines that start with a fence: whether they close a block, or open one.
-
-FENCE_LINE = re.compile(r"\n(?P<indent>[ \t]{0,60}+)(?P<run>`{3,}+|~{3,}+)(?P<info>[^\n]*+)")
-"""A line with a fence at its start, and the line end before it."""
-
-_INFO = re.compile(
-    r"(?P<blank>[ \t]*+)(?P<token>(?P<language>[A-Za-z][\w+#-]*+)[^\s`]*+|\{)(?P<rest>[^\n]*+)"
-)
-# Nothing, or what prose has not.
-_ATTRIBUTES = re.compile(r"[ \t]*+(?:\Z|[^\n]*[={])")
-# What goes on behind a fence that is no more than a part of an argument or a pattern.
-_CODE = re.compile(r"[ \t]*+['\"`]|[$|&/\\\]}=+%^]")
-# What opens a block even where it could be the word of a sentence behind a fence that closes.
-_KNOWN_LANGUAGE = re.compile(
-    r"(?i:bash|c|c\+\+|console|cpp|cs|csharp|css|csv|diff|docker|dockerfile|go|graphql|html|ini|java"
-    r"|javascript|js|json|jsonc|jsx|kotlin|lua|makefile|markdown|md|mermaid|mswea_bash_command|php"
-    r"|plaintext|powershell|py|python|python3|r|rb|ruby|rust|scala|scss|sh|shell|sql|swift|terraform"
-    r"|text|toml|ts|tsx|txt|typescript|xml|yaml|yml|zsh)"
-)
-
-
-def closes(line: re.Match[str]) -> bool:
-    """Whether the line can close a block, with nothing behind its fence, or with prose."""
-    return not is_opener(line) and not _CODE.match(line["info"])
-
-
-def is_opener(line: re.Match[str]) -> bool:
-    """Whether the line names a language, as only one that opens a block does.
+def _names_language(line: re.Match[str]) -> bool:
+    """Whether the line names a language, which only an opening fence does.
 
     Prose has a blank before it or several words. So may a language with attributes, but then it
-    is a well-known one, or they have signs of their own.
+    is a well-known one, or the attributes have signs of their own.
     """
     info = _INFO.match(line["info"])
     if info is None:
@@ -261,34 +264,15 @@ def is_opener(line: re.Match[str]) -> bool:
     return is_known or (has_attributes and info["token"][-1] not in ".,;:!?")
 
 
-# Commands of a terminal session: the lines after a prompt, without the output between.
-
-# `user@host:~/x`, `[user@host x]`, `bash-5.1`, `~/x (main)`, behind environments such as `(venv)`.
-_PLACE = (
-    r"(?:\[[^\]\s][^\]\n]{0,99}+\]"
-    r"|[\w.-]{1,60}@[\w.-]{1,100}+[^\n$#%>\u276f]{0,200}+"
-    r"|(?:ba|da|k|z)?sh-[\d.]{1,8}"
-    r"|[~/][^\s$#%>\u276f]{0,200}(?:[ \t]\([^()\n]{1,80}\))?)[ \t]?"
-)
-_PROMPT = re.compile(
-    rf"(?:\([\w.+/-]{{1,60}}\)[ \t]?){{0,3}}+(?P<place>{_PLACE})?"
-    # by itself a number sign begins a comment
-    r"(?P<sign>[$%\u276f]|(?(place)#|(?!)))(?:[ \t]|$)"
-)
-_CONTINUATION = "> "
-
-
-def commands_of(session: str) -> str | None:
-    """The commands of a session, one after the other; None for a text without prompts."""
+def _typed_in(session: str) -> str | None:
+    """The commands typed in a terminal session, one after the other; None if it has no prompt."""
     lines = session.split("\n")
     first = next(filter(None, map(_PROMPT.match, lines)), None)
-    if first is None:
-        return None
-    return "\n".join(_typed_lines(lines, first))
+    return None if first is None else "\n".join(_typed_lines(lines, first))
 
 
 def _typed_lines(lines: list[str], first: re.Match[str]) -> Iterator[str]:
-    """What was typed behind prompts like the first; output may hold others."""
+    """The lines typed behind prompts like the first one; other prompts are output."""
     is_typing = is_continued = False
     delimiter: str | None = None
     for line in lines:
@@ -310,7 +294,7 @@ def _typed_lines(lines: list[str], first: re.Match[str]) -> Iterator[str]:
 
 
 def _is_alike(prompt: re.Match[str], first: re.Match[str]) -> bool:
-    """Whether both say where they are, or both do not and end alike."""
+    """Whether both prompts name a place, or neither does and they end in the same sign."""
     if first["place"] is None:
         return prompt["place"] is None and prompt["sign"] == first["sign"]
     return prompt["place"] is not None

@@ -1,4 +1,7 @@
-"""Calls written as JSON: in tags (Hermes, Nemotron), after a token (Llama, Cohere), or bare."""
+"""Calls written as JSON: in tags (Hermes, Nemotron), after a token (Llama, Cohere), or bare.
+
+The scanner calls the readers; other dialects whose arguments are JSON use `calls_in`.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ TOKEN_OPENERS = (
     r"<\|START_ACTION\|>\s*+(?=[{\[])",  # Cohere
     r"functools(?=\[\s{0,20}\{)",  # Phi-4, Firefunction
 )
-_NAMES = ("name", "function", "tool_name")
-_IDS = ("id", "tool_call_id")
 _FIRST_KEY = r'"(?:name|type|id|function|arguments|parameters)"\s*+:'
 BARE_OPENERS = (rf"\{{\s*+{_FIRST_KEY}", rf"\[\s*+\{{\s*+{_FIRST_KEY}")
 
+_NAMES = ("name", "function", "tool_name")
+_IDS = ("id", "tool_call_id")
 _ARGUMENTS = ("arguments", "parameters")
 _BETWEEN_VALUES = re.compile(r"\s*+[;,]?\s*+(?=\{)")
 _END_OF_BARE = re.compile(r"[ \t]*+[;,]?[ \t]*+(?=\n|<|\{|\Z)")
@@ -30,9 +33,9 @@ _TAG = re.compile(r"</?(tool_call|tool_calls|function_call|TOOLCALL)>")
 
 
 def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """Hermes: JSON up to its closing tag; a tag inside a JSON string closes nothing.
+    """Read Hermes' JSON up to its closing tag; a tag inside a JSON string closes nothing.
 
-    JSON that the next opener follows is complete as well; all other is cut off.
+    JSON that another opener follows is complete as well; any other is cut off.
     """
     values, end = _values_at(reply, opener.end())
     calls = [call for value in values for call in calls_in(value, "hermes")]
@@ -46,13 +49,13 @@ def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading:
 
 
 def read_token(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """Llama: JSON objects, separated by semicolons, after the token; others: a list of them."""
+    """Read the JSON after a token: Llama's objects between semicolons, others' lists."""
     values, end = _values_at(reply, opener.end())
     return Reading(end, [call for value in values for call in calls_in(value, "llama")])
 
 
 def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
-    """Llama: objects on lines of their own; a list of them is Mistral's without its token."""
+    """Read JSON at the start of a line: Llama's objects, or Mistral's list without its token."""
     if not reply.is_at_line_start(opener.start()):
         return None
     values, end = _values_at(reply, opener.start())
@@ -66,28 +69,25 @@ def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
 
 
 def calls_in(value: object, source: Source) -> list[ToolCall]:
-    """The calls that a JSON value means: an object with a name, or a list of such objects."""
-    entries = value if isinstance(value, list) else [value]
-    return [call for entry in entries if (call := _call_in(entry, source))]
-
-
-def _call_in(entry: object, source: Source) -> ToolCall | None:
-    if not isinstance(entry, dict):
-        return None
-    call_id = next((entry[key] for key in _IDS if key in entry), None)
-    entry = _function_of(entry)
-    name = next((entry[key] for key in _NAMES if entry.get(key)), None)
-    raw = next((entry[key] for key in _ARGUMENTS if key in entry), None)
-    arguments = arguments_of(raw)
-    if not isinstance(name, str) or arguments is None:
-        return None
-    return call_of(name, arguments, source, call_id if isinstance(call_id, str) else None)
+    """The calls of a JSON value: an object with a name, or a list of such objects."""
+    calls = []
+    for entry in value if isinstance(value, list) else [value]:
+        if not isinstance(entry, dict):
+            continue
+        call_id = next((entry[key] for key in _IDS if key in entry), None)
+        function = _function_of(entry)
+        name = next((function[key] for key in _NAMES if function.get(key)), None)
+        raw = next((function[key] for key in _ARGUMENTS if key in function), None)
+        arguments = arguments_of(raw)
+        if isinstance(name, str) and arguments is not None:
+            known_id = call_id if isinstance(call_id, str) else None
+            calls.append(call_of(name, arguments, source, known_id))
+    return calls
 
 
 def _is_bare_call(value: object) -> bool:
     """Whether every object has arguments, and none is the schema of a tool recited."""
-    entries = value if isinstance(value, list) else [value]
-    return all(_has_arguments(entry) for entry in entries)
+    return all(map(_has_arguments, value if isinstance(value, list) else [value]))
 
 
 def _has_arguments(entry: object) -> bool:
@@ -99,13 +99,13 @@ def _has_arguments(entry: object) -> bool:
 
 
 def _function_of(entry: Mapping[str, object]) -> Mapping[str, object]:
-    """OpenAI nests name and arguments in `function`."""
+    """The object that holds name and arguments: OpenAI nests them in `function`."""
     function = entry.get("function")
     return function if isinstance(function, dict) else entry
 
 
 def _values_at(reply: ReplyText, start: int) -> tuple[list[object], int]:
-    """The JSON values one after the other, and where they end; none if the first is broken."""
+    """The JSON values in a row and the index of their end; none if the first is broken."""
     values: list[object] = []
     end = start
     while decoded := reply.json_at(start):

@@ -1,7 +1,8 @@
 r"""Calls written as a list of Python calls, by Llama 3.2 and 4: `[bash(command="ls")]`.
 
-Only keywords and constants make a call; nothing of it is ever run. Models write what Python would
-not take: a command's line ends and backslashes such as `\d` as they are, `true` and `null`.
+Only keywords and constants make a call; no code is ever run. Models write what Python would not
+take: a command's line ends and backslashes such as `\d` as they are, `true` and `null`. The scanner
+calls the readers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from agentkv.tool_calls.reply_text import Reading, ReplyText
 from agentkv.tool_calls.thoughts import ends_a_thought, thought_that_ends
 
 _MAX_CALLS, _MAX_KEYWORDS, _MAX_ITEMS = 100, 50, 1000
-"""In a row, of a call, and of a value: what has more is noise, and slow to parse."""
+"""In a row, per call, and per value; a list that has more is noise, and slow to parse."""
 _NAME, _KEY = r"[A-Za-z_][\w.]{0,100}+", r"[A-Za-z_]\w{0,100}+"
 _HEAD = rf"(?:{_NAME}\(\s*+(?:{_KEY}\s*+=(?!=)|\)))"
 TOKEN_OPENER = rf"<\|python_(?:start|tag)\|>\s*+(?=\[\s*+{_HEAD})"
@@ -36,7 +37,7 @@ _CONSTANT = (
 
 
 def _or_list_of(value: str) -> str:
-    """A value, or a list or dict of such; `ast` sees to the commas."""
+    """The pattern of a value, or of a list or dict of such; `ast` checks the commas."""
     return rf"(?:{value}|[\[{{](?:{value}|[\s,:]){{0,{_MAX_ITEMS}}}+[\]}}])"
 
 
@@ -61,7 +62,7 @@ _ESCAPES = {"\\": "\\\\", "\n": "\\n"}
 
 
 def read_token(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """Lists behind the token, up to where they end; what is no list of calls is skipped."""
+    """Read the lists behind the token; anything but a list of calls is skipped."""
     if lists := _compiled(_LISTS).match(reply.text, opener.end()):
         return Reading(lists.end(), _calls_in(lists[0]))
     token = reply.next(_END_TOKEN, opener.end())
@@ -70,11 +71,14 @@ def read_token(reply: ReplyText, opener: re.Match[str]) -> Reading:
 
 
 def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
-    """Lists that are the whole reply: behind prose they are shown, and objects look the same."""
+    """Read lists that are the whole reply; behind prose they are examples or indexed objects."""
     start = opener.start()
     if not reply.is_at_line_start(start):
         return None
-    is_answer = _is_behind_nothing(reply, start)
+    # nothing but thoughts and tokens stands before a call
+    is_answer = (
+        not reply.floor or ends_a_thought(reply.text, reply.floor)
+    ) and _BEFORE_CALLS.fullmatch(reply.text, reply.floor, start)
     lists = _compiled(_LISTS).match(reply.text, start)
     if lists is None:
         is_cut_off = is_answer and _compiled(_CUT_OFF_IN_A_STRING).match(reply.text, start)
@@ -86,16 +90,8 @@ def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
     return Reading(end, _calls_in(lists[0]) if is_answer else ())
 
 
-def _is_behind_nothing(reply: ReplyText, start: int) -> bool:
-    """Whether a reply begins there: nothing stands before it but thoughts and tokens."""
-    floor = reply.floor
-    if floor and not ends_a_thought(reply.text, floor):
-        return False
-    return _BEFORE_CALLS.fullmatch(reply.text, floor, start) is not None
-
-
 def _calls_in(lists: str) -> list[ToolCall]:
-    """The calls of all lists; none if one is not Python after all."""
+    """The calls of all lists, or none if one of them is not Python."""
     calls: list[ToolCall] = []
     try:
         for found in _compiled(_LIST).finditer(lists):
@@ -108,7 +104,7 @@ def _calls_in(lists: str) -> list[ToolCall]:
 
 def _call(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call):
-        raise TypeError(f"no call: {type(node).__name__}")
+        raise TypeError(f"not a call: {type(node).__name__}")
     arguments: Mapping[str, object] = {
         str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords
     }
@@ -119,7 +115,7 @@ def _call(node: ast.expr) -> ToolCall:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compiled when first needed: it takes up to 20 ms, and few models write so."""
+    """Compile a pattern on first use: it takes up to 20 ms, and few models write so."""
     return re.compile(pattern, re.DOTALL)
 
 

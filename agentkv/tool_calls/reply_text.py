@@ -1,7 +1,8 @@
 """A reply's text while it is read: searches that never look at the same stretch twice.
 
-Every reader asks the same questions, such as where the next closing tag stands. The answers are
-kept, so that a reply of many openers and no closer costs one search for the closer, not many.
+All readers ask the same questions: where is the next closing tag, does a here-document or a quote
+hide it? Answers are kept, so that a reply of many openers and no closer costs one search for the
+closer. Knows nothing of dialects.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ from agentkv.commands.syntax import HEREDOC_OPENER
 from agentkv.tool_calls.call import ToolCall
 
 MAX_SEARCHES = 5_000
-"""Closing tags and fences looked for per reply; in one that has more, what follows is not closed.
-It bounds the time of noise: an agent's reply needs a handful."""
+"""Closing tags and fences searched per reply, after which none is found. It bounds the time of
+noise: an agent's reply needs a handful."""
 MAX_JSON, MAX_BROKEN_JSON = 3_000, 100
-"""JSON values decoded per reply, and how many of them may be broken: each of those may cost the
-depth of the stack."""
-_MAX_ENDS = 10_000
+"""JSON values decoded per reply, and how many of them may be broken: a broken one may cost the
+whole depth of the stack."""
+MAX_SPANS = 10_000
+"""Quotes, escapes, comments and here-documents read per command."""
+_MAX_HEREDOCS = 500
+"""Here-documents looked at between two fences or tags."""
+_MAX_LINES = 10_000
 _MAX_TOKENS_AT_END = 8
 _PREFIX_CHARS = 80
 _DECODER = json.JSONDecoder(strict=False)
-# What ends a here-document is nearly always a line of one word, else a short one.
+# The delimiter of a here-document is nearly always a line of one word, else a short one.
 _WORD = re.compile(r"[\w.!@+%:/=~^-]{1,64}+")
 _LINE_OF_A_WORD = re.compile(rf"\n[ \t]{{0,64}}+({_WORD.pattern})(?=[ \t]{{0,64}}(?:\n|\Z))")
 _SHORT_LINE = re.compile(r"\n[ \t]{0,64}+(\S[^\n]{0,80}+)(?=\n|\Z)")
@@ -51,14 +56,21 @@ _END_TOKENS = (
     "</s>",
     "[e~[",
 )
-"""What ends a turn, as servers that keep special tokens decode it."""
+"""Tokens that end a turn, as servers that keep special tokens decode them."""
+# Escapes, comments and closed quotes come first, so that a lone quote is an open one.
+_SPAN = re.compile(
+    r"\\.|(?<![^\s;&|()])#[^\n]*+|\$'[^'\\]*+(?:\\.[^'\\]*+)*+'|'[^']*+'"
+    r"|\"[^\"\\]*+(?:\\.[^\"\\]*+)*+\"|(?P<open>['\"])"
+    rf"|(?P<heredoc>{HEREDOC_OPENER.pattern})",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a reader made of an opener: the calls, and where the text after them begins.
+    """A reader's result: the calls, and the index at which the text after them begins.
 
-    is_end_of_thought: all that stands before `end` turned out to be thinking.
+    is_end_of_thought: all text before `end` was thinking.
     """
 
     end: int
@@ -67,13 +79,14 @@ class Reading:
 
 
 class ReplyText:
-    """The text of one reply, and how far its reading is.
+    """The text of one reply and the progress of its reading.
 
-    `floor` is up to where it has been read, `num_unbalanced` how many values were read in vain.
+    `floor` is the index up to which it has been read; `num_unbalanced` counts the XML values whose
+    tags did not pair.
     """
 
     def __init__(self, text: str) -> None:
-        self.text = without_end_tokens(text.replace("\r\n", "\n"))
+        self.text = _without_end_tokens(text.replace("\r\n", "\n"))
         self.floor = 0
         self.num_unbalanced = 0
         self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
@@ -82,11 +95,11 @@ class ReplyText:
 
     @property
     def cut_off(self) -> Reading:
-        """For a call or a thought that is never closed: nothing after its opener counts."""
+        """The reading of a call or thought that is never closed: it takes up the rest."""
         return Reading(len(self.text))
 
     def next(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
-        """The first match at or after `start`, remembered: linear in all for growing starts."""
+        """The first match at or after `start`, remembered: linear in total for growing starts."""
         self._num_searches += 1
         if self._num_searches > MAX_SEARCHES:
             return None
@@ -98,7 +111,7 @@ class ReplyText:
         return match
 
     def json_at(self, start: int) -> tuple[object, int] | None:
-        """The JSON value that starts there and where it ends; None if it is broken."""
+        """The JSON value at `start` and the index of its end; None if it is broken."""
         self._num_json += 1
         if self._num_json > MAX_JSON or self._num_broken >= MAX_BROKEN_JSON:
             return None
@@ -109,7 +122,7 @@ class ReplyText:
             return None
 
     def line_prefix(self, index: int) -> str | None:
-        """What stands before `index` on its line and is unread yet; None if that is much.
+        """The unread text before `index` on its line; None if it is long.
 
         A special token of the chat template counts as the start of a line.
         """
@@ -122,17 +135,45 @@ class ReplyText:
         return prefix[token_end.end() :] if token_end else prefix
 
     def is_at_line_start(self, index: int) -> bool:
-        """Whether only blanks stand before it on its line."""
+        """Whether only blanks stand before `index` on its line."""
         prefix = self.line_prefix(index)
         return prefix is not None and not prefix.strip()
 
     def heredoc_end(self, delimiter: str, start: int) -> int | None:
-        """Where the line ends that closes a here-document open at `start`; None if none does."""
+        """The end of the line that closes a here-document open at `start`; None if none does."""
         delimiter = delimiter.strip()
         lines = self._lines_of_a_word if _WORD.fullmatch(delimiter) else self._short_lines
         ends = lines.get(delimiter, ())
         index = bisect_left(ends, start)
         return ends[index] if index < len(ends) else None
+
+    def heredoc_end_around(self, start: int, index: int) -> int | None:
+        """The end of the here-document that opens after `start` and holds `index`, else None.
+
+        Several may open on one line; one whose delimiter no later line consists of is none.
+        """
+        if self.text.find("<<", start, index) < 0:
+            return None
+        read_to = line_end = start
+        for opener in islice(HEREDOC_OPENER.finditer(self.text, start, index), _MAX_HEREDOCS):
+            if line_end < opener.start() < read_to:
+                continue
+            end = self.heredoc_end(opener["delimiter"], max(opener.end(), read_to))
+            if end is None:
+                continue
+            if end > index:
+                return end
+            if opener.start() > line_end:
+                line_end = self.text.find("\n", opener.end())
+            read_to = end
+        return None
+
+    def opens_unclosed_heredoc(self, start: int, end: int) -> bool:
+        """Whether a here-document opens between `start` and `end` whose delimiter never follows."""
+        openers = islice(HEREDOC_OPENER.finditer(self.text, start, end), _MAX_HEREDOCS)
+        return any(
+            self.heredoc_end(opener["delimiter"], opener.end()) is None for opener in openers
+        )
 
     @cached_property
     def _lines_of_a_word(self) -> Mapping[str, Sequence[int]]:
@@ -144,75 +185,16 @@ class ReplyText:
 
     def _ends_of(self, line: re.Pattern[str]) -> Mapping[str, Sequence[int]]:
         ends: dict[str, list[int]] = {}
-        for match in islice(line.finditer(self.text), _MAX_ENDS):
+        for match in islice(line.finditer(self.text), _MAX_LINES):
             ends.setdefault(match[1].rstrip(), []).append(match.end())
         return ends
 
 
-def without_end_tokens(text: str) -> str:
-    """The text without the tokens that end a turn, and without the blanks around them."""
-    for _ in range(_MAX_TOKENS_AT_END):
-        stripped = text.rstrip()
-        if not stripped.endswith(_END_TOKENS):
-            break
-        text = next(stripped.removesuffix(end) for end in _END_TOKENS if stripped.endswith(end))
-    return text
-
-
-# Here-documents of a command, as far as they hide what would end it.
-# A file that a command writes may hold fences and tags of its own: they close no block
-# and no call.
-
-_MAX_OPENERS = 500
-"""Here-documents looked at between two fences or tags."""
-
-
-def opens_unclosed_heredoc(reply: ReplyText, start: int, end: int) -> bool:
-    """Whether a here-document opens between `start` and `end` whose delimiter never comes."""
-    openers = islice(HEREDOC_OPENER.finditer(reply.text, start, end), _MAX_OPENERS)
-    return any(reply.heredoc_end(opener["delimiter"], opener.end()) is None for opener in openers)
-
-
-def end_of_heredoc_around(reply: ReplyText, start: int, index: int) -> int | None:
-    """Where the here-document ends that opens after `start` and holds `index`; None if none does.
-
-    Several may open on one line; a delimiter that no later line consists of opens none.
-    """
-    if reply.text.find("<<", start, index) < 0:
-        return None
-    read_to = line_end = start
-    for opener in islice(HEREDOC_OPENER.finditer(reply.text, start, index), _MAX_OPENERS):
-        if line_end < opener.start() < read_to:
-            continue
-        end = reply.heredoc_end(opener["delimiter"], max(opener.end(), read_to))
-        if end is None:
-            continue
-        if end > index:
-            return end
-        if opener.start() > line_end:
-            line_end = reply.text.find("\n", opener.end())
-        read_to = end
-    return None
-
-
-# What a shell takes as a text of its own: quotes and here-documents hide fences and
-# tags in them.
-# A command is read once from where it starts, as far as it is asked.
-
-MAX_SPANS = 10_000
-"""Quotes, escapes, comments and here-documents read of one command: one that has more is noise."""
-
-# Escapes, comments and closed quotes come first: an open quote is what is left.
-_SPAN = re.compile(
-    r"\\.|(?<![^\s;&|()])#[^\n]*+|\$'[^'\\]*+(?:\\.[^'\\]*+)*+'|'[^']*+'"
-    r"|\"[^\"\\]*+(?:\\.[^\"\\]*+)*+\"|(?P<open>['\"])"
-    rf"|(?P<heredoc>{HEREDOC_OPENER.pattern})",
-    re.DOTALL,
-)
-
-
 class ShellQuotes:
-    """The quotes and here-documents of the command that starts at `start`."""
+    """The quotes and here-documents of the command at `start`, which hide fences and tags.
+
+    Read once, from the start of the command as far as the indexes asked about.
+    """
 
     def __init__(self, reply: ReplyText, start: int) -> None:
         self._reply = reply
@@ -222,11 +204,11 @@ class ShellQuotes:
         self._num_spans = 0
 
     def is_quoted(self, index: int) -> bool:
-        """Whether a quote is open there. Linear in all for growing places."""
+        """Whether a quote is open at `index`; linear in total for growing indexes."""
         return self.hides(index) and self._is_quote
 
     def hides(self, index: int) -> bool:
-        """Whether a quote or a here-document is open there."""
+        """Whether a quote or a here-document is open at `index`."""
         if index < self._begin:
             self._begin = self._end = self._start
         while self._end <= index:
@@ -235,13 +217,13 @@ class ShellQuotes:
         return self._begin < index
 
     def _read_next(self, index: int) -> bool:
-        """Goes on to the next span; False if none starts before `index`."""
+        """Go on to the next span; False if none starts before `index`."""
         text = self._reply.text
         span = _SPAN.search(text, self._end, index)
         self._num_spans += 1
         if span is None or self._num_spans > MAX_SPANS:
             return False
-        # where the end of a quote is not to be seen before `index`, it is behind it
+        # a quote that looks open may be closed behind `index`
         whole = _SPAN.match(text, span.start()) if span["open"] else span
         assert whole is not None
         self._begin, self._end = whole.span()
@@ -251,3 +233,13 @@ class ShellQuotes:
         elif whole["heredoc"]:
             self._end = self._reply.heredoc_end(whole["delimiter"], whole.end()) or whole.end()
         return True
+
+
+def _without_end_tokens(text: str) -> str:
+    """The text without the tokens that end a turn and the blanks around them."""
+    for _ in range(_MAX_TOKENS_AT_END):
+        stripped = text.rstrip()
+        if not stripped.endswith(_END_TOKENS):
+            break
+        text = next(stripped.removesuffix(end) for end in _END_TOKENS if stripped.endswith(end))
+    return text

@@ -1,8 +1,9 @@
-"""Which part of a reply is thinking: tags around it, or only the closing one.
+"""Decides which part of a reply is thinking, from tags such as `<think>`.
 
-A thought opens outside of blocks and calls, at the start of a line or behind what is no part of a
-sentence. A chat template may have opened it in the prompt, so that a reply shows its end alone. A
-tag in quotes, or in the middle of a sentence, is one that the model talks about.
+A thought opens outside of blocks and calls, at the start of a line or behind a label or a whole
+sentence. A chat template may have opened it in the prompt, so that a reply shows only its end. A
+tag in quotes, or in the middle of a sentence, is a mention. Called by the scanner, and by readers
+whose call was not closed as it should be.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _CLOSER_TEXTS = {
 OPENERS = (rf"<(?i:{_NAMES}){_ATTRIBUTES}>", *map(re.escape, _CLOSER_TEXTS))
 CLOSERS = (rf"</(?i:{_NAMES})>", *map(re.escape, _CLOSER_TEXTS.values()))
 DRAFT_OPENERS = (r"<(?i:analysis|reflection|scratchpad)>",)
-"""Elements in which prompts let a model think, but which may hold its answer as well."""
+"""Elements in which prompts let a model think, but which may also hold its answer."""
 
 _OPENER = re.compile("|".join(OPENERS))
 _CLOSER = re.compile("|".join(CLOSERS))
@@ -42,10 +43,10 @@ _LABEL = re.compile(r"\W*+\w++\*{0,2}:\W*+")
 
 
 def end_of_thought(reply: ReplyText, opener: re.Match[str]) -> int | None:
-    """Where the thought ends that this tag opens; None if the reply was cut off within.
+    """The end of the thought that a tag opens; None if the reply was cut off within it.
 
-    The first tag of its kind closes it, since templates and models often open the same thought
-    twice; where two thoughts were nested, the second closer says that all before was thought.
+    The first closing tag of its kind ends it, since templates and models often open one thought
+    twice. If two thoughts were nested, the second closing tag makes all before it thinking.
     """
     closer = _closer_of(opener[0])
     start = opener.end()
@@ -59,8 +60,8 @@ def end_of_thought(reply: ReplyText, opener: re.Match[str]) -> int | None:
 def opens_within_line(reply: ReplyText, opener: re.Match[str]) -> bool:
     """Whether a tag behind text on its line opens a thought even if nothing closes it.
 
-    So it is behind a label or a whole sentence, and where text follows the tag without a blank:
-    who mentions one writes on.
+    It does behind a label or a whole sentence, and if text follows the tag without a blank, as a
+    mention has one.
     """
     text, start = reply.text, opener.start()
     if _END_OF_SENTENCE.search(text, max(0, start - 12), start):
@@ -71,9 +72,9 @@ def opens_within_line(reply: ReplyText, opener: re.Match[str]) -> bool:
 
 
 def thought_that_ends(reply: ReplyText, start: int, end: int) -> Reading | None:
-    """The end of a thought between `start` and `end` that does not open there; else None.
+    """The end of a thought between `start` and `end` that opened before `start`, else None.
 
-    Asked where something opened and was not closed as it should: a thought only spoke of it.
+    Asked for a call or block that is not closed as it should be: the thought only mentioned it.
     """
     closer = reply.next(_CLOSER, start)
     if closer is None or closer.end() > end:
@@ -87,13 +88,13 @@ def thought_that_ends(reply: ReplyText, start: int, end: int) -> Reading | None:
 
 
 def ends_a_thought(text: str, index: int) -> bool:
-    """Whether the tag that ends a thought stands right before `index`."""
+    """Whether a tag that ends a thought stands right before `index`."""
     tags = _CLOSER.finditer(text, max(0, index - _MAX_CLOSER_CHARS), index)
     return any(tag.end() == index for tag in tags)
 
 
 def is_mention(text: str, start: int, end: int) -> bool:
-    """Whether the tag between `start` and `end` is quoted, or a word of a sentence."""
+    """Whether the tag between `start` and `end` is quoted or part of a sentence."""
     if _is_quoted(text, start, end):
         return True
     return text[start - 1 : start] == " " and _IN_A_SENTENCE.match(text, end) is not None

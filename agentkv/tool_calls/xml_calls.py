@@ -1,7 +1,9 @@
-"""Calls written as elements: Qwen3-Coder's functions, Anthropic's invokes, GLM's keys and values.
+"""Calls written as XML-like elements: Qwen3-Coder's functions, Anthropic's invokes, GLM's pairs.
 
-Values are text and end at a closing tag that another parameter or the end of the call follows, so
-that a command may contain the tag itself.
+These dialects escape nothing, and a command may write a file in the very dialect of its call. So a
+value ends at a closing tag that another parameter or the end of the call follows, nothing in a
+here-document ends it, and elements that open within it close within it. The scanner calls the
+readers.
 """
 
 from __future__ import annotations
@@ -12,14 +14,12 @@ from dataclasses import dataclass
 
 from agentkv.tool_calls.call import COMMAND_ARGUMENTS, Source, call_of, is_bash_like
 from agentkv.tool_calls.messages import arguments_of
-from agentkv.tool_calls.reply_text import (
-    Reading,
-    ReplyText,
-    ShellQuotes,
-    end_of_heredoc_around,
-    opens_unclosed_heredoc,
-)
+from agentkv.tool_calls.reply_text import Reading, ReplyText, ShellQuotes
 from agentkv.tool_calls.thoughts import thought_that_ends
+
+MAX_UNBALANCED = 3
+"""Values per reply whose tags do not pair; after them the first closing tag ends a value."""
+_BEFORE_CHARS = 40
 
 # DeepSeek V3.2 writes invokes with a prefix of its own, Anthropic with antml.
 _PREFIX = r"(?:antml:|[|\uff5c]DSML[|\uff5c])?"
@@ -37,7 +37,7 @@ _CALL_OPENER = re.compile(rf"<tool_call>|<{_CALL}[=\s]")
 _FRESH_CALL = re.compile(
     rf"\n\s*+(?=<{_CALL}[=\s]|<tool_call>\s*+(?:<{_CALL}[=\s]|[\w.:/-]{{1,100}}+\s*+<arg_key>))"
 )
-# A test of bash has a blank behind its bracket.
+# A list of words in JSON; a test of bash has a blank behind its bracket.
 _WORDS = re.compile(r"\s*+\[(?:\n\s*+)?\"")
 _END_OF_WRAPPER = re.compile(r"\s*+\Z")
 _PARAMETER = rf"{_PREFIX}parameter(?:=|\s++name\s*+=\s*+)"
@@ -46,68 +46,54 @@ _INNER_PARAMETER = rf"{_PARAMETER}[^<>\n]{{1,300}}+(?<!/)>"
 
 
 @dataclass(frozen=True, slots=True)
-class ValueTags:
-    """The tags of a dialect.
+class _Dialect:
+    """The patterns of a dialect.
 
-    Groups of `tag` say what one is: call, value, end_of_value or end_of_call. `end` is a tag that
-    ends a value by what follows, with a group `closes` unless it is one where the value's own was
-    forgotten.
+    `key` is a parameter's name with the tag that opens its value. `tag` is any tag within a value,
+    its group one of value, end_of_value, call, end_of_call. `end_of_value` is a tag that ends a
+    value by what follows it, with a group `closes` unless the value's own closing tag is missing.
     """
 
-    tag: re.Pattern[str]
-    end: re.Pattern[str]
-    call: re.Pattern[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Dialect:
-    """How a key is written, with the tag that opens its value; its tags; and the end of a call."""
-
     key: re.Pattern[str]
-    tags: ValueTags
+    tag: re.Pattern[str]
+    end_of_value: re.Pattern[str]
     end_of_call: re.Pattern[str]
 
 
 _ELEMENTS = _Dialect(
-    re.compile(rf"\s*+<{_PARAMETER}{_NAME.format('key')}(?P<typing>[^>\n]{{0,100}})>"),
-    ValueTags(
-        re.compile(
-            rf"<(?:(?P<value>{_INNER_PARAMETER})"
-            rf"|(?P<end_of_value>/{_PREFIX}parameter>(?!['\"`]))"
-            rf"|(?P<call>{_CALL}(?:=|\s++name\s*+=)[^<>\n]{{1,300}}+>)"
-            rf"|(?P<end_of_call>/{_CALL}>(?!['\"`])))"
-        ),
-        re.compile(
-            rf"<(?:(?P<closes>/{_PREFIX}parameter>)(?=\s*+(?:<{_PREFIX}parameter[=\s]|</{_CALL}>))"
-            # a closing tag that the model forgot
-            rf"|(?<=\n<){_INNER_PARAMETER}"
-            rf"|/{_CALL}>(?=\s*+(?:</?(?:\w{{1,20}}:)?tool_call|<{_CALL}[=\s]|</\S*+function_calls"
-            r"|\Z)))"
-        ),
-        _CALL_OPENER,
+    key=re.compile(rf"\s*+<{_PARAMETER}{_NAME.format('key')}(?P<typing>[^>\n]{{0,100}})>"),
+    tag=re.compile(
+        rf"<(?:(?P<value>{_INNER_PARAMETER})"
+        rf"|(?P<end_of_value>/{_PREFIX}parameter>(?!['\"`]))"
+        rf"|(?P<call>{_CALL}(?:=|\s++name\s*+=)[^<>\n]{{1,300}}+>)"
+        rf"|(?P<end_of_call>/{_CALL}>(?!['\"`])))"
     ),
-    re.compile(rf"\s*+</{_CALL}>"),
+    end_of_value=re.compile(
+        rf"<(?:(?P<closes>/{_PREFIX}parameter>)(?=\s*+(?:<{_PREFIX}parameter[=\s]|</{_CALL}>))"
+        # a closing tag that the model forgot
+        rf"|(?<=\n<){_INNER_PARAMETER}"
+        rf"|/{_CALL}>(?=\s*+(?:</?(?:\w{{1,20}}:)?tool_call|<{_CALL}[=\s]|</\S*+function_calls"
+        r"|\Z)))"
+    ),
+    end_of_call=re.compile(rf"\s*+</{_CALL}>"),
 )
 _GLM = _Dialect(
-    re.compile(r"\s*+<arg_key>(?P<key>[^<\n]{1,200})</arg_key>\s*+<arg_value>(?P<typing>)"),
-    ValueTags(
-        re.compile(
-            r"<(?:(?P<value>arg_value>)|(?P<end_of_value>/arg_value>(?!['\"`]))"
-            r"|(?P<call>tool_call>(?=\s*+[\w.:/-]{1,100}+\s*+<arg_key>))"
-            r"|(?P<end_of_call>/tool_call>(?!['\"`])))"
-        ),
-        re.compile(
-            r"<(?:(?P<closes>/arg_value>)(?=\s*+(?:<arg_key>|</tool_call>))"
-            r"|/tool_call>(?=\s*+(?:<tool_call>|\Z)))"
-        ),
-        _CALL_OPENER,
+    key=re.compile(r"\s*+<arg_key>(?P<key>[^<\n]{1,200})</arg_key>\s*+<arg_value>(?P<typing>)"),
+    tag=re.compile(
+        r"<(?:(?P<value>arg_value>)|(?P<end_of_value>/arg_value>(?!['\"`]))"
+        r"|(?P<call>tool_call>(?=\s*+[\w.:/-]{1,100}+\s*+<arg_key>))"
+        r"|(?P<end_of_call>/tool_call>(?!['\"`])))"
     ),
-    re.compile(r"\s*+</tool_call>"),
+    end_of_value=re.compile(
+        r"<(?:(?P<closes>/arg_value>)(?=\s*+(?:<arg_key>|</tool_call>))"
+        r"|/tool_call>(?=\s*+(?:<tool_call>|\Z)))"
+    ),
+    end_of_call=re.compile(r"\s*+</tool_call>"),
 )
 
 
 def read_function(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """Qwen3-Coder: `<function=bash><parameter=command>`, in `<tool_call>` or without."""
+    """Read Qwen3-Coder's `<function=bash><parameter=command>`, in `<tool_call>` or without."""
     reading = _read_call(reply, opener, opener["function_name"], "qwen3_coder")
     is_wrapped = opener[0].startswith("<tool_call>")
     is_open = is_wrapped and _END_OF_WRAPPER.match(reply.text, reading.end)
@@ -115,12 +101,12 @@ def read_function(reply: ReplyText, opener: re.Match[str]) -> Reading:
 
 
 def read_invoke(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """Anthropic, also MiniMax and DeepSeek V3.2; the element around invokes does not matter."""
+    """Read an invoke of Anthropic, MiniMax or DeepSeek V3.2, in any element around it."""
     return _read_call(reply, opener, opener["invoke_name"], "invoke")
 
 
 def read_glm(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """GLM: a name, then keys and values by turns, all of them text to us."""
+    """Read GLM's name and its keys and values in turn, all of them text."""
     return _read_call(reply, opener, opener["glm_name"], "glm", _GLM)
 
 
@@ -131,38 +117,41 @@ def _read_call(
     source: Source,
     dialect: _Dialect = _ELEMENTS,
 ) -> Reading:
-    """A call up to its closing tag; none if it has one key twice, since one of them is misread."""
+    """Read a call up to its closing tag; a key given twice makes it none, as one is misread."""
+    name = name.strip()
     arguments: dict[str, object] = {}
     position = opener.end()
     is_broken = False
-    if decoded := _json_arguments(reply, position):
-        arguments, position = decoded
+    # Llama's form: the arguments as one JSON object
+    decoded = reply.json_at(position) if reply.text.startswith("{", position) else None
+    if decoded and (given := arguments_of(decoded[0])) is not None:
+        arguments, position = dict(given), decoded[1]
     while key := dialect.key.match(reply.text, position):
-        end = end_of_value(reply, key.end(), dialect.tags)
+        end = _end_of_value(reply, key.end(), dialect)
         if abandoned := _abandoned(reply, key.end(), end.start() if end else len(reply.text)):
             return abandoned
         if not end:
             # a file that is being written may well show a call
-            return _cut_off(reply, key.end()) if is_bash_like(name.strip()) else reply.cut_off
+            return _cut_off(reply, key.end()) if is_bash_like(name) else reply.cut_off
         argument = key["key"].strip()
         is_broken |= bool(arguments.get(argument))
-        value = _line_trimmed(reply.text[key.end() : end.start()])
-        is_command = argument in COMMAND_ARGUMENTS and is_bash_like(name.strip())
+        value = reply.text[key.end() : end.start()].removeprefix("\n").removesuffix("\n")
+        is_command = argument in COMMAND_ARGUMENTS and is_bash_like(name)
         arguments[argument] = _typed(value, key["typing"], is_command=is_command)
         position = end.end() if end["closes"] else end.start()
     if not (closer := dialect.end_of_call.match(reply.text, position)):
         return Reading(position)
-    call = call_of(name.strip(), arguments, source)
+    call = call_of(name, arguments, source)
     return Reading(closer.end(), () if is_broken else [call])
 
 
 def _cut_off(reply: ReplyText, start: int) -> Reading:
-    """Of a value that is never closed: a call that opens on a line behind it was begun afresh.
+    """The reading of a value that is never closed: up to a call that opens on a later line.
 
-    Unless the value hides it, in a quote or a here-document, even one without an end.
+    That call counts as a fresh start unless a quote or a here-document of the value hides it.
     """
     fresh = reply.next(_FRESH_CALL, start)
-    if fresh is None or opens_unclosed_heredoc(reply, start, fresh.start()):
+    if fresh is None or reply.opens_unclosed_heredoc(start, fresh.start()):
         return reply.cut_off
     if ShellQuotes(reply, start).hides(fresh.start()):
         return reply.cut_off
@@ -170,26 +159,18 @@ def _cut_off(reply: ReplyText, start: int) -> Reading:
 
 
 def _abandoned(reply: ReplyText, start: int, end: int) -> Reading | None:
-    """The end of a thought within a value, if a call opens behind it: that one is meant."""
+    """The end of a thought within a value, if a call opens behind it: that call is meant."""
     thought = thought_that_ends(reply, start, end)
     if thought is None or not _CALL_OPENER.search(reply.text, thought.end, end):
         return None
-    if end_of_heredoc_around(reply, start, thought.end - 1) is not None:
+    if reply.heredoc_end_around(start, thought.end - 1) is not None:
         return None
     reply.num_unbalanced += 1
     return thought
 
 
-def _json_arguments(reply: ReplyText, start: int) -> tuple[dict[str, object], int] | None:
-    """Llama's form: the arguments as one JSON object inside the element."""
-    if not reply.text.startswith("{", start) or not (decoded := reply.json_at(start)):
-        return None
-    arguments = arguments_of(decoded[0])
-    return (dict(arguments), decoded[1]) if arguments is not None else None
-
-
 def _typed(value: str, typing: str, *, is_command: bool) -> object:
-    """DeepSeek V3.2 says which values are JSON; others are text, but a command a list of words."""
+    """Decode a value that DeepSeek V3.2 marks as JSON, or a command that is a list of words."""
     if 'string="false"' not in typing and not (is_command and _WORDS.match(value)):
         return value
     try:
@@ -198,35 +179,20 @@ def _typed(value: str, typing: str, *, is_command: bool) -> object:
         return value
 
 
-def _line_trimmed(value: str) -> str:
-    """A value without the line ends that set it off from its tags."""
-    return value.removeprefix("\n").removesuffix("\n")
+def _end_of_value(reply: ReplyText, start: int, dialect: _Dialect) -> re.Match[str] | None:
+    """The tag that ends the value at `start`; None if the reply was cut off within it.
 
-
-# Where a value written as an element ends, in dialects that escape nothing.
-# A command may write a file in the very dialect of its call. So what a here-document
-# holds ends no
-# value, and elements that open within the value close within it.
-
-MAX_UNBALANCED = 3
-"""Values per reply whose tags are counted in vain; after them the first closing tag counts."""
-_BEFORE_CHARS = 40
-
-
-def end_of_value(reply: ReplyText, start: int, tags: ValueTags) -> re.Match[str] | None:
-    """The tag that ends the value from `start` on; None if the reply was cut off within it.
-
-    It is the first that leaves no element open. Where the call ends before one comes, a closing
-    tag was forgotten or an element only spoken of: then the first that can end a value.
+    It is the first that leaves no element open. If the call ends before one comes, a closing tag
+    was forgotten or an element only mentioned: then it is the first that can end a value.
     """
     if reply.num_unbalanced >= MAX_UNBALANCED:
-        return reply.next(tags.end, start)
+        return reply.next(dialect.end_of_value, start)
     text, position = reply.text, start
     num_values = num_calls = 1
-    while tag := tags.tag.search(text, position):
+    while tag := dialect.tag.search(text, position):
         is_end = tag.lastgroup == "end_of_value"
-        end = tags.end.match(text, tag.start()) if is_end and num_values == 1 else None
-        heredoc_end = _heredoc_end_past(reply, position, tag, tags, is_end=end is not None)
+        end = dialect.end_of_value.match(text, tag.start()) if is_end and num_values == 1 else None
+        heredoc_end = _heredoc_end_past(reply, position, tag, is_end=end is not None)
         position = heredoc_end or tag.end()
         if heredoc_end is not None:
             continue
@@ -242,35 +208,32 @@ def end_of_value(reply: ReplyText, start: int, tags: ValueTags) -> re.Match[str]
         if num_calls == 0:
             break
     reply.num_unbalanced += 1
-    return _first_end(reply, start, tags) if num_calls == 0 else None
-
-
-def _first_end(reply: ReplyText, start: int, tags: ValueTags) -> re.Match[str] | None:
-    """The first tag outside of here-documents that can end a value."""
-    while end := reply.next(tags.end, start):
-        heredoc_end = _heredoc_end_past(reply, start, end, tags, is_end=True)
+    if num_calls:
+        return None
+    while first := reply.next(dialect.end_of_value, start):
+        heredoc_end = _heredoc_end_past(reply, start, first, is_end=True)
         if heredoc_end is None:
-            return end
+            break
         start = heredoc_end
-    return None
+    return first
 
 
 def _heredoc_end_past(
-    reply: ReplyText, start: int, tag: re.Match[str], tags: ValueTags, *, is_end: bool
+    reply: ReplyText, start: int, tag: re.Match[str], *, is_end: bool
 ) -> int | None:
-    """Where the here-document around a tag ends; None if there is none.
+    """The end of the here-document around a tag, None if there is none.
 
-    Nor if the tag ends the value and another call opens before the delimiter comes: then the
-    delimiter belongs to that one.
+    A tag that ends the value is in none if another call opens before the delimiter, which then
+    belongs to that call.
     """
-    heredoc_end = end_of_heredoc_around(reply, start, tag.start())
+    heredoc_end = reply.heredoc_end_around(start, tag.start())
     if heredoc_end is None or not is_end:
         return heredoc_end
-    call = reply.next(tags.call, tag.end())
+    call = reply.next(_CALL_OPENER, tag.end())
     return None if call and call.start() < heredoc_end else heredoc_end
 
 
 def _stands_alone(text: str, index: int) -> bool:
-    """Whether only blanks, a tag or a diff's sign are before a tag on its line: else it is talk."""
+    """Whether only blanks, a tag or a diff's sign precede a tag on its line; else it is talk."""
     before = text[max(0, index - _BEFORE_CHARS) : index].rstrip(" \t")
     return before.endswith(("\n", ">", "\n+", "\n-"))
