@@ -1,4 +1,7 @@
-"""What a bash command runs: its programs, behind prefixes, pipes and quotes, and its features."""
+"""Analyses a bash command: the programs it runs, behind prefixes, pipes and quotes.
+
+`analyze_command` is the door. Imports no other room.
+"""
 
 from agentkv.commands.analysis import (
     MAX_ANALYZED_BYTES,

@@ -1,6 +1,7 @@
-"""From a bash text to the programs it runs, read from tree-sitter's syntax tree.
+"""Reads from a bash text the programs that it runs, by a walk over tree-sitter's syntax tree.
 
-Knows nothing of durations. Text that is not bash gives what could be read of it, never an error.
+Called by the predictors of durations, and by whoever looks into a tool call. Text that is not bash
+gives what could be read of it, never an error. Knows nothing of durations.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 from tree_sitter import Node
 
@@ -18,14 +20,34 @@ from agentkv.commands.shell import MAX_PROGRAMS, ProgramList, product
 from agentkv.commands.syntax import MAX_PARSED_BYTES, elide_heredocs, parse, text_of, word_of
 
 MAX_ANALYZED_BYTES = MAX_PARSED_BYTES
-"""What is read of a command once long here-documents are cut."""
+"""Length read of a command, after its long here-documents are cut."""
+
+_MAX_DEPTH = 40
+_SCRIPT_DEPTH = 13
+"""Depth that a quoted script (`bash -c '...'`) costs: three may be nested."""
+_STDIN_CHARS = 400
+_MAX_INNER_WORDS = 64
+_LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
+_BODIES = frozenset({"do_group", "compound_statement"})
+_BRANCHES = frozenset({"elif_clause", "else_clause"})
+_SUBSHELLS = frozenset({"subshell", "command_substitution", "process_substitution"})
+_BUILTINS = frozenset({"declaration_command", "test_command", "unset_command"})
+_LEAVES = frozenset({"comment", "raw_string", "heredoc_body", "word", "number", "variable_name"})
+_PLAIN_WORDS = frozenset({"word", "raw_string", "number"})
+
+_FINDERS = frozenset({"find", "fd", "fdfind"})
+_ONE_BY_ONE = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "--exec"})
+_TOGETHER = frozenset({"-X", "--exec-batch"})
+_EXECUTING = _ONE_BY_ONE | _TOGETHER
+_MAX_EXECUTED = 8
+_MAX_EXECUTED_WORDS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class CommandAnalysis:
     """The programs of a bash text in the order written, and the shape of the text around them.
 
-    `programs` leaves out a `cd` beside others, and is empty where nothing runs.
+    `programs` leaves out a `cd` among others, and is empty if nothing runs.
     """
 
     text: str
@@ -39,15 +61,15 @@ class CommandAnalysis:
     has_loop: bool = False
     has_subshell: bool = False
     loop_count: int | None = None
-    """Rounds of the outermost loop where the text says so, such as `for i in 1 2 3`."""
+    """Rounds of the first outermost loop if the text gives them, as `for i in 1 2 3` does."""
 
 
 def analyze_command(text: str) -> CommandAnalysis:
     """Read a bash text of any length; only its first 2 kB count, long here-documents cut out.
 
-    No text is an error; TypeError for what is none. Median 20 microseconds; at most about 25 ms on
-    hostile text, three times that where it nests scripts. The last 2,048 texts are remembered:
-    2.5 MiB of usual ones, 40 MiB of the worst.
+    Every text can be read; anything but a str raises TypeError. Median 20 microseconds; at most
+    about 25 ms on adversarial text, three times that if it nests scripts. The last 2,048 texts are
+    remembered: 2.5 MiB of usual ones, 40 MiB of the worst.
     """
     if not isinstance(text, str):
         raise TypeError(
@@ -59,46 +81,30 @@ def analyze_command(text: str) -> CommandAnalysis:
 
 @lru_cache(maxsize=2048)
 def _analyze(text: str) -> CommandAnalysis:
-    reader = CommandReader()
-    reader.read_script(text)
-    programs = [program for program in reader.programs if program.name not in ("cd", "pushd")]
+    walk = _Walk()
+    walk.read_script(text)
+    programs = [program for program in walk.programs if program.name not in ("cd", "pushd")]
     return CommandAnalysis(
         text,
-        tuple(programs or reader.programs[:1]),
-        reader.num_pipes,
-        reader.num_sequences,
-        reader.has_and,
-        reader.has_semicolon,
-        reader.has_redirect,
-        reader.has_loop,
-        reader.has_subshell,
-        reader.loop_count,
+        tuple(programs or walk.programs[:1]),
+        walk.num_pipes,
+        walk.num_sequences,
+        walk.has_and,
+        walk.has_semicolon,
+        walk.has_redirect,
+        walk.has_loop,
+        walk.has_subshell,
+        walk.loop_count,
     )
 
 
 def forget_analyses() -> None:
-    """Empty the memory of analysed texts, so that a measurement starts cold."""
+    """Clear the cache of analysed texts, so that a measurement starts cold."""
     _analyze.cache_clear()
 
 
-# Walks a bash syntax tree and collects the programs that run, in the order written.
-
-_MAX_DEPTH = 40
-_SCRIPT_DEPTH = 13
-"""What a quoted script (`bash -c '...'`) uses up of the depth: three may be nested."""
-_STDIN_CHARS = 400
-_MAX_INNER_WORDS = 64
-_LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
-_BODIES = frozenset({"do_group", "compound_statement"})
-_BRANCHES = frozenset({"elif_clause", "else_clause"})
-_SUBSHELLS = frozenset({"subshell", "command_substitution", "process_substitution"})
-_BUILTINS = frozenset({"declaration_command", "test_command", "unset_command"})
-_LEAVES = frozenset({"comment", "raw_string", "heredoc_body", "word", "number", "variable_name"})
-_PLAIN_WORDS = frozenset({"word", "raw_string", "number"})
-
-
-class CommandReader:
-    """One walk over one command; read the attributes when it is done."""
+class _Walk:
+    """One walk over the syntax tree of a command, which collects programs and shape."""
 
     def __init__(self) -> None:
         self.num_pipes = 0
@@ -112,10 +118,10 @@ class CommandReader:
         self._found = ProgramList()
         self.programs: list[Program] = self._found.programs
         self._stdin = ""
-        """What a here-document or here-string feeds to what is being read."""
+        """The here-document or here-string fed to the node being read."""
 
     def read_script(self, text: str, depth: int = 0) -> None:
-        """Read a bash text; where it does not parse in time, its words count as one program."""
+        """Read a bash text; if it does not parse in time, its words count as one program."""
         root = parse(text)
         if root is not None:
             self._read_children(root, depth)
@@ -155,7 +161,10 @@ class CommandReader:
         elif kind in _LOOPS:
             self._read_loop(node, kind, depth)
         elif kind == "function_definition":
-            self._read_function(node, depth)
+            first = len(self.programs)
+            self._read_children(node, depth)
+            name = node.child_by_field_name("name")
+            self._found.define("" if name is None else text_of(name), first)
         elif kind in _BUILTINS:
             words = tuple(text_of(node).split())
             self._read_children(node, depth)
@@ -164,7 +173,7 @@ class CommandReader:
             if kind == "variable_assignment":
                 self._found.jobs.assign(text_of(node))
             elif kind == "ERROR" and any(child.type == "heredoc_start" for child in node.children):
-                # a here-document whose end is not within what is read
+                # a here-document whose end was cut off
                 self._found.change(len(self.programs) - 1, has_input=True)
             self.has_subshell |= kind in _SUBSHELLS
             self._read_children(node, depth)
@@ -196,7 +205,7 @@ class CommandReader:
         self._found.change(first, has_input=True)
 
     def _read_nested(self, node: Node, depth: int) -> None:
-        """Programs in the substitutions inside a word; they run before the command itself."""
+        """Read the programs in the substitutions of a word, which run before the command."""
         text = node.text or b""
         if b"$(" in text or b"`" in text or b"<(" in text:
             self.has_subshell = True
@@ -217,7 +226,8 @@ class CommandReader:
         outer, has_input = self._stdin, False
         heredocs = [child for child in node.children if child.type == "heredoc_redirect"]
         if heredocs:
-            self._stdin = _heredoc_text(heredocs[0])
+            body = (part for part in heredocs[0].named_children if part.type == "heredoc_body")
+            self._stdin = "".join(map(text_of, islice(body, 1)))
         for child in node.children:
             if child.type == "heredoc_redirect":
                 fed = max(fed, len(self.programs))
@@ -241,7 +251,7 @@ class CommandReader:
             self._found.change(first, first + 1, key=key, stdin=stdin)
 
     def _read_behind_heredoc(self, redirect: Node, first: int, depth: int) -> None:
-        """`cat <<EOF | wc` and `python - <<EOF && ls` hang the rest of the line on the redirect."""
+        """Read the rest of a line such as `cat <<EOF | wc`, which hangs on the redirect."""
         for part in redirect.named_children:
             if part.type in ("pipeline", "command", "list"):
                 self._read(part, part.type, depth + 1)
@@ -249,7 +259,7 @@ class CommandReader:
                 self.num_sequences += part.type == "list"
             elif part.type == "file_redirect":
                 self.has_redirect = True
-            elif part.type == "ERROR" and part.text == b"&":  # the grammar knows none here
+            elif part.type == "ERROR" and part.text == b"&":  # the grammar has none in this place
                 self._found.start_job_from(first)
 
     def _read_loop(self, node: Node, kind: str, depth: int) -> None:
@@ -278,12 +288,6 @@ class CommandReader:
             self.loop_count = rounds
         found.is_left = outer_is_left or found.leaves_shell_from(first)
 
-    def _read_function(self, node: Node, depth: int) -> None:
-        first = len(self.programs)
-        self._read_children(node, depth)
-        name = node.child_by_field_name("name")
-        self._found.define("" if name is None else text_of(name), first)
-
     def _add_program(self, words: tuple[str, ...], depth: int) -> None:
         if depth > _MAX_DEPTH or len(self.programs) >= MAX_PROGRAMS or self._found.call(words[0]):
             return
@@ -299,13 +303,17 @@ class CommandReader:
             self._found.change(first, first + 1, is_runner=True)
         if runs_for_each(words):
             self._found.change(first, is_in_loop=True, rounds=None)
-        if found.argv[0] in FINDERS:
-            self._read_executed(found.argv, depth)
+        if found.argv[0] in _FINDERS:
+            for executed, is_repeated in _executed(found.argv):
+                begin = len(self.programs)
+                self._add_program(executed, depth + 1)
+                if is_repeated:
+                    self._found.change(begin, is_in_loop=True, rounds=None)
         if found.timeout_s is not None:
             self._found.limit_from(first, found.timeout_s)
 
     def _read_text(self, found: Unwrapped, depth: int) -> bool:
-        """Read the bash text that a program is given; whether anything runs in it."""
+        """Read the bash text given to a program; True if it runs anything."""
         script = self._stdin if found.reads_script else found.script
         if not script or depth + _SCRIPT_DEPTH > _MAX_DEPTH:
             return False
@@ -315,33 +323,9 @@ class CommandReader:
         self.read_script(script, depth + _SCRIPT_DEPTH)
         return len(self.programs) > first
 
-    def _read_executed(self, argv: tuple[str, ...], depth: int) -> None:
-        for words, is_repeated in executed(argv):
-            first = len(self.programs)
-            self._add_program(words, depth + 1)
-            if is_repeated:
-                self._found.change(first, is_in_loop=True, rounds=None)
 
-
-def _heredoc_text(redirect: Node) -> str:
-    for part in redirect.named_children:
-        if part.type == "heredoc_body":
-            return text_of(part)
-    return ""
-
-
-# What `find -exec` and `fd -x` run on the files that they find.
-
-FINDERS = frozenset({"find", "fd", "fdfind"})
-_ONE_BY_ONE = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "--exec"})
-_TOGETHER = frozenset({"-X", "--exec-batch"})
-_EXECUTING = _ONE_BY_ONE | _TOGETHER
-_MAX_EXECUTED = 8
-_MAX_WORDS = 64
-
-
-def executed(argv: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """The words of each program that a search runs, and whether it runs once for each file."""
+def _executed(argv: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """The words of each program that `find -exec` or `fd -x` runs, and whether once per file."""
     start = 1
     for _ in range(_MAX_EXECUTED):
         while start < len(argv) and argv[start] not in _EXECUTING:
@@ -352,5 +336,5 @@ def executed(argv: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], bool]]:
         if end <= start + 1:
             return
         is_together = argv[start] in _TOGETHER or argv[end : end + 1] == ("+",)
-        yield argv[start + 1 : min(end, start + 1 + _MAX_WORDS)], not is_together
+        yield argv[start + 1 : min(end, start + 1 + _MAX_EXECUTED_WORDS)], not is_together
         start = end + 1

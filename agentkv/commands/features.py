@@ -1,7 +1,7 @@
 """The 25 features of a command on which ContextServe's boosted layer decides.
 
-Source: ContextServe's feature list; where it names flags of a class (read, search ...), the class
-of a program comes from the tables here.
+Called by the predictors. Source: ContextServe's feature list; for its flags of a class (read,
+search ...), the class of a program comes from the tables here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _CLASS_OF_SUBCOMMAND = {
 
 
 def program_classes(program: Program) -> set[str]:
-    """The classes of CLASSES one program belongs to; a program can be of none or of several."""
+    """The classes of CLASSES that a program belongs to: none, one or several."""
     found = set()
     if program.name in _CLASS_OF_NAME:
         found.add(_CLASS_OF_NAME[program.name])

@@ -1,4 +1,7 @@
-"""Sees through what stands before a program: sudo, env, timeout, xargs, `uv run`, `bash -c`."""
+"""Strips the wrappers before a program: sudo, env, timeout, xargs, `uv run`, `bash -c`.
+
+Called by `analysis` for each command; the tables of wrappers are in `wrappers`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from agentkv.commands.quantities import duration_s
 from agentkv.commands.wrappers import GLOBAL_OPTIONS, RUNNERS, TASK_NAMES, WRAPPERS, Wrapper
 
 MAX_PREFIXES = 8
-_NAMES = frozenset({"parallel", *WRAPPERS, *RUNNERS})
+_RUNNER_NAMES = frozenset(runner.partition(" ")[0] for runner in RUNNERS)
+_NAMES = frozenset({"parallel", *WRAPPERS, *_RUNNER_NAMES})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _TIMEOUTS = frozenset({"timeout", "gtimeout"})
 _LOGINS = frozenset({"ssh", "su"})
@@ -30,20 +34,23 @@ _PARALLEL = frozenset(
 
 
 class Unwrapped(NamedTuple):
-    """What is behind the wrappers: the words of a program, and what that program runs itself."""
+    """A program behind its wrappers, and what that program runs in turn."""
 
     argv: tuple[str, ...]
     timeout_s: float | None = None
     script: str | None = None
-    """Bash text to read in its place, or, where it counts itself, besides it."""
+    """Bash text to read in place of the program, or in addition if `counts_itself`."""
     inner: tuple[str, ...] = ()
-    """Words of the program that it runs; it counts itself besides."""
+    """Words of the program that it runs, in addition to itself."""
     reads_script: bool = False
-    """It is a shell that reads its script from its standard input."""
+    """It is a shell that reads its script from standard input."""
     counts_itself: bool = False
+    """It takes time of its own, so it counts in addition to what it runs."""
 
 
 class _Behind(NamedTuple):
+    """What one wrapper runs: words, or a script."""
+
     argv: tuple[str, ...] = ()
     script: str | None = None
     limit_s: float | None = None
@@ -51,7 +58,7 @@ class _Behind(NamedTuple):
 
 
 def unwrap(argv: tuple[str, ...]) -> Unwrapped:
-    """Strip assignments and wrappers; for `bash -c TEXT` and `eval TEXT` give TEXT as `script`.
+    """Strip assignments and wrappers; the TEXT of `bash -c TEXT` and `eval TEXT` is the `script`.
 
     A wrapper with nothing behind it (`env`, `time`) is the program itself.
     """
@@ -69,28 +76,27 @@ def unwrap(argv: tuple[str, ...]) -> Unwrapped:
             return Unwrapped(bare, timeout_s, script, reads_script=found.kind == "stdin")
         behind = _behind(name, bare) if name in _NAMES else None
         if behind is None:
-            reads_script = name in _LOGINS
-            return Unwrapped(
-                bare, timeout_s, reads_script=reads_script, counts_itself=name == "ssh"
-            )
+            is_login = name in _LOGINS
+            return Unwrapped(bare, timeout_s, reads_script=is_login, counts_itself=name == "ssh")
         timeout_s = tighter(timeout_s, behind.limit_s)
         if behind.counts_itself or behind.script is not None:
-            itself = behind.counts_itself
-            return Unwrapped(bare, timeout_s, behind.script, behind.argv, counts_itself=itself)
+            return Unwrapped(
+                bare, timeout_s, behind.script, behind.argv, counts_itself=behind.counts_itself
+            )
         argv = behind.argv
     return Unwrapped(argv, timeout_s)
 
 
 def runs_for_each(argv: tuple[str, ...]) -> bool:
-    """Whether these words begin with an `xargs` that runs its program once and again."""
+    """Whether these words begin with an `xargs` that runs its program several times in turn."""
     if argv[0].rsplit("/", 1)[-1] != "xargs":
         return False
-    options = argv[1 : behind_options(argv, 1, WRAPPERS["xargs"].options)]
+    options = argv[1 : _behind_options(argv, 1, WRAPPERS["xargs"].options)]
     return any(map(_FOR_EACH.fullmatch, options)) and not any(map(_SIDE_BY_SIDE.match, options))
 
 
 def tighter(limit_s: float | None, other_s: float | None) -> float | None:
-    """The lower of two limits, None standing for none."""
+    """The lower of two limits, of which None is no limit."""
     if limit_s is None or other_s is None:
         return other_s if limit_s is None else limit_s
     return min(limit_s, other_s)
@@ -106,7 +112,7 @@ def _num_assignments(argv: tuple[str, ...]) -> int:
 
 
 def _behind(name: str, argv: tuple[str, ...]) -> _Behind | None:
-    """What one wrapper runs; None if it is none, or runs nothing."""
+    """Read what a wrapper runs; None if it runs nothing."""
     if name == "parallel":
         return _behind_parallel(argv)
     if name == "env" and (words := _split_string(argv)):
@@ -122,7 +128,8 @@ def _behind(name: str, argv: tuple[str, ...]) -> _Behind | None:
         return None
     limit_s = None
     if name in _TIMEOUTS and index < len(argv):
-        limit_s = _limit_s(argv[index])
+        seconds = duration_s(argv[index])
+        limit_s = None if not seconds or math.isinf(seconds) else seconds
         index += 1
     rest = argv[index:]
     if not rest[_num_assignments(rest) :]:
@@ -139,16 +146,13 @@ def _behind(name: str, argv: tuple[str, ...]) -> _Behind | None:
 
 def _wrapper_of(name: str, argv: tuple[str, ...]) -> tuple[Wrapper, int] | None:
     """The wrapper that these words begin with, and the index behind its name."""
-    verbs = RUNNERS.get(name)
-    if verbs is not None:
-        index = behind_options(argv, 1, GLOBAL_OPTIONS)
-        for verb in argv[index : index + 1]:
-            if verb in verbs:
-                return verbs[verb], index + 1
-            second = behind_options(argv, index + 1, GLOBAL_OPTIONS)
-            for word in argv[second : second + 1]:
-                if f"{verb} {word}" in verbs:
-                    return verbs[f"{verb} {word}"], second + 1
+    if name in _RUNNER_NAMES:
+        runner, index = name, 1
+        for _ in range(2):  # `uv run`, else `uv tool run`
+            index = _behind_options(argv, index, GLOBAL_OPTIONS) + 1
+            runner = " ".join((runner, *argv[index - 1 : index]))
+            if runner in RUNNERS:
+                return RUNNERS[runner], index
     if name == "runuser" and "-u" in argv:
         name = "sudo"  # `runuser -u bob make`, against `runuser bob -c make`
     wrapper = WRAPPERS.get(name)
@@ -158,7 +162,7 @@ def _wrapper_of(name: str, argv: tuple[str, ...]) -> tuple[Wrapper, int] | None:
 def _read_options(
     wrapper: Wrapper, argv: tuple[str, ...], index: int
 ) -> tuple[str | None, int | None]:
-    """The bash text given as an option, else the index of the program, None if it runs none."""
+    """The bash text given as an option, else the index of the program; both None without one."""
     operands_left = wrapper.num_operands
     is_over = False
     while index < len(argv):
@@ -173,9 +177,9 @@ def _read_options(
             name, has_value, value = word.partition("=")
             if has_value and name in wrapper.script_options:
                 return value, None
-            if takes_next(word, wrapper.script_options):
+            if _takes_next(word, wrapper.script_options):
                 return (argv[index + 1], None) if index + 1 < len(argv) else (None, None)
-            index += takes_next(word, wrapper.options)
+            index += _takes_next(word, wrapper.options)
         elif wrapper.markers:
             pass
         elif not operands_left:
@@ -186,21 +190,15 @@ def _read_options(
     return None, None
 
 
-def _limit_s(word: str) -> float | None:
-    """The limit that `timeout` sets; 0 and infinity set none, nor does what cannot be read."""
-    limit_s = duration_s(word)
-    return None if not limit_s or math.isinf(limit_s) else limit_s
-
-
 def _split_string(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """The words that `env -S 'A=1 make all'` makes of its option's value, `env` before them."""
+    """The words that `env -S 'A=1 make all'` splits its option's value into, behind `env`."""
     options = WRAPPERS["env"].options
     index = 1
     while index < len(argv) and argv[index][:1] == "-":
         word = argv[index]
         name, has_value, value = word.partition("=")
-        index += 2 if takes_next(word, options) else 1
-        if takes_next(word, _SPLIT_OPTIONS):
+        index += 2 if _takes_next(word, options) else 1
+        if _takes_next(word, _SPLIT_OPTIONS):
             text = "".join(argv[index - 1 : index])
         elif name == "--split-string" and has_value:
             text = value
@@ -216,8 +214,8 @@ def _split_string(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _behind_parallel(argv: tuple[str, ...]) -> _Behind | None:
-    """GNU parallel hands its words to a shell; without any, each of its inputs is a command."""
-    start = behind_options(argv, 1, _PARALLEL)
+    """Read GNU parallel, which passes its words to a shell, or else each of its inputs."""
+    start = _behind_options(argv, 1, _PARALLEL)
     end = next((i for i, word in enumerate(argv) if word in _INPUTS), len(argv))
     words = argv[start:end]
     if words:
@@ -226,11 +224,8 @@ def _behind_parallel(argv: tuple[str, ...]) -> _Behind | None:
     return _Behind(script="\n".join(inputs)) if inputs and argv[end] == ":::" else None
 
 
-# Where a program's own options end, given which of them take a value.
-
-
-def takes_next(word: str, with_value: frozenset[str]) -> bool:
-    """Whether the next word is this option's value: `-u bob`, `-iu bob`, not `-n5`, `--user=x`."""
+def _takes_next(word: str, with_value: frozenset[str]) -> bool:
+    """Whether an option's value is the next word: `-u bob`, `-iu bob`, not `-n5`, `--user=x`."""
     if word in with_value:
         return True
     if word[:2] == "--":
@@ -241,10 +236,10 @@ def takes_next(word: str, with_value: frozenset[str]) -> bool:
     return False
 
 
-def behind_options(argv: tuple[str, ...], index: int, with_value: frozenset[str]) -> int:
+def _behind_options(argv: tuple[str, ...], index: int, with_value: frozenset[str]) -> int:
     """The index of the first word from `index` on that is no option and no option's value."""
     while index < len(argv) and argv[index][:1] == "-":
         if argv[index] == "--":
             return index + 1
-        index += 2 if takes_next(argv[index], with_value) else 1
+        index += 2 if _takes_next(argv[index], with_value) else 1
     return index

@@ -1,4 +1,8 @@
-"""One program that a command runs, and the key under which its runs are comparable."""
+"""One program that a command runs, the key under which its runs compare, and its inline code.
+
+`shell` makes the programs of a command; the predictors of durations ask what kind a program is.
+Knows nothing of syntax: it is given words.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
-# After these the first word is an operand (a file, a pattern), never a subcommand.
+# Behind these the first word is an operand (a file, a pattern), never a subcommand.
 _TAKES_OPERANDS = frozenset(
     """
     [ alias awk base64 basename bc break cat cd chmod chown cksum cmp column comm continue cp curl
@@ -21,7 +25,7 @@ _TAKES_OPERANDS = frozenset(
     zcat zip zstd
     """.split()  # noqa: SIM905 - a table of 120 words reads best as text
 )
-# Their subcommand names a task, which is what distinguishes one run from the next.
+# Their subcommand names a task of the project, which distinguishes one run from the next.
 _RUNS_TASKS = frozenset(
     """
     bun deno devbox hatch make mise npm pdm pipenv pixi pnpm poetry rake rye task yarn
@@ -78,7 +82,7 @@ _MODES = {
     "pacman": frozenset({"-S", "-Sy", "-Syu", "-U"}),
     "rpm": frozenset({"-i", "-ivh", "-U", "-Uvh"}),
 }
-"""Options that say what is done, as a subcommand does elsewhere."""
+"""Options that act as a subcommand."""
 _VERSION_SUFFIX = re.compile(r"^(python|pip|node|ruby|perl|php|gcc|clang|go)-?[0-9][0-9.]*$")
 _SCRIPT_CHARS = 64
 
@@ -87,26 +91,26 @@ _SCRIPT_CHARS = 64
 class Program:
     """One program with its words as the shell would pass them.
 
-    `key` adds to the name what tells its runs apart: `python:-m:pytest`, `git:status`,
-    `pip:install`, `npm:run:test`. `timeout_s` is the limit a `timeout` before it sets.
+    `key` is the name with the subcommand, module, script or task that distinguishes its runs:
+    `python:-m:pytest`, `git:status`, `pip:install`, `npm:run:test`.
     """
 
     name: str
     key: str
     argv: tuple[str, ...]
     timeout_s: float | None = None
-    """Over all its rounds together."""
+    """The limit of the `timeout` before it, for all its rounds together."""
     is_background: bool = False
-    """Nobody waits for it."""
+    """The command does not wait for it."""
     job: int | None = None
-    """The number of the background job it runs in, beside what follows; a `wait` may await it."""
+    """The number of the background job it runs in; a `wait` may await it."""
     is_in_loop: bool = False
     rounds: int | None = 1
-    """How often it runs; None where the text does not say."""
+    """Number of runs; None if the text does not say."""
     is_endless: bool = False
     """It heads a loop that nothing in the text ends."""
     is_alternative: bool = False
-    """It runs only where one before it failed or did not run: behind `||`, in a further branch."""
+    """It runs only if one before it failed or did not run: behind `||`, in a further branch."""
     is_piped: bool = False
     """It reads another program's output."""
     has_input: bool = False
@@ -114,9 +118,9 @@ class Program:
     stdin: str = ""
     """The beginning of the here-document fed to it."""
     code: str = ""
-    """What an interpreter is given to run on its command line."""
+    """The code that an interpreter is given on its command line."""
     is_runner: bool = False
-    """What it runs, in a container or on another host, follows as programs of their own."""
+    """It runs others in a container or on another host, which follow as programs of their own."""
 
 
 def takes_operands(name: str) -> bool:
@@ -125,17 +129,17 @@ def takes_operands(name: str) -> bool:
 
 
 def runs_tasks(name: str) -> bool:
-    """Whether a program of this name runs the tasks that a project names, as `npm` does."""
+    """Whether a program of this name runs tasks that a project defines, as `npm` does."""
     return name in _RUNS_TASKS
 
 
 def program_name(word: str) -> str:
     """The base name without a version: `/usr/bin/python3.11` is `python`.
 
-    A project's own script that is called like a shell command keeps a mark: `bin/test` is `./test`.
+    A project's own script with the name of a shell command keeps a mark: `bin/test` is `./test`.
     """
     if word.startswith(("$(", "`")):
-        return "$(...)"  # what another program prints is run
+        return "$(...)"  # it runs the output of another program
     name = word.rsplit("/", 1)[-1] or word
     match = _VERSION_SUFFIX.match(name)
     if match:
@@ -151,26 +155,30 @@ def program_key(name: str, argv: tuple[str, ...]) -> str:
 
 def key_and_code(name: str, argv: tuple[str, ...]) -> tuple[str, str]:
     """The program's key, and the code that an interpreter is given on its command line."""
-    if mode := _mode(name, argv):
+    modes = _MODES.get(name, ())
+    options = takewhile(lambda word: word[:1] == "-", argv[1:12]) if modes else ()
+    if mode := next((word for word in options if word in modes), None):
         return f"{name}:{mode}", ""
     if name in INTERPRETERS:
         found = invocation(name, argv)
-        return _interpreter_key(name, found), found.what if found.kind == "code" else ""
+        if found.kind == "code":
+            return f"{name}:-{_GRAMMARS[name].code[0]}", found.what
+        return _interpreter_key(name, found), ""
     if name in _TAKES_OPERANDS:
         return name, ""
     return ":".join((name, *_subcommands(name, argv))), ""
 
 
 def module_argv(name: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """A module that an interpreter runs, and the words behind it; empty if it runs none."""
+    """The module that an interpreter runs and the words behind it; empty if it runs none."""
     found = invocation(name, argv) if name in INTERPRETERS else None
     return (found.what, *found.arguments) if found and found.kind == "module" else ()
 
 
 def module_of(program: Program) -> Program | None:
-    """The module that an interpreter runs, as the program that it is by itself: `pip` of `-m pip`.
+    """The module that an interpreter runs, as a program of its own: `pip` of `python -m pip`.
 
-    None if it runs none, or one that is called like a shell command: `python -m test`.
+    None if it runs none, or one with the name of a shell command: `python -m test`.
     """
     argv = module_argv(program.name, program.argv)
     if not argv or argv[0] in _TAKES_OPERANDS:
@@ -179,25 +187,17 @@ def module_of(program: Program) -> Program | None:
 
 
 def behind_verb(name: str, key: str) -> str:
-    """What a key has behind a subcommand with subcommands of its own: `clean` of `npm:run:clean`.
+    """The part of a key behind a verb with subcommands of its own: `clean` of `npm:run:clean`.
 
-    All behind the name where it has none.
+    Everything behind the name if it has no such verb.
     """
     rest = key.partition(":")[2]
     verb, _, own = rest.partition(":")
     return own if own and verb in _NESTED.get(name, ()) else rest
 
 
-def _mode(name: str, argv: tuple[str, ...]) -> str | None:
-    modes = _MODES.get(name)
-    if modes is None:
-        return None
-    options = takewhile(lambda word: word[:1] == "-", argv[1:12])
-    return next((word for word in options if word in modes), None)
-
-
 def _subcommands(name: str, argv: tuple[str, ...]) -> list[str]:
-    """The word after the program's own options that looks like a subcommand, and its own one."""
+    """The word behind the program's own options if it looks like a subcommand, and its own one."""
     found: list[str] = []
     value_options = _OWN_VALUE_OPTIONS.get(name, _VALUE_OPTIONS)
     skipped = _NO_SUBCOMMAND.get(name)
@@ -220,40 +220,37 @@ def _subcommands(name: str, argv: tuple[str, ...]) -> list[str]:
 def _interpreter_key(name: str, found: Invocation) -> str:
     if found.kind == "module" and found.what:
         return f"{name}:-m:{found.what[:_SCRIPT_CHARS]}"
-    if found.kind == "code":
-        return f"{name}:{code_option(name)}"
     if found.kind == "script":
         script = found.what.rsplit("/", 1)[-1][:_SCRIPT_CHARS]
         task = found.arguments[:1] if script in _TASK_SCRIPTS else ()
         return ":".join((name, script, *task))
-    return f"{name}:-" if found.kind == "stdin" and found.is_said else name
+    return f"{name}:-" if found.kind == "stdin" and found.is_explicit else name
 
 
-# What an interpreter is told to run: code on its command line, a module, a script, its
-# input.
+# Interpreters: code on the command line, a module, a script, or standard input.
 
-Kind = Literal["code", "module", "script", "stdin"]
+_Kind = Literal["code", "module", "script", "stdin"]
 _MAX_WORDS = 32
 
 
 class Invocation(NamedTuple):
-    """What runs, and the words behind it; `what` is the code, the module or the script's path."""
+    """The code, module or script (`what`) that an interpreter runs, and the words behind it."""
 
-    kind: Kind
+    kind: _Kind
     what: str = ""
     arguments: tuple[str, ...] = ()
-    is_said: bool = True
-    """Whether the words say so: a bare `python` or `bash` reads its input without being told."""
+    is_explicit: bool = True
+    """False for a bare `python` or `bash`, which reads its input without a word that says so."""
 
 
 class _Grammar(NamedTuple):
-    """Letters of the one-letter options by what follows them, and long options with a value."""
+    """An interpreter's options: letters of one-letter ones by their value, and long ones."""
 
     code: str = ""
     module: str = ""
     valued: str = ""
     attached: str = ""
-    """The rest of the word is their value, even if empty: `perl -Mstrict`."""
+    """Their value is the rest of the word, even if empty: `perl -Mstrict`."""
     long_valued: frozenset[str] = frozenset()
     long_code: frozenset[str] = frozenset()
     is_shell: bool = False
@@ -285,13 +282,8 @@ INTERPRETERS = frozenset(_GRAMMARS)
 SHELLS = frozenset(name for name, grammar in _GRAMMARS.items() if grammar.is_shell)
 
 
-def code_option(name: str) -> str:
-    """The option under which an interpreter's inline code is known: `-c`, `-e` or `-r`."""
-    return f"-{_GRAMMARS[name].code[0]}"
-
-
 def invocation(name: str, argv: tuple[str, ...]) -> Invocation:
-    """What one of INTERPRETERS runs; only its first 32 words are read."""
+    """Read what one of INTERPRETERS runs, from its first 32 words."""
     grammar = _GRAMMARS[name]
     if grammar.is_shell:
         return _shell_invocation(grammar, argv[:_MAX_WORDS])
@@ -307,35 +299,36 @@ def invocation(name: str, argv: tuple[str, ...]) -> Invocation:
         found = _code_or_module(grammar, argv, index)
         if found is not None:
             return found
-        index += 2 if _is_followed_by_value(grammar, word) else 1
-    return Invocation("stdin", is_said=False)
+        index += 2 if _takes_next_word(grammar, word) else 1
+    return Invocation("stdin", is_explicit=False)
 
 
 def _code_or_module(grammar: _Grammar, argv: tuple[str, ...], index: int) -> Invocation | None:
-    """What `-c CODE`, `-cCODE`, `-uc CODE`, `-m MODULE` and their like at this index run."""
+    """Read `-c CODE`, `-cCODE`, `-uc CODE`, `-m MODULE` and the like; None for another option."""
     word = argv[index]
     if word[:2] == "--":
         name, has_value, value = word.partition("=")
         if name not in grammar.long_code:
             return None
-        return _told("code", value if has_value else "", argv, index)
+        return _option_value("code", value if has_value else "", argv, index)
     for position, letter in enumerate(word[1:], 2):
         if letter in grammar.code:
-            return _told("code", word[position:], argv, index)
+            return _option_value("code", word[position:], argv, index)
         if letter in grammar.module:
-            return _told("module", word[position:], argv, index)
+            return _option_value("module", word[position:], argv, index)
         if letter in grammar.valued or letter in grammar.attached:
             break
     return None
 
 
-def _told(kind: Kind, attached: str, argv: tuple[str, ...], index: int) -> Invocation:
+def _option_value(kind: _Kind, attached: str, argv: tuple[str, ...], index: int) -> Invocation:
+    """The invocation of an option's value, attached to the option or in the next word."""
     if attached:
         return Invocation(kind, attached, argv[index + 1 :])
     return Invocation(kind, "".join(argv[index + 1 : index + 2]), argv[index + 2 :])
 
 
-def _is_followed_by_value(grammar: _Grammar, word: str) -> bool:
+def _takes_next_word(grammar: _Grammar, word: str) -> bool:
     if word[:2] == "--":
         return word in grammar.long_valued
     for position, letter in enumerate(word[1:], 2):
@@ -347,7 +340,7 @@ def _is_followed_by_value(grammar: _Grammar, word: str) -> bool:
 
 
 def _shell_invocation(grammar: _Grammar, argv: tuple[str, ...]) -> Invocation:
-    """A shell takes its code from the first operand, behind all options: `bash -co pipefail X`."""
+    """Read a shell, whose code is the first operand behind all options: `bash -co pipefail X`."""
     has_code = reads_input = False
     index = 1
     while index < len(argv):
@@ -368,5 +361,5 @@ def _shell_invocation(grammar: _Grammar, argv: tuple[str, ...]) -> Invocation:
     if has_code:
         return Invocation("code", "".join(argv[index : index + 1]), argv[index + 1 :])
     if reads_input or index >= len(argv) or argv[index] in ("/dev/stdin", "/dev/fd/0"):
-        return Invocation("stdin", is_said=reads_input)
+        return Invocation("stdin", is_explicit=reads_input)
     return Invocation("script", argv[index], argv[index + 1 :])

@@ -1,4 +1,8 @@
-"""How often a loop runs, as far as its text says it."""
+"""Numbers that a bash text gives: the rounds of a loop, the seconds of a duration.
+
+`analysis` asks for rounds, `prefixes` and the predictors for seconds. Both are None if the text
+does not say.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,31 @@ _ALWAYS_TRUE = re.compile(
 _ALWAYS_FALSE = re.compile(r"false|! true|! :|\[ 0 \]|\(\(\s*0\s*\)\)")
 _ENDLESS_FOR = re.compile(r"for\s*\(\([^;()]*;\s*;[^;()]*\)\)")
 
+_DURATION = re.compile(
+    r"\+?(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?|inf(?:inity)?)"
+    r"(?P<unit>[smhd]?)"
+    r"|0[xX](?P<hex>[0-9a-fA-F]{1,8})",
+    re.IGNORECASE,
+)
+_ARITHMETIC = re.compile(r"\$\(\((?P<text>[0-9+\-*/%() ]{1,40})\)\)(?P<unit>[smhd]?)")
+_DEFAULT = re.compile(r"\$\{\w{1,64}:?-(?P<number>[0-9.]{1,20})(?P<own>[smhd]?)\}(?P<unit>[smhd]?)")
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
 
 def num_rounds(loop: Node) -> int | None:
-    """Rounds of a `for` where its text says them: words, a range, `seq`, a counter; else None."""
+    """The rounds of a `for` over words, a range, `seq` or a counter; None for any other loop."""
     if loop.type == "c_style_for_statement":
-        return _counted(loop)
+        if (match := _COUNTED.match(_head_of(loop))) is None:
+            return None
+        num = int(match[4]) - int(match[2]) + (match[3] == "<=")
+        return min(max(num, 0), MAX_ROUNDS)
     values = [
         child for child in loop.named_children if child.type not in ("variable_name", "do_group")
     ]
@@ -57,14 +81,6 @@ def _head_of(loop: Node) -> str:
     return text_of(loop)[:_HEAD_CHARS]
 
 
-def _counted(loop: Node) -> int | None:
-    match = _COUNTED.match(_head_of(loop))
-    if match is None:
-        return None
-    num = int(match[4]) - int(match[2]) + (match[3] == "<=")
-    return min(max(num, 0), MAX_ROUNDS)
-
-
 def _in_sequence(text: str) -> int | None:
     match = _SEQ.fullmatch(text[:_HEAD_CHARS])
     if match is None:
@@ -76,37 +92,15 @@ def _in_sequence(text: str) -> int | None:
 
 
 def _is_one_value(node: Node) -> bool:
-    """Whether a word stands for itself: no glob, no expansion."""
+    """Whether a word is a single value: no glob, no expansion."""
     is_plain = node.type in ("word", "number", "string", "raw_string")
     return is_plain and not any(sign in text_of(node) for sign in "*?[$`")
 
 
-# Durations as coreutils read them: `60`, `1.5m`, `1e9`, `infinity`; and those a text
-# works out.
-
-_DURATION = re.compile(
-    r"\+?(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?|inf(?:inity)?)"
-    r"(?P<unit>[smhd]?)"
-    r"|0[xX](?P<hex>[0-9a-fA-F]{1,8})",
-    re.IGNORECASE,
-)
-_ARITHMETIC = re.compile(r"\$\(\((?P<text>[0-9+\-*/%() ]{1,40})\)\)(?P<unit>[smhd]?)")
-_DEFAULT = re.compile(r"\$\{\w{1,64}:?-(?P<number>[0-9.]{1,20})(?P<own>[smhd]?)\}(?P<unit>[smhd]?)")
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
 def duration_s(word: str) -> float | None:
-    """Seconds of a duration such as `60`, `1.5m`, `1e9` or `infinity` (infinite).
+    """The seconds of a duration as coreutils read it: `60`, `1.5m`, `1e9`, `infinity`.
 
-    Sums of constants (`$((60*10))`) and defaults (`${N:-10}`) count as what they give; None for
-    what the word does not say.
+    Arithmetic on constants (`$((60*10))`) and defaults (`${N:-10}`) are evaluated.
     """
     match = _DURATION.fullmatch(word)
     if match:
@@ -122,7 +116,7 @@ def duration_s(word: str) -> float | None:
 
 
 def _sum(text: str) -> int | None:
-    """What an arithmetic expansion of constants gives; None where bash would refuse it."""
+    """The value of an arithmetic expansion of constants; None if bash would refuse it."""
     try:
         total = _value(ast.parse(text.strip().replace("/", "//"), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError):
@@ -135,4 +129,4 @@ def _value(node: ast.expr) -> int:
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         return _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
-    raise ValueError(f"no sum of constants: {type(node).__name__}")
+    raise ValueError(f"not arithmetic on constants: {type(node).__name__}")

@@ -1,6 +1,7 @@
-"""The programs of a command as they are collected, and the state of the shell that runs them.
+"""The state of the shell that runs a command: programs so far, loops, functions, background jobs.
 
-Knows nothing of syntax: the reader tells where loops, pipes and background jobs begin and end.
+The walk over the syntax tree in `analysis` reports where loops, pipes and jobs begin and end; this
+module knows nothing of syntax.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from agentkv.commands.quantities import MAX_ROUNDS
 MAX_PROGRAMS = 32
 _ENDS_SHELL = frozenset({"exit", "return"})
 _KILLERS = frozenset({"kill", "killall", "pkill"})
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+_LAST = frozenset({"$!", "${!}"})
+_NO_SIGNAL = frozenset({"-0", "-l", "-L"})
 
 
 class ProgramList:
@@ -25,19 +29,22 @@ class ProgramList:
         self.is_piped = False
         self.loop_depth = 0
         self.rounds: int | None = 1
-        """Of the loops around what is read, multiplied; None where one of them does not say."""
+        """Product of the rounds of all open loops; None if one of them is unknown."""
         self.is_left = False
-        """Whether the loop being read has a `break`, an `exit` or a `return` in it."""
+        """Whether the innermost loop contains a `break`, an `exit` or a `return`."""
         self.jobs = BackgroundJobs()
         self._functions: dict[str, tuple[Program, ...]] = {}
 
     def append(self, words: tuple[str, ...]) -> None:
-        """Add the program that these words run here."""
+        """Add the program that these words run."""
         name = program_name(words[0])
         argv = (name, *words[1:])
         self.is_left |= name == "break" or name in _ENDS_SHELL
         if name == "wait":
-            self._await(self.jobs.awaited(argv))
+            awaited = self.jobs.awaited(argv)
+            for index, program in enumerate(self.programs):
+                if program.job in awaited:
+                    self.programs[index] = replace(program, is_background=False)
         elif name in _KILLERS:
             self.jobs.end(argv)
         key, code = key_and_code(name, argv)
@@ -55,7 +62,7 @@ class ProgramList:
         )
 
     def define(self, function: str, first: int) -> None:
-        """Take the programs from `first` on as a function's: they run where it is called."""
+        """Turn the programs from `first` on into a function, which runs when it is called."""
         self._functions[function] = tuple(self.programs[first:])
         del self.programs[first:]
 
@@ -79,17 +86,18 @@ class ProgramList:
         return any(program.name in _ENDS_SHELL for program in self.programs[first:])
 
     def start_job_from(self, first: int) -> None:
-        """Put these programs into the background; a loop starts those of all its rounds at once."""
+        """Move the programs from `first` on into a background job.
+
+        A loop starts the jobs of all its rounds at once, so its rounds do not multiply theirs.
+        """
         job = self.jobs.start()
-        self.programs[first:] = [
-            replace(
-                program, is_background=True, job=job, rounds=_quotient(program.rounds, self.rounds)
-            )
-            for program in self.programs[first:]
-        ]
+        for index, program in enumerate(self.programs[first:], first):
+            own, around = program.rounds, self.rounds
+            rounds = 1 if own is None or not around else max(1, own // around)
+            self.programs[index] = replace(program, is_background=True, job=job, rounds=rounds)
 
     def limit_from(self, first: int, timeout_s: float) -> None:
-        """Set a limit on each round of these programs together."""
+        """Limit the programs from `first` on to `timeout_s` together, in each round."""
         limit_s = None if self.rounds is None else timeout_s * self.rounds
         self.programs[first:] = [
             replace(program, timeout_s=tighter(program.timeout_s, limit_s))
@@ -97,33 +105,17 @@ class ProgramList:
         ]
 
     def change(self, first: int, end: int | None = None, **changes: object) -> None:
-        """Change fields of the programs from `first` on, up to `end`."""
+        """Change fields of the programs from `first` up to `end`."""
         first = max(first, 0)
         self.programs[first:end] = [
             replace(program, **changes)  # type: ignore[arg-type]
             for program in self.programs[first:end]
         ]
 
-    def _await(self, jobs: set[int]) -> None:
-        for index, program in enumerate(self.programs):
-            if program.job in jobs:
-                self.programs[index] = replace(program, is_background=False)
-
 
 def product(rounds: int | None, others: int | None) -> int | None:
     """Rounds of a loop in a loop; None if either is not known."""
     return None if rounds is None or others is None else min(rounds * others, MAX_ROUNDS)
-
-
-def _quotient(rounds: int | None, others: int | None) -> int | None:
-    return 1 if rounds is None or not others else max(1, rounds // others)
-
-
-# Which background jobs of a shell a `wait` awaits, and which were ended before.
-
-_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
-_LAST = frozenset({"$!", "${!}"})
-_NO_SIGNAL = frozenset({"-0", "-l", "-L"})
 
 
 class BackgroundJobs:
@@ -140,22 +132,22 @@ class BackgroundJobs:
         return self._num_started
 
     def assign(self, assignment: str) -> None:
-        """Note `PID=$!`: the variable now names the job started last."""
+        """Read an assignment: after `PID=$!` the variable names the job started last."""
         name, _, value = assignment.partition("=")
         if value.strip('"') in _LAST:
             self._by_variable[name] = self._num_started
 
     def end(self, argv: tuple[str, ...]) -> None:
-        """Note a `kill` or its like: what it ends need not be awaited."""
+        """Read a `kill` or the like: the jobs it ends are not awaited later."""
         if _NO_SIGNAL.isdisjoint(argv):
             self._ended |= self._named(argv[1:] if argv[0] == "kill" else ())
 
     def awaited(self, argv: tuple[str, ...]) -> set[int]:
-        """The numbers of the jobs whose end this `wait` awaits."""
+        """The numbers of the jobs that a `wait` awaits."""
         return self._named(argv[1:]) - self._ended
 
     def _named(self, words: tuple[str, ...]) -> set[int]:
-        """The jobs that these words name; all if they name none, or one that is not known."""
+        """The jobs that these words name; all if they name none or an unknown one."""
         numbers = [self._number(word) for word in words if word[:1] != "-"]
         if not numbers or None in numbers:
             return set(range(1, self._num_started + 1))

@@ -1,4 +1,8 @@
-"""Bash as tree-sitter parses it: the tree of a text in bounded time, and what its words say."""
+"""The syntax of bash: a text's tree in bounded time, its words, and its here-documents.
+
+The only module that calls tree-sitter's parser. `analysis` walks the tree; `agentkv.tool_calls`
+looks for here-documents in replies, where they hide tags and fences.
+"""
 
 from __future__ import annotations
 
@@ -11,39 +15,51 @@ from tree_sitter import Language, Node, Parser
 MAX_PARSED_BYTES = 2048
 """The parser's worst time grows with the square of the length: 25 ms at this one."""
 _ALWAYS_PARSED_BYTES = 256
-"""Up to here even the worst text takes under a millisecond, and progress need not be watched."""
+"""Up to this length even the worst text takes under a millisecond, with no watch on progress."""
 _MAX_PROGRESS_CALLS = 64
-"""Reports of progress until reading is given up; usual commands cause none, long ones under 10."""
+"""Reports of progress until parsing is given up; usual commands cause none, long ones under 10."""
 _PARSER = Parser(Language(tree_sitter_bash.language()))
 _PARSER_LOCK = Lock()
 
+HEREDOC_OPENER = re.compile(
+    # neither a here-string (<<<) nor, with a number or `=` behind it, a shift
+    r"<(?<!<<)<(?!<)-?[ \t]{0,20}+(?![0-9=])"
+    # in quotes any text of a line, else a word
+    r"\\?(?P<quote>['\"])?(?P<delimiter>(?(quote)[^'\"\n]{1,64}+|[\w.!@+%:/=~^-]{1,64}+))"
+    r"(?(quote)(?P=quote))"
+)
+_KEPT_CHARS = 400
+_KEPT_SCRIPT_CHARS = 1600
+"""Kept of a here-document that a shell reads, since it runs that."""
+_SHELL = re.compile(r"(?:^|[\s;&|(])(?:\S{0,60}/)?(?:ba|da|k|s|z)?sh(?=\s|$)")
+_MAX_LINE_CHARS = 200
+_MAX_HEREDOCS = 16
+
 
 def parse(text: str) -> Node | None:
-    """The syntax tree of the text's beginning; None where it is too tangled to read in time.
+    """Parse the text's beginning; None if it is too tangled to parse in time.
 
     May be called from any thread.
     """
     source = text.encode("utf-8", "replace")[:MAX_PARSED_BYTES]
-    with _PARSER_LOCK:
-        if len(source) <= _ALWAYS_PARSED_BYTES:
-            return _PARSER.parse(source).root_node
-        return _parse_in_time(source)
-
-
-def _parse_in_time(source: bytes) -> Node | None:
     num_calls = 0
 
-    def is_enough(*_: object) -> bool:
+    def is_too_slow(*_: object) -> bool:
         nonlocal num_calls
         num_calls += 1
         return num_calls > _MAX_PROGRESS_CALLS
 
-    try:
-        tree = _PARSER.parse(lambda offset, _point: source[offset:], progress_callback=is_enough)
-    except ValueError:
-        _PARSER.reset()
-        return None
-    return tree.root_node
+    with _PARSER_LOCK:
+        if len(source) <= _ALWAYS_PARSED_BYTES:
+            return _PARSER.parse(source).root_node
+        try:
+            tree = _PARSER.parse(
+                lambda offset, _point: source[offset:], progress_callback=is_too_slow
+            )
+        except ValueError:
+            _PARSER.reset()
+            return None
+        return tree.root_node
 
 
 def text_of(node: Node) -> str:
@@ -65,28 +81,10 @@ def word_of(node: Node) -> str:
     return text.replace("\\", "") if kind == "word" and "\\" in text else text
 
 
-# Here-documents of a bash text: how one opens, and long ones cut short.
-# Cut, so that what runs after them is within the text that is analysed.
-
-HEREDOC_OPENER = re.compile(
-    # neither a here-string (<<<) nor, with a number or `=` behind it, a shift
-    r"<(?<!<<)<(?!<)-?[ \t]{0,20}+(?![0-9=])"
-    # in quotes any text of a line, else a word
-    r"\\?(?P<quote>['\"])?(?P<delimiter>(?(quote)[^'\"\n]{1,64}+|[\w.!@+%:/=~^-]{1,64}+))"
-    r"(?(quote)(?P=quote))"
-)
-_KEPT_CHARS = 400
-_KEPT_SCRIPT_CHARS = 1600
-"""Of what a shell is fed: it runs that."""
-_SHELL = re.compile(r"(?:^|[\s;&|(])(?:\S{0,60}/)?(?:ba|da|k|s|z)?sh(?=\s|$)")
-_MAX_LINE_CHARS = 200
-_MAX_HEREDOCS = 16
-
-
 def elide_heredocs(text: str) -> str:
-    """The text with each here-document's body cut to 400 characters, a script to 1,600.
+    """Cut each here-document's body to 400 characters, a script to 1,600; linear in the length.
 
-    Linear time.
+    So what runs after them stays within the length that is parsed.
     """
     if "<<" not in text:
         return text
@@ -97,25 +95,17 @@ def elide_heredocs(text: str) -> str:
         body = text.find("\n", opener.end()) + 1 if opener else 0
         if opener is None or not body:
             break
-        end = _end_of_body(text, body, opener["delimiter"])
-        if end is None:
+        delimiter = re.escape(opener["delimiter"])
+        closer = re.compile(rf"^[ \t]*{delimiter}[ \t]*$", re.MULTILINE).search(text, body)
+        if closer is None:  # `1 << n`
             position = opener.end()
             continue
-        kept_chars = _kept_chars(text, opener.start())
+        end = closer.start()
+        line = text.rfind("\n", 0, opener.start()) + 1
+        before = text[max(line, opener.start() - _MAX_LINE_CHARS) : opener.start()]
+        kept_chars = _KEPT_SCRIPT_CHARS if _SHELL.search(before) else _KEPT_CHARS
         if end - body > kept_chars:
             parts += text[kept_to : body + kept_chars], "\n"
             kept_to = end
         position = end
     return "".join([*parts, text[kept_to:]])
-
-
-def _kept_chars(text: str, opener: int) -> int:
-    """How much is kept of the here-document that opens here, behind a shell's name or another's."""
-    line = text[max(text.rfind("\n", 0, opener) + 1, opener - _MAX_LINE_CHARS) : opener]
-    return _KEPT_SCRIPT_CHARS if _SHELL.search(line) else _KEPT_CHARS
-
-
-def _end_of_body(text: str, start: int, delimiter: str) -> int | None:
-    """Where the line that is only the delimiter begins; None if there is none: `1 << n`."""
-    closer = re.compile(rf"^[ \t]*{re.escape(delimiter)}[ \t]*$", re.MULTILINE).search(text, start)
-    return closer.start() if closer else None

@@ -1,4 +1,4 @@
-"""Programs that run another: where in their words that other one stands. Data only.
+"""Programs that run another: where in their words that other one stands. Data for `prefixes`.
 
 Options named here take a value; other words that begin with "-" are flags.
 """
@@ -17,13 +17,13 @@ class Wrapper(NamedTuple):
     script_options: frozenset[str] = frozenset()
     """Their value is bash text, run in place of a program."""
     markers: frozenset[str] = frozenset()
-    """Words right behind which the program stands; without one it runs none."""
+    """The program stands right behind one of these; without one it runs none."""
     idle_options: frozenset[str] = frozenset()
     """With one of these it runs no program, or does not wait for it."""
     counts_itself: bool = False
     """It takes time of its own, so both it and the program count."""
     has_tasks: bool = False
-    """What follows may name a task of the project rather than a program."""
+    """The next word may name a task of the project rather than a program."""
 
 
 def _wrapper(
@@ -41,6 +41,15 @@ def _wrapper(
     return Wrapper(named, operands, scripts, marks, idles, counts, tasks)
 
 
+def _each(names: str, verbs: str, wrapper: Wrapper) -> dict[str, Wrapper]:
+    """The same wrapper for all these programs and subcommands; `_` joins one of two words."""
+    return {
+        f"{name} {verb}".replace("_", " "): wrapper
+        for name in names.split()
+        for verb in verbs.split()
+    }
+
+
 _PLAIN = _wrapper()
 _ONE_OPERAND = _wrapper(operands=1)
 _TIMEOUT = _wrapper("-k -s --kill-after --signal")
@@ -48,18 +57,21 @@ _TIME = _wrapper("-f -o --format --output")
 _MPI = _wrapper("-n -np -c -H -N -x -wdir --host -host --hostfile -hostfile --map-by --bind-to")
 _TASKS = _wrapper("-p --project -e --env --environment --manifest-path", tasks=True)
 _CONDA = _wrapper("-n -p -r --name --prefix --root-prefix --cwd")
-_NIX = _wrapper(markers="-c --command")
 _DASHES = _wrapper(markers="--")
 
+_PLAIN_WRAPPERS = (
+    "cross-env nohup setsid unbuffer builtin chronic linux32 linux64 firejail tini busybox "
+    "dbus-run-session torsocks valgrind catchsegv ccache sccache distcc"
+)
+
 WRAPPERS = {
+    **dict.fromkeys(_PLAIN_WRAPPERS.split(), _PLAIN),
+    **dict.fromkeys(("gosu", "su-exec", "chroot", "setarch", "envdir"), _ONE_OPERAND),
     "sudo": _wrapper("-u -g -h -p -C -U -D -R -r -t -T --user --group --host --prompt --chdir"),
     "doas": _wrapper("-u -C"),
     "su": _wrapper("-s -g -G -w --shell --group", 1, script="-c --command --session-command"),
     "runuser": _wrapper("-s -g -G -w --shell --group", 1, script="-c --command --session-command"),
-    "gosu": _ONE_OPERAND,
-    "su-exec": _ONE_OPERAND,
     "env": _wrapper("-u -C -S --unset --chdir --split-string"),
-    "cross-env": _PLAIN,
     "time": _TIME,
     "gtime": _TIME,
     "nice": _wrapper("-n --adjustment"),
@@ -68,53 +80,34 @@ WRAPPERS = {
     "taskset": _wrapper(operands=1, idle="-p -ap -cp -pc --pid"),
     "numactl": _wrapper("-N -m -i -p -C --cpunodebind --membind --physcpubind --interleave"),
     "prlimit": _wrapper("-p", idle="-p --pid"),
-    "nohup": _PLAIN,
-    "setsid": _PLAIN,
     "setpriv": _wrapper("--reuid --regid --groups --inh-caps --bounding-set"),
     "stdbuf": _wrapper("-i -o -e --input --output --error"),
-    "unbuffer": _PLAIN,
     "script": _wrapper("-E -I -O -B -T -t -m", 1, script="-c --command"),
     "command": _wrapper(idle="-v -V"),
-    "builtin": _PLAIN,
     "exec": _wrapper("-a"),
-    "chronic": _PLAIN,
     "timeout": _TIMEOUT,
     "gtimeout": _TIMEOUT,
     "flock": _wrapper("-w -E --wait --timeout --conflict-exit-code", 1, script="-c --command"),
     "xargs": _wrapper(
         "-I -n -P -L -d -a -E -s --max-args --max-procs --max-lines --delimiter --arg-file"
     ),
-    "chroot": _ONE_OPERAND,
     "systemd-run": _wrapper("-p -u -E -M -H --property --unit --setenv --slice --uid --gid"),
     "wsl": _wrapper("-d -u --distribution --user --cd"),
     "unshare": _wrapper("-R -w -S -G --root --wd"),
     "nsenter": _wrapper("-t -S -G --target"),
-    "setarch": _ONE_OPERAND,
-    "linux32": _PLAIN,
-    "linux64": _PLAIN,
     "arch": _wrapper("-arch"),
     "fakeroot": _wrapper("-l -s -i -b"),
     "proot": _wrapper("-r -b -w -q"),
-    "firejail": _PLAIN,
     "caffeinate": _wrapper("-t -w"),
-    "tini": _PLAIN,
     "dumb-init": _wrapper("-r"),
-    "busybox": _PLAIN,
-    "dbus-run-session": _PLAIN,
     "xvfb-run": _wrapper(
         "-s -n -e -f -p -w --server-args --server-num --error-file --auth-file --wait"
     ),
-    "torsocks": _PLAIN,
     "proxychains": _wrapper("-f"),
     "proxychains4": _wrapper("-f"),
     "strace": _wrapper("-o -e -p -s -u -E -a -I -O -S -P -X -b", idle="-p"),
     "ltrace": _wrapper("-o -e -n -s -u -l -a -p", idle="-p"),
-    "valgrind": _PLAIN,
     "heaptrack": _wrapper("-o -p", idle="-p"),
-    "catchsegv": _PLAIN,
-    "ccache": _PLAIN,
-    "sccache": _PLAIN,
-    "distcc": _PLAIN,
     "scan-build": _wrapper("-o"),
     "bear": _wrapper("-o --output"),
     "mpirun": _MPI,
@@ -125,7 +118,6 @@ WRAPPERS = {
     "uvx": _wrapper("--from --with -p --python"),
     "dotenv": _wrapper(markers="--"),
     "env-cmd": _wrapper("-f -e"),
-    "envdir": _ONE_OPERAND,
     "nix-shell": _wrapper("-p -A -I", script="--run --command"),
     "ssh": _wrapper(
         "-p -i -o -l -F -J -L -R -D -b -c -E -e -I -m -O -Q -S -W -w",
@@ -134,10 +126,10 @@ WRAPPERS = {
         counts=True,
     ),
 }
-"""By name."""
+"""Wrappers by name."""
 
 _PUBLISHED = "-p -v -e -w -u -h -l -m -c -a --name --network --net --entrypoint --mount --env"
-_RUN = _wrapper(
+_CONTAINER = _wrapper(
     f"{_PUBLISHED} --env-file --gpus --platform --cpus --memory --shm-size --user --workdir"
     " --volume --publish --label --add-host --device --ulimit --cap-add --cap-drop --security-opt"
     " --pull --restart --ipc --pid --userns --dns --log-driver --tmpfs --stop-timeout --runtime"
@@ -147,72 +139,46 @@ _RUN = _wrapper(
     idle="-d --detach -dit -itd -td -di -id -dt -dp -dP",
     counts=True,
 )
-_CONTAINERS = {
-    "exec": _RUN,
-    "run": _RUN,
-    "container exec": _RUN,
-    "container run": _RUN,
-    "compose exec": _RUN,
-    "compose run": _RUN,
-}
-_IMAGES = {"exec": _wrapper("-B --bind --env --env-file --pwd -H --home --overlay", 1)}
-_PROJECT = {"run": _TASKS}
-_CONDAS = {"run": _CONDA}
 
 RUNNERS = {
-    "uv": {
-        "run": _wrapper(
-            "--with --with-requirements --with-editable --python -p --extra --group --only-group"
-            " --project --package --directory --env-file --index-url --no-extra",
-            tasks=True,
-        ),
-        "tool run": _wrapper("--from --with -p --python"),
-    },
-    "pipx": {"run": _wrapper("--spec --python --index-url --pip-args")},
-    "poetry": _PROJECT,
-    "pipenv": _PROJECT,
-    "pdm": _PROJECT,
-    "hatch": _PROJECT,
-    "rye": _PROJECT,
-    "pixi": _PROJECT,
-    "bundle": {"exec": _PLAIN},
-    "conda": _CONDAS,
-    "mamba": _CONDAS,
-    "micromamba": _CONDAS,
-    "npm": {"exec": _wrapper("-p --package", script="-c --call"), "x": _PLAIN},
-    "pnpm": {"exec": _PLAIN, "dlx": _wrapper("--package")},
-    "yarn": {"exec": _PLAIN, "dlx": _wrapper("-p --package")},
-    "bun": {"x": _PLAIN},
-    "mise": {"exec": _DASHES, "x": _DASHES},
-    "asdf": {"exec": _PLAIN},
-    "rbenv": {"exec": _PLAIN},
-    "pyenv": {"exec": _PLAIN},
-    "direnv": {"exec": _ONE_OPERAND},
-    "nix": {"develop": _NIX, "shell": _NIX},
-    "guix": {"shell": _DASHES},
-    "doppler": {"run": _DASHES},
-    "op": {"run": _DASHES},
-    "infisical": {"run": _DASHES},
-    "dotenvx": {"run": _wrapper("-f -e --env-file")},
-    "dotenv": {"run": _PLAIN},
-    "aws-vault": {"exec": _DASHES},
-    "chamber": {"exec": _DASHES},
-    "perf": {
-        "stat": _wrapper("-e -o -r -x -I -C --event --output --repeat"),
-        "record": _wrapper("-e -o -F -c -C --event --output --freq --call-graph"),
-    },
-    "rr": {"record": _PLAIN},
-    "apptainer": _IMAGES,
-    "singularity": _IMAGES,
-    "git": {"bisect run": _PLAIN, "submodule foreach": _PLAIN},
-    "docker": _CONTAINERS,
-    "podman": _CONTAINERS,
-    "nerdctl": _CONTAINERS,
-    "docker-compose": {"exec": _RUN, "run": _RUN},
-    "kubectl": {"exec": _wrapper(markers="--", counts=True)},
-    "oc": {"exec": _wrapper(markers="--", counts=True)},
+    "uv run": _wrapper(
+        "--with --with-requirements --with-editable --python -p --extra --group --only-group"
+        " --project --package --directory --env-file --index-url --no-extra",
+        tasks=True,
+    ),
+    "uv tool run": _wrapper("--from --with -p --python"),
+    "pipx run": _wrapper("--spec --python --index-url --pip-args"),
+    **_each("poetry pipenv pdm hatch rye pixi", "run", _TASKS),
+    **_each("conda mamba micromamba", "run", _CONDA),
+    "npm exec": _wrapper("-p --package", script="-c --call"),
+    "pnpm dlx": _wrapper("--package"),
+    "yarn dlx": _wrapper("-p --package"),
+    **_each("npm bun", "x", _PLAIN),
+    **_each("asdf bundle pnpm pyenv rbenv yarn", "exec", _PLAIN),
+    **_each("mise", "exec x", _DASHES),
+    "direnv exec": _ONE_OPERAND,
+    **_each("nix", "develop shell", _wrapper(markers="-c --command")),
+    "guix shell": _DASHES,
+    **_each("doppler infisical op", "run", _DASHES),
+    "dotenvx run": _wrapper("-f -e --env-file"),
+    "dotenv run": _PLAIN,
+    **_each("aws-vault chamber", "exec", _DASHES),
+    "perf stat": _wrapper("-e -o -r -x -I -C --event --output --repeat"),
+    "perf record": _wrapper("-e -o -F -c -C --event --output --freq --call-graph"),
+    "rr record": _PLAIN,
+    **_each(
+        "apptainer singularity",
+        "exec",
+        _wrapper("-B --bind --env --env-file --pwd -H --home --overlay", 1),
+    ),
+    "git bisect run": _PLAIN,
+    "git submodule foreach": _PLAIN,
+    **_each("docker podman nerdctl docker-compose", "exec run", _CONTAINER),
+    **_each("docker podman nerdctl", "container_exec container_run", _CONTAINER),
+    **_each("docker podman nerdctl", "compose_exec compose_run", _CONTAINER),
+    **_each("kubectl oc", "exec", _wrapper(markers="--", counts=True)),
 }
-"""By name and subcommand."""
+"""Wrappers by name and subcommand."""
 
 GLOBAL_OPTIONS = frozenset(
     """
@@ -220,7 +186,7 @@ GLOBAL_OPTIONS = frozenset(
     --project --project-directory --context --host -H --namespace -n
     """.split()  # noqa: SIM905 - the list reads best as text
 )
-"""Take a value where they stand between a runner and its subcommand."""
+"""Options that take a value between a runner and its subcommand."""
 
 TASK_NAMES = frozenset(
     """
@@ -228,4 +194,4 @@ TASK_NAMES = frozenset(
     typecheck types unit
     """.split()  # noqa: SIM905 - the list reads best as text
 )
-"""Behind a runner with tasks these name a task of the project, not a program."""
+"""Words that behind a runner with tasks name a task of the project, not a program."""
