@@ -23,11 +23,11 @@ from agentkv.durations.ttl import (
     QueueingDelay,
     ToolDurations,
 )
-from agentkv.integrations.vllm.counters import MAX_PENDING_OBSERVATIONS, Counters
-from agentkv.integrations.vllm.jobs import Context
-from agentkv.integrations.vllm.retention import Retention
+from agentkv.integrations.vllm.policy.costs import WINDOW, Step, StepFit
+from agentkv.integrations.vllm.policy.jobs import Context
+from agentkv.integrations.vllm.retention.manager import Retention
 from agentkv.integrations.vllm.settings import Settings
-from agentkv.integrations.vllm.step_fit import WINDOW, Step, StepFit
+from agentkv.integrations.vllm.telemetry.counters import MAX_PENDING_OBSERVATIONS, Counters
 from agentkv.protocol import MAX_ID_CHARS, MAX_TOOL_CHARS, Tags, ToolEvent
 
 from .side_by_side import Row

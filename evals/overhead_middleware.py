@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentkv.integrations.vllm.middleware import AgentKVMiddleware
+from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 
 from .side_by_side import Row, difference_row, timed_async, without_garbage_collection
 

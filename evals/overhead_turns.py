@@ -12,11 +12,15 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 
-from agentkv.integrations.vllm.jobs import Context
-from agentkv.integrations.vllm.reply_reader import MAX_REPLY_TOKENS, Reply
-from agentkv.integrations.vllm.retention import Retention
+from agentkv.integrations.vllm.policy.jobs import Context
+from agentkv.integrations.vllm.retention.manager import Retention
+from agentkv.integrations.vllm.retention.predictor import (
+    MAX_REPLY_TOKENS,
+    Reply,
+    SideWork,
+    Task,
+)
 from agentkv.integrations.vllm.settings import Settings
-from agentkv.integrations.vllm.side_work import SideWork, Task
 from agentkv.protocol import Tags, ToolEvent
 
 from .side_by_side import Row, difference_row, quartiles, timed, without_garbage_collection

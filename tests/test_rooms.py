@@ -52,7 +52,7 @@ def test_private_scheduler_names_stay_in_one_file() -> None:
     """Only seam.py imports vLLM's engine and scheduler internals to change them."""
     names = ("vllm.v1.engine.core", "vllm.v1.core.kv_cache_manager", "vllm.v1.core.block_pool")
     found = {use.partition(":")[0] for use in uses("integrations", *names)}
-    assert found == {"integrations/vllm/seam.py"}
+    assert found == {"integrations/vllm/engine/seam.py"}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Reads the timestamps that a server with the plugin writes down, from a file or over HTTP.
 
-Knows the shape of the events (integrations/vllm/record.py), not what they mean.
+Knows the shape of the events (integrations/vllm/telemetry/event_log.py), not what they mean.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from agentkv.integrations.vllm import engine_call
+from agentkv.integrations.vllm.api import engine_side as engine_call
 from agentkv.protocol import MAX_TOOL_CHARS, Tags, ToolEvent
 
 from ..outcomes import JobOutcome, JobStatus, TurnOutcome

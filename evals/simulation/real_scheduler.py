@@ -32,7 +32,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from agentkv.integrations.vllm.scheduler import AsyncRetainingScheduler, RetainingScheduler
+from agentkv.integrations.vllm.engine.scheduler import AsyncRetainingScheduler, RetainingScheduler
 
 VLLM_VERSION = str(vllm.__version__)
 BlockHasher = Callable[[Any], list[Any]]

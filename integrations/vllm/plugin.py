@@ -20,8 +20,8 @@ from .settings import CONFIG_KEY, POLICIES, read_settings
 
 OLDEST, NEWEST = (0, 31), (0, 34)
 """Supported vLLM: OLDEST <= version < NEWEST."""
-SCHEDULER = "agentkv.integrations.vllm.scheduler.make_scheduler"
-MIDDLEWARE = "agentkv.integrations.vllm.middleware.AgentKVMiddleware"
+SCHEDULER = "agentkv.integrations.vllm.engine.scheduler.make_scheduler"
+MIDDLEWARE = "agentkv.integrations.vllm.api.middleware.AgentKVMiddleware"
 RUN_OUTPUT_FLAG = "--run-output-dir"
 
 
@@ -59,7 +59,7 @@ def check_vllm() -> None:
     problem = version_problem(vllm.__version__)
     if is_too_old(vllm.__version__):
         raise UnsupportedVLLMError(f"{problem}: upgrade vLLM, or use --scheduling-policy fcfs")
-    from . import seam
+    from .engine import seam
 
     missing = seam.missing_names()
     if missing:
@@ -84,10 +84,10 @@ def register() -> None:
     _wrap_engine_args(EngineArgs)
     if is_too_old(vllm.__version__):
         return  # stock policies go on; choosing ours is refused in create_engine_config
-    from . import seam
+    from .engine import seam
 
     if not seam.missing_names():
-        from . import engine_call
+        from .api import engine_side as engine_call
 
         seam.add_stats_field()
         seam.install_engine_hooks(engine_call.call, _attach)
@@ -140,7 +140,7 @@ def _wrap_engine_args(engine_args: Any) -> None:
                 f"--scheduling-policy {policy} keeps the prefix cache warm, but prefix caching is "
                 "off: remove --no-enable-prefix-caching, or use --scheduling-policy fcfs"
             )
-        from .metrics import add_stat_logger
+        from .telemetry.prometheus import add_stat_logger
 
         add_stat_logger()
         return config

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
-from agentkv.integrations.vllm.middleware import AgentKVMiddleware
+from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 
 Answers = dict[str, Callable[..., Any]]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkv.errors import TagError
-from agentkv.integrations.vllm.folding import fold, may_hold_tags
+from agentkv.integrations.vllm.api.middleware import fold, may_hold_tags
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

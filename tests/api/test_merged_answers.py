@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentkv.integrations.vllm.merged_answers import merge_stats
+from agentkv.integrations.vllm.api.engine_client import merge_stats
 
 ONE = {
     "pins_total": {"none": 2},

@@ -17,9 +17,9 @@ import pytest
 from prometheus_client import REGISTRY
 from vllm.v1.metrics.stats import SchedulerStats
 
-from agentkv.integrations.vllm.counters import CounterName
-from agentkv.integrations.vllm.metrics import AgentKVStatLogger
-from agentkv.integrations.vllm.seam import STATS_FIELD
+from agentkv.integrations.vllm.engine.seam import STATS_FIELD
+from agentkv.integrations.vllm.telemetry.counters import CounterName
+from agentkv.integrations.vllm.telemetry.prometheus import AgentKVStatLogger
 
 PAYLOAD = {
     "gauges": {"pinned_jobs": 2, "pinned_blocks": 9},
@@ -29,7 +29,7 @@ PAYLOAD = {
 
 PREAMBLE = f"""
 from prometheus_client import REGISTRY, generate_latest
-from agentkv.integrations.vllm.metric_series import metric_series
+from agentkv.integrations.vllm.telemetry.prometheus import metric_series
 
 COMMON = {{"model_name": "m", "engine": "0"}}
 PAYLOAD = {PAYLOAD!r}

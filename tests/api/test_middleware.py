@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.types import Message, Receive, Scope, Send
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
-from agentkv.integrations.vllm.middleware import AgentKVMiddleware
+from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 from tests.api.fake_engine import TAGGED_PATHS, FakeEngineCore, make_app
 
 pytestmark = pytest.mark.asyncio

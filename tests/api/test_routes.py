@@ -10,8 +10,8 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from agentkv.integrations.vllm.engine_link import EngineLink
-from agentkv.integrations.vllm.routes import MAX_BODY_BYTES, add_routes
+from agentkv.integrations.vllm.api.engine_client import EngineLink
+from agentkv.integrations.vllm.api.routes import MAX_BODY_BYTES, add_routes
 from tests.api.fake_engine import FakeEngineClient, FakeEngineCore
 
 pytestmark = pytest.mark.asyncio

@@ -37,7 +37,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from agentkv.integrations.vllm.scheduler import AsyncRetainingScheduler, RetainingScheduler
+from agentkv.integrations.vllm.engine.scheduler import AsyncRetainingScheduler, RetainingScheduler
 
 BLOCK_TOKENS = 16
 EOS = 2

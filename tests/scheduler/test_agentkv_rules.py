@@ -6,16 +6,21 @@ from typing import Any
 
 import pytest
 
-from agentkv.integrations.vllm.agentkv_policy import AgentKVPolicy
-from agentkv.integrations.vllm.demand import Demand, Room
-from agentkv.integrations.vllm.job_growth import PRIOR_TOKENS, PRIOR_TURNS, WINDOW, JobGrowth
-from agentkv.integrations.vllm.jobs import Job, Turn
-from agentkv.integrations.vllm.patience import Patience
-from agentkv.integrations.vllm.pin_table import Pin
-from agentkv.integrations.vllm.policy import UNPINNED
-from agentkv.integrations.vllm.pressure import Pressure
-from agentkv.integrations.vllm.prices import Rebuild
-from agentkv.integrations.vllm.residents import MAX_TURNS, Resident, Residents
+from agentkv.integrations.vllm.policy.agentkv import AgentKVPolicy
+from agentkv.integrations.vllm.policy.base import UNPINNED, Demand, Pressure, Room
+from agentkv.integrations.vllm.policy.costs import Rebuild
+from agentkv.integrations.vllm.policy.forecast import (
+    MAX_TURNS,
+    PRIOR_TOKENS,
+    PRIOR_TURNS,
+    WINDOW,
+    JobGrowth,
+    Resident,
+    Residents,
+)
+from agentkv.integrations.vllm.policy.jobs import Job, Turn
+from agentkv.integrations.vllm.policy.pins import Pin
+from agentkv.integrations.vllm.retention.admission import Patience
 from agentkv.integrations.vllm.settings import MAX_PRIORITY, SettingsError, read_settings
 
 POOL_TOKENS = 16_000

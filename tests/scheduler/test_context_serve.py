@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentkv.integrations.vllm import engine_call
+from agentkv.integrations.vllm.api import engine_side as engine_call
 from tests.scheduler.harness import Engine, prompt_of
 from tests.scheduler.step_table import Row, check
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.integrations.vllm.hold_balance import PRIOR, HoldBalance
+from agentkv.integrations.vllm.retention.admission import PRIOR, HoldBalance
 
 MEMORY_S = 100.0
 PRIOR_S = PRIOR * MEMORY_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentkv.integrations.vllm.newcomers import Newcomers
+from agentkv.integrations.vllm.retention.admission import Newcomers
 
 MOST = 3
 LATER = 100

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentkv.integrations.vllm.ranked_queue import RankedQueue
+from agentkv.integrations.vllm.engine.queue import RankedQueue
 from tests.scheduler.harness import STOCK, Engine, prompt_of
 
 

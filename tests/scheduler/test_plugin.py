@@ -11,7 +11,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from agentkv.errors import AgentKVError
-from agentkv.integrations.vllm import plugin, seam
+from agentkv.integrations.vllm import plugin
+from agentkv.integrations.vllm.engine import seam
 from agentkv.integrations.vllm.settings import POLICIES
 
 

@@ -12,11 +12,16 @@ from typing import Any
 import pytest
 
 from agentkv.durations import DurationPredictor
-from agentkv.integrations.vllm.forecaster import Forecaster
-from agentkv.integrations.vllm.predictor_store import PredictorStore
-from agentkv.integrations.vllm.reply_reader import MAX_REPLY_CHARS, Reply, command_in, reply_text
+from agentkv.integrations.vllm.retention.predictor import (
+    MAX_REPLY_CHARS,
+    Forecaster,
+    PredictorStore,
+    Reply,
+    SideWork,
+    command_in,
+    reply_text,
+)
 from agentkv.integrations.vllm.settings import Settings
-from agentkv.integrations.vllm.side_work import SideWork
 from agentkv.protocol import ToolEvent
 from tests.scheduler.harness import Engine, prompt_of
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from vllm.config import ModelConfig
 
-from agentkv.integrations.vllm.reply_decoder import ReplyDecoder
+from agentkv.integrations.vllm.engine.scheduler import ReplyDecoder
 from tests.scheduler.harness import write_model_config
 
 WORDS = ["<s>", "</s>", "```bash\n", "ls", " -la", "\n```", "<|call|>"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.integrations.vllm.residents import MAX_TURNS, Resident, Residents
+from agentkv.integrations.vllm.policy.forecast import MAX_TURNS, Resident, Residents
 
 NOTHING = Resident(0, 0, 0)
 RESIDENT = st.builds(

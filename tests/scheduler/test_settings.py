@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentkv.durations import KINDS
-from agentkv.integrations.vllm.policies import POLICY_CLASSES
+from agentkv.integrations.vllm.policy import POLICY_CLASSES
 from agentkv.integrations.vllm.settings import POLICIES, Settings, SettingsError, read_settings
 
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from agentkv.integrations.vllm import engine_call
-from agentkv.integrations.vllm.counters import MAX_PENDING_OBSERVATIONS, Counters
-from agentkv.integrations.vllm.expiry_timer import ExpiryTimer
-from agentkv.integrations.vllm.record import TimestampRecord
-from agentkv.integrations.vllm.record_writer import RecordWriter
+from agentkv.integrations.vllm.api import engine_side as engine_call
+from agentkv.integrations.vllm.engine.wakeup import ExpiryTimer
 from agentkv.integrations.vllm.settings import SettingsError
+from agentkv.integrations.vllm.telemetry.counters import MAX_PENDING_OBSERVATIONS, Counters
+from agentkv.integrations.vllm.telemetry.event_log import RecordWriter, TimestampRecord
 from tests.scheduler.harness import STOCK, Engine, prompt_of
 
 

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from agentkv.durations.ttl import PrefillReload
-from agentkv.integrations.vllm.step_fit import LEAST_FIXED_SHARE, MIN_PREFILLS, Step, StepFit
+from agentkv.integrations.vllm.policy.costs import (
+    LEAST_FIXED_SHARE,
+    MIN_PREFILLS,
+    Step,
+    StepFit,
+)
 
 from .harness import Engine
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentkv.integrations.vllm.tier_watch import MIN_EVENTS, TierWatch
+from agentkv.integrations.vllm.policy.costs import MIN_EVENTS, TierWatch
 from tests.scheduler.harness import Clock
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.integrations.vllm.policies import POLICY_CLASSES
+from agentkv.integrations.vllm.policy.base import POLICY_CLASSES
 
 STOCK = "stock"
 SCHEDULERS = (STOCK, *POLICY_CLASSES)
@@ -59,7 +59,10 @@ def _substitute(recorder: Recorder, *, policy: str) -> None:
     importlib.import_module("vllm.v1.core.sched.diffusion_scheduler")
     from vllm.v1.core.sched import async_scheduler, scheduler
 
-    from agentkv.integrations.vllm.scheduler import AsyncRetainingScheduler, RetainingScheduler
+    from agentkv.integrations.vllm.engine.scheduler import (
+        AsyncRetainingScheduler,
+        RetainingScheduler,
+    )
     from agentkv.integrations.vllm.settings import CONFIG_KEY
 
     def counted(ours: Any) -> type:

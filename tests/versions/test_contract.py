@@ -14,7 +14,8 @@ import pytest
 import vllm
 from vllm.v1.core.sched.interface import SchedulerInterface
 
-from agentkv.integrations.vllm import plugin, scheduler, seam
+from agentkv.integrations.vllm import plugin
+from agentkv.integrations.vllm.engine import scheduler, seam
 from tests.scheduler.harness import STOCK, Engine, write_model_config
 
 

@@ -1,5 +1,66 @@
 """`agentkv doctor`: what is installed, whether the plugin loads, whether a server has it."""
 
-from .command import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+
+from .check import Check
+from .installation import check_installation
+from .server import check_server
+
+
+def main(argv: list[str]) -> int:
+    """Run all checks and print them; 0 if none failed, 1 if one did, 2 for bad usage."""
+    options = _parse(argv)
+    checks: list[Check] = []
+    for check in _all_checks(options):
+        checks.append(check)
+        if not options.json:
+            print(_as_text(check), flush=True)
+    num_failed = sum(check.status == "FAIL" for check in checks)
+    if options.json:
+        document = {"ok": num_failed == 0, "checks": [asdict(check) for check in checks]}
+        print(json.dumps(document))
+    else:
+        print(_summary(checks))
+    return 1 if num_failed else 0
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="agentkv doctor",
+        description="Check what is installed here, and a running server.",
+    )
+    parser.add_argument("--url", help="address of a server to check, with or without /v1")
+    parser.add_argument("--api-key", help="the server's API key, if it asks for one")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args(argv)
+    if options.url is not None and not options.url.startswith(("http://", "https://")):
+        parser.error(f"--url {options.url!r}: must start with http:// or https://")
+    return options
+
+
+def _all_checks(options: argparse.Namespace) -> Iterator[Check]:
+    yield from check_installation(os.environ)
+    if options.url is not None:
+        yield from check_server(options.url, options.api_key)
+
+
+def _as_text(check: Check) -> str:
+    line = f"{check.status:4}  {check.name}: {check.seen}"
+    return line if check.advice is None else f"{line}\n      -> {check.advice}"
+
+
+def _summary(checks: Iterable[Check]) -> str:
+    statuses = [check.status for check in checks]
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in ("OK", "WARN", "FAIL"))
+    return f"{len(statuses)} checks: {counts}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

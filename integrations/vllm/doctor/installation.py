@@ -5,17 +5,18 @@ Imports neither vLLM nor torch; what must be imported to be known is left to `pr
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import platform
 import subprocess
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
 from ..plugin import is_too_old, version_problem
 from .check import Check, fail, ok, warn
-from .probe import GROUP, NAME
 
 PROBE_TIMEOUT_S = 300.0
 """Importing vLLM takes ten seconds, and minutes on a cold disk."""
@@ -171,7 +172,7 @@ def _explain_import_error(error: str, report: Mapping[str, Any]) -> Check:
 
 def run_probe(environment: Mapping[str, str]) -> Mapping[str, Any]:
     """Import vLLM and load the plugin in a process of its own."""
-    command = [sys.executable, "-m", f"{__package__}.probe"]
+    command = [sys.executable, "-m", f"{__package__}.installation"]
     try:
         done = subprocess.run(
             command,
@@ -191,3 +192,71 @@ def run_probe(environment: Mapping[str, str]) -> Mapping[str, Any]:
         seen = f"the process ended with status {done.returncode}: {last}"
         return {"failed_at": "import_modules", "error": seen}
     return report
+
+
+# MERGED: Loads vLLM and the plugin the way a server does, and reports as one line of JSON on
+# MERGED: stdout.
+# MERGED: Run by the doctor as a process of its own: importing vLLM is slow, noisy, and may
+# MERGED: fail.
+
+Report = dict[str, Any]
+
+GROUP = "vllm.general_plugins"
+NAME = "agentkv"
+
+
+def import_modules(report: Report) -> None:
+    """Import torch, torchvision where it is installed, and vLLM; note their versions."""
+    for name in ("torch", "torchvision", "vllm"):
+        if name == "torchvision" and importlib.util.find_spec(name) is None:
+            continue
+        report["importing"] = name
+        report[name] = str(importlib.import_module(name).__version__)
+
+
+def load_entry_point(report: Report) -> None:
+    """Import what the entry point names; vLLM's own loader would hide why that fails."""
+    entry_points(group=GROUP, name=NAME)[NAME].load()
+
+
+def register(report: Report) -> None:
+    """Let vLLM load its plugins, and see whether its command line has our policies."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.plugins import load_general_plugins
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from ..plugin import check_vllm
+    from ..settings import POLICIES
+
+    check_vllm()
+    load_general_plugins()
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    report["policies"] = [name for name in POLICIES if _is_offered(parser, name)]
+
+
+def _is_offered(parser: ArgumentParser, policy: str) -> bool:
+    try:
+        parser.parse_args(["--scheduling-policy", policy])
+    except SystemExit:
+        return False
+    return True
+
+
+STAGES: tuple[Callable[[Report], None], ...] = (import_modules, load_entry_point, register)
+
+
+def main() -> None:
+    """Run the stages up to the first that fails; the report names it."""
+    report: Report = {}
+    for stage in STAGES:
+        try:
+            stage(report)
+        except Exception as error:  # anything that stops a server stops this
+            report["failed_at"] = stage.__name__
+            report["error"] = f"{type(error).__name__}: {error}"
+            break
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

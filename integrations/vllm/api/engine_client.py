@@ -1,0 +1,166 @@
+"""Calls from an API server process into the engine process, and what they come back as.
+
+With several data-parallel engines every one is asked and the answers are merged, since a job may
+have its blocks on any of them. It knows the operations by name only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from agentkv.errors import AgentKVServerError
+
+ANSWER_TIMEOUT_S = 30.0
+"""Longer than any one step of the engine, which answers between steps."""
+
+_METHOD = "agentkv_call"
+
+
+class EngineCore(Protocol):
+    """The part of vLLM's asynchronous engine-core client that is used here."""
+
+    async def call_utility_async(self, method: str, *args: Any) -> Any:
+        """The answer of the first engine."""
+        ...
+
+
+class EngineClient(Protocol):
+    """The part of vLLM's AsyncLLM that is used here."""
+
+    @property
+    def engine_core(self) -> EngineCore:
+        """The connection to the engine processes."""
+        ...
+
+
+class EngineUnavailableError(AgentKVServerError):
+    """The engine is dead, shutting down, or did not answer in time."""
+
+
+class OperationFailedError(AgentKVServerError):
+    """The engine is there but the operation failed in it."""
+
+
+class EngineLink:
+    """One operation at a time to every engine behind this API server."""
+
+    def __init__(self, engine_client: EngineClient, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        self._engine_client = engine_client
+        self._timeout_s = timeout_s
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def call(self, operation: str, *args: Any) -> list[Any]:
+        """One answer per engine, in the order of their ranks.
+
+        Raises EngineUnavailableError or OperationFailedError if any of them does not give one.
+        """
+        core: Any = self._engine_client.engine_core
+        # 0.31 has no call to all engines: with several, it runs on all and answers for the first.
+        call_all = getattr(core, "call_utility_all_async", None)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if call_all is not None:
+                    answers = list(await call_all(_METHOD, operation, list(args)))
+                else:
+                    answers = [await core.call_utility_async(_METHOD, operation, list(args))]
+        except TimeoutError:
+            message = f"the engine gave no answer to {operation!r} within {self._timeout_s:g} s"
+            raise EngineUnavailableError(message) from None
+        except Exception as error:  # vLLM raises bare Exception for a failed call
+            raise EngineUnavailableError(
+                f"the engine could not answer {operation!r}: {type(error).__name__}: {error}"
+            ) from error
+        for answer in answers:
+            if isinstance(answer, dict) and answer.keys() == {"error"}:
+                raise OperationFailedError(f"the engine failed at {operation!r}: {answer['error']}")
+        return answers
+
+    def count_bad_tag(self) -> None:
+        """Count one rejected request, without waiting for the engine."""
+        task = asyncio.create_task(self._count_bad_tag())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _count_bad_tag(self) -> None:
+        # The client has its answer already; an engine that is down says so elsewhere.
+        with suppress(AgentKVServerError):
+            await self.call("bad_tag")
+
+
+# MERGED: One answer out of those of several data-parallel engines; one engine's answer stays
+# MERGED: as it is.
+# MERGED: Knows the shape of each operation's answer, nothing about how it was asked for.
+
+Answer = dict[str, Any]
+
+
+def merge_info(answers: Sequence[Answer]) -> Answer:
+    """The first engine's answer, with the blocks of all and the number of engines."""
+    num_blocks = sum(answer["num_blocks"] for answer in answers)
+    return {**answers[0], "num_blocks": num_blocks, "num_engines": len(answers)}
+
+
+def merge_stats(answers: Sequence[Answer]) -> Answer:
+    """Whole numbers are counts and add up; fractions are shares and means and are averaged.
+
+    A name that starts with `max_` keeps the largest; what is true of one engine is true; what is
+    no number is the first engine's.
+    """
+    if len(answers) == 1:
+        return answers[0]
+    merged: Answer = {}
+    for name in {name: None for answer in answers for name in answer}:
+        values = [answer[name] for answer in answers if name in answer]
+        if all(isinstance(value, dict) for value in values):
+            merged[name] = merge_stats(values)
+        elif all(isinstance(value, bool) for value in values):
+            merged[name] = any(values)
+        elif not all(isinstance(value, int | float) for value in values):
+            merged[name] = values[0]
+        elif name.startswith("max_"):
+            merged[name] = max(values)
+        else:
+            is_count = all(isinstance(value, int) for value in values)
+            merged[name] = sum(values) if is_count else sum(values) / len(values)
+    return merged
+
+
+def merge_jobs(answers: Sequence[Sequence[Answer]]) -> list[Answer]:
+    """All jobs; one that is known to several engines appears once for each, with its engine."""
+    if len(answers) == 1:
+        return list(answers[0])
+    return [{**job, "engine": rank} for rank, jobs in enumerate(answers) for job in jobs]
+
+
+def merge_job(answers: Sequence[Answer | None]) -> Answer | None:
+    """The job on the engine that served most of its turns; None if no engine knows it."""
+    known = [(rank, job) for rank, job in enumerate(answers) if job is not None]
+    if not known:
+        return None
+    rank, job = max(known, key=lambda entry: entry[1].get("turns", 0))
+    return job if len(answers) == 1 else {**job, "engine": rank}
+
+
+def merge_release(answers: Sequence[Answer | None]) -> Answer | None:
+    """What was freed on all engines together; None if no engine knows the job."""
+    known = [answer for answer in answers if answer is not None]
+    if not known:
+        return None
+    return {**known[0], "freed_blocks": sum(answer["freed_blocks"] for answer in known)}
+
+
+def merge_timestamps(answers: Sequence[Answer]) -> Answer:
+    """The record of each job, engine by engine where several served it.
+
+    Times are seconds since each engine's own start, so events of two engines are marked, not mixed.
+    """
+    if len(answers) == 1:
+        return answers[0]
+    jobs: dict[str, list[Answer]] = {}
+    for rank, answer in enumerate(answers):
+        for job_id, events in answer["jobs"].items():
+            jobs.setdefault(job_id, []).extend({**event, "engine": rank} for event in events)
+    return {"jobs": jobs}

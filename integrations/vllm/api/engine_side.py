@@ -1,0 +1,134 @@
+"""Out-of-band operations on the engine: what the `/v1/agentkv` routes ask it.
+
+Runs on the engine's main thread between two steps; takes and gives plain data only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import vllm
+
+import agentkv
+from agentkv.errors import AgentKVError
+from agentkv.protocol import WIRE_VERSION, parse_tool_event
+
+from ..engine import seam
+from ..engine.scheduler import RetainingScheduler
+from ..policy.jobs import Job, describe
+from ..telemetry.counters import UNLABELLED
+
+
+def info(scheduler: RetainingScheduler) -> dict[str, Any]:
+    settings = scheduler.retention.settings
+    return {
+        "version": agentkv.__version__,
+        "wire_version": WIRE_VERSION,
+        "policy": settings.policy,
+        "settings": settings.model_dump(exclude={"policy"}),
+        "vllm_version": vllm.__version__,
+        "block_size": scheduler.block_size,
+        "num_blocks": scheduler.num_blocks(),
+    }
+
+
+def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
+    retention = scheduler.retention
+    learned = retention.policy.learned
+    reload = retention.step_fit.reload
+    return {
+        "pinned_jobs": len(retention.pins),
+        "pinned_blocks": retention.pins.num_blocks,
+        "live_jobs": len(retention.jobs),
+        "kv_cache_usage": scheduler.get_kv_cache_usage(),
+        "num_running": len(scheduler.running),
+        "num_waiting": len(scheduler.queue),
+        "is_under_pressure": retention.policy.pressure.is_on,
+        **dict.fromkeys(UNLABELLED, 0),
+        **retention.counters.totals(),
+        "steps": scheduler.steps.as_dict(),
+        "learned": {
+            "tool_durations": learned.durations.num_observed,
+            "queueing_delay_s": learned.queueing.mean_s,
+            "eta": learned.memoryfulness.eta,
+            "prefill_reload_s": [reload.constant_s, reload.linear_s, reload.quadratic_s],
+            "compute_worth": retention.step_fit.worth,
+            "load_token_s": retention.tier.load_token_s,
+            "loaded_share": retention.tier.loaded_share,
+            "idle_weight": retention.gate.idle_weight,
+        },
+    }
+
+
+def jobs(scheduler: RetainingScheduler) -> list[dict[str, Any]]:
+    return [_describe(scheduler, job) for job in scheduler.retention.jobs]
+
+
+def job(scheduler: RetainingScheduler, job_id: str) -> dict[str, Any] | None:
+    found = scheduler.retention.jobs.get(job_id)
+    return None if found is None else _describe(scheduler, found)
+
+
+def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
+    pin = scheduler.retention.pins.get(job.job_id)
+    now_s = scheduler.clock()
+    return {
+        "job_id": job.job_id,
+        "parent_job_id": job.parent_job_id,
+        "expected_turns": job.expected_turns,
+        "turns": job.num_turns,
+        "live_requests": len(job.live),
+        "context_tokens": job.context_tokens,
+        "pinned_blocks": 0 if pin is None else len(pin.blocks),
+        "ttl_left_s": None if pin is None else max(0.0, pin.expires_s - now_s),
+        **describe(job.decision, pin),
+        "last_tool": job.tool,
+        "turns_evicted": job.num_evicted,
+        "turns_diverged": job.num_diverged,
+        "held_back": any(turn.is_held_back for turn in job.live.values()),
+        "idle_s": now_s - job.last_activity_s,
+    }
+
+
+def tool(scheduler: RetainingScheduler, job_id: str, body: dict[str, Any]) -> dict[str, Any] | None:
+    return scheduler.retention.tool_signal(job_id, parse_tool_event(body))
+
+
+def release(scheduler: RetainingScheduler, job_id: str) -> dict[str, Any] | None:
+    return scheduler.retention.release(job_id)
+
+
+def timestamps(scheduler: RetainingScheduler) -> dict[str, Any]:
+    return scheduler.retention.record.as_dict()
+
+
+def bad_tag(scheduler: RetainingScheduler) -> None:
+    scheduler.retention.counters.add("bad_tags_total")
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    operation.__name__: operation
+    for operation in (info, stats, jobs, job, tool, release, timestamps, bad_tag)
+}
+
+
+@seam.guarded({"error": "the operation failed; see the server's log"})
+def call(scheduler: Any, op: str, args: list[Any]) -> Any:
+    """Run one operation; an error comes back as {"error": message}, never as an exception.
+
+    Nor is an answer sent that cannot be encoded: the engine's only output thread would die of it
+    (EngineCoreProc.process_output_sockets, core.py:1933), and with it all that the server says.
+    """
+    if not isinstance(scheduler, RetainingScheduler):
+        return {"error": "the server's scheduling policy is not one of agentkv's"}
+    operation = OPERATIONS.get(op)
+    if operation is None:
+        return {"error": f"unknown operation {op!r}; known: {', '.join(OPERATIONS)}"}
+    try:
+        answer = operation(scheduler, *args)
+        msgspec.msgpack.encode(answer)
+        return answer
+    except (AgentKVError, UnicodeEncodeError) as error:
+        return {"error": str(error)}

@@ -1,0 +1,197 @@
+"""The HTTP routes under /v1/agentkv, each of which forwards one operation to the engine.
+
+They are ordinary routes of vLLM's own application, added only under one of our policies: its API
+key check, CORS and metrics hold for them as for the rest of /v1, and under any other policy the
+paths give vLLM's own 404. All state is in the engine; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import unquote
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agentkv.errors import TagError
+from agentkv.protocol import parse_tags, parse_tool_event
+
+from .engine_client import (
+    EngineLink,
+    EngineUnavailableError,
+    OperationFailedError,
+    merge_info,
+    merge_job,
+    merge_jobs,
+    merge_release,
+    merge_stats,
+    merge_timestamps,
+)
+
+PREFIX = "/v1/agentkv/"
+
+MAX_BODY_BYTES = 8 * 1024 * 1024
+"""A command of the largest allowed length, every character of it escaped, and some room."""
+
+# path below the prefix -> operation of the engine, and how several engines' answers become one
+_READINGS: Mapping[str, tuple[str, Callable[[list[Any]], Any]]] = {
+    "info": ("info", merge_info),
+    "stats": ("stats", merge_stats),
+    "jobs": ("jobs", lambda answers: {"jobs": merge_jobs(answers)}),
+    "timestamps": ("timestamps", merge_timestamps),
+}
+_JOB_ACTIONS = ("tool", "release")
+_READ_METHODS = ("GET", "HEAD")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+class _RefusedError(Exception):
+    """Carries the answer to a request that cannot be served."""
+
+    def __init__(self, answer: Response) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+def add_routes(app: Starlette, engine: EngineLink) -> None:
+    """Serve /v1/agentkv/* on this application; call once."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await _dispatch(request, engine)
+        except _RefusedError as refused:
+            return refused.answer
+        except TagError as error:
+            return openai_error(400, str(error), field=error.field)
+        except EngineUnavailableError as error:
+            return openai_error(503, str(error))
+        except OperationFailedError as error:
+            return openai_error(500, str(error))
+
+    # One route for all: a job id may hold slashes, which only the raw path tells from separators.
+    app.router.routes.append(
+        Route(
+            PREFIX + "{rest:path}",
+            answer,
+            methods=list(_METHODS),
+            include_in_schema=False,
+        )
+    )
+
+
+async def _dispatch(request: Request, engine: EngineLink) -> Response:
+    first, *rest = _raw_segments(request)
+    if first in _READINGS and not rest:
+        _require(request, _READ_METHODS)
+        operation, merge = _READINGS[first]
+        return JSONResponse(merge(await engine.call(operation)))
+    if first != "jobs" or not any(rest):
+        raise _RefusedError(openai_error(404, f"no such path: {request.url.path}"))
+    if len(rest) > 1 and rest[-1] in _JOB_ACTIONS:
+        _require(request, ("POST",))
+        job_id = _job_id(rest[:-1])
+        if rest[-1] == "tool":
+            return await _report_tool(request, engine, job_id)
+        return await _release(request, engine, job_id)
+    _require(request, _READ_METHODS)
+    job_id = _job_id(rest)
+    return _found(job_id, merge_job(await engine.call("job", job_id)))
+
+
+async def _report_tool(request: Request, engine: EngineLink, job_id: str) -> Response:
+    event = parse_tool_event(await _json_body(request))
+    return _found(job_id, merge_job(await engine.call("tool", job_id, asdict(event))))
+
+
+async def _release(request: Request, engine: EngineLink, job_id: str) -> Response:
+    await _json_body(request, default={})
+    return _found(job_id, merge_release(await engine.call("release", job_id)))
+
+
+def _found(job_id: str, answer: dict[str, Any] | None) -> Response:
+    if answer is None:
+        message = f"unknown job: {job_id!r} (never seen, or over and forgotten)"
+        return openai_error(404, message, field="job_id")
+    return JSONResponse(answer)
+
+
+def _raw_segments(request: Request) -> list[str]:
+    """The path below the prefix, split before percent-decoding; the first segment decoded."""
+    raw: bytes | None = request.scope.get("raw_path")
+    path = raw.decode("latin-1") if raw is not None else request.scope["path"]
+    _, _, below = path.partition(PREFIX)
+    return below.split("/")
+
+
+def _job_id(segments: list[str]) -> str:
+    """The id in the path, which may have been sent with its slashes unescaped."""
+    job_id = unquote("/".join(segments), errors="surrogateescape")
+    return parse_tags({"job_id": job_id}).job_id or ""
+
+
+def _require(request: Request, allowed: tuple[str, ...]) -> None:
+    if request.method not in allowed:
+        message = f"{request.method} is not allowed on {request.url.path}; use {allowed[0]}"
+        allow = {"Allow": ", ".join(allowed)}
+        raise _RefusedError(openai_error(405, message, headers=allow))
+
+
+async def _json_body(request: Request, *, default: object = None) -> object:
+    """The parsed body; `default`, if one is given, for an empty body."""
+    body = await _limited_body(request)
+    if not body.strip() and default is not None:
+        return default
+    try:
+        return json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        message = f"body: malformed JSON ({error}); a JSON object is expected"
+        raise _RefusedError(openai_error(400, message, field="body")) from None
+
+
+async def _limited_body(request: Request) -> bytes:
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                message = f"body: larger than the {MAX_BODY_BYTES} bytes allowed"
+                raise _RefusedError(openai_error(413, message, field="body"))
+    except ClientDisconnect:
+        raise _RefusedError(openai_error(400, "body: the client left before its end")) from None
+    return bytes(body)
+
+
+# MERGED: Error answers in the shapes that OpenAI's and Anthropic's clients, and vLLM itself,
+# MERGED: use.
+
+_TYPES: Mapping[int, str] = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "PayloadTooLargeError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+
+
+def openai_error(
+    status: int,
+    message: str,
+    *,
+    field: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    """An error as vLLM's OpenAI routes write it; `field` is the name of what was wrong."""
+    error = {"message": message, "type": _TYPES[status], "param": field, "code": status}
+    return JSONResponse({"error": error}, status_code=status, headers=dict(headers or {}))
+
+
+def anthropic_error(message: str) -> JSONResponse:
+    """A rejected request (400) as Anthropic's messages route writes it."""
+    error = {"type": "invalid_request_error", "message": message}
+    return JSONResponse({"type": "error", "error": error}, status_code=400)

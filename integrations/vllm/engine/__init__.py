@@ -1,0 +1,1 @@
+"""vLLM's scheduler with our policies: the only room that imports it."""

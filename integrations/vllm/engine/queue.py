@@ -1,0 +1,149 @@
+"""vLLM's waiting queue with a live order: job turns by rank, everything else as stock has it.
+
+Source: the interface of vllm/v1/core/sched/request_queue.py (RequestQueue), vLLM 0.31 to 0.33.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.request import Request
+
+from ..policy.base import PREEMPTED, UNPINNED, Rank
+
+
+class RankedQueue(RequestQueue):
+    """A heap of waiting requests; `rank_of(request)` is None for a request without a job.
+
+    Requests without a job keep the order of vLLM's FCFS deque among themselves: appended ones by
+    arrival, prepended ones (preempted or skipped) in front, the last prepended first. With no
+    job in the queue it therefore pops exactly what stock pops.
+
+    The head is latched from `peek_request` until it is popped or removed: `schedule()` peeks,
+    allocates, then pops, and an allocation may end a pin and so change ranks in between.
+    """
+
+    def __init__(self, rank_of: Callable[[Request], Rank | None], arrivals: Iterator[int]) -> None:
+        self._rank_of = rank_of
+        self._arrivals = arrivals
+        self._prepends = itertools.count(1)
+        self._versions = itertools.count()
+        self._heap: list[tuple[Rank, int, Request]] = []
+        self._entries: dict[Request, tuple[Rank, int]] = {}
+        self._orders: dict[Request, int] = {}
+        self._latched: Request | None = None
+
+    def _push(self, request: Request, rank: Rank) -> None:
+        version = next(self._versions)
+        self._entries[request] = (rank, version)
+        heapq.heappush(self._heap, (rank, version, request))
+        self._compact()
+
+    def add_request(self, request: Request) -> None:
+        """Add a request at its rank, or behind all others without a job."""
+        rank = self._rank_of(request)
+        if rank is None:
+            self._orders[request] = next(self._arrivals)
+            rank = (UNPINNED, self._orders[request], 0)
+        self._push(request, rank)
+
+    def order_of(self, request: Request) -> int:
+        """Arrival number of a request without a job, until `forget_order`."""
+        return self._orders.get(request, 0)
+
+    def forget_order(self, request: Request) -> None:
+        """The request has left the engine."""
+        self._orders.pop(request, None)
+
+    def prepend_request(self, request: Request) -> None:
+        """Put a request back: at its rank, or in front of everything if it has no job."""
+        self._push(request, self._rank_of(request) or (PREEMPTED, -next(self._prepends), 0))
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        """Put several requests back, each in front of the one before it."""
+        for request in requests:
+            self.prepend_request(request)
+
+    def rerank(self, request: Request) -> None:
+        """Move a waiting request to its present rank. O(log n)."""
+        rank = self._rank_of(request)
+        entry = self._entries.get(request)
+        if entry is not None and rank is not None and rank != entry[0]:
+            self._push(request, rank)
+
+    def rerank_all(self) -> None:
+        """Move every waiting request to its present rank. O(n log n)."""
+        for request in list(self._entries):
+            self.rerank(request)
+
+    def peek_request(self) -> Request:
+        """The request to serve next; stays the same until it is popped or removed."""
+        if self._latched is None:
+            self._drop_stale()
+            if not self._heap:
+                raise IndexError("peek from an empty queue")
+            self._latched = self._heap[0][2]
+        return self._latched
+
+    def pop_request(self) -> Request:
+        """Take the request that `peek_request` shows."""
+        request = self.peek_request()
+        self._forget(request)
+        return request
+
+    def unlatch(self) -> None:
+        """Let the next peek choose anew; called at the start of a scheduling step."""
+        self._latched = None
+
+    def remove_request(self, request: Request) -> None:
+        """Remove one request; raises ValueError if it is not queued."""
+        if request not in self._entries:
+            raise ValueError(f"request {request.request_id} is not in the queue")
+        self._forget(request)
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Remove those of `requests` that are queued."""
+        for request in requests:
+            if request in self._entries:
+                self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        del self._entries[request]
+        if request is self._latched:
+            self._latched = None
+        self._compact()
+
+    def _compact(self) -> None:
+        """Drop entries that were superseded once they are the most: O(1) on average."""
+        if len(self._heap) > 2 * len(self._entries) + 64:
+            self._heap = [entry for entry in self._heap if self._is_current(entry)]
+            heapq.heapify(self._heap)
+
+    def _is_current(self, entry: tuple[Rank, int, Request]) -> bool:
+        rank, version, request = entry
+        return self._entries.get(request) == (rank, version)
+
+    def _drop_stale(self) -> None:
+        while self._heap and not self._is_current(self._heap[0]):
+            heapq.heappop(self._heap)
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        """All requests in the order they would be served. O(n log n)."""
+        return iter(self._in_order())
+
+    def __getitem__(self, index: int) -> Request:
+        """The request served after `index` others, as in stock's deque. O(n log n)."""
+        return self._in_order()[index]
+
+    def _in_order(self) -> list[Request]:
+        current = sorted(entry for entry in self._heap if self._is_current(entry))
+        return [request for _, _, request in current]

@@ -1,0 +1,78 @@
+"""The engine's busy loop as its scheduler sees it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.metrics.stats import SchedulerStats
+
+from . import seam
+
+
+class BusyLoop:
+    """Can be woken while it is idle, and takes stats; without an engine nothing happens."""
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+        self._timer: ExpiryTimer | None = None
+
+    @property
+    def is_attached(self) -> bool:
+        return self._engine is not None
+
+    def attach(self, engine: Any) -> None:
+        """The engine that runs the scheduler; called once."""
+        self._engine = engine
+        self._timer = ExpiryTimer(self.wake)
+
+    def wake(self) -> None:
+        """Make an idle engine look at its scheduler; callable from any thread."""
+        if self._engine is not None:
+            seam.wake(self._engine)
+
+    def wake_at(self, time_s: float) -> None:
+        """The same at a time on the monotonic clock."""
+        if self._timer is not None:
+            self._timer.set_deadline(time_s)
+
+    def push_stats(self, stats: SchedulerStats) -> None:
+        """Send stats without waiting for a step's outputs."""
+        if self._engine is not None:
+            seam.push_stats(self._engine, stats)
+
+
+# MERGED: Wakes an idle engine when the next pin expires.
+
+
+class ExpiryTimer:
+    """A daemon thread that calls `wake` once the earliest deadline has passed.
+
+    Deadlines are seconds on `time.monotonic`. `set_deadline` takes a lock that is never held
+    while waiting or waking, so the engine's main thread is not held up.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._deadline_s: float | None = None
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="agentkv-expiry", daemon=True).start()
+
+    def set_deadline(self, deadline_s: float) -> None:
+        """Wake at `deadline_s` at the latest; a later deadline than the one set is ignored."""
+        with self._changed:
+            if self._deadline_s is None or deadline_s < self._deadline_s:
+                self._deadline_s = deadline_s
+                self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._deadline_s is None or self._deadline_s > time.monotonic():
+                    self._changed.wait(
+                        None if self._deadline_s is None else self._deadline_s - time.monotonic()
+                    )
+                self._deadline_s = None
+            self._wake()

@@ -1,0 +1,289 @@
+"""What becomes of a finished turn's pin once its tool is known, and why."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentkv.durations import Prediction
+from agentkv.durations.ttl import TTL
+from agentkv.protocol import Tags
+
+from ..telemetry.event_log import MAX_COMMAND_CHARS
+from .pins import Pin
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How long a finished turn stays pinned; the fields after `command` say what was predicted."""
+
+    ttl: TTL
+    command: str | None = None
+    """What runs, as far as it was read; None if the reply holds no tool call."""
+    speed: str | None = None
+    p50_s: float | None = None
+    p90_s: float | None = None
+    source: str | None = None
+    explanation: str | None = None
+    is_from_now: bool = False
+    """The TTL counts from the decision on, not from the end of the turn."""
+
+    @classmethod
+    def predicted(
+        cls, command: str, prediction: Prediction, ttl: TTL, *, is_from_now: bool
+    ) -> Decision:
+        """A decision by a prediction; its distribution is not kept."""
+        return cls(
+            ttl,
+            command,
+            prediction.speed,
+            prediction.p50_s,
+            prediction.p90_s,
+            prediction.source,
+            prediction.explanation,
+            is_from_now,
+        )
+
+    def as_event(self) -> dict[str, Any]:
+        """The details of a `decision` event in the timestamps record."""
+        return {
+            "command": None if self.command is None else self.command[:MAX_COMMAND_CHARS],
+            "speed": self.speed,
+            "source": self.source,
+            "ttl_s": round(self.ttl.seconds, 6),
+            "reason": self.ttl.reason,
+        }
+
+
+def describe(decision: Decision | None, pin: Pin[Any] | None) -> dict[str, Any]:
+    """What `/v1/agentkv/jobs/{job_id}` says of a job's last decision, and of its pin's TTL.
+
+    None for what is not known. A pin's TTL counts from the end of the turn.
+    """
+    told = decision or Decision(TTL(0.0, ""))
+    ttl = told.ttl if decision is not None else None
+    if pin is not None:
+        ttl = TTL(pin.expires_s - pin.pinned_s, pin.reason)
+    return {
+        "ttl_s": None if ttl is None else ttl.seconds,
+        "ttl_reason": None if ttl is None else ttl.reason,
+        "command": None if told.command is None else told.command[:MAX_COMMAND_CHARS],
+        "predicted_speed": told.speed,
+        "predicted_p50_s": told.p50_s,
+        "predicted_p90_s": told.p90_s,
+        "prediction_source": told.source,
+        "prediction_explanation": told.explanation,
+    }
+
+
+# MERGED: Jobs and their turns as the engine sees them: who is live, what came before, when to
+# MERGED: forget.
+# MERGED: It knows nothing of blocks, TTLs or vLLM; times are seconds on the caller's monotonic
+# MERGED: clock.
+
+MAX_RUNNING_TOOLS = 64
+"""Tools of one job remembered as running at once; a further one is not."""
+MAX_RUNNING_CHARS = 4096
+"""Characters kept of the commands of those tools, together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a finished turn leaves in the cache: its full blocks, by chained hash."""
+
+    block_hashes: list[Any]
+    num_blocks: int
+    block_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_tokens
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request of a job between its arrival and its end."""
+
+    request_id: str
+    job: Job
+    order: int
+    arrived_s: float
+    num_prompt_tokens: int
+    is_last_step: bool = False
+    is_first: bool = False
+    """It opens its job, and no live job spawned that one."""
+    is_held_back: bool = False
+    """Its job has not been let in so far."""
+    is_aside: bool = False
+    """A shorter prompt of its own beside the context that is pinned, as for a title: it leaves all
+    that is known of the job as it was."""
+    is_overdue: bool = False
+    """It has waited for longer than the patience."""
+    common_tokens: int = 0
+    """Tokens this prompt shares with what the job's last finished turn left in the cache."""
+    admitted_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTool:
+    """A tool that the client said has started; its command may be cut or left out."""
+
+    command: str
+    started_s: float
+
+
+@dataclass(slots=True)
+class Job:
+    """One agent job: its place in the queue and what its last finished turn left behind."""
+
+    job_id: str
+    order: int
+    parent_job_id: str | None = None
+    expected_turns: int | None = None
+    priority: int = 0
+    """As the client gave it: lower first."""
+    first_prompt_tokens: int = 0
+    num_turns: int = 0
+    last_turn: int | None = None
+    fingerprint: object = None
+    live: dict[str, Turn] = field(default_factory=dict)
+    has_run: bool = False
+    """A turn of it has had its blocks."""
+    is_released: bool = False
+    finished_s: float | None = None
+    context_tokens: int = 0
+    checkpoints: tuple[tuple[int, object], ...] = ()
+    tool: str | None = None
+    is_tool_observed: bool = False
+    decision: Decision | None = None
+    """About the pin of the last finished turn; None until its tool is known."""
+    awaited: str | int | None = None
+    """Ticket of the forecast that the pin waits for."""
+    running: list[RunningTool] = field(default_factory=list)
+    last_activity_s: float = 0.0
+    num_diverged: int = 0
+    num_evicted: int = 0
+
+    @property
+    def has_waiting_turn(self) -> bool:
+        """Whether a turn of it waits for its first blocks."""
+        return any(turn.admitted_s is None for turn in self.live.values())
+
+    def finish_turn(self, now_s: float) -> None:
+        """A turn is over: what was known of the tool before it no longer counts."""
+        self.finished_s = now_s
+        self.tool, self.is_tool_observed, self.decision = None, False, None
+        self.running.clear()
+
+    def start_tool(self, command: str, now_s: float) -> str:
+        """Note a running tool; answers with the commands of all that run now, one a line."""
+        others = [tool.command for tool in self.running if tool.command]
+        if len(self.running) < MAX_RUNNING_TOOLS:
+            room = max(0, MAX_RUNNING_CHARS - sum(map(len, others)))
+            self.running.append(RunningTool(command[:room], now_s))
+        return "\n".join([*others, command])
+
+    def finish_tool(self, command: str) -> bool:
+        """Note the end of a tool; True if none is left running."""
+        matching = [tool for tool in self.running if command.startswith(tool.command)]
+        if self.running:
+            self.running.remove(max(matching or self.running, key=lambda tool: len(tool.command)))
+        return not self.running
+
+    def take_tags(self, tags: Tags, fingerprint: object) -> bool:
+        """Note what an arriving request says of the job; True if it is a new turn."""
+        is_new = self.counts_as_new_turn(tags.turn, fingerprint)
+        self.num_turns += is_new
+        self.fingerprint = fingerprint
+        self.last_turn = max(self.last_turn or 0, tags.turn) if tags.turn else self.last_turn
+        self.parent_job_id = tags.parent_job_id or self.parent_job_id
+        self.expected_turns = tags.expected_turns or self.expected_turns
+        self.is_released = False
+        return is_new
+
+    def leave_context(self, context: Context) -> None:
+        """A turn is over and left this in the cache."""
+        self.context_tokens = context.num_tokens
+        self.checkpoints = checkpoints_of(context.block_hashes, context.num_blocks)
+
+    def has_diverged(self, turn: Turn) -> bool:
+        """Whether a turn's prompt repeats less than all of what the turn before left."""
+        expected = min(self.context_tokens, turn.num_prompt_tokens - 1)
+        return self.finished_s is not None and turn.common_tokens < expected
+
+    def is_aside(self, turn: Turn) -> bool:
+        """Whether a turn's prompt is not the job's context but a shorter one of its own."""
+        return not turn.common_tokens and turn.num_prompt_tokens < self.context_tokens
+
+    def counts_as_new_turn(self, turn: int | None, fingerprint: object) -> bool:
+        """Whether an arriving request is a new turn of the job, not a retry or a sibling.
+
+        With a `turn` tag: a number not seen before. Without: a prompt that differs from the
+        one before (the children of `n > 1` and a client's retries repeat it).
+        """
+        if turn is not None:
+            return self.last_turn is None or turn > self.last_turn
+        return fingerprint != self.fingerprint
+
+    def common_tokens(self, block_hashes: list[object], block_tokens: int) -> int:
+        """Tokens of a new prompt that equal the context the last finished turn left.
+
+        Block hashes are chained, so one equal hash proves the whole prefix before it. The
+        answer is exact at the checkpoints kept (the end and up to 8 places before it), else
+        the next lower one.
+        """
+        for index, block_hash in reversed(self.checkpoints):
+            if index < len(block_hashes) and block_hashes[index] == block_hash:
+                return (index + 1) * block_tokens
+        return 0
+
+
+def checkpoints_of(block_hashes: list[object], num_blocks: int) -> tuple[tuple[int, object], ...]:
+    """Up to 9 (index, hash) pairs of a context's first `num_blocks` blocks, ending at its end."""
+    step = max(1, num_blocks // 8)
+    indices = sorted({*range(step - 1, num_blocks, step), num_blocks - 1}) if num_blocks else []
+    return tuple((index, block_hashes[index]) for index in indices if index < len(block_hashes))
+
+
+class JobTable:
+    """All jobs remembered, the one idle for longest first; every operation is O(1)."""
+
+    def __init__(self, *, max_jobs: int, lease_s: float) -> None:
+        self._max_jobs = max_jobs
+        self._lease_s = lease_s
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def get(self, job_id: str) -> Job | None:
+        return self._jobs.get(job_id)
+
+    def add(self, job: Job) -> None:
+        self._jobs[job.job_id] = job
+
+    def touch(self, job: Job, now_s: float) -> None:
+        """Note a sign of life: a turn's arrival or end, or a tool signal."""
+        job.last_activity_s = now_s
+        self._jobs.move_to_end(job.job_id)
+
+    def remove(self, job: Job) -> None:
+        self._jobs.pop(job.job_id, None)
+
+    def next_to_forget(self, now_s: float) -> Job | None:
+        """The job to forget now: idle beyond its lease, or one too many. None if there is none.
+
+        A job with a request in the engine is never forgotten.
+        """
+        for job in self._jobs.values():
+            if job.live:
+                self._jobs.move_to_end(job.job_id)
+                return None
+            is_over = now_s - job.last_activity_s >= self._lease_s
+            return job if is_over or len(self._jobs) > self._max_jobs else None
+        return None

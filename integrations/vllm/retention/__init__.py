@@ -1,0 +1,1 @@
+"""What the events of jobs mean for their pins and for who gets memory. Knows nothing of vLLM."""

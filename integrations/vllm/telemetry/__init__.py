@@ -1,0 +1,1 @@
+"""What the policy did, as counters, Prometheus series and a log of events."""

@@ -1,0 +1,148 @@
+"""The timestamps record: what happened to each job, in order, bounded in memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import queue
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..settings import Settings, SettingsError
+
+MAX_COMMAND_CHARS = 512
+"""Characters kept of a tool's command: with a client's longest, events would be 16 KiB each."""
+
+
+class TimestampRecord:
+    """Events per job, each with the seconds since the engine started on a monotonic clock.
+
+    At most `max_events` events in all, about 400 bytes each and 3 KiB with the longest text; beyond
+    that the job recorded to longest ago is dropped whole. A writer, if given, gets every event.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_events: int,
+        clock: Callable[[], float],
+        writer: RecordWriter | None = None,
+    ) -> None:
+        self._writer = writer
+        self._max_events = max_events
+        self._clock = clock
+        self._started_s = clock()
+        self._num_events = 0
+        self._jobs: OrderedDict[str, deque[dict[str, Any]]] = OrderedDict()
+
+    def add(self, job_id: str, event: str, **details: object) -> None:
+        if not self._max_events and self._writer is None:
+            return
+        at_s = round(self._clock() - self._started_s, 6)
+        entry = {"event": event, "at_s": at_s, **details}
+        if self._writer is not None:
+            self._writer.add({"job_id": job_id, **entry})
+        if self._max_events:
+            self._keep(job_id, entry)
+
+    def _keep(self, job_id: str, entry: dict[str, Any]) -> None:
+        self._jobs.setdefault(job_id, deque()).append(entry)
+        self._jobs.move_to_end(job_id)
+        self._num_events += 1
+        if self._num_events > self._max_events:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        if len(self._jobs) > 1:
+            _, events = self._jobs.popitem(last=False)
+            self._num_events -= len(events)
+        else:
+            next(iter(self._jobs.values())).popleft()
+            self._num_events -= 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"jobs": {job_id: list(events) for job_id, events in self._jobs.items()}}
+
+    def close(self) -> None:
+        """Finish the file, if there is one."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+# MERGED: Writes the timestamps record to a file as it grows, off the engine's main thread.
+# MERGED: Not only at shutdown: with its default time-out of 0 s, vLLM kills the engine process
+# MERGED: right after
+# MERGED: asking it to end (vllm/v1/utils.py, `shutdown`).
+
+FILE_STEM = "scheduler_timestamps"
+MAX_WAITING_EVENTS = 100_000
+"""Events that may wait for a slow disk; further ones are dropped."""
+
+logger = logging.getLogger(__name__)
+
+
+def create_file(folder: Path) -> TextIO:
+    """Open a new JSON-lines file in `folder`, made if need be; never an existing one.
+
+    The first free of scheduler_timestamps.jsonl, scheduler_timestamps_2.jsonl, ...: a second run
+    or a second engine gets its own. Raises OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        name = FILE_STEM if number == 1 else f"{FILE_STEM}_{number}"
+        try:
+            return (folder / f"{name}.jsonl").open("x", encoding="utf-8")
+        except FileExistsError:
+            continue
+    raise AssertionError("unreachable")
+
+
+class RecordWriter:
+    """A daemon thread that writes one line per event; `add` never blocks and never raises."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = create_file(folder)
+        self.path = Path(self._file.name)
+        self._events: queue.SimpleQueue[Mapping[str, object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="agentkv-record", daemon=True)
+        self._thread.start()
+
+    def add(self, event: Mapping[str, object]) -> None:
+        """Hand over one event; it is on disk a moment later."""
+        if self._thread.is_alive() and self._events.qsize() < MAX_WAITING_EVENTS:
+            self._events.put(event)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Write what is waiting, for `timeout_s` at most."""
+        self._events.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            with self._file:
+                while (event := self._events.get()) is not None:
+                    self._file.write(json.dumps(event) + "\n")
+                    if self._events.empty():
+                        self._file.flush()
+        except OSError as error:
+            logger.error("agentkv: the timestamps record ends here, %s: %s", self.path, error)
+
+
+def open_writer(settings: Settings) -> RecordWriter | None:
+    """The writer for `run_output_dir`, None without one.
+
+    Raises SettingsError if that folder cannot be written to.
+    """
+    if settings.run_output_dir is None:
+        return None
+    try:
+        return RecordWriter(Path(settings.run_output_dir))
+    except OSError as error:
+        raise SettingsError(
+            f"--run-output-dir {settings.run_output_dir}: cannot write there ({error}); "
+            "give a folder that can be written to"
+        ) from error

@@ -1,0 +1,193 @@
+"""The Prometheus series with prefix `agentkv:`, and how the engine's deltas reach them.
+
+Labels `model_name` and `engine` come first, as on vLLM's own series. It knows nothing of vLLM.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+from vllm.config import VllmConfig
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import AggregateStatLoggerBase
+from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
+
+from ..server_policy import policy_of
+from .counters import CounterName
+
+_COMMON_LABELS = ("model_name", "engine")
+
+_GAUGES: Mapping[str, str] = {
+    "pinned_jobs": "Jobs whose KV blocks are pinned now.",
+    "pinned_blocks": "KV blocks that are pinned now.",
+}
+
+# name -> help, and the values known beforehand of its one label, so that all exist at 0
+_COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
+    "pins_total": (
+        "Finished turns whose KV blocks were pinned, by predicted speed of the tool; those of a "
+        "slow one were freed at once, a pin that expired at a TTL of 0.",
+        "speed",
+        ("none", "fast", "slow", "uncertain"),
+    ),
+    "pin_ends_total": (
+        "Pins that ended, by reason.",
+        "reason",
+        (
+            "returned",
+            "expired",
+            "pressure",
+            "last_step",
+            "released",
+            "aborted",
+            "reset",
+        ),
+    ),
+    "holds_total": ("Jobs whose first turn had to wait until they were expected to fit.", None, ()),
+    "tool_observations_total": (
+        "Tool durations learned from, by where they came from.",
+        "source",
+        ("client", "piggyback", "gap", "cut_short"),
+    ),
+    "tool_signals_ignored_total": (
+        "Tool signals about another turn than the job's last one.",
+        None,
+        (),
+    ),
+    "preemptions_total": ("Requests that were preempted.", None, ()),
+    "bad_tags_total": (
+        "Requests with a tag of a wrong type or out of range.",
+        None,
+        (),
+    ),
+}
+
+# Tools run from milliseconds (ls) to the better part of an hour (a build); about three a decade.
+_SECONDS_BUCKETS = (
+    *(0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0),
+    *(20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0),
+)
+_HISTOGRAMS: Mapping[str, str] = {
+    "tool_duration_seconds": "Durations of tools between two turns of a job.",
+    "pin_ttl_seconds": "Time-to-live given to each new pin.",
+    "pin_held_seconds": "How long each pin lasted.",
+}
+
+
+class MetricSeries:
+    """All series of this process; one instance only, since a name registers once."""
+
+    def __init__(self) -> None:
+        self._gauges = {
+            # Only the API server that got the latest stats knows the present value.
+            name: Gauge(f"agentkv:{name}", text, _COMMON_LABELS, multiprocess_mode="mostrecent")
+            for name, text in _GAUGES.items()
+        }
+        self._counters = {
+            name: Counter(
+                f"agentkv:{name}",
+                text,
+                (*_COMMON_LABELS, label) if label else _COMMON_LABELS,
+            )
+            for name, (text, label, _) in _COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(f"agentkv:{name}", text, _COMMON_LABELS, buckets=_SECONDS_BUCKETS)
+            for name, text in _HISTOGRAMS.items()
+        }
+
+    def start(self, common: Mapping[str, str]) -> None:
+        """Make every series of one engine exist, at 0 if it did not; `common` are its labels."""
+        for gauge in self._gauges.values():
+            gauge.labels(**common)
+        for histogram in self._histograms.values():
+            histogram.labels(**common)
+        for name, (_, label, values) in _COUNTERS.items():
+            for extra in [{label: value} for value in values] if label else [{}]:
+                self._counters[name].labels(**common, **extra)
+
+    def apply(self, payload: Mapping[str, Any], common: Mapping[str, str]) -> None:
+        """Take over one stats payload: present gauges, counted deltas, new observations."""
+        for name, value in payload["gauges"].items():
+            self._gauges[name].labels(**common).set(value)
+        for name, labels, amount in payload["counters"]:
+            self._counters[name].labels(**common, **labels).inc(amount)
+        for name, values in payload["observations"].items():
+            histogram = self._histograms[name].labels(**common)
+            for value in values:
+                histogram.observe(value)
+
+
+@functools.cache
+def metric_series() -> MetricSeries:
+    """This process's series, registered on the first call."""
+    return MetricSeries()
+
+
+# MERGED: vLLM stat logger that hands the engine's agentkv payload to the Prometheus series.
+# MERGED: Runs in each API server process. With several of them each stats object reaches one,
+# MERGED: so payloads
+# MERGED: carry deltas. Under a policy that is not ours it registers nothing.
+
+logger = logging.getLogger(__name__)
+
+
+class AgentKVStatLogger(AggregateStatLoggerBase):
+    """One per API server process, for all its engines."""
+
+    def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int]) -> None:
+        self._series: MetricSeries | None = None
+        self._model_name = str(vllm_config.model_config.served_model_name)
+        if policy_of(vllm_config) is None:
+            return
+        self._series = metric_series()
+        for engine_index in engine_indexes:
+            self._series.start(self._labels(engine_index))
+
+    def _labels(self, engine_index: int) -> dict[str, str]:
+        return {"model_name": self._model_name, "engine": str(engine_index)}
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: MultiModalCacheStats | None = None,
+        engine_idx: int = 0,
+    ) -> None:
+        payload = getattr(scheduler_stats, "agentkv", None)
+        if self._series is None or not payload:
+            return
+        try:
+            self._series.apply(payload, self._labels(engine_idx))
+        except Exception:  # raised here, vLLM's output handler would end, and every request with it
+            self._series = None
+            logger.exception("agentkv's Prometheus series end here; serving goes on")
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say: the plugin's own start-up line names the policy."""
+
+
+@functools.cache
+def add_stat_logger() -> None:
+    """Have every AsyncLLM made in this process under our policy log to the series.
+
+    Not the entry-point group `vllm.stat_logger_plugins`: its mere presence overrules
+    `--disable-log-stats` under every policy (AsyncLLM.__init__, vllm/v1/engine/async_llm.py, 0.31
+    to 0.33), and the stock policies are to stay stock.
+    """
+    init = AsyncLLM.__init__
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def init_with_stat_logger(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        if policy_of(given["vllm_config"]) is not None:
+            given["stat_loggers"] = [*(given.get("stat_loggers") or ()), AgentKVStatLogger]
+        init(**given)
+
+    AsyncLLM.__init__ = init_with_stat_logger
