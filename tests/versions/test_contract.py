@@ -1,6 +1,6 @@
 """What the plugin expects of the installed vLLM; run under every supported version.
 
-`make test-versions` runs this folder, tests/scheduler and tests/api under each of them.
+`make test-versions` runs this folder and tests/integrations/vllm under each of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vllm.v1.core.sched.interface import SchedulerInterface
 
 from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.engine import scheduler, seam
-from tests.scheduler.harness import STOCK, Engine, write_model_config
+from tests.integrations.vllm.harness import STOCK, Engine, write_model_config
 
 
 def names_used_on_self(module: ModuleType, class_name: str) -> set[str]:

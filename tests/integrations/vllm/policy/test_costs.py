@@ -16,7 +16,7 @@ from agentkv.integrations.vllm.policy.costs import (
     StepFit,
 )
 
-from .harness import Engine
+from ..harness import Engine
 
 FIXED_S, TOKEN_S, SQUARE_S, RUNNING_S = 7e-3, 2.3e-5, 4e-10, 5e-8
 """About an 8B model on an H100."""

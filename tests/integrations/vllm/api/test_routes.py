@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.routes import MAX_BODY_BYTES, add_routes
-from tests.api.fake_engine import FakeEngineClient, FakeEngineCore
+from tests.integrations.vllm.api.fake_engine import FakeEngineClient, FakeEngineCore
 
 pytestmark = pytest.mark.asyncio
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentkv.integrations.vllm.policy.costs import MIN_EVENTS, TierWatch
-from tests.scheduler.harness import Clock
+from tests.integrations.vllm.harness import Clock
 
 
 @pytest.fixture

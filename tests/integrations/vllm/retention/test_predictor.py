@@ -23,7 +23,7 @@ from agentkv.integrations.vllm.retention.predictor import (
 )
 from agentkv.integrations.vllm.settings import Settings
 from agentkv.protocol import ToolEvent
-from tests.scheduler.harness import Engine, prompt_of
+from tests.integrations.vllm.harness import Engine, prompt_of
 
 SLOW = "So:\n```bash\npip install torch\n```"
 LIMIT_S = 60.0

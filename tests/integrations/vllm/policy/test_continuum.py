@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from agentkv.durations.ttl import TTL
-from tests.scheduler.harness import Engine, prompt_of
+from tests.integrations.vllm.harness import Engine, prompt_of
 
 RULES = ["paper", "released"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.scheduler.harness import Engine, prompt_of
+from tests.integrations.vllm.harness import Engine, prompt_of
 
 MakeEngine = Callable[..., Engine]
 BIG = prompt_of(16 * 40, salt=51)

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from agentkv.protocol import ToolEvent
-from tests.scheduler.harness import Engine, prompt_of
+from tests.integrations.vllm.harness import Engine, prompt_of
 
 JOBS = st.sampled_from(["a", "b", "c", "d", None])
 

@@ -10,7 +10,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentkv.integrations.vllm.policy.forecast import PRIOR_TURNS
 from agentkv.integrations.vllm.settings import MECHANISMS
-from tests.scheduler.harness import STOCK, Engine, prompt_of
+from tests.integrations.vllm.harness import STOCK, Engine, prompt_of
 
 MakeEngine = Callable[..., Engine]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentkv.integrations.vllm.engine.queue import RankedQueue
-from tests.scheduler.harness import STOCK, Engine, prompt_of
+from tests.integrations.vllm.harness import STOCK, Engine, prompt_of
 
 
 def fill(engine: Engine) -> None:

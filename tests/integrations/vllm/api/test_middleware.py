@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
-from tests.api.fake_engine import TAGGED_PATHS, FakeEngineCore, make_app
+from tests.integrations.vllm.api.fake_engine import TAGGED_PATHS, FakeEngineCore, make_app
 
 pytestmark = pytest.mark.asyncio
 

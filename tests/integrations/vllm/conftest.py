@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduler.harness import Engine, write_model_config
+from agentkv.integrations.vllm.engine import seam
+from tests.integrations.vllm.harness import Engine, write_model_config
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +28,10 @@ def make_engine(request: pytest.FixtureRequest, model_config: Path) -> Callable[
 
 @pytest.fixture(autouse=True)
 def no_hook_failed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """A guarded hook that raises falls back to stock and logs: in tests that is a failure."""
+    """Fail a test in which a guarded hook raised: it only logs, and goes on as stock does."""
     yield
-    assert not [record.getMessage() for record in caplog.records if record.exc_info]
+    assert not [
+        record.getMessage()
+        for record in caplog.records
+        if record.exc_info and record.name == seam.logger.name
+    ]

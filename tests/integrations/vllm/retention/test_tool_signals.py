@@ -18,7 +18,7 @@ from agentkv.integrations.vllm.engine.wakeup import ExpiryTimer
 from agentkv.integrations.vllm.settings import SettingsError
 from agentkv.integrations.vllm.telemetry.counters import MAX_PENDING_OBSERVATIONS, Counters
 from agentkv.integrations.vllm.telemetry.event_log import RecordWriter, TimestampRecord
-from tests.scheduler.harness import STOCK, Engine, prompt_of
+from tests.integrations.vllm.harness import STOCK, Engine, prompt_of
 
 
 def observations(engine: Engine) -> dict[str, int]:

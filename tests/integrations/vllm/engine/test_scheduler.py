@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.scheduler.harness import BLOCK_TOKENS, Engine, prompt_of
+from tests.integrations.vllm.harness import BLOCK_TOKENS, Engine, prompt_of
 
 
 def pinned_blocks(engine: Engine, job_id: str) -> list:

@@ -8,7 +8,7 @@ import pytest
 
 from agentkv.integrations.vllm.policy.costs import MIN_EVENTS
 from agentkv.protocol import ToolEvent
-from tests.scheduler.harness import BLOCK_TOKENS, Engine, prompt_of
+from tests.integrations.vllm.harness import BLOCK_TOKENS, Engine, prompt_of
 
 MakeEngine = Callable[..., Engine]
 POLICIES = ["continuum", "context_serve", "agentkv"]
