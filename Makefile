@@ -72,7 +72,7 @@ test-versions: $(STAMP)
 check: $(STAMP) docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy agentkv examples
+	$(BIN)/mypy agentkv examples studies
 	$(BIN)/lint-imports
 
 # The site, in site/; a link that leads nowhere is an error.
@@ -84,7 +84,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 bench-overhead: $(STAMP)
-	$(BIN)/python -m agentkv.evals.overhead $(BENCH_FLAGS)
+	$(BIN)/python -m studies.cost $(BENCH_FLAGS)
 	$(BIN)/python -m agentkv.evals.predictor_cost --kinds default
 	$(BIN)/python -m studies.cost.parse
 

@@ -22,7 +22,7 @@ COMMANDS = {
         "agentkv.evals.commands.compare",
         "run the same jobs under each policy, on real servers",
     ),
-    "simulate": ("agentkv.evals.simulation.simulate", "compare policies without a server or a GPU"),
+    "simulate": ("agentkv.evals.simulator.simulate", "compare policies without a server or a GPU"),
     "record": ("agentkv.evals.commands.record", "show what a server noted of each job"),
     "plot": ("agentkv.evals.commands.plot", "draw the rows of bench, compare and simulate"),
     "predict": ("agentkv.predict", "say how long a command will run, and why"),

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..outcomes import RunOutcome
 from ..rows import RUN_FILE, TURNS_FILE, RunFilesError, read_runs
-from ..simulation.catalog import GPU_MEMORY_UTILIZATION
+from ..simulator.catalog import GPU_MEMORY_UTILIZATION
 from ..summary import summarize
 from .style import FigureError
 

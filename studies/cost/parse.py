@@ -61,7 +61,7 @@ def main() -> int:
     rows = [measure(name, reply) for name, reply in typical_replies().items()]
     for row in rows:
         print("{format:12} median {median_us:6.1f} us, p99 {p99_us:6.1f} us, n {n}".format(**row))
-    adversarial = [
+    adversarial: list[dict[str, Any]] = [
         {"text": name, "ms": _processor_ms(text)} for name, text in adversarial_replies()
     ]
     worst = sorted(adversarial, key=lambda row: row["ms"], reverse=True)[:_NUM_WORST]

@@ -1,0 +1,146 @@
+"""A second tier of KV in DRAM, behind vLLM's own interface for such tiers (KVConnectorBase_V1).
+
+A turn's full blocks are copied to DRAM when it ends or is preempted, before the GPU frees them; the
+copy out costs nothing here, as in vLLM's native offloading, where it runs beside the computing. A
+prompt whose blocks are in DRAM but not on the GPU waits until they are loaded, while others run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+)
+
+CONNECTOR = f"{__name__}.DramConnector"
+
+
+class DramTier:
+    """Which blocks DRAM holds: the least recently used go first, of a context its end first."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._held: OrderedDict[Any, None] = OrderedDict()
+
+    def put(self, block_hashes: Sequence[Any]) -> None:
+        """Hold these, or note their use; a context's later blocks count as used before earlier
+        ones, for without those they are worth nothing."""
+        for block_hash in reversed(block_hashes):
+            self._held[block_hash] = None
+            self._held.move_to_end(block_hash)
+        while len(self._held) > self._num_blocks:
+            self._held.popitem(last=False)
+
+    def num_held(self, block_hashes: Sequence[Any]) -> int:
+        """How many of these it holds, from the first up to the first that is missing."""
+        for index, block_hash in enumerate(block_hashes):
+            if block_hash not in self._held:
+                return index
+        return len(block_hashes)
+
+
+class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes count as Any
+    """The scheduler's side of the tier; `loads` collects what is to be copied to the GPU."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._tier = DramTier(0)
+        self._block_tokens = 1
+        self._requests: dict[str, Any] = {}
+        self._num_computed: dict[str, int] = {}
+        self.loads: list[tuple[str, int]] = []
+        """(request, blocks) of loads that the last step began; whoever runs them empties it."""
+
+    def configure(self, tier: DramTier, block_tokens: int) -> None:
+        """Say how large the tier is, before the first request."""
+        self._tier = tier
+        self._block_tokens = block_tokens
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A lost copy costs a cache miss, nothing else."""
+        return False
+
+    def on_new_request(self, request: Any) -> None:
+        self._requests[request.request_id] = request
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens behind those on the GPU that DRAM has; they are loaded between steps."""
+        first = num_computed_tokens // self._block_tokens
+        last = (request.num_tokens - 1) // self._block_tokens
+        num_blocks = self._tier.num_held(request.block_hashes[first:last])
+        return num_blocks * self._block_tokens, num_blocks > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            self.loads.append((request.request_id, num_external_tokens // self._block_tokens))
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """Copy out what was preempted; called before the step counts as computed."""
+        for request_id in sorted(scheduler_output.preempted_req_ids or ()):
+            self._store(self._requests[request_id], self._num_computed.get(request_id, 0))
+        for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
+            request = self._requests[request_id]
+            self._num_computed[request_id] = request.num_computed_tokens + num_tokens
+        return KVConnectorMetadata()
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Copy out the whole context."""
+        self._store(request, request.num_tokens - 1)
+        self._requests.pop(request.request_id, None)
+        self._num_computed.pop(request.request_id, None)
+        return False, None
+
+    def _store(self, request: Any, num_tokens: int) -> None:
+        self._tier.put(request.block_hashes[: num_tokens // self._block_tokens])
+
+    # The worker's side: there is none, the simulated engine does the loads.
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        raise NotImplementedError
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        raise NotImplementedError
+
+    def wait_for_save(self) -> None:
+        raise NotImplementedError
+
+
+class PcieLink:
+    """Times in seconds on the run's clock, rate in bytes per second."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+        self._loads: deque[tuple[float, str]] = deque()
+
+    def start(self, request_id: str, num_bytes: int, now_s: float) -> None:
+        """Queue a load behind those under way."""
+        self._free_s = max(self._free_s, now_s) + num_bytes / self._bytes_per_s
+        self._loads.append((self._free_s, request_id))
+
+    @property
+    def next_done_s(self) -> float:
+        """When the next load is done; infinity if there is none."""
+        return self._loads[0][0] if self._loads else math.inf
+
+    def take_done(self, now_s: float) -> list[str]:
+        """The requests whose loads are done by now."""
+        done = []
+        while self.next_done_s <= now_s:
+            done.append(self._loads.popleft()[1])
+        return done

@@ -1,1 +1,0 @@
-"""The same jobs under each policy over a grid of pools, loads, tools and seeds."""

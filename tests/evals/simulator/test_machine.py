@@ -1,0 +1,150 @@
+"""Machines: blocks from memory and shape, vLLM's defaults, profiles, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentkv.evals.simulator.catalog import GPUS, MODELS
+from agentkv.evals.simulator.machine import Limits, SimulationError, block_bytes, make_machine
+
+PROFILE = {
+    "name": "cpu",
+    "model": "demo",
+    "step": {
+        "fixed_s": 0.01,
+        "prefill_token_s": 0.001,
+        "prefill_pair_s": 0.0,
+        "decode_s": 0.002,
+        "context_token_s": 1e-6,
+    },
+    "request_s": 0.004,
+    "num_blocks": 300,
+    "block_tokens": 32,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 2048,
+    "max_model_tokens": 4096,
+}
+
+
+def test_a_block_of_the_reference_is_2_mib() -> None:
+    """K and V of 32 layers, 16 tokens, 8 heads of 128, 2 bytes each."""
+    assert block_bytes(MODELS["llama-3.1-8b"], 16) == 2 * 1024**2
+
+
+def test_the_reference_card_has_5402_blocks() -> None:
+    """Llama-3.1-8B on an RTX 5090 at 0.85: 10.55 GiB."""
+    machine = make_machine("rtx-5090", "llama-3.1-8b", Limits(memory_utilization=0.85))
+    assert machine.num_blocks == 5402
+    assert machine.num_blocks * machine.block_bytes / 1024**3 == pytest.approx(10.55, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "reported"), [("rtx-6000", 3000), ("a100-40", 9000), ("l40s", 13_000)]
+)
+def test_other_cards_are_near_what_the_reference_reports(gpu: str, reported: int) -> None:
+    """About 3,000, 9,000 and 13,000 blocks, within 15%, at vLLM's former default of 0.9."""
+    machine = make_machine(gpu, "llama-3.1-8b", Limits(memory_utilization=0.9))
+    assert machine.num_blocks == pytest.approx(reported, rel=0.15)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_fits_some_number_of_the_biggest_card(model: str) -> None:
+    """Two H200 hold any model of the catalog."""
+    assert make_machine("h200", model, Limits(num_gpus=2)).num_blocks > 1000
+
+
+def test_a_model_that_does_not_fit_says_how_many_cards_it_needs() -> None:
+    """70B of 16-bit weights on one 80 GB card."""
+    with pytest.raises(SimulationError, match=r"131\.4 GiB of weights.*--num-gpus 2 or more"):
+        make_machine("h100", "llama-3.1-70b", Limits())
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_advice_on_cards_is_right(gpu: str) -> None:
+    """The number of cards that the error names is the smallest that works."""
+    with pytest.raises(SimulationError) as caught:
+        make_machine(gpu, "llama-3.1-70b", Limits())
+    advised = int(str(caught.value).rpartition("--num-gpus ")[2].split()[0])
+    assert make_machine(gpu, "llama-3.1-70b", Limits(num_gpus=advised)).num_blocks > 1
+    if advised > 2:
+        with pytest.raises(SimulationError):
+            make_machine(gpu, "llama-3.1-70b", Limits(num_gpus=advised - 1))
+
+
+def test_blocks_override_what_fits() -> None:
+    """--blocks N, as --num-gpu-blocks-override."""
+    assert make_machine("h100", None, Limits(num_blocks=77)).num_blocks == 77
+
+
+def test_a_server_takes_no_context_beyond_its_pool() -> None:
+    """All blocks but the null block."""
+    assert make_machine("h100", None, Limits(num_blocks=11)).max_model_tokens == 160
+
+
+@pytest.mark.parametrize(("gpu", "batch", "seqs"), [("h100", 8192, 1024), ("l40s", 2048, 256)])
+def test_batches_are_vllms_defaults(gpu: str, batch: int, seqs: int) -> None:
+    """Large from 70 GiB of memory on."""
+    machine = make_machine(gpu, None, Limits())
+    assert (machine.max_num_batched_tokens, machine.max_num_seqs) == (batch, seqs)
+
+
+def test_turns_at_once_are_no_more_than_a_batch_has_tokens() -> None:
+    """By vLLM's default, for a card as for a profile; where both are given it takes no others."""
+    machine = make_machine("h100", None, Limits(max_num_batched_tokens=512))
+    assert (machine.max_num_batched_tokens, machine.max_num_seqs) == (512, 512)
+    with pytest.raises(SimulationError, match=r"got 512.*--max-num-seqs, 1024"):
+        make_machine("h100", None, Limits(max_num_batched_tokens=512, max_num_seqs=1024))
+
+
+def test_a_pool_fits_this_machine_s_memory() -> None:
+    """Before it is filled: each block is an object."""
+    with pytest.raises(SimulationError, match=r"9,000,000 blocks, allowed are 6,000,000"):
+        make_machine("h100", None, Limits(num_blocks=9_000_000))
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    """Of GPUs and of models."""
+    with pytest.raises(SimulationError, match=r"'h1000'.*rtx-5090, h100"):
+        make_machine("h1000", None, Limits())
+    with pytest.raises(SimulationError, match=r"'gpt'.*qwen3-8b"):
+        make_machine("h100", "gpt", Limits())
+
+
+def test_a_profile_is_a_machine(tmp_path: Path) -> None:
+    """Its blocks, limits and times are taken; flags come before them."""
+    path = tmp_path / "cpu.json"
+    path.write_text(json.dumps(PROFILE))
+    machine = make_machine(str(path), None, Limits(max_num_seqs=4))
+    assert (machine.name, machine.model, machine.num_blocks) == ("cpu", "demo", 300)
+    assert (machine.max_num_seqs, machine.request_s) == (4, 0.004)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("request_s", -1.0, "request_s: .*got -1.0"),
+        ("num_blocks", "many", "num_blocks: .*got many"),
+        ("format", "agentkv-profile-9", "format: .*got agentkv-profile-9"),
+        ("step", {**PROFILE["step"], "fixed_s": 0.0}, "step.fixed_s: .*got 0.0"),  # type: ignore[dict-item]
+        ("extra", 1, "extra: .*not permitted"),
+    ],
+)
+def test_a_wrong_profile_names_the_field(
+    tmp_path: Path, field: str, value: object, message: str
+) -> None:
+    """And the file, and the value seen."""
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps({**PROFILE, field: value}))
+    with pytest.raises(SimulationError, match=rf"wrong\.json: {message}"):
+        make_machine(str(path), None, Limits())
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    """With its name."""
+    path = tmp_path / "text.json"
+    path.write_text("hello")
+    with pytest.raises(SimulationError, match=r"text\.json: .*Invalid JSON"):
+        make_machine(str(path), None, Limits())

@@ -1,0 +1,129 @@
+"""The DRAM tier: what it holds, what a reload costs, and that it is used instead of computing."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from agentkv.evals.simulator.dram_tier import DramTier, PcieLink
+from agentkv.evals.simulator.machine import SimulationError
+from agentkv.evals.workload.plans import Workload
+
+from .simulated import job, machine, random_jobs, simulate
+
+
+def test_the_longest_unused_context_goes_first() -> None:
+    """Of four blocks two go for two new ones."""
+    tier = DramTier(4)
+    tier.put(["a0", "a1"])
+    tier.put(["b0", "b1"])
+    tier.put(["c0", "c1"])
+    assert [tier.num_held([f"{job}0", f"{job}1"]) for job in "abc"] == [0, 2, 2]
+
+
+def test_of_a_context_its_end_goes_first() -> None:
+    """What is left is a prefix, which is still worth something."""
+    tier = DramTier(3)
+    tier.put(["a0", "a1"])
+    tier.put(["b0", "b1"])
+    assert tier.num_held(["a0", "a1"]) == 1
+
+
+def test_what_is_held_ends_at_the_first_gap() -> None:
+    """A block behind a missing one cannot be used."""
+    tier = DramTier(10)
+    tier.put(["a0", "a2"])
+    assert tier.num_held(["a0", "a1", "a2"]) == 1
+
+
+def test_loads_queue_on_the_link() -> None:
+    """One after the other at the link's rate; idle time is lost."""
+    link = PcieLink(100.0)
+    link.start("a", 100, 0.0)
+    link.start("b", 200, 0.5)
+    assert link.next_done_s == 1.0
+    assert link.take_done(1.0) == ["a"]
+    assert link.next_done_s == 3.0
+    assert link.take_done(3.5) == ["b"]
+    link.start("c", 100, 10.0)
+    assert link.next_done_s == 11.0
+    assert (link.take_done(20.0), link.next_done_s) == (["c"], math.inf)
+
+
+def two_jobs_that_evict_each_other() -> Workload:
+    """Each alone nearly fills the pool; the second runs while the first one's tool does."""
+    first = job("first", 0.0, (2000, 5, 5.0), (100, 5, 0.0))
+    return Workload("two", 0, (first, job("second", 1.0, (2500, 5, 0.0))), None)
+
+
+def test_an_evicted_context_is_reloaded() -> None:
+    """Nothing is computed twice: all full blocks of the first turn come back."""
+    _, run = simulate(two_jobs_that_evict_each_other(), "fcfs+offload")
+    first = next(job for job in run.jobs if job.job_id == "first")
+    assert first.turns[1].cached_tokens == 2004 // 16 * 16
+    assert run.counters["recomputed_tokens"] == 0
+    assert 0 < run.counters["reloaded_tokens"] <= 2000
+
+
+def test_a_reload_takes_its_bytes_over_the_link() -> None:
+    """The turn waits as long as the link needs, and then computes the rest."""
+    on = machine()
+    _, run = simulate(two_jobs_that_evict_each_other(), "fcfs+offload", on)
+    first = next(job for job in run.jobs if job.job_id == "first")
+    num_blocks = run.counters["reloaded_tokens"] // on.block_tokens
+    waited_s = first.turns[1].to_first_token_s
+    load_s = num_blocks * on.block_bytes / on.pcie_bytes_s
+    assert load_s < waited_s < load_s + 0.05
+
+
+def test_without_the_tier_the_context_is_computed_again() -> None:
+    """The same jobs on the stock server."""
+    _, run = simulate(two_jobs_that_evict_each_other(), "fcfs")
+    assert run.counters["recomputed_tokens"] > 1000
+
+
+def test_a_tier_without_room_is_no_tier() -> None:
+    """With DRAM for nothing all is as without."""
+    workload = random_jobs(20)
+    _, without = simulate(workload, "fcfs")
+    _, empty = simulate(workload, "fcfs+offload", dram_gib=1e-9)
+    assert empty.counters["reloads"] == 0
+    assert [job.duration_s for job in empty.jobs] == [job.duration_s for job in without.jobs]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_turn_that_preempts_itself_makes_room_for_the_next(seed: int) -> None:
+    """The last one that ran, while others wait with what was loaded for them: none is stuck."""
+    chance = random.Random(seed)
+    jobs = [
+        job(
+            f"job-{number}",
+            0.01 * number,
+            *((chance.randint(200, 900), chance.randint(100, 400), 0.05) for _ in range(3)),
+        )
+        for number in range(6)
+    ]
+    _, run = simulate(Workload("six", seed, tuple(jobs), None), "fcfs@lossless")
+    assert [job.status for job in run.jobs] == ["done"] * 6
+
+
+def test_the_price_of_a_load_is_that_of_the_link() -> None:
+    """Which the policy measures; a request may wait for others' loads besides."""
+
+    def load_token_s(bytes_per_s: float) -> float:
+        on = replace(machine(), pcie_bytes_s=bytes_per_s)
+        simulation, run = simulate(random_jobs(40), "agentkv+offload", on)
+        assert run.counters["reloads"] > 20
+        return float(simulation.engine.scheduler.retention.tier.load_token_s)
+
+    token_bytes = machine().block_bytes / machine().block_tokens
+    assert load_token_s(1e8) >= token_bytes / 1e8 > 10 * load_token_s(1e12)
+
+
+def test_a_profile_must_say_how_large_kv_is() -> None:
+    """Without it there is no telling what fits."""
+    with pytest.raises(SimulationError, match=r"kv_token_bytes"):
+        simulate(random_jobs(1), "fcfs+offload", replace(machine(), block_bytes=0))

@@ -1,0 +1,94 @@
+"""Names of policies."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentkv.evals.simulator.machine import SimulationError
+from agentkv.evals.simulator.policies import parse_policy
+
+
+def test_fcfs_is_stock() -> None:
+    """It has no settings of ours, and so no tags and no signals."""
+    assert parse_policy("fcfs").settings is None
+
+
+def test_continuum_comes_in_two_sets_of_rules() -> None:
+    """Those of the paper, and the released ones with a fixed TTL of 2 s."""
+    assert parse_policy("continuum:paper").settings == {
+        "policy": "continuum",
+        "rules": "paper",
+        "ttl": "paper",
+    }
+    assert parse_policy("continuum:released").settings == {
+        "policy": "continuum",
+        "rules": "released",
+        "ttl": "fixed",
+        "fixed_ttl_s": 2.0,
+    }
+
+
+def test_suffixes_add_up() -> None:
+    """A DRAM tier and an unlimited pool go with any policy."""
+    policy = parse_policy("context_serve+offload@infinite")
+    assert policy.has_offload
+    assert policy.is_infinite
+    assert policy.settings == {"policy": "context_serve"}
+
+
+def test_a_tier_without_loss_stands_alone() -> None:
+    """It is a tier and needs no larger pool."""
+    policy = parse_policy('agentkv{"patience_s": 5}@lossless')
+    assert (policy.is_lossless, policy.has_offload, policy.is_infinite) == (True, False, False)
+    assert policy.name == 'agentkv{"patience_s":5}@lossless'
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "lifo", "priority", "fcfs:paper", "fcfs@infinite+offload", "fcfs@", "FCFS"),
+        *("fcfs+offload@lossless", "fcfs@infinite@lossless"),
+    ],
+)
+def test_unknown_names_list_the_known_ones(name: str) -> None:
+    """Also `priority`, for which no workload has the numbers."""
+    with pytest.raises(SimulationError, match=r"allowed are fcfs, continuum, context_serve"):
+        parse_policy(name)
+
+
+def test_settings_may_follow_the_name() -> None:
+    """As a JSON object, laid over what the name stands for; before the suffixes."""
+    policy = parse_policy('continuum:released{"fixed_ttl_s": 0.5}+offload@infinite')
+    assert policy.settings == {
+        "policy": "continuum",
+        "rules": "released",
+        "ttl": "fixed",
+        "fixed_ttl_s": 0.5,
+    }
+    assert policy.has_offload
+    assert policy.is_infinite
+
+
+def test_settings_have_one_spelling() -> None:
+    """The name of a run does not depend on spaces and order."""
+    first = parse_policy('continuum{"max_ttl_s": 5, "max_jobs": 10}')
+    assert first == parse_policy('continuum{"max_jobs":10,"max_ttl_s":5}')
+    assert first.name == 'continuum{"max_jobs":10,"max_ttl_s":5}'
+    assert parse_policy("fcfs{}").name == "fcfs"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ('continuum{"max_ttl_s": -1}', "'max_ttl_s': Input should be greater than 0, got -1"),
+        ('continuum{"no_such": 1}', "unknown key 'no_such'; valid keys: "),
+        ('continuum{"policy": "fcfs"}', "the policy stands before the settings"),
+        ("continuum{max_ttl_s: 5}", "is no JSON"),
+        ('fcfs{"max_ttl_s": 5}', "fcfs is vLLM's and has no settings"),
+    ],
+)
+def test_wrong_settings_are_told(name: str, message: str) -> None:
+    """By the plugin's own reading of them."""
+    with pytest.raises(SimulationError, match="--policy: got") as caught:
+        parse_policy(name)
+    assert message in str(caught.value)
