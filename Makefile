@@ -85,7 +85,7 @@ format: $(STAMP)
 
 bench-overhead: $(STAMP)
 	$(BIN)/python -m studies.cost $(BENCH_FLAGS)
-	$(BIN)/python -m agentkv.evals.predictor_cost --kinds default
+	$(BIN)/python -m studies.predictor.cost --kinds default
 	$(BIN)/python -m studies.cost.parse
 
 clean:

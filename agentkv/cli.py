@@ -26,7 +26,10 @@ COMMANDS = {
     "record": ("agentkv.evals.commands.record", "show what a server noted of each job"),
     "plot": ("agentkv.evals.commands.plot", "draw the rows of bench, compare and simulate"),
     "predict": ("agentkv.predict", "say how long a command will run, and why"),
-    "eval-predictor": ("agentkv.evals.eval_predictor", "judge and train the predictors on traces"),
+    "train-predictor": (
+        "agentkv.evals.commands.train_predictor",
+        "train the duration predictor on your own traces",
+    ),
     "swebench": (
         "agentkv.evals.swebench.swebench",
         "run an agent on SWE-bench, evaluate its patches, report",
@@ -37,7 +40,7 @@ COMMANDS = {
 
 
 def usage() -> str:
-    lines = [f"  {name:14} {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:15} {what}" for name, (_, what) in COMMANDS.items()]
     return "\n".join(["usage: agentkv COMMAND [options]", "", *lines, "", "COMMAND --help: more"])
 
 

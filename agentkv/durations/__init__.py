@@ -1,7 +1,7 @@
-"""How long a bash command will run: predictors behind one interface, and what they learn from."""
+"""How long a bash command will run: predictors behind one interface, and the TTL rules."""
 
 from agentkv.durations.prediction import Prediction
 from agentkv.durations.predictor import KINDS, DurationPredictor
-from agentkv.durations.trees import Observation, OfflineModels
+from agentkv.durations.trees import OfflineModels
 
-__all__ = ["KINDS", "DurationPredictor", "Observation", "OfflineModels", "Prediction"]
+__all__ = ["KINDS", "DurationPredictor", "OfflineModels", "Prediction"]

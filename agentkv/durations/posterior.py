@@ -8,143 +8,14 @@ distribution" (2007), section 6, for the update and the predictive distribution.
 from __future__ import annotations
 
 import math
-import random
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any, Generic, Protocol, TypeVar
-
-# Below this distance from the middle the central area is summed, beyond it the tail: the central
-# series needs fewer terms, but what it leaves for the tail is then all cancellation.
-_MAX_CENTRAL_T = 6.0
-_PRECISION = 1e-15
-_MAX_NEWTON_STEPS = 200
-
-
-def t_survival(t: float, num_degrees: float) -> float:
-    """The probability that a Student-t variable exceeds t."""
-    if t < 0:
-        return 1.0 - t_survival(-t, num_degrees)
-    square = t * t
-    if square > min(num_degrees, _MAX_CENTRAL_T**2):
-        return 0.5 * _incomplete_beta(num_degrees / (num_degrees + square), num_degrees / 2, 0.5)
-    return 0.5 - 0.5 * _incomplete_beta(square / (num_degrees + square), 0.5, num_degrees / 2)
-
-
-def t_density(t: float, num_degrees: float) -> float:
-    """The density of a Student-t variable at t."""
-    return math.exp(
-        _log_density_at_zero(num_degrees) - (num_degrees + 1) / 2 * math.log1p(t * t / num_degrees)
-    )
-
-
-@lru_cache(maxsize=4096)
-def t_quantile(share: float, num_degrees: float) -> float:
-    """The t below which this share (0 < share < 1) of a Student-t variable lies.
-
-    Newton's steps on the survival function, from the normal quantile: that one lies on the side
-    from which the convex tail lets no step overshoot.
-    """
-    if share == 0.5:
-        return 0.0
-    if share < 0.5:
-        return -_upper_quantile(share, num_degrees)
-    return _upper_quantile(1.0 - share, num_degrees)
-
-
-def _upper_quantile(tail: float, num_degrees: float) -> float:
-    t = -NormalDist().inv_cdf(tail)
-    for _ in range(_MAX_NEWTON_STEPS):
-        step = (t_survival(t, num_degrees) - tail) / t_density(t, num_degrees)
-        t += step
-        if abs(step) <= 1e-13 * (1.0 + t):
-            break
-    return t
-
-
-@lru_cache(maxsize=1024)
-def _log_density_at_zero(num_degrees: float) -> float:
-    return (
-        math.lgamma((num_degrees + 1) / 2)
-        - math.lgamma(num_degrees / 2)
-        - 0.5 * math.log(num_degrees * math.pi)
-    )
-
-
-@lru_cache(maxsize=2048)
-def _log_beta(a: float, b: float) -> float:
-    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-
-
-def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """I_x(a, b) for 0 <= x < 1. Source: DLMF 8.17.8, a series of positive terms."""
-    if x <= 0.0:
-        return 0.0
-    term = math.exp(a * math.log(x) + b * math.log1p(-x) - _log_beta(a, b)) / a
-    total = term
-    while term > total * _PRECISION:
-        term *= x * (a + b) / (a + 1.0)
-        total += term
-        a += 1.0
-    return total
-
+from typing import Any
 
 WINDOW = 200
 """Latest observations kept per key. Source: ContextServe."""
-
-
-class Window(Protocol):
-    """The latest observations of one key; `state` is JSON data, and `restore` takes it back."""
-
-    def __len__(self) -> int: ...
-
-    def state(self) -> Any: ...
-
-    def restore(self, state: Any) -> None: ...
-
-
-W = TypeVar("W", bound=Window)
-
-
-class RecentWindows(Generic[W]):
-    """At most `limit` windows; the one not observed for longest is forgotten first."""
-
-    def __init__(self, new_window: Callable[[], W], limit: int) -> None:
-        self._new_window = new_window
-        self._limit = limit
-        self._windows: OrderedDict[str, W] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    def get(self, key: str) -> W | None:
-        """The window of a key, None if there is none."""
-        return self._windows.get(key)
-
-    def to_observe(self, key: str) -> W:
-        """The window of a key, made if missing, and from now on the latest observed."""
-        window = self._windows.get(key)
-        if window is None:
-            window = self._windows[key] = self._new_window()
-            if len(self._windows) > self._limit:
-                self._windows.popitem(last=False)
-        else:
-            self._windows.move_to_end(key)
-        return window
-
-    def state(self) -> dict[str, Any]:
-        return {key: window.state() for key, window in self._windows.items()}
-
-    def restore(self, state: Any) -> None:
-        """Raises TypeError or ValueError where the data does not fit."""
-        if not isinstance(state, dict):
-            raise TypeError(f"windows are saved by key, got {state!r:.100}")
-        for key, window_state in state.items():
-            self.to_observe(key).restore(window_state)
-
-
 PRIOR_MEAN = 0.0
 PRIOR_WEIGHT = 1.0
 PRIOR_SHAPE = 1.0
@@ -155,8 +26,13 @@ _MAX_LN = 20.0
 _FAR_TAIL = 25.0
 _MAX_SAVED = 1e4
 _RESOLUTION = 2.0**16
-"""Parts of a unit of ln(seconds) that are told apart: few enough for the sums over a window to be
-exact, so that they do not drift and a restored window gives the very same numbers."""
+"""Parts of a unit of ln(seconds) that are distinguished: few enough for the sums over a window to
+be exact, so that they do not drift and a restored window gives the very same numbers."""
+_MAX_CENTRAL_T = 6.0
+"""Below this distance from the middle the central area of Student's t is summed, beyond it the
+tail: the central series needs fewer terms, but what it leaves for the tail is all cancellation."""
+_PRECISION = 1e-15
+_MAX_NEWTON_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +65,12 @@ class Posterior:
     scale: float
 
     def predictive(self) -> LogStudentT:
-        """The distribution of the next run."""
+        """Return the distribution of the next run."""
         variance = self.scale * (self.weight + 1.0) / (self.shape * self.weight)
         return LogStudentT(self.mean, math.sqrt(variance), 2.0 * self.shape)
 
     def beyond(self, bound_ln: float) -> tuple[float, float]:
-        """Mean and variance of ln(seconds) given that it exceeds the bound.
+        """Return mean and variance of ln(seconds) given that it exceeds the bound.
 
         Of a normal with the expected mean and variance, the E-step of expectation maximisation.
         The predictive's heavier tail would be wrong here: where all runs are cut off it takes the
@@ -203,19 +79,17 @@ class Posterior:
         """
         spread = math.sqrt(self.scale / self.shape)
         distance = (bound_ln - self.mean) / spread
-        excess = _normal_mean_beyond(distance)
+        if distance > _FAR_TAIL:  # the first two terms of the asymptotic series
+            excess = distance + 1.0 / distance
+        else:
+            density = math.exp(-distance * distance / 2) / math.sqrt(2 * math.pi)
+            excess = density / (0.5 * math.erfc(distance / math.sqrt(2)))
         variance = max(1.0 + distance * excess - excess * excess, 0.0)
         return self.mean + spread * excess, spread * spread * variance
 
-    def sampled_quantile_s(self, share: float, chance: random.Random) -> float:
-        """The quantile in seconds under one mean and variance drawn from the posterior."""
-        variance = self.scale / chance.gammavariate(self.shape, 1.0)
-        mean = chance.gauss(self.mean, math.sqrt(variance / self.weight))
-        return math.exp(min(mean + math.sqrt(variance) * NormalDist().inv_cdf(share), _MAX_LN))
-
 
 class LogWindow:
-    """The latest durations of one key as mean and variance of ln(seconds).
+    """The latest WINDOW durations of one key as mean and variance of ln(seconds).
 
     The variance of a measured duration is 0. Of one that is only known to exceed a bound both are
     the expectation beyond it: a step of incremental expectation maximisation (Neal and Hinton,
@@ -233,7 +107,7 @@ class LogWindow:
         return len(self._entries)
 
     def add(self, mean: float, variance: float) -> None:
-        """Add one duration; the oldest goes when the window is full."""
+        """Add one duration; a full window drops its oldest."""
         mean = round(mean * _RESOLUTION) / _RESOLUTION
         variance = round(variance * _RESOLUTION) / _RESOLUTION
         if len(self._entries) == WINDOW:
@@ -245,7 +119,7 @@ class LogWindow:
         self._sum_of_squares += mean * mean + variance
 
     def posterior(self) -> Posterior:
-        """What the window says of the key; of an empty window the prior."""
+        """Return the posterior of the window; the prior while it is empty."""
         count = len(self._entries)
         weight = PRIOR_WEIGHT + count
         mean = (PRIOR_WEIGHT * PRIOR_MEAN + self._sum) / weight
@@ -257,16 +131,71 @@ class LogWindow:
         return [list(entry) for entry in self._entries]
 
     def restore(self, state: Any) -> None:
-        """Raises TypeError or ValueError where the data does not fit."""
+        """Take back what `state` returned. Raises TypeError or ValueError for other data."""
         for mean, variance in state[-WINDOW:]:
             if not (abs(mean) <= _MAX_SAVED and 0 <= variance <= _MAX_SAVED):
                 raise ValueError(f"not a mean and a variance: {mean!r}, {variance!r}")
             self.add(float(mean), float(variance))
 
 
-def _normal_mean_beyond(distance: float) -> float:
-    """E[x | x > distance] of a standard normal x."""
-    if distance > _FAR_TAIL:  # the first two terms of the asymptotic series
-        return distance + 1.0 / distance
-    density = math.exp(-distance * distance / 2) / math.sqrt(2 * math.pi)
-    return density / (0.5 * math.erfc(distance / math.sqrt(2)))
+def t_survival(t: float, num_degrees: float) -> float:
+    """Probability that a Student-t variable exceeds t, also far out in its tail."""
+    if t < 0:
+        return 1.0 - t_survival(-t, num_degrees)
+    square = t * t
+    if square > min(num_degrees, _MAX_CENTRAL_T**2):
+        return 0.5 * _incomplete_beta(num_degrees / (num_degrees + square), num_degrees / 2, 0.5)
+    return 0.5 - 0.5 * _incomplete_beta(square / (num_degrees + square), 0.5, num_degrees / 2)
+
+
+def t_density(t: float, num_degrees: float) -> float:
+    """Density of a Student-t variable at t."""
+    return math.exp(
+        _log_density_at_zero(num_degrees) - (num_degrees + 1) / 2 * math.log1p(t * t / num_degrees)
+    )
+
+
+@lru_cache(maxsize=4096)
+def t_quantile(share: float, num_degrees: float) -> float:
+    """The t below which this share (0 < share < 1) of a Student-t variable lies.
+
+    Newton's steps on the survival function, from the normal quantile: from its side the convex
+    tail lets no step overshoot.
+    """
+    if share == 0.5:
+        return 0.0
+    tail = min(share, 1.0 - share)
+    t = -NormalDist().inv_cdf(tail)
+    for _ in range(_MAX_NEWTON_STEPS):
+        step = (t_survival(t, num_degrees) - tail) / t_density(t, num_degrees)
+        t += step
+        if abs(step) <= 1e-13 * (1.0 + t):
+            break
+    return -t if share < 0.5 else t
+
+
+@lru_cache(maxsize=1024)
+def _log_density_at_zero(num_degrees: float) -> float:
+    return (
+        math.lgamma((num_degrees + 1) / 2)
+        - math.lgamma(num_degrees / 2)
+        - 0.5 * math.log(num_degrees * math.pi)
+    )
+
+
+@lru_cache(maxsize=2048)
+def _log_beta(a: float, b: float) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """I_x(a, b) for 0 <= x < 1. Source: DLMF 8.17.8, a series of positive terms."""
+    if x <= 0.0:
+        return 0.0
+    term = math.exp(a * math.log(x) + b * math.log1p(-x) - _log_beta(a, b)) / a
+    total = term
+    while term > total * _PRECISION:
+        term *= x * (a + b) / (a + 1.0)
+        total += term
+        a += 1.0
+    return total

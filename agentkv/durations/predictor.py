@@ -1,4 +1,8 @@
-"""`DurationPredictor`: one interface over the estimators, chosen by name, and their saved state."""
+"""`DurationPredictor`: one interface over the estimators, chosen by name, and their saved state.
+
+Users, the vLLM plugin and the studies predict through it. It knows nothing of how an estimator
+predicts.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import logging
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 from agentkv.commands import analyze_command
 from agentkv.durations.prediction import Estimator, Prediction
@@ -14,41 +19,47 @@ from agentkv.durations.trees import OfflineModels
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("default", "context_serve", "rules", "bayes", "boosted", "empirical", "first_word")
+KINDS = ("default", "context_serve", "rules", "bayes", "boosted")
 MIN_DURATION_S = 1e-3
 MAX_DURATION_S = 1e6
-"""Durations are taken as lying within these; 0 and a billion seconds are no outliers of a fit."""
+"""Durations are clipped to these; 0 and a billion seconds are no outliers of a fit."""
+_STUDY_KINDS = ("empirical", "first_word")
 _FORMAT = 1
 
 
 class DurationPredictor:
-    """Predicts how long a bash command will run, and learns from the runs it is told of.
+    """Predicts how long a bash command will run, and learns from the runs that it observes.
 
-    `kind` is one of KINDS: our own predictor ("default"), ContextServe's, one of its layers, or a
-    baseline. Deterministic under `seed`; memory is bounded. Not safe for concurrent use.
-    Raises ValueError for an unknown kind.
+    `kind` is one of KINDS: our own predictor ("default"), ContextServe's, or one of its layers.
+    Deterministic; memory is bounded. Not safe for concurrent use. Raises ValueError for an unknown
+    kind.
     """
 
     def __init__(
         self, kind: str = "default", *, seed: int = 0, models: OfflineModels | None = None
     ) -> None:
+        if kind in _STUDY_KINDS:
+            raise ValueError(
+                f"the baseline {kind!r} is not installed with agentkv: it is part of "
+                "`python -m studies.predictor` in a clone of the repository; "
+                f"known here: {', '.join(KINDS)}"
+            )
         if kind not in KINDS:
             raise ValueError(f"unknown predictor {kind!r}; known: {', '.join(KINDS)}")
         self.kind = kind
-        self.num_observed = 0
-        self._seed = seed
-        self._models = models or OfflineModels.shipped()
-        self._estimator = _estimator(kind, self._models, seed)
+        self.seed = seed
+        self._initial_models = models or OfflineModels.shipped()
+        self._start_afresh(self._initial_models)
 
     def predict(self, command: str) -> Prediction:
-        """How long `command` will run; any text is fine, only its beginning is read.
+        """Predict how long `command` will run; any text is fine, only its beginning is read.
 
-        Raises TypeError for what is no text.
+        Raises TypeError unless it is a str.
         """
         return self._estimator.predict(analyze_command(command))
 
     def observe(self, command: str, duration_s: float, *, censored: bool = False) -> None:
-        """Learn that `command` ran for `duration_s` seconds, or, `censored`, for at least so long.
+        """Learn that `command` ran for `duration_s` seconds, or, if `censored`, for at least that.
 
         Raises ValueError for a duration that is negative, infinite or not a number.
         """
@@ -59,14 +70,19 @@ class DurationPredictor:
         self.num_observed += 1
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was learned as JSON, replacing an existing file as a whole. Raises OSError."""
+        """Write what was learned as JSON, replacing an existing file as a whole. Raises OSError.
+
+        Models other than the shipped ones, such as `agentkv train-predictor` trains, go with it.
+        """
         path = Path(path)
-        document = {
+        document: dict[str, Any] = {
             "format": _FORMAT,
             "kind": self.kind,
             "num_observed": self.num_observed,
             "state": self._estimator.state(),
         }
+        if self._models is not OfflineModels.shipped():
+            document["models"] = self._models.to_dict()
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         with partial.open("w", encoding="utf-8") as file:
             # in pieces: a server's engine runs on between them
@@ -74,20 +90,12 @@ class DurationPredictor:
         partial.replace(path)
 
     def load(self, path: str | os.PathLike[str]) -> bool:
-        """Take up what `save` wrote; what was learned before is dropped.
+        """Replace what was learned by what `save` wrote; returns whether the file could be used.
 
-        A file that is missing, corrupt or of another kind is a warning, False, and a fresh start.
+        A file that is missing, corrupt or of another kind is a warning and a fresh start.
         """
-        self._estimator = _estimator(self.kind, self._models, self._seed)
-        self.num_observed = 0
         try:
-            document = json.loads(Path(path).read_text("utf-8"))
-            if document["format"] != _FORMAT or document["kind"] != self.kind:
-                raise ValueError(f"it holds {document['kind']!r}, format {document['format']!r}")
-            self._estimator.restore(document["state"])
-            if not isinstance(document["num_observed"], int):
-                raise TypeError(f"num_observed is {document['num_observed']!r:.20}")
-            self.num_observed = document["num_observed"]
+            self._restore(json.loads(Path(path).read_text("utf-8")))
         except (
             OSError,
             ValueError,
@@ -105,36 +113,39 @@ class DurationPredictor:
                 type(error).__name__,
                 error,
             )
-            self._estimator = _estimator(self.kind, self._models, self._seed)
+            self._start_afresh(self._initial_models)
             return False
         return True
 
+    def _start_afresh(self, models: OfflineModels) -> None:
+        self.num_observed = 0
+        self._models = models
+        self._estimator = _estimator(self.kind, models)
 
-def _estimator(kind: str, models: OfflineModels, seed: int) -> Estimator:
+    def _restore(self, document: dict[str, Any]) -> None:
+        if document["format"] != _FORMAT or document["kind"] != self.kind:
+            raise ValueError(f"it holds {document['kind']!r}, format {document['format']!r}")
+        models = self._initial_models
+        if "models" in document:
+            models = OfflineModels.from_dict(document["models"])
+        self._start_afresh(models)
+        self._estimator.restore(document["state"])
+        if not isinstance(document["num_observed"], int):
+            raise TypeError(f"num_observed is {document['num_observed']!r:.20}")
+        self.num_observed = document["num_observed"]
+
+
+def _estimator(kind: str, models: OfflineModels) -> Estimator:
+    if kind == "default":
+        from agentkv.durations.backoff import BackoffEstimator
+
+        return BackoffEstimator(models.prior)
+    from agentkv.durations import context_serve
+
     if kind == "rules":
-        from agentkv.durations.context_serve import RulesEstimator
-
-        return RulesEstimator()
+        return context_serve.RulesEstimator()
     if kind == "bayes":
-        from agentkv.durations.context_serve import BayesEstimator
-
-        return BayesEstimator(seed=seed)
+        return context_serve.BayesEstimator()
     if kind == "boosted":
-        from agentkv.durations.context_serve import BoostedEstimator
-
-        return BoostedEstimator(models.boosted)
-    if kind == "empirical":
-        from agentkv.durations.baselines import EmpiricalEstimator
-
-        return EmpiricalEstimator()
-    if kind == "first_word":
-        from agentkv.durations.baselines import FirstWordEstimator
-
-        return FirstWordEstimator()
-    if kind == "context_serve":
-        from agentkv.durations.context_serve import ContextServeEstimator
-
-        return ContextServeEstimator(models.boosted, seed=seed)
-    from agentkv.durations.backoff import BackoffEstimator
-
-    return BackoffEstimator(models.prior)
+        return context_serve.BoostedEstimator(models.boosted)
+    return context_serve.ContextServeEstimator(models.boosted)

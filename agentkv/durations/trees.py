@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from agentkv.commands import analyze_command
 from agentkv.commands.features import command_features
@@ -21,8 +21,47 @@ from agentkv.durations.grid import LOWEST_S
 from agentkv.durations.prediction import SLOW_S
 from agentkv.durations.prior import FEATURES, prior_input
 
+Bound = Literal["exact", "lower", "upper"]
 Node = tuple[int, float, Any, Any]
 """(feature index, threshold, branch at or below it, branch above it); a leaf is a float."""
+
+
+MIN_RUNS = 100
+"""Fewer runs are not trained on."""
+MAX_BOOSTED_DEPTH = 4
+NUM_BOOSTED_TREES = 60
+_NUM_PRIOR_TREES = 40
+# One thread and row-wise histograms: the same trees on every machine under one seed.
+_SETTINGS = {
+    "learning_rate": 0.1,
+    "deterministic": True,
+    "force_row_wise": True,
+    "num_threads": 1,
+    "verbosity": -1,
+}
+_PRIOR_SETTINGS = {
+    **_SETTINGS,
+    # robust to the runs that hang; its bend is 1.5 in ln(seconds)
+    "objective": "huber",
+    "alpha": 1.5,
+    "num_leaves": 6,
+    "min_data_in_leaf": 40,
+    "lambda_l2": 20.0,
+    "boost_from_average": False,
+}
+_BOOSTED_SETTINGS = {
+    **_SETTINGS,
+    "objective": "binary",
+    "max_depth": MAX_BOOSTED_DEPTH,
+    "num_leaves": 2**MAX_BOOSTED_DEPTH,
+    "min_data_in_leaf": 20,
+    "lambda_l2": 1.0,
+}
+_BOUND_WEIGHT = 0.5
+_LN_BELOW_BOUND = -1.6
+"""A run known to be shorter than a bound is taken as a fifth of it: the mean of ln(uniform) is -1,
+and short runs are more common than long ones."""
+_LN_ABOVE_BOUND = 0.7
 
 
 class TreeEnsemble:
@@ -88,150 +127,113 @@ def _from_list(node: Any) -> Node | float:
 
 @dataclass(frozen=True, slots=True)
 class OfflineModels:
-    """`boosted`: log-odds that a command is slow, over `commands.features`. `prior`: the mean of
-    ln(seconds), over `durations.prior_features`."""
+    """The trees that predictors start from: the shipped ones, or those of one's own traces.
+
+    `boosted` gives the log-odds that a command is slow, over `commands.features`; `prior` the mean
+    of ln(seconds), over `prior.FEATURES`.
+    """
 
     boosted: TreeEnsemble
     prior: TreeEnsemble
 
-    @classmethod
-    def shipped(cls) -> OfflineModels:
-        """The models in the package; read once."""
-        return _shipped()
+    @staticmethod
+    @cache
+    def shipped() -> OfflineModels:
+        """Return the models in the package; read once."""
+        text = resources.files("agentkv.durations").joinpath("models.json").read_text("utf-8")
+        return OfflineModels.from_dict(json.loads(text))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data."""
+        """Return plain JSON data."""
         return {"boosted": self.boosted.to_list(), "prior": self.prior.to_list()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> OfflineModels:
-        """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError for other data."""
+        """Take back what `to_dict` returned. Raises KeyError, TypeError or ValueError otherwise."""
         return cls(TreeEnsemble.from_list(data["boosted"]), TreeEnsemble.from_list(data["prior"]))
 
 
-@cache
-def _shipped() -> OfflineModels:
-    text = resources.files("agentkv.durations").joinpath("models.json").read_text("utf-8")
-    return OfflineModels.from_dict(json.loads(text))
+class MeasuredRun(Protocol):
+    """One run of a command to train on.
 
-
-Bound = Literal["exact", "lower", "upper"]
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """A command and how long it ran, in seconds.
-
-    `bound` says what the number is: exact; "lower", it ran at least so long (cut by a time-out);
-    "upper", it ran at most so long (the measured time includes a wait for something else).
+    `bound` says what `duration_s` is: exact; "lower", it ran at least that long (cut by a
+    time-out); "upper", at most that long (the measured time includes a wait for something else).
     """
 
-    command: str
-    duration_s: float
-    bound: Bound = "exact"
+    @property
+    def command(self) -> str: ...
+    @property
+    def duration_s(self) -> float: ...
+    @property
+    def bound(self) -> Bound: ...
 
 
-MIN_OBSERVATIONS = 100
-_NUM_TREES = 40
-_PARAMETERS = {
-    # robust to the runs that hang; its bend is 1.5 in ln(seconds)
-    "objective": "huber",
-    "alpha": 1.5,
-    "num_leaves": 6,
-    "learning_rate": 0.1,
-    "min_data_in_leaf": 40,
-    "lambda_l2": 20.0,
-    "boost_from_average": False,
-    "deterministic": True,
-    "force_row_wise": True,
-    "num_threads": 1,
-    "verbose": -1,
-}
-_BOUND_WEIGHT = 0.5
-_LN_BELOW_BOUND = -1.6
-"""A run known to be shorter than a bound is taken as a fifth of it: the mean of ln(uniform) is -1,
-and short runs are more common than long ones."""
-_LN_ABOVE_BOUND = 0.7
+def train_models(runs: Sequence[MeasuredRun], *, seed: int = 0) -> OfflineModels:
+    """Train both models on the same runs; deterministic under `seed`.
 
-
-def train_models(observations: Sequence[Observation], *, seed: int = 0) -> OfflineModels:
-    """Both models from the same runs; deterministic under `seed`.
-
-    Raises ValueError for fewer than MIN_OBSERVATIONS, or runs that are all fast or all slow.
+    Needs LightGBM (ImportError without). Raises ValueError for fewer than MIN_RUNS, or runs that
+    are all fast or all slow.
     """
-    if len(observations) < MIN_OBSERVATIONS:
-        raise ValueError(f"{len(observations)} runs are too few, {MIN_OBSERVATIONS} are needed")
-    return OfflineModels(
-        boosted=train_boosted(observations, seed=seed), prior=train_prior(observations, seed=seed)
-    )
+    return OfflineModels(boosted=train_boosted(runs, seed=seed), prior=train_prior(runs, seed=seed))
 
 
-def train_prior(observations: Sequence[Observation], *, seed: int = 0) -> TreeEnsemble:
-    """Trees that add to ln(typical seconds) what the shape of a command tells."""
+def train_prior(runs: Sequence[MeasuredRun], *, seed: int = 0) -> TreeEnsemble:
+    """Train the default predictor's trees: what a command's shape adds to ln(typical seconds).
+
+    Raises ValueError for fewer than MIN_RUNS.
+    """
     import lightgbm
     import numpy as np
 
-    given = [prior_input(analyze_command(run.command)) for run in observations]
+    _check_number(runs)
+    inputs = [prior_input(analyze_command(run.command)) for run in runs]
     data = lightgbm.Dataset(
-        np.array([each.features for each in given]),
-        np.array([_ln_s(run) for run in observations]),
-        weight=np.array([1.0 if run.bound == "exact" else _BOUND_WEIGHT for run in observations]),
-        init_score=np.array([math.log(each.typical_s) for each in given]),
+        np.array([each.features for each in inputs]),
+        np.array([_ln_s(run) for run in runs]),
+        weight=np.array([1.0 if run.bound == "exact" else _BOUND_WEIGHT for run in runs]),
+        init_score=np.array([math.log(each.typical_s) for each in inputs]),
         feature_name=list(FEATURES),
         params={"verbose": -1},
     )
-    booster = lightgbm.train({**_PARAMETERS, "seed": seed}, data, _NUM_TREES)
+    booster = lightgbm.train({**_PRIOR_SETTINGS, "seed": seed}, data, _NUM_PRIOR_TREES)
     return TreeEnsemble.from_lightgbm(booster.dump_model())
 
 
-def _ln_s(run: Observation) -> float:
-    ln_s = math.log(max(run.duration_s, LOWEST_S))
-    return ln_s + {"exact": 0.0, "upper": _LN_BELOW_BOUND, "lower": _LN_ABOVE_BOUND}[run.bound]
+def train_boosted(runs: Sequence[MeasuredRun], *, seed: int = 0) -> TreeEnsemble:
+    """Train ContextServe's boosted layer: the log-odds that a command is slow.
 
-
-NUM_TREES = 60
-MAX_DEPTH = 4
-
-# One thread and row-wise histograms: the same trees on every machine under one seed.
-_SETTINGS = {
-    "objective": "binary",
-    "learning_rate": 0.1,
-    "max_depth": MAX_DEPTH,
-    "num_leaves": 2**MAX_DEPTH,
-    "min_data_in_leaf": 20,
-    "lambda_l2": 1.0,
-    "deterministic": True,
-    "force_row_wise": True,
-    "num_threads": 1,
-    "verbosity": -1,
-}
-
-
-def train_boosted(observations: Sequence[Observation], *, seed: int = 0) -> TreeEnsemble:
-    """The log-odds that a command is slow, over `commands.features`; deterministic under `seed`.
-
-    Needs LightGBM (ImportError without). Raises ValueError where not both slow and other commands
-    are among the observations.
+    Raises ValueError for fewer than MIN_RUNS, or unless both slow and other commands are among
+    them.
     """
     import lightgbm
-    import numpy
+    import numpy as np
 
-    rows = list(labelled(observations))
+    _check_number(runs)
+    rows = list(labelled(runs))
     if len({is_slow for _, is_slow in rows}) < 2:
         raise ValueError(
             f"training needs commands over and under {SLOW_S:g} s, got {len(rows)} of one kind"
         )
-    features = numpy.array([command_features(analyze_command(text)) for text, _ in rows])
-    labels = numpy.array([is_slow for _, is_slow in rows], dtype=float)
-    booster = lightgbm.train(
-        {**_SETTINGS, "seed": seed}, lightgbm.Dataset(features, labels), num_boost_round=NUM_TREES
-    )
+    features = np.array([command_features(analyze_command(text)) for text, _ in rows])
+    labels = np.array([is_slow for _, is_slow in rows], dtype=float)
+    data = lightgbm.Dataset(features, labels)
+    booster = lightgbm.train({**_BOOSTED_SETTINGS, "seed": seed}, data, NUM_BOOSTED_TREES)
     return TreeEnsemble.from_lightgbm(booster.dump_model())
 
 
-def labelled(observations: Sequence[Observation]) -> Iterator[tuple[str, bool]]:
-    """Commands and whether they were slow; a bound that leaves that open drops the command."""
-    for observation in observations:
-        is_over = observation.duration_s > SLOW_S
-        if observation.bound != ("upper" if is_over else "lower"):
-            yield observation.command, is_over
+def labelled(runs: Sequence[MeasuredRun]) -> Iterator[tuple[str, bool]]:
+    """Yield commands and whether they were slow, but for those whose bound leaves that open."""
+    for run in runs:
+        is_over = run.duration_s > SLOW_S
+        if run.bound != ("upper" if is_over else "lower"):
+            yield run.command, is_over
+
+
+def _check_number(runs: Sequence[MeasuredRun]) -> None:
+    if len(runs) < MIN_RUNS:
+        raise ValueError(f"{len(runs)} runs are too few, {MIN_RUNS} are needed")
+
+
+def _ln_s(run: MeasuredRun) -> float:
+    ln_s = math.log(max(run.duration_s, LOWEST_S))
+    return ln_s + {"exact": 0.0, "upper": _LN_BELOW_BOUND, "lower": _LN_ABOVE_BOUND}[run.bound]

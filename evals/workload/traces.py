@@ -1,8 +1,8 @@
 """Trace files: bash commands of real agents with the wall time they took.
 
-JSON lines, gzipped or not, in either of two shapes: measured durations (`session, order, command,
-duration_s, censored, is_error, timeout_s`) or the turns of agent jobs (`job_id, command, tool_s,
-tool_s_from`), of which only the measured ones count.
+JSON lines, gzipped or not, in either of two shapes: measured durations (`command, duration_s`, and
+if known `session, order, censored, is_error, timeout_s`) or the turns of agent jobs (`job_id,
+command, tool_s, tool_s_from`), of which only the measured ones count.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agentkv.durations.trees import Bound
 from agentkv.errors import AgentKVError
 
 from .plans import TurnPlan, WorkloadError
-
-Bound = Literal["exact", "lower", "upper"]
 
 CENSORED_AT_MOST_S = 3.0
 """What `censored: true` says of a command: it took no longer, the logged time is a person's."""
 MEASURED_TURNS = ("timeout", "inner")
 """Values of `tool_s_from` that are measurements; the others are estimates or constants."""
-_DURATION_FIELDS = "session, order, command, duration_s[, censored, is_error, timeout_s]"
+_DURATION_FIELDS = "command, duration_s[, session, order, censored, is_error, timeout_s]"
 _TURN_FIELDS = "job_id, command, tool_s, tool_s_from"
 
 
@@ -67,10 +66,10 @@ class Trace:
 class _DurationLine(BaseModel):
     model_config = ConfigDict(strict=True)
 
-    session: str
-    order: float = Field(allow_inf_nan=False)
     command: str
     duration_s: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    session: str = ""
+    order: float | None = Field(default=None, allow_inf_nan=False)
     censored: bool = False
     is_error: bool = False
     timeout_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
@@ -93,7 +92,7 @@ def read_traces(paths: Sequence[str | Path]) -> list[Trace]:
 def read_trace(path: str | Path) -> Trace:
     """The file's commands in time order; TraceError if it is unreadable, misshapen or empty.
 
-    A turn has no clock time: its order is its place in the file.
+    A line without `order` is ordered by its number, as is every turn of a job.
     """
     path = Path(path)
     rows, num_skipped = [], 0
@@ -158,7 +157,8 @@ def _measured_command(path: Path, number: int, line: _DurationLine) -> TracedCom
         )
     if line.is_error and line.timeout_s is not None and bound == "exact":
         bound = "lower" if duration_s >= line.timeout_s else "exact"
-    return TracedCommand(str(path), line.session, line.order, line.command, duration_s, bound)
+    order = number if line.order is None else line.order
+    return TracedCommand(str(path), line.session, order, line.command, duration_s, bound)
 
 
 def _measured_turn(path: Path, number: int, line: _TurnLine) -> TracedCommand | None:

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
-from rich.progress import track
 
-from agentkv.durations import KINDS, DurationPredictor, Observation, OfflineModels
+from agentkv.durations import KINDS, DurationPredictor, OfflineModels
 from agentkv.durations.trees import train_models
-from agentkv.evals.arguments import share, whole_number
-from agentkv.evals.provenance import provenance
-from agentkv.evals.traces import Trace, TraceError, read_trace
+from agentkv.evals.options import share, whole_number
+from agentkv.evals.progress import progress
+from agentkv.evals.rows import RunFilesError, provenance, require_free
+from agentkv.evals.workload.traces import Trace, TraceError, read_trace
 
 from .baselines import BASELINES
 from .replay import (
@@ -55,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         document = _study(options)
-    except (TraceError, UsageError) as error:
+    except (RunFilesError, TraceError, UsageError) as error:
         print(f"studies.predictor: {error}", file=sys.stderr)
         return 2
     for (split, mode), rows in grouped(document["rows"]).items():
@@ -97,8 +96,7 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--split cold learns nothing: name models with --models shipped or FILE")
     written = [options.out / name for name in FILES] if options.out else []
     for path in (*written, *filter(None, [options.write_models])):
-        if path.exists() and not options.force:
-            raise UsageError(f"{path} exists: choose another place, or --force")
+        require_free(path, force=options.force)
 
 
 def _splits(options: argparse.Namespace, traces: Sequence[Trace]) -> list[Split]:
@@ -117,9 +115,8 @@ def _splits(options: argparse.Namespace, traces: Sequence[Trace]) -> list[Split]
 
 
 def _train(rows: Rows, seed: int) -> OfflineModels:
-    observations = [Observation(row.command, row.duration_s, row.bound) for row in rows]
     try:
-        return train_models(observations, seed=seed)
+        return train_models(rows, seed=seed)
     except ValueError as error:
         raise UsageError(
             f"cannot train models on {len(rows)} commands: {error}; give more traces, or judge "
@@ -136,16 +133,18 @@ def _forecasts(options: argparse.Namespace, splits: Sequence[Split]) -> pd.DataF
         named = _read_models(Path(options.models))
     forecasts: list[dict[str, Any]] = []
     steps = [(split, fold) for split in splits for fold in split.folds]
-    for split, fold in track(steps, "folds", console=Console(stderr=True)):
-        is_trained = named is None and not BASELINES.keys() >= set(options.kinds)
-        models = _train(fold.train, options.seed) if is_trained else named
-        predictors: dict[str, Predictor] = {
-            kind: BASELINES[kind]()
-            if kind in BASELINES
-            else DurationPredictor(kind, seed=options.seed, models=models)
-            for kind in options.kinds
-        }
-        forecasts += replay(split, fold, predictors, options.upper_bounds)
+    with progress("folds", len(steps)) as show:
+        for number, (split, fold) in enumerate(steps):
+            show(number, f"{split.name}: {fold.name}")
+            is_trained = named is None and not BASELINES.keys() >= set(options.kinds)
+            models = _train(fold.train, options.seed) if is_trained else named
+            predictors: dict[str, Predictor] = {
+                kind: BASELINES[kind]()
+                if kind in BASELINES
+                else DurationPredictor(kind, seed=options.seed, models=models)
+                for kind in options.kinds
+            }
+            forecasts += replay(split, fold, predictors, options.upper_bounds)
     return pd.DataFrame(forecasts)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from agentkv.commands import analyze_command, forget_analyses
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import ContinuumTTL
-from agentkv.evals.traces import Trace, TracedCommand
+from agentkv.evals.workload.traces import Trace, TracedCommand
 
 UpperBounds = Literal["impute", "skip", "bound"]
 Rows = Sequence[TracedCommand]
@@ -59,7 +59,8 @@ class Split:
 
 def time_split(traces: Sequence[Trace], train_share: float) -> Split:
     """Learn the first part of each trace, judge the rest."""
-    train, test = [], []
+    train: list[TracedCommand] = []
+    test: list[TracedCommand] = []
     for trace in traces:
         num_train = round(len(trace.rows) * train_share)
         train += trace.rows[:num_train]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+from agentkv.evals.tables import markdown_table
 
 from .scores import SPEEDS, THRESHOLDS_S
 
@@ -30,20 +33,21 @@ def markdown(document: dict[str, Any]) -> str:
             f"- `{trace['name']}`: {trace['rows']} commands, {trace['upper']} of them known to "
             f"have taken at most 3 s, {trace['lower']} timed out; {trace['skipped']} lines skipped"
         )
-    parts.append(f"- commit {document['commit']}, seed {document['seed']}, {document['config']}")
+    origin = [document[name] for name in ("commit", "seed", "config")]
+    parts.append("- commit {}, seed {}, {}".format(*origin))
     for (split, mode), rows in grouped(document["rows"]).items():
         parts += ["", f"## {split}, {mode}", "", f"{document['splits'][split]}.", ""]
         parts.append(score_table(rows))
         if split == "tool":
             aucs = {row["kind"]: _auc_by_fold(row) for row in rows}
-            table = pd.DataFrame(aucs).to_markdown(floatfmt=".3f")
+            table = _table(pd.DataFrame(aucs).rename_axis("program").reset_index())
             parts += ["", "AUC > 5 s by program left out:", "", table]
         regrets = rows[0]["baseline_regrets"]
         named = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in regrets.items())
         confusions = pd.DataFrame([_confusion(row) for row in rows])
         parts += ["", f"Regret without a predictor: {named}.", ""]
         parts += ["Rows by true speed, as predicted fast / uncertain / slow:", ""]
-        parts.append(confusions.to_markdown(index=False))
+        parts.append(_table(confusions))
     return "\n".join([*parts, "", "## Legend", "", LEGEND, ""])
 
 
@@ -73,7 +77,7 @@ def score_table(rows: Sequence[dict[str, Any]]) -> str:
         }
         for row in rows
     ]
-    return str(pd.DataFrame(lines).to_markdown(index=False, floatfmt=".3f"))
+    return _table(pd.DataFrame(lines))
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -96,7 +100,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             for place, threshold_s in enumerate(THRESHOLDS_S):
                 name = f"auc_{threshold_s:g}"
                 x = place + (index - (len(of_split) - 1) / 2) * width
-                middle.bar(x, row[name], width, color=look["color"])
+                middle.bar(x, row[name] or 0.0, width, color=look["color"])
                 if interval := row["interval_95"][name]:
                     middle.plot([x, x], interval, color="black", linewidth=0.8)
             shares = row["pit_shares"]
@@ -117,8 +121,13 @@ def _shown(value: float | None, interval: Sequence[float] | None) -> str:
     return f"{value:.3f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
 
 
-def _auc_by_fold(row: dict[str, Any]) -> dict[str, float | None]:
-    return {name.replace("|", "\\|"): fold["auc_5"] for name, fold in row["folds"].items()}
+def _table(frame: pd.DataFrame) -> str:
+    cells = frame.map(lambda value: value if isinstance(value, str) else f"{value:.3f}")
+    return markdown_table(list(frame.columns), cells.to_numpy())
+
+
+def _auc_by_fold(row: dict[str, Any]) -> dict[str, float]:
+    return {name: fold["auc_5"] or math.nan for name, fold in row["folds"].items()}
 
 
 def _confusion(row: dict[str, Any]) -> dict[str, str]:

@@ -7,7 +7,9 @@ nothing of predictors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +36,7 @@ def scores(forecasts: pd.DataFrame) -> dict[str, Any]:
         "num_test": len(forecasts),
         "num_measured": len(measured),
         **{f"auc_{t:g}": auc(forecasts, t) for t in THRESHOLDS_S},
-        "median_abs_log_error": median_abs_log_error(measured),
+        "median_abs_log_error": float(pd.Series(log_errors(forecasts)).median()),
         "log_loss": log_loss(measured),
         "calibration_error": float((table.n * (table.predicted - table.observed).abs()).sum())
         / max(1, table.n.sum()),
@@ -54,25 +56,25 @@ def intervals(forecasts: pd.DataFrame, *, num_resamples: int, seed: int) -> dict
     groups = list(forecasts.groupby(["trace", "session"], sort=False).indices.values())
     if len(groups) == 1:
         groups = [np.array([index]) for index in groups[0]]
-    measured_of: dict[str, Callable[[pd.DataFrame], float]] = {
-        f"auc_{t:g}": lambda drawn, t=t: auc(drawn, t) for t in THRESHOLDS_S
+    errors = log_errors(forecasts)
+    measures: dict[str, Callable[[Any], float]] = {
+        "median_abs_log_error": lambda drawn: float(pd.Series(errors[drawn]).median())
     }
-    measured_of["median_abs_log_error"] = lambda drawn: median_abs_log_error(
-        drawn[drawn.bound == "exact"]
-    )
-    if not num_resamples:
-        return dict.fromkeys(measured_of)
+    for threshold_s in THRESHOLDS_S:
+        probabilities = forecasts[f"over_{threshold_s:g}"].to_numpy()
+        labels = is_over(forecasts, threshold_s).to_numpy()
+        measures[f"auc_{threshold_s:g}"] = partial(_auc_of_drawn, probabilities, labels)
     rng = np.random.default_rng(seed)
-    values: dict[str, list[float]] = {name: [] for name in measured_of}
-    for _ in range(num_resamples):
-        picks = rng.integers(len(groups), size=len(groups))
-        drawn = forecasts.iloc[np.concatenate([groups[pick] for pick in picks])]
-        for name, score in measured_of.items():
-            values[name].append(score(drawn))
-    return {
-        name: None if np.isnan(found).all() else np.nanpercentile(found, [2.5, 97.5]).tolist()
-        for name, found in values.items()
-    }
+    draws = [
+        np.concatenate([groups[pick] for pick in rng.integers(len(groups), size=len(groups))])
+        for _ in range(num_resamples)
+    ]
+    found: dict[str, Any] = {}
+    for name, measure in measures.items():
+        values = np.array([measure(drawn) for drawn in draws])
+        is_defined = num_resamples > 0 and not np.isnan(values).all()
+        found[name] = np.nanpercentile(values, [2.5, 97.5]).tolist() if is_defined else None
+    return found
 
 
 def is_over(rows: pd.DataFrame, threshold_s: float) -> pd.Series:
@@ -85,21 +87,25 @@ def is_over(rows: pd.DataFrame, threshold_s: float) -> pd.Series:
 
 def auc(forecasts: pd.DataFrame, threshold_s: float) -> float:
     """P(a longer command scores above a shorter one), ties half; NaN if one class is missing."""
-    labels = is_over(forecasts, threshold_s)
-    known = labels.notna()
-    positive = labels[known] == 1.0
-    num_pairs = positive.sum() * (~positive).sum()
+    probabilities = forecasts[f"over_{threshold_s:g}"].to_numpy()
+    return _auc_of_drawn(probabilities, is_over(forecasts, threshold_s).to_numpy(), slice(None))
+
+
+def _auc_of_drawn(probabilities: Any, labels: Any, drawn: Any) -> float:
+    known = ~np.isnan(labels[drawn])
+    is_positive = labels[drawn][known] == 1.0
+    num_positives = int(is_positive.sum())
+    num_pairs = num_positives * (len(is_positive) - num_positives)
     if not num_pairs:
-        return float("nan")
-    ranks = stats.rankdata(forecasts.loc[known.to_numpy(), f"over_{threshold_s:g}"])
-    above = ranks[positive.to_numpy()].sum() - positive.sum() * (positive.sum() + 1) / 2
-    return float(above / num_pairs)
+        return math.nan
+    ranks = stats.rankdata(probabilities[drawn][known])
+    return float((ranks[is_positive].sum() - num_positives * (num_positives + 1) / 2) / num_pairs)
 
 
-def median_abs_log_error(measured: pd.DataFrame) -> float:
-    """Median of |ln p50 - ln duration|."""
-    both = measured[["p50_s", "duration_s"]].clip(lower=SHORTEST_S).apply(np.log)
-    return float((both.p50_s - both.duration_s).abs().median())
+def log_errors(forecasts: pd.DataFrame) -> Any:
+    """|ln p50 - ln duration| of every measured row, NaN of the others."""
+    both = np.log(forecasts[["p50_s", "duration_s"]].clip(lower=SHORTEST_S).to_numpy())
+    return np.where(forecasts.bound == "exact", np.abs(both[:, 0] - both[:, 1]), np.nan)
 
 
 def log_loss(measured: pd.DataFrame) -> float:
@@ -115,7 +121,7 @@ def log_loss(measured: pd.DataFrame) -> float:
     fell_into = np.searchsorted(EDGES_S, measured.duration_s, side="left")
     mass = masses[np.arange(len(measured)), fell_into]
     mixed = (1.0 - UNIFORM_SHARE) * mass + UNIFORM_SHARE / masses.shape[1]
-    return float(-np.log(mixed).mean()) if len(measured) else float("nan")
+    return float(-np.log(mixed).mean()) if len(measured) else math.nan
 
 
 def calibration(forecasts: pd.DataFrame) -> pd.DataFrame:

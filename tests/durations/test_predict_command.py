@@ -87,11 +87,11 @@ def test_an_argument_that_is_no_utf8_is_no_crash(capsys: pytest.CaptureFixture[s
 
 def test_what_was_learned_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A saved state moves the median of a made-up tool."""
-    predictor = DurationPredictor("empirical")
+    predictor = DurationPredictor()
     for _ in range(20):
         predictor.observe("frobnicate all", 50.0)
     predictor.save(tmp_path / "state.json")
-    asked = ["frobnicate all", "--kind", "empirical", "--state", str(tmp_path / "state.json")]
+    asked = ["frobnicate all", "--state", str(tmp_path / "state.json")]
     assert main([*asked, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["num_observed"] == 20

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agentkv
-from agentkv.durations import KINDS, DurationPredictor
+from agentkv.durations import KINDS, DurationPredictor, OfflineModels
+from agentkv.durations.trees import TreeEnsemble
 
 COMMANDS = ["ls", "pytest -q", "pip install x", "frobnicate", "", "cd /x && make | tail -3"]
 HOSTILE = ["\udcff\udcfe", "\x00", "x" * 1_000_000, "'", "$(" * 5000, "\n" * 100, "漢字"]
@@ -66,10 +67,18 @@ def test_a_duration_that_is_none_is_refused(duration_s: float) -> None:
     assert predictor.num_observed == 0
 
 
-def test_an_unknown_kind_is_refused() -> None:
-    """ValueError that lists the kinds there are."""
-    with pytest.raises(ValueError, match=r"'oracle'.*context_serve"):
-        DurationPredictor("oracle")
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("oracle", r"unknown predictor 'oracle'; known: default, context_serve"),
+        ("empirical", r"'empirical' is not installed .*python -m studies.predictor"),
+        ("first_word", r"'first_word' is not installed .*python -m studies.predictor"),
+    ],
+)
+def test_an_unknown_kind_is_refused(kind: str, why: str) -> None:
+    """The error lists the known kinds, and names the study that holds the baselines."""
+    with pytest.raises(ValueError, match=why):
+        DurationPredictor(kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,6 +109,7 @@ def test_what_was_learned_survives_a_restart(kind: str, tmp_path: Path) -> None:
         '{"format": 1, "kind": "KIND", "num_observed": Infinity, "state": {}}',
         '{"format": 2, "kind": "KIND", "num_observed": 3, "state": {}}',
         '{"format": 1, "kind": "other", "num_observed": 3, "state": {}}',
+        '{"format": 1, "kind": "KIND", "num_observed": 3, "state": {}, "models": [1]}',
         "[" * 100_000,
         "\x00\x01",
     ],
@@ -117,6 +127,20 @@ def test_a_corrupt_file_is_a_warning_and_a_fresh_start(
     assert [str(path) in record.getMessage() for record in caplog.records] == [True]
     assert predictor.num_observed == 0
     assert predictor.predict("ls").p50_s == DurationPredictor(kind).predict("ls").p50_s
+
+
+def test_trained_models_are_saved_with_what_was_learned(tmp_path: Path) -> None:
+    """Models other than the shipped ones come back by `load` and are kept by the next `save`."""
+    slow = OfflineModels(boosted=TreeEnsemble([5.0]), prior=OfflineModels.shipped().prior)
+    trained, plain = tmp_path / "trained.json", tmp_path / "plain.json"
+    DurationPredictor("boosted", models=slow).save(trained)
+    DurationPredictor("boosted").save(plain)
+    predictor = DurationPredictor("boosted")
+    for path, is_trained in ((trained, True), (plain, False), (trained, True)):
+        assert predictor.load(path)
+        assert (predictor.predict("ls").speed == "slow") is is_trained
+        predictor.save(tmp_path / "again.json")
+        assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
 
 
 def test_a_missing_file_is_a_fresh_start(tmp_path: Path) -> None:

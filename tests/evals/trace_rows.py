@@ -1,17 +1,13 @@
-"""A made-up project's commands and a simple predictor, for the tests of eval-predictor."""
+"""A made-up project's commands with their durations, for tests of what reads traces."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
-import statistics
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentkv.durations import Prediction
-from agentkv.evals.predictor_replay import EDGES_S, Forecast
 from agentkv.evals.workload.traces import TracedCommand
 
 TYPICAL_S = {
@@ -58,60 +54,3 @@ def row(
     """A traced command with the fields that matter to a test."""
     values = {"trace": "t", "order": 0.0, "bound": "exact"} | fields
     return TracedCommand(command=command, duration_s=duration_s, session=session, **values)
-
-
-def forecast(of: TracedCommand, p_over_5_s: float = 0.5, **fields: Any) -> Forecast:
-    """A forecast with P(over 5 s) given and the other edges evenly around it."""
-    index = EDGES_S.index(5.0)
-    p_over = tuple(
-        1.0 - (1.0 - p_over_5_s) * (place + 1) / (index + 1)
-        if place <= index
-        else p_over_5_s * (len(EDGES_S) - place) / (len(EDGES_S) - index)
-        for place in range(len(EDGES_S))
-    )
-    values = {
-        "speed": "uncertain",
-        "source": "test",
-        "p50_s": 1.0,
-        "ttl_s": 2.0,
-        "p_over": p_over,
-        "share_below": 0.5,
-        "continuum_ttl_s": 2.0,
-        "predict_us": 1.0,
-    }
-    return Forecast(row=of, **(values | fields))
-
-
-@dataclass(frozen=True, slots=True)
-class LogNormal:
-    """ln(duration) is normal around `mean_log` with deviation `spread`."""
-
-    mean_log: float
-    spread: float = 1.0
-
-    def p_over(self, seconds: float) -> float:
-        place = (math.log(max(seconds, 1e-9)) - self.mean_log) / self.spread
-        return 0.5 * math.erfc(place / math.sqrt(2.0))
-
-    def quantile_s(self, share: float) -> float:
-        return math.exp(statistics.NormalDist(self.mean_log, self.spread).inv_cdf(share))
-
-
-@dataclass
-class MeanByCommand:
-    """A predictor that knows each command's mean log duration, and writes down what it is told."""
-
-    observed: list[tuple[str, float, bool]] = field(default_factory=list)
-    predicted: list[tuple[str, int]] = field(default_factory=list)
-
-    def observe(self, command: str, duration_s: float, *, censored: bool = False) -> None:
-        self.observed.append((command, duration_s, censored))
-
-    def predict(self, command: str) -> Prediction:
-        self.predicted.append((command, len(self.observed)))
-        logs = [math.log(max(s, 0.01)) for c, s, _ in self.observed if c == command]
-        distribution = LogNormal(statistics.fmean(logs) if logs else 0.0)
-        p50_s, p90_s = distribution.quantile_s(0.5), distribution.quantile_s(0.9)
-        speed = "fast" if p50_s < 0.5 else "slow" if p50_s > 8.0 else "uncertain"
-        ttl_s = 0.0 if speed == "slow" else p90_s
-        return Prediction(speed, p50_s, p90_s, ttl_s, "mean", "the mean", distribution)

@@ -1,0 +1,113 @@
+"""`agentkv train-predictor`: train the duration predictor on your own traces.
+
+The file it writes holds trees trained on the commands and every run as the predictor learned it.
+`DurationPredictor.load`, `agentkv predict --state` and the server's setting `predictor_state` read
+it. A trace is JSON lines, gzipped or not: {"command": "make -j8", "duration_s": 41.2}, and if known
+`session`, `order` (the time of the call), `timeout_s` with `is_error` (it took at least that long),
+`censored` (it took at most 3 s).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentkv.durations import DurationPredictor, OfflineModels
+from agentkv.durations.trees import train_boosted, train_prior
+from agentkv.errors import AgentKVError
+
+from ..options import add_json
+from ..rows import provenance, require_free
+from ..workload.traces import Trace, read_traces
+
+DONE, FAILED, BAD_USAGE = 0, 1, 2
+KINDS = ("default", "context_serve", "boosted")
+"""Predictors that start from trees."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0: written; 1: LightGBM is missing; 2: no traces to train on, or --out taken."""
+    options = _parser().parse_args(argv)
+    try:
+        require_free(options.out, force=options.force)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        document = train(read_traces(options.traces), options.out, options.kind, options.seed)
+    except (AgentKVError, ValueError, OSError) as error:
+        print(f"agentkv train-predictor: {error}", file=sys.stderr)
+        return BAD_USAGE
+    except ModuleNotFoundError as error:
+        print(
+            f"agentkv train-predictor: the package {error.name!r} is missing: "
+            "run `pip install 'agentkv-serving[bench]'`",
+            file=sys.stderr,
+        )
+        return FAILED
+    if not options.json:
+        print(
+            f"trained on {document['num_commands']} commands ({document['num_skipped']} lines "
+            f"without a measurement skipped), written to {options.out}\n"
+            f"try: agentkv predict 'make' --kind {options.kind} --state {options.out}"
+        )
+    print(json.dumps(document))
+    return DONE
+
+
+def train(traces: Sequence[Trace], path: Path, kind: str, seed: int) -> dict[str, Any]:
+    """Write a predictor of `kind` that has learned these traces; return what it learned from.
+
+    Raises ValueError for too few commands, or too much alike, and OSError.
+    """
+    rows = sorted((row for trace in traces for row in trace.rows), key=lambda row: row.order)
+    models = OfflineModels.shipped()
+    if kind == "default":
+        models = replace(models, prior=train_prior(rows, seed=seed))
+    else:
+        models = replace(models, boosted=train_boosted(rows, seed=seed))
+    predictor = DurationPredictor(kind, seed=seed, models=models)
+    for row in rows:
+        predictor.observe(row.command, row.duration_s, censored=row.bound == "lower")
+    predictor.save(path)
+    bounds = Counter(row.bound for row in rows)
+    return {
+        **provenance(),
+        "seed": seed,
+        "kind": kind,
+        "path": str(path),
+        "num_bytes": path.stat().st_size,
+        "num_commands": len(rows),
+        "num_at_least": bounds["lower"],
+        "num_at_most": bounds["upper"],
+        "num_skipped": sum(trace.num_skipped for trace in traces),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agentkv train-predictor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("traces", nargs="+", type=Path, metavar="TRACE", help="JSON lines, gzipped or not")
+    add("--out", type=Path, required=True, metavar="FILE", help="where the predictor is written")
+    add(
+        "--kind",
+        choices=KINDS,
+        default="default",
+        help="which predictor; the server's setting `predictor` must name the same one "
+        "(default %(default)s)",
+    )
+    add("--seed", type=int, default=0, help="of the training (default %(default)s)")
+    add("--force", action="store_true", help="overwrite FILE")
+    add_json(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

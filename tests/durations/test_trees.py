@@ -1,0 +1,91 @@
+"""Offline trees: training is deterministic and small, bounds label where they decide."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from agentkv.commands import analyze_command
+from agentkv.commands.features import FEATURES, command_features
+from agentkv.durations import OfflineModels
+from agentkv.durations.context_serve import BoostedEstimator
+from agentkv.durations.trees import (
+    MAX_BOOSTED_DEPTH,
+    NUM_BOOSTED_TREES,
+    Bound,
+    TreeEnsemble,
+    labelled,
+    train_boosted,
+    train_models,
+    train_prior,
+)
+from agentkv.evals.workload.traces import TracedCommand
+
+
+def run(command: str, duration_s: float, bound: Bound = "exact") -> TracedCommand:
+    return TracedCommand("trace", "session", 0.0, command, duration_s, bound)
+
+
+RUNS = [
+    run(f"{program} x{number}", duration_s + number / 100)
+    for number in range(40)
+    for program, duration_s in (("go test", 20.0), ("cat", 0.1), ("grep -r", 0.5), ("git push", 3))
+]
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "bound", "labels"),
+    [
+        (6.0, "exact", [True]),
+        (4.0, "exact", [False]),
+        (6.0, "lower", [True]),
+        (4.0, "lower", []),
+        (6.0, "upper", []),
+        (3.0, "upper", [False]),
+    ],
+)
+def test_bounds_label_where_they_decide(
+    duration_s: float, bound: Bound, labels: list[bool]
+) -> None:
+    """A bound on the wrong side of 5 s says nothing and is left out."""
+    assert [is_slow for _, is_slow in labelled([run("x", duration_s, bound)])] == labels
+
+
+def test_trained_trees_are_deterministic_and_small() -> None:
+    """The same runs and seed give the same trees, within the size that is shipped."""
+    models = train_models(RUNS, seed=3)
+    assert models.to_dict() == train_models(RUNS, seed=3).to_dict()
+    assert len(models.boosted) <= NUM_BOOSTED_TREES
+    assert max(map(_depth, models.boosted.to_list())) <= MAX_BOOSTED_DEPTH
+    assert OfflineModels.from_dict(models.to_dict()).to_dict() == models.to_dict()
+
+
+def _depth(node: object) -> int:
+    return 1 + max(_depth(node[2]), _depth(node[3])) if isinstance(node, list) else 0
+
+
+def test_trained_trees_separate_slow_from_fast() -> None:
+    """A command is as slow as those with its features in training, whatever its arguments."""
+    estimator = BoostedEstimator(train_boosted(RUNS))
+    assert estimator.predict(analyze_command("go test y")).speed == "slow"
+    assert estimator.predict(analyze_command("cat y")).speed == "fast"
+
+
+@pytest.mark.parametrize(
+    ("train", "runs", "why"),
+    [
+        (train_boosted, [run("ls", 0.1)] * 100, "over and under 5 s"),
+        (train_boosted, RUNS[:99], "99 runs are too few, 100 are needed"),
+        (train_prior, RUNS[:99], "99 runs are too few, 100 are needed"),
+    ],
+)
+def test_too_little_to_train_on_is_an_error(
+    train: Callable[[Sequence[TracedCommand]], TreeEnsemble], runs: list[TracedCommand], why: str
+) -> None:
+    """Too few runs, and runs of one speed, are refused with the reason."""
+    with pytest.raises(ValueError, match=why):
+        train(runs)
+
+
+def test_context_serves_features_are_twenty_five() -> None:
+    """ContextServe's boosted layer sees 25 features."""
+    assert len(FEATURES) == len(command_features(analyze_command("ls -la"))) == 25

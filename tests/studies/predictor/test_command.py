@@ -1,0 +1,124 @@
+"""The study runs from end to end on a made-up trace, and explains bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from studies.predictor.__main__ import main
+from tests.evals.trace_rows import synthetic_lines, write_lines
+
+QUICK = ("--kinds", "first_word", "rules", "--models", "shipped", "--resamples", "2")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_lines(tmp_path / "trace.jsonl", synthetic_lines(240))
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, object]]]:
+    """The JSON document, which is the last line of standard output."""
+    found: dict[str, list[dict[str, object]]] = json.loads(capsys.readouterr().out.split("\n")[-2])
+    return found
+
+
+def test_all_splits_give_rows_of_every_predictor(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each row names its split, mode and predictor, and carries commit, versions, seed, config."""
+    other = write_lines(tmp_path / "other.jsonl", synthetic_lines(60, seed=1))
+    assert main([str(trace), str(other), *QUICK]) == 0
+    rows = document(capsys)["rows"]
+    online = ("time", "session", "trace")
+    assert {(row["split"], row["mode"], row["kind"]) for row in rows} == {
+        (split, mode, kind)
+        for kind in ("first_word", "rules")
+        for split, mode in [
+            *((split, mode) for split in online for mode in ("frozen", "online")),
+            ("tool", "frozen"),
+        ]
+    }
+    assert all({"commit", "versions", "seed", "config"} <= set(row) for row in rows)
+
+
+def test_the_report_is_written_and_never_overwritten(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows, Markdown and a picture are written; a second run needs --force."""
+    out = tmp_path / "out"
+    asked = [str(trace), *QUICK, "--split", "time", "tool", "--out", str(out)]
+    assert main(asked) == 0
+    assert len((out / "rows.jsonl").read_text().splitlines()) == 6
+    assert "| first_word" in (out / "report.md").read_text()
+    assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert main(asked) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main([*asked, "--force"]) == 0
+
+
+def test_the_same_seed_gives_the_same_scores(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two runs under one seed differ in the measured microseconds only."""
+    runs = []
+    for _ in range(2):
+        assert main([str(trace), *QUICK, "--split", "session"]) == 0
+        rows = document(capsys)["rows"]
+        runs.append([{k: v for k, v in row.items() if not k.endswith("_us")} for row in rows])
+    assert runs[0] == runs[1]
+
+
+def test_models_written_can_be_judged(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What --write-models trained serves as --models of a cold judgement."""
+    models = tmp_path / "models.json"
+    asked = [str(trace), "--kinds", "default", "--resamples", "0"]
+    assert main([*asked, "--split", "time", "--write-models", str(models)]) == 0
+    capsys.readouterr()
+    assert main([*asked, "--split", "cold", "--models", str(models)]) == 0
+    rows = document(capsys)["rows"]
+    assert {(row["split"], row["kind"], row["mode"]) for row in rows} == {
+        ("cold", "default", mode) for mode in ("frozen", "online")
+    }
+
+
+def test_a_trace_of_one_class_has_no_auc(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An undefined score is null in the document and a dash in the table."""
+    lines = [{"command": "ls", "duration_s": 0.1} for _ in range(40)]
+    path = write_lines(tmp_path / "short.jsonl", lines)
+    asked = [str(path), *QUICK, "--split", "time", "--out", str(tmp_path / "out")]
+    assert main(asked) == 0
+    assert " - |" in (tmp_path / "out" / "report.md").read_text()
+    assert document(capsys)["rows"][0]["auc_5"] is None
+
+
+@pytest.mark.parametrize(
+    ("num_lines", "options", "said"),
+    [
+        (60, ["--split", "cold"], "--models"),
+        (60, ["--models", "no-such-file.json"], "no-such-file.json"),
+        (60, ["--models", "TRACE"], "--write-models"),
+        (60, ["--split", "trace"], "too few"),
+        (60, ["TRACE"], "twice"),
+        (60, ["--split", "time", "--kinds", "default"], "--models shipped"),
+        (1, [], "too few"),
+        (0, [], "trace.jsonl: no measured command"),
+    ],
+)
+def test_what_cannot_be_judged_is_explained(
+    num_lines: int,
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Options that do not fit and traces too small are exit status 2 and one line on stderr."""
+    trace = write_lines(tmp_path / "trace.jsonl", synthetic_lines(num_lines))
+    given = [option.replace("TRACE", str(trace)) for option in options]
+    assert main([str(trace), *given]) == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
