@@ -21,6 +21,11 @@ from agentkv.errors import AgentKVError
 from agentkv.server.process import ServerProcess
 
 from ..options import (
+    BAD_USAGE,
+    DONE,
+    FAILED,
+    add_json,
+    add_kept,
     add_workload_options,
     describe_workload,
     fill_in,
@@ -31,139 +36,24 @@ from ..options import (
 from ..outcomes import RunOutcome
 from ..player.run import LoadOptions, load_server
 from ..policies import ServerPolicy, policy_names, server_policy
-from ..rows import RUN_FILE, TURNS_FILE, RunFilesError, read_runs, time_stamp
+from ..rows import RUN_FILE, TURNS_FILE, RunFilesError, read_runs, time_stamp, write_whole
 from ..summary import PolicyResult, Spread, compare, summarize
+from ..tables import text_table
 from ..workload.plans import Workload
 
-DONE, FAILED, BAD_USAGE = 0, 1, 2
 DEFAULT_POLICIES = ("fcfs", "continuum", "context_serve")
 BASELINE = "fcfs"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """0: all jobs of all runs done; 1: some were not, or it broke off; 2: bad usage."""
-    options = _parser().parse_args(argv)
-    profile = GPU if options.gpu else CPU
-    fill_in(options, dict(profile.workload))
-    try:
-        plan = _plan(options, profile)
-        check_folders(plan, resume=options.resume, force=options.force)
-    except (AgentKVError, OSError) as error:
-        print(f"agentkv compare: {error}", file=sys.stderr)
-        return BAD_USAGE
-    runs, trouble = _collect(plan, resume=options.resume)
-    if trouble is not None:
-        print(f"agentkv compare: {trouble}", file=sys.stderr)
-    document = _document(plan, runs, trouble)
-    if not options.json and runs:
-        print(table(compare(runs, _baseline(plan)), _baseline(plan)))
-    try:
-        plan.out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(document, indent=1) + "\n"
-        (plan.out / "compare.json").write_text(text, encoding="utf-8")
-        print(f"runs and rows in {plan.out}", file=sys.stderr)
-    except OSError as error:
-        trouble = trouble or f"{plan.out}/compare.json could not be written: {error}"
-        print(f"agentkv compare: {trouble}", file=sys.stderr)
-    print(json.dumps(document), flush=True)
-    are_done = all(job.status == "done" for run in runs for job in run.jobs)
-    return DONE if trouble is None and are_done else FAILED
-
-
-def _collect(plan: ComparePlan, *, resume: bool) -> tuple[list[RunOutcome], str | None]:
-    """The runs that were made, and what kept the others from being made."""
-    runs: list[RunOutcome] = []
-    # a server that is starting must not outlive us, whichever signal ends us
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        for run in run_all(plan, resume=resume):
-            runs.append(run)
-    except (AgentKVError, OSError) as error:
-        return runs, str(error)
-    except KeyboardInterrupt:
-        return runs, "interrupted"
-    return runs, None
-
-
-def _document(plan: ComparePlan, runs: Sequence[RunOutcome], trouble: str | None) -> dict[str, Any]:
-    baseline = _baseline(plan)
-    return {
-        "baseline": baseline,
-        "policies": {result.policy: asdict(result) for result in compare(runs, baseline)},
-        "runs": [{"repeat": run.metadata.get("repeat"), **summarize(run)} for run in runs],
-        "workload": dict(plan.described),
-        "config": dict(plan.config),
-        "out": str(plan.out),
-        "ended_early": trouble,
-    }
-
-
-def _baseline(plan: ComparePlan) -> str:
-    names = [policy.name for policy in plan.policies]
-    return BASELINE if BASELINE in names else names[0]
-
-
-def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
-    names = dict.fromkeys(options.policy or DEFAULT_POLICIES)
-    workload = workload_of(options)
-    num_blocks = options.num_gpu_blocks_override or profile.num_blocks
-    scarce = () if num_blocks is None else ("--num-gpu-blocks-override", str(num_blocks))
-    server_flags = (*profile.server_flags, *scarce, *options.server_flags)
-    config = {name: value for name, value in vars(options).items() if name != "server_flags"}
-    stamp = time_stamp()
-    return ComparePlan(
-        policies=tuple(server_policy(name) for name in names),
-        repeats=options.repeats,
-        workload=workload,
-        described=describe_workload(options, workload),
-        model=options.model or profile.model,
-        server_flags=server_flags,
-        out=Path(options.out or f"compare-{stamp}"),
-        ready_timeout_s=profile.ready_timeout_s,
-        limit_s=options.limit_s,
-        config=config | {"server_flags": server_flags},
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="agentkv compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add(
-        "--policy",
-        action="append",
-        metavar="NAME",
-        help=f"give it for each policy; of {', '.join(policy_names())} "
-        f"(default {', '.join(DEFAULT_POLICIES)})",
-    )
-    add("--repeats", type=whole_number(1), default=3, metavar="N", help="runs a policy (default 3)")
-    add("--gpu", action="store_true", help="defaults for one GPU: the reference's A/B run")
-    add("--model", help="name or folder (default: the demo model; with --gpu Llama-3.1-8B)")
-    add(
-        "--num-gpu-blocks-override",
-        type=whole_number(1),
-        metavar="N",
-        help="blocks of KV cache (default on CPU: scarce)",
-    )
-    add_workload_options(parser)
-    add = parser.add_argument_group("runs").add_argument
-    add("--limit-s", type=seconds, metavar="S", help="cut what still runs of a run after so long")
-    add("--out", metavar="DIR", help="a folder a run, and compare.json (default compare-TIME)")
-    add("--resume", action="store_true", help="keep the complete runs in --out, make the others")
-    add("--force", action="store_true", help="overwrite the runs in --out")
-    add("--json", action="store_true", help="print the JSON document alone")
-    add("server_flags", nargs="*", metavar="-- FLAG", help="more flags for the servers")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-# MERGED: What `agentkv compare` does unless told otherwise: on a CPU server, and on one GPU.
+_COLUMNS = {
+    "mean_s": ("mean s", ".2f"),
+    "p90_s": ("p90 s", ".2f"),
+    "max_s": ("max s", ".2f"),
+    "ttft_continuing_p99_s": ("ttft p99 s", ".2f"),
+    "hit_rate": ("hit rate", ".3f"),
+    "recomputed_tokens": ("recomputed", ".0f"),
+    "preemptions": ("preempted", ".1f"),
+}
+"""Name in the summary: heading, how a number looks. `ttft` is of turns that continue a job."""
+_RATIOS = ("mean_s", "p90_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,20 +92,13 @@ GPU = Profile(
 """Source: model, flags, rate and duration of the reference experiment's A/B run."""
 
 
-# MERGED: Runs the same jobs on one server after the other: each policy in each repeat, A B C A
-# MERGED: B C.
-# MERGED: Every run gets a server of its own, freshly started: vLLM has no route that empties
-# MERGED: the cache and
-# MERGED: forgets what was learned.
-
-
 class CompareError(AgentKVError):
     """A comparison that broke off; the runs before it are on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparePlan:
-    """What is compared: `server_flags` are the same for every policy."""
+    """The runs of one comparison: `server_flags` are the same for every policy."""
 
     policies: tuple[ServerPolicy, ...]
     repeats: int
@@ -228,6 +111,11 @@ class ComparePlan:
     limit_s: float | None
     config: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def baseline(self) -> str:
+        names = [policy.name for policy in self.policies]
+        return BASELINE if BASELINE in names else names[0]
+
     def folder(self, policy: ServerPolicy, repeat: int) -> Path:
         return self.out / f"{policy.name.replace(':', '-')}-{repeat}"
 
@@ -236,8 +124,65 @@ class ComparePlan:
         return [(policy, repeat) for repeat in range(self.repeats) for policy in self.policies]
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: all jobs of all runs done; 1: some were not, or it broke off; 2: bad usage."""
+    options = _parser().parse_args(argv)
+    profile = GPU if options.gpu else CPU
+    fill_in(options, dict(profile.workload))
+    try:
+        plan = _plan(options, profile)
+        check_folders(plan, resume=options.resume, force=options.force)
+    except (AgentKVError, OSError) as error:
+        print(f"agentkv compare: {error}", file=sys.stderr)
+        return BAD_USAGE
+    runs, trouble = _collect(plan, resume=options.resume)
+    if trouble is not None:
+        print(f"agentkv compare: {trouble}", file=sys.stderr)
+    results = compare(runs, plan.baseline)
+    if not options.json and runs:
+        print(table(results, plan.baseline))
+    document = {
+        "baseline": plan.baseline,
+        "policies": {result.policy: asdict(result) for result in results},
+        "runs": [{"repeat": run.metadata.get("repeat"), **summarize(run)} for run in runs],
+        "workload": dict(plan.described),
+        "config": dict(plan.config),
+        "out": str(plan.out),
+        "ended_early": trouble,
+    }
+    try:
+        write_whole(plan.out / "compare.json", json.dumps(document, indent=1) + "\n")
+        print(f"runs and rows in {plan.out}", file=sys.stderr)
+    except OSError as error:
+        trouble = trouble or f"{plan.out}/compare.json could not be written: {error}"
+        print(f"agentkv compare: {trouble}", file=sys.stderr)
+    print(json.dumps(document), flush=True)
+    are_done = all(job.status == "done" for run in runs for job in run.jobs)
+    return DONE if trouble is None and are_done else FAILED
+
+
+def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
+    names = dict.fromkeys(options.policy or DEFAULT_POLICIES)
+    workload = workload_of(options)
+    num_blocks = options.num_gpu_blocks_override or profile.num_blocks
+    scarce = () if num_blocks is None else ("--num-gpu-blocks-override", str(num_blocks))
+    server_flags = (*profile.server_flags, *scarce, *options.server_flags)
+    return ComparePlan(
+        policies=tuple(server_policy(name) for name in names),
+        repeats=options.repeats,
+        workload=workload,
+        described=describe_workload(options, workload),
+        model=options.model or profile.model,
+        server_flags=server_flags,
+        out=Path(options.out or f"compare-{time_stamp()}"),
+        ready_timeout_s=profile.ready_timeout_s,
+        limit_s=options.limit_s,
+        config=vars(options) | {"server_flags": server_flags},
+    )
+
+
 def check_folders(plan: ComparePlan, *, resume: bool, force: bool) -> None:
-    """Raise RunFilesError if runs are there already, unless they may be used or overwritten."""
+    """Raise RunFilesError if runs exist already, unless they may be used or overwritten."""
     for policy, repeat in plan.runs():
         folder = plan.folder(policy, repeat)
         if (folder / TURNS_FILE).exists() and not (resume or force):
@@ -247,21 +192,37 @@ def check_folders(plan: ComparePlan, *, resume: bool, force: bool) -> None:
             )
 
 
+def _collect(plan: ComparePlan, *, resume: bool) -> tuple[list[RunOutcome], str | None]:
+    """The runs that were made, and the reason if not all of them were."""
+    runs: list[RunOutcome] = []
+    # a server that is starting must not outlive us, whichever signal ends us
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for run in run_all(plan, resume=resume):
+            runs.append(run)
+    except (AgentKVError, OSError) as error:
+        return runs, str(error)
+    except KeyboardInterrupt:
+        return runs, "interrupted"
+    return runs, None
+
+
 def run_all(plan: ComparePlan, *, resume: bool) -> Iterator[RunOutcome]:
     """Each run as it ends; with `resume`, those that are complete on disk are read instead.
 
-    Raises CompareError after the run that broke off, ServerStartError for a server that does not
-    come up.
+    Every run gets a server of its own: vLLM has no route that empties the cache and forgets what
+    was learned. Raises CompareError after the run that broke off, ServerStartError for a server
+    that does not come up.
     """
     todo = plan.runs()
     for number, (policy, repeat) in enumerate(todo, start=1):
         label = f"[{number}/{len(todo)}] {policy.name}, repeat {repeat + 1} of {plan.repeats}"
         found = _complete_run(plan, policy, repeat) if resume else None
         if found is not None:
-            _say(f"{label}: on disk already")
+            print(f"{label}: on disk already", file=sys.stderr, flush=True)
             yield found
             continue
-        _say(f"{label}: starting its server")
+        print(f"{label}: starting its server", file=sys.stderr, flush=True)
         run, reason = _run(plan, policy, repeat)
         if run.jobs:
             yield run
@@ -295,7 +256,7 @@ def _run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> tuple[RunOutco
 
 
 def _complete_run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> RunOutcome | None:
-    """The run on disk; None if there is none or it broke off.
+    """The run on disk; None if it is missing or broke off.
 
     Raises RunFilesError if it was made of other jobs or with other server flags.
     """
@@ -309,7 +270,7 @@ def _complete_run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> RunOu
         ("workload", run.workload, plan.described),
         ("server_flags", run.metadata.get("config", {}).get("server_flags"), plan.server_flags),
     ):
-        if _plain(then) != _plain(now):
+        if json.dumps(then, sort_keys=True) != json.dumps(now, sort_keys=True):
             raise RunFilesError(
                 f"{folder}: was made with another {name}: {then}, now {now}: choose another "
                 "--out, or --force"
@@ -317,67 +278,40 @@ def _complete_run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> RunOu
     return run
 
 
-def _plain(value: Any) -> Any:
-    """As it comes back from a file."""
-    return json.loads(json.dumps(value))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-# MERGED: A comparison as a table of text.
-
-_COLUMNS = (
-    ("mean_s", "mean s", "{:.2f}"),
-    ("p90_s", "p90 s", "{:.2f}"),
-    ("max_s", "max s", "{:.2f}"),
-    ("ttft_continuing_p99_s", "ttft p99 s", "{:.2f}"),
-    ("hit_rate", "hit rate", "{:.3f}"),
-    ("recomputed_tokens", "recomputed", "{:.0f}"),
-    ("preemptions", "preempted", "{:.1f}"),
-)
-"""Name in the summary, heading, how a number looks. `ttft` is of turns that continue a job."""
-_RATIOS = ("mean_s", "p90_s")
-
-
 def table(results: Sequence[PolicyResult], baseline: str) -> str:
     """A line a policy: jobs, means over the repeats, ratios to the baseline with their range."""
-    headings = [
+    header = [
         "policy",
         "runs",
         "done/jobs",
-        *(heading for _, heading, _ in _COLUMNS),
+        *(heading for heading, _ in _COLUMNS.values()),
         *(f"{name.removesuffix('_s')} / {baseline}" for name in _RATIOS),
     ]
-    rows = [headings, *(_row(result) for result in results)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(headings))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
+    rows = [
+        [
+            result.policy,
+            result.repeats,
+            f"{result.completed}/{result.jobs}",
+            *(_with_deviation(result.values[name], form) for name, (_, form) in _COLUMNS.items()),
+            *(_with_range(result.ratios[name]) for name in _RATIOS),
+        ]
+        for result in results
     ]
-    lines.insert(1, "-" * len(lines[0]))
-    return "\n".join(line.rstrip() for line in [*lines, "", *_outputs(results, baseline)])
-
-
-def _row(result: PolicyResult) -> list[str]:
-    return [
-        result.policy,
-        str(result.repeats),
-        f"{result.completed}/{result.jobs}",
-        *(_with_deviation(result.values[name], shape) for name, _, shape in _COLUMNS),
-        *(_with_range(result.ratios[name]) for name in _RATIOS),
+    # outputs must be the same: scheduling changes timing, never text
+    outputs = [
+        f"{result.policy}: {result.turns_compared - result.turns_differing} of "
+        f"{result.turns_compared} turns have the outputs of {baseline}"
+        for result in results
+        if result.policy != baseline and result.turns_compared
     ]
+    return "\n".join([text_table(header, rows, rule=True), "", *outputs])
 
 
-def _with_deviation(spread: Spread | None, shape: str) -> str:
+def _with_deviation(spread: Spread | None, form: str) -> str:
     if spread is None:
         return "-"
-    deviation = "" if spread.deviation is None else f" ±{shape.format(spread.deviation)}"
-    return f"{shape.format(spread.mean)}{deviation}"
+    deviation = "" if spread.deviation is None else f" ±{spread.deviation:{form}}"
+    return f"{spread.mean:{form}}{deviation}"
 
 
 def _with_range(spread: Spread | None) -> str:
@@ -387,11 +321,42 @@ def _with_range(spread: Spread | None) -> str:
     return f"{spread.mean:.2f}{bounds}"
 
 
-def _outputs(results: Sequence[PolicyResult], baseline: str) -> list[str]:
-    """How far outputs are the same, as they must be: scheduling changes timing, never text."""
-    return [
-        f"{result.policy}: {result.turns_compared - result.turns_differing} of "
-        f"{result.turns_compared} turns have the outputs of {baseline}"
-        for result in results
-        if result.policy != baseline and result.turns_compared
-    ]
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agentkv compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add: Any = parser.add_argument_group("comparison").add_argument
+    add(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help=f"repeat for each policy; of {', '.join(policy_names())} "
+        f"(default {', '.join(DEFAULT_POLICIES)})",
+    )
+    add("--repeats", type=whole_number(1), default=3, metavar="N", help="runs a policy (default 3)")
+    add("--gpu", action="store_true", help="defaults for one GPU: the reference's A/B run")
+    add("--model", help="name or folder (default: the demo model; with --gpu Llama-3.1-8B)")
+    add(
+        "--num-gpu-blocks-override",
+        type=whole_number(1),
+        metavar="N",
+        help="blocks of KV cache (default on CPU: scarce)",
+    )
+    add_workload_options(parser)
+    runs = parser.add_argument_group("runs")
+    add = runs.add_argument
+    add("--limit-s", type=seconds, metavar="S", help="cut jobs of a run that run after this time")
+    add_kept(
+        runs,
+        "a folder a run, and compare.json (default compare-TIME)",
+        resume="keep the complete runs in --out, make the others",
+    )
+    add_json(runs)
+    add("server_flags", nargs="*", metavar="-- FLAG", help="more flags for the servers")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,10 +11,11 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from agentkv.errors import AgentKVError
 
 from ..figures.against_load import (
     DURATIONS,
@@ -28,9 +29,26 @@ from ..figures.by_job import draw_by_turn, draw_cumulative
 from ..figures.runs import Group, grouped, load_runs
 from ..figures.style import FigureError, in_order
 from ..figures.timeline import draw_run_timeline
+from ..options import BAD_USAGE, DONE, FAILED, add_kept
+from ..rows import require_free
 
-DONE, FAILED, BAD_USAGE = 0, 1, 2
 DEFAULT_BASELINE = "fcfs"
+SWEPT = {
+    "sweep": "mean and p99 duration against load",
+    "combined": "the same for all GPUs at once",
+    "speedup": "mean duration saved against load",
+    "ttft": "time to first token against load",
+    "hits": "hit rate against load",
+}
+"""Kinds of figures that need a load that varies, and what they show."""
+KINDS = SWEPT | {
+    "policies": "policies side by side under the heaviest load",
+    "cdf": "distribution of job durations",
+    "turns": "latency turn by turn",
+    "timeline": "the same jobs under each policy over time",
+}
+Drawing = tuple[str, str, Callable[[Path], Path]]
+"""Kind, name of the file, and what draws it; FigureError where the runs are not enough for it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,20 +57,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(options.out)
     try:
         runs, left_out = load_runs(options.rows)
-        _check_baseline(options.baseline, [run.policy for run in runs])
+        policies = [run.policy for run in runs]
+        # without the usual baseline figures lack their ratios; one that was named must be there
+        if options.baseline not in (DEFAULT_BASELINE, *policies):
+            seen = ", ".join(in_order(policies))
+            raise FigureError(f"--baseline: got {options.baseline!r}, the rows have {seen}")
         planned = list(drawings(grouped(runs), options.kind or list(KINDS), options.baseline))
-        _check_free([out / drawing.file for drawing in planned], force=options.force)
-    except FigureError as error:
+        for _, file, _ in planned:
+            require_free(out / file, force=options.force)
+    except AgentKVError as error:
         print(f"agentkv plot: {error}", file=sys.stderr)
         return BAD_USAGE
     for line in left_out:
         print(line, file=sys.stderr)
-    written: list[dict[str, Any]] = []
-    skipped: list[dict[str, Any]] = []
+    written: list[dict[str, str]] = []
+    skipped: list[dict[str, str]] = []
     try:
-        for row in _draw_all(planned, out):
-            (skipped if "why" in row else written).append(row)
-            _say(row)
+        for kind, file, draw in planned:
+            row = {"kind": kind, "file": str(out / file)}
+            try:
+                draw(out / file)
+            except FigureError as error:
+                skipped.append(row | {"why": str(error)})
+                print(f"not drawn: {error}", file=sys.stderr, flush=True)
+            else:
+                written.append(row)
+                print(f"written to {out / file}", file=sys.stderr, flush=True)
     except OSError as error:
         print(f"agentkv plot: cannot write into {out}: {error}", file=sys.stderr)
         return FAILED
@@ -63,41 +93,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     return DONE if written else BAD_USAGE
 
 
-def _draw_all(planned: Sequence[Drawing], out: Path) -> Iterator[dict[str, Any]]:
-    """Each figure as it is drawn; one that the rows are not enough for, with the reason."""
-    for drawing in planned:
-        row = {"kind": drawing.kind, "file": str(out / drawing.file)}
-        try:
-            drawing.draw(out / drawing.file)
-        except FigureError as error:
-            row["why"] = str(error)
-        yield row
+def drawings(groups: Sequence[Group], kinds: Sequence[str], baseline: str) -> Iterator[Drawing]:
+    """The figures of these kinds; FigureError if they all need a load that varies and none does."""
+    swept = [group for group in groups if len(group.loads) > 1]
+    if not swept and all(kind in SWEPT for kind in kinds):
+        raise FigureError(f"{', '.join(kinds)}: needs runs under more than one load (--jps)")
+    planned: list[Drawing] = []
+    for group in groups:
+        slug, load = group.slug, _load(group)
+        if group in swept:
+            planned += [
+                ("sweep", f"{load}_sweep_{slug}.png", partial(draw_sweep, [group], DURATIONS)),
+                ("ttft", f"ttft_{slug}.png", partial(draw_sweep, [group], FIRST_TOKENS)),
+                ("hits", f"hit_rate_{slug}.png", partial(draw_sweep, [group], HITS)),
+            ]
+        bars = partial(draw_side_by_side, group.heaviest(), baseline)
+        lanes = partial(draw_run_timeline, group, baseline=baseline)
+        planned += [
+            ("policies", f"policies_{slug}.png", bars),
+            ("cdf", f"duration_cdf_{slug}.png", partial(draw_cumulative, group)),
+            ("turns", f"latency_by_turn_{slug}.png", partial(draw_by_turn, group)),
+            ("timeline", f"timeline_{slug}.png", lanes),
+        ]
+    for load in dict.fromkeys(map(_load, swept)):
+        same = [group for group in swept if _load(group) == load]
+        combined = partial(draw_sweep, same, DURATIONS)
+        planned += [
+            ("combined", f"{load}_sweep_combined.png", combined),
+            ("speedup", f"{load}_sweep_speedup.png", partial(draw_savings, same, baseline)),
+        ]
+    return (drawing for drawing in planned if drawing[0] in kinds)
 
 
-def _say(row: dict[str, Any]) -> None:
-    line = f"not drawn: {row['why']}" if "why" in row else f"written to {row['file']}"
-    print(line, file=sys.stderr, flush=True)
-
-
-def _check_baseline(baseline: str, policies: Sequence[str]) -> None:
-    """One that was named must be there; without the usual one figures lack their ratios."""
-    if baseline not in (DEFAULT_BASELINE, *policies):
-        seen = ", ".join(in_order(policies))
-        raise FigureError(f"--baseline: got {baseline!r}, the rows have {seen}")
-
-
-def _check_free(files: Sequence[Path], *, force: bool) -> None:
-    present = [file for file in files if file.exists()]
-    if present and not force:
-        raise FigureError(f"{present[0]} exists: choose another --out, or --force")
+def _load(group: Group) -> str:
+    return group.setting.load_kind or "load"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="agentkv plot", description=__doc__)
     add: Any = parser.add_argument
     add("rows", nargs="+", metavar="ROWS", help="an --out of bench, compare or simulate")
-    add("--out", required=True, metavar="DIR", help="folder for the figures")
-    shown = "; ".join(f"{name}: {kind.what}" for name, kind in KINDS.items())
+    shown = "; ".join(f"{name}: {what}" for name, what in KINDS.items())
     add(
         "--kind", action="append", choices=tuple(KINDS), help=f"only this one (repeatable). {shown}"
     )
@@ -107,97 +143,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="POLICY",
         help="compared with (default %(default)s)",
     )
-    add("--force", action="store_true", help="overwrite figures that are there")
+    add_kept(parser, "folder for the figures", is_required=True)
     return parser
 
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-# MERGED: Which figures there are, and which of them a set of runs asks for.
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of figure; `is_swept`: it needs a load that varies."""
-
-    what: str
-    is_swept: bool = False
-
-
-KINDS = {
-    "sweep": Kind("mean and p99 duration against load", is_swept=True),
-    "combined": Kind("the same for all GPUs at once", is_swept=True),
-    "speedup": Kind("mean duration saved against load", is_swept=True),
-    "ttft": Kind("time to first token against load", is_swept=True),
-    "hits": Kind("hit rate against load", is_swept=True),
-    "policies": Kind("policies side by side under the heaviest load"),
-    "cdf": Kind("distribution of job durations"),
-    "turns": Kind("latency turn by turn"),
-    "timeline": Kind("the same jobs under each policy over time"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """One figure to be drawn; `draw` raises FigureError where the runs are not enough for it."""
-
-    kind: str
-    file: str
-    draw: Callable[[Path], Path]
-
-
-def drawings(groups: Sequence[Group], kinds: Sequence[str], baseline: str) -> Iterator[Drawing]:
-    """The figures of these kinds; FigureError if a kind asked for alone makes no sense here."""
-    swept = [group for group in groups if len(group.loads) > 1]
-    if not swept and all(KINDS[kind].is_swept for kind in kinds):
-        raise FigureError(f"{', '.join(kinds)}: needs runs under more than one load (--jps)")
-    for group in groups:
-        yield from _of_one(group, kinds, baseline, is_swept=group in swept)
-    for prefix, same in _by_prefix(swept).items():
-        if "combined" in kinds:
-            yield Drawing(
-                "combined",
-                f"{prefix}_sweep_combined.png",
-                partial(draw_sweep, same, DURATIONS),
-            )
-        if "speedup" in kinds:
-            yield Drawing(
-                "speedup",
-                f"{prefix}_sweep_speedup.png",
-                partial(draw_savings, same, baseline),
-            )
-
-
-def _of_one(
-    group: Group, kinds: Sequence[str], baseline: str, *, is_swept: bool
-) -> Iterator[Drawing]:
-    prefix, slug = _prefix(group), group.slug
-    of_load = {
-        "sweep": (f"{prefix}_sweep_{slug}.png", partial(draw_sweep, [group], DURATIONS)),
-        "ttft": (f"ttft_{slug}.png", partial(draw_sweep, [group], FIRST_TOKENS)),
-        "hits": (f"hit_rate_{slug}.png", partial(draw_sweep, [group], HITS)),
-    }
-    heaviest = group.at(group.loads[-1]) if group.loads else group
-    of_jobs = {
-        "policies": (f"policies_{slug}.png", partial(draw_side_by_side, heaviest, baseline)),
-        "cdf": (f"duration_cdf_{slug}.png", partial(draw_cumulative, group)),
-        "turns": (f"latency_by_turn_{slug}.png", partial(draw_by_turn, group)),
-        "timeline": (f"timeline_{slug}.png", partial(draw_run_timeline, group, baseline=baseline)),
-    }
-    figures = {**of_load, **of_jobs} if is_swept else of_jobs
-    for kind, (file, draw_one) in figures.items():
-        if kind in kinds:
-            yield Drawing(kind, file, draw_one)
-
-
-def _prefix(group: Group) -> str:
-    return group.setting.load_kind or "load"
-
-
-def _by_prefix(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    by_prefix: dict[str, list[Group]] = {}
-    for group in groups:
-        by_prefix.setdefault(_prefix(group), []).append(group)
-    return by_prefix

@@ -20,10 +20,20 @@ from agentkv.errors import AgentKVError
 from ..event_log.jobs import JobRecord, jobs_of
 from ..event_log.reading import read_record
 from ..event_log.totals import DEFAULT_AFTER_S, job_row, passed_over, totals
-from ..options import seconds, whole_number
+from ..options import BAD_USAGE, DONE, FAILED, add_json, seconds, whole_number
+from ..rows import require_free
+from ..tables import cell, text_table
 
-DONE, FAILED, BAD_USAGE = 0, 1, 2
 _MAX_TIMELINE_JOBS = 12
+_MAX_LABEL_CHARS = 24
+_COLUMNS = ("job", "turns", "span s", "tools s", "queue s", "hit", "prompt tok", "evicted")
+_MORE_COLUMNS = ("wait after s", "pins", "kept", "wasted", "preempted", "closed")
+LEGEND = (
+    "tools, queue: the time between a turn's end and the next one's start, before and after that"
+    "\none arrived; hit: share of the continuing turns' prompts found in the cache; evicted: turns"
+    "\nwhose cache was gone, and how long those waited; kept: pins their job came back to; wasted:"
+    "\npins that expired or yielded first"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if picture is not None and picture.suffix.lower() != ".png":
             raise AgentKVError(f"--timeline: got {options.timeline}, allowed is a name with .png")
-        if picture is not None and picture.exists() and not options.force:
-            raise AgentKVError(f"{picture} exists: give another --timeline, or --force")
+        if picture is not None:
+            require_free(picture, force=options.force, flag="--timeline")
         record = read_record(options.source, api_key=options.api_key)
         all_jobs = jobs_of(record)
         jobs = _chosen(all_jobs, options.job)
@@ -43,11 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BAD_USAGE
     if record.is_cut:
         print(f"{record.source}: the last line is incomplete, left out", file=sys.stderr)
-    rows, total = [job_row(job) for job in jobs], totals(jobs)
-    total["passed_over"] = passed_over(all_jobs, options.after)
+    rows = [job_row(job) for job in jobs]
+    total = {**totals(jobs), "passed_over": passed_over(all_jobs, options.after)}
     if not options.json:
-        lines = [*table(rows, max_rows=options.top), "", *summary(total), "", LEGEND]
-        print("\n".join(lines))
+        print("\n".join([table(rows, max_rows=options.top), "", *summary(total), "", LEGEND]))
     status = DONE if picture is None else _draw(jobs, record.source, picture)
     if options.json:
         print(json.dumps({"source": record.source, "totals": total, "jobs": rows}))
@@ -55,14 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _chosen(jobs: Sequence[JobRecord], names: Sequence[str] | None) -> list[JobRecord]:
-    if not names:
-        return list(jobs)
     known = {job.job_id for job in jobs}
-    missing = [name for name in names if name not in known]
+    missing = [name for name in names or () if name not in known]
     if missing:
         some = ", ".join(sorted(known)[:5])
         raise AgentKVError(f"no job {missing[0]!r} in the record; it has {len(known)}: {some}, ...")
-    return [job for job in jobs if job.job_id in names]
+    return [job for job in jobs if not names or job.job_id in names]
 
 
 def _draw(jobs: Sequence[JobRecord], source: str, picture: Path) -> int:
@@ -81,101 +88,34 @@ def _draw(jobs: Sequence[JobRecord], source: str, picture: Path) -> int:
     return DONE
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="agentkv record", description=__doc__)
-    add: Any = parser.add_argument
-    add("source", metavar="SOURCE", help="URL, file or folder")
-    add("--job", action="append", metavar="ID", help="only this job (repeatable)")
-    add(
-        "--top",
-        type=whole_number(1),
-        default=40,
-        metavar="N",
-        help="jobs in the table (default 40)",
-    )
-    add(
-        "--after",
-        type=seconds,
-        default=DEFAULT_AFTER_S,
-        metavar="S",
-        help="count turns passed over after so many seconds of waiting (default %(default)g)",
-    )
-    add("--timeline", metavar="PNG", help="also draw the jobs, at most 12, over time")
-    add("--force", action="store_true", help="overwrite the picture")
-    add("--api-key", help="sent as a bearer token")
-    add("--json", action="store_true", help="print one JSON document instead")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-# MERGED: The record as plain text: a line for each job, then what it adds up to.
-
-_COLUMNS = (
-    ("turns", 5),
-    ("span s", 7),
-    ("tools s", 7),
-    ("queue s", 7),
-    ("hit", 5),
-    ("prompt tok", 10),
-    ("evicted", 7),
-    ("wait after s", 12),
-    ("pins", 5),
-    ("kept", 5),
-    ("wasted", 6),
-    ("preempted", 9),
-)
-LEGEND = (
-    "tools, queue: the time between a turn's end and the next one's start, before and after that"
-    "\none arrived; hit: share of the continuing turns' prompts found in the cache; evicted: turns"
-    "\nwhose cache was gone, and how long those waited; kept: pins their job came back to; wasted:"
-    "\npins that expired or yielded first"
-)
-_MAX_LABEL_CHARS = 24
-
-
-def table(rows: Sequence[Mapping[str, Any]], *, max_rows: int) -> list[str]:
+def table(rows: Sequence[Mapping[str, Any]], *, max_rows: int) -> str:
     """The first `max_rows` jobs as aligned lines, with a header and how many were left out."""
-    shown = rows[:max_rows]
-    labels = [_label(row) for row in shown]
-    width = max([len(label) for label in labels] + [3])
-    header = "  ".join(f"{name:>{size}}" for name, size in _COLUMNS)
-    lines = [f"{'job':{width}}  {header}  closed"]
-    for label, row in zip(labels, shown, strict=True):
-        cells = "  ".join(
-            f"{cell:>{size}}" for cell, (_, size) in zip(_cells(row), _COLUMNS, strict=True)
-        )
-        lines.append(f"{label:{width}}  {cells}  {row['close_reason'] or 'open'}")
+    lines = text_table((*_COLUMNS, *_MORE_COLUMNS), [_cells(row) for row in rows[:max_rows]])
     if len(rows) > max_rows:
-        lines.append(f"... {len(rows) - max_rows} more jobs (--top {len(rows)} shows all)")
+        lines += f"\n... {len(rows) - max_rows} more jobs (--top {len(rows)} shows all)"
     return lines
 
 
-def _label(row: Mapping[str, Any]) -> str:
-    job_id = str(row["job_id"])
+def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
+    job_id, waits_s = str(row["job_id"]), row["queued_evicted_s"]
     if len(job_id) > _MAX_LABEL_CHARS:
         job_id = job_id[: _MAX_LABEL_CHARS - 1] + "…"
     engine = "" if row["engine"] is None else f" @{row['engine']}"
-    return job_id + engine + (f" ({row['life']})" if row["life"] > 1 else "")
-
-
-def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
-    waits_s = row["queued_evicted_s"]
     return (
+        job_id + engine + (f" ({row['life']})" if row["life"] > 1 else ""),
         row["turns"],
-        f"{row['ended_s'] - row['started_s']:.2f}",
-        f"{sum(row['bubble_tools_s']):.2f}",
-        f"{sum(row['bubble_queued_s']):.2f}",
-        _percent(row["hit_rate"]),
+        cell(row["ended_s"] - row["started_s"]),
+        cell(sum(row["bubble_tools_s"])),
+        cell(sum(row["bubble_queued_s"])),
+        cell(row["hit_rate"], ".0%"),
         row["prompt_tokens"],
         row["turns_evicted"],
-        f"{sum(waits_s) / len(waits_s):.3f}" if waits_s else "-",
+        cell(sum(waits_s) / len(waits_s) if waits_s else None, ".3f"),
         row["pins"],
         row["pins_kept"],
         row["pins_wasted"],
         row["preemptions"],
+        row["close_reason"] or "open",
     )
 
 
@@ -183,7 +123,8 @@ def summary(total: Mapping[str, Any]) -> list[str]:
     """What all jobs add up to, in a few lines."""
     ends = ", ".join(f"{n} {end}" for end, n in sorted(total["pin_ends"].items())) or "none ended"
     held = total["kept_block_s"] + total["wasted_block_s"]
-    wasted_share = total["wasted_block_s"] / held if held else None
+    wasted = cell(total["wasted_block_s"] / held if held else None, ".0%")
+    hit_rate = cell(total["hit_rate"], ".0%")
     return [
         f"{total['jobs']} jobs, {total['turns']} turns ({total['turns_finished']} finished, "
         f"{total['turns_aborted']} aborted), {total['preemptions']} preemptions",
@@ -191,24 +132,17 @@ def summary(total: Mapping[str, Any]) -> list[str]:
         f"  tools      {_seconds(total['bubble_tool_s'])}",
         f"  queue      {_seconds(total['bubble_queued_s'])}",
         f"hits         {total['hit_tokens']} of {total['prompt_tokens']} prompt tokens of "
-        f"continuing turns ({_percent(total['hit_rate'])}); {total['expected_hit_tokens']} of them "
+        f"continuing turns ({hit_rate}); {total['expected_hit_tokens']} of them "
         "repeat the turn before",
         f"evicted      {total['turns_evicted']} turns lost {total['lost_tokens']} tokens; "
         f"{total['turns_diverged']} turns changed their history",
         f"queueing     first turns {_seconds(total['queued_first_s'])}",
         f"  evicted    {_seconds(total['queued_evicted_s'])}",
         f"  cache held {_seconds(total['queued_kept_s'])}",
-        *_passed_over(total["passed_over"]),
-        f"pins         {total['pins']}: {ends}; {_percent(wasted_share)} of the blocks x seconds "
+        f"passed over  first turns {_overtaken(total['passed_over']['first'])}",
+        f"  continuing {_overtaken(total['passed_over']['continuing'])}",
+        f"pins         {total['pins']}: {ends}; {wasted} of the blocks x seconds "
         "held by kept and wasted pins were wasted",
-    ]
-
-
-def _passed_over(found: Mapping[str, Any]) -> list[str]:
-    first, continuing = found["first"], found["continuing"]
-    return [
-        f"passed over  first turns {_overtaken(first)}",
-        f"  continuing {_overtaken(continuing)}",
     ]
 
 
@@ -229,5 +163,31 @@ def _seconds(spread: Mapping[str, Any]) -> str:
     )
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="agentkv record", description=__doc__)
+    add: Any = parser.add_argument
+    add("source", metavar="SOURCE", help="URL, file or folder")
+    add("--job", action="append", metavar="ID", help="only this job (repeatable)")
+    add(
+        "--top",
+        type=whole_number(1),
+        default=40,
+        metavar="N",
+        help="jobs in the table (default 40)",
+    )
+    add(
+        "--after",
+        type=seconds,
+        default=DEFAULT_AFTER_S,
+        metavar="S",
+        help="count turns passed over after this many seconds of waiting (default %(default)g)",
+    )
+    add("--timeline", metavar="PNG", help="also draw the jobs, at most 12, over time")
+    add("--force", action="store_true", help="overwrite the picture")
+    add("--api-key", help="sent as a bearer token")
+    add_json(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,9 @@
-"""One job as the server's record tells it: turns, bubbles, tools and pins, as plain values.
+"""Puts a job's events together into turns, bubbles, tools and pins.
 
-Times are seconds since the engine started; None is what has not happened, or was not recorded.
+Events name the job, not the request. Of several turns of a job at once, a start belongs to the
+waiting one with its prompt length and an end to the one that started first. A log bounded in memory
+may begin in the middle of a job. Times are seconds since the engine started; None has not happened
+or was not recorded.
 """
 
 from __future__ import annotations
@@ -18,22 +21,24 @@ WASTED_ENDS = ("expired", "pressure")
 
 @dataclass(slots=True)
 class TurnRecord:
-    """One request of a job."""
+    """One request of a job.
+
+    is_due: it had been passed over as often as a first turn may be, and went before all others.
+    expected_hit_tokens: tokens of the prompt that repeat what the turn before left in the cache.
+    context_before_tokens: tokens in whole blocks that the turn before left; 0 for a first turn.
+    lost_tokens: those of `expected_hit_tokens` that were no longer in the cache.
+    """
 
     turn: int | None
     arrived_s: float
     prompt_tokens: int
     is_retry: bool = False
     is_due: bool = False
-    """It was passed over as often as a newcomer ever is: it goes before all."""
     started_s: float | None = None
     hit_tokens: int = 0
     expected_hit_tokens: int = 0
-    """Tokens of the prompt that repeat what the turn before left in the cache."""
     context_before_tokens: int = 0
-    """Tokens in whole blocks that the turn before left; 0 for a first turn."""
     lost_tokens: int = 0
-    """Those of `expected_hit_tokens` that were no longer in the cache."""
     preempted_s: list[float] = field(default_factory=list)
     resumed_s: list[float] = field(default_factory=list)
     ended_s: float | None = None
@@ -46,12 +51,12 @@ class TurnRecord:
 
     @property
     def is_continuing(self) -> bool:
-        """Whether an earlier turn of the job left a context, and this one ran."""
+        """True if an earlier turn of the job left a context, and this one ran."""
         return self.context_before_tokens > 0 and self.started_s is not None
 
     @property
     def is_diverged(self) -> bool:
-        """Whether the prompt repeats less than all of what the turn before left.
+        """True if the prompt repeats less than all of what the turn before left.
 
         Source: Job.has_diverged in integrations/vllm/policy/jobs.py.
         """
@@ -100,7 +105,7 @@ class PinRecord:
 
 @dataclass(slots=True)
 class ToolRecord:
-    """A tool call that the client told the server of."""
+    """A tool call that the client reported."""
 
     name: str
     command: str
@@ -110,13 +115,12 @@ class ToolRecord:
 
 @dataclass(slots=True)
 class JobRecord:
-    """A job from its first turn to its close; `life` counts from 1 where an id was used again."""
+    """A job from its first event to its last; `life` counts from 1 where an id was used again."""
 
     job_id: str
     engine: int | None
     first_event_s: float
     ended_s: float
-    """The last that is known of the job."""
     life: int = 1
     turns: list[TurnRecord] = field(default_factory=list)
     bubbles: list[Bubble] = field(default_factory=list)
@@ -132,22 +136,13 @@ class JobRecord:
 
     @property
     def started_s(self) -> float:
-        """The first that is known of the job; a record may begin after that."""
+        """The first time known of the job, which may lie before the log's first event."""
         begun = [turn.arrived_s for turn in self.turns] + [pin.pinned_s for pin in self.pins]
         return min([self.first_event_s, *begun, *(tool.started_s for tool in self.tools)])
 
 
-# MERGED: Puts a job's events together to turns, bubbles, tools and pins.
-# MERGED: Events name the job, not the request. Of several turns of a job at once, a start
-# MERGED: belongs to the
-# MERGED: waiting one with its prompt length and an end to the one that started first. A record
-# MERGED: bounded in
-# MERGED: memory may begin in the middle of a job: what then has no beginning is taken from
-# MERGED: where it is.
-
-
 def jobs_of(record: Record) -> list[JobRecord]:
-    """All jobs of the record in the order of their first event."""
+    """All jobs of the log in the order of their first event."""
     jobs = [job for key, events in record.events.items() for job in _lives(key, events)]
     return sorted(jobs, key=lambda job: (job.engine or 0, job.started_s))
 
@@ -165,7 +160,7 @@ def _lives(key: JobKey, events: Iterable[Event]) -> list[JobRecord]:
 
 
 class _Replay:
-    """One job's events in order, taken one by one."""
+    """Applies one job's events, one by one and in order."""
 
     def __init__(self, job: JobRecord) -> None:
         self.job = job
@@ -176,21 +171,17 @@ class _Replay:
         self._idle_since_s: float | None = None
 
     def take(self, event: Event) -> None:
-        """Apply one event; one that is not known says nothing of turns and is passed over."""
+        """Apply an event; an unknown one is ignored."""
         self.job.ended_s = max(self.job.ended_s, event.at_s)
         handler = getattr(self, f"_on_{event.name}", None)
         if handler is not None:
             handler(event)
 
     def _on_arrival(self, event: Event) -> None:
-        turn = TurnRecord(
-            int(event.details["turn"]),
-            event.at_s,
-            int(event.details["prompt_length"]),
-            is_retry=bool(event.details.get("retry")),
-        )
-        self._add(turn)
-        if not turn.is_retry:
+        turn, prompt_tokens = int(event.details["turn"]), int(event.details["prompt_length"])
+        is_retry = bool(event.details.get("retry"))
+        self._add(TurnRecord(turn, event.at_s, prompt_tokens, is_retry))
+        if not is_retry:
             # the client's report may have been lost: a new turn says that the tools are over
             self._end_tools(event.at_s)
 
@@ -208,7 +199,10 @@ class _Replay:
 
     def _on_waiting_to_running(self, event: Event) -> None:
         prompt_tokens = int(event.details["prompt_length"])
-        turn = self._waiting_turn(prompt_tokens, event.at_s - event.details["waited_s"])
+        if not self._waiting:
+            self._add(TurnRecord(None, event.at_s - event.details["waited_s"], prompt_tokens))
+        same = [turn for turn in self._waiting if turn.prompt_tokens == prompt_tokens]
+        turn = (same or self._waiting)[0]
         turn.started_s = event.at_s
         turn.hit_tokens = int(event.details["hit_length"])
         turn.expected_hit_tokens = int(event.details["expected_hit_length"])
@@ -219,14 +213,6 @@ class _Replay:
         self._idle_since_s = None
         self._waiting.remove(turn)
         self._running.append(turn)
-
-    def _waiting_turn(self, prompt_tokens: int, arrived_s: float) -> TurnRecord:
-        for turn in self._waiting:
-            if turn.prompt_tokens == prompt_tokens:
-                return turn
-        if not self._waiting:
-            self._add(TurnRecord(None, arrived_s, prompt_tokens))
-        return self._waiting[0]
 
     def _on_preempted(self, event: Event) -> None:
         if self._running:
@@ -255,8 +241,8 @@ class _Replay:
             self._idle_since_s = at_s
 
     def _on_pinned(self, event: Event) -> None:
-        reason = str(event.details.get("reason", ""))
         blocks, ttl_s = int(event.details["blocks"]), float(event.details["ttl_s"])
+        reason = str(event.details.get("reason", ""))
         self.job.pins.append(PinRecord(event.at_s, blocks, ttl_s, reason))
 
     def _on_unpinned(self, event: Event) -> None:
@@ -267,18 +253,15 @@ class _Replay:
         pin.ended_s, pin.end = event.at_s, str(event.details.get("reason", "unknown"))
 
     def _on_tool_started(self, event: Event) -> None:
-        name, command = (str(event.details.get(key) or "") for key in ("tool", "command"))
-        self.job.tools.append(ToolRecord(name, command, event.at_s))
+        self.job.tools.append(_tool(event, event.at_s))
 
     def _on_tool_finished(self, event: Event) -> None:
-        name, command = (str(event.details.get(key) or "") for key in ("tool", "command"))
-        open_tools = [tool for tool in self.job.tools if tool.ended_s is None]
-        same = [tool for tool in open_tools if tool.command == command] or open_tools
-        if same:
-            same[0].ended_s = event.at_s
-        else:
-            started_s = event.at_s - float(event.details.get("duration_s") or 0.0)
-            self.job.tools.append(ToolRecord(name, command, started_s, event.at_s))
+        tool = _tool(event, event.at_s - float(event.details.get("duration_s") or 0.0))
+        open_tools = [other for other in self.job.tools if other.ended_s is None]
+        same = [other for other in open_tools if other.command == tool.command] or open_tools
+        if not same:
+            self.job.tools.append(tool)
+        (same or [tool])[0].ended_s = event.at_s
 
     def _end_tools(self, at_s: float) -> None:
         for tool in self.job.tools:
@@ -287,3 +270,8 @@ class _Replay:
     def _on_closed(self, event: Event) -> None:
         self.job.closed_s, self.job.close_reason = event.at_s, str(event.details.get("reason", ""))
         self._end_tools(event.at_s)
+
+
+def _tool(event: Event, started_s: float) -> ToolRecord:
+    name, command = (str(event.details.get(key) or "") for key in ("tool", "command"))
+    return ToolRecord(name, command, started_s)

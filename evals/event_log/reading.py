@@ -1,4 +1,4 @@
-"""Reads the timestamps that a server with the plugin writes down, from a file or over HTTP.
+"""Reads the event log of a server with the plugin, from a file, a folder or over HTTP.
 
 Knows the shape of the events (integrations/vllm/telemetry/event_log.py), not what they mean.
 """
@@ -31,11 +31,11 @@ NUMBERS = {
 OPTIONAL_NUMBERS = {"tool_finished": ("duration_s",)}
 """Numbers that an event may carry; null is none."""
 _FILE_PATTERNS = ("scheduler_timestamps*.jsonl*", "timestamps.json")
-"""What a server's --run-output-dir and the folder of a run hold."""
+"""Names in a server's --run-output-dir and in the folder of a run."""
 
 
 class RecordError(AgentKVError, ValueError):
-    """A record that cannot be read; the text names file and line, what was seen and what is due."""
+    """An event log that cannot be read; the text names its place, what was seen, what is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class JobKey:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Every job's events in order; `is_cut` says that the last line is incomplete."""
+    """Every job's events in order; `is_cut` if the last line was incomplete."""
 
     source: str
     events: Mapping[JobKey, list[Event]]
@@ -65,7 +65,7 @@ class Record:
 
 
 def read_record(source: str, *, api_key: str | None = None) -> Record:
-    """The record of a server (its URL), a file, or the one record in a folder.
+    """The event log of a server (its URL), a file, or the one log in a folder.
 
     Raises RecordError for one that cannot be read, is misshapen or empty, AgentKVServerError for a
     server without an answer.
@@ -92,23 +92,18 @@ def _file_of(path: Path) -> Path:
 
 
 def _read_file(path: Path) -> Record:
+    """A saved answer of the server, or lines of events."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             text = file.read().decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise RecordError(f"{path}: cannot read this record: {error}") from error
-    answer = _whole_document(text)
-    if answer is not None:
+    answer = _parsed(text)
+    if isinstance(answer, dict) and "event" not in answer:
         return Record(str(path), _grouped(_answer_rows(str(path), answer)))
     lines = text.splitlines()
     is_cut = bool(lines) and not text.endswith("\n") and _parsed(lines[-1]) is None
     return Record(str(path), _grouped(_file_rows(path, lines[:-1] if is_cut else lines)), is_cut)
-
-
-def _whole_document(text: str) -> Mapping[str, Any] | None:
-    """A saved answer of the server; None for lines of events."""
-    document = _parsed(text)
-    return document if isinstance(document, dict) and "event" not in document else None
 
 
 def _parsed(text: str) -> Any:
@@ -126,15 +121,14 @@ def _file_rows(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
         if line.strip():
             place = f"{path}: line {number}"
             row = _object(place, _parsed(line))
-            yield _key(place, row.get("job_id"), row), _event(place, row)
+            yield _checked(place, row.get("job_id"), row)
 
 
 def _answer_rows(source: str, answer: Mapping[str, Any]) -> Iterator[_Row]:
     for job_id, rows in _object(f"{source}: 'jobs'", answer.get("jobs")).items():
         for number, entry in enumerate(rows if isinstance(rows, list) else [rows], start=1):
             place = f"{source}: job {job_id!r}, event {number}"
-            row = _object(place, entry)
-            yield _key(place, job_id, row), _event(place, row)
+            yield _checked(place, job_id, _object(place, entry))
 
 
 def _object(place: str, value: Any) -> Mapping[str, Any]:
@@ -143,26 +137,20 @@ def _object(place: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _key(place: str, job_id: Any, row: Mapping[str, Any]) -> JobKey:
-    if not isinstance(job_id, str):
-        raise RecordError(f"{place}: job_id must be a string, got {job_id!r}")
-    engine = row.get("engine")
-    return JobKey(job_id, engine if isinstance(engine, int) else None)
-
-
-def _event(place: str, row: Mapping[str, Any]) -> Event:
-    name = row.get("event")
-    if not isinstance(name, str):
-        raise RecordError(f"{place}: event must be a string, got {name!r}")
-    for field in ("at_s", *NUMBERS.get(name, ())):
+def _checked(place: str, job_id: Any, row: Mapping[str, Any]) -> _Row:
+    name: Any = row.get("event")
+    for field, value in (("job_id", job_id), ("event", name)):
+        if not isinstance(value, str):
+            raise RecordError(f"{place}: {field} must be a string, got {value!r}")
+    optional = [field for field in OPTIONAL_NUMBERS.get(name, ()) if row.get(field) is not None]
+    for field in ("at_s", *NUMBERS.get(name, ()), *optional):
         if not _is_number(row.get(field)):
             seen = repr(row[field]) if field in row else "nothing"
             raise RecordError(f"{place}: {name}: {field} must be a number, got {seen}")
-    for field in OPTIONAL_NUMBERS.get(name, ()):
-        if row.get(field) is not None and not _is_number(row[field]):
-            raise RecordError(f"{place}: {name}: {field} must be a number, got {row[field]!r}")
+    engine = row.get("engine")
     details = {key: row[key] for key in row if key not in ("job_id", "event", "at_s", "engine")}
-    return Event(name, float(row["at_s"]), details)
+    key = JobKey(job_id, engine if isinstance(engine, int) else None)
+    return key, Event(name, float(row["at_s"]), details)
 
 
 def _is_number(value: Any) -> bool:

@@ -1,4 +1,7 @@
-"""What the record adds up to, per job and over all jobs, as JSON values."""
+"""Adds up a server's event log, per job and over all jobs, as JSON values.
+
+Used by `agentkv record`. A share or a mean of nothing is None.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,19 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from agentkv.integrations.vllm.settings import Settings
 
+from ..summary import mean, quantile
 from .jobs import KEPT_ENDS, WASTED_ENDS, JobRecord, PinRecord, TurnRecord
+
+DEFAULT_AFTER_S: float = Settings.model_fields["patience_s"].default
+"""The patience of the `agentkv` policy where nothing else is set."""
 
 
 def totals(jobs: Sequence[JobRecord]) -> dict[str, Any]:
-    """One document over all jobs; a share or a mean of nothing is None."""
+    """One document over all jobs."""
     turns = [turn for job in jobs for turn in job.turns]
     bubbles = [bubble for job in jobs for bubble in job.bubbles]
-    evicted = [turn for turn in turns if turn.lost_tokens]
-    kept = [turn for turn in turns if turn.is_continuing and not turn.lost_tokens]
     return {
         "jobs": len(jobs),
         **_turn_counts(turns),
@@ -29,8 +32,10 @@ def totals(jobs: Sequence[JobRecord]) -> dict[str, Any]:
         "bubble_queued_s": _spread(bubble.queued_s for bubble in bubbles),
         **_hits(turns),
         "queued_first_s": _spread(_waits(turn for turn in turns if turn.turn == 1)),
-        "queued_evicted_s": _spread(_waits(evicted)),
-        "queued_kept_s": _spread(_waits(kept)),
+        "queued_evicted_s": _spread(_waits(turn for turn in turns if turn.lost_tokens)),
+        "queued_kept_s": _spread(
+            _waits(turn for turn in turns if turn.is_continuing and not turn.lost_tokens)
+        ),
         **_pins([pin for job in jobs for pin in job.pins]),
         "closed": dict(Counter(job.close_reason or "open" for job in jobs)),
     }
@@ -103,14 +108,13 @@ def _hits(turns: Sequence[TurnRecord]) -> dict[str, Any]:
 
 
 def _pins(pins: Sequence[PinRecord]) -> dict[str, Any]:
-    ended = [pin for pin in pins if pin.end is not None]
-    kept = [pin for pin in ended if pin.end in KEPT_ENDS]
-    wasted = [pin for pin in ended if pin.end in WASTED_ENDS]
+    kept = [pin for pin in pins if pin.end in KEPT_ENDS]
+    wasted = [pin for pin in pins if pin.end in WASTED_ENDS]
     return {
         "pins": len(pins),
         "pins_kept": len(kept),
         "pins_wasted": len(wasted),
-        "pin_ends": dict(Counter(pin.end for pin in ended)),
+        "pin_ends": dict(Counter(pin.end for pin in pins if pin.end is not None)),
         "kept_block_s": round(sum(pin.block_seconds for pin in kept), 6),
         "wasted_block_s": round(sum(pin.block_seconds for pin in wasted), 6),
     }
@@ -121,30 +125,18 @@ def _waits(turns: Iterable[TurnRecord]) -> list[float]:
 
 
 def _spread(values: Iterable[float]) -> dict[str, Any]:
-    seconds = list(values)
-    if not seconds:
-        return {"n": 0, "mean": None, "p50": None, "p90": None, "max": None}
-    p50, p90 = np.quantile(seconds, [0.5, 0.9])
-    return {
-        "n": len(seconds),
-        "mean": round(float(np.mean(seconds)), 6),
-        "p50": round(float(p50), 6),
-        "p90": round(float(p90), 6),
-        "max": round(max(seconds), 6),
+    times_s = list(values)
+    shares = {"p50": 0.5, "p90": 0.9, "max": 1.0}
+    found = {
+        "mean": mean(times_s),
+        **{name: quantile(times_s, share) for name, share in shares.items()},
     }
-
-
-# MERGED: Who was passed over: turns that waited for long while turns of later jobs got memory.
-# MERGED: A job is later than another if the record knows it from later on; parents and
-# MERGED: priorities of jobs,
-# MERGED: which a policy may go by, are not in it.
-
-DEFAULT_AFTER_S: float = Settings.model_fields["patience_s"].default
-"""The patience of the `agentkv` policy where nothing else is set."""
+    rounded = {name: None if value is None else round(value, 6) for name, value in found.items()}
+    return {"n": len(times_s), **rounded}
 
 
 class _Start(NamedTuple):
-    """A turn that got memory, and since when its job is there."""
+    """A turn that got memory, and the time its job has been known for."""
 
     started_s: float
     arrived_s: float
@@ -156,22 +148,21 @@ class _Start(NamedTuple):
 def passed_over(jobs: Iterable[JobRecord], after_s: float) -> dict[str, Any]:
     """Turns that waited longer than `after_s`, and saw turns of later jobs start after that.
 
-    `first` turns of jobs are held against other first turns alone, `continuing` ones against all;
-    the jobs of each engine among themselves. `most` is the most turns that one of them saw. Turns
-    that were due, which go before all, do not count as later ones.
+    A job is later than another if its first event is; parents and priorities of jobs, which a
+    policy may go by, are not in the log. `first` turns of jobs are compared with other first turns
+    alone, `continuing` ones with all, each engine by itself. `most` is the largest number of later
+    turns that one of them saw. Turns that were due, which go before all, do not count as later.
     """
-    first, continuing = _count(after_s), _count(after_s)
+    names = ("turns", "waited_longer", "passed_over", "most")
+    first = {"after_s": after_s, **dict.fromkeys(names, 0)}
+    continuing = dict(first)
     by_engine = sorted(jobs, key=_engine)
-    for _, own in groupby(by_engine, key=_engine):
-        starts = sorted(_starts(own))
-        _add(continuing, [start for start in starts if not start.is_first], starts)
+    for _, same in groupby(by_engine, key=_engine):
+        starts = sorted(_starts(same))
         opening = [start for start in starts if start.is_first]
+        _add(continuing, [start for start in starts if not start.is_first], starts)
         _add(first, opening, opening)
     return {"continuing": continuing, "first": first}
-
-
-def _count(after_s: float) -> dict[str, Any]:
-    return {"after_s": after_s, "turns": 0, "waited_longer": 0, "passed_over": 0, "most": 0}
 
 
 def _engine(job: JobRecord) -> int:

@@ -1,42 +1,59 @@
-"""How job durations are distributed: the share of jobs done within a time, load by load."""
+"""Figures of single jobs and turns, a panel for each load: durations, latency by turn."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from .against_load import Point, point
-from .runs import BARS, Group, Run, conditions, panel_title, shown_loads
-from .style import FONT_PT, common_style, in_order, legend_above, look, panel_grid, save
+from ..summary import Spread, mean
+from .runs import BARS, Group, Run, conditions
+from .style import (
+    FONT_PT,
+    common_style,
+    draw_line,
+    in_order,
+    legend_above,
+    look,
+    panel_grid,
+    save,
+)
 
-_PANEL_IN = (4.4, 2.9)
 _LOG_RATIO = 50
 _MIN_RANGE = 0.1
 """Differences below this share of the duration are not blown up to the width of the panel."""
 _NUM_MARKERS = 6
+_MIN_ANSWERED = 5
+"""Turns that fewer jobs of a run reach are noise and left out, unless there are no others."""
+_MAX_TICKS = 12
 
 
 def draw_cumulative(group: Group, path: Path) -> Path:
-    """All jobs of all repeats together; OSError if writing fails."""
-    shown = shown_loads(group)
+    """The share of jobs done within a time, all repeats together."""
+    return _draw(group, path, 2.9, _draw_durations, "jobs of all runs together")
+
+
+def draw_by_turn(group: Group, path: Path) -> Path:
+    """Mean latency turn by turn, and its spread over runs."""
+    return _draw(group, path, 3.1, _draw_turns, BARS)
+
+
+def _draw(group: Group, path: Path, height_in: float, draw_panel: Any, note: str) -> Path:
+    shown = group.panels()
     with common_style():
-        figure, panels, width_in = panel_grid(len(shown), _PANEL_IN)
+        figure, panels, width_in = panel_grid(len(shown), (4.4, height_in))
         for axes, part in zip(panels, shown, strict=True):
-            _draw_panel(axes, part.runs)
-            axes.set(title=panel_title(part), xlabel="job duration, seconds", ylim=(0, 101))
-            axes.set_ylabel("% of jobs done")
+            draw_panel(axes, part.runs)
+            axes.set_title(part.title())
         legend_above(figure, panels)
         runs = [run for part in shown for run in part.runs]
-        note = "jobs of all runs together"
         return save(figure, path, conditions=conditions(runs, width_in, note))
 
 
-def _draw_panel(axes: Any, runs: Sequence[Run]) -> None:
+def _draw_durations(axes: Any, runs: Sequence[Run]) -> None:
     slowest_s, fastest_s = 0.0, np.inf
     for policy in in_order([run.policy for run in runs]):
         same = [run for run in runs if run.policy == policy]
@@ -57,61 +74,28 @@ def _draw_panel(axes: Any, runs: Sequence[Run]) -> None:
     elif slowest_s - fastest_s < _MIN_RANGE * slowest_s:
         middle_s = (slowest_s + fastest_s) / 2
         axes.set_xlim(middle_s * (1 - _MIN_RANGE / 2), middle_s * (1 + _MIN_RANGE / 2))
-
-
-# MERGED: Mean latency turn by turn, as the context grows; a panel for each load.
-
-_TURN_PANEL_IN = (4.4, 3.1)
-_MIN_ANSWERED = 5
-"""Turns that fewer jobs of a run reach are noise and left out, unless there are no others."""
-_MAX_TICKS = 12
-
-
-def draw_by_turn(group: Group, path: Path) -> Path:
-    """The mean over a run's jobs, and its spread over runs; OSError if writing fails."""
-    shown = shown_loads(group)
-    with common_style():
-        figure, panels, width_in = panel_grid(len(shown), _TURN_PANEL_IN)
-        for axes, part in zip(panels, shown, strict=True):
-            _draw_turns(axes, part.runs)
-            axes.set(title=panel_title(part), ylabel="mean latency, seconds")
-        legend_above(figure, panels)
-        runs = [run for part in shown for run in part.runs]
-        return save(figure, path, conditions=conditions(runs, width_in, BARS))
+    axes.set(xlabel="job duration, seconds", ylabel="% of jobs done", ylim=(0, 101))
 
 
 def _draw_turns(axes: Any, runs: Sequence[Run]) -> None:
     num_turns = 0
     for policy in in_order([run.policy for run in runs]):
-        points = _points([run for run in runs if run.policy == policy])
-        num_turns = max(num_turns, len(points))
-        axes.errorbar(
-            [place.x for place in points],
-            [place.mean for place in points],
-            yerr=[
-                [place.mean - place.least for place in points],
-                [place.most - place.mean for place in points],
-            ],
-            label=policy,
-            **look(policy).line(),
-        )
-    axes.set_ylim(bottom=0.0)
-    _label_turns(axes, runs, num_turns)
-
-
-def _points(runs: Sequence[Run]) -> list[Point]:
-    """Turns from 1, as people count; up to the last that enough jobs of every run reach."""
-    per_run = [run.summary["per_turn_avg_latency_ms"] for run in runs]
-    num_turns = min(_num_shown(run) for run in runs)
-    places = []
-    for turn in range(num_turns):
-        values = [means[turn] / 1000.0 for means in per_run if means[turn] is not None]
-        if values:
-            places.append(point(turn + 1, values))
-    return places
+        same = [run for run in runs if run.policy == policy]
+        latencies_ms = [run.summary["per_turn_avg_latency_ms"] for run in same]
+        line = {}
+        for turn in range(min(map(_num_shown, same))):
+            values_s = [means[turn] / 1000.0 for means in latencies_ms if means[turn] is not None]
+            if (spread := Spread.of(values_s)) is not None:
+                line[turn + 1.0] = spread
+        num_turns = max(num_turns, len(line))
+        draw_line(axes, policy, line)
+    axes.set(ylim=(0.0, None), xlabel="turn", ylabel="mean latency, seconds")
+    if 0 < num_turns <= _MAX_TICKS:
+        _label_turns(axes, runs, num_turns)
 
 
 def _num_shown(run: Run) -> int:
+    """Turns up to the last that enough jobs of the run reach."""
     answered = Counter(
         turn.turn for job in run.outcome.jobs for turn in job.turns if turn.error is None
     )
@@ -120,14 +104,12 @@ def _num_shown(run: Run) -> int:
 
 
 def _label_turns(axes: Any, runs: Sequence[Run], num_turns: int) -> None:
-    """With few turns, the prompt's length stands under each."""
-    axes.set_xlabel("turn")
-    if not 0 < num_turns <= _MAX_TICKS:
-        return
+    """Write the prompt's length under each turn."""
+    lengths = [run.summary["per_turn_avg_prompt_tokens"] for run in runs]
     labels = []
     for turn in range(num_turns):
-        lengths = [run.summary["per_turn_avg_prompt_tokens"] for run in runs]
         known = [means[turn] for means in lengths if turn < len(means) and means[turn] is not None]
-        labels.append(f"{turn + 1}\n{fmean(known):.0f}" if known else f"{turn + 1}")
+        length = mean(known)
+        labels.append(f"{turn + 1}" if length is None else f"{turn + 1}\n{length:.0f}")
     axes.set_xticks(range(1, num_turns + 1), labels, fontsize=FONT_PT - 2)
     axes.set_xlabel("turn, and the mean length of its prompt in tokens")

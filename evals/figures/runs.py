@@ -1,6 +1,7 @@
-"""The runs to draw: read from disk, checked, and sorted into settings that may share a figure.
+"""The runs to draw: read from disk, checked, and grouped by the conditions they ran under.
 
-Two runs share a figure if only policy, load, seed and repeat differ.
+Two runs share a figure if only policy, load, seed and repeat differ. Used by every figure of runs;
+draws nothing.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -18,6 +20,54 @@ from ..rows import RUN_FILE, TURNS_FILE, RunFilesError, read_runs
 from ..simulator.catalog import GPU_MEMORY_UTILIZATION
 from ..summary import summarize
 from .style import FigureError
+
+LOADS = {"jps": "jobs per second", "concurrency": "jobs at once"}
+"""What can be swept, with the label of its axis."""
+LIMITS = {
+    "num_gpus": "{} GPUs",
+    "turns": "{} turns a job at most",
+    "trace": "trace {}",
+    "token_scale": "tokens x {}",
+    "max_context_tokens": "contexts to {} tokens",
+    "max_num_seqs": "{} turns at once",
+    "max_num_batched_tokens": "batches to {} tokens",
+    "max_model_len": "server takes {} tokens",
+    "block_size": "blocks of {} tokens",
+    "gpu_memory_utilization": "{} of the GPU's memory",
+    "arrivals": "arrivals {}",
+    "mode": "{}",
+}
+"""Flags that change the jobs or the machine, in words."""
+_DEFAULTS = {
+    "num_gpus": 1,
+    "token_scale": 1.0,
+    "tools": "recorded",
+    "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
+    "arrivals": "poisson",
+    "mode": "replay",
+}
+_BLOCK_FLAG = "--num-gpu-blocks-override"
+MAX_PANELS = 4
+BARS = "error bars: least to largest run"
+_CHARS_PER_IN = 19
+_MAX_LISTED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the runs of one figure have in common; None where the rows do not say."""
+
+    gpu: str
+    model: str | None
+    workload: str | None
+    tools: str | None
+    load_kind: str | None
+    """A key of LOADS."""
+    blocks: str | None
+    """Blocks of the KV pool as asked for by flag; None: as many as the memory holds."""
+    is_simulated: bool
+    limits: tuple[tuple[str, str], ...]
+    """Keys of LIMITS with their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +91,15 @@ class Run:
 
     @property
     def pool(self) -> str | None:
-        """Blocks of the KV pool; None where it has no limit or is not known."""
-        return pool_of(self.outcome)
+        """Blocks of the KV pool; None where it has no limit or is not known.
 
-    @property
-    def commit(self) -> str | None:
-        commit = self.outcome.metadata.get("commit")
-        return None if commit is None else str(commit)
+        As asked for by flag, else as the server or the simulator counted them.
+        """
+        if _has_endless_pool(self.policy):
+            return None
+        metadata, server = self.outcome.metadata, self.outcome.server
+        facts = [metadata, server, metadata.get("server_info"), server.get("before")]
+        return _blocks(metadata.get("config")) or _name(_find(facts, "num_blocks"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +117,27 @@ class Group:
     def at(self, load: float | None) -> Group:
         """The runs under one load."""
         return replace(self, runs=tuple(run for run in self.runs if run.load == load))
+
+    def heaviest(self) -> Group:
+        """The runs under the heaviest load; all of them if no load was set."""
+        return self.at(self.loads[-1] if self.loads else None)
+
+    def panels(self) -> list[Group]:
+        """At most MAX_PANELS parts, evenly from the lightest to the heaviest load."""
+        loads: list[float | None] = list(self.loads) or [None]
+        if len(loads) > MAX_PANELS:
+            step = (len(loads) - 1) / (MAX_PANELS - 1)
+            loads = [loads[round(index * step)] for index in range(MAX_PANELS)]
+        return [self.at(load) for load in loads]
+
+    def title(self) -> str:
+        """The load of the first run in words; the workload's name if no load was set."""
+        load = self.runs[0].load
+        if load is None:
+            return self.setting.workload or "all jobs"
+        if self.setting.load_kind == "concurrency":
+            return f"{load:g} jobs at once"
+        return f"{load:g} job{'' if load == 1 else 's'} per second"
 
 
 def load_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
@@ -101,101 +174,23 @@ def _read(path: Path) -> list[RunOutcome]:
 
 def _run(path: Path, outcome: RunOutcome) -> Run:
     try:
-        _check_times(outcome)
-        summary = summarize(outcome)
-        setting = setting_of(outcome)
+        for job in outcome.jobs:
+            times = [job.arrived_s, job.ended_s]
+            times += [time for turn in job.turns for time in (turn.sent_s, turn.ended_s)]
+            if not job.turns:
+                raise ValueError(f"job {job.job_id!r} has no turn")
+            if not all(math.isfinite(time) for time in times):
+                raise ValueError(f"job {job.job_id!r} has a time that is no finite number")
+        setting = _setting_of(outcome)
         load = float(outcome.workload[setting.load_kind]) if setting.load_kind else None
+        return Run(outcome, summarize(outcome), setting, load)
     except (TypeError, ValueError, AttributeError) as error:
         raise FigureError(
             f"{path}: {outcome.policy}: values that cannot be drawn: {error}"
         ) from error
-    return Run(outcome, summary, setting, load)
 
 
-def _check_times(outcome: RunOutcome) -> None:
-    for job in outcome.jobs:
-        if not job.turns:
-            raise ValueError(f"job {job.job_id!r} has no turn")
-        times = [job.arrived_s, job.ended_s]
-        times += [time for turn in job.turns for time in (turn.sent_s, turn.ended_s)]
-        if not all(math.isfinite(time) for time in times):
-            raise ValueError(f"job {job.job_id!r} has a time that is no finite number")
-
-
-def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Runs by setting, named after the GPU, and after what else differs where that is not enough.
-
-    Runs on a pool without limit join every setting that differs in nothing else.
-    """
-    by_setting: dict[Setting, list[Run]] = {}
-    for run in runs:
-        if not has_endless_pool(run.policy):
-            by_setting.setdefault(run.setting, []).append(run)
-    for run in runs:
-        if has_endless_pool(run.policy):
-            alike = [s for s in by_setting if replace(s, blocks=None) == run.setting]
-            for setting in alike or [run.setting]:
-                by_setting.setdefault(setting, []).append(run)
-    return [
-        Group(setting, slug(setting, list(by_setting)), tuple(its_runs))
-        for setting, its_runs in by_setting.items()
-    ]
-
-
-# MERGED: What a run says of the conditions it ran under, wherever in its rows that stands.
-
-LOADS = {"jps": "jobs per second", "concurrency": "jobs at once"}
-"""What can be swept, with the label of its axis."""
-LIMITS = {
-    "num_gpus": "{} GPUs",
-    "turns": "{} turns a job at most",
-    "trace": "trace {}",
-    "token_scale": "tokens x {}",
-    "max_context_tokens": "contexts to {} tokens",
-    "max_num_seqs": "{} turns at once",
-    "max_num_batched_tokens": "batches to {} tokens",
-    "max_model_len": "server takes {} tokens",
-    "block_size": "blocks of {} tokens",
-    "gpu_memory_utilization": "{} of the GPU's memory",
-    "arrivals": "arrivals {}",
-    "mode": "{}",
-}
-"""Flags that change the jobs or the machine, in words."""
-_DEFAULTS = {
-    "num_gpus": 1,
-    "token_scale": 1.0,
-    "tools": "recorded",
-    "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
-    "arrivals": "poisson",
-    "mode": "replay",
-}
-_BLOCK_FLAG = "--num-gpu-blocks-override"
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What the runs of one figure have in common; None where the rows do not say."""
-
-    gpu: str
-    model: str | None
-    workload: str | None
-    tools: str | None
-    load_kind: str | None
-    """A key of LOADS."""
-    blocks: str | None
-    """Blocks of the KV pool as asked for by flag; None: as many as the memory holds."""
-    is_simulated: bool
-    limits: tuple[tuple[str, str], ...]
-    """Keys of LIMITS with their values."""
-
-
-def has_endless_pool(policy: str) -> bool:
-    """Whether a policy brings its own pool, so that its runs belong to those on any."""
-    return policy.endswith("@infinite")
-
-
-def setting_of(outcome: RunOutcome) -> Setting:
-    """The setting of a run; its policy may ask for a pool without limit, and has no blocks then."""
+def _setting_of(outcome: RunOutcome) -> Setting:
     metadata = outcome.metadata
     config = metadata.get("config")
     flags: Sequence[Any] = [outcome.workload, config]
@@ -206,19 +201,15 @@ def setting_of(outcome: RunOutcome) -> Setting:
         workload=_name(_find([outcome.workload], "name")),
         tools=_name(_find(flags, "tools")),
         load_kind=next((kind for kind in LOADS if outcome.workload.get(kind) is not None), None),
-        blocks=None if has_endless_pool(outcome.policy) else _blocks(config),
+        blocks=None if _has_endless_pool(outcome.policy) else _blocks(config),
         is_simulated=bool(metadata.get("is_simulated")),
         limits=tuple((name, value) for name, value in limits.items() if value is not None),
     )
 
 
-def pool_of(outcome: RunOutcome) -> str | None:
-    """Blocks of the KV pool: as asked for, else as the server or the simulator counted them."""
-    if has_endless_pool(outcome.policy):
-        return None
-    metadata, server = outcome.metadata, outcome.server
-    facts = [metadata, server, metadata.get("server_info"), server.get("before")]
-    return _blocks(metadata.get("config")) or _name(_find(facts, "num_blocks"))
+def _has_endless_pool(policy: str) -> bool:
+    """True if a policy brings its own pool, so its runs belong to those on any."""
+    return policy.endswith("@infinite")
 
 
 def _blocks(config: Any) -> str | None:
@@ -234,7 +225,7 @@ def _blocks(config: Any) -> str | None:
 
 
 def _find(places: Sequence[Any], name: str) -> str | int | float | None:
-    """What the first place that knows the name says; None for a default, which says nothing."""
+    """The value in the first place that has the name; None for a default, which says nothing."""
     for place in places:
         value = place.get(name) if isinstance(place, Mapping) else None
         if isinstance(value, str | int | float) and not isinstance(value, bool):
@@ -249,7 +240,27 @@ def _name(value: str | int | float | None) -> str | None:
     return Path(value).stem if "/" in value or value.endswith(".json") else value
 
 
-def slug(setting: Setting, others: Sequence[Setting]) -> str:
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Runs by setting, named after the GPU, and after what else differs where that is not enough.
+
+    Runs on a pool without limit join every setting that differs in nothing else.
+    """
+    by_setting: dict[Setting, list[Run]] = {}
+    for run in runs:
+        if not _has_endless_pool(run.policy):
+            by_setting.setdefault(run.setting, []).append(run)
+    for run in runs:
+        if _has_endless_pool(run.policy):
+            alike = [s for s in by_setting if replace(s, blocks=None) == run.setting]
+            for setting in alike or [run.setting]:
+                by_setting.setdefault(setting, []).append(run)
+    return [
+        Group(setting, _slug(setting, list(by_setting)), tuple(its_runs))
+        for setting, its_runs in by_setting.items()
+    ]
+
+
+def _slug(setting: Setting, others: Sequence[Setting]) -> str:
     """A name for files: the GPU, and what sets this setting apart from others of that GPU."""
     alike = [other for other in others if other.gpu == setting.gpu]
     words = [setting.gpu]
@@ -268,25 +279,18 @@ def _words(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-# MERGED: What stands under a figure: under which conditions its numbers were measured.
-
-BARS = "error bars: least to largest run"
-_CHARS_PER_IN = 19
-_MAX_LISTED = 6
-
-
 def conditions(runs: Sequence[Run], width_in: float, *notes: str) -> str:
-    """Machine, workload, model, pool, n, seeds, commit, what was left out, and the notes."""
+    """The text under a figure: machine, workload, model, pool, n, seeds, commit, and the notes."""
     parts = [
         _listed("on", [run.setting.gpu for run in runs]),
         "simulated" if any(run.setting.is_simulated for run in runs) else "",
-        _listed("workload", [_workload(run) for run in runs]),
+        _listed("workload", [_workload(run.setting) for run in runs]),
         *dict.fromkeys(LIMITS[name].format(n) for run in runs for name, n in run.setting.limits),
         _listed("model", [run.setting.model for run in runs]),
         _pools(runs),
         _counts(runs),
         _listed("seed", [run.outcome.workload.get("seed") for run in runs]),
-        _listed("commit", [run.commit for run in runs]),
+        _listed("commit", [run.outcome.metadata.get("commit") for run in runs]),
         _not_done(runs),
         *notes,
     ]
@@ -294,8 +298,7 @@ def conditions(runs: Sequence[Run], width_in: float, *notes: str) -> str:
     return textwrap.fill(text, int(width_in * _CHARS_PER_IN))
 
 
-def _workload(run: Run) -> str | None:
-    setting = run.setting
+def _workload(setting: Setting) -> str | None:
     if setting.workload is None or setting.tools is None:
         return setting.workload
     return f"{setting.workload} ({setting.tools} tools)"
@@ -312,55 +315,28 @@ def _listed(name: str, values: Sequence[Any]) -> str:
 
 def _pools(runs: Sequence[Run]) -> str:
     pools = dict.fromkeys((run.setting.gpu, run.pool) for run in runs if run.pool is not None)
-    if not pools:
-        return ""
     blocks = [(gpu, f"{int(pool):,}" if pool.isdigit() else pool) for gpu, pool in pools]
     if len(blocks) == 1:
         return f"pool of {blocks[0][1]} blocks"
-    return "pools of " + ", ".join(f"{pool} ({gpu})" for gpu, pool in blocks) + " blocks"
+    listed = ", ".join(f"{pool} ({gpu})" for gpu, pool in blocks)
+    return f"pools of {listed} blocks" if blocks else ""
 
 
 def _counts(runs: Sequence[Run]) -> str:
-    jobs = sorted({len(run.outcome.jobs) for run in runs})
-    repeats: dict[tuple[Any, ...], int] = {}
-    for run in runs:
-        place = (run.setting, run.policy, run.load)
-        repeats[place] = repeats.get(place, 0) + 1
-    runs_a_point = _range(sorted(set(repeats.values())), "run")
+    jobs = {len(run.outcome.jobs) for run in runs}
+    repeats = Counter((run.setting, run.policy, run.load) for run in runs)
+    runs_a_point = _range(set(repeats.values()), "run")
     return f"n = {runs_a_point} for each point, {_range(jobs, 'job')} in each run"
 
 
-def _range(numbers: Sequence[int], noun: str) -> str:
-    if len(numbers) == 1:
-        return f"{numbers[0]:,} {noun}{'' if numbers[0] == 1 else 's'}"
-    return f"{numbers[0]:,} to {numbers[-1]:,} {noun}s"
+def _range(numbers: set[int], noun: str) -> str:
+    least, most = min(numbers), max(numbers)
+    if least == most:
+        return f"{least:,} {noun}{'' if least == 1 else 's'}"
+    return f"{least:,} to {most:,} {noun}s"
 
 
 def _not_done(runs: Sequence[Run]) -> str:
     num_jobs = sum(run.summary["jobs"] for run in runs)
     missing = num_jobs - sum(run.summary["completed"] for run in runs)
     return f"{missing:,} of {num_jobs:,} jobs failed or cut, not counted" if missing else ""
-
-
-# MERGED: Which of a setting's loads get a panel of their own, and what stands above it.
-
-MAX_PANELS = 4
-
-
-def shown_loads(group: Group) -> list[Group]:
-    """At most MAX_PANELS parts of the group, evenly from the lightest to the heaviest load."""
-    loads: list[float | None] = list(group.loads) or [None]
-    if len(loads) > MAX_PANELS:
-        step = (len(loads) - 1) / (MAX_PANELS - 1)
-        loads = [loads[round(index * step)] for index in range(MAX_PANELS)]
-    return [group.at(load) for load in loads]
-
-
-def panel_title(part: Group) -> str:
-    """The load in words; of runs at given times the workload's name."""
-    load = part.runs[0].load
-    if load is None:
-        return part.setting.workload or "all jobs"
-    if part.setting.load_kind == "concurrency":
-        return f"{load:g} jobs at once"
-    return f"{load:g} job{'' if load == 1 else 's'} per second"

@@ -7,7 +7,7 @@ needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from agentkv.errors import AgentKVError
+
+from ..summary import Spread
 
 
 class FigureError(AgentKVError, ValueError):
@@ -130,8 +132,23 @@ def new_figure(width_in: float, height_in: float) -> Any:
     return figure
 
 
+def draw_line(axes: Any, policy: str, line: Mapping[float, Spread]) -> None:
+    """Draw a policy's means, with bars from the least to the largest value."""
+    spreads = list(line.values())
+    axes.errorbar(
+        list(line),
+        [spread.mean for spread in spreads],
+        yerr=[
+            [spread.mean - spread.least for spread in spreads],
+            [spread.most - spread.mean for spread in spreads],
+        ],
+        label=policy,
+        **look(policy).line(),
+    )
+
+
 def panel_grid(num_panels: int, panel_in: tuple[float, float]) -> tuple[Any, list[Any], float]:
-    """A figure with so many panels, two in a row, and its width in inches."""
+    """A figure with `num_panels` panels, two in a row, and its width in inches."""
     num_columns = min(2, num_panels)
     num_rows = math.ceil(num_panels / num_columns)
     width_in = max(panel_in[0] * num_columns, MIN_WIDTH_IN)

@@ -1,6 +1,7 @@
 """Jobs over time, a lane for each: when it queued, ran, used tools, and held memory meanwhile.
 
-Knows spans and marks, not where they come from.
+`draw_run_timeline` shows the same jobs under each policy (`agentkv plot`), `draw_record` what a
+server's event log holds (`agentkv record`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from matplotlib.patches import Patch
 
 from agentkv.commands import analyze_command
 
-from ..event_log.jobs import KEPT_ENDS, WASTED_ENDS, JobRecord, PinRecord, ToolRecord, TurnRecord
-from ..outcomes import JobOutcome, TurnOutcome
-from .runs import Group, Run, conditions, panel_title
+from ..event_log.jobs import KEPT_ENDS, WASTED_ENDS, JobRecord, TurnRecord
+from ..outcomes import JobOutcome
+from .runs import Group, Run, conditions
 from .style import (
     BLUE,
     FONT_PT,
@@ -45,22 +46,13 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Something that happened at one time."""
-
-    kind: str
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Lane:
-    """One job's row."""
+    """One job's row; `marks` are keys of MARKS and times. Groups are set off by a line."""
 
     label: str
     spans: tuple[Span, ...]
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[tuple[str, float], ...] = ()
     group: str = ""
-    """Lanes of another group are set off by a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +67,11 @@ class Kind:
     hatch: str | None = None
 
 
+_FOUND = "(share of the prompt found in the cache)"
 KINDS = {
     "queued": Kind("queued", 0.36, 0.44, LIGHT, "black"),
-    "prefill": Kind(
-        "queued and prefill (share of the prompt found in the cache)", 0.36, 0.44, SKY, "black"
-    ),
-    "running": Kind("running (share of the prompt found in the cache)", 0.36, 0.44, BLUE),
+    "prefill": Kind(f"queued and prefill {_FOUND}", 0.36, 0.44, SKY, "black"),
+    "running": Kind(f"running {_FOUND}", 0.36, 0.44, BLUE),
     "decode": Kind("decode", 0.36, 0.44, BLUE),
     "preempted": Kind("preempted", 0.36, 0.44, "white", "black", "////"),
     "gap": Kind("between turns", 0.565, 0.03, "#bdbdbd", "black"),
@@ -97,29 +88,32 @@ MARKS = {
     "closed": ("job over", "|", "black"),
 }
 _LANE_IN = 0.62
-WIDTH_IN = 11.0
+_WIDTH_IN = 11.0
 _CHAR_IN = 0.075
 """Width of a character of the text on spans; what does not fit is left out."""
+_MAX_LABEL_CHARS = 22
+_SHARES = (0.5, 0.9, 0.1, 1.0)
+"""Jobs shown, while there is room: at these places when all are ordered by how long they took."""
+_MAX_LANES = 18
+_LOST_SHARE = 0.5
+"""A turn that finds less than this share of the context before it is marked."""
+_MIN_LOST_TOKENS = 256
+"""Unless the loss is as small as two of the largest blocks (128 on CPU): a block must be full."""
 
 
 def draw_lanes(
-    lanes: Sequence[Lane],
-    path: Path,
-    *,
-    title: str,
-    conditions: str,
-    x_label: str = "seconds from the first arrival shown",
+    lanes: Sequence[Lane], path: Path, *, title: str, conditions: str, x_label: str
 ) -> Path:
     """Write the picture; FigureError if there is nothing to draw, OSError if writing fails."""
     lanes = [lane for lane in lanes if lane.spans]
     if not lanes:
         raise FigureError(f"{title}: no job with a turn, a tool or a pin to draw")
     with common_style():
-        figure = new_figure(WIDTH_IN, 1.5 + _LANE_IN * max(len(lanes), 2))
+        figure = new_figure(_WIDTH_IN, 1.5 + _LANE_IN * max(len(lanes), 2))
         axes = figure.subplots()
         start_s = min(span.start_s for lane in lanes for span in lane.spans)
         end_s = max(span.end_s for lane in lanes for span in lane.spans)
-        second_in = 0.85 * WIDTH_IN / max(end_s - start_s, 1e-9)
+        second_in = 0.85 * _WIDTH_IN / max(end_s - start_s, 1e-9)
         for row, lane in enumerate(lanes):
             _draw_lane(axes, lane, len(lanes) - 1 - row, start_s, second_in)
             if row and lane.group != lanes[row - 1].group:
@@ -139,15 +133,14 @@ def _draw_lane(axes: Any, lane: Lane, bottom: int, start_s: float, second_in: fl
         for span in lane.spans:
             if span.kind == name:
                 _draw_span(axes, span, kind, bottom, start_s, second_in)
-    for mark in lane.marks:
-        _, marker, color = MARKS[mark.kind]
-        height = 0.90 if mark.kind in ("evicted", "lost") else 0.58
+    for name, at_s in lane.marks:
+        _, marker, color = MARKS[name]
         axes.plot(
-            mark.at_s - start_s,
-            bottom + height,
+            at_s - start_s,
+            bottom + (0.90 if name in ("evicted", "lost") else 0.58),
             marker,
             color=color,
-            markersize=9 if mark.kind == "closed" else 7,
+            markersize=9 if name == "closed" else 7,
             zorder=5,
             clip_on=False,
         )
@@ -167,11 +160,11 @@ def _draw_span(
         zorder=3,
     )
     if span.text and len(span.text) * _CHAR_IN <= width_s * second_in:
-        is_tool = span.kind in ("tool", "gap")
+        is_thin = span.kind in ("tool", "gap")  # its text stands above it
         axes.text(
             span.start_s - start_s + width_s / 2,
             bottom
-            + (kind.bottom + kind.height + 0.12 if is_tool else kind.bottom + kind.height / 2),
+            + (kind.bottom + kind.height + 0.12 if is_thin else kind.bottom + kind.height / 2),
             span.text,
             ha="center",
             va="center",
@@ -193,31 +186,16 @@ def _draw_legend(figure: Any, axes: Any, lanes: Sequence[Lane]) -> None:
         for name, kind in KINDS.items()
         if name in used
     ]
-    for name in sorted({mark.kind for lane in lanes for mark in lane.marks}):
+    for name in sorted({name for lane in lanes for name, _ in lane.marks}):
         label, marker, color = MARKS[name]
         handles += axes.plot([], [], marker, color=color, label=label)
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=FONT_PT - 1)
 
 
-# MERGED: The same jobs under each policy, from their arrival on: queueing, decoding, tools.
-
-_SHARES = (0.5, 0.9, 0.1, 1.0)
-"""Jobs shown, while there is room: at these places when all are ordered by how long they took."""
-_MAX_LANES = 18
-_LOST_SHARE = 0.5
-"""A turn that finds less than this share of the context before it is marked."""
-_MIN_LOST_TOKENS = 256
-"""Unless the loss is as small as two of the largest blocks (128 on CPU): a block must be full."""
-
-
 def draw_run_timeline(group: Group, path: Path, *, baseline: str) -> Path:
     """Under the heaviest load; the jobs are picked by their durations under the baseline."""
-    runs = _one_run_each(group.at(group.loads[-1] if group.loads else None).runs)
-    leading = (
-        runs[0]
-        if baseline not in [run.policy for run in runs]
-        else next(run for run in runs if run.policy == baseline)
-    )
+    runs = _one_run_each(group.heaviest().runs)
+    leading = next((run for run in runs if run.policy == baseline), runs[0])
     shares = sorted(_SHARES[: max(1, _MAX_LANES // len(runs))])
     lanes = [
         _run_lane(run, job)
@@ -228,23 +206,21 @@ def draw_run_timeline(group: Group, path: Path, *, baseline: str) -> Path:
     ]
     if not lanes:
         raise FigureError(f"{path.name}: no job is done under every policy")
-    title = f"The same jobs under each policy, {panel_title(group.at(runs[0].load))}"
     places = ", ".join(f"{share:.0%}" for share in shares)
     picked = f"jobs at {places} when ordered by duration under {leading.policy}"
     return draw_lanes(
         lanes,
         path,
-        title=title,
-        conditions=conditions(runs, WIDTH_IN, picked),
+        title=f"The same jobs under each policy, {group.at(runs[0].load).title()}",
+        conditions=conditions(runs, _WIDTH_IN, picked),
         x_label="seconds from the job's arrival",
     )
 
 
 def _one_run_each(runs: Sequence[Run]) -> list[Run]:
     """The first run of each policy, of the same jobs where there are several."""
-    wanted = runs[0].pair
     first = {run.policy: run for run in reversed(runs)}
-    first.update({run.policy: run for run in runs if run.pair == wanted})
+    first.update({run.policy: run for run in runs if run.pair == runs[0].pair})
     return [first[policy] for policy in in_order(list(first))]
 
 
@@ -260,60 +236,61 @@ def _picked(leading: Run, runs: Sequence[Run], shares: Sequence[float]) -> list[
 
 
 def _run_lane(run: Run, job: JobOutcome) -> Lane:
-    spans = [span for turn in job.turns for span in _spans(turn, job.arrived_s)]
-    return Lane(f"{job.job_id}\n{run.policy}", tuple(spans), tuple(_run_marks(job)), job.job_id)
-
-
-def _spans(turn: TurnOutcome, zero_s: float) -> Iterator[Span]:
-    found = f"{turn.cached_tokens / turn.prompt_tokens:.0%}" if turn.prompt_tokens else ""
-    first_s = turn.sent_s + turn.to_first_token_s
-    yield Span("prefill", turn.sent_s - zero_s, first_s - zero_s, found if turn.turn else "")
-    yield Span("decode", first_s - zero_s, turn.ended_s - zero_s)
-    if turn.tool_s:
-        yield Span("tool", turn.ended_s - zero_s, turn.ended_s + turn.tool_s - zero_s)
-
-
-def _run_marks(job: JobOutcome) -> Iterator[Mark]:
-    context_tokens = 0
+    zero_s, context_tokens = job.arrived_s, 0
+    spans: list[Span] = []
+    marks: list[tuple[str, float]] = []
     for turn in job.turns:
+        sent_s, ended_s = turn.sent_s - zero_s, turn.ended_s - zero_s
+        first_s = turn.sent_s + turn.to_first_token_s - zero_s
+        has_text = turn.turn and turn.prompt_tokens
+        found = f"{turn.cached_tokens / turn.prompt_tokens:.0%}" if has_text else ""
+        spans += [Span("prefill", sent_s, first_s, found), Span("decode", first_s, ended_s)]
+        if turn.tool_s:
+            spans.append(Span("tool", ended_s, turn.ended_s + turn.tool_s - zero_s))
         lost_tokens = context_tokens - turn.cached_tokens
         if lost_tokens > max(_MIN_LOST_TOKENS, (1 - _LOST_SHARE) * context_tokens):
-            yield Mark("lost", turn.sent_s - job.arrived_s)
+            marks.append(("lost", sent_s))
         if turn.error is not None:
-            yield Mark("failed", turn.ended_s - job.arrived_s)
+            marks.append(("failed", ended_s))
         context_tokens = turn.prompt_tokens + turn.output_tokens
-
-
-# MERGED: The server's record as a timeline: turns, gaps, tools, pins and evictions of each
-# MERGED: job.
-
-_MAX_LABEL_CHARS = 22
+    return Lane(f"{job.job_id}\n{run.policy}", tuple(spans), tuple(marks), job.job_id)
 
 
 def draw_record(jobs: Sequence[JobRecord], path: Path, *, title: str) -> Path:
-    """Write the picture of these jobs; OSError if that fails."""
+    """A server's event log of these jobs; OSError if writing fails."""
     end_s = max(job.ended_s for job in jobs)
-    lanes = [_record_lane(job, end_s) for job in jobs]
-    conditions = f"{len(jobs)} jobs as the server's own timestamps record has them"
-    return draw_lanes(lanes, path, title=title, conditions=conditions)
+    return draw_lanes(
+        [_record_lane(job, end_s) for job in jobs],
+        path,
+        title=title,
+        conditions=f"{len(jobs)} jobs as the server's own timestamps record has them",
+        x_label="seconds from the first arrival shown",
+    )
 
 
 def _record_lane(job: JobRecord, end_s: float) -> Lane:
     """What has not ended lasts until the end of the picture."""
     spans = [span for turn in job.turns for span in _turn_spans(turn, end_s)]
     spans += [Span("gap", bubble.ended_s, bubble.arrived_s) for bubble in job.bubbles]
-    spans += [
-        Span("tool", tool.started_s, tool.ended_s or end_s, _what_runs(tool)) for tool in job.tools
-    ]
-    spans += [Span(_pin_kind(pin), pin.pinned_s, pin.ended_s or end_s) for pin in job.pins]
+    marks: list[tuple[str, float]] = []
+    for tool in job.tools:
+        # the program that does the work: the server's own name may be that of a leading `cd`
+        programs = analyze_command(tool.command).programs
+        name = programs[0].key if programs else tool.name
+        spans.append(Span("tool", tool.started_s, tool.ended_s or end_s, name))
+    for pin in job.pins:
+        kind = "pin_wasted" if pin.end in WASTED_ENDS else "pin_over"
+        kind = "pin_kept" if pin.end in KEPT_ENDS else kind
+        spans.append(Span(kind, pin.pinned_s, pin.ended_s or end_s))
+    for turn in job.turns:
+        if turn.lost_tokens and turn.started_s is not None:
+            marks.append(("evicted", turn.started_s))
+        if turn.is_aborted and turn.ended_s is not None:
+            marks.append(("failed", turn.ended_s))
+    if job.closed_s is not None:
+        marks.append(("closed", job.closed_s))
     label = job.label if len(job.label) <= _MAX_LABEL_CHARS else f"…{job.label[-21:]}"
-    return Lane(label, tuple(spans), tuple(_record_marks(job)))
-
-
-def _what_runs(tool: ToolRecord) -> str:
-    """The program that does the work: the server's own name for it may be the `cd` before it."""
-    programs = analyze_command(tool.command).programs
-    return programs[0].key if programs else tool.name
+    return Lane(label, tuple(spans), tuple(marks))
 
 
 def _turn_spans(turn: TurnRecord, end_s: float) -> Iterator[Span]:
@@ -327,19 +304,3 @@ def _turn_spans(turn: TurnRecord, end_s: float) -> Iterator[Span]:
     for index, preempted_s in enumerate(turn.preempted_s):
         resumed_s = turn.resumed_s[index] if index < len(turn.resumed_s) else ended_s
         yield Span("preempted", preempted_s, resumed_s)
-
-
-def _pin_kind(pin: PinRecord) -> str:
-    if pin.end in KEPT_ENDS:
-        return "pin_kept"
-    return "pin_wasted" if pin.end in WASTED_ENDS else "pin_over"
-
-
-def _record_marks(job: JobRecord) -> Iterator[Mark]:
-    for turn in job.turns:
-        if turn.lost_tokens and turn.started_s is not None:
-            yield Mark("evicted", turn.started_s)
-        if turn.is_aborted and turn.ended_s is not None:
-            yield Mark("failed", turn.ended_s)
-    if job.closed_s is not None:
-        yield Mark("closed", job.closed_s)

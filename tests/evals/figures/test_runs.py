@@ -139,7 +139,7 @@ def test_an_interrupted_run_counts_with_what_it_has(tmp_path: Path) -> None:
     path.write_text("".join(lines[:83]))
     (run,), _ = load_runs([tmp_path])
     assert (run.summary["completed"], run.summary["cut"]) == (10, 1)
-    assert (run.load, run.setting.gpu, run.commit) == (2, "rtx6000", "abc1234")
+    assert (run.load, run.setting.gpu) == (2, "rtx6000")
 
 
 def test_a_run_without_a_finished_job_is_left_out_and_named(tmp_path: Path) -> None:
