@@ -1,10 +1,9 @@
 """Entry point `vllm.general_plugins`: adds our policies to a stock vLLM.
 
-Called in every process of the server, possibly more than once. It wraps three methods of
-EngineArgs (vllm/engine/arg_utils.py, 0.32.0): `add_cli_args`, so that `--scheduling-policy` takes
-our names and `--middleware` has ours by default, `from_cli_args`, for `--run-output-dir`, and
-`create_engine_config`, which turns one of our names into `fcfs` plus our scheduler class. `fcfs`
-and `priority` pass through untouched.
+vLLM calls `register` in every process of a server, possibly more than once. It wraps three methods
+of EngineArgs (vllm/engine/arg_utils.py, 0.32.0): `add_cli_args` offers our names for
+`--scheduling-policy` and our defaults, `from_cli_args` reads them, and `create_engine_config` turns
+one of our names into `fcfs` plus our scheduler class. `fcfs` and `priority` stay untouched.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ RUN_OUTPUT_FLAG = "--run-output-dir"
 
 
 class UnsupportedVLLMError(AgentKVError):
-    """The installed vLLM is too old, or lacks names that the plugin builds on."""
+    """Raised for a vLLM that is too old, or lacks names that the plugin builds on."""
 
 
 def version_problem(version: str) -> str | None:
-    """Why this vLLM version is refused or doubtful; None if it is supported."""
+    """Return why this vLLM version is refused or doubtful, or None if it is supported."""
     found = _numbers_of(version)
     if found is None or OLDEST <= found < NEWEST:
         return None
@@ -40,19 +39,19 @@ def version_problem(version: str) -> str | None:
 
 
 def is_too_old(version: str) -> bool:
-    """Whether this vLLM version is refused; a newer one is tried, with a warning."""
+    """Return True for a refused version; a version that is too new gets a warning only."""
     found = _numbers_of(version)
     return found is not None and found < OLDEST
 
 
 def _numbers_of(version: str) -> tuple[int, int] | None:
-    """Major and minor; None for a development build without them: the contract check decides."""
+    """Return major and minor, or None for a development build, which the contract check decides."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return None if numbers is None else (int(numbers[1]), int(numbers[2]))
 
 
 def check_vllm() -> None:
-    """Raise UnsupportedVLLMError for a vLLM too old or without the names we need; warn if newer."""
+    """Raise UnsupportedVLLMError if vLLM is too old or lacks names we need; warn if newer."""
     import vllm
     from vllm.logger import init_logger
 
@@ -69,7 +68,7 @@ def check_vllm() -> None:
         )
     if problem is not None:
         init_logger(__name__).warning(
-            "%s; all names it builds on are there, so it goes on", problem
+            "%s; it has all the names that agentkv builds on, so the server starts", problem
         )
 
 
@@ -83,14 +82,14 @@ def register() -> None:
     EngineArgs.agentkv_is_registered = True
     _wrap_engine_args(EngineArgs)
     if is_too_old(vllm.__version__):
-        return  # stock policies go on; choosing ours is refused in create_engine_config
+        return  # stock policies still work; create_engine_config refuses ours
     from .engine import seam
 
     if not seam.missing_names():
-        from .api import engine_side as engine_call
+        from .api import engine_side
 
         seam.add_stats_field()
-        seam.install_engine_hooks(engine_call.call, _attach)
+        seam.install_engine_hooks(engine_side.call, _attach)
 
 
 def _attach(engine: Any) -> None:
@@ -111,10 +110,14 @@ def _wrap_engine_args(engine_args: Any) -> None:
         return parser
 
     @functools.wraps(from_cli_args)
-    def from_cli_args_with_output_dir(cls: Any, args: Any) -> Any:
+    def from_cli_args_with_ours(cls: Any, args: Any) -> Any:
         made = from_cli_args(cls, args)
+        is_ours = made.scheduling_policy in POLICIES
+        # the API server reads it from `args`, after this
+        if getattr(args, "enable_prompt_tokens_details", False) is None:
+            args.enable_prompt_tokens_details = is_ours
         folder = getattr(args, "run_output_dir", None)
-        if folder is not None and made.scheduling_policy in POLICIES:
+        if folder is not None and is_ours:
             given = dict(made.additional_config.get(CONFIG_KEY) or {})
             made.additional_config = {
                 **made.additional_config,
@@ -146,7 +149,7 @@ def _wrap_engine_args(engine_args: Any) -> None:
         return config
 
     engine_args.add_cli_args = staticmethod(add_cli_args_with_policies)
-    engine_args.from_cli_args = classmethod(from_cli_args_with_output_dir)
+    engine_args.from_cli_args = classmethod(from_cli_args_with_ours)
     engine_args.create_engine_config = create_engine_config_for_policy
 
 
@@ -162,17 +165,23 @@ def _settings_for(engine_args: Any, policy: str) -> dict[str, Any]:
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Extend vLLM's own flags on `parser`, and add `--run-output-dir`."""
+    """Extend vLLM's own flags on `parser`, and add `--run-output-dir`.
+
+    `--enable-prompt-tokens-details` gets the default None: cached tokens are reported under our
+    policies, and as stock does under the others, unless the user says which.
+    """
     for action in parser._actions:
         if "--scheduling-policy" in action.option_strings and action.choices is not None:
             new = [name for name in POLICIES if name not in action.choices]
             action.choices = [*action.choices, *new]
         if "--middleware" in action.option_strings and MIDDLEWARE not in (action.default or []):
             action.default = [*(action.default or []), MIDDLEWARE]
+        if "--enable-prompt-tokens-details" in action.option_strings:
+            action.default = None
     if RUN_OUTPUT_FLAG not in parser._option_string_actions:
         parser.add_argument(
             RUN_OUTPUT_FLAG,
             metavar="DIR",
             default=None,
-            help="agentkv: folder that gets the timestamps record",
+            help="agentkv: folder that gets the event log",
         )

@@ -1,8 +1,8 @@
-"""`agentkv serve [MODEL] [vllm flags]`: stock `vllm serve` with our defaults filled in.
+"""`agentkv serve [MODEL] [vllm flags]`: stock `vllm serve` with defaults filled in.
 
-Adds `--scheduling-policy continuum` unless a policy is given, the demo model unless a model is,
-cached tokens in the usage of replies, and what the CPU build needs where that is what is
-installed. All other flags are vLLM's own. With `--config FILE` nothing is added: the file says it.
+Adds `--scheduling-policy continuum` unless a policy is given, the demo model unless a model is, and
+the flags that the CPU build needs where that is installed. All other flags are vLLM's own. With
+`--config FILE` nothing is added.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ CPU_FLAGS: Mapping[str, Sequence[str]] = {
     "--max-model-len": ("4096",),
     "--enforce-eager": (),
 }
-"""Flags for a small model on the CPU build, each unless the caller gave it."""
+"""Flags for a small model on the CPU build, unless the caller gives them."""
 CPU_ENVIRONMENT: Mapping[str, str] = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 """GiB of KV cache on the CPU build, unless the caller set it."""
 
 
 def installed_vllm() -> str:
-    """The distribution that provides vLLM: "vllm" or "vllm-cpu". Raises AgentKVError if none."""
+    """Return the distribution that provides vLLM, "vllm" or "vllm-cpu". Raises AgentKVError."""
     for name in ("vllm", CPU_DISTRIBUTION):
         try:
             importlib.metadata.version(name)
@@ -44,9 +44,9 @@ def installed_vllm() -> str:
 
 
 def value_of(flags: Sequence[str], name: str) -> str | None:
-    """The last value given for `name`, as `--name value` or `--name=value`; None if absent.
+    """Return the last value of a flag given as `--name value` or `--name=value`, or None.
 
-    As for vLLM, `--some_name` is `--some-name`.
+    `--some_name` is `--some-name`, as for vLLM.
     """
     found = None
     for flag, following in zip(flags, [*flags[1:], ""], strict=False):
@@ -57,7 +57,7 @@ def value_of(flags: Sequence[str], name: str) -> str | None:
 
 
 def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
-    """vLLM's arguments: what the caller gave, and our defaults for what is missing.
+    """Return vLLM's arguments: the caller's, and defaults for the missing ones.
 
     Raises AgentKVError for a model folder that does not exist.
     """
@@ -81,17 +81,16 @@ def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
         )
     if value_of(flags, "--scheduling-policy") is None:
         defaults += ["--scheduling-policy", "continuum"]
-    defaults.append("--enable-prompt-tokens-details")
     if is_cpu:
         for name, value in CPU_FLAGS.items():
             if value_of(flags, name) is None:
                 defaults += [name, *value]
-    # the last of a repeated flag counts: the caller's, also where it is spelled --no-NAME
+    # of a repeated flag the last one counts, so the caller's win, also if spelled --no-NAME
     return [model, *defaults, *flags]
 
 
 def check_port(flags: Sequence[str]) -> None:
-    """Raise AgentKVError if the port the server would listen on is taken or not a port."""
+    """Raise AgentKVError if the server's port is taken or is not a port number."""
     if value_of(flags, "--uds") is not None:
         return
     port = value_of(flags, "--port")
@@ -114,7 +113,7 @@ def check_port(flags: Sequence[str]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Check what can be checked at once, then become the vLLM server (exec)."""
+    """Check the arguments, then replace this process by the vLLM server (exec)."""
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0
@@ -130,15 +129,12 @@ def main(argv: list[str]) -> int:
     os.execve(sys.executable, command, {**defaults, **os.environ})
 
 
-# MERGED: The `vllm` command, also where vLLM's CPU build is what is installed.
-# MERGED: vLLM's own console script asks for the version of a distribution called `vllm`
-# MERGED: (vllm/entrypoints/cli/main.py:99, 0.32.0) and fails where it is called `vllm-cpu`.
-
-
 def name_cpu_build() -> None:
-    """Let this process find the CPU build as `vllm`, version X+cpu.
+    """Make the CPU build visible to this process as `vllm`, version X+cpu.
 
-    The suffix is how vLLM tells its CPU build (vllm/platforms/__init__.py:26, 0.32.0).
+    vLLM's command line asks for the version of a distribution called `vllm`
+    (vllm/entrypoints/cli/main.py:99, 0.32.0), and recognises its CPU build by the suffix
+    (vllm/platforms/__init__.py:26).
     """
     version = importlib.metadata.version
 
@@ -151,7 +147,7 @@ def name_cpu_build() -> None:
 
 
 def run_vllm() -> None:
-    """Run vLLM's command line."""
+    """Run vLLM's command line, with the CPU build too."""
     if installed_vllm() == CPU_DISTRIBUTION:
         name_cpu_build()
     from vllm.entrypoints.cli.main import main as vllm_main

@@ -1,7 +1,7 @@
-"""What an API server process knows of itself: the policy at work, and its API keys.
+"""Reads from vLLM's FastAPI application which of our policies it serves, and its API keys.
 
-Reads only what vLLM leaves on its FastAPI application; under any other policy the answer is None
-and the rest of the plugin stays out of the way.
+Called by the middleware and the stat logger of an API server process. Under another policy the
+answer is None, and the rest of the plugin does nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from .settings import CONFIG_KEY, POLICIES
 
 
 class TokenVerifier(Protocol):
-    """The part of vLLM's AuthenticationMiddleware that is used here."""
+    """The method of vLLM's AuthenticationMiddleware that we call."""
 
     def verify_token(self, headers: Headers) -> bool:
-        """True if the headers carry one of the server's API keys."""
+        """Return True if the headers carry one of the server's API keys."""
         ...
 
 
 def policy_of(vllm_config: object) -> str | None:
-    """Our policy's name as the plugin noted it in the additional config; None under another."""
+    """Return our policy's name as noted in the additional config, or None under other policies."""
     additional = getattr(vllm_config, "additional_config", None)
     settings = additional.get(CONFIG_KEY) if isinstance(additional, dict) else None
     policy = settings.get("policy") if isinstance(settings, dict) else None
@@ -31,7 +31,7 @@ def policy_of(vllm_config: object) -> str | None:
 
 
 def served_policy(app: Starlette) -> str | None:
-    """The policy of the engine behind this application; None without an engine, too."""
+    """Return the policy of the engine behind this application, or None."""
     engine_client: Any = getattr(app.state, "engine_client", None)
     if engine_client is None:
         return None
@@ -39,7 +39,7 @@ def served_policy(app: Starlette) -> str | None:
 
 
 def find_token_verifier(app: Starlette) -> TokenVerifier | None:
-    """A second instance of the server's own API-key check; None where it asks for no key.
+    """Return a second instance of the server's own API-key check, or None if it asks for no key.
 
     Source: vllm/entrypoints/serve/middleware/register.py (0.31 to 0.33) adds it by this name.
     """

@@ -1,4 +1,4 @@
-"""The plugin's settings: what `--additional-config '{"agentkv": {...}}'` may hold."""
+"""The plugin's settings, given as `--additional-config '{"agentkv": {...}}'`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_PRIORITY = 1000
 
 
 class SettingsError(AgentKVError):
-    """The settings given in `--additional-config` are not valid."""
+    """Raised for invalid settings in `--additional-config`."""
 
 
 class Settings(BaseModel):
@@ -47,7 +47,7 @@ class Settings(BaseModel):
     cold_start_samples: int = Field(100, ge=1, le=100_000)
     """K: tool durations seen before their distribution is used."""
     max_ttl_s: float = Field(300.0, gt=0, le=86_400, allow_inf_nan=False)
-    """No pin lasts longer than this many seconds, whatever the rule says."""
+    """No pin lasts longer than this many seconds."""
     prefill_reload_s: tuple[float, float, float] | None = Field(None, strict=False)
     """Coefficients [c0, c1, c2] of seconds = c0 + c1 n + c2 n^2; absent: learned online."""
     predictor: str = "default"
@@ -59,8 +59,9 @@ class Settings(BaseModel):
     without: tuple[Literal[MECHANISMS], ...] = Field((), strict=False)  # type: ignore[valid-type]
     """Under `agentkv`: mechanisms left out."""
     patience_s: float = Field(20.0, gt=0, le=86_400, allow_inf_nan=False)
-    """Under `agentkv`: a turn that goes on with its job waits for so many seconds before it goes
-    first; so long any turn is put behind others by priority or because its job is held back."""
+    """Under `agentkv`: seconds that a turn waits before it goes first; a first turn, before no
+    later
+    job is admitted ahead of it."""
     headroom: float = Field(0.0, ge=0, le=0.9, allow_inf_nan=False)
     """Under `agentkv`: the share of the pool that new jobs are expected to leave free."""
     job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)
@@ -88,11 +89,11 @@ class Settings(BaseModel):
 
     @property
     def predicts(self) -> bool:
-        """Whether the policy decides by predictions, and so wants to know what each reply runs."""
+        """True if the policy decides by predictions, so replies must be read for tool calls."""
         return self.policy in ("context_serve", "agentkv")
 
     def of_engine(self, number: int) -> Settings:
-        """The settings of one of several engines, from 0: each has a state file of its own."""
+        """Return the settings of engine `number`, from 0: each has a state file of its own."""
         if self.predictor_state is None or number == 0:
             return self
         path = Path(self.predictor_state)
@@ -107,7 +108,7 @@ class Settings(BaseModel):
 
 
 def read_settings(given: object, *, policy: str) -> Settings:
-    """Validate what stands under "agentkv" in vLLM's additional config.
+    """Validate the object under "agentkv" in vLLM's additional config.
 
     Raises SettingsError, which names each wrong key, the value seen and what is allowed.
     """

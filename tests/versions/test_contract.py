@@ -36,7 +36,7 @@ def names_used_on_self(module: ModuleType, class_name: str) -> set[str]:
 
 
 def test_the_installed_vllm_is_supported() -> None:
-    """The version is in the supported range."""
+    """The installed vLLM is in the supported range."""
     assert plugin.version_problem(vllm.__version__) is None
 
 

@@ -1,1 +1,1 @@
-"""The HTTP side of the plugin: tags and routes in vLLM's API server, and what answers them."""
+"""The HTTP side of the plugin: tags and routes in vLLM's API server, and the engine's answers."""

@@ -1,7 +1,7 @@
-"""Calls from an API server process into the engine process, and what they come back as.
+"""Calls from an API server process into the engine processes, and the merging of their answers.
 
-With several data-parallel engines every one is asked and the answers are merged, since a job may
-have its blocks on any of them. It knows the operations by name only.
+Called by the middleware and the routes. With several data-parallel engines each one is asked, since
+a job may have its blocks on any of them. Knows the operations of `engine_side` by name only.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from typing import Any, Protocol
 from agentkv.errors import AgentKVServerError
 
 ANSWER_TIMEOUT_S = 30.0
-"""Longer than any one step of the engine, which answers between steps."""
+"""The engine answers between two steps, so this is longer than any single step."""
 
 _METHOD = "agentkv_call"
 
 
 class EngineCore(Protocol):
-    """The part of vLLM's asynchronous engine-core client that is used here."""
+    """The method of vLLM's asynchronous engine-core client that we call."""
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
-        """The answer of the first engine."""
+        """Return the answer of the first engine."""
         ...
 
 
 class EngineClient(Protocol):
-    """The part of vLLM's AsyncLLM that is used here."""
+    """The attribute of vLLM's AsyncLLM that we read."""
 
     @property
     def engine_core(self) -> EngineCore:
-        """The connection to the engine processes."""
+        """Connection to the engine processes."""
         ...
 
 
 class EngineUnavailableError(AgentKVServerError):
-    """The engine is dead, shutting down, or did not answer in time."""
+    """Raised when the engine is dead, shutting down, or did not answer in time."""
 
 
 class OperationFailedError(AgentKVServerError):
-    """The engine is there but the operation failed in it."""
+    """Raised when an operation failed inside the engine."""
 
 
 class EngineLink:
-    """One operation at a time to every engine behind this API server."""
+    """Sends operations to all engines behind this API server."""
 
     def __init__(self, engine_client: EngineClient, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._engine_client = engine_client
@@ -53,12 +53,12 @@ class EngineLink:
         self._background: set[asyncio.Task[None]] = set()
 
     async def call(self, operation: str, *args: Any) -> list[Any]:
-        """One answer per engine, in the order of their ranks.
+        """Return one answer per engine, ordered by rank.
 
-        Raises EngineUnavailableError or OperationFailedError if any of them does not give one.
+        Raises EngineUnavailableError or OperationFailedError if any engine gives none.
         """
         core: Any = self._engine_client.engine_core
-        # 0.31 has no call to all engines: with several, it runs on all and answers for the first.
+        # vLLM 0.31 lacks it: there the call runs on all engines and returns the first one's answer.
         call_all = getattr(core, "call_utility_all_async", None)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -79,35 +79,31 @@ class EngineLink:
         return answers
 
     def count_bad_tag(self) -> None:
-        """Count one rejected request, without waiting for the engine."""
+        """Count one rejected request without waiting for the engine."""
         task = asyncio.create_task(self._count_bad_tag())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     async def _count_bad_tag(self) -> None:
-        # The client has its answer already; an engine that is down says so elsewhere.
+        # The client already has its 400; a dead engine is reported by the requests themselves.
         with suppress(AgentKVServerError):
             await self.call("bad_tag")
 
-
-# MERGED: One answer out of those of several data-parallel engines; one engine's answer stays
-# MERGED: as it is.
-# MERGED: Knows the shape of each operation's answer, nothing about how it was asked for.
 
 Answer = dict[str, Any]
 
 
 def merge_info(answers: Sequence[Answer]) -> Answer:
-    """The first engine's answer, with the blocks of all and the number of engines."""
+    """Return the first engine's answer with the blocks of all engines and their number."""
     num_blocks = sum(answer["num_blocks"] for answer in answers)
     return {**answers[0], "num_blocks": num_blocks, "num_engines": len(answers)}
 
 
 def merge_stats(answers: Sequence[Answer]) -> Answer:
-    """Whole numbers are counts and add up; fractions are shares and means and are averaged.
+    """Add up integers (counts) and average floats (shares and means), recursively.
 
-    A name that starts with `max_` keeps the largest; what is true of one engine is true; what is
-    no number is the first engine's.
+    Names that start with `max_` keep the largest value, booleans are or-ed, and any other type
+    keeps the first engine's value.
     """
     if len(answers) == 1:
         return answers[0]
@@ -129,14 +125,14 @@ def merge_stats(answers: Sequence[Answer]) -> Answer:
 
 
 def merge_jobs(answers: Sequence[Sequence[Answer]]) -> list[Answer]:
-    """All jobs; one that is known to several engines appears once for each, with its engine."""
+    """Return all jobs; a job known to several engines appears once for each, with its engine."""
     if len(answers) == 1:
         return list(answers[0])
     return [{**job, "engine": rank} for rank, jobs in enumerate(answers) for job in jobs]
 
 
 def merge_job(answers: Sequence[Answer | None]) -> Answer | None:
-    """The job on the engine that served most of its turns; None if no engine knows it."""
+    """Return the job as the engine with most of its turns knows it, or None if none does."""
     known = [(rank, job) for rank, job in enumerate(answers) if job is not None]
     if not known:
         return None
@@ -145,7 +141,7 @@ def merge_job(answers: Sequence[Answer | None]) -> Answer | None:
 
 
 def merge_release(answers: Sequence[Answer | None]) -> Answer | None:
-    """What was freed on all engines together; None if no engine knows the job."""
+    """Return the blocks freed on all engines together, or None if no engine knows the job."""
     known = [answer for answer in answers if answer is not None]
     if not known:
         return None
@@ -153,9 +149,9 @@ def merge_release(answers: Sequence[Answer | None]) -> Answer | None:
 
 
 def merge_timestamps(answers: Sequence[Answer]) -> Answer:
-    """The record of each job, engine by engine where several served it.
+    """Return the events of each job, engine by engine if several served it.
 
-    Times are seconds since each engine's own start, so events of two engines are marked, not mixed.
+    Times count from each engine's own start, so events carry their engine and are not interleaved.
     """
     if len(answers) == 1:
         return answers[0]

@@ -1,6 +1,7 @@
-"""Out-of-band operations on the engine: what the `/v1/agentkv` routes ask it.
+"""The operations behind the `/v1/agentkv` routes, run in the engine.
 
-Runs on the engine's main thread between two steps; takes and gives plain data only.
+Called through vLLM's utility calls by `engine_client`, on the engine's main thread between two
+steps. Arguments and answers are plain data.
 """
 
 from __future__ import annotations
@@ -116,10 +117,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 @seam.guarded({"error": "the operation failed; see the server's log"})
 def call(scheduler: Any, op: str, args: list[Any]) -> Any:
-    """Run one operation; an error comes back as {"error": message}, never as an exception.
+    """Run one operation and return its answer, or {"error": message} if it failed.
 
-    Nor is an answer sent that cannot be encoded: the engine's only output thread would die of it
-    (EngineCoreProc.process_output_sockets, core.py:1933), and with it all that the server says.
+    The answer is encoded once here, because one that cannot be encoded would kill the engine's only
+    output thread (EngineCoreProc.process_output_sockets, vllm/v1/engine/core.py, 0.32.0).
     """
     if not isinstance(scheduler, RetainingScheduler):
         return {"error": "the server's scheduling policy is not one of agentkv's"}

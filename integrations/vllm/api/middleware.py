@@ -1,8 +1,8 @@
-"""The plugin's ASGI middleware in vLLM's API server: tags from the wire to the engine.
+"""The plugin's ASGI middleware: brings the tags of a request to the engine.
 
-vLLM instantiates it through its own `--middleware` option. It takes the tags off a request, checks
-them and folds them into `vllm_xargs`; at start-up it adds the routes under /v1/agentkv. Under a
-policy that is not ours it hands every call straight on.
+vLLM instantiates it through its own `--middleware` option. It reads the tags of a request, checks
+them and folds them into `vllm_xargs`, the one channel from an HTTP body to vLLM's scheduler; at
+start-up it adds the routes under /v1/agentkv. Under other policies it forwards every call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NATIVE_HEADER = "x-session-id"
 
 
 class AgentKVMiddleware:
-    """One per API server process; does its work in the event loop and never blocks it."""
+    """One instance per API server process; runs in the event loop and never blocks it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -51,7 +51,9 @@ class AgentKVMiddleware:
             await self._fold_tags(self._engine, scope, receive, send)
 
     def _set_up(self, scope: Scope) -> None:
-        """Runs on the first call, which is vLLM's lifespan start: its state is complete by then."""
+        """Connect to the engine, on the first call: vLLM's lifespan start, with `app.state`
+        complete.
+        """
         self._is_set_up = True
         app = scope["app"]
         if served_policy(app) is not None:
@@ -62,7 +64,7 @@ class AgentKVMiddleware:
     async def _fold_tags(
         self, engine: EngineLink, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        # User middleware runs before vLLM's key check, which answers 401 without reading a body.
+        # User middleware runs before vLLM's key check, which answers 401 without reading the body.
         if self._verifier and not self._verifier.verify_token(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
@@ -106,7 +108,7 @@ def _fold_request(scope: Scope, body: bytes) -> bytes:
 
 
 def _session_headers(scope: Scope) -> dict[str, str]:
-    """The session headers that carry something; an empty one counts as absent, as in vLLM."""
+    """Return the non-empty session headers; vLLM treats an empty one as absent, too."""
     return {
         name.decode(): value.decode("latin-1")
         for name, value in scope["headers"]
@@ -114,36 +116,28 @@ def _session_headers(scope: Scope) -> dict[str, str]:
     }
 
 
-# MERGED: Where the tags of a request may stand in its body, and how they reach vLLM's engine.
-# MERGED: The one channel from an HTTP body to vLLM's scheduler is `vllm_xargs`, so that is
-# MERGED: where every tag
-# MERGED: goes. Works on bytes and dictionaries; it knows nothing about HTTP servers or the
-# MERGED: engine.
-
 _SESSION_FIELD = "session_id"
 _XARGS = "vllm_xargs"
 
-# The ends of all keys that matter, closing quote included: `job_id"` also finds parent_job_id. A
-# key quoted inside a prompt ends in `\"` and so does not match.
+# The ends of all keys that we read, with the closing quote: `job_id"` also finds parent_job_id. A
+# key quoted inside a prompt ends in `\"` and does not match.
 _KEY_ENDS = tuple(
     f'{name}"'.encode() for name in (*TAG_FIELDS, _SESSION_FIELD) if name != "parent_job_id"
 )
 
 
 def may_hold_tags(body: bytes) -> bool:
-    """True if the key of a tag occurs in the body; a few microseconds for 10 kB."""
+    """Return True if the key of a tag occurs in the body; a few microseconds for 10 kB."""
     return any(key_end in body for key_end in _KEY_ENDS)
 
 
 def fold(body: bytes, header_fields: Mapping[str, object]) -> bytes:
-    """The body with its tags, and those of the headers, under `vllm_xargs`.
+    """Return the body with its tags, and those of the headers, under `vllm_xargs`.
 
-    Where a tag is given twice, the top level counts before a nested `extra_body`, that before
-    `vllm_xargs`, and that before the headers. Everything else in the body stays byte for byte as
-    it was; a body that vLLM rejects anyhow (no JSON object, `vllm_xargs` of a wrong type) comes
-    back untouched. Raises TagError for the first tag that is wrong, wherever it stands.
-
-    About 2 ms for each MB of body.
+    A tag given twice is taken from the top level first, then from a nested `extra_body`, then from
+    `vllm_xargs`, then from the headers. The rest of the body stays byte for byte the same; a body
+    that vLLM will reject (no JSON object, `vllm_xargs` of a wrong type) is returned unchanged.
+    Takes about 2 ms per MB of body. Raises TagError for the first wrong tag.
     """
     request = _parse_object(body)
     if request is None:
@@ -183,7 +177,7 @@ def _collect(
 
 
 def _parse_place(place: Mapping[str, object], *, flags_as_numbers: bool = False) -> Tags:
-    """The tags in one place, where vLLM's own `session_id` stands in for a missing job_id."""
+    """Parse the tags in one place, with vLLM's own `session_id` as a fallback for `job_id`."""
     session_id = place.get(_SESSION_FIELD)
     if place.get("job_id") is not None or not isinstance(session_id, str) or not session_id:
         return parse_tags(place, flags_as_numbers=flags_as_numbers)
@@ -206,23 +200,15 @@ def _as_xargs(
 
 
 def _with_xargs(body: bytes, request: dict[str, Any], xargs: dict[str, Any]) -> bytes:
-    """Append the key to the object's text: the last of two equal keys is the one that counts."""
+    """Append the key to the object's text; of two equal keys JSON parsers take the last."""
     closing = body.rindex(b"}")
     separator = b"," if request else b""
     member = b'"%s":%s' % (_XARGS.encode(), json.dumps(xargs).encode())
     return b"".join((body[:closing], separator, member, body[closing:]))
 
 
-# MERGED: Reads an ASGI request body before the application does, and plays it back to the
-# MERGED: application.
-# MERGED: Knows nothing about what is in the body.
-
-
 async def read_body(receive: Receive) -> tuple[bytes | None, list[Message]]:
-    """The whole body, and the messages it came in; None if the client left before its end.
-
-    Memory: what the application would hold anyhow, once.
-    """
+    """Return the whole body and its ASGI messages; the body is None if the client disconnected."""
     messages: list[Message] = []
     while True:
         message = await receive()
@@ -234,10 +220,9 @@ async def read_body(receive: Receive) -> tuple[bytes | None, list[Message]]:
 
 
 def replay(messages: Iterable[Message], receive: Receive) -> Receive:
-    """A `receive` that gives these messages first and then goes on with the connection's own.
+    """Return a `receive` that yields these messages first, then those of the connection.
 
-    The going on matters: vLLM learns of a client's disconnect by calling `receive` after the body,
-    and that is how it cancels the request.
+    vLLM calls `receive` again after the body to learn of a disconnect and cancel the request.
     """
     pending = deque(messages)
 
@@ -248,12 +233,14 @@ def replay(messages: Iterable[Message], receive: Receive) -> Receive:
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives this body in one piece and then goes on as `replay` does."""
+    """Return a `receive` that yields this body as one message, then those of the connection."""
     return replay([{"type": "http.request", "body": body, "more_body": False}], receive)
 
 
 def with_content_length(scope: Scope, num_bytes: int) -> Scope:
-    """The scope for a body of another length; without the header where there was none (chunked)."""
+    """Return the scope with a corrected content-length header, if it has one (chunked bodies do
+    not).
+    """
     length = str(num_bytes).encode()
     headers = [
         (name, length if name == b"content-length" else value) for name, value in scope["headers"]

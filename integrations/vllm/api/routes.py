@@ -1,8 +1,7 @@
 """The HTTP routes under /v1/agentkv, each of which forwards one operation to the engine.
 
-They are ordinary routes of vLLM's own application, added only under one of our policies: its API
-key check, CORS and metrics hold for them as for the rest of /v1, and under any other policy the
-paths give vLLM's own 404. All state is in the engine; nothing is kept here.
+The middleware adds them to vLLM's own application under one of our policies, so its API key check,
+CORS and metrics apply; under other policies the paths answer vLLM's 404. No state is kept here.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from .engine_client import (
 PREFIX = "/v1/agentkv/"
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
-"""A command of the largest allowed length, every character of it escaped, and some room."""
+"""Holds a command of the largest allowed length with every character escaped, and some room."""
 
-# path below the prefix -> operation of the engine, and how several engines' answers become one
+# path below the prefix -> operation of the engine, and the function that merges engines' answers
 _READINGS: Mapping[str, tuple[str, Callable[[list[Any]], Any]]] = {
     "info": ("info", merge_info),
     "stats": ("stats", merge_stats),
@@ -51,7 +50,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 class _RefusedError(Exception):
-    """Carries the answer to a request that cannot be served."""
+    """Carries the error response for a request that cannot be served."""
 
     def __init__(self, answer: Response) -> None:
         super().__init__()
@@ -59,7 +58,7 @@ class _RefusedError(Exception):
 
 
 def add_routes(app: Starlette, engine: EngineLink) -> None:
-    """Serve /v1/agentkv/* on this application; call once."""
+    """Add /v1/agentkv/* to this application; call once."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -73,7 +72,8 @@ def add_routes(app: Starlette, engine: EngineLink) -> None:
         except OperationFailedError as error:
             return openai_error(500, str(error))
 
-    # One route for all: a job id may hold slashes, which only the raw path tells from separators.
+    # A single route, because a job id may contain slashes, which only the raw path tells from
+    # separators.
     app.router.routes.append(
         Route(
             PREFIX + "{rest:path}",
@@ -121,7 +121,7 @@ def _found(job_id: str, answer: dict[str, Any] | None) -> Response:
 
 
 def _raw_segments(request: Request) -> list[str]:
-    """The path below the prefix, split before percent-decoding; the first segment decoded."""
+    """Return the segments below the prefix, still percent-encoded."""
     raw: bytes | None = request.scope.get("raw_path")
     path = raw.decode("latin-1") if raw is not None else request.scope["path"]
     _, _, below = path.partition(PREFIX)
@@ -129,7 +129,7 @@ def _raw_segments(request: Request) -> list[str]:
 
 
 def _job_id(segments: list[str]) -> str:
-    """The id in the path, which may have been sent with its slashes unescaped."""
+    """Return the job id, whose slashes a client may have sent unescaped."""
     job_id = unquote("/".join(segments), errors="surrogateescape")
     return parse_tags({"job_id": job_id}).job_id or ""
 
@@ -142,7 +142,7 @@ def _require(request: Request, allowed: tuple[str, ...]) -> None:
 
 
 async def _json_body(request: Request, *, default: object = None) -> object:
-    """The parsed body; `default`, if one is given, for an empty body."""
+    """Return the parsed body, or `default` (if given) for an empty one."""
     body = await _limited_body(request)
     if not body.strip() and default is not None:
         return default
@@ -162,12 +162,11 @@ async def _limited_body(request: Request) -> bytes:
                 message = f"body: larger than the {MAX_BODY_BYTES} bytes allowed"
                 raise _RefusedError(openai_error(413, message, field="body"))
     except ClientDisconnect:
-        raise _RefusedError(openai_error(400, "body: the client left before its end")) from None
+        raise _RefusedError(
+            openai_error(400, "body: the client disconnected before its end")
+        ) from None
     return bytes(body)
 
-
-# MERGED: Error answers in the shapes that OpenAI's and Anthropic's clients, and vLLM itself,
-# MERGED: use.
 
 _TYPES: Mapping[int, str] = {
     400: "BadRequestError",
@@ -186,12 +185,12 @@ def openai_error(
     field: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """An error as vLLM's OpenAI routes write it; `field` is the name of what was wrong."""
+    """Return an error in the shape of vLLM's OpenAI routes; `field` names the wrong field."""
     error = {"message": message, "type": _TYPES[status], "param": field, "code": status}
     return JSONResponse({"error": error}, status_code=status, headers=dict(headers or {}))
 
 
 def anthropic_error(message: str) -> JSONResponse:
-    """A rejected request (400) as Anthropic's messages route writes it."""
+    """Return a 400 in the shape of Anthropic's messages route."""
     error = {"type": "invalid_request_error", "message": message}
     return JSONResponse({"type": "error", "error": error}, status_code=400)

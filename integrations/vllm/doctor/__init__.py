@@ -1,4 +1,4 @@
-"""`agentkv doctor`: what is installed, whether the plugin loads, whether a server has it."""
+"""`agentkv doctor`: checks the installation, the plugin, and a running server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .server import check_server
 
 
 def main(argv: list[str]) -> int:
-    """Run all checks and print them; 0 if none failed, 1 if one did, 2 for bad usage."""
+    """Run all checks and print them; return 0 if none failed, 1 if one did, 2 for bad usage."""
     options = _parse(argv)
     checks: list[Check] = []
     for check in _all_checks(options):

@@ -10,7 +10,7 @@ Status = Literal["OK", "WARN", "FAIL"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, what was seen, and what to do about it (None if nothing)."""
+    """One checked thing, what was seen, and advice, or None if there is nothing to do."""
 
     name: str
     status: Status
@@ -19,15 +19,15 @@ class Check:
 
 
 def ok(name: str, seen: str) -> Check:
-    """Nothing to do."""
+    """Report something that is in order."""
     return Check(name, "OK", seen)
 
 
 def warn(name: str, seen: str, advice: str) -> Check:
-    """Something works less well than it could, or will fail in some uses."""
+    """Report something that works less well than it could, or fails in some uses."""
     return Check(name, "WARN", seen, advice)
 
 
 def fail(name: str, seen: str, advice: str) -> Check:
-    """The plugin cannot do its work."""
+    """Report something that keeps the plugin from working."""
     return Check(name, "FAIL", seen, advice)

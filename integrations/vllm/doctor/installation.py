@@ -1,6 +1,7 @@
 """Checks of this machine: packages, their versions, environment variables, and the plugin.
 
-Imports neither vLLM nor torch; what must be imported to be known is left to `probe`.
+The doctor imports neither vLLM nor torch: that is slow, noisy and may fail, so it is done in a
+process of its own, which is this module run as a program and reports one line of JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NEEDS_OPENAI_3 = ("openai-agents", "pydantic-ai", "pydantic-ai-slim")
 
 
 def version_of(distribution: str) -> str | None:
-    """The installed version; None if it is not installed."""
+    """Return the installed version, or None."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -42,9 +43,9 @@ def check_installation(
     installed: Callable[[str], str | None] = version_of,
     probe: Probe | None = None,
 ) -> Iterator[Check]:
-    """All checks of this machine, each given as soon as it is done; seconds where vLLM is here.
+    """Yield the checks of this machine; takes seconds where vLLM is installed.
 
-    `installed` and `probe` say what is there; they stand for this machine unless given.
+    `installed` and `probe` read this machine unless a test replaces them.
     """
     yield ok("python", f"{platform.python_version()} at {sys.executable}")
     yield _check_agentkv(installed)
@@ -74,13 +75,13 @@ def _check_openai(installed: Callable[[str], str | None]) -> Check:
     if major not in (2, 3):
         return warn("openai", f"openai {found}", "agentkv is tested with openai 2.x and 3.x")
     unhappy = _NEEDS_OPENAI_BELOW_3 if major == 3 else _NEEDS_OPENAI_3
-    beside = [f"{name} {installed(name)}" for name in unhappy if installed(name)]
-    if not beside:
+    others = [f"{name} {installed(name)}" for name in unhappy if installed(name)]
+    if not others:
         return ok("openai", f"openai {found}")
     wants = "openai < 3" if major == 3 else "openai >= 3"
     return warn(
         "openai",
-        f"openai {found} beside {', '.join(beside)}",
+        f"openai {found} next to {', '.join(others)}",
         f"these need {wants}: give them a virtual environment of their own (agentkv takes both)",
     )
 
@@ -163,7 +164,7 @@ def _check_loading(report: Mapping[str, Any]) -> Iterator[Check]:
 def _explain_import_error(error: str, report: Mapping[str, Any]) -> Check:
     if report.get("importing") == "torchvision" or "torchvision" in error:
         advice = (
-            "torchvision does not fit this torch (often a CUDA build beside a CPU one): "
+            "torchvision does not fit this torch (often a CUDA build next to a CPU one): "
             "pip uninstall torchvision torchaudio torchcodec; a text-only server needs none"
         )
         return fail("import", error, advice)
@@ -171,7 +172,7 @@ def _explain_import_error(error: str, report: Mapping[str, Any]) -> Check:
 
 
 def run_probe(environment: Mapping[str, str]) -> Mapping[str, Any]:
-    """Import vLLM and load the plugin in a process of its own."""
+    """Import vLLM and load the plugin in a process of its own, and return its report."""
     command = [sys.executable, "-m", f"{__package__}.installation"]
     try:
         done = subprocess.run(
@@ -194,11 +195,6 @@ def run_probe(environment: Mapping[str, str]) -> Mapping[str, Any]:
     return report
 
 
-# MERGED: Loads vLLM and the plugin the way a server does, and reports as one line of JSON on
-# MERGED: stdout.
-# MERGED: Run by the doctor as a process of its own: importing vLLM is slow, noisy, and may
-# MERGED: fail.
-
 Report = dict[str, Any]
 
 GROUP = "vllm.general_plugins"
@@ -215,12 +211,12 @@ def import_modules(report: Report) -> None:
 
 
 def load_entry_point(report: Report) -> None:
-    """Import what the entry point names; vLLM's own loader would hide why that fails."""
+    """Import the entry point ourselves: vLLM's own loader swallows the reason of a failure."""
     entry_points(group=GROUP, name=NAME)[NAME].load()
 
 
 def register(report: Report) -> None:
-    """Let vLLM load its plugins, and see whether its command line has our policies."""
+    """Let vLLM load its plugins, and report which of our policies its command line offers."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.plugins import load_general_plugins
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -246,7 +242,7 @@ STAGES: tuple[Callable[[Report], None], ...] = (import_modules, load_entry_point
 
 
 def main() -> None:
-    """Run the stages up to the first that fails; the report names it."""
+    """Run the stages up to the first that fails, and print the report."""
     report: Report = {}
     for stage in STAGES:
         try:

@@ -1,6 +1,6 @@
-"""Checks of a running server, from outside: is it alive, has it the plugin, does the plugin work.
+"""Checks of a running server over HTTP: whether it answers, has the plugin, and the plugin works.
 
-Only reads; sends no request that generates or counts anything.
+Only reads; sends no request that generates tokens or is counted.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .check import Check, fail, ok, warn
 
 TIMEOUT_S = 10.0
 MIN_TURNS = 20
-"""Fewer turns than this say nothing about how often a job's history diverges."""
+"""With fewer turns than this, the share of diverged turns is not judged."""
 MAX_DIVERGED_SHARE = 0.2
 
 
 def check_server(
     url: str, api_key: str | None, *, transport: httpx.BaseTransport | None = None
 ) -> Iterator[Check]:
-    """All checks of the server behind `url`, its root or its `/v1`; `transport` is for tests."""
+    """Yield the checks of the server at `url`, with or without `/v1`; `transport` is for tests."""
     root_url = url.rstrip("/").removesuffix("/v1")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
@@ -79,7 +79,7 @@ def _without_plugin(answer: httpx.Response) -> Iterator[Check]:
     if answer.status_code == 503:
         message = _message(answer)
         advice = "look into the server's log: its engine is stuck or dead"
-        yield fail("server plugin", f"there, but {message}", advice)
+        yield fail("server plugin", f"installed, but {message}", advice)
         return
     yield fail(
         "server plugin",
@@ -143,7 +143,7 @@ def _check_log_stats(metrics: str, stats: dict[str, Any]) -> Check:
 
 
 def _sum_of(metrics: str, name: str) -> float | None:
-    """The sum of a series over its labels; None if there is none."""
+    """Return the sum of a series over its labels, or None if it is missing."""
     values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)", metrics, re.M)
     return sum(map(float, values)) if values else None
 
@@ -152,11 +152,11 @@ def _check_histories(jobs: dict[str, Any]) -> Check:
     live = jobs.get("jobs", [])
     num_turns = sum(job.get("turns", 0) for job in live)
     num_diverged = sum(job.get("turns_diverged", 0) for job in live)
-    seen = f"{num_diverged} of {num_turns} turns of live jobs left the history they had"
+    seen = f"{num_diverged} of {num_turns} turns of live jobs do not repeat the turn before"
     if num_turns < MIN_TURNS or num_diverged <= MAX_DIVERGED_SHARE * num_turns:
         return ok("histories", seen)
     advice = (
-        "the agent edits its history, or the chat template renders earlier turns anew (thinking "
-        "stripped): a pin is worth only the common part"
+        "the agent edits its history, or the chat template renders earlier turns differently "
+        "(thinking stripped): a pin is worth only the common part"
     )
     return warn("histories", seen, advice)

@@ -1,1 +1,1 @@
-"""What the policy did, as counters, Prometheus series and a log of events."""
+"""Counters, Prometheus series and the event log of the policy's decisions."""

@@ -1,7 +1,7 @@
-"""Counts what the policy did: totals for `/v1/agentkv/stats`, deltas for Prometheus.
+"""Counters of the policy's decisions: totals for `/v1/agentkv/stats`, deltas for Prometheus.
 
-It lives in the engine process, which is the one source of truth; API servers only add up the
-deltas they receive.
+The retention room counts, in the engine process, which holds the truth. API servers add up the
+deltas that they receive with vLLM's scheduler stats.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CounterName = Literal[
     "preemptions_total",
     "bad_tags_total",
 ]
-"""What is counted; each has a Prometheus series."""
+"""Counters, each with a Prometheus series of the same name."""
 
 UNLABELLED: tuple[CounterName, ...] = (
     "holds_total",
@@ -26,10 +26,10 @@ UNLABELLED: tuple[CounterName, ...] = (
     "preemptions_total",
     "bad_tags_total",
 )
-"""Those that are one number each: 0 until something is counted."""
+"""Counters without a label; they are 0 until something is counted."""
 
 MAX_PENDING_OBSERVATIONS = 1000
-"""Observations of one histogram kept between two deltas; older ones are dropped."""
+"""Observations of a histogram kept between two deltas; older ones are dropped."""
 
 
 class Counters:
@@ -41,13 +41,13 @@ class Counters:
         self._observations: dict[str, deque[float]] = {}
 
     def add(self, name: CounterName, label: str = "", value: str = "", amount: int = 1) -> None:
-        """Count `amount` more of `name`, with at most one label."""
+        """Increase a counter, with at most one label."""
         key = (name, label, value)
         self._totals[key] += amount
         self._pending[key] += amount
 
     def observe(self, name: str, value: float) -> None:
-        """Add one observation to the histogram `name`."""
+        """Add an observation to the histogram `name`."""
         pending = self._observations.get(name)
         if pending is None:
             pending = self._observations[name] = deque(maxlen=MAX_PENDING_OBSERVATIONS)
@@ -59,7 +59,7 @@ class Counters:
         return bool(self._pending)
 
     def take_delta(self) -> dict[str, Any]:
-        """Everything counted since the last call, as plain data."""
+        """Return and forget what was counted since the last call, as plain data."""
         counters = [
             [name, {label: value} if label else {}, amount]
             for (name, label, value), amount in self._pending.items()
@@ -70,7 +70,7 @@ class Counters:
         return {"counters": counters, "observations": observations}
 
     def totals(self) -> dict[str, Any]:
-        """All totals: a number per counter, or a number per label value."""
+        """Return all totals: a number per counter, or a number per label value."""
         totals: dict[str, Any] = {}
         for (name, label, value), amount in sorted(self._totals.items()):
             if label:

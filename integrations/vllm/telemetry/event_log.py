@@ -1,4 +1,9 @@
-"""The timestamps record: what happened to each job, in order, bounded in memory."""
+"""The event log of each job, served by `GET /v1/agentkv/timestamps` and written to a file.
+
+The retention room adds events on the engine's main thread; a thread of its own writes the file as
+it grows. Not only at shutdown: with its default time-out of 0 s, vLLM kills the engine process
+right after asking it to end (vllm/v1/utils.py, `shutdown`, 0.32.0).
+"""
 
 from __future__ import annotations
 
@@ -15,14 +20,14 @@ from typing import Any, TextIO
 from ..settings import Settings, SettingsError
 
 MAX_COMMAND_CHARS = 512
-"""Characters kept of a tool's command: with a client's longest, events would be 16 KiB each."""
+"""Characters kept of a command; the longest allowed would make events of 16 KiB."""
 
 
 class TimestampRecord:
-    """Events per job, each with the seconds since the engine started on a monotonic clock.
+    """Events per job, each with its seconds since the engine started, on a monotonic clock.
 
-    At most `max_events` events in all, about 400 bytes each and 3 KiB with the longest text; beyond
-    that the job recorded to longest ago is dropped whole. A writer, if given, gets every event.
+    Keeps at most `max_events` in all, of about 400 bytes each (3 KiB with the longest texts), and
+    drops the least recently used job first. `writer` receives every event.
     """
 
     def __init__(
@@ -68,28 +73,22 @@ class TimestampRecord:
         return {"jobs": {job_id: list(events) for job_id, events in self._jobs.items()}}
 
     def close(self) -> None:
-        """Finish the file, if there is one."""
+        """Write the rest of the file, if there is one."""
         if self._writer is not None:
             self._writer.close()
 
 
-# MERGED: Writes the timestamps record to a file as it grows, off the engine's main thread.
-# MERGED: Not only at shutdown: with its default time-out of 0 s, vLLM kills the engine process
-# MERGED: right after
-# MERGED: asking it to end (vllm/v1/utils.py, `shutdown`).
-
 FILE_STEM = "scheduler_timestamps"
 MAX_WAITING_EVENTS = 100_000
-"""Events that may wait for a slow disk; further ones are dropped."""
+"""Events queued for a slow disk; further ones are dropped."""
 
 logger = logging.getLogger(__name__)
 
 
 def create_file(folder: Path) -> TextIO:
-    """Open a new JSON-lines file in `folder`, made if need be; never an existing one.
+    """Create the next free of scheduler_timestamps.jsonl, scheduler_timestamps_2.jsonl, ...
 
-    The first free of scheduler_timestamps.jsonl, scheduler_timestamps_2.jsonl, ...: a second run
-    or a second engine gets its own. Raises OSError.
+    So a second run or a second engine gets a file of its own. Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
@@ -102,7 +101,7 @@ def create_file(folder: Path) -> TextIO:
 
 
 class RecordWriter:
-    """A daemon thread that writes one line per event; `add` never blocks and never raises."""
+    """A daemon thread that writes one line per event."""
 
     def __init__(self, folder: Path) -> None:
         self._file = create_file(folder)
@@ -112,12 +111,12 @@ class RecordWriter:
         self._thread.start()
 
     def add(self, event: Mapping[str, object]) -> None:
-        """Hand over one event; it is on disk a moment later."""
+        """Queue an event; never blocks and never raises."""
         if self._thread.is_alive() and self._events.qsize() < MAX_WAITING_EVENTS:
             self._events.put(event)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Write what is waiting, for `timeout_s` at most."""
+        """Write the queued events, for at most `timeout_s`."""
         self._events.put(None)
         self._thread.join(timeout_s)
 
@@ -129,13 +128,13 @@ class RecordWriter:
                     if self._events.empty():
                         self._file.flush()
         except OSError as error:
-            logger.error("agentkv: the timestamps record ends here, %s: %s", self.path, error)
+            logger.error("agentkv: the event log ends here, %s: %s", self.path, error)
 
 
 def open_writer(settings: Settings) -> RecordWriter | None:
-    """The writer for `run_output_dir`, None without one.
+    """Return the writer for `run_output_dir`, or None if it is not set.
 
-    Raises SettingsError if that folder cannot be written to.
+    Raises SettingsError if the folder cannot be written to.
     """
     if settings.run_output_dir is None:
         return None

@@ -1,6 +1,9 @@
-"""The Prometheus series with prefix `agentkv:`, and how the engine's deltas reach them.
+"""The Prometheus series with prefix `agentkv:`, fed by a vLLM stat logger.
 
-Labels `model_name` and `engine` come first, as on vLLM's own series. It knows nothing of vLLM.
+Runs in each API server process. The engine attaches a payload to vLLM's scheduler stats; with
+several API servers each stats object reaches one of them, so payloads carry deltas. Labels
+`model_name` and `engine` come first, as on vLLM's own series. Under other policies nothing is
+registered.
 """
 
 from __future__ import annotations
@@ -27,11 +30,10 @@ _GAUGES: Mapping[str, str] = {
     "pinned_blocks": "KV blocks that are pinned now.",
 }
 
-# name -> help, and the values known beforehand of its one label, so that all exist at 0
+# name -> help, label, and the label's known values, so that each series exists from the start, at 0
 _COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
     "pins_total": (
-        "Finished turns whose KV blocks were pinned, by predicted speed of the tool; those of a "
-        "slow one were freed at once, a pin that expired at a TTL of 0.",
+        "Finished turns whose KV blocks were pinned, by predicted speed of the tool.",
         "speed",
         ("none", "fast", "slow", "uncertain"),
     ),
@@ -50,12 +52,12 @@ _COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
     ),
     "holds_total": ("Jobs whose first turn had to wait until they were expected to fit.", None, ()),
     "tool_observations_total": (
-        "Tool durations learned from, by where they came from.",
+        "Tool durations learned from, by source.",
         "source",
         ("client", "piggyback", "gap", "cut_short"),
     ),
     "tool_signals_ignored_total": (
-        "Tool signals about another turn than the job's last one.",
+        "Tool events about another turn than the job's last one.",
         None,
         (),
     ),
@@ -67,7 +69,7 @@ _COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
     ),
 }
 
-# Tools run from milliseconds (ls) to the better part of an hour (a build); about three a decade.
+# Tools run from milliseconds (ls) to an hour (a build): about three buckets a decade.
 _SECONDS_BUCKETS = (
     *(0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0),
     *(20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0),
@@ -80,11 +82,11 @@ _HISTOGRAMS: Mapping[str, str] = {
 
 
 class MetricSeries:
-    """All series of this process; one instance only, since a name registers once."""
+    """All series of this process; one instance, since prometheus_client registers a name once."""
 
     def __init__(self) -> None:
         self._gauges = {
-            # Only the API server that got the latest stats knows the present value.
+            # Only the API server that received the latest stats knows the current value.
             name: Gauge(f"agentkv:{name}", text, _COMMON_LABELS, multiprocess_mode="mostrecent")
             for name, text in _GAUGES.items()
         }
@@ -102,7 +104,7 @@ class MetricSeries:
         }
 
     def start(self, common: Mapping[str, str]) -> None:
-        """Make every series of one engine exist, at 0 if it did not; `common` are its labels."""
+        """Create every series of an engine at 0; `common` are its labels."""
         for gauge in self._gauges.values():
             gauge.labels(**common)
         for histogram in self._histograms.values():
@@ -112,7 +114,7 @@ class MetricSeries:
                 self._counters[name].labels(**common, **extra)
 
     def apply(self, payload: Mapping[str, Any], common: Mapping[str, str]) -> None:
-        """Take over one stats payload: present gauges, counted deltas, new observations."""
+        """Apply a stats payload: gauges, counter deltas, histogram observations."""
         for name, value in payload["gauges"].items():
             self._gauges[name].labels(**common).set(value)
         for name, labels, amount in payload["counters"]:
@@ -125,20 +127,15 @@ class MetricSeries:
 
 @functools.cache
 def metric_series() -> MetricSeries:
-    """This process's series, registered on the first call."""
+    """Return this process's series, registered on the first call."""
     return MetricSeries()
 
-
-# MERGED: vLLM stat logger that hands the engine's agentkv payload to the Prometheus series.
-# MERGED: Runs in each API server process. With several of them each stats object reaches one,
-# MERGED: so payloads
-# MERGED: carry deltas. Under a policy that is not ours it registers nothing.
 
 logger = logging.getLogger(__name__)
 
 
 class AgentKVStatLogger(AggregateStatLoggerBase):
-    """One per API server process, for all its engines."""
+    """Feeds the series of all engines of an API server process."""
 
     def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int]) -> None:
         self._series: MetricSeries | None = None
@@ -164,21 +161,21 @@ class AgentKVStatLogger(AggregateStatLoggerBase):
             return
         try:
             self._series.apply(payload, self._labels(engine_idx))
-        except Exception:  # raised here, vLLM's output handler would end, and every request with it
+        except Exception:  # an exception would end vLLM's output handler, and every request with it
             self._series = None
             logger.exception("agentkv's Prometheus series end here; serving goes on")
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say: the plugin's own start-up line names the policy."""
+        """Log nothing: the scheduler's start-up line names the policy."""
 
 
 @functools.cache
 def add_stat_logger() -> None:
-    """Have every AsyncLLM made in this process under our policy log to the series.
+    """Add the stat logger to every AsyncLLM that this process creates under our policies.
 
-    Not the entry-point group `vllm.stat_logger_plugins`: its mere presence overrules
-    `--disable-log-stats` under every policy (AsyncLLM.__init__, vllm/v1/engine/async_llm.py, 0.31
-    to 0.33), and the stock policies are to stay stock.
+    The entry-point group `vllm.stat_logger_plugins` would override `--disable-log-stats` under
+    every policy, stock ones included (AsyncLLM.__init__, vllm/v1/engine/async_llm.py, 0.31 to
+    0.33).
     """
     init = AsyncLLM.__init__
     signature = inspect.signature(init)

@@ -1,4 +1,4 @@
-"""How the plugin adds a policy to a stock vLLM, without starting an engine."""
+"""The plugin adds its policies to a stock vLLM; no engine is started."""
 
 from __future__ import annotations
 
@@ -27,22 +27,42 @@ def parse(*flags: str) -> Any:
 
 
 def test_registering_twice_wraps_once() -> None:
-    """The entry point runs in every process, sometimes more than once."""
+    """Registering a second time in a process changes nothing."""
     before = EngineArgs.add_cli_args
     plugin.register()
     assert EngineArgs.add_cli_args is before
 
 
-def test_our_policy_is_a_choice_beside_stocks() -> None:
+def test_our_policies_are_choices_like_stocks() -> None:
     """--scheduling-policy takes fcfs, priority and each of ours."""
     for policy in ("fcfs", "priority", *POLICIES):
         assert parse("--scheduling-policy", policy).scheduling_policy == policy
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_reported"),
+    [
+        (("--scheduling-policy", "agentkv"), True),
+        (("--scheduling-policy", "agentkv", "--no-enable-prompt-tokens-details"), False),
+        (("--scheduling-policy", "fcfs", "--enable-prompt-tokens-details"), True),
+        (("--scheduling-policy", "fcfs"), False),
+    ],
+)
+def test_cached_tokens_are_reported_under_our_policies(
+    flags: tuple[str, ...], is_reported: bool
+) -> None:
+    """Plain `vllm serve` reports cached tokens under our policies unless told otherwise."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m", *flags])
+    AsyncEngineArgs.from_cli_args(arguments)
+    assert arguments.enable_prompt_tokens_details is is_reported
+
+
 def test_an_unknown_policy_is_refused_with_the_valid_names(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """argparse lists ours among the choices."""
+    """The error for an unknown policy lists ours among the choices."""
     with pytest.raises(SystemExit):
         parse("--scheduling-policy", "continum")
     listed = capsys.readouterr().err
@@ -61,7 +81,7 @@ def args(model_config: Path, **given: Any) -> EngineArgs:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_our_policy_becomes_fcfs_with_our_scheduler(policy: str, model_config: Path) -> None:
-    """vLLM's own config sees a policy it knows; the settings travel in additional_config."""
+    """vLLM's config sees fcfs with our scheduler class, and our settings in additional_config."""
     given = {"agentkv": {"ttl": "fixed"}, "other": 1}
     engine_args = args(model_config, scheduling_policy=policy, additional_config=given)
     config = engine_args.create_engine_config()
@@ -77,7 +97,7 @@ def test_our_policy_becomes_fcfs_with_our_scheduler(policy: str, model_config: P
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_stock_policies_pass_through_untouched(policy: str, model_config: Path) -> None:
-    """No scheduler class, no settings of ours."""
+    """fcfs and priority get neither our scheduler class nor our settings."""
     config = args(model_config, scheduling_policy=policy).create_engine_config()
     assert config.scheduler_config.policy == policy
     assert config.scheduler_config.scheduler_cls is None
@@ -85,21 +105,21 @@ def test_stock_policies_pass_through_untouched(policy: str, model_config: Path) 
 
 
 def test_prefix_caching_off_is_refused(model_config: Path) -> None:
-    """There would be nothing to keep warm."""
+    """Without prefix caching our policies refuse to start."""
     engine_args = args(model_config, scheduling_policy="continuum", enable_prefix_caching=False)
     with pytest.raises(AgentKVError, match="prefix caching is off"):
         engine_args.create_engine_config()
 
 
 def test_two_schedulers_are_refused(model_config: Path) -> None:
-    """--scheduler-cls and one of our policies contradict each other."""
+    """--scheduler-cls and one of our policies are refused together."""
     engine_args = args(model_config, scheduling_policy="continuum", scheduler_cls="x.Y")
     with pytest.raises(AgentKVError, match="give one of them"):
         engine_args.create_engine_config()
 
 
 def test_a_typo_in_the_settings_is_refused_before_the_model_loads(model_config: Path) -> None:
-    """The message names the key and the valid ones."""
+    """A wrong key in the settings is refused by a message with the key and the valid ones."""
     config = json.loads('{"agentkv": {"tttl": 3}}')
     engine_args = args(model_config, scheduling_policy="continuum", additional_config=config)
     with pytest.raises(AgentKVError, match="unknown key 'tttl'; valid keys: rules, ttl"):
@@ -107,7 +127,7 @@ def test_a_typo_in_the_settings_is_refused_before_the_model_loads(model_config: 
 
 
 def test_the_output_folder_flag_reaches_the_settings(model_config: Path, tmp_path: Path) -> None:
-    """--run-output-dir is a flag beside vLLM's own."""
+    """--run-output-dir reaches the settings as `run_output_dir`."""
     flags = ["--model", str(model_config), "--scheduling-policy", "continuum", "--dtype", "float32"]
     parsed = parse(*flags, "--skip-tokenizer-init", "--run-output-dir", str(tmp_path))
     config = EngineArgs.from_cli_args(parsed).create_engine_config()
@@ -133,19 +153,19 @@ def test_versions_are_judged(version: str, problem: str | None) -> None:
 
 
 def test_an_unsupported_vllm_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says what is installed and what to do."""
+    """The error for an unsupported vLLM says what is installed and what to do."""
     monkeypatch.setattr("vllm.__version__", "0.29.0")
     with pytest.raises(plugin.UnsupportedVLLMError, match=r"0\.29\.0 is older .*upgrade vLLM"):
         plugin.check_vllm()
 
 
 def test_every_name_we_build_on_is_there() -> None:
-    """The contract with the installed vLLM."""
+    """The installed vLLM has every name that the plugin builds on."""
     assert seam.missing_names() == []
 
 
 def test_a_missing_name_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upgrade that moves something private fails at start, not in mid-flight."""
+    """A private name that an upgrade moved is named at start."""
     gone = ("vllm.v1.core.sched.scheduler.Scheduler", "_gone")
     monkeypatch.setattr(seam, "CONTRACT", (*seam.CONTRACT, gone))
     with pytest.raises(plugin.UnsupportedVLLMError, match=r"Scheduler\._gone"):

