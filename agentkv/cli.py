@@ -1,4 +1,8 @@
-"""The `agentkv` command: one module per subcommand, imported only when it is called."""
+"""The `agentkv` command: a table of subcommands, each module imported only when it is called.
+
+Every such module has `main(argv) -> exit status` and parses its own flags. Knows nothing of what
+the commands do, so that `agentkv --help` needs no extra and takes a blink.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +12,56 @@ import os
 import sys
 
 COMMANDS = {
-    "serve": ("agentkv.integrations.vllm.serve", "start a vLLM server with one of our policies"),
-    "doctor": ("agentkv.integrations.vllm.doctor", "check the installation and a server"),
+    "serve": (
+        "agentkv.integrations.vllm.serve",
+        "vllm",
+        "start a vLLM server with one of our policies",
+    ),
+    "doctor": ("agentkv.integrations.vllm.doctor", "vllm", "check the installation and a server"),
     "verify-pin": (
         "agentkv.evals.commands.verify_pin",
+        "bench",
         "check from outside that pins hold and end",
     ),
     "bench": (
         "agentkv.evals.commands.bench",
+        "bench",
         "put agent jobs on a running server and measure them",
     ),
     "compare": (
         "agentkv.evals.commands.compare",
+        "bench",
         "run the same jobs under each policy, on real servers",
     ),
-    "simulate": ("agentkv.evals.simulator.simulate", "compare policies without a server or a GPU"),
-    "record": ("agentkv.evals.commands.record", "show what a server noted of each job"),
-    "plot": ("agentkv.evals.commands.plot", "draw the rows of bench, compare and simulate"),
-    "predict": ("agentkv.predict", "say how long a command will run, and why"),
+    "simulate": (
+        "agentkv.evals.simulator.simulate",
+        "bench,vllm",
+        "compare policies without a server or a GPU",
+    ),
+    "record": ("agentkv.evals.commands.record", "bench", "show what a server noted of each job"),
+    "plot": (
+        "agentkv.evals.commands.plot",
+        "bench",
+        "draw the rows of bench, compare and simulate",
+    ),
+    "predict": ("agentkv.predict", "bench", "say how long a command will run, and why"),
     "train-predictor": (
         "agentkv.evals.commands.train_predictor",
+        "bench",
         "train the duration predictor on your own traces",
     ),
     "swebench": (
         "agentkv.evals.swebench.swebench",
+        "bench,swebench",
         "run an agent on SWE-bench, evaluate its patches, report",
     ),
-    "prepare-model": ("agentkv.server.demo_model", "prepare the demo model"),
+    "prepare-model": ("agentkv.server.demo_model", "cpu", "prepare the demo model"),
 }
-"""Subcommand: (module with `main(argv) -> exit status`, what it does)."""
+"""Subcommand: (module, the extras that it needs, help line)."""
 
 
 def usage() -> str:
-    lines = [f"  {name:15} {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:15} {what}" for name, (_, _, what) in COMMANDS.items()]
     return "\n".join(["usage: agentkv COMMAND [options]", "", *lines, "", "COMMAND --help: more"])
 
 
@@ -48,14 +69,14 @@ def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; 0 done, 1 checked and failed or interrupted, 2 bad usage."""
     argv = sys.argv[1:] if argv is None else argv
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # commands and jobs have names that a terminal's encoding may lack
+        # names of commands and jobs may have characters that the terminal's encoding lacks
         sys.stdout.reconfigure(errors="replace")
     try:
         status = _run(argv)
         if sys.stdout is not None:  # None: started with `>&-`
             sys.stdout.flush()
     except BrokenPipeError:
-        # who read our output (`head`) has had enough: what is left in the buffer goes nowhere
+        # the reader of our output (`head`) has closed it: discard the rest of the buffer
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -77,12 +98,13 @@ def _run(argv: list[str]) -> int:
         seen = f"unknown command {argv[0]!r}" if argv else "no command given"
         print(f"agentkv: {seen}\n{usage()}", file=sys.stderr)
         return 2
+    name, extras, _ = COMMANDS[argv[0]]
     try:
-        module = importlib.import_module(COMMANDS[argv[0]][0])
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         print(
             f"agentkv {argv[0]}: the package {error.name!r} is missing: "
-            "run `pip install 'agentkv-serving[bench]'`",
+            f"run `pip install 'agentkv-serving[{extras}]'`",
             file=sys.stderr,
         )
         return 1

@@ -1,4 +1,4 @@
-"""The `agentkv` command: a table of subcommands, each imported when it is called."""
+"""The `agentkv` command: its table, its exit statuses, and what it does with its output."""
 
 from __future__ import annotations
 
@@ -14,37 +14,39 @@ from agentkv.cli import COMMANDS, main
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_main(name: str) -> None:
-    """`main(argv) -> exit status`, in the module that the table names."""
+    """The module that the table names has `main(argv) -> exit status`."""
     assert callable(importlib.import_module(COMMANDS[name][0]).main)
 
 
-@pytest.mark.parametrize("argv", [[], ["serv"]])
-def test_bad_usage_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2, on standard error."""
-    assert main(argv) == 2
-    error = capsys.readouterr().err
-    assert all(name in error for name in COMMANDS)
-
-
-def test_a_missing_package_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("argv", "status"), [([], 2), (["serv"], 2), (["--help"], 0)])
+def test_the_commands_are_listed(
+    argv: list[str], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A client-only installation is told which extra the command needs."""
-    monkeypatch.setitem(COMMANDS, "verify-pin", ("no_such_package.verify", ""))
-    assert main(["verify-pin"]) == 1
-    assert "pip install 'agentkv-serving[bench]'" in capsys.readouterr().err
+    """Help goes to standard output with status 0; bad usage to standard error with status 2."""
+    assert main(argv) == status
+    listed = capsys.readouterr()[status // 2]
+    assert all(name in listed for name in COMMANDS)
 
 
-def test_help_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 0, on standard output."""
-    assert main(["--help"]) == 0
-    assert "verify-pin" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("name", "extras"), [("verify-pin", "bench"), ("swebench", "bench,swebench")]
+)
+def test_a_missing_package_is_reported_with_the_extra_to_install(
+    name: str,
+    extras: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A client-only installation says which extra a command needs."""
+    monkeypatch.setitem(COMMANDS, name, ("no_such_package.main", *COMMANDS[name][1:]))
+    assert main([name]) == 1
+    assert f"pip install 'agentkv-serving[{extras}]'" in capsys.readouterr().err
 
 
 def test_an_interrupted_command_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line, with exit status 1: no traceback, at whatever stage it was."""
+    """Ctrl-C ends any command with one line and exit status 1, without a traceback."""
 
     def main_of_command(argv: list[str]) -> int:
         raise KeyboardInterrupt
@@ -52,13 +54,13 @@ def test_an_interrupted_command_says_so(
     module = ModuleType("interrupted")
     module.main = main_of_command  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "interrupted", module)
-    monkeypatch.setitem(COMMANDS, "predict", ("interrupted", ""))
+    monkeypatch.setitem(COMMANDS, "predict", ("interrupted", "", ""))
     assert main(["predict", "ls"]) == 1
     assert capsys.readouterr().err == "agentkv predict: interrupted\n"
 
 
-def test_what_the_terminal_cannot_show_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where standard output is not UTF-8: the rest is printed all the same."""
+def test_characters_that_the_terminal_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If standard output is not UTF-8, the rest is printed all the same."""
     printed = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
     assert main(["predict", "echo héé"]) == 0
@@ -66,6 +68,6 @@ def test_what_the_terminal_cannot_show_is_replaced(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in `agentkv ... >&-`: the exit status is all that is wanted."""
+    """`agentkv ... >&-` prints nothing and keeps its exit status."""
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["predict", "ls"]) == 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from agentkv.client import context
@@ -133,12 +132,7 @@ class ToolRun:
         self._report("started")
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.duration_s = time.monotonic() - self._started_at_s
         self._job.ledger.finish_tool(self._command or self._name or "tool", self.duration_s)
         self._report("finished")
@@ -146,13 +140,8 @@ class ToolRun:
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.__exit__(exc_type, exc, traceback)
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.__exit__(*exc_info)
 
     def _report(self, state: ToolState) -> None:
         """Tell the servers of the job, in the background; before its first turn it has none."""

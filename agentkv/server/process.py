@@ -1,4 +1,8 @@
-"""Starts and stops a vLLM server in a process of its own: for the demo, tests and measurements."""
+"""Starts and stops a vLLM server in a process of its own.
+
+The demo, the tests, `agentkv compare` and `agentkv swebench` use it. Knows nothing of what a server
+is asked.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -21,11 +24,11 @@ from agentkv.errors import ServerStartError
 
 POLL_S = 0.2
 STOP_S = 30.0
-"""Seconds the server gets to end by itself before its process group is killed."""
+"""How long the server may take to end before its process group is killed."""
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on at this moment."""
+    """Find a TCP port of 127.0.0.1 that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -33,10 +36,13 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """`agentkv serve` as a context manager: ready inside the block, gone after it.
+    """`agentkv serve` as a context manager: ready inside the block, ended after it.
 
-    `model` None is the demo model; `args` are vLLM's own flags; the log goes to `log_path`, or to
-    a temporary file. Leaving the block ends the whole process group.
+    model: None is the demo model.
+    args: vLLM's own flags.
+    log_path: where the log goes; by default a temporary file.
+
+    Leaving the block ends the whole process group.
     """
 
     def __init__(
@@ -67,17 +73,17 @@ class ServerProcess:
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client takes as its base URL."""
+        """The `base_url` for an OpenAI client."""
         return f"{self.root_url}/v1"
 
     def start(self) -> None:
-        """Start the process; returns at once.
+        """Start the process, without waiting for the server.
 
-        Raises ServerStartError if another server has the port: it would pass for this one.
+        Raises ServerStartError if another server uses the port: it would be taken for this one.
         """
         if self._is_answered():
             raise ServerStartError(
-                f"port {self.port} of {self.host} is taken: stop what uses it, or give another"
+                f"port {self.port} of {self.host} is taken: free it, or choose another one"
             )
         command = [sys.executable, "-m", "agentkv.cli", "serve"]
         command += [] if self.model is None else [self.model]
@@ -127,7 +133,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the server's first process; None before `start`."""
+        """The id of the server's first process; None before `start`."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -139,14 +145,14 @@ class ServerProcess:
         return "\n".join(lines[-num_lines:])
 
     def stop(self) -> None:
-        """End the server: TERM to its first process, then KILL to what is left of its group."""
+        """End the server: TERM to its first process, then KILL to the rest of its group."""
         if self._process is None:
             return
         self._process.terminate()
         try:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_S)
-        finally:  # a second Ctrl-C comes while a server that is starting does not heed TERM
+        finally:  # also on a second Ctrl-C: a server that is still starting ignores TERM
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -160,10 +166,5 @@ class ServerProcess:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()

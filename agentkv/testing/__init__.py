@@ -1,4 +1,4 @@
-"""Public fakes for tests of code that uses agentkv; no model, no vLLM, no network."""
+"""Public fakes for tests of code that uses agentkv: no model, no vLLM, no network."""
 
 from agentkv.client.server import forget_servers
 from agentkv.testing.reply_bodies import ScriptedReply

@@ -1,6 +1,7 @@
 """A small HTTP server in a thread: JSON in; JSON, or a stream of events, out.
 
-Knows HTTP/1.1 with kept connections and chunks; knows nothing about models or agentkv.
+The scripted server answers through it. Knows HTTP/1.1 with persistent connections and chunks; knows
+nothing about models or agentkv.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class HttpFront:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def start(self) -> None:
-        """Begin to answer; the port is taken from construction on."""
+        """Begin to answer; the port is reserved by the constructor."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -81,7 +82,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away, or that we cut off, is not worth a traceback on stderr."""
+        """Print no traceback for a client that closed its connection, or whose we cut."""
 
     def cut_connections(self) -> None:
         for connection in list(self._connections):
@@ -108,34 +109,32 @@ def _handler_class(answer: Answerer) -> type[BaseHTTPRequestHandler]:
                 self._reply(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Tests want no access log."""
+            """Write no access log."""
 
         def _reply(self, body: Any) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}
-            given = answer(self.command, self.path, headers, body)
-            if isinstance(given.body, Iterator):
-                self._send_stream(given)
-            else:
-                self._send_json(given)
+            found = answer(self.command, self.path, headers, body)
+            send = self._send_stream if isinstance(found.body, Iterator) else self._send_json
+            send(found)
 
-        def _send_json(self, given: Answer) -> None:
-            payload = json.dumps(given.body).encode()
-            self.send_response(given.status)
+        def _send_json(self, found: Answer) -> None:
+            payload = json.dumps(found.body).encode()
+            self.send_response(found.status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
             self.wfile.write(payload)
             self.wfile.flush()
 
-        def _send_stream(self, given: Answer) -> None:
-            self.send_response(given.status)
+        def _send_stream(self, found: Answer) -> None:
+            self.send_response(found.status)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            for event in islice(given.body, given.cut_after_events):
+            for event in islice(found.body, found.cut_after_events):
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
                 self.wfile.flush()
-            if given.cut_after_events is not None:
+            if found.cut_after_events is not None:
                 self.close_connection = True
                 return
             self.wfile.write(b"0\r\n\r\n")

@@ -1,4 +1,7 @@
-"""Scripted replies in the shapes of the OpenAI API: JSON bodies and streams of events."""
+"""Scripted replies in the shapes of the OpenAI API: JSON bodies and streams of events.
+
+The scripted server sends them; tests of parsers read them directly. Knows nothing about HTTP.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ MODEL = "scripted"
 
 @dataclass(frozen=True, slots=True)
 class ScriptedReply:
-    """One reply of the server; token counts are reported as given, None is not reported.
+    """One reply of the server; a token count of None is not reported.
 
-    tool_calls: the `tool_calls` of a chat message, in OpenAI's shape; of a response, its items.
-    delay_s: how long the server thinks before it answers.
-    cut_after_events: a stream breaks off after so many events, as when the server dies.
+    tool_calls: in the shape of a chat message's `tool_calls`; a response gets them as items.
+    delay_s: how long the server waits before it answers.
+    cut_after_events: number of events after which a stream breaks off, as when a server dies.
     """
 
     text: str = "ok"

@@ -1,15 +1,15 @@
-"""An OpenAI-compatible server that plays scripted replies, with the agentkv routes or without.
+"""A fake OpenAI-compatible server with scripted replies, with the agentkv routes or without.
 
 Real HTTP on 127.0.0.1, one thread per connection, so that clients, time-outs and retries behave as
-they do against vLLM. It records what it was sent and pins nothing.
+they do against vLLM. It records the requests that arrive, and pins nothing.
 """
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote
 
@@ -17,32 +17,14 @@ from agentkv.protocol import TAG_FIELDS, WIRE_VERSION
 from agentkv.testing.http_front import Answer, HttpFront, error_answer
 from agentkv.testing.reply_bodies import ScriptedReply, json_body, stream_events
 
-# What a strict endpoint lets pass; enough for tests, far from all there is.
-STANDARD_FIELDS = frozenset(
-    {
-        "model",
-        "messages",
-        "prompt",
-        "input",
-        "instructions",
-        "stream",
-        "stream_options",
-        "temperature",
-        "top_p",
-        "max_tokens",
-        "max_completion_tokens",
-        "max_output_tokens",
-        "n",
-        "stop",
-        "seed",
-        "tools",
-        "tool_choice",
-        "response_format",
-        "text",
-        "user",
-        "store",
-    }
+_STANDARD_FIELDS = (
+    "model messages prompt input instructions stream stream_options temperature top_p max_tokens "
+    "max_completion_tokens max_output_tokens n stop seed tools tool_choice response_format text "
+    "user store"
 )
+STANDARD_FIELDS = frozenset(_STANDARD_FIELDS.split())
+"""The fields that a strict endpoint accepts here; OpenAI's own accepts more."""
+_JOB_ROUTE = re.compile(r"/v1/agentkv/jobs/(.+)/(tool|release)")
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 
 
@@ -63,13 +45,13 @@ class RecordedRequest:
 
 
 class ScriptedServer:
-    """Plays `replies` in turn, the last one again and again; use it as a context manager.
+    """Sends `replies` in turn, and the last one again and again; use it as a context manager.
 
-    has_plugin: serve `/v1/agentkv/...`; without, these are 404 as on a stock server.
+    has_plugin: serve `/v1/agentkv/...`; otherwise these are 404, as on a stock server.
     is_strict: answer 400 to unknown body fields, as hosted endpoints do.
     api_key: answer 401 to requests without it.
-    info_delay_s: how long `/v1/agentkv/info` takes, for a slow server.
-    info: fields that `/v1/agentkv/info` answers with, in place of its own.
+    info_delay_s: how long `/v1/agentkv/info` takes.
+    info: fields that replace those of `/v1/agentkv/info`.
     """
 
     def __init__(
@@ -104,7 +86,7 @@ class ScriptedServer:
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client takes as its base_url."""
+        """The `base_url` for an OpenAI client."""
         return f"{self.root_url}/v1"
 
     @property
@@ -121,17 +103,12 @@ class ScriptedServer:
     @property
     def tool_events(self) -> list[tuple[str, dict[str, Any]]]:
         """The tool events that arrived: job id and body."""
-        return [
-            (job_id, request.body)
-            for request in self.requests
-            if (job_id := _job_id(request.path, "/tool")) is not None
-        ]
+        return [(job_id, request.body) for job_id, request in self._job_calls("tool")]
 
     @property
     def released(self) -> list[str]:
         """The job ids that were released, in order."""
-        paths = (request.path for request in self.requests)
-        return [job_id for path in paths if (job_id := _job_id(path, "/release")) is not None]
+        return [job_id for job_id, _ in self._job_calls("release")]
 
     def fail_next(self, *statuses: int) -> None:
         """Answer the next requests for a reply with these HTTP statuses, one each."""
@@ -140,9 +117,9 @@ class ScriptedServer:
     def wait_for(
         self, condition: Callable[[ScriptedServer], object], timeout_s: float = 10
     ) -> None:
-        """Wait until requests have arrived that make `condition(server)` true, else AssertionError.
+        """Wait until `condition(server)` is true; AssertionError after `timeout_s`.
 
-        For what travels in the background: `server.wait_for(lambda s: s.released)`.
+        For requests sent in the background: `server.wait_for(lambda server: server.released)`.
         """
         with self._arrived:
             is_met = self._arrived.wait_for(lambda: condition(self), timeout_s)
@@ -150,25 +127,26 @@ class ScriptedServer:
         assert is_met, f"condition not met in {timeout_s} s; arrived: {paths}"
 
     def start(self) -> Self:
-        """Serve from now on; done by `with`."""
+        """Begin to serve; `with` calls it."""
         self._front.start()
         return self
 
     def stop(self) -> None:
-        """Stop at once, cutting live connections: later requests are refused. Also in mid-job."""
+        """Stop at once and cut all connections; later requests are refused."""
         self._stopping.set()
         self._front.stop()
 
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+    def _job_calls(self, action: str) -> Iterator[tuple[str, RecordedRequest]]:
+        for request in self.requests:
+            called = _JOB_ROUTE.fullmatch(request.path)
+            if called is not None and called[2] == action:
+                yield unquote(called[1]), request
 
     def _answer(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> Answer:
         request = RecordedRequest(method, path, headers, body)
@@ -187,9 +165,10 @@ class ScriptedServer:
         if (method, path) == ("GET", "/v1/agentkv/info"):
             self._stopping.wait(self._info_delay_s)
             return Answer(200, self._info)
-        job_id = _job_id(path, "/tool") or _job_id(path, "/release")
-        if method != "POST" or job_id is None:
+        called = _JOB_ROUTE.fullmatch(path)
+        if method != "POST" or called is None:
             return error_answer(404, "Not Found")
+        job_id = unquote(called[1])
         is_known = any(request.tags.get("job_id") == job_id for request in self.turns)
         return Answer(200, {"job_id": job_id}) if is_known else error_answer(404, "unknown job")
 
@@ -208,11 +187,3 @@ class ScriptedServer:
         include_usage = bool((request.body.get("stream_options") or {}).get("include_usage"))
         events = stream_events(request.path, reply, include_usage=include_usage)
         return Answer(200, events, cut_after_events=reply.cut_after_events)
-
-
-def _job_id(path: str, action: str) -> str | None:
-    """The job that a path like `/v1/agentkv/jobs/{job_id}/release` is about."""
-    start = "/v1/agentkv/jobs/"
-    if not path.startswith(start) or not path.endswith(action):
-        return None
-    return unquote(path[len(start) : -len(action)])

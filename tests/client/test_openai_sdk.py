@@ -1,4 +1,4 @@
-"""job.client as a drop-in: same type, same settings, and the client it was made from untouched."""
+"""job.client as a drop-in, and the client given to a session while that is open."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OURS = {"request", "copy", "with_options"}
 
 
 def test_the_drop_in_is_of_the_clients_type(client: openai.OpenAI) -> None:
-    """It passes every isinstance check and has the client's settings."""
+    """job.client passes every isinstance check and has the client's settings."""
     with agentkv.session(client) as job:
         assert type(job.client) is openai.OpenAI
         assert job.client.base_url == client.base_url
@@ -127,7 +127,7 @@ def test_a_request_method_replaced_on_the_client_stays(
 
 
 def test_two_jobs_share_one_client(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """Each has its own drop-in."""
+    """Two sessions with one client have a drop-in each."""
     with agentkv.session(client, job_id="a") as a, agentkv.session(client, job_id="b") as b:
         for job in (a, b, a):
             job.client.chat.completions.create(**CHAT)
@@ -136,7 +136,7 @@ def test_two_jobs_share_one_client(server: ScriptedServer, client: openai.OpenAI
 
 
 def test_a_subclass_with_its_own_constructor_works(server: ScriptedServer) -> None:
-    """The copy is made without calling it."""
+    """A client is copied without calling the constructor of its class."""
 
     class House(openai.OpenAI):  # type: ignore[misc]
         def __init__(self, where: str) -> None:
@@ -152,7 +152,7 @@ def test_a_subclass_with_its_own_constructor_works(server: ScriptedServer) -> No
 def test_a_subclass_that_overrides_request_is_one_turn(
     server: ScriptedServer, has_plugin: bool
 ) -> None:
-    """Its own method runs, around the instrumented one, and the turn is counted once."""
+    """The subclass's method runs around the instrumented one, and the turn is counted once."""
     server.has_plugin = has_plugin
     calls = []
 
@@ -182,10 +182,10 @@ def counted(client: openai.OpenAI, calls: list[str]) -> None:
     client.chat.completions.create = wrapper  # type: ignore[method-assign]
 
 
-def test_a_method_replaced_on_the_client_is_told_of_once(
+def test_a_method_replaced_on_the_client_is_reported_once(
     client: openai.OpenAI, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The drop-in cannot have it: it calls the client that it was made for."""
+    """A tracer calls the client that it was made for: one warning says that job.client lacks it."""
     counted(client, [])
     for _ in range(2):
         with (
@@ -199,7 +199,7 @@ def test_a_method_replaced_on_the_client_is_told_of_once(
     assert "Call the client itself inside the session" in record.getMessage()
 
 
-def test_what_the_warning_advises_works(server: ScriptedServer, client: openai.OpenAI) -> None:
+def test_the_advice_of_the_warning_works(server: ScriptedServer, client: openai.OpenAI) -> None:
     """A wrapped drop-in is traced and tagged, and so is a wrapped client in either session."""
     calls: list[str] = []
     with agentkv.session(client) as job:
@@ -213,15 +213,11 @@ def test_what_the_warning_advises_works(server: ScriptedServer, client: openai.O
     assert [turn.tags["turn"] for turn in server.turns] == [1, 1, 1]
 
 
-def test_a_resource_or_a_method_of_the_client_replaced_is_told_of(
+def test_a_replaced_resource_or_method_is_reported_by_name(
     client: openai.OpenAI, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each by its name."""
-
-    class Chat:
-        pass
-
-    client.chat = Chat()  # type: ignore[assignment,misc]
+    """The warning lists every resource and method of the client that was replaced."""
+    client.chat = object()  # type: ignore[assignment,misc]
     client.post = print  # type: ignore[assignment]
     with agentkv.session(client):
         pass
@@ -231,7 +227,7 @@ def test_a_resource_or_a_method_of_the_client_replaced_is_told_of(
 def test_a_client_that_was_used_in_any_way_has_nothing_replaced(
     server: ScriptedServer, client: openai.OpenAI, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the SDK keeps of its resources, raw and streamed, is its own."""
+    """The resources that the SDK caches on a client, raw and streamed, are no replacements."""
     client.chat.completions.create(**CHAT)
     client.with_raw_response.chat.completions.create(**CHAT)
     client.chat.completions.with_raw_response.create(**CHAT)
@@ -248,7 +244,7 @@ def test_a_client_that_was_used_in_any_way_has_nothing_replaced(
 def test_a_resource_that_a_subclass_makes_is_not_replaced(
     server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The drop-in makes its own, which belongs to the job."""
+    """A resource of a subclass's own is no replacement: the drop-in makes another one."""
 
     class Chat:
         __slots__ = ("ask",)
@@ -271,7 +267,7 @@ def test_a_resource_that_a_subclass_makes_is_not_replaced(
 
 @pytest.mark.parametrize("with_client", [True, False])
 def test_azure_works_as_without_us(with_client: bool) -> None:
-    """Azure has other paths and no plugin: its calls go out untouched, and are counted."""
+    """Azure has other paths and no plugin: its calls are counted and go out untouched."""
     with (
         ScriptedServer(has_plugin=False) as server,
         openai.AzureOpenAI(
@@ -290,7 +286,7 @@ def test_azure_works_as_without_us(with_client: bool) -> None:
 
 
 def test_the_server_is_asked_with_the_clients_own_headers(server: ScriptedServer) -> None:
-    """A key, and whatever a gateway in between wants."""
+    """The question and the release carry the client's key and its gateway's headers."""
     with (
         openai.OpenAI(
             base_url=server.base_url, api_key="secret", default_headers={"X-Gateway": "g"}

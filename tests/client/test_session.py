@@ -1,12 +1,16 @@
-"""Sessions in all their forms: what is tagged, when a job ends, who is whose parent."""
+"""Sessions in all their forms: which calls are tagged, when a job ends, which job is the parent."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import openai
 import pytest
+from openai._base_client import AsyncAPIClient, SyncAPIClient
 
 import agentkv
 from agentkv.testing import ScriptedServer
@@ -23,7 +27,7 @@ async def ask_async(client: openai.AsyncOpenAI, **options: Any) -> Any:
 def test_any_client_is_tagged_inside_a_session(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """Without a client, calls of every client carry the job and count its turns."""
+    """In a session without a client, calls of every client carry the job and number its turns."""
     ask(client)
     with agentkv.session() as job:
         ask(client)
@@ -37,30 +41,25 @@ def test_any_client_is_tagged_inside_a_session(
     ]
 
 
-def test_leaving_releases_the_job(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """The server is told, in the background, that the job is over."""
-    with agentkv.session(job_id="django-11451"):
+@pytest.mark.parametrize("fails", [False, True])
+def test_leaving_releases_the_job(
+    fails: bool, server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """The server learns of the end in the background, also after an exception, which passes."""
+    with (
+        pytest.raises(ZeroDivisionError) if fails else nullcontext(),
+        agentkv.session(job_id="django-11451"),
+    ):
         ask(client)
         assert server.released == []
-    server.wait_for(lambda server: server.released == ["django-11451"])
-
-
-def test_an_exception_passes_and_releases(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """A session swallows nothing and still cleans up."""
-
-    def fail() -> None:
-        with agentkv.session(job_id="a"):
-            ask(client)
+        if fails:
             _ = 1 / 0
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    server.wait_for(lambda server: server.released == ["a"])
+    server.wait_for(lambda server: server.released == ["django-11451"])
     assert agentkv.current_job() is None
 
 
 def test_a_job_that_never_called_releases_nothing(server: ScriptedServer) -> None:
-    """No server knows of it."""
+    """Without a call, no server knows the job."""
     with agentkv.session():
         pass
     assert agentkv.flush()
@@ -90,7 +89,7 @@ def test_a_session_with_a_client_covers_that_client_alone(
 def test_a_drop_in_is_plain_again_after_its_session(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """Tagging a job that was released would bring it back with nobody to end it."""
+    """A call after the end is untagged: it would start a released job again, without an end."""
     with agentkv.session(client) as job:
         pass
     ask(job.client)
@@ -98,8 +97,8 @@ def test_a_drop_in_is_plain_again_after_its_session(
     assert job.summary().turns == 0
 
 
-def test_a_made_up_id_is_new_each_time() -> None:
-    """Entering the same session again makes another job."""
+def test_each_entry_of_a_session_is_a_job_of_its_own() -> None:
+    """Entering the same session twice makes two jobs with different ids."""
     session = agentkv.session()
     with session as first, session as second:
         pass
@@ -109,7 +108,7 @@ def test_a_made_up_id_is_new_each_time() -> None:
 def test_nested_sessions_have_the_outer_one_as_parent(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """A sub-agent's calls are its own; afterwards the outer job goes on."""
+    """A sub-agent's calls are turns of its own job; afterwards the outer job goes on."""
     with agentkv.session(job_id="outer"):
         ask(client)
         with agentkv.session(job_id="inner"):
@@ -129,7 +128,7 @@ def test_nested_sessions_have_the_outer_one_as_parent(
 def test_a_drop_in_inside_another_session_is_one_turn_of_its_own_job(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """job.client belongs to its job wherever it is used, and is counted once."""
+    """A call of job.client is counted once, for its own job, inside of any other session."""
     with (
         agentkv.session(client, job_id="mine") as mine,
         agentkv.session(job_id="around") as around,
@@ -143,7 +142,7 @@ def test_a_drop_in_inside_another_session_is_one_turn_of_its_own_job(
 def test_a_decorated_function_is_a_job_per_call(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """The decorator keeps the function's name and result."""
+    """Each call of a decorated function is a job; its name and result stay."""
 
     @agentkv.session()
     def solve(task: str) -> str:
@@ -162,7 +161,7 @@ def test_a_decorated_function_is_a_job_per_call(
 async def test_decorated_coroutines_at_once_are_jobs_of_their_own(
     server: ScriptedServer, async_client: openai.AsyncOpenAI
 ) -> None:
-    """One session object, many calls under way."""
+    """Concurrent calls of one decorated coroutine do not share a job."""
 
     @agentkv.session()
     async def solve() -> str:
@@ -179,7 +178,7 @@ async def test_decorated_coroutines_at_once_are_jobs_of_their_own(
 
 
 def test_a_generator_cannot_be_decorated() -> None:
-    """Its body runs in pieces inside of whoever asks for them."""
+    """A generator's body runs in pieces inside its caller, so decorating one is a TypeError."""
     with pytest.raises(TypeError, match="use `with` in its body"):
 
         @agentkv.session()
@@ -191,7 +190,7 @@ def test_a_generator_cannot_be_decorated() -> None:
 async def test_async_with_tags_and_releases(
     server: ScriptedServer, async_client: openai.AsyncOpenAI
 ) -> None:
-    """The same in async code, with a client and without."""
+    """`async with` does the same as `with`, with a client and without."""
     async with agentkv.session(async_client, job_id="a") as job:
         await ask_async(job.client)
         async with agentkv.session(job_id="b"):
@@ -215,7 +214,7 @@ async def test_gathered_calls_of_one_job_have_turns_of_their_own(
 
 
 def test_the_current_job_is_the_innermost() -> None:
-    """None outside; with or without a client inside."""
+    """current_job() is the innermost job, and None outside of any session."""
     assert agentkv.current_job() is None
     with agentkv.session() as outer:
         assert agentkv.current_job() is outer
@@ -226,7 +225,7 @@ def test_the_current_job_is_the_innermost() -> None:
 
 
 def test_sessions_left_out_of_order_do_not_mix() -> None:
-    """Two generators can interleave theirs in one thread."""
+    """If two generators interleave their sessions in one thread, each ends its own job."""
 
     def stretch(job_id: str) -> Any:
         with agentkv.session(job_id=job_id) as job:
@@ -244,7 +243,7 @@ def test_sessions_left_out_of_order_do_not_mix() -> None:
 
 @pytest.mark.asyncio
 async def test_a_session_left_in_another_task_still_ends() -> None:
-    """An async generator may be closed elsewhere than it began."""
+    """A session in an async generator ends its job, even if another task closes the generator."""
 
     async def stretch() -> Any:
         async with agentkv.session() as job:
@@ -256,25 +255,20 @@ async def test_a_session_left_in_another_task_still_ends() -> None:
     assert job.is_over
 
 
-def test_the_last_step_is_said_when_known(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """By job.last_step(), for one request; release follows all the same."""
-    with agentkv.session(client) as job:
+def test_the_last_step_is_declared_or_follows_from_a_limit(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """last_step() and limit_turns() mark a turn as the last; expected_turns alone does not."""
+    with agentkv.session(client, job_id="declared") as job:
         ask(job.client)
         job.last_step()
         ask(job.client)
-    assert [turn.tags.get("is_last_step") for turn in server.turns] == [None, True]
-
-
-def test_expected_turns_are_a_hint_and_a_limit_is_a_promise(
-    server: ScriptedServer, client: openai.OpenAI
-) -> None:
-    """Only limit_turns makes the last expected turn the last step."""
-    with agentkv.session(client, expected_turns=1) as job:
+    with agentkv.session(client, job_id="limited", expected_turns=1) as job:
         ask(job.client)
         job.limit_turns(2)
         ask(job.client)
-    assert [turn.tags.get("is_last_step") for turn in server.turns] == [None, True]
-    assert [turn.tags["expected_turns"] for turn in server.turns] == [1, 2]
+    assert [turn.tags.get("is_last_step") for turn in server.turns] == [None, True] * 2
+    assert [turn.tags.get("expected_turns") for turn in server.turns] == [None, None, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -289,68 +283,57 @@ def test_expected_turns_are_a_hint_and_a_limit_is_a_promise(
     ],
 )
 def test_wrong_tags_are_refused_at_once(wrong: dict[str, Any]) -> None:
-    """Before anything is sent, with the field's name."""
+    """session() raises TagError with the name of the field, before anything is sent."""
     with pytest.raises(agentkv.TagError, match=next(iter(wrong))):
         agentkv.session(**wrong)
 
 
 @pytest.mark.parametrize("wrong", [0, None, True, 1.5])
 def test_a_wrong_limit_is_refused(wrong: Any) -> None:
-    """The promise has the same range as the hint, and its own name."""
+    """limit_turns() accepts the range of expected_turns, and names its own argument."""
     with agentkv.session() as job, pytest.raises(agentkv.TagError, match="num_turns: got"):
         job.limit_turns(wrong)
 
 
-def test_what_is_no_client_is_refused() -> None:
-    """The error says what came and what is wanted."""
-    with pytest.raises(TypeError, match="got str, allowed is an OpenAI"):
-        agentkv.session("http://localhost:8000/v1")
-
-
-def test_a_class_of_clients_is_refused() -> None:
-    """It has all that a client has, and no server."""
-    with pytest.raises(TypeError, match=r"got the class OpenAI, allowed .*session\(OpenAI\("):
-        agentkv.session(openai.OpenAI)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"client": "http://localhost:8000/v1"}, "got str, allowed is an OpenAI"),
+        ({"client": openai.OpenAI}, r"got the class OpenAI, allowed .*session\(OpenAI\("),
+        ({"server": 5}, r"session\(server=\): got 5 .* allowed is the URL"),
+        ({"server": b"http://127.0.0.1"}, r"session\(server=\): got .* allowed is the URL"),
+        ({"server": ["http://127.0.0.1"]}, r"session\(server=\): got .* allowed is the URL"),
+        ({"on_missing_server": "panic"}, "'warn', 'raise', 'ignore'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_refused_at_once(options: dict[str, Any], message: str) -> None:
+    """session() says what it got and what is allowed, before the first call."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        agentkv.session(**options)
 
 
 def test_the_server_may_be_named_by_a_clients_base_url(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """Which is an object of the SDK's HTTP client, not text."""
+    """A client's base_url is an object of the SDK's HTTP client, and `server=` accepts it."""
     assert not isinstance(client.base_url, str)
     with agentkv.session(client, server=client.base_url) as job:
         ask(job.client)
     assert server.turns[0].tags["turn"] == 1
 
 
-@pytest.mark.parametrize("wrong", [5, b"http://127.0.0.1", ["http://127.0.0.1"]])
-def test_what_is_no_url_of_a_server_is_refused(wrong: Any) -> None:
-    """At once, not with the first call."""
-    with pytest.raises(TypeError, match=r"session\(server=\): got .* allowed is the URL"):
-        agentkv.session(server=wrong)
+def methods() -> tuple[object, ...]:
+    return (
+        SyncAPIClient.request,
+        AsyncAPIClient.request,
+        threading.Thread.start,
+        ThreadPoolExecutor.submit,
+    )
 
 
-def test_an_unknown_way_with_missing_servers_is_refused() -> None:
-    """The three allowed ones are named."""
-    with pytest.raises(ValueError, match="'warn', 'raise', 'ignore'"):
-        agentkv.session(on_missing_server="panic")  # type: ignore[call-overload]
-
-
-def test_uninstrument_puts_everything_back(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """The SDK's and the threads' methods are the originals again; a new session works anew."""
-    import threading
-    from concurrent.futures import ThreadPoolExecutor
-
-    from openai._base_client import AsyncAPIClient, SyncAPIClient
-
-    def methods() -> tuple[object, ...]:
-        return (
-            SyncAPIClient.request,
-            AsyncAPIClient.request,
-            threading.Thread.start,
-            ThreadPoolExecutor.submit,
-        )
-
+def test_uninstrument_restores_everything(server: ScriptedServer, client: openai.OpenAI) -> None:
+    """The SDK's and the threads' methods are the originals again; a new session works again."""
     originals = methods()
     with agentkv.session():
         assert not set(methods()) & set(originals)
@@ -363,20 +346,16 @@ def test_uninstrument_puts_everything_back(server: ScriptedServer, client: opena
 
 
 def test_a_session_with_a_client_leaves_the_sdk_alone(client: openai.OpenAI) -> None:
-    """Nobody else's client is concerned."""
-    from openai._base_client import SyncAPIClient
-
-    original = SyncAPIClient.request
+    """The classes of the SDK stay as they are, so that no other client is affected."""
+    originals = methods()
     with agentkv.session(client):
-        assert SyncAPIClient.request is original
+        assert methods()[:2] == originals[:2]
 
 
 def test_uninstrument_beneath_another_patch_falls_silent(
     server: ScriptedServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where somebody wrapped the method on top of ours, ours stays there and does nothing."""
-    from openai._base_client import SyncAPIClient
-
+    """If other code wrapped the method on top of ours, ours stays below it and does nothing."""
     with agentkv.session():
         ours = SyncAPIClient.request
         with monkeypatch.context() as patch:

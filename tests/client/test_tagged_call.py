@@ -1,9 +1,11 @@
-"""Every way the SDK has of asking for a reply is tagged, read, and handed on unchanged."""
+"""Every way to ask the SDK for a reply is tagged, read, and passed on unchanged."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
@@ -17,49 +19,102 @@ TEXT = '{"word": "two"}'
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
 TEXT_IN: dict[str, Any] = {"model": "m", "prompt": "one"}
 RESPONSE: dict[str, Any] = {"model": "m", "input": "one"}
-WITH_USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+WITH_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
+STREAM: dict[str, Any] = {"stream": True, **WITH_USAGE}
 
 
 class Answer(pydantic.BaseModel):
-    """What the model is asked to fill in."""
+    """The structured output that the model is asked for."""
 
     word: str
 
 
-WHOLE: dict[str, Callable[[Any], Any]] = {
-    "chat.create": lambda c: c.chat.completions.create(**CHAT),
-    "chat.parse": lambda c: c.chat.completions.parse(**CHAT, response_format=Answer),
-    "chat.raw": lambda c: c.chat.completions.with_raw_response.create(**CHAT),
-    "completions": lambda c: c.completions.create(**TEXT_IN),
-    "completions.raw": lambda c: c.completions.with_raw_response.create(**TEXT_IN),
-    "responses": lambda c: c.responses.create(**RESPONSE),
-    "responses.parse": lambda c: c.responses.parse(**RESPONSE, text_format=Answer),
-    "responses.raw": lambda c: c.responses.with_raw_response.create(**RESPONSE),
-    "with_options": lambda c: c.with_options(timeout=9).chat.completions.create(**CHAT),
-    "client.raw": lambda c: c.with_raw_response.chat.completions.create(**CHAT),
-}
-STREAMED: dict[str, Callable[[Any], Any]] = {
-    "chat": lambda c: c.chat.completions.create(**CHAT, **WITH_USAGE),
-    "completions": lambda c: c.completions.create(**TEXT_IN, **WITH_USAGE),
-    "responses": lambda c: c.responses.create(**RESPONSE, stream=True),
-}
-RAW_STREAMED: dict[str, Callable[[Any], Any]] = {
-    "chat": lambda c: c.chat.completions.with_raw_response.create(**CHAT, **WITH_USAGE),
-    "responses": lambda c: c.responses.with_raw_response.create(**RESPONSE, stream=True),
-}
-MANAGED: dict[str, Callable[[Any], Any]] = {
-    "chat.stream": lambda c: c.chat.completions.stream(
-        **CHAT, stream_options={"include_usage": True}
+async def resolved(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+@asynccontextmanager
+async def entered(manager: Any) -> AsyncIterator[Any]:
+    if hasattr(manager, "__aenter__"):
+        async with manager as value:
+            yield value
+    else:
+        with manager as value:
+            yield value
+
+
+async def read_whole(reply: Any) -> object:
+    """A parsed or raw reply: its type tells whether we changed it."""
+    return type(await resolved(reply))
+
+
+async def read_stream(reply: Any) -> object:
+    """A stream, also if it must be parsed out of a raw reply, as gateways built on the SDK do."""
+    stream = await resolved(reply)
+    stream = stream.parse() if hasattr(stream, "parse") else stream
+    if hasattr(stream, "__aiter__"):
+        return [event.model_dump() async for event in stream]
+    return [event.model_dump() for event in stream]
+
+
+async def read_manager(reply: Any) -> object:
+    """The SDK's stream() helpers, which send the request when they are entered."""
+    async with entered(reply) as stream:
+        return type(await resolved(stream.until_done()))
+
+
+async def read_bytes(reply: Any) -> object:
+    """with_streaming_response: the caller reads the body."""
+    async with entered(reply) as response:
+        return await resolved(response.read())
+
+
+WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "chat.create": (read_whole, lambda c: c.chat.completions.create(**CHAT)),
+    "chat.parse": (
+        read_whole,
+        lambda c: c.chat.completions.parse(**CHAT, response_format=Answer),
     ),
-    "responses.stream": lambda c: c.responses.stream(**RESPONSE),
-}
-UNREAD: dict[str, Callable[[Any], Any]] = {
-    "chat": lambda c: c.chat.completions.with_streaming_response.create(**CHAT),
-    "chat.stream": lambda c: c.chat.completions.with_streaming_response.create(
-        **CHAT, **WITH_USAGE
+    "chat.raw": (read_whole, lambda c: c.chat.completions.with_raw_response.create(**CHAT)),
+    "completions": (read_whole, lambda c: c.completions.create(**TEXT_IN)),
+    "completions.raw": (read_whole, lambda c: c.completions.with_raw_response.create(**TEXT_IN)),
+    "responses": (read_whole, lambda c: c.responses.create(**RESPONSE)),
+    "responses.parse": (read_whole, lambda c: c.responses.parse(**RESPONSE, text_format=Answer)),
+    "responses.raw": (read_whole, lambda c: c.responses.with_raw_response.create(**RESPONSE)),
+    "with_options": (
+        read_whole,
+        lambda c: c.with_options(timeout=9).chat.completions.create(**CHAT),
     ),
-    "completions": lambda c: c.completions.with_streaming_response.create(**TEXT_IN),
-    "responses": lambda c: c.responses.with_streaming_response.create(**RESPONSE),
+    "client.raw": (read_whole, lambda c: c.with_raw_response.chat.completions.create(**CHAT)),
+    "chat stream": (read_stream, lambda c: c.chat.completions.create(**CHAT, **STREAM)),
+    "completions stream": (read_stream, lambda c: c.completions.create(**TEXT_IN, **STREAM)),
+    "responses stream": (read_stream, lambda c: c.responses.create(**RESPONSE, stream=True)),
+    "chat raw stream": (
+        read_stream,
+        lambda c: c.chat.completions.with_raw_response.create(**CHAT, **STREAM),
+    ),
+    "responses raw stream": (
+        read_stream,
+        lambda c: c.responses.with_raw_response.create(**RESPONSE, stream=True),
+    ),
+    "chat.stream": (read_manager, lambda c: c.chat.completions.stream(**CHAT, **WITH_USAGE)),
+    "responses.stream": (read_manager, lambda c: c.responses.stream(**RESPONSE)),
+    "chat bytes": (
+        read_bytes,
+        lambda c: c.chat.completions.with_streaming_response.create(**CHAT),
+    ),
+    "chat stream bytes": (
+        read_bytes,
+        lambda c: c.chat.completions.with_streaming_response.create(**CHAT, **STREAM),
+    ),
+    "completions bytes": (
+        read_bytes,
+        lambda c: c.completions.with_streaming_response.create(**TEXT_IN),
+    ),
+    "responses bytes": (
+        read_bytes,
+        lambda c: c.responses.with_streaming_response.create(**RESPONSE),
+    ),
 }
 
 
@@ -71,7 +126,7 @@ def server() -> Any:
 
 
 def assert_one_turn_was_read(server: ScriptedServer, job: agentkv.Job[Any]) -> None:
-    (turn,) = server.turns
+    turn = server.turns[-1]
     assert turn.tags == {"job_id": job.job_id, "turn": 1}
     summary = job.summary()
     assert (summary.turns, summary.failed_calls) == (1, 0)
@@ -79,132 +134,56 @@ def assert_one_turn_was_read(server: ScriptedServer, job: agentkv.Job[Any]) -> N
     assert 0.02 <= summary.llm_s < 10
 
 
-@pytest.mark.parametrize("way", WHOLE)
-def test_whole_replies(way: str, server: ScriptedServer, client: openai.OpenAI) -> None:
-    """Parsed or raw, the reply's usage is read at once."""
-    with agentkv.session(client) as job:
-        reply = WHOLE[way](job.client)
-    assert_one_turn_was_read(server, job)
-    assert type(reply) is type(WHOLE[way](client))
-
-
 @pytest.mark.asyncio
-@pytest.mark.parametrize("way", WHOLE)
-async def test_whole_replies_async(
-    way: str, server: ScriptedServer, async_client: openai.AsyncOpenAI
+@pytest.mark.parametrize("has_client", [True, False], ids=["own client", "any client"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_every_way_to_ask_is_one_turn_and_gives_the_same_reply(
+    way: str,
+    is_async: bool,
+    has_client: bool,
+    server: ScriptedServer,
+    client: openai.OpenAI,
+    async_client: openai.AsyncOpenAI,
 ) -> None:
-    """The same for the async client, covered by a session without a client."""
-    async with agentkv.session() as job:
-        await WHOLE[way](async_client)
+    """Tags go out, the usage is read, and the caller gets what it gets without a session."""
+    read, ask = WAYS[way]
+    chosen: Any = async_client if is_async else client
+    plain = await read(ask(chosen))
+    async with agentkv.session(chosen if has_client else None) as job:
+        reply = await read(ask(job.client or chosen))
     assert_one_turn_was_read(server, job)
-
-
-@pytest.mark.parametrize("way", STREAMED)
-def test_streams(way: str, server: ScriptedServer, client: openai.OpenAI) -> None:
-    """A stream is a turn when it ends, and gives the same events as without us."""
-    with agentkv.session() as job:
-        stream = STREAMED[way](client)
-        assert job.summary().turns == 0
-        events = [event.model_dump() for event in stream]
-    assert_one_turn_was_read(server, job)
-    assert events == [event.model_dump() for event in STREAMED[way](client)]
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("way", STREAMED)
-async def test_streams_async(
-    way: str, server: ScriptedServer, async_client: openai.AsyncOpenAI
-) -> None:
-    """The same for the async client."""
-    async with agentkv.session(async_client) as job:
-        async for _event in await STREAMED[way](job.client):
-            pass
-    assert_one_turn_was_read(server, job)
-
-
-@pytest.mark.parametrize("way", RAW_STREAMED)
-def test_raw_streams(way: str, server: ScriptedServer, client: openai.OpenAI) -> None:
-    """What gateways built on the SDK do: take the raw reply, parse the stream out of it."""
-    with agentkv.session(client) as job:
-        for _event in RAW_STREAMED[way](job.client).parse():
-            pass
-    assert_one_turn_was_read(server, job)
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("way", RAW_STREAMED)
-async def test_raw_streams_async(
-    way: str, server: ScriptedServer, async_client: openai.AsyncOpenAI
-) -> None:
-    """The same for the async client."""
-    async with agentkv.session(async_client) as job:
-        async for _event in (await RAW_STREAMED[way](job.client)).parse():
-            pass
-    assert_one_turn_was_read(server, job)
-
-
-@pytest.mark.parametrize("way", MANAGED)
-def test_stream_managers(way: str, server: ScriptedServer, client: openai.OpenAI) -> None:
-    """The SDK's stream() helpers send when they are entered."""
-    with agentkv.session(client) as job, MANAGED[way](job.client) as stream:
-        stream.until_done()
-    assert_one_turn_was_read(server, job)
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("way", MANAGED)
-async def test_stream_managers_async(
-    way: str, server: ScriptedServer, async_client: openai.AsyncOpenAI
-) -> None:
-    """The same for the async client."""
-    async with agentkv.session(async_client) as job, MANAGED[way](job.client) as stream:
-        await stream.until_done()
-    assert_one_turn_was_read(server, job)
-
-
-@pytest.mark.parametrize("way", UNREAD)
-def test_replies_left_to_the_caller_to_read(
-    way: str, server: ScriptedServer, client: openai.OpenAI
-) -> None:
-    """with_streaming_response: the caller reads the bytes, line by line or whole."""
-    with agentkv.session(client) as job, UNREAD[way](job.client) as reply:
-        assert "usage" in "".join(reply.iter_lines())
-    assert_one_turn_was_read(server, job)
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("way", UNREAD)
-async def test_replies_left_to_the_caller_to_read_async(
-    way: str, server: ScriptedServer, async_client: openai.AsyncOpenAI
-) -> None:
-    """The same for the async client."""
-    async with agentkv.session(async_client) as job, UNREAD[way](job.client) as reply:
-        assert b"usage" in await reply.read()
-    assert_one_turn_was_read(server, job)
+    assert reply == plain
 
 
 def test_bytes_cut_by_the_caller_are_read_to_the_last(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """httpx closes the response before it hands out what is left of the last chunk."""
-    with agentkv.session(client) as job, UNREAD["chat"](job.client) as reply:
+    """httpx closes a response before it hands out the rest of a chunk; the usage is still found."""
+    with agentkv.session(client) as job, WAYS["chat bytes"][1](job.client) as reply:
         assert list(reply.iter_bytes(chunk_size=100_000))
     assert_one_turn_was_read(server, job)
 
 
-def test_a_stream_closed_midway_is_over(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """Also while somebody still holds what reads it."""
-    with agentkv.session(client) as job, UNREAD["chat.stream"](job.client) as reply:
-        chunks = reply.iter_bytes(chunk_size=10)
-        next(chunks)
-        reply.close()
+def test_a_stream_closed_early_is_a_turn(server: ScriptedServer, client: openai.OpenAI) -> None:
+    """A closed stream is counted at once, also while a reader of it is still referenced."""
+    with agentkv.session(client) as job:
+        stream = job.client.chat.completions.create(**CHAT, stream=True)
+        assert job.summary().turns == 0
+        with stream:
+            next(iter(stream))
         assert job.summary().turns == 1
+        with WAYS["chat stream bytes"][1](job.client) as reply:
+            chunks = reply.iter_bytes(chunk_size=10)
+            next(chunks)
+            reply.close()
+            assert job.summary().turns == 2
 
 
 def test_a_stream_without_usage_leaves_the_tokens_unknown(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """Options of the caller's stream are not changed to find out."""
+    """The options of the caller's stream are not changed to find the usage out."""
     with agentkv.session(client) as job:
         list(job.client.chat.completions.create(**CHAT, stream=True))
     assert "stream_options" not in server.turns[0].body
@@ -212,16 +191,8 @@ def test_a_stream_without_usage_leaves_the_tokens_unknown(
     assert job.summary().prompt_tokens is None
 
 
-def test_a_stream_closed_early_is_a_turn(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """What arrived before was the model's work all the same."""
-    with agentkv.session(client) as job:
-        with job.client.chat.completions.create(**CHAT, stream=True) as stream:
-            next(iter(stream))
-        assert job.summary().turns == 1
-
-
 def test_a_stream_that_breaks_off_raises_as_without_us(client: openai.OpenAI) -> None:
-    """The caller sees the SDK's own error; the job can go on."""
+    """The caller gets the SDK's own error, and the job can go on."""
     broken = ScriptedReply("one two three", cut_after_events=1)
 
     def read(client: openai.OpenAI) -> str:
@@ -240,7 +211,7 @@ def test_a_stream_that_breaks_off_raises_as_without_us(client: openai.OpenAI) ->
 
 
 def test_the_callers_own_extra_body_is_kept(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """Ours is added to it, and theirs is not changed."""
+    """Tags are added to a copy of the caller's extra_body, whose own values win."""
     extra = {"top_k": 5, "turn": 77}
     with agentkv.session(client, job_id="a") as job:
         job.client.chat.completions.create(**CHAT, extra_body=extra)
@@ -263,7 +234,7 @@ def test_the_callers_own_extra_body_is_kept(server: ScriptedServer, client: open
 def test_a_request_tagged_by_hand_is_left_alone(
     by_hand: dict[str, Any], server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """Whoever names a job, in any form that the server takes, speaks for another than ours."""
+    """A request that names a job, in any form that the server reads, keeps that job alone."""
     with agentkv.session(client, job_id="ours") as job:
         job.client.chat.completions.create(**CHAT, **by_hand)
     assert server.turns[0].tags.get("job_id") != "ours"
@@ -271,7 +242,7 @@ def test_a_request_tagged_by_hand_is_left_alone(
 
 
 def test_the_body_is_otherwise_the_same(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """Tags are all that a session adds to a request."""
+    """A session adds its tags to a request and changes nothing else."""
     with agentkv.session(client) as job:
         job.client.chat.completions.create(**CHAT, temperature=0)
     client.chat.completions.create(**CHAT, temperature=0)
@@ -286,7 +257,7 @@ def test_the_body_is_otherwise_the_same(server: ScriptedServer, client: openai.O
 
 
 def test_the_sdks_own_retries_keep_the_turn(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """A repeated (job_id, turn) is a retry to the server."""
+    """All attempts of one request carry one number, so that the server takes them for retries."""
     server.fail_next(500, 503)
     with agentkv.session(client) as job:
         job.client.chat.completions.create(**CHAT)
@@ -298,7 +269,7 @@ def test_the_sdks_own_retries_keep_the_turn(server: ScriptedServer, client: open
 def test_an_error_passes_and_its_turn_is_taken_again(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """The agent's own retry is a retry as well."""
+    """A repeated request of the agent after an error carries the number of the failed one."""
     server.fail_next(400)
     with agentkv.session(client) as job:
         with pytest.raises(openai.BadRequestError):
@@ -308,55 +279,36 @@ def test_an_error_passes_and_its_turn_is_taken_again(
     assert (job.summary().turns, job.summary().failed_calls) == (1, 1)
 
 
-PARSE: dict[str, Callable[[Any], Any]] = {
-    "chat": WHOLE["chat.parse"],
-    "responses": WHOLE["responses.parse"],
-}
-
-
-@pytest.mark.parametrize("has_plugin", [True, False])
-@pytest.mark.parametrize("way", PARSE)
-def test_a_reply_that_does_not_fit_its_format_is_a_turn(
-    way: str, has_plugin: bool, client: openai.OpenAI
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("is_async", "has_plugin"), [(False, True), (False, False), (True, True)], ids=str
+)
+@pytest.mark.parametrize("way", ["chat.parse", "responses.parse"])
+async def test_a_reply_that_does_not_fit_its_format_is_a_turn(
+    way: str,
+    is_async: bool,
+    has_plugin: bool,
+    client: openai.OpenAI,
+    async_client: openai.AsyncOpenAI,
 ) -> None:
-    """The server answered: with the same number again it would take the next one for a retry."""
+    """The server answered: it would take the next request with the same number for a retry."""
     replies = [ScriptedReply('{"word": 2'), ScriptedReply(TEXT)]
-    with (
-        ScriptedServer(replies, has_plugin=has_plugin) as server,
-        client.with_options(base_url=server.base_url) as client,
-        agentkv.session(client, on_missing_server="ignore") as job,
-    ):
-        with pytest.raises(pydantic.ValidationError):
-            PARSE[way](job.client)
-        summary = job.summary()
-        PARSE[way](job.client)
+    read, ask = WAYS[way]
+    with ScriptedServer(replies, has_plugin=has_plugin) as server:
+        chosen: Any = (async_client if is_async else client).with_options(base_url=server.base_url)
+        async with agentkv.session(chosen, on_missing_server="ignore") as job:
+            with pytest.raises(pydantic.ValidationError):
+                await read(ask(job.client))
+            summary = job.summary()
+            await read(ask(job.client))
         assert agentkv.flush(timeout_s=20)
     assert (summary.turns, summary.failed_calls, summary.output_tokens) == (1, 0, 5)
-    assert [turn.tags.get("turn") for turn in server.turns] == (
-        [1, 2] if has_plugin else [None] * 2
-    )
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("way", PARSE)
-async def test_nor_does_an_async_one_repeat_its_number(
-    way: str, async_client: openai.AsyncOpenAI
-) -> None:
-    """The same for the async client."""
-    with ScriptedServer([ScriptedReply("no JSON"), ScriptedReply(TEXT)]) as server:
-        async with (
-            async_client.with_options(base_url=server.base_url) as client,
-            agentkv.session(client) as job,
-        ):
-            with pytest.raises(pydantic.ValidationError):
-                await PARSE[way](job.client)
-            await PARSE[way](job.client)
-        assert agentkv.flush(timeout_s=20)
-    assert [turn.tags["turn"] for turn in server.turns] == [1, 2]
+    numbers = [turn.tags.get("turn") for turn in server.turns]
+    assert numbers == ([1, 2] if has_plugin else [None, None])
 
 
 def test_an_answer_that_the_sdk_finds_invalid_is_a_turn(server: ScriptedServer) -> None:
-    """A client that is strict about the SDK's own types: its error carries the answer."""
+    """With strict validation, the SDK's error carries a successful answer: the turn counts."""
     with (
         openai.OpenAI(
             base_url=server.base_url, api_key="key", _strict_response_validation=True
@@ -371,7 +323,7 @@ def test_an_answer_that_the_sdk_finds_invalid_is_a_turn(server: ScriptedServer) 
 def test_a_request_that_could_not_be_made_is_no_turn(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """Nothing left: the next one has its number."""
+    """If the SDK cannot encode a request, nothing is sent and the next one has its number."""
     with agentkv.session(client) as job:
         with pytest.raises(TypeError):
             job.client.chat.completions.create(**CHAT, extra_body={"top_k": object()})
@@ -382,25 +334,25 @@ def test_a_request_that_could_not_be_made_is_no_turn(
 
 @pytest.mark.asyncio
 async def test_a_cancelled_call_is_no_turn(async_client: openai.AsyncOpenAI) -> None:
-    """Its number is used again: the server may or may not have begun with it."""
+    """After a cancelled call its number is used again, since the server may not have begun it."""
     with ScriptedServer([ScriptedReply(delay_s=60), ScriptedReply()]) as server:
         async with (
             async_client.with_options(base_url=server.base_url) as client,
             agentkv.session(client) as job,
         ):
-            call = asyncio.create_task(WHOLE["chat.create"](job.client))
+            call = asyncio.create_task(WAYS["chat.create"][1](job.client))
             await asyncio.to_thread(server.wait_for, lambda server: server.turns)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            await WHOLE["chat.create"](job.client)
+            await WAYS["chat.create"][1](job.client)
         assert agentkv.flush(timeout_s=20)
     assert [turn.tags["turn"] for turn in server.turns] == [1, 1]
     assert (job.summary().turns, job.summary().failed_calls) == (1, 1)
 
 
 def test_other_routes_are_left_alone(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """Embeddings and listings are no turns."""
+    """Embeddings and listings of models are neither tagged nor counted."""
     with agentkv.session(client) as job:
         with pytest.raises(openai.NotFoundError):
             job.client.embeddings.create(model="m", input="x")
@@ -408,3 +360,16 @@ def test_other_routes_are_left_alone(server: ScriptedServer, client: openai.Open
             job.client.models.list()
     assert [request.path for request in server.requests] == ["/v1/embeddings", "/v1/models"]
     assert server.requests[0].tags == {}
+
+
+def test_a_failure_of_ours_leaves_the_request_untouched(
+    server: ScriptedServer, client: openai.OpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error inside of agentkv is logged once, and the agent gets its replies."""
+    odd: Any = {b"X-Note": "a name in bytes, which HTTP clients accept"}
+    with agentkv.session(client) as job:
+        for _ in range(2):
+            job.client.chat.completions.create(**CHAT, extra_headers=odd)
+    assert [turn.tags for turn in server.turns] == [{}, {}]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "could not tag a request" in caplog.text

