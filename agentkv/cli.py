@@ -51,7 +51,7 @@ COMMANDS = {
         "train the duration predictor on your own traces",
     ),
     "swebench": (
-        "agentkv.evals.swebench.swebench",
+        "agentkv.evals.swebench.command",
         "bench,swebench",
         "run an agent on SWE-bench, evaluate its patches, report",
     ),

@@ -56,16 +56,15 @@ def write_whole(path: Path, text: str) -> None:
 class RowFile:
     """A file of JSON lines; a context manager. OSError if the disk is full.
 
-    append: keep the rows that are there; an incomplete last line is ended first.
+    append: keep the rows that are there, but for an incomplete last line, as a kill leaves it.
     """
 
     def __init__(self, path: Path, *, append: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        is_torn = append and path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        if append and path.is_file():
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         # unbuffered: a row is on the disk, or its writing fails here and now
         self._file = path.open("ab" if append else "wb", buffering=0)
-        if is_torn:
-            self._file.write(b"\n")
 
     def add(self, row: Mapping[str, Any]) -> None:
         line = json.dumps(row).encode() + b"\n"

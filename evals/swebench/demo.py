@@ -1,129 +1,128 @@
-"""`agentkv swebench demo`: run, grading and report on the tiny suite, with nothing to fetch.
+"""The server and the settings of `agentkv swebench demo`.
 
---model scripted:gold plays the right solutions and scripted:wrong wrong ones: they show that the
-way from a run to its report works, and say nothing about a model. --model demo starts a real
-server with the 135M demo model, which resolves little or nothing. Exit status 0 means that every
-instance was played and graded, whatever is resolved.
+`SolutionServer` plays the solution of each instance, right or wrong, to show without a model that
+the path from a run to its report works. Its token counts are words; it caches and pins nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-import tempfile
-from collections.abc import Sequence
-from contextlib import redirect_stdout
-from pathlib import Path
+import re
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
 
-from agentkv.errors import AgentKVError
+from agentkv.protocol import WIRE_VERSION
+from agentkv.testing import ScriptedReply
+from agentkv.testing.http_front import Answer, HttpFront, error_answer
+from agentkv.testing.reply_bodies import json_body
 
-from ..options import whole_number
-from . import run_command
-from .demo_prompt import demo_configs
-from .errors import HarnessError, SwebenchError
-from .eval_command import DAEMON_LESS, MODES, evaluate
-from .instances import SUITE, load_instances, select
-from .report_command import MARKDOWN_FILE, report
-from .scripted_server import MODEL_PREFIX, SOLUTIONS, SolutionServer
+from .instances import SUITE_FILE, Instance
 
+Solution = Literal["gold", "wrong"]
 DEMO_MODEL = "demo"
-MODELS = (*(f"{MODEL_PREFIX}{solution}" for solution in SOLUTIONS), DEMO_MODEL)
-_STEP_LIMIT = 6
-_WORKERS = 2
+SCRIPTED: Mapping[str, Solution] = {"scripted:gold": "gold", "scripted:wrong": "wrong"}
+MODEL_CONFIG = SUITE_FILE.with_name("demo_model.yaml")
+"""mini-swe-agent's configuration for the 135M demo model."""
+_CHAT_PATH = "/v1/chat/completions"
+_MAKE_PATCH = "git add --intent-to-add . && git diff > patch.txt && cat patch.txt"
+_SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt"
+_FENCE = "mswea_bash_command"
+"""The fence of mini-swe-agent's text mode.
+
+Source: mini-swe-agent 2.4.6, models/litellm_textbased_model.py, action_regex.
+"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """0: all instances were played and graded; 1: some were not; 2: bad usage."""
-    options = _parser().parse_args(argv)
-    try:
-        out = options.out or Path(tempfile.mkdtemp(prefix="agentkv-swebench-")) / "run"
-        status = _play(options, out)
-        if status == run_command.BAD_USAGE:
-            return status
-        counts = evaluate(out, mode=options.mode, workers=_WORKERS, say=_say)
-        report([out])
-    except KeyboardInterrupt:
-        _say("interrupted; what was played stays, --resume goes on")
-        return run_command.FAILED
-    except (AgentKVError, OSError) as error:
-        _say(f"agentkv swebench demo: {error}")
-        has_failed = isinstance(error, (HarnessError, OSError))
-        return run_command.FAILED if has_failed else run_command.BAD_USAGE
-    if not options.json:
-        print((out / MARKDOWN_FILE).read_text(encoding="utf-8"))
-    print(json.dumps({**counts, "model": options.model, "note": _note(options.model)}))
-    return status
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="agentkv swebench demo",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--model", choices=MODELS, default=DEMO_MODEL, help="default: %(default)s")
-    add("--policy", help="of the real server (default: that of `agentkv swebench run`)")
-    add("--base-url", metavar="URL", help="a server with the demo model that runs already")
-    add("--slice", metavar="A:B", help="only these of the instances")
-    add("--workers", type=whole_number(1), default=_WORKERS, help="at once (default %(default)s)")
-    add("--step-limit", type=whole_number(1), default=_STEP_LIMIT, help="default: %(default)s")
-    add("--out", type=Path, metavar="DIR", help="the run's folder (default: a new temporary one)")
-    add("--environment", help="default: bubblewrap")
-    add("--mode", choices=MODES, default=DAEMON_LESS, help="of grading (default: %(default)s)")
-    add("--i-know-this-is-unsafe", action="store_true", help="what --environment local asks for")
-    kept = parser.add_mutually_exclusive_group()
-    kept.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    kept.add_argument("--force", action="store_true", help="throw the run in --out away first")
-    add("--json", action="store_true", help="print the JSON document alone")
-    return parser
-
-
-def _play(options: argparse.Namespace, out: Path) -> int:
-    """Exit status of `agentkv swebench run`, whose own last line goes to standard error."""
-    if not options.model.startswith(MODEL_PREFIX):
-        return _run([*_shared_flags(options, out), *_demo_model_flags(options)])
-    if options.policy or options.base_url:
-        raise SwebenchError("--policy and --base-url are for the real server: --model demo")
-    name = options.model.removeprefix(MODEL_PREFIX)
-    solution = next(one for one in SOLUTIONS if one == name)
-    instances = select(load_instances(SUITE), slice_=options.slice)
-    with SolutionServer(instances, solution) as server:
-        return _run([*_shared_flags(options, out), "--base-url", server.base_url])
-
-
-def _shared_flags(options: argparse.Namespace, out: Path) -> list[str]:
-    flags = ["--instances", SUITE, "--out", str(out), "--workers", str(options.workers)]
-    flags += ["--step-limit", str(options.step_limit)]
-    for name in ("slice", "environment"):
-        if getattr(options, name):
-            flags += [f"--{name}", getattr(options, name)]
-    for name in ("resume", "force", "i_know_this_is_unsafe"):
-        if getattr(options, name):
-            flags.append(f"--{name.replace('_', '-')}")
-    return flags
-
-
-def _demo_model_flags(options: argparse.Namespace) -> list[str]:
-    """Text mode: a model of this size makes no tool calls."""
-    flags = ["--text", *(part for spec in demo_configs() for part in ("--config", spec))]
-    for name in ("policy", "base_url"):
-        if getattr(options, name):
-            flags += [f"--{name.replace('_', '-')}", getattr(options, name)]
-    return flags
-
-
-def _run(flags: Sequence[str]) -> int:
-    with redirect_stdout(sys.stderr):
-        return run_command.main(flags)
-
-
-def _note(model: str) -> str:
+def note_on(model: str) -> str:
+    """Return what a reader of the demo's result must know about its model."""
     if model == DEMO_MODEL:
         return "a 135M model: it resolves little or nothing, and that is no fault of the way here"
     return "scripted solutions, no model: token counts are words, nothing is cached or pinned"
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+def commands(instance: Instance, solution: Solution) -> tuple[str, ...]:
+    """Return the commands that the agent is given, one a turn; the last one submits."""
+    if solution == "gold":
+        ending = "" if instance.patch.endswith("\n") else "\n"
+        change = f"git apply - <<'END_OF_PATCH'\n{instance.patch}{ending}END_OF_PATCH"
+    else:  # a patch that applies, to the file that gold changes, and resolves nothing
+        changed = re.search(r"^--- a/(\S+)", instance.patch, re.MULTILINE)
+        change = f"echo '# looked at, not fixed' >> {changed.group(1) if changed else 'NOTES'}"
+    return ("git status --short && ls", change, _MAKE_PATCH, _SUBMIT)
+
+
+class SolutionServer:
+    """An OpenAI-compatible server that plays one solution of every instance; a context manager."""
+
+    def __init__(self, instances: Sequence[Instance], solution: Solution) -> None:
+        self._instances = tuple(instances)
+        self._solution = solution
+        self._front = HttpFront(self._answer)
+
+    @property
+    def model(self) -> str:
+        """Name of the model that it serves."""
+        return f"scripted-{self._solution}"
+
+    @property
+    def base_url(self) -> str:
+        """The `base_url` for an OpenAI client."""
+        return f"{self._front.url}/v1"
+
+    def __enter__(self) -> Self:
+        self._front.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._front.stop()
+
+    def _answer(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> Answer:
+        if (method, path) == ("POST", _CHAT_PATH) and isinstance(body, dict):
+            return self._play(body)
+        if method == "POST" and path.startswith("/v1/agentkv/jobs/"):
+            return Answer(200, {"job_id": path.split("/")[4]})
+        found = {
+            "/health": {},
+            "/v1/models": {"object": "list", "data": [{"id": self.model, "object": "model"}]},
+            "/v1/agentkv/info": {"wire_version": WIRE_VERSION, "policy": "scripted"},
+        }.get(path)
+        return error_answer(404, "Not Found") if found is None else Answer(200, found)
+
+    def _play(self, body: Mapping[str, Any]) -> Answer:
+        messages = body.get("messages") or []
+        text = "\n".join(_text(message) for message in messages)
+        instance = self._instance(f"{body.get('job_id', '')}\n{text}")
+        if instance is None:
+            return error_answer(400, "the conversation names no instance that is served here")
+        turn = sum(message.get("role") == "assistant" for message in messages)
+        to_run = commands(instance, self._solution)
+        command = to_run[min(turn, len(to_run) - 1)]
+        reply_text, calls = f"THOUGHT: next.\n\n```{_FENCE}\n{command}\n```", []
+        if body.get("tools"):
+            function = {"name": "bash", "arguments": json.dumps({"command": command})}
+            calls = [{"id": f"call-{turn}", "type": "function", "function": function}]
+            reply_text = "THOUGHT: next."
+        num_prompt, num_output = len(text.split()), len(command.split())
+        reply = ScriptedReply(reply_text, num_prompt, None, num_output, tool_calls=calls)
+        return Answer(200, json_body(_CHAT_PATH, reply))
+
+    def _instance(self, text: str) -> Instance | None:
+        """Find the instance whose problem is in the text, else the longest id in it."""
+        for instance in self._instances:
+            if instance.problem_statement.strip() and instance.problem_statement.strip() in text:
+                return instance
+        named = [instance for instance in self._instances if instance.instance_id in text]
+        return max(named, key=lambda instance: len(instance.instance_id), default=None)
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part.get("text", "")) for part in content)

@@ -1,44 +1,94 @@
-"""Where an agent's commands run: a container, a bubblewrap sandbox, or, if it must be, here.
+"""Where an agent's commands run: a container, a bubblewrap sandbox or, if allowed, this machine.
 
-The classes are mini-swe-agent's; what is ours is which one, with which image or repository.
+`batch` starts one per instance through mini-swe-agent's `get_sb_environment`; `harness` grades in
+worktrees from here. Knows nothing about agents, models or servers.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentkv.agents.sandbox import find_bubblewrap
+from minisweagent.environments.extra.bubblewrap import BubblewrapEnvironment
+from minisweagent.run.benchmarks.swebench import get_sb_environment
+from pydantic import BaseModel, Field
 
-from .errors import SwebenchError
-from .instances import Instance
-from .worktree import Worktree, fresh_worktree
+from agentkv.agents.sandbox import CommandResult, find_bubblewrap, run_bounded, sandboxed_argv
+from agentkv.agents.workspace import clean_git, clone_commit, commit_all
 
-CONTAINERS = ("docker", "podman")
-KINDS = (*CONTAINERS, "bubblewrap", "local")
-PULL_TIMEOUT_S = 1800
-"""mini-swe-agent gives an image of several gigabytes two minutes."""
-_SANDBOX_CLASS = "agentkv.evals.swebench.sandbox_environment.SandboxEnvironment"
+from .instances import CONTAINERS, SUITE, SUITE_FILE, Instance, SwebenchError, load_instances
+
+TESTBED = "/testbed"
+"""Where SWE-bench's images have the repository; prompts and eval scripts name this path."""
+TESTBED_ENVIRONMENT = {
+    "PATH": os.pathsep.join([f"{sys.prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]),
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # plugins of our environment, not of the repository's
+}
+"""The whole environment of a sandboxed command: nothing is inherited."""
+_PULL_TIMEOUT_S = 1800  # mini-swe-agent gives an image of several gigabytes two minutes
+_OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024  # a patch is printed, and must arrive whole
+_MAX_FILE_KIB = 1024 * 1024  # a runaway `yes > file` must not fill the disk
 _SHOWN_CHARS = 500
+_SUITE_REPOSITORIES = SUITE_FILE.with_name("repositories")
+_SUITE_COMMIT = {
+    "author": "agentkv",
+    "email": "agentkv@localhost",
+    "date": "2025-01-01T00:00:00+0000",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Worktree:
+    """`path` is the repository at the instance's commit, `scratch` an empty folder for `/tmp`."""
+
+    path: Path
+    scratch: Path
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentPlan:
-    """What all instances of a run share; `worktrees` is a folder for what they throw away."""
+    """What the environments of a run share; `worktrees` is the folder of those under way."""
 
     kind: str
     repositories: Mapping[str, Path]
     worktrees: Path
-    bubblewrap: str | None = None
+
+    def start(self, instance: Instance, config: Mapping[str, Any], stack: ExitStack) -> Any:
+        """Start the environment of one instance, and register its clean-up with `stack`.
+
+        `config` is mini-swe-agent's configuration. Takes as long as pulling the image. Raises
+        SwebenchError with the container program's message if there is no environment.
+        """
+        ours: dict[str, Any] = {"environment_class": "docker", "executable": self.kind}
+        if self.kind not in CONTAINERS:
+            repository = self.repositories[instance.instance_id]
+            tree = stack.enter_context(fresh_worktree(instance, repository, self.worktrees))
+            ours = {"environment_class": "local", "cwd": str(tree.path)}
+            if self.kind == "bubblewrap":
+                name = f"{SandboxEnvironment.__module__}.{SandboxEnvironment.__name__}"
+                ours = {"environment_class": name, "worktree": tree.path, "scratch": tree.scratch}
+                ours["program"] = find_bubblewrap()
+        given = {"pull_timeout": _PULL_TIMEOUT_S, **config.get("environment", {}), **ours}
+        environment = _started(instance, {**config, "environment": given})
+        if hasattr(environment, "cleanup"):  # mini-swe-agent's local environment has none
+            stack.callback(environment.cleanup)
+        return environment
 
 
 def missing(kind: str, *, is_unsafe_allowed: bool) -> str | None:
-    """Why commands cannot run in this kind of environment here; None if they can."""
+    """Return why commands cannot run in this kind of environment here; None if they can."""
     if kind in CONTAINERS and shutil.which(kind) is None:
         return f"{kind} is not installed: use --environment bubblewrap where that fits"
     if kind == "bubblewrap" and find_bubblewrap() is None:
@@ -51,53 +101,158 @@ def missing(kind: str, *, is_unsafe_allowed: bool) -> str | None:
     return None
 
 
-@contextmanager
-def open_environment(
-    plan: EnvironmentPlan, instance: Instance, config: Mapping[str, Any]
-) -> Iterator[Any]:
-    """A fresh environment for one instance, cleaned up afterwards; `config` is mini-swe-agent's.
+def find_repositories(
+    instances: Sequence[Instance], *, given: Path | None, suite_folder: Path
+) -> dict[str, Path]:
+    """Return the git repository of each instance, by instance id.
 
-    Takes as long as pulling the image. Raises SwebenchError if it cannot be had, with what the
-    container program said.
+    Those of our own suite are made in `suite_folder`; others are `given/INSTANCE_ID`,
+    `given/OWNER__NAME` or `given/NAME`. Raises SwebenchError for an instance that has none.
     """
-    if plan.kind in CONTAINERS:
-        ours = {"environment_class": "docker", "executable": plan.kind}
-        with _cleaned_up(lambda: _start(instance, config, ours)) as environment:
-            yield environment
-        return
-    with fresh_worktree(
-        instance, plan.repositories[instance.instance_id], plan.worktrees
-    ) as worktree:
-        ours = _sandboxed(plan, worktree) if plan.kind == "bubblewrap" else _unprotected(worktree)
-        with _cleaned_up(lambda: _start(instance, config, ours)) as environment:
-            yield environment
-
-
-def _sandboxed(plan: EnvironmentPlan, worktree: Worktree) -> dict[str, Any]:
+    of_suite = {one.instance_id for one in load_instances(SUITE)}
+    made = {}
+    if any(one.instance_id in of_suite for one in instances):
+        made = prepare_suite(suite_folder)
     return {
-        "environment_class": _SANDBOX_CLASS,
-        "program": plan.bubblewrap,
-        "worktree": worktree.path,
-        "scratch": worktree.scratch,
+        one.instance_id: made.get(one.instance_id) or _given_repository(one, given)
+        for one in instances
     }
 
 
-def _unprotected(worktree: Worktree) -> dict[str, Any]:
-    return {"environment_class": "local", "cwd": str(worktree.path)}
+def prepare_suite(folder: Path) -> dict[str, Path]:
+    """Make the suite's git repositories in `folder`, with the same commits on every machine.
+
+    Returns the path of each instance's repository, which instances share. Safe if two processes
+    do it at once. Raises SwebenchError without git, or if a commit is not the instance's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths: dict[str, Path] = {}
+    for instance in load_instances(SUITE):
+        path = folder / instance.repo.partition("/")[2]
+        with _git_errors(path):
+            if not path.exists():
+                _make_repository(path)
+            commit = clean_git("-C", str(path), "rev-parse", "HEAD")
+        if commit != instance.base_commit:
+            raise SwebenchError(
+                f"{path}: is at commit {commit}, {instance.instance_id} starts at "
+                f"{instance.base_commit}: remove the folder; if that does not help, the suite's "
+                "files were changed"
+            )
+        paths[instance.instance_id] = path
+    return paths
 
 
-def _start(instance: Instance, config: Mapping[str, Any], ours: Mapping[str, Any]) -> Any:
-    """mini-swe-agent's own start, with its start-up command if the configuration has one."""
-    from minisweagent.run.benchmarks.swebench import get_sb_environment
+@contextmanager
+def fresh_worktree(instance: Instance, repository: Path, folder: Path) -> Iterator[Worktree]:
+    """Clone the repository at the instance's commit, without history; deleted on exit.
 
-    environment = {"pull_timeout": PULL_TIMEOUT_S, **config.get("environment", {}), **ours}
-    row = {**instance.raw, "image_name": instance.image}
+    Raises SwebenchError if git fails, for want of the commit or of space.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # absolute: the sandbox binds it from another folder, and only Python 3.12 makes it so by itself
+    own = Path(tempfile.mkdtemp(prefix=f"{instance.instance_id}.", dir=folder.absolute()))
     try:
-        return get_sb_environment({**config, "environment": environment}, row)
+        worktree = Worktree(own / "testbed", own / "tmp")
+        worktree.scratch.mkdir()
+        with _git_errors(repository):
+            clone_commit(repository, instance.base_commit, worktree.path)
+        yield worktree
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+class SandboxConfig(BaseModel):
+    """The settings that mini-swe-agent's configuration gives an environment, and three of ours."""
+
+    cwd: str = TESTBED
+    env: dict[str, str] = {}
+    timeout: int = 30
+    interpreter: list[str] = ["bash", "-c"]
+    # of this machine: neither for the prompt's templates nor for the trajectory
+    program: str = Field(exclude=True)
+    worktree: Path = Field(exclude=True)
+    scratch: Path = Field(exclude=True)
+
+
+class SandboxEnvironment(BubblewrapEnvironment):
+    """mini-swe-agent's bubblewrap environment, with the repository at /testbed and no network.
+
+    The base class binds its folder under the host's name, shows all of /etc and keeps the network.
+    Here a command sees programs, the running Python, the repository and a /tmp of its own.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.config = SandboxConfig(**kwargs)
+
+    def execute(
+        self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None
+    ) -> dict[str, Any]:
+        """Run one command; raises mini-swe-agent's Submitted if it hands in the patch."""
+        limit_s = timeout or self.config.timeout
+        output: dict[str, Any] = {"output": "", "returncode": -1, "exception_info": ""}
+        error: Exception | None = None
+        try:
+            result = self._run(str(action.get("command", "")), cwd or self.config.cwd, limit_s)
+        except (OSError, ValueError) as caught:  # a NUL, or more than the kernel takes as arguments
+            error, reason = caught, f"the command could not be started: {caught}"
+        else:
+            output["output"] = result.output
+            if result.timed_out:
+                reason = f"the command ran longer than {limit_s} s and was ended"
+                error = TimeoutError(reason)
+            else:
+                output["returncode"] = result.returncode
+        if error is not None:  # in the shape that mini-swe-agent's environments give it
+            output["exception_info"] = f"An error occurred while executing the command: {reason}"
+            output["extra"] = {"exception_type": type(error).__name__, "exception": str(error)}
+        self._check_finished(output)
+        return output
+
+    def cleanup(self) -> None:
+        """Do nothing: every command's sandbox ends with the command."""
+
+    def _run(self, command: str, cwd: str, limit_s: float) -> CommandResult:
+        limited = f'ulimit -f {_MAX_FILE_KIB}; exec "$@"'
+        argv = ["bash", "--noprofile", "--norc", "-c", limited, "bash", "env", f"--chdir={cwd}"]
+        return run_in_testbed(
+            self.config.program,
+            [*argv, *self.config.interpreter, command],
+            Worktree(self.config.worktree, self.config.scratch),
+            environment=TESTBED_ENVIRONMENT | self.config.env,
+            time_limit_s=limit_s,
+            output_limit_bytes=_OUTPUT_LIMIT_BYTES,
+        )
+
+
+def run_in_testbed(
+    bubblewrap: str,
+    argv: Sequence[str],
+    worktree: Worktree,
+    *,
+    environment: Mapping[str, str] = TESTBED_ENVIRONMENT,
+    **limits: Any,
+) -> CommandResult:
+    """Run `argv` in a sandbox that has the worktree at /testbed; `limits` as for `run_bounded`."""
+    sandboxed = sandboxed_argv(
+        bubblewrap,
+        argv,
+        workspace=worktree.path,
+        inside=Path(TESTBED),
+        scratch=worktree.scratch,
+        environment=environment,
+    )
+    return run_bounded(sandboxed, cwd=worktree.path, environment=environment, **limits)
+
+
+def _started(instance: Instance, config: Mapping[str, Any]) -> Any:
+    """Start it as mini-swe-agent does, with the configuration's start-up command."""
+    try:
+        return get_sb_environment(config, {**instance.raw, "image_name": instance.image})
     except subprocess.CalledProcessError as error:
         said = " ".join(str(error.stderr or error.stdout or "").split())[-_SHOWN_CHARS:]
         raise SwebenchError(
-            f"{instance.image}: no container ({environment.get('executable')} ended with status "
+            f"{instance.image}: no container ({error.cmd[0]} ended with status "
             f"{error.returncode}): {said}"
         ) from error
     except subprocess.TimeoutExpired as error:
@@ -107,11 +262,45 @@ def _start(instance: Instance, config: Mapping[str, Any], ours: Mapping[str, Any
         ) from error
 
 
+def _given_repository(instance: Instance, given: Path | None) -> Path:
+    if given is None:
+        raise SwebenchError(
+            f"{instance.instance_id}: its repository, {instance.repo}, lies in its container "
+            "image: use --environment docker or podman, or name a folder of clones with "
+            "--repositories"
+        )
+    repo = instance.repo
+    names = (instance.instance_id, repo.replace("/", "__"), repo.rpartition("/")[2])
+    for name in names:
+        if (given / name).is_dir():
+            return given / name
+    raise SwebenchError(
+        f"{instance.instance_id}: {given} has none of the folders {', '.join(names)}"
+    )
+
+
+def _make_repository(path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as partial:
+        made = Path(partial) / path.name
+        # running the tests in place leaves caches behind
+        caches = shutil.ignore_patterns("__pycache__", ".pytest_cache", "*.pyc")
+        shutil.copytree(_SUITE_REPOSITORIES / path.name, made, ignore=caches)
+        for file in made.rglob("*"):  # an installer may have set other modes, which git would note
+            file.chmod(0o755 if file.is_dir() else 0o644)
+        commit_all(made, **_SUITE_COMMIT)
+        try:
+            made.rename(path)
+        except OSError:
+            if not path.exists():  # unless another process was quicker
+                raise
+
+
 @contextmanager
-def _cleaned_up(start: Callable[[], Any]) -> Iterator[Any]:
-    environment = start()
+def _git_errors(place: Path) -> Iterator[None]:
     try:
-        yield environment
-    finally:
-        if hasattr(environment, "cleanup"):  # mini-swe-agent's local environment has none
-            environment.cleanup()
+        yield
+    except FileNotFoundError as error:
+        raise SwebenchError("git is not installed, and instances are git repositories") from error
+    except subprocess.CalledProcessError as error:
+        said = " ".join(str(error.stderr).split())[-_SHOWN_CHARS:]
+        raise SwebenchError(f"{place}: git {' '.join(error.cmd[-3:])}: {said}") from error

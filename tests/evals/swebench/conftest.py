@@ -1,8 +1,31 @@
-"""What holds for all tests of the SWE-bench commands."""
+"""Shared by the tests of the SWE-bench commands: mini-swe-agent without banner and downloads."""
 
 from __future__ import annotations
 
-from agentkv.evals.swebench.agent_logs import quiet_imports
+import os
+from pathlib import Path
 
-# litellm downloads prices at its first import otherwise, in a thread that outlives a test
-quiet_imports()
+import pytest
+
+from agentkv.agents.sandbox import find_bubblewrap
+from agentkv.evals.swebench.command import QUIET
+
+# read when mini-swe-agent and litellm are imported, which test modules do after this
+os.environ.update(QUIET)
+
+
+@pytest.fixture(scope="session")
+def bubblewrap() -> str:
+    """The bwrap executable; tests that need one are skipped without it."""
+    found = find_bubblewrap()
+    if found is None:
+        pytest.skip("no bubblewrap works here")
+    return found
+
+
+@pytest.fixture(scope="session")
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The suite's git repositories, by instance id."""
+    from agentkv.evals.swebench.environments import prepare_suite
+
+    return prepare_suite(tmp_path_factory.mktemp("suite"))

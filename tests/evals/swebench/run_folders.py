@@ -1,4 +1,4 @@
-"""Folders of runs as `agentkv swebench run` leaves them, for what reads them."""
+"""Folders of runs as `agentkv swebench run` and `eval` leave them, for what reads them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ def write_run(
         "run_id": f"run-{policy}",
         "policy": policy,
         "model": "scripted",
-        "base_url": "http://127.0.0.1:1/v1",
         "dataset": dataset,
         "dataset_sha256": "0" * 64,
         "instance_ids": list(patches),
@@ -60,18 +59,13 @@ def write_run(
         "environment": "bubblewrap",
         "step_limit": 10,
         "seed": 0,
-        "started_at": "2025-01-01T00:00:00+00:00",
         "ended_at": "2025-01-01T00:01:00+00:00",
-        "server": None,
         **document,
     }
+    named = {"model_name_or_path": "openai/scripted"}
     predictions = {
-        instance_id: {
-            "model_name_or_path": "scripted",
-            "instance_id": instance_id,
-            "model_patch": patch,
-        }
-        for instance_id, patch in patches.items()
+        name: {**named, "instance_id": name, "model_patch": patch}
+        for name, patch in patches.items()
     }
     if rows is None:
         rows = [row(instance_id) for instance_id in patches]
@@ -79,3 +73,13 @@ def write_run(
     (folder / "preds.json").write_text(json.dumps(predictions))
     (folder / "instances.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     return folder
+
+
+def write_eval(folder: Path, results: Mapping[str, tuple[str, str]], mode: str = "docker") -> None:
+    """An eval.json with a status and the patch's hash for each instance."""
+    entries = {
+        name: {"status": status, "detail": f"why {name}", "patch_sha256": digest}
+        for name, (status, digest) in results.items()
+    }
+    document = {"mode": mode, "harness_version": "5.0.2", "results": entries}
+    (folder / "eval.json").write_text(json.dumps(document))

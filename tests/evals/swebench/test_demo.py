@@ -1,4 +1,4 @@
-"""Facts about the demo: the tiny suite from the agent's first turn to the report."""
+"""Facts about the demo: the suite from the agent's first turn to the report, and its server."""
 
 from __future__ import annotations
 
@@ -6,24 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from agentkv.agents.sandbox import find_bubblewrap
-from agentkv.evals.swebench import demo
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_bubblewrap() is None, reason="no bubblewrap that works here"),
-]
+from agentkv.evals.swebench import command
+from agentkv.evals.swebench.demo import Solution, SolutionServer, commands
+from tests.evals.swebench.run_folders import SUITE
 
 
-def play(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any], str]:
-    """Exit status, JSON document and what stands on standard error."""
-    status = demo.main(["--json", *flags])
-    captured = capsys.readouterr()
-    return status, json.loads(captured.out), captured.err
-
-
+@pytest.mark.slow
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.parametrize(
     ("model", "resolved", "unresolved"), [("scripted:gold", 6, 0), ("scripted:wrong", 0, 6)]
 )
@@ -34,32 +26,78 @@ def test_solutions_decide_what_is_resolved(
     resolved: int,
     unresolved: int,
 ) -> None:
-    """Right solutions resolve all, wrong ones nothing, through the agent, sandbox and harness."""
-    out = tmp_path / "run"
-    status, document, text = play(capsys, "--model", model, "--out", str(out))
-    assert status == 0, text
-    assert (document["resolved"], document["unresolved"]) == (resolved, unresolved), text
-    assert (document["instances"], document["empty"], document["error"]) == (6, 0, 0)
-    assert document["mode"] == "daemon-less"
-    assert document["policy"] == "scripted"
-    assert document["run"] == str(out)
-    assert "**daemon-less grading**" in (out / "report.md").read_text()
+    """Right solutions resolve all, wrong ones none, through the agent, sandbox and harness."""
+    flags = ["demo", "--model", model, "--out", str(tmp_path / "run"), "--json"]
+    assert command.main(flags) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    found = (document["resolved"], document["unresolved"], document["empty"], document["error"])
+    assert found == (resolved, unresolved, 0, 0), captured.err
+    assert (document["instances"], document["mode"]) == (6, "daemon-less")
+    assert (document["policy"], document["run"]) == ("scripted", str(tmp_path / "run"))
+    assert "**daemon-less grading**" in (tmp_path / "run" / "report.md").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("bubblewrap")
 def test_a_demo_does_not_overwrite_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A second one into the same folder needs --force, or goes on with --resume."""
-    flags = ["--model", "scripted:gold", "--slice", "0:1", "--out", str(tmp_path / "run")]
-    assert demo.main(flags) == 0
-    assert demo.main(flags) == 2
+    flags = ["demo", "--model", "scripted:gold", "--slice", "0:1", "--out", str(tmp_path / "run")]
+    assert [command.main([*flags, *more]) for more in ([], [], ["--resume"])] == [0, 2, 0]
     assert "--resume" in capsys.readouterr().err
-    assert demo.main([*flags, "--resume"]) == 0
 
 
-def test_flags_of_the_real_server_are_refused_with_scripted_solutions(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """No policy is measured where there is no server with one."""
-    assert demo.main(["--model", "scripted:gold", "--policy", "fcfs"]) == 2
+def test_a_scripted_demo_has_no_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    """The flags of the real server are refused with scripted solutions."""
+    assert command.main(["demo", "--model", "scripted:gold", "--policy", "fcfs"]) == 2
     assert "--model demo" in capsys.readouterr().err
+
+
+def ask(server: SolutionServer, problem: str, num_replies: int, **fields: Any) -> httpx.Response:
+    """Ask for a reply in a conversation that has this many already."""
+    task = {"role": "user", "content": f"Solve this:\n{problem}\nThank you."}
+    turn = [{"role": "assistant", "content": "ls"}, {"role": "user", "content": "output"}]
+    messages = [{"role": "system", "content": "You are able."}, task, *turn * num_replies]
+    body = {"model": server.model, "messages": messages, **fields}
+    return httpx.post(f"{server.base_url}/chat/completions", json=body)
+
+
+def command_in(answer: httpx.Response) -> str:
+    call = answer.json()["choices"][0]["message"]["tool_calls"][0]
+    found: str = json.loads(call["function"]["arguments"])["command"]
+    return found
+
+
+@pytest.mark.parametrize("solution", ["gold", "wrong"])
+def test_the_server_plays_the_commands_in_order(solution: Solution) -> None:
+    """The problem or the job id tells the instance, and the replies so far tell the turn."""
+    with SolutionServer(SUITE, solution) as server:
+        for instance in SUITE:
+            problem = instance.problem_statement
+            played = [command_in(ask(server, problem, turn, tools=[{}])) for turn in range(4)]
+            assert tuple(played) == commands(instance, solution)
+        answer = ask(server, "", 1, job_id=f"{SUITE[3].instance_id}-run", tools=[{}])
+        assert command_in(answer) == commands(SUITE[3], solution)[1]
+        assert ask(server, "hello", 0).status_code == 400
+
+
+def test_an_agent_without_tools_gets_a_fence() -> None:
+    """mini-swe-agent's text mode reads the command from a fenced block."""
+    with SolutionServer(SUITE, "gold") as server:
+        answer = ask(server, SUITE[0].problem_statement, 0)
+    message = answer.json()["choices"][0]["message"]
+    assert "```mswea_bash_command\ngit status --short && ls\n```" in message["content"]
+    assert not message.get("tool_calls")
+
+
+def test_the_server_has_the_routes_of_a_run() -> None:
+    """It answers for a model, health and the plugin's info and release."""
+    with SolutionServer(SUITE, "gold") as server:
+        models = httpx.get(f"{server.base_url}/models").json()
+        info = httpx.get(f"{server.base_url}/agentkv/info").json()
+        release = httpx.post(f"{server.base_url}/agentkv/jobs/j-1/release", json={})
+    assert [model["id"] for model in models["data"]] == ["scripted-gold"]
+    assert info["policy"] == "scripted"
+    assert release.json() == {"job_id": "j-1"}

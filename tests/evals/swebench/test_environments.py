@@ -1,37 +1,41 @@
-"""Facts about where an agent's commands run, and what they cannot reach from there."""
+"""Facts about where an agent's commands run, and about the repositories that they work on."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from minisweagent.exceptions import Submitted
 
-from agentkv.agents.sandbox import find_bubblewrap
-from agentkv.evals.swebench.environments import EnvironmentPlan, missing, open_environment
-from agentkv.evals.swebench.errors import SwebenchError
-from agentkv.evals.swebench.instances import load_instances
-from agentkv.evals.swebench.suite import prepare
+from agentkv.agents.workspace import commit_all
+from agentkv.evals.swebench.environments import (
+    EnvironmentPlan,
+    find_repositories,
+    fresh_worktree,
+    missing,
+    prepare_suite,
+)
+from agentkv.evals.swebench.instances import Instance, SwebenchError, load_instances
 
-INSTANCE = load_instances("demo")[0]
-BUBBLEWRAP = find_bubblewrap()
+SUITE = load_instances("demo")
+INSTANCE = SUITE[0]
 CONFIG = {"environment": {"environment_class": "local", "cwd": "/testbed", "timeout": 20}}
-needs_bubblewrap = pytest.mark.skipif(BUBBLEWRAP is None, reason="no bubblewrap works here")
-
-
-@pytest.fixture(scope="module")
-def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return prepare(tmp_path_factory.mktemp("suite"))
 
 
 @pytest.fixture
-def sandbox(repositories: dict[str, Path], tmp_path: Path) -> Iterator[Any]:
-    plan = EnvironmentPlan("bubblewrap", repositories, tmp_path / "w", BUBBLEWRAP)
-    with open_environment(plan, INSTANCE, CONFIG) as environment:
-        yield environment
+def sandbox(bubblewrap: str, repositories: dict[str, Path], tmp_path: Path) -> Iterator[Any]:
+    """A bubblewrap environment on a copy of the first instance's repository."""
+    with ExitStack() as stack:
+        plan = EnvironmentPlan("bubblewrap", repositories, tmp_path / "w")
+        yield plan.start(INSTANCE, CONFIG, stack)
 
 
 def said(environment: Any, command: str) -> tuple[int, str]:
@@ -39,114 +43,218 @@ def said(environment: Any, command: str) -> tuple[int, str]:
     return output["returncode"], output["output"].strip()
 
 
-@needs_bubblewrap
-def test_commands_begin_in_the_repository(sandbox: Any) -> None:
-    """At /testbed, whatever class and folder the configuration names."""
+def git(folder: Path, *arguments: str) -> str:
+    me = ("-c", "user.name=x", "-c", "user.email=x@localhost")
+    command = ["git", "-C", str(folder), *me, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_sandbox_has_the_repository_at_testbed(
+    sandbox: Any, repositories: dict[str, Path]
+) -> None:
+    """Commands begin in a copy at the instance's commit, and what they write stays for the next."""
     assert said(sandbox, "pwd; git rev-parse HEAD") == (0, f"/testbed\n{INSTANCE.base_commit}")
-
-
-@needs_bubblewrap
-def test_what_a_command_writes_stays_for_the_next(sandbox: Any) -> None:
-    """In the repository and in /tmp, as in a container."""
     assert said(sandbox, "echo 1 > new; echo 2 > /tmp/other") == (0, "")
     assert said(sandbox, "cat new /tmp/other") == (0, "1\n2")
-
-
-@needs_bubblewrap
-def test_the_repository_itself_is_not_changed(sandbox: Any, repositories: dict[str, Path]) -> None:
-    """The agent works on a copy."""
     said(sandbox, "rm -rf /testbed/* /testbed/.git; echo gone > README.md")
     assert "textgrid" in (repositories[INSTANCE.instance_id] / "README.md").read_text()
 
 
-@needs_bubblewrap
 @pytest.mark.parametrize("place", ["/usr", "/etc", "/", "/root", "/home"])
-def test_nothing_else_can_be_written(sandbox: Any, place: str) -> None:
-    """Not even by root."""
+def test_a_sandbox_writes_nowhere_else(sandbox: Any, place: str) -> None:
+    """A command cannot write outside the repository and /tmp, not even as root."""
     assert said(sandbox, f"echo x > {place}/agentkv-was-here")[0] != 0
     assert not (Path(place) / "agentkv-was-here").exists()
 
 
-@needs_bubblewrap
-def test_the_hosts_files_are_out_of_sight(sandbox: Any, tmp_path: Path) -> None:
-    """Neither its home nor its temporary folder nor what the environment holds."""
+def test_a_sandbox_hides_the_host(sandbox: Any, tmp_path: Path) -> None:
+    """A command sees no file or variable of the host, and the trajectory names no host folder."""
     (tmp_path / "secret").write_text("x")
     assert said(sandbox, f"cat {tmp_path}/secret")[0] != 0
     assert said(sandbox, f"ls {Path.home()}/.bashrc {Path.home()}/.ssh")[0] != 0
-    assert said(sandbox, "env | grep -c AGENTKV_TEST_SECRET") == (1, "0")
+    assert said(sandbox, "env | grep -c PYTEST_CURRENT_TEST") == (1, "0")
+    assert str(tmp_path) not in str(sandbox.serialize()) + str(sandbox.get_template_vars())
 
 
-@needs_bubblewrap
-def test_there_is_no_network(sandbox: Any) -> None:
-    """Not even this machine's own."""
+def test_a_sandbox_has_no_network(sandbox: Any) -> None:
+    """A command reaches not even the loopback device of this machine."""
     reach = "import socket; socket.create_connection(('127.0.0.1', 22), 2)"
     status, text = said(sandbox, f'python3 -c "{reach}"')
     assert status == 1
     assert "Connection refused" in text
-    assert said(sandbox, "ls /sys/class/net 2>/dev/null")[1] in ("", "lo")
 
 
-@needs_bubblewrap
-def test_a_command_that_takes_too_long(repositories: dict[str, Path], tmp_path: Path) -> None:
-    """It is ended, and what it said so far is told."""
-    plan = EnvironmentPlan("bubblewrap", repositories, tmp_path / "w", BUBBLEWRAP)
-    with open_environment(plan, INSTANCE, {"environment": {"timeout": 1}}) as environment:
-        output = environment.execute({"command": "echo begun; sleep 30"})
-    assert (output["output"], output["returncode"]) == ("begun\n", -1)
-    assert "longer than 1 s" in output["exception_info"]
+def test_commands_that_fail_are_told_to_the_model(sandbox: Any) -> None:
+    """A command over the time limit, or one that cannot be started, is a result with its reason."""
+    slow = sandbox.execute({"command": "echo begun; sleep 30"}, timeout=1)
+    assert (slow["output"], slow["returncode"]) == ("begun\n", -1)
+    assert "longer than 1 s" in slow["exception_info"]
+    odd = sandbox.execute({"command": "echo a\0b"})
+    assert odd["returncode"] == -1
+    assert "could not be started" in odd["exception_info"]
 
 
-@needs_bubblewrap
 def test_a_submission_ends_the_loop(sandbox: Any) -> None:
-    """As in mini-swe-agent's environments: by an exception that holds the patch."""
+    """The submit command raises mini-swe-agent's exception, which holds the patch."""
     with pytest.raises(Submitted) as caught:
         said(sandbox, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo the patch")
     assert caught.value.messages[0]["extra"]["submission"] == "the patch\n"
 
 
-@needs_bubblewrap
-def test_a_command_that_cannot_be_started(sandbox: Any) -> None:
-    """The model is told, the run goes on."""
-    output = sandbox.execute({"command": "echo a\0b"})
-    assert output["returncode"] == -1
-    assert "could not be started" in output["exception_info"]
-
-
-@needs_bubblewrap
-def test_the_trajectory_tells_nothing_of_this_machine(sandbox: Any, tmp_path: Path) -> None:
-    """Folders of the host are neither saved nor in the prompt's variables."""
-    assert str(tmp_path) not in str(sandbox.serialize())
-    assert str(tmp_path) not in str(sandbox.get_template_vars())
-
-
-def test_local_needs_an_explicit_yes() -> None:
-    """The model's commands run unprotected there."""
+def test_environments_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`local` needs an explicit yes, and a container program must be installed."""
     assert "i-know-this-is-unsafe" in str(missing("local", is_unsafe_allowed=False))
     assert missing("local", is_unsafe_allowed=True) is None
-
-
-def test_a_container_program_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said before a server is started."""
     monkeypatch.setenv("PATH", "/nonexistent")
     assert "docker is not installed" in str(missing("docker", is_unsafe_allowed=False))
 
 
-def test_an_image_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The image, and what the container program said, are in the error."""
+def test_an_image_that_cannot_be_had_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error holds the image and the container program's own words."""
     program = tmp_path / "podman"
     program.write_text("#!/bin/sh\necho 'Error: manifest unknown' >&2\nexit 125\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    plan = EnvironmentPlan("podman", {}, tmp_path / "w")
+    with ExitStack() as stack, pytest.raises(SwebenchError) as caught:
+        EnvironmentPlan("podman", {}, tmp_path / "w").start(INSTANCE, CONFIG, stack)
+    for words in (INSTANCE.image, "status 125", "manifest unknown"):
+        assert words in str(caught.value)
+
+
+def test_local_commands_run_in_a_copy(repositories: dict[str, Path], tmp_path: Path) -> None:
+    """The unprotected kind leaves the repository alone, and its copy is deleted in the end."""
+    with ExitStack() as stack:
+        plan = EnvironmentPlan("local", repositories, tmp_path / "w")
+        environment = plan.start(INSTANCE, CONFIG, stack)
+        assert said(environment, "pwd")[1].startswith(str(tmp_path / "w"))
+    assert list((tmp_path / "w").iterdir()) == []
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with two commits, of which the second is the solution."""
+    path = tmp_path / "clones" / "me__thing"
+    path.mkdir(parents=True)
+    (path / "thing.py").write_text("bug")
+    commit_all(path, author="x", email="x@localhost")
+    (path / "thing.py").write_text("fix")
+    git(path, "commit", "--quiet", "--all", "--message", "fix")
+    return path
+
+
+@pytest.fixture
+def instance(repository: Path) -> Instance:
+    """An instance at that repository's first commit."""
+    commit = git(repository, "rev-parse", "HEAD~1")
+    return replace(INSTANCE, instance_id="me__thing-1", repo="me/thing", base_commit=commit)
+
+
+def test_a_worktree_holds_the_instances_commit_alone(
+    instance: Instance, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy has the same hash and no later commit, is absolute, and is deleted on an error."""
+    solution = git(repository, "rev-parse", "HEAD")
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+        worktree = stack.enter_context(fresh_worktree(instance, repository, Path("w")))
+        assert worktree.path.is_absolute()
+        assert worktree.scratch.is_absolute()
+        assert (worktree.path / "thing.py").read_text() == "bug"
+        assert git(worktree.path, "log", "--all", "--format=%H") == instance.base_commit
+        assert git(worktree.path, "status", "--porcelain") == ""
+        with pytest.raises(subprocess.CalledProcessError):
+            git(worktree.path, "cat-file", "-e", solution)
+        stack.enter_context(pytest.raises(RuntimeError))
+        raise RuntimeError
+    assert list((tmp_path / "w").iterdir()) == []
+
+
+def test_no_other_repository_is_touched(
+    instance: Instance, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GIT_DIR that git sets for its hooks does not reach the copies."""
+    other = tmp_path / "other"
+    other.mkdir()
+    commit_all(other, author="x", email="x@localhost")
+    before = git(other, "rev-parse", "HEAD")
+    with monkeypatch.context() as hook:
+        hook.setenv("GIT_DIR", str(other / ".git"))
+        with fresh_worktree(instance, repository, tmp_path / "w") as worktree:
+            assert (worktree.path / ".git").is_dir()
+    assert git(other, "rev-parse", "HEAD") == before
+
+
+def test_a_commit_that_is_missing_is_named(
+    instance: Instance, repository: Path, tmp_path: Path
+) -> None:
+    """The error holds git's own words."""
+    elsewhere = replace(instance, base_commit="0" * 40)
     with (
-        pytest.raises(SwebenchError, match=rf"{INSTANCE.image}.*status 125.*manifest unknown"),
-        open_environment(plan, INSTANCE, CONFIG),
+        pytest.raises(SwebenchError, match=r"0000: .*not our ref"),
+        fresh_worktree(elsewhere, repository, tmp_path / "w"),
     ):
         pass
 
 
-def test_local_runs_in_the_copy(repositories: dict[str, Path], tmp_path: Path) -> None:
-    """Even the unprotected kind leaves the repository alone."""
-    plan = EnvironmentPlan("local", repositories, tmp_path / "w")
-    with open_environment(plan, INSTANCE, CONFIG) as environment:
-        assert said(environment, "pwd")[1].startswith(str(tmp_path / "w"))
+def test_clones_are_found_by_instance_or_repository(
+    instance: Instance, repository: Path, tmp_path: Path
+) -> None:
+    """A folder named like the instance goes first; without any, the error says what is needed."""
+    clones, suite = repository.parent, tmp_path / "suite"
+    found = find_repositories([instance], given=clones, suite_folder=suite)
+    assert found == {"me__thing-1": repository}
+    (clones / "me__thing-1").mkdir()
+    found = find_repositories([instance], given=clones, suite_folder=suite)
+    assert found == {"me__thing-1": clones / "me__thing-1"}
+    for given, words in ((tmp_path, "has none of the folders"), (None, "image")):
+        with pytest.raises(SwebenchError, match=words):
+            find_repositories([instance], given=given, suite_folder=suite)
+
+
+def test_the_suites_commits_are_the_same_everywhere(tmp_path: Path) -> None:
+    """Preparing twice changes nothing, and a repository at another commit is refused."""
+    paths = prepare_suite(tmp_path)
+    assert set(paths) == {one.instance_id for one in SUITE}
+    assert (len(SUITE), len(set(paths.values()))) == (6, 3)
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert prepare_suite(tmp_path) == paths
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == stamps
+    git(paths[INSTANCE.instance_id], "commit", "--quiet", "--allow-empty", "--message", "More")
+    with pytest.raises(SwebenchError, match="is at commit"):
+        prepare_suite(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instance", SUITE, ids=lambda one: one.instance_id)
+def test_the_solution_is_what_makes_the_tests_pass(
+    instance: Instance, repositories: dict[str, Path], tmp_path: Path
+) -> None:
+    """FAIL_TO_PASS and PASS_TO_PASS are what the solution turns and keeps, in other files."""
+    test_patch = instance.raw["test_patch"]
+    assert "b/tests/" not in instance.patch
+    assert all("/tests/" in line for line in test_patch.splitlines() if "+++" in line)
+    with fresh_worktree(instance, repositories[instance.instance_id], tmp_path) as worktree:
+        outcomes = []
+        for patch in (test_patch, instance.patch):
+            command = ["git", "apply", "-"]
+            subprocess.run(command, cwd=worktree.path, input=patch, text=True, check=True)
+            outcomes.append(_outcomes(instance, worktree.path))
+    before, after = outcomes
+    passed = {name for name, outcome in before.items() if outcome == "PASSED"}
+    assert set(before) - passed == {*instance.fail_to_pass}
+    assert passed == {*json.loads(json.dumps(instance.raw["PASS_TO_PASS"]))}
+    assert set(after) == set(before)
+    assert set(after.values()) == {"PASSED"}
+
+
+def _outcomes(instance: Instance, folder: Path) -> dict[str, str]:
+    """Run the instance's test files, and return pytest's word on each test."""
+    files = {name.partition("::")[0] for name in instance.fail_to_pass}
+    command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", *sorted(files)]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    words = ("PASSED", "FAILED", "ERROR")
+    return {line[1]: line[0] for line in lines if line and line[0] in words}

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.swebench.errors import SwebenchError
-from agentkv.evals.swebench.instances import fingerprint, image_name, load_instances, select
+from agentkv.evals.swebench.instances import (
+    SwebenchError,
+    fingerprint,
+    image_name,
+    load_instances,
+    select,
+)
 
 ROW = {
     "instance_id": "django__django-1",
@@ -20,16 +25,18 @@ ROW = {
 
 
 def test_a_json_file_loads_as_it_is(tmp_path: Path) -> None:
-    """What the harness wants stays in `raw`, unchanged."""
+    """The row stays in `raw` unchanged, as the harness wants it; tests may be JSON text."""
     row = {**ROW, "FAIL_TO_PASS": ["a::b"], "anything": [1, {"x": None}]}
     (tmp_path / "one.json").write_text(json.dumps([row]))
     (instance,) = load_instances(str(tmp_path / "one.json"))
     assert instance.raw == row
     assert instance.fail_to_pass == ("a::b",)
+    (tmp_path / "one.json").write_text(json.dumps([{**ROW, "FAIL_TO_PASS": '["t1", "t2"]'}]))
+    assert load_instances(str(tmp_path / "one.json"))[0].fail_to_pass == ("t1", "t2")
 
 
 def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
-    """The fingerprint is of the instances, not of the file."""
+    """The fingerprint depends on the instances, not on the kind of file."""
     from pyarrow import Table, parquet
 
     rows = [ROW, {**ROW, "instance_id": "django__django-2"}]
@@ -42,7 +49,7 @@ def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
 def test_text_may_hold_any_character(tmp_path: Path, name: str) -> None:
-    """Line ends that only Unicode has, as they are, and a byte order mark before all."""
+    """Unicode's own line ends are kept, and a byte order mark is skipped."""
     row = {**ROW, "problem_statement": "one\u2028two\u0085three"}
     text = json.dumps([row] if name == "a.json" else row, ensure_ascii=False)
     (tmp_path / name).write_text(f"{text}\r\n", encoding="utf-8-sig")
@@ -50,7 +57,7 @@ def test_text_may_hold_any_character(tmp_path: Path, name: str) -> None:
 
 
 def test_dates_are_text(tmp_path: Path) -> None:
-    """The harness is given a JSON file of what a column of dates holds."""
+    """Dates of a column become text, as the harness reads a JSON file."""
     from pyarrow import Table, parquet
 
     row = {**ROW, "created_at": datetime(2025, 1, 1)}
@@ -59,14 +66,8 @@ def test_dates_are_text(tmp_path: Path) -> None:
     assert instance.raw["created_at"] == "2025-01-01 00:00:00"
 
 
-def test_tests_as_json_text(tmp_path: Path) -> None:
-    """The official files hold lists of tests as text."""
-    (tmp_path / "one.json").write_text(json.dumps([{**ROW, "PASS_TO_PASS": '["t1", "t2"]'}]))
-    assert load_instances(str(tmp_path / "one.json"))[0].pass_to_pass == ("t1", "t2")
-
-
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "words"),
     [
         ("a.json", "[]", "holds no instance"),
         ("a.json", "{", "cannot be read"),
@@ -80,19 +81,17 @@ def test_tests_as_json_text(tmp_path: Path) -> None:
         ("a.json", json.dumps([{**ROW, "instance_id": "x" * 201}]), "of 200 bytes at most"),
         ("a.parquet", "not parquet", "cannot be read"),
         ("a.csv", "", "allowed is a file"),
+        ("none.jsonl", None, "cannot be read"),
     ],
 )
-def test_a_file_that_is_no_dataset(tmp_path: Path, name: str, content: str, told: str) -> None:
-    """What is wrong is named, with what was seen."""
-    (tmp_path / name).write_text(content)
-    with pytest.raises(SwebenchError, match=told):
+def test_a_file_that_is_no_dataset(
+    tmp_path: Path, name: str, content: str | None, words: str
+) -> None:
+    """The error names what is wrong, with the value seen; an id must be a file name."""
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(SwebenchError, match=words):
         load_instances(str(tmp_path / name))
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """An error of ours, not a traceback."""
-    with pytest.raises(SwebenchError, match="cannot be read"):
-        load_instances(str(tmp_path / "none.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -107,15 +106,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     ],
 )
 def test_filter_then_slice(slice_: str | None, filter_: str | None, names: list[str]) -> None:
-    """The slice is of what the filter leaves."""
+    """The slice is taken from what the filter leaves."""
     chosen = select(load_instances("demo")[:4], slice_=slice_, filter_=filter_)
     assert [one.instance_id for one in chosen] == [f"agentkv__{name}" for name in names]
 
 
 @pytest.mark.parametrize(
-    ("slice_", "filter_", "told"),
+    ("slice_", "filter_", "words"),
     [
-        ("3", None, "START:END"),
         ("a:b", None, "START:END"),
         ("::0", None, "START:END"),
         (None, "(", "no regular expression"),
@@ -123,9 +121,9 @@ def test_filter_then_slice(slice_: str | None, filter_: str | None, names: list[
         (None, "django", "their ids are agentkv__textgrid-1"),
     ],
 )
-def test_a_choice_of_nothing(slice_: str | None, filter_: str | None, told: str) -> None:
-    """Neither a malformed choice nor an empty one goes on."""
-    with pytest.raises(SwebenchError, match=told):
+def test_a_choice_of_nothing(slice_: str | None, filter_: str | None, words: str) -> None:
+    """A malformed filter or slice, or one that leaves nothing, is refused."""
+    with pytest.raises(SwebenchError, match=words):
         select(load_instances("demo"), slice_=slice_, filter_=filter_)
 
 
@@ -141,12 +139,12 @@ def test_a_choice_of_nothing(slice_: str | None, filter_: str | None, told: str)
     ],
 )
 def test_the_image_is_named_with_its_registry(fields: dict[str, str], image: str) -> None:
-    """podman asks which registry otherwise."""
+    """An image without a registry would make podman ask for one."""
     assert image_name({**ROW, **fields}) == image
 
 
 def test_the_official_name_is_mini_swe_agents() -> None:
-    """Where an instance names no image, both choose the same."""
+    """For an instance without an image it is the name that mini-swe-agent chooses."""
     from minisweagent.run.benchmarks.swebench import get_swebench_docker_image_name
 
     row = {**ROW, "instance_id": "Sphinx-Doc__sphinx-7"}
@@ -158,9 +156,9 @@ VERIFIED = Path(__file__).parents[4] / "shared" / "swebench" / "Verified.test.pa
 
 @pytest.mark.skipif(not VERIFIED.exists(), reason="the file of SWE-bench Verified is not here")
 def test_verified_is_whole() -> None:
-    """All 500 load, with tests, and with the images of the official names."""
+    """All 500 load with their tests, and have the images of the official names."""
     instances = load_instances(str(VERIFIED))
     assert len(instances) == 500
-    assert all(one.fail_to_pass and one.eval_script and one.patch for one in instances)
+    assert all(one.fail_to_pass and one.raw["eval_script"] and one.patch for one in instances)
     without = [{**one.raw, "image": None} for one in instances]
     assert [image_name(row) for row in without] == [one.image for one in instances]

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentkv.agents.sandbox import find_bubblewrap
-from agentkv.evals.swebench import run_command
-from agentkv.evals.swebench.errors import SwebenchError
-from agentkv.evals.swebench.instances import load_instances
-from agentkv.evals.swebench.run import run
-from agentkv.evals.swebench.run_plan import RunPlan
-from agentkv.evals.swebench.scripted_server import SolutionServer
-from agentkv.protocol import WIRE_VERSION
-from agentkv.testing import ScriptedReply
-from agentkv.testing.http_front import Answer, HttpFront
-from agentkv.testing.reply_bodies import json_body
+from agentkv.evals.swebench import command
+from agentkv.evals.swebench.demo import SolutionServer
+from agentkv.evals.swebench.instances import SwebenchError, load_instances
+from agentkv.evals.swebench.run import RunPlan, run
+from agentkv.evals.workload.plans import arrival_times_s
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_bubblewrap() is None, reason="no bubblewrap works here"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 SUITE = tuple(load_instances("demo"))
+GOLD = {one.instance_id: one.patch for one in SUITE}
+LIMIT_S = 90.0
+# each instance takes a second before its agent starts, so that a run has a middle
+SLOWLY = ("--workers", "2", "--config", "run.env_startup_command=sleep 1")
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +48,11 @@ def plan(server: SolutionServer, tmp_path: Path) -> RunPlan:
     )
 
 
-def rows(plan: RunPlan) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (plan.out / "instances.jsonl").read_text().splitlines()]
-
-
-def patches(plan: RunPlan) -> dict[str, str]:
-    found = json.loads((plan.out / "preds.json").read_text())
-    return {name: entry["model_patch"] for name, entry in found.items()}
-
-
 @pytest.fixture(scope="module")
 def whole(
     server: SolutionServer, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[RunPlan, dict[str, Any]]:
-    """A run of all six, looked at by several tests."""
+    """A run of all six and its document, which several tests look at."""
     plan = RunPlan(
         source="demo",
         instances=SUITE,
@@ -74,18 +65,24 @@ def whole(
     return plan, run(plan)
 
 
+def rows(out: Path) -> list[dict[str, Any]]:
+    path = out / "instances.jsonl"
+    lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def patches(out: Path) -> dict[str, str]:
+    found = json.loads((out / "preds.json").read_text())
+    return {name: entry["model_patch"] for name, entry in found.items()}
+
+
 def test_every_instance_hands_in_the_solution(whole: tuple[RunPlan, dict[str, Any]]) -> None:
-    """The patch that comes out is the one that the agent's commands made."""
+    """The patches are those that the agents' commands made, and each row has times and turns."""
     plan, document = whole
     assert document["exit_statuses"] == {"Submitted": 6}
     assert document["ended_early"] is None
-    assert patches(plan) == {one.instance_id: one.patch for one in SUITE}
-
-
-def test_a_row_tells_times_and_turns(whole: tuple[RunPlan, dict[str, Any]]) -> None:
-    """Of the run and of each turn, with its command and tokens."""
-    plan, document = whole
-    for row in rows(plan):
+    assert patches(plan.out) == GOLD
+    for row in rows(plan.out):
         assert row["job_id"] == f"{row['instance_id']}.{document['run_id']}"
         assert row["num_turns"] == len(row["turns"]) == 4
         spent_s = sum(turn["llm_s"] + turn["tool_s"] for turn in row["turns"])
@@ -94,46 +91,35 @@ def test_a_row_tells_times_and_turns(whole: tuple[RunPlan, dict[str, Any]]) -> N
         assert row["turns"][0]["prompt_tokens"] > 100
 
 
-def test_run_json_tells_how_it_was_made(whole: tuple[RunPlan, dict[str, Any]]) -> None:
-    """Everything that a comparison of runs asks for."""
+def test_a_run_folder_tells_how_it_was_made(whole: tuple[RunPlan, dict[str, Any]]) -> None:
+    """run.json has every condition, trajectories are mini-swe-agent's, and no file is left over."""
     plan, _ = whole
     document = json.loads((plan.out / "run.json").read_text())
-    assert document["instance_ids"] == [one.instance_id for one in SUITE]
+    assert document["instance_ids"] == list(GOLD)
     assert (document["policy"], document["model"]) == ("scripted", "scripted-gold")
     assert (document["workers"], document["jps"], document["step_limit"]) == (3, None, 30)
     assert document["environment"] == "bubblewrap"
     assert document["started_at"] < document["ended_at"]
     assert document["server"]["policy"] == "scripted"
     assert document["versions"]["mini-swe-agent"].startswith("2.")
-
-
-def test_trajectories_are_mini_swe_agents(whole: tuple[RunPlan, dict[str, Any]]) -> None:
-    """Its inspector reads them."""
-    plan, _ = whole
-    path = plan.out / "trajectories" / f"{SUITE[0].instance_id}.traj.json"
-    saved = json.loads(path.read_text())
+    name = SUITE[0].instance_id
+    saved = json.loads((plan.out / name / f"{name}.traj.json").read_text())
     assert saved["trajectory_format"].startswith("mini-swe-agent-1")
     assert saved["info"]["exit_status"] == "Submitted"
     assert SUITE[0].problem_statement.strip() in saved["messages"][1]["content"]
-
-
-def test_nothing_but_the_run_is_left(whole: tuple[RunPlan, dict[str, Any]]) -> None:
-    """No worktree, no partial file."""
-    plan, _ = whole
-    names = {path.name for path in plan.out.iterdir()} - {"agents.log"}
-    kept = {"run.json", "instances.jsonl", "preds.json", "trajectories", "repositories", ".lock"}
-    assert names == kept
+    files = {"run.json", "instances.jsonl", "preds.json", "repositories", ".lock"}
+    assert {path.name for path in plan.out.iterdir()} - {"agents.log"} == files | set(GOLD)
 
 
 def test_resuming_a_whole_run_plays_nothing(whole: tuple[RunPlan, dict[str, Any]]) -> None:
-    """And gives the same result, without a server."""
+    """It gives the same document, and needs no server."""
     plan, document = whole
     assert run(replace(plan, base_url="http://127.0.0.1:9/v1"), resume=True) == document
-    assert len(rows(plan)) == 6
+    assert len(rows(plan.out)) == 6
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "words"),
     [
         ({"step_limit": 5}, "another step_limit: 30, now 5"),
         ({"instances": SUITE[:2]}, "another dataset_sha256"),
@@ -141,93 +127,74 @@ def test_resuming_a_whole_run_plays_nothing(whole: tuple[RunPlan, dict[str, Any]
         ({"jps": 1.0, "num_workers": None}, "another workers"),
     ],
 )
-def test_a_run_is_gone_on_with_as_it_began(
-    whole: tuple[RunPlan, dict[str, Any]], changes: dict[str, Any], told: str
+def test_a_run_is_resumed_under_its_own_conditions_only(
+    whole: tuple[RunPlan, dict[str, Any]], changes: dict[str, Any], words: str
 ) -> None:
-    """One run is one set of conditions."""
-    with pytest.raises(SwebenchError, match=told):
+    """Other flags than at the beginning are refused."""
+    with pytest.raises(SwebenchError, match=words):
         run(replace(whole[0], **changes), resume=True)
 
 
-def test_a_run_is_not_gone_on_with_by_another_model(plan: RunPlan) -> None:
-    """The server chose the model: one that has another would make half of a run under its name."""
-    fails = ("run.env_startup_command=exit 1",)
-    plan = replace(plan, instances=SUITE[:1], configs=fails)
+def test_a_run_is_not_resumed_on_another_model(plan: RunPlan) -> None:
+    """A server with another model is refused, and run.json stays as it was."""
+    plan = replace(plan, instances=SUITE[:1], configs=("run.env_startup_command=exit 1",))
     run(plan)
     before = (plan.out / "run.json").read_text()
     with (
         SolutionServer(SUITE, "wrong") as another,
-        pytest.raises(SwebenchError, match="'scripted-gold', and the server has 'scripted-wrong'"),
+        pytest.raises(SwebenchError, match="model: 'scripted-gold', now 'scripted-wrong'"),
     ):
         run(replace(plan, base_url=another.base_url), resume=True)
     assert (plan.out / "run.json").read_text() == before
 
 
-def test_a_relative_folder_will_do(
+def test_a_relative_folder_and_text_mode_work(
     plan: RunPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in the README: the agent's commands run all the same."""
+    """The sandbox finds a relative --out, and commands as fenced text give the same patch."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "demo").mkdir()  # no dataset, for all its name
-    plan = replace(plan, instances=SUITE[:1], out=Path("runs/ours"), step_limit=4)
+    (tmp_path / "demo").mkdir()  # a folder of this name is not the dataset
+    plan = replace(plan, instances=SUITE[:1], out=Path("runs/ours"), step_limit=4, is_text=True)
     assert run(plan)["exit_statuses"] == {"Submitted": 1}
-    assert patches(plan) == {SUITE[0].instance_id: SUITE[0].patch}
+    assert patches(plan.out) == {SUITE[0].instance_id: SUITE[0].patch}
     assert json.loads((plan.out / "run.json").read_text())["dataset"] == "demo"
 
 
-def test_text_mode_hands_in_the_solution_too(plan: RunPlan) -> None:
-    """With the model class and the prompts for fenced commands."""
-    plan = replace(plan, instances=SUITE[:2], is_text=True)
-    assert run(plan)["exit_statuses"] == {"Submitted": 2}
-    assert patches(plan) == {one.instance_id: one.patch for one in SUITE[:2]}
-
-
 def test_instances_start_at_random_with_jps(plan: RunPlan) -> None:
-    """However many are at work: an open loop."""
-    from agentkv.evals.workload.plans import arrival_times_s
-
+    """Instances start at the drawn times, however many are under way."""
     plan = replace(plan, num_workers=None, jps=5.0, seed=3)
     assert run(plan)["exit_statuses"] == {"Submitted": 6}
-    started_s = sorted(row["start_s"] for row in rows(plan))
+    started_s = sorted(row["start_s"] for row in rows(plan.out))
     drawn_s = arrival_times_s("poisson", seed=3, jps=5.0, num_jobs=6, duration_s=None)
     lags_s = [started - drawn for started, drawn in zip(started_s, drawn_s, strict=True)]
-    assert all(lag_s >= 0.0 for lag_s in lags_s)
-    assert max(lags_s) < 2.0
+    assert 0.0 <= min(lags_s) <= max(lags_s) < 2.0
 
 
 def test_the_step_limit_ends_an_instance(plan: RunPlan) -> None:
-    """With the status that mini-swe-agent gives it, and an empty patch."""
+    """It has mini-swe-agent's exit status and an empty patch."""
     plan = replace(plan, instances=SUITE[:1], step_limit=2)
     assert run(plan)["exit_statuses"] == {"LimitsExceeded": 1}
-    assert patches(plan) == {SUITE[0].instance_id: ""}
+    assert patches(plan.out) == {SUITE[0].instance_id: ""}
 
 
-def test_a_failed_instance_stops_nothing(plan: RunPlan, tmp_path: Path) -> None:
-    """Its error is in its row, in the result, and in no other instance."""
+def test_a_failed_instance_is_tried_again(plan: RunPlan) -> None:
+    """Its error is in its row alone, and --resume plays it again under another job id."""
     broken = replace(SUITE[1], base_commit="0" * 40)
     plan = replace(plan, instances=(SUITE[0], broken, SUITE[2]))
     document = run(plan)
     assert document["exit_statuses"] == {"Submitted": 2, "error:SwebenchError": 1}
     assert "not our ref" in document["errors"][broken.instance_id]
-
-
-def test_a_failed_instance_is_tried_again(plan: RunPlan) -> None:
-    """What was wrong may be right by then; its job has another id."""
-    fails_for_one = ("run.env_startup_command=test -e /testbed/intervals",)
-    plan = replace(plan, instances=SUITE[1:3], configs=fails_for_one)
-    run(plan)
     run(plan, resume=True)
-    by_status = [(row["instance_id"], row["exit_status"], row["job_id"]) for row in rows(plan)]
-    failed = [entry for entry in by_status if entry[1] == "error:RuntimeError"]
-    assert [entry[0] for entry in failed] == [SUITE[1].instance_id] * 2
-    assert failed[1][2] == f"{failed[0][2]}.2"
-    assert len(by_status) == 3
+    failed = [row for row in rows(plan.out) if row["exit_status"] == "error:SwebenchError"]
+    assert [row["instance_id"] for row in failed] == [broken.instance_id] * 2
+    assert failed[1]["job_id"] == f"{failed[0]['job_id']}.2"
+    assert len(rows(plan.out)) == 4
 
 
 def test_an_image_that_cannot_be_had_is_the_instances_error(
     plan: RunPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run goes on to the next."""
+    """The run goes on to the next instance."""
     program = tmp_path / "docker"
     program.write_text("#!/bin/sh\necho 'no such image' >&2\nexit 125\n")
     program.chmod(0o755)
@@ -237,38 +204,38 @@ def test_an_image_that_cannot_be_had_is_the_instances_error(
     assert all("no such image" in error for error in document["errors"].values())
 
 
+def test_an_instance_named_like_a_file_of_the_run_is_refused(plan: RunPlan) -> None:
+    """mini-swe-agent makes a folder per instance, which must not be run.json or eval."""
+    odd = replace(SUITE[0], instance_id="eval")
+    with pytest.raises(SwebenchError, match="'eval' is the name of a file"):
+        run(replace(plan, instances=(odd,)))
+
+
 def test_tags_reach_the_server(plan: RunPlan) -> None:
-    """One job per instance, its turns counted, its end told."""
+    """Each instance is one job, whose turns are counted and whose end releases it."""
     seen: list[tuple[str, Any]] = []
-    submit = {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
-    call = {"id": "c", "type": "function"}
-    call["function"] = {"name": "bash", "arguments": json.dumps(submit)}  # type: ignore[assignment]
 
-    def answer(method: str, path: str, headers: Any, body: Any) -> Answer:
-        seen.append((path, body))
-        if path == "/v1/chat/completions":
-            return Answer(200, json_body(path, ScriptedReply(tool_calls=[call])))
-        facts = {"wire_version": WIRE_VERSION, "policy": "continuum", "data": [{"id": "m"}]}
-        return Answer(200, facts)
+    class Recording(SolutionServer):
+        def _answer(self, method: str, path: str, headers: Any, body: Any) -> Any:
+            seen.append((path, body))
+            return super()._answer(method, path, headers, body)
 
-    front = HttpFront(answer)
-    front.start()
-    try:
-        document = run(replace(plan, instances=SUITE[:1], base_url=f"{front.url}/v1"))
-    finally:
-        front.stop()
+    with Recording(SUITE, "gold") as server:
+        document = run(replace(plan, instances=SUITE[:1], base_url=server.base_url))
     job_id = f"{SUITE[0].instance_id}.{document['run_id']}"
-    (turn,) = [body for path, body in seen if path == "/v1/chat/completions"]
-    assert (turn["job_id"], turn["turn"]) == (job_id, 1)
+    turns = [body for path, body in seen if path == "/v1/chat/completions"]
+    assert [(turn["job_id"], turn["turn"]) for turn in turns] == [
+        (job_id, number) for number in (1, 2, 3, 4)
+    ]
     assert f"/v1/agentkv/jobs/{job_id}/release" in [path for path, _ in seen]
 
 
-def test_a_policy_that_the_server_does_not_run(
+def test_a_policy_that_the_server_does_not_run_is_bad_usage(
     plan: RunPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bad usage, and nothing is written that would stand in the way."""
+    """Nothing is written that would stand in the way of the next attempt."""
     arguments = ["--base-url", str(plan.base_url), "--policy", "continuum", "--out", str(plan.out)]
-    assert run_command.main(arguments) == 2
+    assert command.main(["run", *arguments]) == 2
     assert "the server runs 'scripted'" in capsys.readouterr().err
     assert not (plan.out / "run.json").exists()
 
@@ -276,9 +243,122 @@ def test_a_policy_that_the_server_does_not_run(
 def test_the_command_prints_one_document_last(
     plan: RunPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After the text for a person; nothing of mini-swe-agent's on standard output."""
+    """The text for a person goes before it, and mini-swe-agent prints nothing there."""
     arguments = ["--base-url", str(plan.base_url), "--out", str(plan.out), "--slice", ":1"]
-    assert run_command.main(arguments) == 0
+    assert command.main(["run", *arguments]) == 0
     *text, last = capsys.readouterr().out.splitlines()
     assert json.loads(last)["exit_statuses"] == {"Submitted": 1}
     assert text == ["1 of 1 instances over: 1 Submitted", f"in {plan.out}"]
+
+
+def begun(base_url: str, out: Path) -> subprocess.Popen[str]:
+    """Start a slow run in a process of its own."""
+    return subprocess.Popen(
+        in_process(base_url, out),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # a shell that runs the tests in the background has its children ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        env={**os.environ, "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1"},
+    )
+
+
+def in_process(base_url: str, out: Path, *more: str) -> list[str]:
+    program = [sys.executable, "-m", "agentkv.cli", "swebench", "run", "--base-url", base_url]
+    return [*program, "--out", str(out), *SLOWLY, *more]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Poll for what another process does, which cannot be awaited."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "the other process does not get there"
+        time.sleep(0.05)
+
+
+def check_resumed(base_url: str, out: Path) -> None:
+    """Resume the run: then every instance has ended once, with its solution."""
+    arguments = in_process(base_url, out, "--resume")
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["over"] == len(SUITE)
+    found = {row["instance_id"]: row["exit_status"] for row in rows(out)}
+    assert len(rows(out)) == len(SUITE)
+    assert found == dict.fromkeys(GOLD, "Submitted")
+    assert patches(out) == GOLD
+    assert json.loads((out / "run.json").read_text())["ended_at"] is not None
+    assert not (out / "worktrees").exists()
+
+
+def test_a_killed_run_is_gone_on_with(server: SolutionServer, tmp_path: Path) -> None:
+    """After kill -9 in the middle the finished rows stay, and the rest is played."""
+    out = tmp_path / "run"
+    process = begun(server.base_url, out)
+    wait_until(lambda: len(rows(out)) >= 2)
+    process.kill()
+    process.communicate()
+    kept = rows(out)
+    assert 2 <= len(kept) < len(SUITE)
+    check_resumed(server.base_url, out)
+    assert rows(out)[: len(kept)] == kept
+    sessions = json.loads((out / "run.json").read_text())["sessions"]
+    assert [one["stopped_because"] for one in sessions] == ["killed", None]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_in_order(
+    server: SolutionServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    """It ends with status 1 and a document that says so, and --resume completes it."""
+    out = tmp_path / "run"
+    process = begun(server.base_url, out)
+    wait_until(lambda: len(rows(out)) >= 1)
+    process.send_signal(number)
+    printed, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1, said
+    document = json.loads(printed.splitlines()[-1])
+    assert document["ended_early"] == "interrupted"
+    assert document["over"] == len(rows(out)) < len(SUITE)
+    assert set(patches(out)) == {row["instance_id"] for row in rows(out)}
+    check_resumed(server.base_url, out)
+
+
+def test_a_server_that_dies_ends_the_run(tmp_path: Path) -> None:
+    """What was finished is kept, the rest has no row, and another server completes it."""
+    out = tmp_path / "run"
+    with SolutionServer(SUITE, "gold") as server:
+        process = begun(server.base_url, out)
+        wait_until(lambda: len(rows(out)) >= 2)
+    printed, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1, said
+    document = json.loads(printed.splitlines()[-1])
+    assert server.base_url.removesuffix("/v1") in document["ended_early"]
+    with SolutionServer(SUITE, "gold") as another:
+        check_resumed(another.base_url, out)
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+    """Agents that wait for their server's answer are abandoned, and leave nothing behind."""
+    out = tmp_path / "run"
+    asked, answer_now = threading.Event(), threading.Event()
+
+    class Hanging(SolutionServer):
+        def _play(self, body: Any) -> Any:
+            asked.set()
+            answer_now.wait(LIMIT_S)
+            return super()._play(body)
+
+    with Hanging(SUITE, "gold") as server:
+        process = begun(server.base_url, out)
+        assert asked.wait(LIMIT_S)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert any("Ctrl-C again" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=LIMIT_S)
+        answer_now.set()
+    assert json.loads(printed.splitlines()[-1])["ended_early"] == "interrupted"
+    assert rows(out) == []
+    assert not (out / "worktrees").exists()

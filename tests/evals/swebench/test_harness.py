@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.swebench.errors import SwebenchError
-from agentkv.evals.swebench.eval_command import evaluate
-from agentkv.evals.swebench.eval_containers import failure
-from agentkv.evals.swebench.eval_results import EvalFile, Verdict, patch_sha256
-from tests.evals.swebench.run_folders import SUITE, gold_patches, write_run
+from agentkv.evals.swebench.grading import evaluate, patch_sha256
+from agentkv.evals.swebench.harness import failure
+from agentkv.evals.swebench.instances import SwebenchError
+from tests.evals.swebench.run_folders import SUITE, gold_patches, write_eval, write_run
 
 
 def images_missing() -> str:
@@ -34,7 +33,7 @@ needs_images = pytest.mark.skipif(bool(images_missing()), reason=images_missing(
 
 
 def containers() -> list[str]:
-    """Names of the harness's containers that are there."""
+    """Names of the harness's containers that exist."""
     listed = ["podman", "ps", "--all", "--format", "{{.Names}}"]
     names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
     return [name for name in names if name.startswith("sweb.eval.")]
@@ -42,8 +41,8 @@ def containers() -> list[str]:
 
 @pytest.mark.slow
 @needs_images
-def test_gold_and_wrong_and_broken_patches_in_containers(tmp_path: Path) -> None:
-    """The harness itself says resolved, unresolved and error; no container is left."""
+def test_patches_are_graded_in_containers(tmp_path: Path) -> None:
+    """The harness says resolved, unresolved and error, and no container is left."""
     first, second, third = SUITE[:3]
     patches = {
         first.instance_id: first.patch,
@@ -59,25 +58,23 @@ def test_gold_and_wrong_and_broken_patches_in_containers(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @needs_images
-def test_an_interrupt_leaves_no_container_and_keeps_what_is_graded(tmp_path: Path) -> None:
-    """Ctrl-C in the middle: the verdicts so far stand in eval.json."""
+def test_an_interrupt_leaves_no_container(tmp_path: Path) -> None:
+    """After Ctrl-C in the middle the verdicts so far are in eval.json."""
     write_run(tmp_path, gold_patches())
-    command = [sys.executable, "-m", "agentkv.evals.swebench.eval_command", str(tmp_path)]
+    command = [sys.executable, "-m", "agentkv.cli", "swebench", "eval", str(tmp_path)]
     process = subprocess.Popen([*command, "--mode", "podman", "--workers", "1"])
-    while (
-        not (tmp_path / "eval.json").exists()
-        or '"resolved"' not in (tmp_path / "eval.json").read_text()
-    ):
+    path = tmp_path / "eval.json"
+    while not path.exists() or '"resolved"' not in path.read_text():
         assert process.poll() is None
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 1
-    assert len(json.loads((tmp_path / "eval.json").read_text())["results"]) < len(SUITE)
+    assert len(json.loads(path.read_text())["results"]) < len(SUITE)
     assert containers() == []
 
 
 @pytest.mark.parametrize(
-    ("log", "told"),
+    ("log", "reason"),
     [
         (
             "INFO - >>>>> Patch Apply Failed:\nerror: a.py: No such file\nTraceback ...",
@@ -92,31 +89,29 @@ def test_an_interrupt_leaves_no_container_and_keeps_what_is_graded(tmp_path: Pat
             "EvaluationError: Error in evaluation for a-1: Test timed out after 8 seconds.\nCheck",
             "Test timed out after 8 seconds.",
         ),
+        (None, "the harness left neither report nor log: see harness.log"),
     ],
 )
-def test_the_harnesss_own_words_are_the_reason(tmp_path: Path, log: str, told: str) -> None:
-    """What its log of an instance says, where it leaves no report."""
-    (tmp_path / "run_instance.log").write_text(log)
+def test_an_instance_without_report_has_its_logs_reason(
+    tmp_path: Path, log: str | None, reason: str
+) -> None:
+    """The harness's own words say why it graded nothing."""
+    if log is not None:
+        (tmp_path / "run_instance.log").write_text(log)
     found = failure("a-1", tmp_path)
     assert found.status == "error"
-    assert found.detail.startswith(told)
-
-
-def test_a_harness_that_left_nothing_is_an_error(tmp_path: Path) -> None:
-    """Neither report nor log: the harness's own log is named."""
-    assert "harness.log" in failure("a-1", tmp_path).detail
+    assert found.detail.startswith(reason)
 
 
 @pytest.mark.slow
-def test_without_a_daemon_the_way_out_is_named(
+def test_without_a_daemon_the_other_modes_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No docker daemon: the other modes are offered, and what was graded by one of them is kept."""
+    """Without a docker daemon nothing is graded, and earlier verdicts of another mode are kept."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'no.sock'}")
-    instance = SUITE[0]
-    folder = write_run(tmp_path / "run", {instance.instance_id: instance.patch})
-    graded = Verdict("resolved", "", patch_sha256(instance.patch))
-    EvalFile(folder, "daemon-less", [instance.instance_id], {}).add(instance.instance_id, graded)
+    name, patch = SUITE[0].instance_id, SUITE[0].patch
+    folder = write_run(tmp_path / "run", {name: patch})
+    write_eval(folder, {name: ("resolved", patch_sha256(patch))}, mode="daemon-less")
     before = (folder / "eval.json").read_text()
     with pytest.raises(SwebenchError, match="--mode podman"):
         evaluate(folder, mode="docker", say=lambda text: None)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..figures.style import common_style, legend_above, look, panel_grid, save
-from .report_comparison import Comparison, ReportedRun
-from .report_numbers import is_completed, job_s
+from .report import Comparison, ReportedRun, is_completed, job_s
 
 _PANEL_IN = (4.4, 2.9)
 _CHARS_PER_IN = 19

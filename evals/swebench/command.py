@@ -1,0 +1,377 @@
+"""`agentkv swebench run | eval | report | demo`: flags, exit status, and what is printed.
+
+Every subcommand prints one JSON document as its last line on standard output. Exit status: 0 done,
+1 done in part or failed, 2 bad usage. Called by `agentkv.cli`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from agentkv.errors import AgentKVError
+
+from ..options import BAD_USAGE, DONE, FAILED, add_json, add_kept, positive, whole_number
+from ..policies import policy_names, server_policy
+from ..rows import time_stamp
+from .instances import (
+    DAEMON_LESS,
+    HUB_NAMES,
+    KINDS,
+    MODES,
+    SUITE,
+    HarnessError,
+    SwebenchError,
+    load_instances,
+    select,
+)
+
+DEFAULT_POLICY = "continuum"
+TOOL_FLAG = "--enable-auto-tool-choice"
+QUIET = {
+    "MSWEA_SILENT_STARTUP": "1",  # a banner on standard output
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # a download of prices, at import
+}
+_TIME_LIMIT_S = 1800
+"""Seconds for the tests of an instance. Source: swebench 5.0.2, its default."""
+_RUN = """\
+Let mini-swe-agent work on SWE-bench instances, and keep its patches.
+
+Every instance is one agent job. Patches, trajectories and times go to --out as instances end, so
+that Ctrl-C, a crash or a dead server lose nothing that was finished: --resume goes on. Without
+--base-url a server with the --policy is started; flags after `--` go to it.
+"""
+_EVAL = """\
+Grade the patches of a run with the official harness.
+
+`docker` and `podman` are the official evaluation, in the instances' images. `daemon-less` runs an
+instance's own eval script in bubblewrap and has the harness grade the log: for the suite of six,
+and labelled as such in every report.
+"""
+_REPORT = (
+    "Compare graded runs: pass rate, completion times, cache; as Markdown, JSON and one figure."
+)
+_DEMO = """\
+Run, grade and report the suite of six, with nothing to fetch.
+
+--model scripted:gold plays the right solutions and scripted:wrong wrong ones: they show that the
+way from a run to its report works, and say nothing about a model. --model demo starts a real
+server with the 135M demo model, which resolves little or nothing. Exit status 0 means that every
+instance was played and graded, whatever is resolved.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit status."""
+    options = _parser().parse_args(argv)
+    for name, value in QUIET.items():  # before the first import of mini-swe-agent
+        os.environ.setdefault(name, value)
+    name = f"agentkv swebench {options.subcommand}"
+    try:
+        status: int = options.play(options)
+    except ModuleNotFoundError as error:
+        _say(
+            f"{name}: the package {error.name!r} is missing: "
+            "run `pip install 'agentkv-serving[bench,swebench]'`"
+        )
+        return FAILED
+    except KeyboardInterrupt:
+        _say(f"{name}: interrupted; what is finished is kept")
+        return FAILED
+    except (AgentKVError, OSError) as error:
+        _say(f"{name}: {error}")
+        return FAILED if isinstance(error, (HarnessError, OSError)) else BAD_USAGE
+    return status
+
+
+def _run(options: argparse.Namespace) -> int:
+    from .run import RunPlan
+
+    policy = options.policy
+    if policy is not None:
+        server_policy(policy)
+    elif options.base_url is None:
+        policy = DEFAULT_POLICY
+    if options.base_url is not None and options.server_flags:
+        raise SwebenchError(
+            "flags after -- are for a server that is started here, and --base-url names one that "
+            "runs: drop one of the two"
+        )
+    if options.base_url is None and not options.text and TOOL_FLAG not in options.server_flags:
+        raise SwebenchError(
+            "the agent's commands are tool calls, which a server gives only with "
+            f"`-- {TOOL_FLAG} --tool-call-parser NAME`: add both, or --text for commands as text"
+        )
+    instances = select(
+        load_instances(options.instances), slice_=options.slice, filter_=options.filter
+    )
+    name = f"swebench-{(policy or 'run').replace(':', '-')}-{time_stamp()}"
+    plan = RunPlan(
+        source=options.instances,
+        instances=tuple(instances),
+        out=Path(options.out or name),
+        policy=policy,
+        model=options.model,
+        base_url=options.base_url,
+        api_key=options.api_key,
+        server_flags=tuple(options.server_flags),
+        num_workers=None if options.jps is not None else options.workers or 1,
+        jps=options.jps,
+        seed=options.seed,
+        environment=options.environment
+        or ("bubblewrap" if options.instances == SUITE else "docker"),
+        repositories=options.repositories,
+        step_limit=options.step_limit,
+        is_text=options.text,
+        configs=tuple(options.config or ()),
+    )
+    document = _played(plan, options)
+    if not options.json:
+        print(json.dumps(document, indent=1) if options.dry_run else _result_text(document))
+    print(json.dumps(document), flush=True)
+    return DONE if options.dry_run else _status_of(document)
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from .grading import evaluate
+
+    document = evaluate(
+        options.run_dir,
+        mode=options.mode,
+        dataset=options.dataset,
+        repositories=options.repositories,
+        workers=options.workers,
+        time_limit_s=options.time_limit_s,
+        is_redone=options.redo,
+        is_dry=options.dry_run,
+        say=_say,
+    )
+    print(json.dumps(document))
+    return DONE
+
+
+def _report(options: argparse.Namespace) -> int:
+    from .report import report
+
+    out = options.out
+    if out is None and len(options.run_dirs) > 1:
+        out = f"swebench-report-{time_stamp()}"
+    document = report(
+        options.run_dirs,
+        None if out is None else Path(out),
+        baseline=options.baseline,
+        is_forced=options.force,
+    )
+    page = Path(document["files"]["markdown"]).read_text(encoding="utf-8")
+    print(page, file=sys.stderr if options.json else sys.stdout)
+    print(json.dumps(document))
+    return DONE
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from .demo import MODEL_CONFIG, SCRIPTED, SolutionServer, note_on
+    from .grading import evaluate
+    from .report import report
+    from .run import RunPlan
+
+    solution = SCRIPTED.get(options.model)
+    if solution is not None and (options.policy or options.base_url):
+        raise SwebenchError("--policy and --base-url are for the real server: --model demo")
+    instances = tuple(select(load_instances(SUITE), slice_=options.slice))
+    out = Path(options.out or f"{tempfile.mkdtemp(prefix='agentkv-swebench-')}/run")
+    with SolutionServer(instances, solution) if solution else nullcontext() as server:
+        base_url = options.base_url if server is None else server.base_url
+        plan = RunPlan(
+            source=SUITE,
+            instances=instances,
+            out=out,
+            policy=options.policy or (DEFAULT_POLICY if base_url is None else None),
+            base_url=base_url,
+            num_workers=options.workers,
+            environment=options.environment or "bubblewrap",
+            step_limit=options.step_limit,
+            # a model of this size makes no tool calls
+            is_text=server is None,
+            configs=() if server else (str(MODEL_CONFIG),),
+        )
+        document = _played(plan, options)
+    _say(_result_text(document))
+    counts = evaluate(out, mode=options.mode, workers=options.workers, say=_say)
+    page = Path(report([out])["files"]["markdown"])
+    if not options.json:
+        print(page.read_text(encoding="utf-8"))
+    print(json.dumps({**counts, "model": options.model, "note": note_on(options.model)}))
+    return _status_of(document)
+
+
+def _played(plan: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Run the plan, or describe it with --dry-run; raises SwebenchError if commands cannot run."""
+    from .environments import missing
+    from .run import run
+
+    problem = missing(plan.environment, is_unsafe_allowed=options.i_know_this_is_unsafe)
+    if getattr(options, "dry_run", False):
+        described: dict[str, Any] = plan.describe(problem)
+        return described
+    if problem is not None:
+        raise SwebenchError(problem)
+    return run(plan, resume=options.resume, force=options.force)
+
+
+def _status_of(document: dict[str, Any]) -> int:
+    return FAILED if document["ended_early"] or document["errors"] else DONE
+
+
+def _result_text(document: dict[str, Any]) -> str:
+    how = ", ".join(f"{number} {status}" for status, number in document["exit_statuses"].items())
+    lines = [f"{document['over']} of {document['instances']} instances over: {how or 'none'}"]
+    lines += [f"  {name}: {error}" for name, error in document["errors"].items()]
+    if document["ended_early"] is not None:
+        lines.append(f"ended early: {document['ended_early']}")
+        lines.append("the same command with --resume goes on")
+    return "\n".join([*lines, f"in {document['run']}"])
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agentkv swebench",
+        description="An agent on SWE-bench, its patches graded by the official harness.",
+    )
+    commands = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
+    for name, play, text, add_flags in (
+        ("run", _run, _RUN, _add_run_flags),
+        ("eval", _eval, _EVAL, _add_eval_flags),
+        ("report", _report, _REPORT, _add_report_flags),
+        ("demo", _demo, _DEMO, _add_demo_flags),
+    ):
+        command = commands.add_parser(
+            name,
+            help=text.partition("\n")[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(play=play)
+        add_flags(command)
+    return parser
+
+
+def _add_run_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("instances").add_argument
+    add(
+        "--instances",
+        default=SUITE,
+        metavar="SOURCE",
+        help=f"a .json, .jsonl or .parquet file, {', '.join(HUB_NAMES)} from the hub, or {SUITE}: "
+        "six small ones of ours (default %(default)s)",
+    )
+    add("--filter", metavar="REGEX", help="only those whose id begins with a match")
+    add("--slice", metavar="A:B", help="only these of them, as in Python")
+    add = parser.add_argument_group("server").add_argument
+    add(
+        "--policy",
+        metavar="NAME",
+        help=f"one of {', '.join(policy_names())} (default {DEFAULT_POLICY}; with --base-url that "
+        "of the server)",
+    )
+    add("--base-url", metavar="URL", help="a running server; its policy is checked")
+    add("--model", help="name or folder (default: the demo model, or the server's first)")
+    add("--api-key", help="sent as a bearer token; kept nowhere")
+    add("server_flags", nargs="*", metavar="-- FLAG", help="flags for the server started here")
+    add = parser.add_argument_group("agents").add_argument
+    starts = parser.add_mutually_exclusive_group()
+    starts.add_argument("--workers", type=whole_number(1), metavar="N", help="at once (default 1)")
+    starts.add_argument("--jps", type=positive, metavar="R", help="or: R start a second, at random")
+    add("--seed", type=int, default=0, help="of the starts with --jps (default %(default)s)")
+    _add_environment(add, f"docker; for {SUITE} bubblewrap")
+    add(
+        "--repositories",
+        type=Path,
+        metavar="DIR",
+        help="clones by instance id or OWNER__NAME, for instances without a container",
+    )
+    add("--step-limit", type=whole_number(1), metavar="N", help="model calls per instance")
+    add("--text", action="store_true", help="commands as fenced text, not as tool calls")
+    add(
+        "--config",
+        action="append",
+        metavar="SPEC",
+        help="mini-swe-agent configuration over its SWE-bench default: a file, or key.key=value",
+    )
+    _add_output(parser, "the run's folder (default swebench-POLICY-TIME)")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
+
+
+def _add_eval_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("run_dir", type=Path, help="the --out of `agentkv swebench run`")
+    add("--mode", choices=MODES, default="docker", help="default: %(default)s")
+    add("--dataset", help="default: the one that the run names")
+    add(
+        "--repositories",
+        type=Path,
+        help="clones for daemon-less, of instances that are not of the suite",
+    )
+    add(
+        "--workers",
+        type=whole_number(1),
+        default=max(1, (os.cpu_count() or 1) * 3 // 4),
+        help="instances graded at once; default: three quarters of the cores",
+    )
+    add(
+        "--time-limit-s",
+        type=whole_number(1),
+        default=_TIME_LIMIT_S,
+        help="seconds for the tests of one instance; default: %(default)s",
+    )
+    add("--redo", action="store_true", help="grade again what has a verdict")
+    add("--dry-run", action="store_true", help="only say what would be graded")
+
+
+def _add_report_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
+    parser.add_argument("--baseline", help="policy that ratios are to; default: fcfs or the first")
+    add_kept(parser, "default: the run's own folder; of several, swebench-report-TIME")
+    add_json(parser)
+
+
+def _add_demo_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    models = ("scripted:gold", "scripted:wrong", "demo")
+    add("--model", choices=models, default="demo", help="default: %(default)s")
+    add("--policy", help=f"of the real server (default: {DEFAULT_POLICY})")
+    add("--base-url", metavar="URL", help="a running server with the demo model")
+    add("--slice", metavar="A:B", help="only these of the instances")
+    add("--workers", type=whole_number(1), default=2, help="at once (default %(default)s)")
+    add("--step-limit", type=whole_number(1), default=6, help="default: %(default)s")
+    _add_environment(add, "bubblewrap")
+    add("--mode", choices=MODES, default=DAEMON_LESS, help="of grading (default: %(default)s)")
+    _add_output(parser, "the run's folder (default: a new temporary one)")
+
+
+def _add_environment(add: Any, default: str) -> None:
+    what = f"where the model's commands run (default {default})"
+    add("--environment", choices=KINDS, help=what)
+    add("--i-know-this-is-unsafe", action="store_true", help="required by --environment local")
+
+
+def _add_output(parser: argparse.ArgumentParser, out: str) -> None:
+    parser.add_argument("--out", metavar="DIR", help=out)
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    kept.add_argument("--force", action="store_true", help="throw the run in --out away first")
+    add_json(parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

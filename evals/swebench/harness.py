@@ -1,0 +1,395 @@
+"""Runs the tests of patches with the official harness: in containers, or in bubblewrap.
+
+`grading` calls `check` and `grade`. In containers `swebench`'s own evaluation runs as a process in
+a folder of its own, as it writes below its folder and changes limits of its process. Without
+containers the instance's eval script runs in a sandbox with our Python, and the harness's code
+grades the log: for instances made for that, such as the suite's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any, Literal
+
+from agentkv.agents.sandbox import CommandResult, find_bubblewrap
+
+from .environments import Worktree, fresh_worktree, run_in_testbed
+from .folder import WORKTREES
+from .instances import HarnessError, Instance, SwebenchError
+
+Status = Literal["resolved", "unresolved", "empty", "error"]
+STATUSES: tuple[Status, ...] = ("resolved", "unresolved", "empty", "error")
+Predictions = Mapping[str, Mapping[str, str]]
+LOG_NAME = "harness.log"
+_POLL_S = 0.5
+_START_LIMIT_S = 30.0
+_APPLY_LIMIT_S = 120.0
+_LOG_LIMIT_BYTES = 64 * 1024 * 1024
+_MAX_REASON_CHARS = 300
+_NOT_APPLIED = ">>>>> Patch Apply Failed:"
+_RESET = "git checkout -- . ; git clean -fd"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`detail` gives the reason for every status but `resolved`; the hash is of the patch."""
+
+    status: Status
+    detail: str = ""
+    patch_sha256: str = ""
+
+
+OnVerdict = Callable[[str, Verdict], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerHarness:
+    """`swebench.harness.run_evaluation` through `engine`, docker or podman."""
+
+    folder: Path
+    workers: int
+    time_limit_s: int
+    engine: str
+    run_id: str
+
+    def check(self) -> None:
+        """Raise SwebenchError, which says what to do, unless containers can be had."""
+        if self.engine == "podman" and shutil.which("podman") is None:
+            raise SwebenchError("podman is not here: install it, or use another --mode")
+        if self.engine == "docker":
+            _check_docker()
+
+    def grade(
+        self, instances: Sequence[Instance], predictions: Predictions, on_verdict: OnVerdict
+    ) -> None:
+        """Grade these patches; `on_verdict` is called in this thread as each is known.
+
+        Removes what the harness left of these instances first, as it would take results from
+        there by run id and model name, whatever the patch. Raises HarnessError if it fails.
+        """
+        reports = {name: self._report_folder(one) for name, one in predictions.items()}
+        for report_folder in reports.values():
+            shutil.rmtree(report_folder, ignore_errors=True)
+        command = self._command(instances, predictions)
+
+        def collect() -> None:
+            for name, report_folder in list(reports.items()):
+                if (found := _reported(name, report_folder)) is not None:
+                    del reports[name]
+                    on_verdict(name, found)
+
+        with _engine_environment(self.engine) as environment:
+            try:
+                status = self._run(command, environment, collect)
+            except BaseException:
+                self._remove_containers(environment)
+                raise
+        if status:
+            log = self.folder / LOG_NAME
+            raise HarnessError(
+                f"the harness ended with status {status}; the end of {log}:\n{_tail(log, 15)}"
+            )
+        for name, report_folder in reports.items():
+            on_verdict(name, failure(name, report_folder))
+
+    def _report_folder(self, prediction: Mapping[str, str]) -> Path:
+        """Return where the harness writes about one instance.
+
+        Source: swebench 5.0.2, harness/run_evaluation.py, run_instance.
+        """
+        model = prediction["model_name_or_path"].replace("/", "__")
+        logs = self.folder / "logs" / "run_evaluation"
+        return logs / self.run_id / model / prediction["instance_id"]
+
+    def _command(self, instances: Sequence[Instance], predictions: Predictions) -> list[str]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        dataset, patches = self.folder / "instances.json", self.folder / "predictions.json"
+        dataset.write_text(json.dumps([one.raw for one in instances]))
+        patches.write_text(json.dumps([dict(predictions[one.instance_id]) for one in instances]))
+        arguments = {
+            "--dataset_name": dataset.resolve(),
+            "--predictions_path": patches.resolve(),
+            "--run_id": self.run_id,
+            "--max_workers": self.workers,
+            "--timeout": self.time_limit_s,
+            "--report_dir": self.folder.resolve(),
+        }
+        flags = [str(part) for pair in arguments.items() for part in pair]
+        return [sys.executable, "-m", "swebench.harness.run_evaluation", *flags]
+
+    def _run(
+        self, command: Sequence[str], environment: Mapping[str, str], collect: Callable[[], None]
+    ) -> int:
+        with (self.folder / LOG_NAME).open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # on Ctrl-C the harness would wait for what runs
+            )
+            try:
+                while process.poll() is None:
+                    collect()
+                    time.sleep(_POLL_S)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        collect()
+        return process.returncode
+
+    def _remove_containers(self, environment: Mapping[str, str]) -> None:
+        """Remove the containers of instances that were under way when the harness was killed.
+
+        Source: swebench 5.0.2, harness/run_evaluation.py, create_container: their names.
+        """
+        # looked up in this PATH, which may hold a stand-in
+        docker = [shutil.which("docker", path=environment.get("PATH")) or "docker"]
+        listing = [*docker, "ps", "--all", "--format", "{{.Names}}"]
+        options: dict[str, Any] = {"check": False, "env": environment, "capture_output": True}
+        listed = subprocess.run(listing, text=True, **options).stdout.split()
+        names = [name for name in listed if name.startswith("sweb.eval.")]
+        if names := [name for name in names if f".{self.run_id}" in name]:
+            subprocess.run([*docker, "rm", "--force", *names], **options)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHarness:
+    """The harness's steps without a container, on a fresh clone of the instance's repository.
+
+    find_repository: returns an instance's git repository, or raises SwebenchError.
+    """
+
+    folder: Path
+    workers: int
+    time_limit_s: float
+    find_repository: Callable[[Instance], Path]
+    _bubblewrap: str | None = field(default_factory=find_bubblewrap)
+    _stopped: Event = field(default_factory=Event)
+
+    def check(self) -> None:
+        """Raise SwebenchError unless bubblewrap works here."""
+        if self._bubblewrap is None:
+            raise SwebenchError("no bubblewrap that works here: tests never run outside a sandbox")
+
+    def grade(
+        self, instances: Sequence[Instance], predictions: Predictions, on_verdict: OnVerdict
+    ) -> None:
+        """Grade these patches; `on_verdict` is called in this thread as each is known.
+
+        An exception in this thread, such as Ctrl-C's, ends the tests that run. Raises OSError if
+        nothing can be written.
+        """
+        with ThreadPoolExecutor(self.workers) as pool:
+            pending = {
+                pool.submit(self._verdict, one, predictions[one.instance_id]): one.instance_id
+                for one in instances
+            }
+            try:
+                for done in as_completed(pending):
+                    on_verdict(pending[done], done.result())
+            except BaseException:
+                self._stopped.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _verdict(self, instance: Instance, prediction: Mapping[str, str]) -> Verdict:
+        logs = self.folder / instance.instance_id
+        logs.mkdir(parents=True, exist_ok=True)
+        try:
+            repository = self.find_repository(instance)
+            with fresh_worktree(instance, repository, self.folder / WORKTREES) as worktree:
+                return self._graded(instance, prediction, worktree, logs)
+        except SwebenchError as error:
+            return Verdict("error", str(error))
+        except UnicodeEncodeError as error:  # half of a character, which JSON can contain
+            return Verdict("error", f"the patch or the eval script is no whole text: {error}")
+
+    def _graded(
+        self, instance: Instance, prediction: Mapping[str, str], worktree: Worktree, logs: Path
+    ) -> Verdict:
+        """Apply the patch, run the eval script, grade the log; all of it is kept in `logs`."""
+        from swebench.harness.grading import get_eval_report
+        from swebench.harness.utils import make_test_spec
+
+        with _failures_named():
+            spec = make_test_spec({"image": None, **instance.raw})
+        # both files before anything of the model's runs, and could put a link in their place
+        for name, text in (
+            ("patch.diff", prediction["model_patch"]),
+            ("eval.sh", spec.eval_script),
+        ):
+            for folder in (worktree.scratch, logs):
+                (folder / name).write_text(text, encoding="utf-8", newline="")
+        if (refusal := self._apply(worktree)) is not None:
+            said = " ".join(refusal.split())  # git names the file that failed at the end
+            return Verdict("error", f"the patch does not apply: {said[-_MAX_REASON_CHARS:]}")
+        result = self._run(worktree, "/bin/bash /tmp/eval.sh", self.time_limit_s)
+        log_path = logs / "test_output.txt"
+        log_path.write_text(result.output, encoding="utf-8", newline="")
+        if result.timed_out:
+            return Verdict("error", f"the tests ran longer than {self.time_limit_s:g} s")
+        with _failures_named():
+            report = get_eval_report(
+                test_spec=spec,
+                prediction=dict(prediction),
+                test_log_path=str(log_path),
+                include_tests_status=True,
+            )[instance.instance_id]
+        (logs / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        return verdict_of(report)
+
+    def _apply(self, worktree: Worktree) -> str | None:
+        """Try the harness's commands in its order; None if one worked, else the last's message.
+
+        Source: swebench 5.0.2, harness/run_evaluation.py, run_instance.
+        """
+        from swebench.harness.run_evaluation import GIT_APPLY_CMDS
+
+        said = ""
+        for attempt, command in enumerate(GIT_APPLY_CMDS):
+            if attempt:
+                self._run(worktree, _RESET, _APPLY_LIMIT_S)
+            result = self._run(worktree, f"{command} /tmp/patch.diff", _APPLY_LIMIT_S)
+            if result.returncode == 0:
+                return None
+            said = result.output or said
+        check = "git apply --check --reverse /tmp/patch.diff"
+        is_applied = self._run(worktree, check, _APPLY_LIMIT_S).returncode == 0
+        return None if is_applied else said
+
+    def _run(self, worktree: Worktree, command: str, limit_s: float) -> CommandResult:
+        assert self._bubblewrap is not None, "check() comes first"
+        return run_in_testbed(
+            self._bubblewrap,
+            ["bash", "--noprofile", "--norc", "-c", command],
+            worktree,
+            time_limit_s=limit_s,
+            output_limit_bytes=_LOG_LIMIT_BYTES,
+            is_stopped=self._stopped.is_set,
+        )
+
+
+def verdict_of(report: Mapping[str, Any]) -> Verdict:
+    """Convert the harness's report on one instance."""
+    if report["resolved"]:
+        return Verdict("resolved")
+    if not report["patch_successfully_applied"]:
+        reason = report.get("infra_failure_reason")
+        return Verdict("unresolved", f"no readable test output{f' ({reason})' if reason else ''}")
+    failures = []
+    for kind in ("FAIL_TO_PASS", "PASS_TO_PASS"):
+        tests = report.get("tests_status", {}).get(kind, {})
+        if failed := tests.get("failure", []):
+            total = len(failed) + len(tests.get("success", []))
+            failures.append(f"{len(failed)} of {total} {kind} fail, first {failed[0]}")
+    return Verdict("unresolved", "; ".join(failures) or "tests fail")
+
+
+def failure(instance_id: str, report_folder: Path) -> Verdict:
+    """Return why the harness left no report, in the words of its log of the instance."""
+    log = report_folder / "run_instance.log"
+    if not log.exists():
+        return Verdict("error", f"the harness left neither report nor log: see {LOG_NAME}")
+    text = log.read_text(errors="replace")
+    if _NOT_APPLIED in text:
+        # from where it failed on: git begins with where it looked
+        said = f"the patch does not apply: {text.partition(_NOT_APPLIED)[2].strip()}"
+    else:
+        errors = [line for line in text.splitlines() if "Error" in line or "timed out" in line]
+        last = errors[-1] if errors else _tail(log, 1)
+        said = last.rpartition(f"Error in evaluation for {instance_id}: ")[2]
+    return Verdict("error", " ".join(said.split())[:_MAX_REASON_CHARS])
+
+
+def _reported(instance_id: str, report_folder: Path) -> Verdict | None:
+    try:
+        report: dict[str, Any] = json.loads((report_folder / "report.json").read_text())
+    except (OSError, ValueError):  # not there yet, or half written
+        return None
+    return verdict_of(report[instance_id])
+
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    """Turn what an odd field or log makes the harness raise into an error of that instance."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise HarnessError(f"the harness: {type(error).__name__}: {error}") from error
+
+
+def _tail(path: Path, num_lines: int) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-num_lines:])
+
+
+@contextmanager
+def _engine_environment(engine: str) -> Iterator[dict[str, str]]:
+    """Yield an environment in which the harness finds a daemon, and a `docker` command.
+
+    The harness stops and removes its containers with that command; podman stands in for it.
+    """
+    if engine == "docker":
+        yield dict(os.environ)
+        return
+    with tempfile.TemporaryDirectory(prefix="agentkv-") as name:
+        program = shutil.which("podman") or "podman"
+        stand_in = Path(name) / "bin" / "docker"
+        stand_in.parent.mkdir()
+        stand_in.write_text(f'#!/bin/sh\nexec "{program}" "$@"\n')
+        stand_in.chmod(0o755)
+        path = f"{stand_in.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        with _podman_service(program, Path(name) / "podman.sock") as address:
+            yield {**os.environ, "PATH": path, "DOCKER_HOST": address}
+
+
+@contextmanager
+def _podman_service(program: str, socket: Path) -> Iterator[str]:
+    address = f"unix://{socket}"
+    log_path = socket.with_suffix(".log")
+    with log_path.open("wb") as log:
+        service = subprocess.Popen(
+            [program, "system", "service", "--time=0", address], stdout=log, stderr=log
+        )
+    try:
+        deadline_s = time.monotonic() + _START_LIMIT_S
+        while not socket.exists():
+            if service.poll() is not None or time.monotonic() > deadline_s:
+                raise HarnessError(f"podman does not serve its API: {_tail(log_path, 5)}")
+            time.sleep(_POLL_S / 5)
+        yield address
+    finally:
+        service.terminate()
+        service.wait()
+
+
+def _check_docker() -> None:
+    # in a process of its own: the client leaves its socket open where nothing answers
+    ping = [sys.executable, "-c", "import docker; docker.from_env().ping()"]
+    done = subprocess.run(ping, check=False, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:]
+        raise SwebenchError(
+            f"no docker daemon answers ({' '.join(said)}): start one, or use --mode podman, or "
+            "--mode daemon-less where the instances allow it"
+        )
+    if shutil.which("docker") is None:
+        raise SwebenchError(
+            "no `docker` command: the harness stops and removes its containers with it"
+        )

@@ -1,0 +1,178 @@
+"""The server that a run's agents talk to: a given one, or one started with the run's policy.
+
+`run` calls `serving`. Also ends the server of an earlier run that was killed with kill -9, as it
+holds the GPU, and subtracts the plugin's totals before the run from those after it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentkv.client.server import forget_servers
+from agentkv.server.process import ServerProcess
+
+from ..policies import STOCK_POLICIES, check_policy, server_policy
+from ..server import ServerUnderTest
+from .folder import SERVER_LOG
+
+READY_TIMEOUT_S = 3600.0
+"""A 70B model is read from a network disk in this time."""
+NOTE = "server.pid.json"
+_LOG_LINES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that answers; `info` is the plugin's, None without the plugin.
+
+    gone: returns why the server no longer answers, or None.
+    totals: returns the plugin's stats, or None without the plugin.
+    """
+
+    base_url: str
+    model: str
+    policy: str
+    info: Mapping[str, Any] | None
+    gone: Callable[[], str | None]
+    totals: Callable[[], Mapping[str, Any] | None]
+
+
+@contextmanager
+def serving(
+    *,
+    out: Path,
+    policy: str | None,
+    model: str | None,
+    base_url: str | None,
+    api_key: str | None,
+    server_flags: Sequence[str],
+) -> Iterator[Served]:
+    """Yield the server at `base_url`, or one started here, after checking its policy.
+
+    A server started here logs to `out` and is stopped on exit. Raises ServerStartError,
+    ServerError or PolicyError.
+    """
+    forget_servers()  # another server may have been at this address
+    if base_url is not None:
+        with ServerUnderTest(base_url, api_key=api_key) as server:
+            yield _served(server, policy, model, server.silence)
+        return
+    assert policy is not None, "a server started here runs a policy"
+    chosen = server_policy(policy)
+    process = ServerProcess(
+        model,
+        policy=chosen.scheduling_policy,
+        args=(*server_flags, *chosen.flags()),
+        log_path=out / SERVER_LOG,
+        ready_timeout_s=READY_TIMEOUT_S,
+    )
+    end_left_over(out)
+    try:
+        process.start()
+        note_server(out, process.pid)
+        process.wait_until_ready()
+        # no model: its first one is the one it was started with, under any served name
+        with ServerUnderTest(process.base_url) as server:
+            yield _served(server, policy, None, lambda: _end_of(process))
+    finally:
+        process.stop()
+        (out / NOTE).unlink(missing_ok=True)
+
+
+def added_totals(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> Any:
+    """Subtract the plugin's totals before a run from those after it; None without a plugin.
+
+    A total that has fallen belongs to a server that was restarted, and counts from zero.
+    """
+    if after is None:
+        return None
+    totals = {name: value for name, value in after.items() if name.endswith("_total")}
+    added = {name: _combined(value, (before or {}).get(name), -1) for name, value in totals.items()}
+    falls = [
+        min(value.values(), default=0) if isinstance(value, Mapping) else value
+        for value in added.values()
+    ]
+    return totals if min(falls, default=0) < 0 else added
+
+
+def summed_totals(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> Any:
+    """Add up the totals of two sessions of a run; None if neither is known."""
+    if first is None or second is None:
+        return first if second is None else second
+    return _combined(first, second, 1)
+
+
+def note_server(folder: Path, pid: int | None) -> None:
+    """Write down which process is the run's server: its id and its start time, as ids recur."""
+    if pid is not None:
+        note = {"pid": pid, "started_ticks": _started_ticks(pid)}
+        (folder / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
+
+
+def end_left_over(folder: Path) -> bool:
+    """Kill the noted server with its process group if it still runs; return whether it did."""
+    try:
+        note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+        pid, started_ticks = int(note["pid"]), note["started_ticks"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    (folder / NOTE).unlink()
+    if started_ticks is None or _started_ticks(pid) != started_ticks:
+        return False
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    return True
+
+
+def _served(
+    server: ServerUnderTest,
+    policy: str | None,
+    model: str | None,
+    gone: Callable[[], str | None],
+) -> Served:
+    facts = server.facts(model)
+    if policy is not None:
+        check_policy(server_policy(policy), facts.info)
+    return Served(
+        base_url=f"{server.root_url}/v1",
+        model=facts.model,
+        policy=policy or facts.policy or STOCK_POLICIES[0],
+        info=facts.info,
+        gone=gone,
+        totals=lambda: server.counters_or_error().get("agentkv"),
+    )
+
+
+def _end_of(process: ServerProcess) -> str | None:
+    if process.is_alive:
+        return None
+    tail = process.log_tail(_LOG_LINES)
+    return f"the server ended; the end of its log, {process.log_path}:\n{tail}"
+
+
+def _started_ticks(pid: int) -> int | None:
+    """Return when the process started, in clock ticks since boot; None if there is none.
+
+    Source: proc(5), field 22 of /proc/PID/stat; the name before it may contain spaces.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _combined(value: Any, other: Any, sign: int) -> Any:
+    """Add or subtract numbers, or mappings of numbers by label."""
+    if isinstance(value, Mapping) or isinstance(other, Mapping):
+        mine, theirs = value or {}, other or {}
+        names = dict.fromkeys([*mine, *theirs])
+        return {name: _combined(mine.get(name, 0), theirs.get(name), sign) for name in names}
+    return value + sign * (other or 0)

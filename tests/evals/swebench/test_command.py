@@ -1,0 +1,114 @@
+"""Facts about the flags of `agentkv swebench`, and about the plan that --dry-run prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv import cli
+from agentkv.evals.swebench import command
+from agentkv.evals.swebench.run import IMAGE_BYTES
+
+VERIFIED = Path(__file__).parents[4] / "shared" / "swebench" / "Verified.test.parquet"
+TOOLS = ("--", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+
+
+def described(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """The document that --dry-run prints."""
+    assert command.main(["run", "--dry-run", "--json", *arguments]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_the_subcommands_are_agentkvs(capsys: pytest.CaptureFixture[str]) -> None:
+    """`agentkv swebench --help` lists them, and another word is bad usage."""
+    for arguments, status in ((["--help"], 0), (["nonsense"], 2), ([], 2)):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["swebench", *arguments])
+        assert ended.value.code == status
+    said = capsys.readouterr()
+    assert all(f"  {name} " in said.out for name in ("run", "eval", "report", "demo"))
+    assert "nonsense" in said.err
+
+
+def test_a_dry_run_starts_and_writes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It prints the server's command line, with the policy's flags."""
+    out = tmp_path / "run"
+    document = described(
+        capsys, "--out", str(out), "--policy", "continuum:paper", "--model", "m", *TOOLS
+    )
+    assert not out.exists()
+    words = "agentkv serve m --scheduling-policy continuum --enable-auto-tool-choice"
+    assert document["server"]["command"].startswith(words)
+    assert '"ttl": "paper"' in document["server"]["command"]
+
+
+@pytest.mark.skipif(not VERIFIED.exists(), reason="the file of SWE-bench Verified is not here")
+def test_the_plan_of_the_full_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has 500 instances, their official images and the disk that these take."""
+    document = described(
+        capsys, "--instances", str(VERIFIED), "--workers", "16", "--environment", "docker", *TOOLS
+    )
+    assert document["instances"] == len(document["images"]) == 500
+    image = "docker.io/swebench/sweb.eval.x86_64.astropy_1776_astropy-12907:latest"
+    assert document["images"]["astropy__astropy-12907"] == image
+    assert document["disk"]["images_bytes_estimate"] == 500 * IMAGE_BYTES
+    assert document["step_limit"] == 250
+
+
+def test_the_suite_needs_no_container(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its default environment is bubblewrap, and with podman it needs three images."""
+    assert described(capsys, "--text")["environment"] == "bubblewrap"
+    document = described(capsys, "--text", "--environment", "podman")
+    assert document["disk"]["num_images"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--policy", "lifo"], "policy: got 'lifo'"),
+        (["--text", "--slice", "7:"], "no instance is left"),
+        (["--text", "--instances", "none.json"], "cannot be read"),
+        (["--text", "--environment", "local"], "--i-know-this-is-unsafe"),
+        (["--base-url", "http://127.0.0.1:9", "--", "--dtype", "x"], "drop one of the two"),
+        (["--text", "--config", "no-such-file"], "Could not find config file"),
+        ([], "--enable-auto-tool-choice"),
+        (["--base-url", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1/models: no answer"),
+    ],
+)
+def test_bad_usage_is_named(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    words: str,
+) -> None:
+    """It ends with status 2 before anything is started."""
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["run", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--workers", "0"],
+        ["--jps", "0"],
+        ["--workers", "2", "--jps", "1"],
+        ["--resume", "--force"],
+        ["--environment", "vm"],
+    ],
+)
+def test_contradicting_flags_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    """argparse names the flag."""
+    with pytest.raises(SystemExit) as ended:
+        command.main(["run", *arguments])
+    assert ended.value.code == 2
+    assert "error: argument" in capsys.readouterr().err
