@@ -1,0 +1,148 @@
+"""Modules are worth their file, folders can be taken in at a glance, and rooms keep their privacy.
+
+`python -m tests.house.floor_plan` lists the offenders and exits with 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("agentkv", "agents", "evals", "integrations")
+INSTALLED_BELOW_AGENTKV = ("agents", "evals", "integrations")
+MIN_LINES = 80
+MAX_MODULES = 12
+MIN_SHARED_PREFIX = 3
+
+SMALL_ON_PURPOSE: dict[str, str] = {}
+"""Modules under 80 lines with one importer that keep their file, each with its reason."""
+
+
+def source_files() -> list[Path]:
+    """Every module of the package, found in its real folder and not through a link."""
+    return sorted(
+        path
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        if not any((ROOT / parent).is_symlink() for parent in path.relative_to(ROOT).parents)
+        and "repositories" not in path.parts
+    )
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] in INSTALLED_BELOW_AGENTKV:
+        parts = ("agentkv", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, known: frozenset[str]) -> Iterator[tuple[str, str | None]]:
+    """(module, name) for everything that a file imports from the package; name None: all of it."""
+    package = name_of(path).split(".")
+    if path.name != "__init__.py":
+        package.pop()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, None
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{module}.{alias.name}"
+                yield (full, None) if full in known else (module, alias.name)
+
+
+def small_modules() -> list[str]:
+    """Modules under 80 lines that only one other module imports."""
+    files = source_files()
+    known = frozenset(name_of(path) for path in files)
+    importers: dict[str, set[str]] = defaultdict(set)
+    for path in files:
+        for module, _ in imports_of(path, known):
+            importers[module].add(name_of(path))
+    found = []
+    for path in files:
+        relative = str(path.relative_to(ROOT))
+        num_lines = len(path.read_text(encoding="utf-8").splitlines())
+        is_exempt = path.name in ("__init__.py", "__main__.py") or relative in SMALL_ON_PURPOSE
+        users = importers[name_of(path)] - {name_of(path)}
+        if num_lines < MIN_LINES and len(users) == 1 and not is_exempt:
+            found.append(f"{relative}: {num_lines} lines, imported by {min(users)} alone")
+    return found
+
+
+def _modules_by_folder() -> dict[Path, list[str]]:
+    folders: dict[Path, list[str]] = defaultdict(list)
+    for path in source_files():
+        if path.name not in ("__init__.py", "__main__.py"):
+            folders[path.parent.relative_to(ROOT)].append(path.stem)
+    return dict(sorted(folders.items()))
+
+
+def crowded_folders() -> list[str]:
+    """Folders of more than 12 modules."""
+    return [
+        f"{folder}: {len(names)} modules"
+        for folder, names in _modules_by_folder().items()
+        if len(names) > MAX_MODULES
+    ]
+
+
+def shared_prefixes() -> list[str]:
+    """Three modules of one folder whose names begin with the same word."""
+    found = []
+    for folder, names in _modules_by_folder().items():
+        words = Counter(name.lstrip("_").split("_")[0] for name in names)
+        found += [
+            f"{folder}: {number} modules begin with {word}"
+            for word, number in sorted(words.items())
+            if number >= MIN_SHARED_PREFIX
+        ]
+    return found
+
+
+def private_imports() -> list[str]:
+    """Private modules or names that another room imports."""
+    files = source_files()
+    known = frozenset(name_of(path) for path in files)
+    found = []
+    for path in files:
+        own = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
+        for module, name in imports_of(path, known):
+            if module.split(".")[0] != "agentkv":
+                continue
+            room, parts = module.split("."), [*module.split("."), *([name] if name else [])]
+            private = next((i for i, part in enumerate(parts) if _is_private(part)), None)
+            if private is None:
+                continue
+            home = ".".join(parts[:private])
+            is_at_home = own == home or own.startswith(f"{home}.")
+            if name is not None and private == len(room):
+                is_at_home = own == module or own == module.rpartition(".")[0]
+            if not is_at_home:
+                found.append(f"{path.relative_to(ROOT)}: imports {'.'.join(parts)}")
+    return found
+
+
+def _is_private(part: str) -> bool:
+    return part.startswith("_") and not part.startswith("__")
+
+
+CHECKS = (small_modules, crowded_folders, shared_prefixes, private_imports)
+
+
+def main() -> int:
+    """Print the offenders by rule; 1 if there are any."""
+    found = {check.__doc__ or "": check() for check in CHECKS}
+    for rule, offenders in found.items():
+        print("\n".join([f"{rule} ({len(offenders)})", *(f"  {line}" for line in offenders)]))
+    return int(any(itertools.chain.from_iterable(found.values())))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,41 @@
+"""The floor plan and the prose of the project keep the rules that CONTRIBUTING.md names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.house import floor_plan, words
+
+IS_ENFORCED = False
+"""Rooms are being rebuilt: the checks report, and fail only once this is True."""
+
+
+@pytest.mark.parametrize("check", floor_plan.CHECKS)
+def test_the_floor_plan_has_no_offender(check: Callable[[], list[str]]) -> None:
+    """Small modules, crowded folders, shared prefixes and private imports do not exist."""
+    found = check()
+    assert found == [] or not IS_ENFORCED
+
+
+def test_the_prose_has_no_phrase_to_reword() -> None:
+    """Docstrings, comments, messages and pages hold none of the phrases on the list."""
+    found = [line for _, line in words.offenders(words.files())]
+    assert found == [] or not IS_ENFORCED
+
+
+@pytest.mark.parametrize(
+    ("source", "number"),
+    [
+        ('"""Raise TypeError for what is no client."""', 1),
+        ("# computed anew", 1),
+        ('raise ValueError("it lasts so many seconds here")', 1),
+        ('"""Raise TypeError unless it is a client."""', 0),
+        ('x = "anew"', 0),
+    ],
+)
+def test_phrases_are_found_in_prose_alone(source: str, number: int) -> None:
+    """Docstrings, comments and messages are read; short strings, which are data, are not."""
+    found = list(words.phrases_in(words.python_prose(source, is_test=False)))
+    assert len(found) == number
