@@ -155,10 +155,10 @@ def program_key(name: str, argv: tuple[str, ...]) -> str:
 
 def key_and_code(name: str, argv: tuple[str, ...]) -> tuple[str, str]:
     """The program's key, and the code that an interpreter is given on its command line."""
-    modes = _MODES.get(name, ())
-    options = takewhile(lambda word: word[:1] == "-", argv[1:12]) if modes else ()
-    if mode := next((word for word in options if word in modes), None):
-        return f"{name}:{mode}", ""
+    if modes := _MODES.get(name):
+        options = takewhile(lambda word: word[:1] == "-", argv[1:12])
+        if mode := next((word for word in options if word in modes), None):
+            return f"{name}:{mode}", ""
     if name in INTERPRETERS:
         found = invocation(name, argv)
         if found.kind == "code":

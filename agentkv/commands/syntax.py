@@ -42,16 +42,16 @@ def parse(text: str) -> Node | None:
     May be called from any thread.
     """
     source = text.encode("utf-8", "replace")[:MAX_PARSED_BYTES]
-    num_calls = 0
-
-    def is_too_slow(*_: object) -> bool:
-        nonlocal num_calls
-        num_calls += 1
-        return num_calls > _MAX_PROGRESS_CALLS
-
     with _PARSER_LOCK:
         if len(source) <= _ALWAYS_PARSED_BYTES:
             return _PARSER.parse(source).root_node
+        num_calls = 0
+
+        def is_too_slow(*_: object) -> bool:
+            nonlocal num_calls
+            num_calls += 1
+            return num_calls > _MAX_PROGRESS_CALLS
+
         try:
             tree = _PARSER.parse(
                 lambda offset, _point: source[offset:], progress_callback=is_too_slow

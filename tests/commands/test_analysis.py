@@ -1,4 +1,4 @@
-"""What of a bash text runs: programs, keys, prefixes, and the shape around them."""
+"""The programs that a bash text runs, their keys, and the shape of the text around them."""
 
 import random
 import time
@@ -12,7 +12,7 @@ from agentkv.commands import MAX_ANALYZED_BYTES, analyze_command
 HEREDOC = "cat > a.py <<'EOF'\n{body}\nEOF\npython a.py"
 
 KEYS = [
-    # a program and what tells its runs apart
+    # a program, and the words that distinguish its runs
     ("ls -la", ["ls"]),
     ("git status", ["git:status"]),
     ("git -C /repo --no-pager log --oneline", ["git:log"]),
@@ -30,7 +30,7 @@ KEYS = [
     ("bin/test sympy/core", ["./test"]),
     ("./node_modules/.bin/jest src", ["jest:src"]),
     ("frobnicate --all", ["frobnicate"]),
-    # what stands before a program
+    # wrappers before a program
     ("cd /testbed && python -m pytest -q", ["python:-m:pytest"]),
     ("cd /testbed", ["cd"]),
     ("A=1 B='x y' make", ["make"]),
@@ -51,6 +51,7 @@ KEYS = [
     ("env -S 'A=1 make all'", ["make:all"]),
     ('env -iS"make all" x', ["make:all"]),
     ("env --split-string='make all'", ["make:all"]),
+    ("env -i -S 'make \"all'", ["make"]),
     ("sudo -iu bob make", ["make"]),
     ("command -v make", ["command:make"]),
     ("flock -n /tmp/lock make", ["make"]),
@@ -61,6 +62,7 @@ KEYS = [
     ("chrt -f 10 make", ["make"]),
     ("su -c 'make all' user", ["make:all"]),
     ("su - user -c 'make all'", ["make:all"]),
+    ("su --command='make all' user", ["make:all"]),
     ("runuser -u bob -- make", ["make"]),
     ("runuser -l bob -c 'make all'", ["make:all"]),
     ("script -qc 'make all' /dev/null", ["make:all"]),
@@ -94,7 +96,7 @@ KEYS = [
     ("git submodule foreach 'make test'", ["make:test"]),
     ("parallel -j4 make -C {} ::: a b", ["make"]),
     ("parallel ::: 'make a' 'make b'", ["make:a", "make:b"]),
-    # what interpreters are told
+    # options of interpreters
     ("bash -o pipefail -c 'make'", ["make"]),
     ("bash -euo pipefail -c 'make'", ["make"]),
     ("bash -eu -o pipefail -c 'make' -- arg", ["make"]),
@@ -113,6 +115,8 @@ KEYS = [
     ("python -X dev -", ["python:-"]),
     ("node --require x.js --inspect y.js", ["node:y.js"]),
     ("node -pe '1'", ["node:-e"]),
+    ("node --eval=1", ["node:-e"]),
+    ("python -- x.py", ["python:x.py"]),
     ("perl -MData::Dumper -ne 'print' f", ["perl:-e"]),
     ("ruby -Ilib -I test x.rb", ["ruby:x.rb"]),
     ("php -d memory_limit=1 -r 'x();'", ["php:-r"]),
@@ -174,12 +178,13 @@ KEYS = [
     ("python - <<'EOF'\nimport os\nos.system('pip install x')\nEOF", ["python:-"]),
     ("cat <<EOF | wc -l\nabc\nEOF\nls", ["cat", "wc", "ls"]),
     ("cat <<'END-1'\nmake\nEND-1\nls", ["cat", "ls"]),
-    # neither a here-string nor a shift opens one, however long what follows
+    ("cat <<EOF &\nabc\nEOF\nls", ["cat", "ls"]),
+    # neither a here-string nor a shift opens one, for any length of text behind
     (f"grep x <<< foo\n# {'c' * 500}\npytest -q", ["grep", "pytest"]),
     (f"x=$((1 << n))\n# {'c' * 500}\npytest -q", ["pytest"]),
     (HEREDOC.format(body="print(1)"), ["cat", "python:a.py"]),
     (HEREDOC.format(body="x = 1\n" * 5000), ["cat", "python:a.py"]),
-    # what a shell reads from one is run
+    # a shell runs the here-document that it reads
     ("bash <<'E'\nmake -j8\nE", ["make"]),
     ("cd /x && sh -s <<E && ls\nmake test\nE", ["make:test", "ls"]),
     ("sudo bash -e <<EOF 2>&1\nmake\npip install x\nEOF", ["make", "pip:install"]),
@@ -196,12 +201,12 @@ KEYS = [
 
 @pytest.mark.parametrize(("text", "keys"), KEYS, ids=[text[:40] for text, _ in KEYS])
 def test_text_gives_its_programs(text: str, keys: list[str]) -> None:
-    """Prefixes, quotes, pipes, sequences, subshells and here-documents are seen through."""
+    """A text gives its programs behind prefixes, quotes, pipes, subshells and here-documents."""
     assert [program.key for program in analyze_command(text).programs] == keys
 
 
 def test_argv_is_what_the_shell_would_pass() -> None:
-    """Quotes go, words in quotes stay whole, and expansions are left as written."""
+    """In argv quotes are removed, quoted words stay whole, and expansions stay as written."""
     (program,) = analyze_command("""python x.py "a b" 'c d' e\\ f $HOME --g="h i" """).programs
     assert program.argv == ("python", "x.py", "a b", "c d", "e f", "$HOME", "--g=h i")
 
@@ -219,7 +224,7 @@ def test_argv_is_what_the_shell_would_pass() -> None:
         ("timeout 60 docker exec c make", 60.0),
         ("for i in 1 2 3; do timeout 5 make; done", 15.0),
         ("make", None),
-        # none at all
+        # no limit
         ("timeout 0 make", None),
         ("timeout 0s make", None),
         ("timeout -k 5 0.0 make", None),
@@ -228,12 +233,12 @@ def test_argv_is_what_the_shell_would_pass() -> None:
     ],
 )
 def test_timeout_before_a_program_is_its_limit(text: str, timeout_s: float | None) -> None:
-    """The tightest limit counts, in seconds, through `bash -c` too; 0 and infinity set none."""
+    """The tightest `timeout` is the program's limit, through `bash -c`; 0 and infinity set none."""
     assert analyze_command(text).programs[0].timeout_s == timeout_s
 
 
 def test_background_pipe_and_loop_are_marked() -> None:
-    """Each program knows whether it is waited for, reads a pipe, or runs more than once."""
+    """A program is marked if it runs in the background, reads a pipe, or is in a loop."""
     server, client = analyze_command("python server.py & curl localhost").programs
     assert server.is_background
     assert not client.is_background
@@ -262,7 +267,7 @@ def test_background_pipe_and_loop_are_marked() -> None:
     ],
 )
 def test_wait_brings_jobs_back(text: str, awaited: list[str]) -> None:
-    """A job in the background counts if a later `wait` awaits it and no `kill` ends it."""
+    """A background job counts if a later `wait` awaits it and no `kill` ends it."""
     programs = analyze_command(text).programs
     assert [program.name for program in programs if not program.is_background] == awaited
 
@@ -287,7 +292,7 @@ def test_wait_brings_jobs_back(text: str, awaited: list[str]) -> None:
     ],
 )
 def test_rounds_of_a_program_multiply(text: str, rounds: list[int | None]) -> None:
-    """Loops in loops multiply; a `break` leaves the number open; `&` starts all rounds at once."""
+    """Rounds of nested loops multiply; `break` makes them unknown, `&` starts all at once."""
     assert [program.rounds for program in analyze_command(text).programs] == rounds
 
 
@@ -311,7 +316,7 @@ def test_rounds_of_a_program_multiply(text: str, rounds: list[int | None]) -> No
     ],
 )
 def test_a_loop_that_nothing_ends_is_endless(text: str, is_endless: bool) -> None:
-    """Its condition always holds, and there is no way out of its body."""
+    """A loop is endless if its condition always holds and its body has no way out."""
     assert any(program.is_endless for program in analyze_command(text).programs) == is_endless
 
 
@@ -330,13 +335,13 @@ def test_a_loop_that_nothing_ends_is_endless(text: str, is_endless: bool) -> Non
     ],
 )
 def test_given_input_is_marked(text: str, has_input: bool) -> None:
-    """A pipe, a file, a here-document and a here-string are input; the terminal is not."""
+    """A pipe, a file, a here-document and a here-string count as input, the terminal does not."""
     programs = analyze_command(text).programs
     assert next(p for p in programs if p.name == "cat").has_input == has_input
 
 
 def test_inline_code_is_kept() -> None:
-    """Whatever options stand before it, and nothing where there is none."""
+    """The code behind `-c` is kept, with any options before it, and is empty for a module."""
     code = "import time; time.sleep(9)"
     for text in (f"python -c '{code}'", f"python -W ignore -uc'{code}' x"):
         assert analyze_command(text).programs[0].code == code
@@ -361,12 +366,12 @@ def test_inline_code_is_kept() -> None:
     ],
 )
 def test_rounds_of_a_loop_are_known_where_the_text_says_them(text: str, count: int | None) -> None:
-    """Words, ranges, `seq` and counters; what another expansion gives is not guessed."""
+    """Loops over words, ranges, `seq` and counters have known rounds, other expansions have not."""
     assert analyze_command(text).loop_count == count
 
 
 def test_shape_around_the_programs_is_counted() -> None:
-    """Pipes, sequences, redirects, loops and subshells of the whole text."""
+    """Pipes, sequences, redirects, loops and subshells are counted over the whole text."""
     command = analyze_command("a | b | c > out; (d && e) || f")
     assert (command.num_pipes, command.num_sequences) == (2, 3)
     assert command.has_redirect
@@ -380,14 +385,20 @@ def test_shape_around_the_programs_is_counted() -> None:
     "text", ["\udcff\udcfe ls", "ls \x00 -l", "é ü 漢字", "'", '"$(', "<<", ")("]
 )
 def test_text_that_is_not_bash_gives_what_can_be_read(text: str) -> None:
-    """Lone surrogates (bytes that were not UTF-8), NULs and open quotes raise nothing."""
+    """Lone surrogates (bytes that were not UTF-8), NULs and open quotes raise no error."""
     analyze_command(text)
+
+
+def test_anything_but_a_text_is_an_error() -> None:
+    """A command that is not a str raises TypeError, with what to do about a call without one."""
+    with pytest.raises(TypeError, match="leave that one out"):
+        analyze_command(None)  # type: ignore[arg-type]
 
 
 @given(st.text(alphabet=st.sampled_from("ab $(){}[]<>|&;'\"`\\\n#=!-/*~01"), max_size=120))
 @settings(max_examples=300, deadline=None)
 def test_any_shell_like_text_is_read(text: str) -> None:
-    """Never raises, and every program has a name and a key that begins with it."""
+    """Any shell-like text can be read, and each program's key begins with its name."""
     for program in analyze_command(text).programs:
         assert program.key.startswith(program.name)
         assert program.argv[0] == program.name
@@ -419,8 +430,8 @@ ATOMS = [
 
 
 @pytest.mark.parametrize("atom", ATOMS)
-def test_hostile_text_takes_bounded_time(atom: str) -> None:
-    """A megabyte of anything is cut, and a tangle given up: measured at most 25 ms, bound 1 s."""
+def test_adversarial_text_takes_bounded_time(atom: str) -> None:
+    """A megabyte of any piece of bash is read within 1 s; measured were at most 25 ms."""
     text = atom * (1_000_000 // len(atom)) + str(random.random())
     began_s = time.perf_counter()
     command = analyze_command(text)

@@ -1,4 +1,4 @@
-"""Durations as coreutils read them, and those that a text works out."""
+"""Durations as coreutils read them, with arithmetic and defaults of variables evaluated."""
 
 import math
 
@@ -32,7 +32,7 @@ from agentkv.commands.quantities import duration_s
     ],
 )
 def test_word_gives_seconds(word: str, seconds: float) -> None:
-    """Units, exponents, infinity, sums of constants and defaults of variables."""
+    """A word with units, an exponent, infinity, arithmetic or a default gives its seconds."""
     assert duration_s(word) == seconds
 
 
@@ -44,13 +44,13 @@ def test_word_gives_seconds(word: str, seconds: float) -> None:
         "$((" + "(" * 30 + "))",
     ],
 )
-def test_what_the_word_does_not_say_is_none(word: str) -> None:
-    """Variables, substitutions, and what neither coreutils nor bash would take."""
+def test_a_word_without_a_duration_gives_none(word: str) -> None:
+    """A variable, a substitution, or a word that coreutils or bash would refuse gives None."""
     assert duration_s(word) is None
 
 
 @given(st.text(alphabet=st.sampled_from("0123456789.eE+-*/%() $(){}:inf_xsmhd"), max_size=60))
 def test_any_word_is_read(word: str) -> None:
-    """Never raises, and never a duration below zero."""
+    """No word makes the reader raise or return a negative duration."""
     seconds = duration_s(word)
     assert seconds is None or seconds >= 0

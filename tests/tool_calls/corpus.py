@@ -1,7 +1,7 @@
-"""The corpus of replies: what models write, and the tool calls that are in it.
+"""The corpus of replies: texts as models write them, with the tool calls that they contain.
 
-One TOML file per format under cases/. A case has an `id` that says its fact, a `reply`, and the
-`commands` of its bash calls or, where names and arguments matter, its `calls`.
+One TOML file per dialect under cases/. A case has an `id` that states its fact, a `reply`, and the
+`commands` of its bash calls or, if names and arguments matter, its `calls`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent / "cases"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A reply, and the calls expected from it; `source` is the reader that must have found them."""
+    """A reply and the calls expected of it; `source` is the reader that must find them."""
 
     id: str
     reply: str
@@ -25,7 +25,7 @@ class Case:
 
 
 def read_corpus() -> list[Case]:
-    """All cases, file by file."""
+    """Read all cases, file by file."""
     return [case for path in sorted(FOLDER.glob("*.toml")) for case in _read(path)]
 
 

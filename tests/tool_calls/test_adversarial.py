@@ -1,4 +1,4 @@
-"""Hostile replies cost no more than long ones: time grows with length, whatever the text is."""
+"""Parsing takes time that grows with a reply's length, also for adversarial replies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from agentkv import parse_tool_calls
 from tests.tool_calls.adversarial_replies import UNITS, adversarial_replies
 
 NUM_CHARS, MAX_S = 40_000, 0.2
-"""More than ten times what studies/cost/parse.py allows, since tests share their machine: a search
-that looks at the same text again and again takes seconds."""
+"""More than ten times the target of studies/cost, since tests share their machine: a search that
+looks at the same text again and again takes seconds."""
 
 
 def processor_s(text: str) -> float:
@@ -22,7 +22,7 @@ def processor_s(text: str) -> float:
 
 @pytest.mark.parametrize("unit", UNITS, ids=repr)
 def test_adversarial_replies_take_no_longer_than_others(unit: str) -> None:
-    """40 kB of any piece of any format."""
+    """40 kB of one piece of a dialect, alone or within another, parse in bounded time."""
     for name, text in adversarial_replies((unit,), NUM_CHARS):
         assert any(processor_s(text) < MAX_S for _ in range(3)), name
 
@@ -60,14 +60,14 @@ _GLM_VALUE = "<tool_call>a<arg_key>b</arg_key><arg_value>"
     ],
 )
 def test_calls_within_calls_take_no_longer_than_others(start: str, unit: str, end: str) -> None:
-    """40 kB of values, here-documents and thoughts that do not end where they seem to."""
+    """40 kB of values, here-documents or thoughts with misleading ends parse in bounded time."""
     text = start + unit * (NUM_CHARS // len(unit)) + end
     assert any(processor_s(text) < MAX_S for _ in range(3))
 
 
 @pytest.mark.parametrize("bracket", ["[", "{", '{"a":', '[{"a":', '{"name":', '[{"name":'])
 def test_deep_nesting_is_broken_json(bracket: str) -> None:
-    """It neither exhausts the stack nor hides what is before it."""
+    """Brackets nested 100,000 deep are broken JSON, which hides no call before them."""
     reply = f"```bash\nls\n```\n<tool_call>{bracket * 100_000}"
     assert [call.command for call in parse_tool_calls(reply)] == ["ls"]
     arguments = bracket * 100_000
@@ -76,7 +76,7 @@ def test_deep_nesting_is_broken_json(bracket: str) -> None:
 
 
 def test_a_thousand_calls_are_found() -> None:
-    """The bounds on noise are far above what a reply holds."""
+    """A reply of a thousand calls gives them all, so the bounds on noise are high enough."""
     reply = "".join(f"```bash\necho {index}\n```\n" for index in range(1000))
     assert [call.command for call in parse_tool_calls(reply)] == [
         f"echo {index}" for index in range(1000)

@@ -1,4 +1,4 @@
-"""Every reply of the corpus gives the calls written beside it."""
+"""Each reply of the corpus under cases/ gives the calls listed with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CORPUS = read_corpus()
 
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.id)
 def test_the_calls_of_a_reply_are_found(case: Case) -> None:
-    """In order, each with what the case says of it, by the reader of its format."""
+    """The calls of a reply are found in order, as listed, by the reader of its dialect."""
     found = parse_tool_calls(case.reply)
     shown = [
         {key: getattr(call, key) for key in expected}
@@ -24,19 +24,19 @@ def test_the_calls_of_a_reply_are_found(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.id)
 def test_the_token_that_ends_a_turn_changes_nothing(case: Case) -> None:
-    """Servers that keep special tokens decode it behind the reply."""
+    """An end-of-turn token behind the reply, as some servers decode it, changes no call."""
     for end in ("<|im_end|>", "\n<|eot_id|>", "</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>"):
         assert parse_tool_calls(case.reply + end) == parse_tool_calls(case.reply)
 
 
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.id)
 def test_line_ends_of_windows_change_nothing(case: Case) -> None:
-    """Commands come with the line ends of a shell."""
+    """A reply with Windows line ends gives the same commands, with the line ends of a shell."""
     reply = case.reply.replace("\r\n", "\n")
     assert parse_tool_calls(reply.replace("\n", "\r\n")) == parse_tool_calls(reply)
 
 
-def test_the_corpus_is_large_and_each_case_is_there_once() -> None:
-    """At least 200 replies over all formats."""
+def test_the_corpus_is_large_and_has_no_case_twice() -> None:
+    """The corpus has at least 200 cases, each with an id of its own."""
     assert len(CORPUS) >= 200
     assert len({case.id for case in CORPUS}) == len(CORPUS)

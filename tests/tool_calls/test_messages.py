@@ -1,4 +1,4 @@
-"""Calls in the fields of messages: OpenAI's chat and responses, Anthropic's blocks."""
+"""Calls in the fields of messages: OpenAI's chat and responses, Anthropic's, LangChain's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chat_call(name: object, arguments: object) -> dict[str, Any]:
 
 
 def test_structured_calls_win_over_text() -> None:
-    """Text beside a structured call is talk about it."""
+    """A block of bash in the text of a message with a structured call is not run."""
     message = {"role": "assistant", "content": "```bash\npwd\n```", "tool_calls": [STRUCTURED]}
     assert parse_tool_calls(message) == [
         ToolCall("bash", "ls -la", {"command": "ls -la"}, call_id="call-1", source="structured")
@@ -39,7 +39,7 @@ def test_structured_calls_win_over_text() -> None:
 
 
 def test_a_broken_structured_call_does_not_make_text_a_call() -> None:
-    """Whoever writes structured calls writes no blocks of bash to run."""
+    """A structured call with broken arguments still makes the message's text talk."""
     message = chat_call("bash", "{broken") | {"content": "```bash\npwd\n```"}
     assert commands(message) == []
 
@@ -78,7 +78,7 @@ def test_a_broken_structured_call_does_not_make_text_a_call() -> None:
     ],
 )
 def test_the_command_is_taken_from_the_arguments(arguments: object, command: str | None) -> None:
-    """Of a tool that runs bash; a list of words is shell-joined, nothing to run is None."""
+    """A bash tool's command is a text argument or shell-joined words, None if there is neither."""
     assert commands(chat_call("bash", arguments)) == [command]
 
 
@@ -92,7 +92,7 @@ def test_the_command_is_taken_from_the_arguments(arguments: object, command: str
     ],
 )
 def test_a_tool_whose_name_says_bash_runs_its_command(name: str) -> None:
-    """Whatever spelling, and whatever namespace before it."""
+    """A tool runs bash if its name says so in any spelling and behind any namespace."""
     assert commands(chat_call(name, '{"command": "ls"}')) == ["ls"]
 
 
@@ -108,7 +108,7 @@ def test_a_tool_whose_name_says_bash_runs_its_command(name: str) -> None:
     ],
 )
 def test_other_tools_run_no_command(name: str, arguments: dict[str, str]) -> None:
-    """Their arguments are given, whatever they are called."""
+    """A tool whose name does not say bash has no command, even with an argument called command."""
     expected = ToolCall(name, None, arguments, "1", "structured")
     assert parse_tool_calls(chat_call(name, json.dumps(arguments))) == [expected]
 
@@ -117,7 +117,7 @@ def test_other_tools_run_no_command(name: str, arguments: dict[str, str]) -> Non
     "arguments", ["{broken", '{"command": "ls', "[1]", '"ls"', "7", "null", 7, ["ls"], "[" * 10_000]
 )
 def test_arguments_that_are_no_object_give_no_call(arguments: object) -> None:
-    """Neither does the call before or after them suffer."""
+    """A call whose arguments are not a JSON object is dropped, and the next one is kept."""
     message = chat_call("bash", arguments)
     message["tool_calls"] += [STRUCTURED]
     assert commands(message) == ["ls -la"]
@@ -125,12 +125,12 @@ def test_arguments_that_are_no_object_give_no_call(arguments: object) -> None:
 
 @pytest.mark.parametrize("name", [None, "", 7, [], {}])
 def test_a_call_without_a_name_is_none(name: object) -> None:
-    """There is no tool to run."""
+    """A call whose name is missing or not a text is dropped."""
     assert parse_tool_calls(chat_call(name, '{"command": "ls"}')) == []
 
 
 def test_parallel_calls_keep_their_order_and_ids() -> None:
-    """All calls of a message, not only the first."""
+    """All parallel calls of a message are returned in order with their ids."""
     calls = [
         {"id": str(index), "function": {"name": "bash", "arguments": f'{{"cmd": "echo {index}"}}'}}
         for index in range(5)
@@ -142,7 +142,7 @@ def test_parallel_calls_keep_their_order_and_ids() -> None:
 
 
 def test_a_custom_tool_of_chat_takes_text() -> None:
-    """For a tool that runs bash the text is the command, for others their input."""
+    """The text of a custom tool call is the command of a bash tool and the input of another."""
     calls = [
         {"id": "1", "type": "custom", "custom": {"name": "shell", "input": "ls"}},
         {"id": "2", "type": "custom", "custom": {"name": "apply_patch", "input": "*** Begin"}},
@@ -154,13 +154,13 @@ def test_a_custom_tool_of_chat_takes_text() -> None:
 
 
 def test_the_function_call_of_older_messages_is_read() -> None:
-    """Chat messages had one before they had a list."""
+    """The single `function_call` of older chat messages is read like an entry of `tool_calls`."""
     message = {"content": None, "function_call": {"name": "bash", "arguments": '{"cmd": "ls"}'}}
     assert commands(message) == ["ls"]
 
 
 def test_anthropic_blocks_are_read() -> None:
-    """A message whose content is blocks, as objects or dicts."""
+    """Anthropic's `tool_use` blocks are read as objects and as dicts."""
     use = {"type": "tool_use", "id": "toolu-1", "name": "bash", "input": {"command": "ls"}}
     blocks = [SimpleNamespace(type="text", text="I look."), SimpleNamespace(**use), use]
     calls = parse_tool_calls(SimpleNamespace(content=blocks))
@@ -168,7 +168,7 @@ def test_anthropic_blocks_are_read() -> None:
 
 
 def test_the_type_of_an_anthropic_message_makes_no_call_twice() -> None:
-    """Its type is `message`, as is that of an item of OpenAI's responses."""
+    """A message of type `message`, like an item of OpenAI's responses, gives its text once."""
     text = {"type": "text", "text": "```bash\nls\n```"}
     assert commands({"type": "message", "role": "assistant", "content": [text]}) == ["ls"]
     output_text = {"type": "output_text", "text": "```bash\nls\n```"}
@@ -176,13 +176,13 @@ def test_the_type_of_an_anthropic_message_makes_no_call_twice() -> None:
 
 
 def test_text_blocks_are_read_as_one_text() -> None:
-    """A thought may open in one block and end in the next."""
+    """A thought that opens in one text block may end in the next."""
     parts = ["<think>\n```bash\nrm x\n```", "</think>\n```bash\nls\n```"]
     assert commands({"content": [{"type": "text", "text": part} for part in parts]}) == ["ls"]
 
 
 def test_thinking_blocks_are_not_read() -> None:
-    """Neither Anthropic's nor those of servers that split thinking off."""
+    """Bash in thinking blocks, Anthropic's or another server's, is not run."""
     bash = "```bash\nrm x\n```"
     blocks = [
         {"type": "thinking", "thinking": bash},
@@ -197,7 +197,7 @@ def test_thinking_blocks_are_not_read() -> None:
 
 
 def test_bare_blocks_are_read() -> None:
-    """The content of a message, or the output of a response, or one item of them."""
+    """A list of content blocks or output items, or one item, is read without its message."""
     item = {"type": "function_call", "name": "bash", "arguments": '{"command": "ls"}'}
     assert commands(item) == commands([item]) == ["ls"]
     assert commands([{"type": "tool_use", "name": "bash", "input": {"command": "ls"}}]) == ["ls"]
@@ -218,20 +218,20 @@ def test_bare_blocks_are_read() -> None:
     ],
 )
 def test_calls_of_responses_are_read(item: dict[str, Any], name: str, command: str) -> None:
-    """OpenAI's responses keep calls and text as items of their output."""
+    """Each kind of call among the output items of OpenAI's responses is read."""
     text = {"type": "message", "content": [{"type": "output_text", "text": "```bash\nrm x\n```"}]}
     found = parse_tool_calls({"output": [text, {**item, "call_id": "c"}]})
     assert [(call.name, call.command, call.call_id) for call in found] == [(name, command, "c")]
 
 
 def test_the_text_of_a_response_is_read() -> None:
-    """Where its output holds no call."""
+    """The text of a response without call items is read."""
     content = [{"type": "output_text", "text": "```bash\nls\n```"}]
     assert commands({"output": [{"type": "message", "content": content}]}) == ["ls"]
 
 
-def test_what_a_server_ran_itself_is_no_call() -> None:
-    """Searches and remote tools of the provider are over when the message arrives."""
+def test_tools_that_the_provider_ran_are_no_calls() -> None:
+    """Searches and remote tools that the provider ran itself are no calls to run."""
     output = [
         {"type": "web_search_call", "action": {"command": ["ls"]}},
         {"type": "mcp_call", "name": "bash", "arguments": '{"command": "ls"}'},
@@ -241,7 +241,7 @@ def test_what_a_server_ran_itself_is_no_call() -> None:
 
 
 def test_replies_of_the_sdk_are_read() -> None:
-    """Chat, completions and responses, as the SDK returns them."""
+    """Chat, completions and responses are read as the SDK returns them."""
     text = "Sure.\n```bash\nls\n```"
     replies: list[str | ScriptedReply] = [ScriptedReply(text, tool_calls=[STRUCTURED]), *[text] * 3]
     with (
@@ -256,7 +256,7 @@ def test_replies_of_the_sdk_are_read() -> None:
 
 
 def test_models_of_the_sdk_and_their_dumps_are_read_alike() -> None:
-    """A completion, its choice's message, and both as dicts."""
+    """A completion and its choice's message are read alike as SDK models and as dicts."""
     message = {"role": "assistant", "content": None, "tool_calls": [STRUCTURED]}
     choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
     completion = ChatCompletion.model_validate(
@@ -267,8 +267,8 @@ def test_models_of_the_sdk_and_their_dumps_are_read_alike() -> None:
         assert commands(form) == commands(form.model_dump()) == ["ls -la"]
 
 
-def test_what_wraps_a_reply_is_looked_into() -> None:
-    """A choice, a raw reply, the last event of a stream; sync or async, as objects and dumps."""
+def test_wrappers_of_a_reply_are_opened() -> None:
+    """A choice, a raw response and the last event of a stream give the calls of their reply."""
     text = "Sure.\n```bash\nls\n```"
     with (
         ScriptedServer([text] * 5) as server,
@@ -287,7 +287,7 @@ def test_what_wraps_a_reply_is_looked_into() -> None:
 
 @pytest.mark.asyncio
 async def test_a_raw_reply_of_an_async_client_is_read() -> None:
-    """One that is still to be read gives no call, and no warning."""
+    """An async client's raw response is read; one not yet read gives no call and no warning."""
     with ScriptedServer(["```bash\nls\n```"] * 2) as server:
         async with openai.AsyncOpenAI(base_url=server.base_url, api_key="key") as client:
             create = client.chat.completions.with_raw_response.create
@@ -298,7 +298,7 @@ async def test_a_raw_reply_of_an_async_client_is_read() -> None:
 
 
 def test_calls_of_langchain_are_read() -> None:
-    """Their arguments are called `args`."""
+    """LangChain's calls, whose arguments are called `args`, are read as objects and dicts."""
     call = {"name": "bash", "args": {"command": "ls"}, "id": "c", "type": "tool_call"}
     expected = [ToolCall("bash", "ls", {"command": "ls"}, "c")]
     message = SimpleNamespace(content="", tool_calls=[call])
@@ -306,8 +306,8 @@ def test_calls_of_langchain_are_read() -> None:
     assert parse_tool_calls(SimpleNamespace(message=message, text="")) == expected
 
 
-def test_a_message_with_fields_of_its_own_is_not_looked_into() -> None:
-    """Whatever else hangs on it."""
+def test_a_message_with_fields_of_its_own_is_no_wrapper() -> None:
+    """A message with content or calls is read itself, even if it has a member called message."""
     other = {"content": "```bash\nrm x\n```"}
     assert commands({"content": "```bash\nls\n```", "response": other}) == ["ls"]
     assert commands({"content": "", "message": other, "tool_calls": [STRUCTURED]}) == ["ls -la"]
@@ -315,17 +315,12 @@ def test_a_message_with_fields_of_its_own_is_not_looked_into() -> None:
 
 
 def test_a_response_of_the_sdk_with_calls_is_read() -> None:
-    """As its model validates it, with reasoning before the call."""
+    """A response as the SDK's model validates it is read, with reasoning before the call."""
     output = [
         {"type": "reasoning", "id": "r", "summary": []},
         {"type": "function_call", "call_id": "c", "name": "bash", "arguments": '{"command":"ls"}'},
     ]
-    response = Response.model_construct(output=Response.model_validate(_response(output)).output)
-    assert [call.call_id for call in parse_tool_calls(response)] == ["c"]
-
-
-def _response(output: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
+    document = {
         "id": "1",
         "created_at": 1,
         "model": "m",
@@ -335,24 +330,26 @@ def _response(output: list[dict[str, Any]]) -> dict[str, Any]:
         "tool_choice": "auto",
         "tools": [],
     }
+    response = Response.model_construct(output=Response.model_validate(document).output)
+    assert [call.call_id for call in parse_tool_calls(response)] == ["c"]
 
 
 @pytest.mark.parametrize(
     "nothing",
     [None, "", b"", {}, [], (), 3, {"content": None}, {"choices": []}, {"choices": [None]}, object],
 )
-def test_what_holds_no_call_gives_none(nothing: object) -> None:
-    """Empty and odd messages are no error."""
+def test_an_empty_message_gives_no_call(nothing: object) -> None:
+    """Empty and odd messages give no call and no error."""
     assert parse_tool_calls(nothing) == []
 
 
 def test_bytes_are_read_as_text() -> None:
-    """Also where they are no UTF-8."""
+    """Bytes are read as UTF-8, with a replacement character for each broken one."""
     assert commands(b"```bash\necho \xff\n```") == ["echo \ufffd"]
 
 
 class Unfriendly:
-    """Raises whatever is asked of it."""
+    """Raises on the access of any attribute."""
 
     def __getattr__(self, name: str) -> object:
         raise RuntimeError(name)
@@ -369,7 +366,7 @@ class UnfriendlyMapping(dict[str, object]):
 
 
 class Unreadable:
-    """Has attributes, but neither truth, text, equality nor a class to be asked for."""
+    """Raises when asked for its truth, its text or its equality."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -384,7 +381,7 @@ class Unreadable:
 
 
 class Classless(Unreadable):
-    """Raises as well where it is asked for its type."""
+    """Raises even when asked for its class."""
 
     @property
     def __class__(self) -> type:
@@ -421,26 +418,22 @@ def messages_with(odd: object) -> list[object]:
         {"output": [{"type": "local_shell_call", "action": odd}]},
         chat_call(odd, "{}"),
         chat_call("bash", odd),
+        *(chat_call("bash", {"command": value}) for value in (odd, [odd], ["ls", odd])),
     ]
 
 
 @pytest.mark.parametrize("kind", [Unfriendly, UnfriendlyMapping, Unreadable, Classless])
 def test_objects_that_raise_give_no_call(kind: type) -> None:
-    """The parser never raises, whatever it is given, and wherever it stands in a message."""
+    """An object that raises on access gives no call, in any place of a message or argument."""
     for message in messages_with(kind()):
         assert [call for call in parse_tool_calls(message) if call.command] == []
-
-
-@pytest.mark.parametrize("kind", [Unfriendly, UnfriendlyMapping, Unreadable, Classless])
-def test_arguments_that_raise_do_not_raise_from_the_parser(kind: type) -> None:
-    """Neither where only reading the command asks for them."""
     for value in (kind(), [kind()], ["ls", kind()]):
         call = chat_call("bash", {"command": value})
         assert [call.command for call in parse_tool_calls(call)] in ([None], [])
 
 
-def test_a_call_beside_an_object_that_cannot_be_tested_is_read() -> None:
-    """Arrays and the like have no truth value, and need none."""
+def test_calls_next_to_objects_without_a_truth_value_are_read() -> None:
+    """A call is read among objects whose truth value raises, as an array's does."""
     odd = Unreadable()
     message = {"tool_calls": [{"function": odd}, {"custom": odd}, STRUCTURED, {"type": odd}]}
     assert commands(message) == ["ls -la"]

@@ -1,4 +1,4 @@
-"""What holds for every reply: nothing raises, and what was written comes back as it was."""
+"""Properties of every reply: parsing never raises, and commands come back as written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tool_calls.corpus import read_corpus
 
 PIECES = st.sampled_from([*UNITS, *(case.reply for case in read_corpus())])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
-# Fences alone do not tell the end of a block from one that a here-document holds.
+# Fences are left out: they cannot tell the end of a block from one in a here-document.
 EXAMPLES = [
     case.reply
     for case in read_corpus()
@@ -53,21 +53,21 @@ def assert_sound(calls: list[ToolCall]) -> None:
 @settings(deadline=None)
 @given(st.text())
 def test_any_text_can_be_searched(text: str) -> None:
-    """No reply of a model makes the parser fail, and no command is blank."""
+    """No text makes the parser raise or return a blank command."""
     assert_sound(parse_tool_calls(text))
 
 
 @settings(deadline=None, max_examples=500)
 @given(st.lists(PIECES | st.text(max_size=3), max_size=12))
 def test_any_mixture_of_formats_can_be_searched(pieces: list[str]) -> None:
-    """However openers, closers and whole replies follow each other."""
+    """No sequence of openers, closers and whole replies makes the parser raise."""
     assert_sound(parse_tool_calls("".join(pieces)))
 
 
 @settings(deadline=None)
 @given(MESSAGES)
 def test_any_data_can_be_searched(message: object) -> None:
-    """Neither does any shape of a message, and nothing but an odd object needs to be caught."""
+    """No shape of a message makes the parser raise, nor the functions under its broad except."""
     assert_sound(parse_tool_calls(message))
     assert_sound(structured_calls(body_of(message)) or [])
     assert all(isinstance(text, str) for text in texts(body_of(message)))
@@ -76,7 +76,7 @@ def test_any_data_can_be_searched(message: object) -> None:
 @settings(deadline=None)
 @given(COMMANDS.filter(lambda text: text.strip() and "`" not in text and "<" not in text))
 def test_a_command_in_a_fence_comes_back_as_it_was_written(command: str) -> None:
-    """Whatever stands in the fence is the command, up to blank lines around it."""
+    """The text in a bash fence is the command, without blank lines around it."""
     (call,) = parse_tool_calls(f"```bash\n{command}\n```")
     assert call.command == stripped(command)
 
@@ -84,7 +84,7 @@ def test_a_command_in_a_fence_comes_back_as_it_was_written(command: str) -> None
 @settings(deadline=None)
 @given(COMMANDS.filter(str.strip))
 def test_a_command_in_json_comes_back_as_it_was_written(command: str) -> None:
-    """Whatever JSON can say: tags, fences and thoughts in it change nothing."""
+    """A command in a JSON string is returned as written, with any tags, fences and thoughts."""
     arguments = json.dumps({"command": command})
     replies = [
         f'<tool_call>\n{{"name": "bash", "arguments": {arguments}}}\n</tool_call>',
@@ -100,7 +100,7 @@ def test_a_command_in_json_comes_back_as_it_was_written(command: str) -> None:
 @settings(deadline=None)
 @given(COMMANDS.filter(lambda text: text.strip() and "<" not in text))
 def test_a_command_in_an_element_comes_back_as_it_was_written(command: str) -> None:
-    """Also one that writes calls of the same dialect to a file, without running them."""
+    """A command in an element comes back, even if it writes calls of its dialect to a file."""
     for form in (
         "<tool_call>\n<function=bash>\n<parameter=command>\n{}\n</parameter>\n</function>\n"
         "</tool_call>",
@@ -115,7 +115,7 @@ def test_a_command_in_an_element_comes_back_as_it_was_written(command: str) -> N
 
 
 def test_a_call_cut_off_in_its_here_document_is_none() -> None:
-    """Wherever the reply ends: no part of a command is run, nor a call that it writes to a file."""
+    """A reply cut off anywhere in a here-document runs no part of it, nor a call written in it."""
     assert len(EXAMPLES) >= 6
     for reply in EXAMPLES:
         whole = [call.command for call in parse_tool_calls(reply)]
@@ -127,7 +127,7 @@ def test_a_call_cut_off_in_its_here_document_is_none() -> None:
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_characters="<\r", codec="utf-8")))
 def test_no_thought_is_a_call(thought: str) -> None:
-    """Whatever a thought says, the call behind it is the only one."""
+    """A call behind a thought is the only one, with any text in the thought."""
     reply = f"<think>{thought}</think>\n```bash\nls\n```"
     assert [call.command for call in parse_tool_calls(reply)] == ["ls"]
 
@@ -135,6 +135,6 @@ def test_no_thought_is_a_call(thought: str) -> None:
 @settings(deadline=None)
 @given(st.sampled_from([case.reply for case in read_corpus()]), st.data())
 def test_a_reply_cut_off_anywhere_can_be_searched(reply: str, data: st.DataObject) -> None:
-    """A token limit may end a reply at any character."""
+    """A reply that a token limit ends at any character can be parsed."""
     end = data.draw(st.integers(0, len(reply)))
     assert_sound(parse_tool_calls(reply[:end]))
