@@ -15,11 +15,11 @@ JobStatus = Literal["done", "failed", "cut"]
 
 @dataclass(frozen=True, slots=True)
 class TurnOutcome:
-    """One turn as it went; `turn` counts from 0.
+    """One played turn; `turn` counts from 0.
 
-    `ended_s` is when the reply was complete, or when the turn failed or was cut. `tool_s` is how
-    long the tool after it ran. `error` says why there is no complete reply, None if there is one.
-    `output_digest` tells equal outputs from different ones, None where outputs mean nothing.
+    `ended_s`: the reply was complete, or the turn failed or was cut. `tool_s`: run time of the tool
+    after it. `error`: why there is no complete reply, None if there is one. `output_digest`: equal
+    for equal outputs, None where outputs mean nothing.
     """
 
     turn: int
@@ -79,7 +79,7 @@ class JobOutcome:
 
     @property
     def parts(self) -> JobParts:
-        """The duration taken apart; `other_s` is what the load generator itself took."""
+        """The duration taken apart; `other_s` is the load generator's own time."""
         to_first_token_s = sum(turn.to_first_token_s for turn in self.turns)
         decode_s = sum(turn.decode_s for turn in self.turns)
         tools_s = sum(turn.tool_s for turn in self.turns)

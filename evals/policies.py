@@ -11,22 +11,22 @@ from agentkv.errors import AgentKVError
 from agentkv.integrations.vllm.settings import CONFIG_KEY, POLICIES
 
 STOCK_POLICIES = ("fcfs", "priority")
-"""vLLM's own, under which the agentkv routes are not there."""
+"""vLLM's own policies, under which a server has no agentkv routes."""
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "paper": {"rules": "paper", "ttl": "paper"},
     "released": {"rules": "released", "ttl": "fixed", "fixed_ttl_s": 2.0},
 }
-"""What may follow a colon: Continuum's rules as published, or as released."""
+"""Allowed after a colon: Continuum's rules as published, or as released."""
 _WITH_RULE_SETS = ("continuum", "context_serve")
 
 
 class PolicyError(AgentKVError, ValueError):
-    """A policy that there is not, or that the server does not run."""
+    """An unknown policy, or one that the server does not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPolicy:
-    """`scheduling_policy` is vLLM's flag; `settings` what has to stand in the additional config."""
+    """`scheduling_policy` is the value of vLLM's flag; `settings` go into the additional config."""
 
     name: str
     scheduling_policy: str
@@ -37,7 +37,7 @@ class ServerPolicy:
         return self.scheduling_policy in STOCK_POLICIES
 
     def flags(self) -> list[str]:
-        """For a server's command line, beside `--scheduling-policy`."""
+        """Flags of `vllm serve` in addition to `--scheduling-policy`."""
         if not self.settings:
             return []
         return ["--additional-config", json.dumps({CONFIG_KEY: dict(self.settings)})]
@@ -57,9 +57,9 @@ def server_policy(name: str) -> ServerPolicy:
 
 
 def check_policy(policy: ServerPolicy, info: Mapping[str, Any] | None) -> None:
-    """Raise PolicyError unless the server runs the policy; `info` is what its plugin says of it.
+    """Raise PolicyError unless the server runs the policy; `info` is the answer of its plugin.
 
-    None is a server without the agentkv routes, which is what stock policies look like.
+    None stands for a server without the agentkv routes, as under a stock policy.
     """
     running = None if info is None else str(info.get("policy"))
     if running is None and policy.is_stock:

@@ -1,4 +1,4 @@
-"""How every figure looks: sizes, type, and one colour and marker for each policy.
+"""Sizes, type, and one colour and marker for each policy, the same in every figure.
 
 Draws on matplotlib's Agg canvas without pyplot, so nothing global is changed and no display is
 needed.
@@ -121,7 +121,7 @@ def in_order(policies: Sequence[str]) -> list[str]:
 
 
 def common_style() -> AbstractContextManager[None]:
-    """matplotlib's settings for all that is drawn inside it."""
+    """matplotlib's settings for everything drawn inside the block."""
     return matplotlib.rc_context(_RC)
 
 

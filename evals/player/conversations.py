@@ -1,4 +1,4 @@
-"""What is sent for each turn of a job, and what is taken from the reply.
+"""The requests of a job's turns, and what is read from the replies.
 
 Two ways. `ReplayConversation` sends token ids to `/v1/completions`: prompts have exactly the
 planned length, the model's own tokens are in the next prompt as it generated them, so the prefix
@@ -44,7 +44,7 @@ class Conversation(Protocol):
         ...
 
     def end_turn(self, turn: int) -> str:
-        """The reply is complete: the command to run after it."""
+        """End the turn after a complete reply; returns the command to run."""
         ...
 
     def output_digest(self) -> str:
@@ -124,7 +124,7 @@ class ReplayConversation:
 
 
 class LiveConversation:
-    """A chat; lengths are about what was planned, and the model's own command is what runs."""
+    """A chat: lengths are roughly as planned, and the model's own command runs."""
 
     path = "chat"
 

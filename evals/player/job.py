@@ -29,7 +29,7 @@ class StreamError(Exception):
 
 @dataclass(slots=True)
 class _Reply:
-    """What is known of a reply while it arrives."""
+    """A reply while it arrives."""
 
     sent_s: float
     first_token_s: float | None = None
@@ -60,7 +60,7 @@ class JobPlayer:
         self.has_seen_cached_tokens = False
 
     async def play(self, plan: JobPlan) -> JobOutcome:
-        """The whole job, from now on."""
+        """Play the whole job, starting now."""
         arrived_s = self._clock()
         turns: list[TurnOutcome] = []
         conversation = self._conversation(plan)
@@ -87,7 +87,7 @@ class JobPlayer:
     async def _turn(
         self, job: Any, conversation: Conversation, plan: JobPlan, number: int
     ) -> tuple[TurnOutcome, JobStatus | None]:
-        """The turn with its tool, and how the job ended if it ended here."""
+        """Play a turn with its tool; returns how the job ended, too, if it ended here."""
         reply = _Reply(sent_s=self._clock())
         error: str | None = None
         ending: JobStatus | None = None
@@ -97,7 +97,7 @@ class JobPlayer:
             command = conversation.end_turn(number)
         except asyncio.CancelledError:
             error, ending = CUT, "cut"
-        except Exception as failure:  # whatever it is, this job failed and the others go on
+        except Exception as failure:  # of any kind: this job failed and the others go on
             error, ending = _describe(failure), "failed"
         ended_s = self._clock()
         if error is None and number == len(plan.turns) - 1:
@@ -152,12 +152,12 @@ class JobPlayer:
 
 
 def _is_finished(event: Mapping[str, Any]) -> bool:
-    """Whether a choice says why it ended: not every server closes a stream as OpenAI's does."""
+    """True if a choice says why it ended: not every server closes a stream as OpenAI's does."""
     return any(choice.get("finish_reason") for choice in event.get("choices", ()))
 
 
 async def _run_tool(job: Any, command: str, tool_s: float) -> bool:
-    """Sleep as long as the tool would run, and let the server know; True if cut short."""
+    """Sleep for the tool's time, and report it to the server; True if cut short."""
     try:
         async with job.tool(command):
             await asyncio.sleep(tool_s)

@@ -1,14 +1,18 @@
-"""What jobs are to do: the same plan is played on a real server and in the simulator."""
+"""What jobs do and when they arrive: the same plan is played on a real server and simulated."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
 
 from agentkv.errors import AgentKVError
+
+ARRIVALS = ("poisson", "burst")
+BURST_JOBS = 8
+"""Jobs of one burst; bursts come at random, so that the rate holds on average."""
 
 
 class WorkloadError(AgentKVError, ValueError):
@@ -27,6 +31,10 @@ class TurnPlan:
     output_tokens: int
     command: str
     tool_s: float
+
+    def without_tool(self) -> TurnPlan:
+        """The same turn as a job's last."""
+        return replace(self, command="", tool_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +63,12 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs and how they arrive: at their times, or, with `concurrency`, so many at once."""
+    """Jobs, started at their times or, with `concurrency`, that number of them at once."""
 
     name: str
     seed: int
     jobs: tuple[JobPlan, ...]
     concurrency: int | None
-
-
-# MERGED: When jobs arrive: at random, in bursts, or at given times; in seconds since the
-# MERGED: start.
-
-ARRIVALS = ("poisson", "burst")
-BURST_JOBS = 8
-"""Jobs of one burst; bursts come at random, so that the rate holds on average."""
 
 
 def arrival_times_s(
@@ -81,11 +81,11 @@ def arrival_times_s(
 ) -> list[float]:
     """Times of `num_jobs` jobs, or of those that arrive within `duration_s`, in order.
 
-    The same seed gives the same pattern at every rate, stretched. Raises WorkloadError for a rate
-    that is none, and for fewer given times than jobs.
+    arrivals: "poisson" or "burst", at `jps` jobs per second, or the times themselves. The same seed
+    gives the same pattern at every rate, stretched. Raises WorkloadError for values out of range.
     """
     if not isinstance(arrivals, str):
-        return _given_times(arrivals, num_jobs)
+        return _checked_times(arrivals, num_jobs)
     if arrivals not in ARRIVALS:
         allowed = " or ".join(ARRIVALS)
         raise WorkloadError(f"arrivals: got {arrivals!r}, allowed is {allowed}, or a list of times")
@@ -99,15 +99,15 @@ def arrival_times_s(
     return list(takewhile(lambda time_s: time_s < duration_s, times))
 
 
-def _random_times(chance: random.Random, jps: float, num_at_once: int) -> Iterator[float]:
+def _random_times(rng: random.Random, jps: float, num_at_once: int) -> Iterator[float]:
     time_s = 0.0
     for number in count():
         if number % num_at_once == 0:
-            time_s += chance.expovariate(1.0) * num_at_once / jps
+            time_s += rng.expovariate(1.0) * num_at_once / jps
         yield time_s
 
 
-def _given_times(times: Sequence[float], num_jobs: int | None) -> list[float]:
+def _checked_times(times: Sequence[float], num_jobs: int | None) -> list[float]:
     wrong = [time_s for time_s in times if not 0.0 <= time_s < math.inf]
     if wrong:
         raise WorkloadError(f"arrivals: got {wrong[0]}, allowed are seconds from 0 on")

@@ -39,63 +39,63 @@ def sample_text() -> str:
 
 def sections(seed: int = 0) -> Iterator[str]:
     """A section at a time, of some 20 lines, ending in an end of line."""
-    chance = random.Random(f"{seed} sample text")
+    rng = random.Random(f"{seed} sample text")
     for _ in range(NUM_SECTIONS):
-        make = chance.choice(_SECTIONS)
-        yield "".join(f"{line}\n" for line in make(chance))
+        make = rng.choice(_SECTIONS)
+        yield "".join(f"{line}\n" for line in make(rng))
 
 
-def _names(chance: random.Random) -> tuple[str, str, str]:
-    return chance.choice(_VERBS), chance.choice(_QUALITIES), chance.choice(_NOUNS)
+def _names(rng: random.Random) -> tuple[str, str, str]:
+    return rng.choice(_VERBS), rng.choice(_QUALITIES), rng.choice(_NOUNS)
 
 
-def _code(chance: random.Random) -> Iterator[str]:
-    for _ in range(chance.randint(2, 4)):
-        verb, quality, noun = _names(chance)
-        other = chance.choice(_NOUNS)
+def _code(rng: random.Random) -> Iterator[str]:
+    for _ in range(rng.randint(2, 4)):
+        verb, quality, noun = _names(rng)
+        other = rng.choice(_NOUNS)
         yield f"def {verb}_{quality}_{noun}({noun}, {other}=None):"
         yield f'    """{verb.capitalize()} the {quality} {noun} of this {other}."""'
         yield f"    if {noun} is None or not {noun}.{other}s:"
         yield f"        raise ValueError(f'{quality} {noun}: {{{other}!r}}')"
         yield f"    for {other} in sorted({noun}.{other}s, key=lambda item: item.{quality}):"
-        yield f"        self.{verb}_{other}({other}, limit={chance.randint(1, 500)})"
+        yield f"        self.{verb}_{other}({other}, limit={rng.randint(1, 500)})"
         yield f"    return self._{quality}[{noun}.name]"
         yield ""
 
 
-def _listing(chance: random.Random) -> Iterator[str]:
-    yield f"total {chance.randint(40, 900)}"
-    for _ in range(chance.randint(10, 24)):
-        verb, quality, noun = _names(chance)
-        size, day = chance.randint(90, 90_000), chance.randint(1, 28)
+def _listing(rng: random.Random) -> Iterator[str]:
+    yield f"total {rng.randint(40, 900)}"
+    for _ in range(rng.randint(10, 24)):
+        verb, quality, noun = _names(rng)
+        size, day = rng.randint(90, 90_000), rng.randint(1, 28)
         yield f"-rw-r--r-- 1 dev dev {size:>6} Mar {day:>2} 10:30 {verb}_{quality}_{noun}.py"
 
 
-def _test_report(chance: random.Random) -> Iterator[str]:
-    for _ in range(chance.randint(8, 16)):
-        verb, quality, noun = _names(chance)
-        outcome = chance.choice(("PASSED", "PASSED", "PASSED", "FAILED", "SKIPPED"))
+def _test_report(rng: random.Random) -> Iterator[str]:
+    for _ in range(rng.randint(8, 16)):
+        verb, quality, noun = _names(rng)
+        outcome = rng.choice(("PASSED", "PASSED", "PASSED", "FAILED", "SKIPPED"))
         yield f"tests/test_{noun}.py::test_{verb}_{quality}_{noun} {outcome}"
-    verb, quality, noun = _names(chance)
-    yield f"E   AssertionError: {verb} of the {quality} {noun}: {chance.randint(1, 99)} != 0"
-    yield f"====== {chance.randint(1, 9)} failed, {chance.randint(20, 400)} passed ======"
+    verb, quality, noun = _names(rng)
+    yield f"E   AssertionError: {verb} of the {quality} {noun}: {rng.randint(1, 99)} != 0"
+    yield f"====== {rng.randint(1, 9)} failed, {rng.randint(20, 400)} passed ======"
 
 
-def _prose(chance: random.Random) -> Iterator[str]:
-    for _ in range(chance.randint(5, 10)):
-        verb, quality, noun = _names(chance)
-        other, another = chance.choice(_NOUNS), chance.choice(_QUALITIES)
+def _prose(rng: random.Random) -> Iterator[str]:
+    for _ in range(rng.randint(5, 10)):
+        verb, quality, noun = _names(rng)
+        other, another = rng.choice(_NOUNS), rng.choice(_QUALITIES)
         yield (
             f"When the {quality} {noun} is there, we {verb} the {another} {other} first; otherwise "
             f"the {other} stays {another} until the next {noun}."
         )
 
 
-def _search_hits(chance: random.Random) -> Iterator[str]:
-    for _ in range(chance.randint(8, 18)):
-        verb, quality, noun = _names(chance)
-        other = chance.choice(_NOUNS)
-        yield f"src/{noun}/{other}.py:{chance.randint(1, 900)}: {verb}_{other}({quality}_{noun})"
+def _search_hits(rng: random.Random) -> Iterator[str]:
+    for _ in range(rng.randint(8, 18)):
+        verb, quality, noun = _names(rng)
+        other = rng.choice(_NOUNS)
+        yield f"src/{noun}/{other}.py:{rng.randint(1, 900)}: {verb}_{other}({quality}_{noun})"
 
 
 _SECTIONS: tuple[Callable[[random.Random], Iterator[str]], ...] = (

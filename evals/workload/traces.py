@@ -1,8 +1,7 @@
-"""Trace files: bash commands of real agents with the wall time they took.
+"""Trace files: what real agents ran, as JSON lines, gzipped or not.
 
-JSON lines, gzipped or not, in either of two shapes: measured durations (`command, duration_s`, and
-if known `session, order, censored, is_error, timeout_s`) or the turns of agent jobs (`job_id,
-command, tool_s, tool_s_from`), of which only the measured ones count.
+`read_trace` reads bash commands with the wall time they took, for predictors and for drawing tools;
+`read_traced_jobs` reads the turns of whole jobs, for the workload `trace`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,11 +22,15 @@ from agentkv.errors import AgentKVError
 from .plans import TurnPlan, WorkloadError
 
 CENSORED_AT_MOST_S = 3.0
-"""What `censored: true` says of a command: it took no longer, the logged time is a person's."""
+"""Bound behind `censored: true`: the command took no longer, the logged time is a person's."""
 MEASURED_TURNS = ("timeout", "inner")
 """Values of `tool_s_from` that are measurements; the others are estimates or constants."""
 _DURATION_FIELDS = "command, duration_s[, session, order, censored, is_error, timeout_s]"
 _TURN_FIELDS = "job_id, command, tool_s, tool_s_from"
+_JOB_FIELDS = "job_id, turn, prompt_tokens, output_tokens, command, tool_s"
+
+TracedJob = tuple[str, tuple[TurnPlan, ...]]
+"""A job's id and its turns."""
 
 
 class TraceError(AgentKVError, ValueError):
@@ -36,7 +39,7 @@ class TraceError(AgentKVError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TracedCommand:
-    """One command of a trace: it ran `duration_s`, at least so long, or at most so long."""
+    """One command of a trace; `duration_s` is exact, or a lower or upper bound."""
 
     trace: str
     session: str
@@ -46,7 +49,7 @@ class TracedCommand:
     bound: Bound = "exact"
 
     def is_over(self, threshold_s: float) -> bool | None:
-        """Did it run longer? None if the bound leaves that open."""
+        """True if it ran longer; None if the bound leaves that open."""
         if self.bound == "exact":
             return self.duration_s > threshold_s
         if self.bound == "upper":
@@ -63,9 +66,11 @@ class Trace:
     num_skipped: int
 
 
-class _DurationLine(BaseModel):
+class _Line(BaseModel):
     model_config = ConfigDict(strict=True)
 
+
+class _DurationLine(_Line):
     command: str
     duration_s: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     session: str = ""
@@ -75,13 +80,25 @@ class _DurationLine(BaseModel):
     timeout_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
 
 
-class _TurnLine(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class _TurnLine(_Line):
     job_id: str
     command: str | None
     tool_s: float | None = Field(ge=0.0, allow_inf_nan=False)
     tool_s_from: str | None
+
+
+class _JobLine(_Line):
+    """Tokens of the whole prompt; command and seconds are null where a turn ran no tool."""
+
+    job_id: str = Field(min_length=1)
+    turn: int = Field(ge=0)
+    prompt_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=0)
+    command: str | None
+    tool_s: float | None = Field(ge=0.0, allow_inf_nan=False)
+
+
+LineT = TypeVar("LineT", bound=_Line)
 
 
 def read_traces(paths: Sequence[str | Path]) -> list[Trace]:
@@ -92,12 +109,19 @@ def read_traces(paths: Sequence[str | Path]) -> list[Trace]:
 def read_trace(path: str | Path) -> Trace:
     """The file's commands in time order; TraceError if it is unreadable, misshapen or empty.
 
-    A line without `order` is ordered by its number, as is every turn of a job.
+    Lines are measured durations (`command, duration_s`, and if known `session, order, censored,
+    is_error, timeout_s`) or turns of agent jobs (`job_id, command, tool_s, tool_s_from`), of which
+    only the measured ones count. A line without `order` is ordered by its number, as every turn is.
     """
     path = Path(path)
     rows, num_skipped = [], 0
     for number, fields in json_lines(path):
-        row = _row(path, number, fields)
+        place = f"{path}: line {number}"
+        if "tool_s_from" in fields:
+            row = _measured_turn(path, number, _parsed(_TurnLine, place, fields, _TURN_FIELDS))
+        else:
+            line = _parsed(_DurationLine, place, fields, _DURATION_FIELDS)
+            row = _measured_command(path, number, line)
         if row is None:
             num_skipped += 1
         else:
@@ -108,40 +132,6 @@ def read_trace(path: str | Path) -> Trace:
             f"needed are lines with {_DURATION_FIELDS} or {_TURN_FIELDS}"
         )
     return Trace(str(path), tuple(sorted(rows, key=lambda row: row.order)), num_skipped)
-
-
-def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each line's number and object, gzipped or not; TraceError for what is neither."""
-    number = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, _json_object(path, number, line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: line {number} is not UTF-8 text: {error}") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: cannot be read after line {number}: {error}") from error
-
-
-def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: line {number} is not JSON ({error}): {_clip(line)}") from error
-    if not isinstance(fields, dict):
-        raise TraceError(f"{path}: line {number} is no JSON object: {_clip(line)}")
-    return fields
-
-
-def _row(path: Path, number: int, fields: dict[str, Any]) -> TracedCommand | None:
-    needed = _TURN_FIELDS if "tool_s_from" in fields else _DURATION_FIELDS
-    try:
-        if "tool_s_from" in fields:
-            return _measured_turn(path, number, _TurnLine.model_validate(fields))
-        return _measured_command(path, number, _DurationLine.model_validate(fields))
-    except ValidationError as error:
-        raise field_error(path, number, error, fields, needed) from error
 
 
 def _measured_command(path: Path, number: int, line: _DurationLine) -> TracedCommand:
@@ -168,43 +158,6 @@ def _measured_turn(path: Path, number: int, line: _TurnLine) -> TracedCommand | 
     return TracedCommand(str(path), line.job_id, number, line.command, line.tool_s, bound)
 
 
-def field_error(
-    path: Path, number: int, error: ValidationError, fields: dict[str, Any], needed: str
-) -> TraceError:
-    """What to raise for a line whose fields are not as `needed` says: the first one at fault."""
-    first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"])
-    seen = _clip(repr(fields[name])) if name in fields else f"fields {_clip(', '.join(fields))}"
-    return TraceError(
-        f"{path}: line {number}: {name}: {first['msg']}; seen: {seen}; a line needs {needed}"
-    )
-
-
-def _clip(text: str, num_chars: int = 100) -> str:
-    return text if len(text) <= num_chars else f"{text[:num_chars]}..."
-
-
-# MERGED: Jobs as they were recorded: a trace file with one line a turn, gzipped or not.
-
-_JOB_FIELDS = "job_id, turn, prompt_tokens, output_tokens, command, tool_s"
-
-TracedJob = tuple[str, tuple[TurnPlan, ...]]
-"""A job's id and its turns."""
-
-
-class _JobLine(BaseModel):
-    """Tokens of the whole prompt; command and seconds are null where a turn ran no tool."""
-
-    model_config = ConfigDict(strict=True)
-
-    job_id: str = Field(min_length=1)
-    turn: int = Field(ge=0)
-    prompt_tokens: int = Field(ge=1)
-    output_tokens: int = Field(ge=0)
-    command: str | None
-    tool_s: float | None = Field(ge=0.0, allow_inf_nan=False)
-
-
 def read_traced_jobs(path: Path) -> list[TracedJob]:
     """The file's jobs in the order of their first lines, each with its turns in order.
 
@@ -213,10 +166,7 @@ def read_traced_jobs(path: Path) -> list[TracedJob]:
     jobs: dict[str, dict[int, _JobLine]] = {}
     try:
         for number, fields in json_lines(path):
-            try:
-                line = _JobLine.model_validate(fields)
-            except ValidationError as error:
-                raise field_error(path, number, error, fields, _JOB_FIELDS) from error
+            line = _parsed(_JobLine, f"{path}: line {number}", fields, _JOB_FIELDS)
             turns = jobs.setdefault(line.job_id, {})
             if line.turn in turns:
                 raise TraceError(
@@ -229,7 +179,7 @@ def read_traced_jobs(path: Path) -> list[TracedJob]:
     if not jobs:
         raise WorkloadError(f"{path}: no turn in it; a line needs {_JOB_FIELDS}")
     return [
-        (job_id, _plans([jobs[job_id][turn] for turn in sorted(jobs[job_id])])) for job_id in jobs
+        (job_id, _plans([turns[turn] for turn in sorted(turns)])) for job_id, turns in jobs.items()
     ]
 
 
@@ -244,9 +194,47 @@ def _plans(lines: Sequence[_JobLine]) -> tuple[TurnPlan, ...]:
     for line in lines:
         added_tokens = max(1, line.prompt_tokens - context_tokens)
         output_tokens = max(1, line.output_tokens)
-        is_last = line is lines[-1]
-        command = "" if is_last else line.command or ""
-        tool_s = 0.0 if is_last else line.tool_s or 0.0
-        plans.append(TurnPlan(added_tokens, output_tokens, command, tool_s))
+        plans.append(TurnPlan(added_tokens, output_tokens, line.command or "", line.tool_s or 0.0))
         context_tokens += added_tokens + output_tokens
-    return tuple(plans)
+    return (*plans[:-1], plans[-1].without_tool())
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each line's number and object, gzipped or not; TraceError for anything else."""
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, _json_object(f"{path}: line {number}", line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: line {number} is not UTF-8 text: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: cannot be read after line {number}: {error}") from error
+
+
+def _json_object(place: str, line: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{place} is not JSON ({error}): {_clip(line)}") from error
+    if not isinstance(fields, dict):
+        raise TraceError(f"{place} is no JSON object: {_clip(line)}")
+    return fields
+
+
+def _parsed(model: type[LineT], place: str, fields: dict[str, Any], needed: str) -> LineT:
+    """The line as a model; TraceError names the first field at fault and what is `needed`."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        seen = _clip(repr(fields[name]) if name in fields else f"fields {', '.join(fields)}")
+        raise TraceError(
+            f"{place}: {name}: {first['msg']}; seen: {seen}; a line needs {needed}"
+        ) from error
+
+
+def _clip(text: str, num_chars: int = 100) -> str:
+    return text if len(text) <= num_chars else f"{text[:num_chars]}..."

@@ -44,24 +44,29 @@ def make_workload(
 ) -> Workload:
     """The workload of that name, one of WORKLOADS.
 
-    num_jobs, duration_s: so many jobs, or those that arrive within so many seconds.
-    jps, concurrency, arrivals: jobs per second, at random or in bursts; or so many jobs at once,
-        each followed by the next (a closed loop); or given times in seconds.
+    num_jobs, duration_s: the number of jobs, or the time within which they arrive.
+    jps, concurrency, arrivals: jobs per second, at random or in bursts; or jobs running at once,
+        each followed by the next (a closed loop); or their times in seconds.
     max_turns, max_context_tokens: a job ends with the last turn that keeps within both.
     tools: "recorded", "longtail", or a trace file to draw commands and times from.
-    trace: the file of the workload "trace". Its jobs come in a seeded order, and anew when used up.
+    trace: the file of the workload "trace". Its jobs come in a seeded order, and again if used up.
     token_scale: multiplies every token count, for machines slower than the jobs were meant for.
 
     A job depends on seed and number alone: neither the rate nor the number of jobs changes it.
     Raises WorkloadError for anything out of range.
     """
-    _check_counts(
-        num_jobs=num_jobs,
-        concurrency=concurrency,
-        max_turns=max_turns,
-        max_context_tokens=max_context_tokens,
-    )
-    _check_amounts(duration_s=duration_s, token_scale=token_scale)
+    counts = {
+        "num_jobs": num_jobs,
+        "concurrency": concurrency,
+        "max_turns": max_turns,
+        "max_context_tokens": max_context_tokens,
+    }
+    for what, number in counts.items():
+        if number is not None and number < 1:
+            raise WorkloadError(f"{what}: got {number}, allowed is a whole number from 1 on")
+    for what, amount in (("duration_s", duration_s), ("token_scale", token_scale)):
+        if amount is not None and not 0.0 < amount < math.inf:
+            raise WorkloadError(f"{what}: got {amount}, allowed is a number above 0")
     if concurrency is not None and jps is not None:
         raise WorkloadError("jps and concurrency: give the one or the other, not both")
     if (num_jobs is None) == (duration_s is None) and isinstance(arrivals, str):
@@ -136,16 +141,4 @@ def _cut_to_fit(
         if max_context_tokens is not None and context_tokens > max_context_tokens:
             break
         kept.append(replace(turn, added_tokens=added_tokens, output_tokens=output_tokens))
-    return (*kept[:-1], *(replace(last, command="", tool_s=0.0) for last in kept[-1:]))
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, number in counts.items():
-        if number is not None and number < 1:
-            raise WorkloadError(f"{name}: got {number}, allowed is a whole number from 1 on")
-
-
-def _check_amounts(**amounts: float | None) -> None:
-    for name, amount in amounts.items():
-        if amount is not None and not 0.0 < amount < math.inf:
-            raise WorkloadError(f"{name}: got {amount}, allowed is a number above 0")
+    return (*kept[:-1], *(last.without_tool() for last in kept[-1:]))
