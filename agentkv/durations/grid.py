@@ -1,4 +1,7 @@
-"""Distributions of durations as probabilities over a fixed grid of bins, even in ln(seconds)."""
+"""Distributions of durations as probabilities over a fixed grid of bins, even in ln(seconds).
+
+The default predictor mixes, shifts and cuts them. Knows nothing of commands.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _REACH = 3.5
 
 
 def bell(mean: float, deviation: float) -> tuple[int, Sequence[float]]:
-    """A normal distribution of ln(seconds): the first bin it touches, and the bins from there on.
+    """Return a normal distribution of ln(seconds): its first bin, and the bins from there on.
 
     The probabilities sum to 1; beyond 3.5 standard deviations it counts as flat. Both arguments
     are rounded to the next 0.05.
@@ -43,7 +46,7 @@ def _bell(mean_steps: int, deviation_steps: int) -> tuple[int, Sequence[float]]:
 
 
 def dense(first: int, parts: Sequence[float]) -> list[float]:
-    """All bins, those not touched as 0."""
+    """Return all bins, those outside `parts` as 0."""
     return [0.0] * first + [*parts] + [0.0] * (NUM_BINS - first - len(parts))
 
 
@@ -57,7 +60,7 @@ class GridDistribution:
         self._at_most = tuple(accumulate(bins))[:-1]
 
     def p_over(self, seconds: float) -> float:
-        """Probability that it runs longer; 1 for 0 seconds or less."""
+        """Return the probability that it runs longer; 1 for 0 seconds or less."""
         if seconds <= 0.0:
             return 1.0
         place = (math.log(seconds) - _LOW) / _WIDTH
@@ -71,7 +74,7 @@ class GridDistribution:
         return min(1.0, max(0.0, 1.0 - low - share * (high - low)))
 
     def quantile_s(self, share: float) -> float:
-        """Seconds within which this share of the runs end, between the grid's bounds."""
+        """Return seconds within which this share of the runs end, between the grid's bounds."""
         index = bisect_left(self._at_most, share)
         if index == 0:
             return LOWEST_S
@@ -82,7 +85,7 @@ class GridDistribution:
 
 
 def shifted(bins: Sequence[float], by: float) -> list[float]:
-    """The bins of durations e^`by` times as long; what leaves the grid stays in its outer bins.
+    """Return the bins of durations e^`by` times as long; the outer bins keep what leaves the grid.
 
     Between two bins the probability is split, which keeps the mean of ln(seconds).
     """
@@ -99,7 +102,7 @@ def shifted(bins: Sequence[float], by: float) -> list[float]:
 
 
 def over(bins: Sequence[float], seconds: float) -> list[float]:
-    """The bins given that it runs longer than `seconds`, just above if that seemed impossible."""
+    """Return the bins given that it runs longer than `seconds`; if impossible, just above."""
     first = bin_of(seconds)
     # of the bin that holds the bound, the part above it
     part = min(1.0, max(0.0, CENTRES[first] + _WIDTH / 2 - math.log(max(seconds, 1e-9))) / _WIDTH)
@@ -111,12 +114,12 @@ def over(bins: Sequence[float], seconds: float) -> list[float]:
 
 
 def cut_at(bins: Sequence[float], seconds: float) -> list[float]:
-    """The bins where whatever would run longer than `seconds` is stopped then."""
+    """Return the bins of runs that are stopped after `seconds`."""
     limit = bin_of(seconds)
     return [*bins[:limit], sum(bins[limit:]), *([0.0] * (NUM_BINS - limit - 1))]
 
 
 def bin_of(seconds: float) -> int:
-    """The bin that holds a duration."""
+    """Return the index of the bin that holds a duration."""
     place = math.ceil((math.log(max(seconds, 1e-9)) - _LOW) / _WIDTH)
     return min(max(place, 0), NUM_BINS - 1)

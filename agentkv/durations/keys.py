@@ -1,4 +1,7 @@
-"""Under which names a command's runs are remembered: from what is like it to the very same text."""
+"""The names under which the default predictor remembers a command's runs, from alike to identical.
+
+Called by `backoff` once per new text. Knows nothing of durations.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,12 @@ _MAX_EFFECTS = 20
 
 
 class Keys(NamedTuple):
-    """`levels`: names of groups of runs, each more alike than the one before, the last of exactly
-    this text. `effects`: parts of the command, each of which may make it slower or faster."""
+    """The keys of a command, each under 500 characters."""
 
     levels: tuple[str, str, str, str]
+    """Groups of runs, each more alike than the one before; the last is of exactly this text."""
     effects: tuple[str, ...]
+    """Parts of the command, each of which may make it slower or faster."""
 
 
 LEVEL_NAMES = ("the same program", "the same options and target", "the same words", "this command")
@@ -38,7 +42,7 @@ THIS_COMMAND = 3
 
 
 def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:
-    """The keys of a command whose main program is `main`. Every key is under 500 characters."""
+    """Return the keys of a command whose main program is `main`."""
     text = command.text[:_MAX_KEY_CHARS]
     if main is None:
         return Keys(("", "", "", text), ("*",))
@@ -46,48 +50,40 @@ def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:
     # `python -m pip install x` is a `pip install x`
     core, main = [module_of(p) or p for p in core], module_of(main) or main
     modes = [mode_of(program) for program in core]
-    effects = dict.fromkeys(
-        (
-            "*",
-            *(f"{mode}{program.key}" for mode, program in zip(modes, core, strict=True)),
-            *(f"{mode}{program.name} *" for mode, program in zip(modes, core, strict=True)),
-        )
-    )
-    together: set[str] = set()
+    effects = ["*"]
+    effects += [f"{mode}{program.key}" for mode, program in zip(modes, core, strict=True)]
+    effects += [f"{mode}{program.name} *" for mode, program in zip(modes, core, strict=True)]
     options: list[str] = []
     shapes: list[str] = []
     target = ""
     for mode, program in zip(modes, core, strict=True):
-        key = program.key
-        together.add(key)
         words = _words(program)
         flags = sorted({_masked_flag(word) for word in words if word[:1] == "-"})[:_MAX_FLAGS]
         options += flags
-        plain = [word if _is_plain(word) else "*" for word in words]
+        plain = [word if len(word) < _MAX_WORD_CHARS and " " not in word else "*" for word in words]
         shape = " ".join((program.name, *plain))[:_MAX_KEY_CHARS]
         shapes.append(shape if program.name == "sleep" else _NUMBER.sub("0", shape))
         operands = [word for word in plain if word[:1] != "-"]
-        for part in (*flags, *operands):
-            if part != "*":
-                effects[f"{mode}{key} {part.rstrip('/')}"] = None
+        parts = (part.rstrip("/") for part in (*flags, *operands) if part != "*")
+        effects += [f"{mode}{program.key} {part}" for part in parts]
         if program == main:
             own = [word for word in words if word[:1] != "-"]
-            target = "".join(own[_num_own(program) :][:1])[:_MAX_WORD_CHARS]
-    alike = f"{'|'.join(sorted(together))} {target} {' '.join(options)}"
-    levels = (_own_key(main), alike, "; ".join(shapes))
-    own_mode = mode_of(main)
-    first, second, third = (f"{own_mode}{level}"[:_MAX_KEY_CHARS] for level in levels)
-    parts = tuple(effect[:_MAX_KEY_CHARS] for effect in effects)
-    return Keys((first, second, third, text), parts[:_MAX_EFFECTS])
+            target = "".join(own[_num_named(program) :][:1])[:_MAX_WORD_CHARS]
+    together = "|".join(sorted({program.key for program in core}))
+    levels = (_own_key(main), f"{together} {target} {' '.join(options)}", "; ".join(shapes))
+    mode = mode_of(main)
+    first, second, third = (f"{mode}{level}"[:_MAX_KEY_CHARS] for level in levels)
+    unique = [effect[:_MAX_KEY_CHARS] for effect in dict.fromkeys(effects)]
+    return Keys((first, second, third, text), tuple(unique[:_MAX_EFFECTS]))
 
 
 def _own_key(program: Program) -> str:
-    """Of a `sleep` with what it waits: runs of other lengths say nothing of it."""
+    """Return a `sleep` with its length, since it says nothing of other lengths; else the key."""
     return " ".join(program.argv) if program.name == "sleep" else program.key
 
 
-def _num_own(program: Program) -> int:
-    """How many of its words but options are no target: what its key names, and inline code."""
+def _num_named(program: Program) -> int:
+    """Count its words that are neither option nor target: those in its key, and inline code."""
     named = program.key.split(":")[1:]
     return sum(part[:1] != "-" for part in named) + bool(program.code)
 
@@ -103,7 +99,3 @@ def _words(program: Program) -> tuple[str, ...]:
 def _masked_flag(word: str) -> str:
     word = word[:_MAX_FLAG_CHARS]
     return word if word.isalpha() else _NUMBER.sub("0", word)
-
-
-def _is_plain(word: str) -> bool:
-    return len(word) < _MAX_WORD_CHARS and " " not in word

@@ -1,7 +1,7 @@
 """Prediction: a distribution of a command's duration, and what it means for a pin.
 
-Every estimator returns one; the policies read `speed` and `ttl_s`. Knows nothing of commands' texts
-or of how a distribution was found.
+Every estimator returns one; the policies read `speed` and `ttl_s`. Knows nothing of how a
+distribution was found.
 """
 
 from __future__ import annotations
@@ -21,16 +21,42 @@ SLOW_S = 5.0
 """A command is slow if it runs for longer than this many seconds. Source: ContextServe."""
 SURE = 0.85
 """Probability above which a command is called fast or slow. Source: ContextServe."""
+TTL_SHARE = 0.9
+"""Share of its runs that a fast command's pin outlasts. Source: ContextServe."""
+UNCERTAIN_TTL_S = 2.0
+"""TTL of an uncertain command unless another rule has a better one: Continuum's at cold start."""
 
 
 class Distribution(Protocol):
     """A distribution of durations in seconds."""
 
     def p_over(self, seconds: float) -> float:
-        """Probability, 0 to 1, that the command runs longer than `seconds`."""
+        """Return the probability, 0 to 1, that the command runs longer than `seconds`."""
 
     def quantile_s(self, share: float) -> float:
-        """The seconds within which this share (0 to 1, exclusive) of the runs end."""
+        """Return the seconds within which this share (0 to 1, exclusive) of the runs end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """ln(seconds) is normal, with the median exp(mean_ln)."""
+
+    mean_ln: float
+    spread_ln: float
+
+    def p_over(self, seconds: float) -> float:
+        if seconds <= 0:
+            return 1.0
+        distance = (math.log(seconds) - self.mean_ln) / self.spread_ln
+        return 0.5 * math.erfc(distance / math.sqrt(2))
+
+    def quantile_s(self, share: float) -> float:
+        return math.exp(self.mean_ln + self.spread_ln * NormalDist().inv_cdf(share))
+
+
+ANY_COMMAND = LogNormal(mean_ln=math.log(1.4), spread_ln=1.47)
+"""Any command of a coding agent. Source: on one Go project they have a median of 1.4 s and a 0.9
+quantile of 9.2 s (traces of entireio/cli)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +77,9 @@ class Prediction:
     distribution: Distribution
 
     def p_over(self, seconds: float) -> float:
-        """Probability, 0 to 1, that the command runs longer than `seconds`.
+        """Return the probability, 0 to 1, that the command runs longer than `seconds`.
 
-        Raises ValueError where that is not a number.
+        Raises ValueError if `seconds` is NaN.
         """
         if math.isnan(seconds):
             raise ValueError(f"p_over: got {seconds!r}, allowed is a number of seconds")
@@ -70,26 +96,20 @@ class Estimator(Protocol):
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Raises KeyError, TypeError or ValueError where the data does not fit."""
+        """Raises KeyError, TypeError or ValueError for data of another shape."""
 
 
-UNCERTAIN_TTL_S = 2.0
-"""What an uncertain command's pin gets where nobody knows better: Continuum's TTL at cold start."""
-TTL_SHARE = 0.9
-"""Share of its runs that a fast command's pin outlasts. Source: ContextServe."""
-
-
-def verdict(distribution: Distribution, sure: float = SURE) -> Speed:
-    """FAST if it surely ends within FAST_S, SLOW if it surely runs for longer than SLOW_S."""
-    if 1.0 - distribution.p_over(FAST_S) > sure:
+def verdict(distribution: Distribution) -> Speed:
+    """Return the speed that has a probability above SURE; "uncertain" if neither has."""
+    if 1.0 - distribution.p_over(FAST_S) > SURE:
         return "fast"
-    return "slow" if distribution.p_over(SLOW_S) > sure else "uncertain"
+    return "slow" if distribution.p_over(SLOW_S) > SURE else "uncertain"
 
 
 def prediction(
     speed: Speed, distribution: Distribution, *, fast_ttl_s: float, source: str, explanation: str
 ) -> Prediction:
-    """The prediction with this verdict; `fast_ttl_s` counts only where the verdict is fast."""
+    """Return the prediction with this speed; `fast_ttl_s` is its TTL if that is fast."""
     ttl_s = {"fast": fast_ttl_s, "slow": 0.0, "uncertain": UNCERTAIN_TTL_S}[speed]
     return Prediction(
         speed=speed,
@@ -103,45 +123,16 @@ def prediction(
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 run`, `12 runs`."""
+    """Return `1 run`, `12 runs`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def summary(distribution: Distribution) -> str:
-    """The numbers that matter for a pin, as the end of a sentence."""
+    """Return the numbers that matter for a pin, as the end of a sentence."""
+    p50_s = distribution.quantile_s(0.5)
+    p50 = f"{p50_s:.0f}" if p50_s >= 10 else f"{p50_s:.2g}"
     return (
-        f"half end within {_rounded(distribution.quantile_s(0.5))} s, "
+        f"half end within {p50} s, "
         f"{1 - distribution.p_over(FAST_S):.0%} within {FAST_S:g} s, "
         f"{distribution.p_over(SLOW_S):.0%} take over {SLOW_S:g} s."
     )
-
-
-def _rounded(seconds: float) -> str:
-    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
-
-
-_STANDARD = NormalDist()
-
-
-@dataclass(frozen=True, slots=True)
-class LogNormal:
-    """ln(seconds) is normal, with the median exp(mean_ln)."""
-
-    mean_ln: float
-    spread_ln: float
-
-    def p_over(self, seconds: float) -> float:
-        """Probability, 0 to 1, that the command runs longer than `seconds`."""
-        if seconds <= 0:
-            return 1.0
-        distance = (math.log(seconds) - self.mean_ln) / self.spread_ln
-        return 0.5 * math.erfc(distance / math.sqrt(2))
-
-    def quantile_s(self, share: float) -> float:
-        """The seconds within which this share (0 to 1, exclusive) of the runs end."""
-        return math.exp(self.mean_ln + self.spread_ln * _STANDARD.inv_cdf(share))
-
-
-ANY_COMMAND = LogNormal(mean_ln=math.log(1.4), spread_ln=1.47)
-"""Nothing known of the command. Source: the commands of coding agents on one Go project have a
-median of 1.4 s and a 0.9 quantile of 9.2 s (traces of entireio/cli)."""

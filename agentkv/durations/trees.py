@@ -25,9 +25,8 @@ Bound = Literal["exact", "lower", "upper"]
 Node = tuple[int, float, Any, Any]
 """(feature index, threshold, branch at or below it, branch above it); a leaf is a float."""
 
-
 MIN_RUNS = 100
-"""Fewer runs are not trained on."""
+"""Training refuses fewer runs."""
 MAX_BOOSTED_DEPTH = 4
 NUM_BOOSTED_TREES = 60
 _NUM_PRIOR_TREES = 40
@@ -76,7 +75,7 @@ class TreeEnsemble:
         return len(self._trees)
 
     def raw_score(self, features: Sequence[float]) -> float:
-        """The sum of the leaves reached: a log-odds, or a mean, as the model was trained."""
+        """Return the sum of the leaves reached: a log-odds, or a mean, as the model was trained."""
         total = 0.0
         for node in self._trees:
             while type(node) is tuple:
@@ -86,16 +85,16 @@ class TreeEnsemble:
 
     @classmethod
     def from_lightgbm(cls, dump: dict[str, Any]) -> TreeEnsemble:
-        """From `Booster.dump_model()`, for numeric features without missing values."""
+        """Convert `Booster.dump_model()`, for numeric features without missing values."""
         return cls([_from_lightgbm(tree["tree_structure"]) for tree in dump["tree_info"]])
 
     def to_list(self) -> list[Any]:
-        """Nested lists, for JSON."""
+        """Return nested lists, for JSON."""
         return [_as_list(tree) for tree in self._trees]
 
     @classmethod
     def from_list(cls, trees: list[Any]) -> TreeEnsemble:
-        """The inverse of `to_list`. Raises TypeError or ValueError for other data."""
+        """Take back what `to_list` returned. Raises TypeError or ValueError for other data."""
         return cls([_from_list(tree) for tree in trees])
 
 
@@ -103,13 +102,9 @@ def _from_lightgbm(node: dict[str, Any]) -> Node | float:
     if "leaf_value" in node:
         return float(f"{node['leaf_value']:.5g}")
     if node["decision_type"] != "<=":
-        raise ValueError(f"only numeric splits are understood, got {node['decision_type']!r}")
-    return (
-        int(node["split_feature"]),
-        float(f"{node['threshold']:.6g}"),
-        _from_lightgbm(node["left_child"]),
-        _from_lightgbm(node["right_child"]),
-    )
+        raise ValueError(f"only numeric splits can be read, got {node['decision_type']!r}")
+    branches = _from_lightgbm(node["left_child"]), _from_lightgbm(node["right_child"])
+    return (int(node["split_feature"]), float(f"{node['threshold']:.6g}"), *branches)
 
 
 def _as_list(node: Node | float) -> Any:

@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 GLOBAL_WINDOW = 512
-"""Durations kept over all tools; older ones are forgotten."""
+"""Durations kept over all tools."""
 TOOL_WINDOW = 256
 """Durations kept per tool."""
 MAX_TOOLS = 256
-"""Tools remembered; the one not seen for longest is forgotten first."""
+"""Tools remembered; the least recently seen is dropped first."""
+QUEUEING_WINDOW = 100
+"""Queueing delays kept."""
+HOLD_SHARES = (0.0, 0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+"""Hold times that are weighed, as shares of the price."""
 
 
 class DurationWindow:
@@ -34,8 +38,8 @@ class DurationWindow:
     def __len__(self) -> int:
         return len(self._sorted)
 
-    def add(self, duration_s: float) -> None:
-        """Add one duration; the oldest goes when the window is full. O(size)."""
+    def observe(self, duration_s: float) -> None:
+        """Add one duration; a full window drops its oldest. O(size)."""
         if len(self._in_order) == self.size:
             oldest_s = self._in_order.popleft()
             del self._sorted[bisect_left(self._sorted, oldest_s)]
@@ -46,17 +50,17 @@ class DurationWindow:
 
     @property
     def mean_s(self) -> float:
-        """Mean of the window in seconds; 0 while it is empty."""
+        """Mean in seconds; 0 while empty."""
         return self._total_s / len(self._sorted) if self._sorted else 0.0
 
     def share_at_most(self, duration_s: float) -> float:
-        """P(tau): the share of the window that lasted `duration_s` or less; 0 while empty."""
+        """Return P(tau): the share of the window up to `duration_s`; 0 while empty."""
         if not self._sorted:
             return 0.0
         return bisect_right(self._sorted, duration_s) / len(self._sorted)
 
     def best_ttl_s(self, benefit_s: float) -> float:
-        """The tau among 0 and the observed durations with the largest P(tau) * benefit - tau.
+        """Return the tau of 0 and the observed durations with the largest P(tau) * benefit - tau.
 
         Ties go to the shorter TTL. O(window).
         """
@@ -72,8 +76,7 @@ class DurationWindow:
 class ToolDurations:
     """Tool durations per tool and over all tools, bounded in memory.
 
-    At most MAX_TOOLS * TOOL_WINDOW + GLOBAL_WINDOW durations, each once in order
-    and once sorted: under 4 MiB.
+    At most MAX_TOOLS * TOOL_WINDOW + GLOBAL_WINDOW durations, each kept twice: under 4 MiB.
     """
 
     def __init__(self) -> None:
@@ -84,7 +87,7 @@ class ToolDurations:
     def observe(self, tool: str | None, duration_s: float) -> None:
         """Add the duration of one tool call; `tool` None counts in the global window only."""
         self.num_observed += 1
-        self.over_all.add(duration_s)
+        self.over_all.observe(duration_s)
         if tool is None:
             return
         window = self._by_tool.get(tool)
@@ -93,35 +96,20 @@ class ToolDurations:
             if len(self._by_tool) > MAX_TOOLS:
                 self._by_tool.popitem(last=False)
         self._by_tool.move_to_end(tool)
-        window.add(duration_s)
+        window.observe(duration_s)
 
     def of(self, tool: str | None) -> DurationWindow | None:
-        """The window of one tool, None if that tool was never seen."""
+        """Return the window of one tool, None if it was never seen."""
         return self._by_tool.get(tool) if tool is not None else None
-
-
-class QueueingDelay:
-    """T: sliding mean, in seconds, of the queueing delay of turns whose cache had been evicted."""
-
-    def __init__(self, size: int = 100) -> None:
-        self._window = DurationWindow(size)
-
-    def observe(self, delay_s: float) -> None:
-        self._window.add(delay_s)
-
-    @property
-    def mean_s(self) -> float:
-        """0 until a turn has had to wait for an evicted cache."""
-        return self._window.mean_s
 
 
 class Memoryfulness:
     """eta = -Corr(k, N - k) over finished jobs, k turns served of N.
 
-    1 when all jobs have the same length (each turn served is one turn less to come), 0 when the
-    turns served tell nothing about those to come. The sums of one job's N points have closed
-    forms, so a job costs O(1). Clamped to 0..1; 1 while undefined (no job longer than one turn
-    has finished), since agents run under a common step limit.
+    It is 1 if all jobs have the same length (each turn served is one turn less to come), 0 if the
+    turns served say nothing of those to come. The sums of one job's N points have closed forms, so
+    a job costs O(1). Clamped to 0..1; 1 while undefined (no job longer than one turn has finished),
+    since agents run under a common step limit.
     """
 
     def __init__(self, num_jobs: int = 1000) -> None:
@@ -167,15 +155,10 @@ class PrefillReload:
     def seconds(self, num_tokens: int) -> float:
         return self.constant_s + num_tokens * (self.linear_s + num_tokens * self.quadratic_s)
 
-    @classmethod
-    def from_coefficients(cls, coefficients: Sequence[float]) -> PrefillReload:
-        constant_s, linear_s, quadratic_s = coefficients
-        return cls(constant_s, linear_s, quadratic_s)
-
 
 @dataclass(frozen=True, slots=True)
 class TTL:
-    """A time-to-live in seconds and the sentence that says where it came from."""
+    """A time-to-live in seconds, and a few words on where it came from."""
 
     seconds: float
     reason: str
@@ -192,11 +175,12 @@ class ContinuumTTL:
     cold_start_ttl_s: float = 2.0
     cold_start_samples: int = 100
     durations: ToolDurations = field(default_factory=ToolDurations)
-    queueing: QueueingDelay = field(default_factory=QueueingDelay)
+    queueing: DurationWindow = field(default_factory=lambda: DurationWindow(QUEUEING_WINDOW))
+    """Queueing delays of turns whose cache had been evicted; their mean is T."""
     memoryfulness: Memoryfulness = field(default_factory=Memoryfulness)
 
     def ttl(self, tool: str | None, reload_s: float) -> TTL:
-        """TTL for a turn that now runs `tool`, whose context costs `reload_s` to rebuild."""
+        """Return the TTL of a turn that runs `tool`; rebuilding its context costs `reload_s`."""
         if self.durations.num_observed < self.cold_start_samples:
             seen = f"{self.durations.num_observed} of {self.cold_start_samples} durations"
             return TTL(self.cold_start_ttl_s, f"cold start: {seen}")
@@ -222,21 +206,17 @@ class FixedTTL:
         return TTL(self.ttl_s, "fixed")
 
 
-SHARES = (0.0, 0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-"""Hold times that are weighed, as shares of the price."""
-
-
 def best_hold_s(p_over: Callable[[float], float], price_s: float) -> float:
-    """The hold time, of SHARES times `price_s`, with the least expected cost.
+    """Return the hold time, of HOLD_SHARES times `price_s`, with the least expected cost.
 
-    `p_over(seconds)` is the probability that it takes longer to come back; `price_s` is what it
-    costs if it was let go before, in the same seconds that holding costs: the rent-or-buy problem
-    with a known distribution. Without one, holding for the price itself costs at most twice the
-    least (Karlin et al., Competitive snoopy caching, 1988).
+    `p_over(seconds)` is the probability that idle memory is needed again later than that;
+    `price_s` is what rebuilding costs, in the same seconds that holding costs: the rent-or-buy
+    problem with a known distribution. Without one, holding for the price itself costs at most twice
+    the least (Karlin et al., Competitive snoopy caching, 1988).
     """
     best_s, least_s = 0.0, price_s
     held_s, last_s, last_p = 0.0, 0.0, 1.0
-    for share in SHARES[1:]:
+    for share in HOLD_SHARES[1:]:
         hold_s = share * price_s
         p = p_over(hold_s)
         held_s += (hold_s - last_s) * (last_p + p) / 2.0

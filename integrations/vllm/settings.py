@@ -104,7 +104,7 @@ class Settings(BaseModel):
     def prefill_reload(self) -> PrefillReload | None:
         if self.prefill_reload_s is None:
             return None
-        return PrefillReload.from_coefficients(self.prefill_reload_s)
+        return PrefillReload(*self.prefill_reload_s)
 
 
 def read_settings(given: object, *, policy: str) -> Settings:

@@ -18,9 +18,10 @@ from functools import partial
 from agentkv.durations.ttl import (
     GLOBAL_WINDOW,
     MAX_TOOLS,
+    QUEUEING_WINDOW,
     TOOL_WINDOW,
+    DurationWindow,
     Memoryfulness,
-    QueueingDelay,
     ToolDurations,
 )
 from agentkv.integrations.vllm.policy.costs import WINDOW, Step, StepFit
@@ -103,7 +104,7 @@ def _tool_durations(chance: random.Random) -> ToolDurations:
 
 
 def _delays_and_lengths(chance: random.Random) -> object:
-    delays, lengths = QueueingDelay(), Memoryfulness()
+    delays, lengths = DurationWindow(QUEUEING_WINDOW), Memoryfulness()
     for _ in range(5000):
         delays.observe(chance.random())
         lengths.observe(chance.randrange(1, 1000))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkv.durations.ttl import (
+    HOLD_SHARES,
     MAX_TOOLS,
-    SHARES,
     ContinuumTTL,
     DurationWindow,
     FixedTTL,
@@ -30,7 +30,7 @@ def test_the_ttl_maximises_the_papers_objective(durations: list[float], benefit_
     """No candidate tau gains more than the one chosen."""
     window = DurationWindow(100)
     for duration_s in durations:
-        window.add(duration_s)
+        window.observe(duration_s)
 
     def gain_s(tau_s: float) -> float:
         return sum(d <= tau_s for d in durations) / len(durations) * benefit_s - tau_s
@@ -44,7 +44,7 @@ def test_a_window_forgets_the_oldest(durations: list[float], size: int) -> None:
     """Only the last `size` durations count."""
     window = DurationWindow(size)
     for duration_s in durations:
-        window.add(duration_s)
+        window.observe(duration_s)
     last = durations[-size:]
     assert len(window) == len(last)
     assert window.mean_s == pytest.approx(statistics.fmean(last), abs=1e-6)
@@ -154,7 +154,7 @@ def test_what_surely_takes_longer_than_its_price_is_let_go_at_once() -> None:
 
 def test_a_memoryless_wait_is_held_for_long_or_not_at_all() -> None:
     """With a constant chance of return, what is worth a second is worth the next one too."""
-    assert best_hold_s(lambda t: math.exp(-t / 0.5), 1.0) == SHARES[-1]
+    assert best_hold_s(lambda t: math.exp(-t / 0.5), 1.0) == HOLD_SHARES[-1]
     assert best_hold_s(lambda t: math.exp(-t / 4.0), 1.0) == 0.0
 
 
@@ -181,4 +181,4 @@ def test_the_hold_time_is_no_dearer_than_letting_go(
     held_s = tail * hold_s + (1.0 - tail) * (1.0 - math.exp(-rate * hold_s)) / rate
     # the trapezium over-estimates a convex curve, so that the true cost is below the one weighed
     assert held_s + p_over(hold_s) * price_s <= price_s * (1.0 + 1e-9)
-    assert hold_s == pytest.approx(0.0) or hold_s <= SHARES[-1] * price_s
+    assert hold_s == pytest.approx(0.0) or hold_s <= HOLD_SHARES[-1] * price_s
