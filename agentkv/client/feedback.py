@@ -15,10 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentkv.client.context import job_made_current
 from agentkv.client.transport import close_connections
 from agentkv.errors import NoAnswerError, StatusError
 
@@ -118,8 +118,7 @@ class FeedbackSender:
                 thread = threading.Thread(
                     target=self._deliver_all, name="agentkv-feedback", daemon=True
                 )
-                with job_made_current(None):  # or it would keep the job that started it alive
-                    thread.start()
+                Context().run(thread.start)  # in ours it would keep the current job alive
                 self._thread = thread
 
     def _deliver_all(self) -> None:

@@ -13,7 +13,7 @@ from agentkv.client import context
 from agentkv.client.ledger import JobSummary, OpenTurn, TurnLedger
 from agentkv.client.server import Server
 from agentkv.client.transport import job_path
-from agentkv.protocol import MAX_TOOL_CHARS, Tags, ToolEvent, ToolState, parse_turn_count
+from agentkv.protocol import MAX_TOOL_CHARS, Tags, ToolEvent, parse_turn_count
 from agentkv.tool_calls import ToolCall
 
 ClientT = TypeVar("ClientT")
@@ -120,22 +120,23 @@ class ToolRun:
             )
         self.duration_s: float | None = None
         self._job = job
-        name, command = (None, call) if isinstance(call, str) else (call.name, call.command)
-        self._name = _sendable(name)
-        self._command = _sendable(command)
-        self._turn: int | None = None
+        self._name = None if isinstance(call, str) else _sendable(call.name)
+        self._command = _sendable(call if isinstance(call, str) else call.command)
+        self._fields: dict[str, str | int | float] = {}
         self._started_at_s = 0.0
 
     def __enter__(self) -> Self:
-        self._turn = self._job.ledger.begin_tool()
+        turn = self._job.ledger.begin_tool()
+        event = ToolEvent("started", tool=self._name, command=self._command, turn=turn)
+        self._fields = event.as_fields()
         self._started_at_s = time.monotonic()
-        self._report("started")
+        self._report(self._fields)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.duration_s = time.monotonic() - self._started_at_s
         self._job.ledger.finish_tool(self._command or self._name or "tool", self.duration_s)
-        self._report("finished")
+        self._report({**self._fields, "state": "finished", "duration_s": self.duration_s})
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -143,20 +144,11 @@ class ToolRun:
     async def __aexit__(self, *exc_info: object) -> None:
         self.__exit__(*exc_info)
 
-    def _report(self, state: ToolState) -> None:
+    def _report(self, fields: dict[str, str | int | float]) -> None:
         """Tell the servers of the job, in the background; before its first turn it has none."""
-        if self._job.is_over:
-            return
-        event = ToolEvent(
-            state=state,
-            tool=self._name,
-            command=self._command,
-            duration_s=self.duration_s,
-            turn=self._turn,
-        )
-        body = event.as_fields()
-        for server in self._job.servers:
-            server.submit("POST", f"{self._job.path}/tool", body)
+        if not self._job.is_over:
+            for server in self._job.servers:
+                server.submit("POST", f"{self._job.path}/tool", fields)
 
 
 def _sendable(text: str | None) -> str | None:

@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextvars import Context
 from functools import partial
 from typing import Any
 
-from agentkv.client.context import job_made_current
 from agentkv.client.feedback import Delivery, sender_to
 from agentkv.client.transport import (
     CALL_TIMEOUT_S,
@@ -193,8 +193,8 @@ def _in_time(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             answer.set_exception(error)
 
     try:
-        with job_made_current(None):  # or a thread that hangs would keep the job alive
-            threading.Thread(target=ask, name="agentkv-question", daemon=True).start()
+        thread = threading.Thread(target=ask, name="agentkv-question", daemon=True)
+        Context().run(thread.start)  # in ours, a thread that hangs would keep the job alive
     except RuntimeError as error:
         raise _no_thread(error) from error
     try:

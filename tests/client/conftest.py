@@ -16,7 +16,7 @@ from agentkv.testing import ScriptedServer, forget_servers
 
 @pytest.fixture(autouse=True)
 def clean_slate() -> Iterator[None]:
-    """No server is known, nothing is instrumented, and no feedback is on its way."""
+    """No server is known, nothing is instrumented, and no feedback is waiting."""
     forget_servers()
     yield
     agentkv.uninstrument()

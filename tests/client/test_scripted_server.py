@@ -75,3 +75,23 @@ def test_waiting_in_vain_says_what_did_arrive(server: ScriptedServer) -> None:
     httpx.get(f"{server.base_url}/agentkv/info")
     with pytest.raises(AssertionError, match=r"0\.01 s; arrived: \['/v1/agentkv/info'\]"):
         server.wait_for(lambda server: server.released, timeout_s=0.01)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_scripted_tool_calls_arrive_however_they_are_asked_for(stream: bool) -> None:
+    """In one piece or streamed."""
+    call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+    with (
+        ScriptedServer([ScriptedReply("hm", tool_calls=[call])]) as server,
+        openai.OpenAI(base_url=server.base_url, api_key="key") as client,
+    ):
+        if stream:
+            with client.chat.completions.stream(**CHAT) as chunks:
+                calls = chunks.get_final_completion().choices[0].message.tool_calls
+            with client.responses.stream(model="m", input="hi") as events:
+                output = events.get_final_response().output
+        else:
+            calls = client.chat.completions.create(**CHAT).choices[0].message.tool_calls
+            output = client.responses.create(model="m", input="hi").output
+    assert [call.function.name for call in calls] == ["bash"]
+    assert [(item.name, item.call_id) for item in output[1:]] == [("bash", "c")]

@@ -1,4 +1,4 @@
-"""Servers without the plugin, strict, slow, dead or dying: the agent goes on as without us."""
+"""Servers without the plugin, strict, slow, dead or dying: the agent goes on as without agentkv."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def client_of(server: ScriptedServer, **options: Any) -> openai.OpenAI:
 def test_a_server_without_the_plugin_gets_no_tags_and_one_warning(
     plain: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A strict endpoint would answer 400 to fields it does not know."""
+    """It is asked once and gets plain calls, since a strict endpoint answers 400 to tags."""
     with client_of(plain) as client:
         for _ in range(2):
             with agentkv.session(client) as job:
@@ -52,49 +52,37 @@ def test_a_server_without_the_plugin_gets_no_tags_and_one_warning(
     assert plain.root_url in record.getMessage()
 
 
-def test_nothing_is_said_where_the_user_does_not_care(
+def test_ignore_logs_nothing_about_a_missing_plugin(
     plain: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """on_missing_server="ignore"."""
+    """on_missing_server="ignore" sends calls untouched without a warning."""
     with client_of(plain) as client, agentkv.session(client, on_missing_server="ignore") as job:
         job.client.chat.completions.create(**CHAT)
     assert caplog.records == []
 
 
-def test_a_missing_plugin_is_an_error_on_entry_where_wanted(plain: ScriptedServer) -> None:
-    """With a client the server is known by then, and nothing was sent to it."""
-    with (
-        client_of(plain) as client,
-        pytest.raises(agentkv.AgentKVServerError, match="no agentkv plugin found at http"),
-        agentkv.session(client, on_missing_server="raise"),
-    ):
-        pytest.fail("the session was entered")
-    assert plain.turns == []
-    assert agentkv.current_job() is None
-
-
-def test_without_a_client_it_is_an_error_of_the_first_call(plain: ScriptedServer) -> None:
-    """Before the call is sent."""
-    with client_of(plain) as client, agentkv.session(on_missing_server="raise"):
-        with pytest.raises(agentkv.AgentKVServerError):
-            client.chat.completions.create(**CHAT)
-        assert plain.turns == []
-
-
 @pytest.mark.asyncio
-async def test_the_async_forms_raise_as_well(plain: ScriptedServer) -> None:
-    """On entry and with the first call."""
-    async with openai.AsyncOpenAI(base_url=plain.base_url, api_key="key") as client:
-        with pytest.raises(agentkv.AgentKVServerError):
-            async with agentkv.session(client, on_missing_server="raise"):
+async def test_raise_is_an_error_on_entry_or_with_the_first_call(plain: ScriptedServer) -> None:
+    """on_missing_server="raise" raises on entry if the server is known, and sends nothing."""
+    error = pytest.raises(agentkv.AgentKVServerError, match="no agentkv plugin found at http")
+    async with openai.AsyncOpenAI(base_url=plain.base_url, api_key="key") as async_client:
+        with client_of(plain) as client:
+            with error, agentkv.session(client, on_missing_server="raise"):
                 pytest.fail("the session was entered")
-        async with agentkv.session(on_missing_server="raise"):
-            with pytest.raises(agentkv.AgentKVServerError):
-                await client.chat.completions.create(**CHAT)
+            with error:
+                async with agentkv.session(async_client, on_missing_server="raise"):
+                    pytest.fail("the session was entered")
+            assert agentkv.current_job() is None
+            with agentkv.session(on_missing_server="raise"):
+                with error:
+                    client.chat.completions.create(**CHAT)
+                with error:
+                    await async_client.chat.completions.create(**CHAT)
+    assert plain.turns == []
 
 
-def test_a_server_that_got_the_plugin_is_found_by_who_insists(plain: ScriptedServer) -> None:
-    """on_missing_server="raise" asks anew on entry; that is what a restart calls for."""
+def test_raise_asks_a_server_again(plain: ScriptedServer) -> None:
+    """A plugin that came with a restart is found on entry with on_missing_server="raise"."""
     with client_of(plain) as client:
         with agentkv.session(client, on_missing_server="ignore") as job:
             job.client.chat.completions.create(**CHAT)
@@ -120,27 +108,25 @@ def test_a_server_is_asked_once_by_many_threads(server: ScriptedServer) -> None:
     assert len({turn.tags["job_id"] for turn in server.turns}) == 8
 
 
-@pytest.mark.parametrize(
-    "info", [{"wire_version": 2}, {"wire_version": None}], ids=["newer", "none"]
-)
+@pytest.mark.parametrize("version", [2, None, "hello"])
 def test_another_wire_version_gets_no_tags(
-    info: dict[str, object], caplog: pytest.LogCaptureFixture
+    version: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The warning names both versions."""
+    """The warning names both versions; a server that answers 200 to anything has none."""
     with (
-        ScriptedServer(info=info) as server,
+        ScriptedServer(info={"wire_version": version}) as server,
         client_of(server) as client,
         agentkv.session(client) as job,
     ):
         job.client.chat.completions.create(**CHAT)
         assert server.turns[0].tags == {}
-    assert f"wire version {info['wire_version']}, this client 1" in caplog.text
+    assert f"wire version {version!r}, this client 1" in caplog.text
 
 
 def test_a_slow_server_costs_the_agent_one_short_time_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its calls then go out untouched, without waiting again."""
+    """After the time-out its calls go out untouched, without waiting again."""
     with (
         ScriptedServer(info_delay_s=CALL_TIMEOUT_S + 5) as server,
         client_of(server) as client,
@@ -163,37 +149,34 @@ def error_of(client: openai.OpenAI) -> str:
     return repr(caught.value)
 
 
-def test_a_dead_server_fails_as_without_us(caplog: pytest.LogCaptureFixture) -> None:
-    """The SDK's own error, and one warning."""
-    server = ScriptedServer()
-    server.stop()
-    with client_of(server) as client, agentkv.session(client) as job:
-        assert error_of(job.client) == error_of(client)
-    assert job.summary().failed_calls == 2
-    assert len(caplog.records) == 1
-
-
-def test_a_server_that_dies_in_mid_job_costs_the_agent_nothing(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("dies_midway", [False, True])
+def test_a_dead_server_fails_as_without_agentkv(
+    dies_midway: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Calls fail as without us, tools and leaving do not wait, and one warning is logged."""
+    """Calls raise the SDK's own error, tools and leaving do not wait, and one warning is logged."""
     with ScriptedServer() as server, client_of(server) as client:
-        with agentkv.session(client) as job:
-            job.client.chat.completions.create(**CHAT)
+        if not dies_midway:
             server.stop()
+        with agentkv.session(client) as job:
+            if dies_midway:
+                job.client.chat.completions.create(**CHAT)
+                server.stop()
             started_at_s = time.monotonic()
             for _ in range(100):
                 with job.tool("ls"):
                     pass
-            assert error_of(job.client) == error_of(client)
+            error = error_of(job.client)
         assert time.monotonic() - started_at_s < 1.0
+        assert error == error_of(client)
         assert agentkv.flush(timeout_s=20)
+    assert job.summary().failed_calls == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "The agent is not affected" in caplog.text
 
 
-def test_a_refused_question_is_not_the_last_word(caplog: pytest.LogCaptureFixture) -> None:
-    """A wrong key says nothing about the plugin."""
+def test_a_refused_question_is_asked_again_with_another_key(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A 401 says nothing about the plugin, so a client with the right key asks again."""
     with (
         ScriptedServer(api_key="right") as server,
         client_of(server) as client,
@@ -206,36 +189,30 @@ def test_a_refused_question_is_not_the_last_word(caplog: pytest.LogCaptureFixtur
     assert "401" in caplog.text
 
 
-def test_without_a_free_thread_the_call_goes_out_untouched(
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_without_a_free_thread_the_call_goes_out_untouched(
+    is_async: bool,
     server: ScriptedServer,
     client: openai.OpenAI,
-    no_free_thread: Callable[[], AbstractContextManager[None]],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The server cannot be asked then: one warning, and the agent gets its reply."""
-    client.chat.completions.create(**CHAT)  # its connection has a thread of the server's from here
-    with no_free_thread(), agentkv.session(client) as job:
-        job.client.chat.completions.create(**CHAT)
-    assert [turn.tags for turn in server.turns] == [{}, {}]
-    (record,) = caplog.records
-    assert "no free thread to ask it from" in record.getMessage()
-    assert "Calls go out untouched" in record.getMessage()
-
-
-@pytest.mark.asyncio
-async def test_nor_does_an_async_call_need_one(
-    server: ScriptedServer,
     async_client: openai.AsyncOpenAI,
     no_free_thread: Callable[[], AbstractContextManager[None]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A server beside the client's own is asked from a thread."""
+    """A server that must be asked from a thread is not asked: one warning, and the reply comes."""
+    client.chat.completions.create(**CHAT)  # from here on the connection has the server's thread
     await async_client.chat.completions.create(**CHAT)
     with no_free_thread():
-        async with agentkv.session(async_client, server=server.root_url) as job:
-            await job.client.chat.completions.create(**CHAT)
-    assert [turn.tags for turn in server.turns] == [{}, {}]
-    assert "no free thread to ask it from" in caplog.text
+        if is_async:
+            async with agentkv.session(async_client, server=server.root_url) as job:
+                await job.client.chat.completions.create(**CHAT)
+        else:
+            with agentkv.session(client) as job:
+                job.client.chat.completions.create(**CHAT)
+    assert [turn.tags for turn in server.turns] == [{}] * 3
+    (record,) = caplog.records
+    assert "no free thread to ask it from" in record.getMessage()
+    assert "Calls go out untouched" in record.getMessage()
 
 
 def test_a_tool_runs_without_a_free_thread(
@@ -243,7 +220,7 @@ def test_a_tool_runs_without_a_free_thread(
     client: openai.OpenAI,
     no_free_thread: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    """What it has to say waits, in order, for the first thread there is."""
+    """The events of a tool wait, in order, until a thread can start."""
     with agentkv.session(client, job_id="a") as job:
         job.client.chat.completions.create(**CHAT)
         with no_free_thread(), job.tool("ls"):
@@ -252,33 +229,28 @@ def test_a_tool_runs_without_a_free_thread(
     assert [event["state"] for _, event in server.tool_events] == ["started", "finished"]
 
 
-def test_a_server_behind_a_gateway_is_named_by_the_session(
-    plain: ScriptedServer, server: ScriptedServer
-) -> None:
-    """`server=` says where the plugin is; the calls go where the client sends them."""
-    plain_gateway = ScriptedServer(has_plugin=False)
+def test_a_server_behind_a_gateway_is_named_by_the_session(server: ScriptedServer) -> None:
+    """`server=` names the server with the plugin; calls go where the client sends them."""
     with (
-        plain_gateway,
-        client_of(plain_gateway) as client,
+        ScriptedServer(has_plugin=False) as gateway,
+        client_of(gateway) as client,
         agentkv.session(client, job_id="a", server=server.root_url) as job,
     ):
         job.client.chat.completions.create(**CHAT)
-    assert plain_gateway.turns[0].tags == {"job_id": "a", "turn": 1}
+    assert gateway.turns[0].tags == {"job_id": "a", "turn": 1}
     server.wait_for(lambda server: len(server.requests) == 2)
-    assert [request.path for request in server.requests] == [
-        "/v1/agentkv/info",
-        "/v1/agentkv/jobs/a/release",
-    ]
+    paths = [request.path for request in server.requests]
+    assert paths == ["/v1/agentkv/info", "/v1/agentkv/jobs/a/release"]
 
 
 @pytest.mark.parametrize("proxy", ["socks://127.0.0.1:1", "http://[::1"])
-def test_an_odd_proxy_in_the_environment_costs_the_tags_and_no_more(
+def test_an_odd_proxy_in_the_environment_costs_only_the_tags(
     proxy: str,
     server: ScriptedServer,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A server beside the client's own is asked by connections of ours, which heed it."""
+    """Connections of our own use the environment; if that is wrong, one warning says so."""
     close_connections()
     http_client = openai.DefaultHttpxClient(trust_env=False)
     with (
@@ -293,26 +265,3 @@ def test_an_odd_proxy_in_the_environment_costs_the_tags_and_no_more(
     (record,) = caplog.records
     assert "ALL_PROXY" in record.getMessage()
     assert "Calls go out untouched" in record.getMessage()
-
-
-def test_what_is_not_agentkvs_info_is_no_plugin(caplog: pytest.LogCaptureFixture) -> None:
-    """Some servers answer 200 to anything."""
-    with (
-        ScriptedServer(info={"wire_version": "hello"}) as server,
-        client_of(server) as client,
-        agentkv.session(client) as job,
-    ):
-        job.client.chat.completions.create(**CHAT)
-        assert server.turns[0].tags == {}
-
-
-def test_the_routes_can_be_called_by_hand(server: ScriptedServer) -> None:
-    """ServerAPI raises what the server says."""
-    api = agentkv.ServerAPI(server.base_url + "/", api_key="key")
-    assert api.info()["policy"] == "scripted"
-    with pytest.raises(agentkv.AgentKVServerError, match=r"jobs/none/release: HTTP 404 .*unknown"):
-        api.release("none")
-    with pytest.raises(agentkv.AgentKVServerError, match="no answer"):
-        agentkv.ServerAPI("http://127.0.0.1:1").info()
-    with pytest.raises(agentkv.AgentKVServerError, match="no answer"):
-        agentkv.ServerAPI("no url at all").info()

@@ -1,4 +1,4 @@
-"""The routes are called as the client itself calls: its keys, its transport; and by nobody else."""
+"""Our routes are called as the client itself calls: with its keys and its transport."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 import agentkv
 from agentkv.client.transport import CALL_TIMEOUT_S
-from agentkv.testing import ScriptedReply, ScriptedServer
+from agentkv.testing import ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
 
@@ -35,7 +35,7 @@ def guarded() -> Iterator[ScriptedServer]:
 def test_another_providers_client_keeps_its_key_and_gets_no_tags(
     server: ScriptedServer, client: openai.OpenAI, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A session without a client names one server; a client of another is none of its business."""
+    """A session without a client names one server; clients of other servers keep their keys."""
     with (
         ScriptedServer(has_plugin=False, is_strict=True) as hosted,
         openai.OpenAI(base_url=hosted.base_url, api_key="sk-hosted", max_retries=0) as judge,
@@ -50,108 +50,91 @@ def test_another_providers_client_keeps_its_key_and_gets_no_tags(
     assert len(caplog.records) == 1
 
 
-def test_a_key_that_is_made_when_needed_is_asked_with(
-    guarded: ScriptedServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The SDK calls for it with each request, and only then."""
-    with (
-        openai.OpenAI(base_url=guarded.base_url, api_key=lambda: "key") as client,
-        agentkv.session(client, on_missing_server="raise") as job,
-    ):
-        job.client.chat.completions.create(**CHAT)
-        with job.tool("ls"):
-            pass
-    guarded.wait_for(lambda server: server.released)
-    assert guarded.turns[0].tags
-    assert caplog.records == []
-
-
 @pytest.mark.asyncio
-async def test_an_async_key_too(guarded: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
-    """Also for the tool events, which no loop sends."""
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_key_that_is_made_when_needed_is_used(
+    is_async: bool, guarded: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The SDK calls for such a key with each request; the question and the feedback carry it."""
 
     async def key() -> str:
         return "key"
 
-    async with (
-        openai.AsyncOpenAI(base_url=guarded.base_url, api_key=key) as client,
-        agentkv.session(client) as job,
-    ):
-        await job.client.chat.completions.create(**CHAT)
-        with job.tool("ls"):
-            pass
+    if is_async:
+        async with (
+            openai.AsyncOpenAI(base_url=guarded.base_url, api_key=key) as async_client,
+            agentkv.session(async_client) as job,
+        ):
+            await job.client.chat.completions.create(**CHAT)
+            with job.tool("ls"):
+                pass
+    else:
+        with (
+            openai.OpenAI(base_url=guarded.base_url, api_key=lambda: "key") as client,
+            agentkv.session(client, on_missing_server="raise") as job,
+        ):
+            job.client.chat.completions.create(**CHAT)
+            with job.tool("ls"):
+                pass
     await asyncio.to_thread(guarded.wait_for, lambda server: server.released)
     assert guarded.turns[0].tags
     assert len(guarded.tool_events) == 2
     assert caplog.records == []
 
 
-def test_a_key_that_changes_with_every_call_is_one_server(
+def test_a_server_that_is_called_with_many_keys_is_one_server(
     server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is asked once, and hears of a tool once."""
+    """It is asked once, and hears of each tool once."""
     numbers = itertools.count()
-    with openai.OpenAI(base_url=server.base_url, api_key=lambda: f"key-{next(numbers)}") as client:
-        with agentkv.session(client) as job:
-            for _ in range(3):
-                job.client.chat.completions.create(**CHAT)
+    with (
+        openai.OpenAI(base_url=server.base_url, api_key=lambda: f"key-{next(numbers)}") as changing,
+        openai.OpenAI(base_url=server.base_url, api_key="another") as another,
+    ):
+        with agentkv.session() as job:
+            for client in (changing, changing, another):
+                client.chat.completions.create(**CHAT)
             with job.tool("ls"):
                 pass
         server.wait_for(lambda server: server.released)
     paths = [request.path for request in server.requests]
     assert paths.count("/v1/agentkv/info") == 1
-    assert len(server.tool_events) == 2
-    assert len(server.released) == 1
+    assert (len(server.tool_events), len(server.released)) == (2, 1)
+    assert caplog.records == []
 
 
-def test_two_keys_of_one_server_are_one_server(server: ScriptedServer) -> None:
-    """A job that is called with both is told of once."""
-    with agentkv.session() as job:
-        for key in ("a", "b"):
-            with openai.OpenAI(base_url=server.base_url, api_key=key) as client:
-                client.chat.completions.create(**CHAT)
-        with job.tool("ls"):
-            pass
-    server.wait_for(lambda server: server.released)
-    assert len(server.tool_events) == 2
-    assert len(server.released) == 1
-
-
-class _Elsewhere(httpx.BaseTransport):
-    """Brings every request to one server, whatever its URL says: a socket, a private network."""
+class Elsewhere(httpx.HTTPTransport):
+    """Sends every request to one server, whatever its URL says: a socket, a private network."""
 
     def __init__(self, url: str) -> None:
-        self._url = httpx.URL(url)
-        self._transport = httpx.HTTPTransport()
+        super().__init__()
+        self.url = httpx.URL(url)
 
     def handle_request(self, request: Any) -> Any:
-        request.url = request.url.copy_with(host=self._url.host, port=self._url.port)
-        return self._transport.handle_request(request)
-
-    def close(self) -> None:
-        self._transport.close()
+        request.url = request.url.copy_with(host=self.url.host, port=self.url.port)
+        return super().handle_request(request)
 
 
-class _AsyncElsewhere(httpx.AsyncBaseTransport):
+class AsyncElsewhere(httpx.AsyncHTTPTransport):
+    """The same for asynchronous clients."""
+
     def __init__(self, url: str) -> None:
-        self._url = httpx.URL(url)
-        self._transport = httpx.AsyncHTTPTransport()
+        super().__init__()
+        self.url = httpx.URL(url)
 
     async def handle_async_request(self, request: Any) -> Any:
-        request.url = request.url.copy_with(host=self._url.host, port=self._url.port)
-        return await self._transport.handle_async_request(request)
+        request.url = request.url.copy_with(host=self.url.host, port=self.url.port)
+        return await super().handle_async_request(request)
 
-    async def aclose(self) -> None:
-        await self._transport.aclose()
+
+NOWHERE = {"base_url": "http://nowhere.invalid/v1", "api_key": "key"}
 
 
 def test_a_transport_of_the_users_own_is_used(server: ScriptedServer) -> None:
-    """A private CA, a socket: what calls go by, the question and the feedback go by."""
-    http_client = httpx.Client(transport=_Elsewhere(server.root_url))
+    """The question and the feedback go over the transport of the calls."""
+    http_client = httpx.Client(transport=Elsewhere(server.root_url))
     with (
-        openai.OpenAI(
-            base_url="http://nowhere.invalid/v1", api_key="key", http_client=http_client
-        ) as client,
+        openai.OpenAI(**NOWHERE, http_client=http_client) as client,
         agentkv.session(client, on_missing_server="raise") as job,
     ):
         job.client.chat.completions.create(**CHAT)
@@ -162,13 +145,11 @@ def test_a_transport_of_the_users_own_is_used(server: ScriptedServer) -> None:
 
 
 @pytest.mark.asyncio
-async def test_an_async_transport_is_asked_by(server: ScriptedServer) -> None:
-    """Its feedback needs a loop, and is dropped with one warning where only that leads there."""
-    http_client = httpx.AsyncClient(transport=_AsyncElsewhere(server.root_url))
+async def test_an_async_transport_is_used_for_the_question(server: ScriptedServer) -> None:
+    """Feedback needs a loop there, and is dropped with a warning if no other way leads there."""
+    http_client = httpx.AsyncClient(transport=AsyncElsewhere(server.root_url))
     async with (
-        openai.AsyncOpenAI(
-            base_url="http://nowhere.invalid/v1", api_key="key", http_client=http_client
-        ) as client,
+        openai.AsyncOpenAI(**NOWHERE, http_client=http_client) as client,
         agentkv.session(client, on_missing_server="raise") as job,
     ):
         calls = (job.client.chat.completions.create(**CHAT) for _ in range(4))
@@ -179,7 +160,7 @@ async def test_an_async_transport_is_asked_by(server: ScriptedServer) -> None:
 
 @pytest.mark.asyncio
 async def test_many_tasks_ask_once(server: ScriptedServer, async_client: Any) -> None:
-    """The others wait for the answer."""
+    """Of many tasks with one server to ask, one asks and the others wait for the answer."""
     with agentkv.session(async_client) as job:
         calls = (job.client.chat.completions.create(**CHAT) for _ in range(8))
         await asyncio.gather(*calls)
@@ -188,7 +169,7 @@ async def test_many_tasks_ask_once(server: ScriptedServer, async_client: Any) ->
 
 
 class _Dripping(BaseHTTPRequestHandler):
-    """Answers calls at once, and questions byte by byte without an end."""
+    """Answers calls at once, and questions byte by byte for ever."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -224,31 +205,29 @@ def dripping_url() -> Iterator[str]:
     thread.join()
 
 
-def test_an_answer_that_never_ends_costs_one_short_time_out(dripping_url: str) -> None:
-    """Each byte comes in time; all of them together have a limit."""
-    with (
-        openai.OpenAI(base_url=dripping_url, api_key="key") as client,
-        agentkv.session(client) as job,
-    ):
-        started_at_s = time.monotonic()
-        job.client.chat.completions.create(**CHAT)
-    assert time.monotonic() - started_at_s < CALL_TIMEOUT_S + 5
-
-
 @pytest.mark.asyncio
-async def test_nor_does_it_hold_a_loop(dripping_url: str) -> None:
-    """The same on a loop, which goes on meanwhile."""
-    async with openai.AsyncOpenAI(base_url=dripping_url, api_key="key") as client:
-        with agentkv.session(client) as job:
-            started_at_s = time.monotonic()
-            await job.client.chat.completions.create(**CHAT)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_an_answer_that_never_ends_costs_one_short_time_out(
+    is_async: bool, dripping_url: str
+) -> None:
+    """All bytes of the answer together have a time limit, and a loop goes on meanwhile."""
+    kind = openai.AsyncOpenAI if is_async else openai.OpenAI
+    client = kind(base_url=dripping_url, api_key="key")
+    started_at_s = time.monotonic()
+    with agentkv.session(client) as job:
+        reply = job.client.chat.completions.create(**CHAT)
+        if is_async:
+            await reply
     assert time.monotonic() - started_at_s < CALL_TIMEOUT_S + 5
+    closed = client.close()
+    if is_async:
+        await closed
 
 
 def test_a_loop_that_stopped_while_it_asked_costs_others_one_short_time_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its question stays open for as long as somebody still has the task."""
+    """If the loop that asks has stopped, other callers wait for one short time-out, once."""
     loop = asyncio.new_event_loop()
     with ScriptedServer(info_delay_s=60) as server:
         stopped = openai.AsyncOpenAI(base_url=server.base_url, api_key="key")
@@ -275,9 +254,9 @@ async def _enter(client: openai.AsyncOpenAI) -> None:
         pytest.fail("the session was entered")
 
 
-@pytest.mark.parametrize("job_id", [".", "..", "a/../b", "ü ?#%2F"])
+@pytest.mark.parametrize("job_id", [".", "..", "a/../b", "työ/1?x=#%20 y", "ü ?#%2F"])
 def test_any_job_id_finds_its_routes(server: ScriptedServer, job_id: str) -> None:
-    """No segment of a path is folded away."""
+    """Every job id reaches its routes, also if it looks like a path."""
     with (
         openai.OpenAI(base_url=server.base_url, api_key="key") as client,
         agentkv.session(client, job_id=job_id) as job,
@@ -289,21 +268,12 @@ def test_any_job_id_finds_its_routes(server: ScriptedServer, job_id: str) -> Non
     assert server.released == [job_id] * 2
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_scripted_tool_calls_arrive_however_they_are_asked_for(stream: bool) -> None:
-    """In one piece or streamed."""
-    call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
-    with (
-        ScriptedServer([ScriptedReply("hm", tool_calls=[call])]) as server,
-        openai.OpenAI(base_url=server.base_url, api_key="key") as client,
-    ):
-        if stream:
-            with client.chat.completions.stream(**CHAT) as chunks:
-                calls = chunks.get_final_completion().choices[0].message.tool_calls
-            with client.responses.stream(model="m", input="hi") as events:
-                output = events.get_final_response().output
-        else:
-            calls = client.chat.completions.create(**CHAT).choices[0].message.tool_calls
-            output = client.responses.create(model="m", input="hi").output
-    assert [call.function.name for call in calls] == ["bash"]
-    assert [(item.name, item.call_id) for item in output[1:]] == [("bash", "c")]
+def test_the_routes_can_be_called_by_hand(server: ScriptedServer) -> None:
+    """ServerAPI returns JSON, and raises an error with the reason of the server or the network."""
+    api = agentkv.ServerAPI(server.base_url + "/", api_key="key")
+    assert api.info()["policy"] == "scripted"
+    with pytest.raises(agentkv.AgentKVServerError, match=r"jobs/none/release: HTTP 404 .*unknown"):
+        api.release("none")
+    for url in ("http://127.0.0.1:1", "no url at all"):
+        with pytest.raises(agentkv.AgentKVServerError, match="no answer"):
+            agentkv.ServerAPI(url).info()
