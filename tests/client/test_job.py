@@ -1,4 +1,4 @@
-"""Tools: timed, told to the server when they start and end, and carried by the next turn."""
+"""Tools: timed, reported to the server when they start and end, and carried by the next turn."""
 
 from __future__ import annotations
 
@@ -15,37 +15,30 @@ CHAT: dict[str, Any] = {"model": "m", "messages": []}
 CALL = agentkv.ToolCall("bash", "pytest -x", {"command": "pytest -x"}, call_id="c")
 
 
-def test_a_tool_is_told_when_it_starts_and_when_it_ends(
+def test_a_tool_is_reported_when_it_starts_and_when_it_ends(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """The start arrives while the tool runs, so that the server can pin by it."""
+    """The start arrives while the tool runs; the next turn carries the tool once more."""
     with agentkv.session(client, job_id="a") as job:
-        job.client.chat.completions.create(**CHAT)
-        with job.tool(CALL):
-            server.wait_for(lambda server: len(server.tool_events) == 1)
-        server.wait_for(lambda server: len(server.tool_events) == 2)
-    (job_id, started), (_, finished) = server.tool_events
-    assert job_id == "a"
-    assert started == {"state": "started", "tool": "bash", "command": "pytest -x", "turn": 1}
-    assert finished == {**started, "state": "finished", "duration_s": finished["duration_s"]}
-    assert 0 < finished["duration_s"] < 10
-
-
-def test_the_next_turn_carries_the_tool(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """For servers, and moments, that the events did not reach."""
-    with agentkv.session(client) as job:
         job.client.chat.completions.create(**CHAT)
         with job.tool(CALL) as run:
             assert run.duration_s is None
+            server.wait_for(lambda server: len(server.tool_events) == 1)
+        server.wait_for(lambda server: len(server.tool_events) == 2)
         job.client.chat.completions.create(**CHAT)
+    (job_id, started), (_, finished) = server.tool_events
+    assert job_id == "a"
+    assert started == {"state": "started", "tool": "bash", "command": "pytest -x", "turn": 1}
+    assert finished == {**started, "state": "finished", "duration_s": run.duration_s}
+    assert run.duration_s is not None
+    assert 0 < run.duration_s < 10
     assert server.turns[1].tags["last_tool"] == "pytest -x"
     assert server.turns[1].tags["last_tool_s"] == run.duration_s
-    assert job.summary().tool_calls == 1
-    assert job.summary().gap_s == 0.0
+    assert (job.summary().tool_calls, job.summary().gap_s) == (1, 0.0)
 
 
 def test_a_tool_that_fails_is_measured(client: openai.OpenAI) -> None:
-    """Its exception passes; its time counts."""
+    """The exception of a tool passes, and its time counts."""
     with agentkv.session(client) as job, pytest.raises(ZeroDivisionError), job.tool("divide"):
         _ = 1 / 0
     assert job.summary().tool_calls == 1
@@ -55,7 +48,7 @@ def test_a_tool_that_fails_is_measured(client: openai.OpenAI) -> None:
 async def test_tools_of_async_agents_are_measured(
     server: ScriptedServer, async_client: openai.AsyncOpenAI
 ) -> None:
-    """async with does the same."""
+    """`async with job.tool(...)` does the same as `with`."""
     async with agentkv.session(async_client) as job:
         await job.client.chat.completions.create(**CHAT)
         async with job.tool(CALL) as run:
@@ -65,7 +58,7 @@ async def test_tools_of_async_agents_are_measured(
 
 
 def test_unmeasured_time_between_turns_is_a_gap(client: openai.OpenAI) -> None:
-    """It counts as such and names no tool."""
+    """Without job.tool, the time between two turns counts as a gap and not as tool time."""
     with agentkv.session(client) as job:
         job.client.chat.completions.create(**CHAT)
         job.client.chat.completions.create(**CHAT)
@@ -73,10 +66,10 @@ def test_unmeasured_time_between_turns_is_a_gap(client: openai.OpenAI) -> None:
     assert job.summary().tool_s == 0
 
 
-def test_a_tool_before_the_first_turn_is_not_told(
+def test_a_tool_before_the_first_turn_is_not_reported_alone(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """The server does not know the job yet and holds nothing for it."""
+    """No server knows the job before its first turn, which carries the tool."""
     with agentkv.session(client) as job:
         with job.tool("git clone"):
             pass
@@ -96,11 +89,12 @@ def test_a_tool_before_the_first_turn_is_not_told(
         agentkv.ToolCall("", ""),
         agentkv.ToolCall("n" * 5000, "c" * 2_000_000),
     ],
+    ids=["empty", "long", "surrogate", "no command", "no name", "long name and command"],
 )
 def test_any_tool_can_be_sent(
     server: ScriptedServer, client: openai.OpenAI, call: agentkv.ToolCall | str
 ) -> None:
-    """Whatever the model wrote, what goes out is within the wire's limits."""
+    """Any text of a model leaves within the limits of the wire."""
     with agentkv.session(client) as job:
         job.client.chat.completions.create(**CHAT)
         with job.tool(call):
@@ -112,17 +106,11 @@ def test_any_tool_can_be_sent(
     assert parse_tags(server.turns[1].tags).last_tool
 
 
-def test_a_job_id_with_odd_characters_reaches_its_routes(
-    server: ScriptedServer, client: openai.OpenAI
-) -> None:
-    """It is part of a path there."""
-    job_id = "työ/1?x=#%20 y"
-    with agentkv.session(client, job_id=job_id) as job:
-        job.client.chat.completions.create(**CHAT)
-        with job.tool("ls"):
-            pass
-    server.wait_for(lambda server: server.released == [job_id])
-    assert [told for told, _ in server.tool_events] == [job_id, job_id]
+@pytest.mark.parametrize("call", [None, {"name": "bash"}, ["ls", "-l"]], ids=str)
+def test_a_wrong_argument_of_tool_is_refused(call: Any) -> None:
+    """job.tool() raises TypeError before the tool runs, and says what is allowed."""
+    with agentkv.session() as job, pytest.raises(TypeError, match="parse_tool_calls"):
+        job.tool(call)
 
 
 def test_an_agent_as_in_the_readme(client: openai.OpenAI) -> None:
@@ -134,11 +122,7 @@ def test_an_agent_as_in_the_readme(client: openai.OpenAI) -> None:
         ) as job,
     ):
         commands = []
-        while True:
-            reply = job.client.chat.completions.create(**CHAT)
-            calls = agentkv.parse_tool_calls(reply)
-            if not calls:
-                break
+        while calls := agentkv.parse_tool_calls(job.client.chat.completions.create(**CHAT)):
             for call in calls:
                 with job.tool(call):
                     commands.append(call.command)
@@ -146,10 +130,3 @@ def test_an_agent_as_in_the_readme(client: openai.OpenAI) -> None:
     assert commands == ["ls"]
     assert server.turns[1].tags["last_tool"] == "ls"
     assert "cached tokens  160 (80% of prompt)" in str(job.summary())
-
-
-@pytest.mark.parametrize("call", [None, {"name": "bash"}, ["ls", "-l"]], ids=str)
-def test_what_is_no_call_is_refused_by_name(call: Any) -> None:
-    """Before the tool runs, and saying what is wanted."""
-    with agentkv.session() as job, pytest.raises(TypeError, match="parse_tool_calls"):
-        job.tool(call)

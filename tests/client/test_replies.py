@@ -1,4 +1,4 @@
-"""Token counts read from whole replies and from bytes passing by."""
+"""Token counts, read from whole replies and from bytes as they arrive."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ USAGE = Usage(prompt_tokens=70, cached_tokens=64, output_tokens=9)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_each_shape_of_reply_tells_its_usage(path: str) -> None:
-    """Chat and completions name their counts one way, responses another."""
-    assert read_usage(json_body(path, REPLY)) == USAGE
+def test_each_shape_of_reply_has_its_usage(path: str) -> None:
+    """Chat completions, completions and responses are read, whole or in the bytes of a body."""
+    body = json_body(path, REPLY)
+    assert read_usage(body) == USAGE
+    scanner = UsageScanner()
+    scanner.feed(json.dumps(body).encode())
+    assert scanner.usage() == USAGE
 
 
 def test_counts_that_are_not_reported_are_none() -> None:
-    """Cached tokens are told only by some servers, usage not by all."""
+    """Only some servers report cached tokens, and not all report any usage."""
     assert read_usage({"usage": {"prompt_tokens": 3}}) == Usage(3, None, None)
     assert read_usage({"usage": None}) is None
     assert read_usage({}) is None
@@ -34,8 +38,8 @@ def test_counts_that_are_not_reported_are_none() -> None:
 @pytest.mark.parametrize("path", PATHS)
 @settings(deadline=None)
 @given(cuts=st.lists(st.integers(1, 60), min_size=1))
-def test_a_stream_tells_its_usage_however_it_is_cut(path: str, cuts: list[int]) -> None:
-    """Chunks need not end where lines do."""
+def test_the_usage_of_a_stream_is_found_in_any_chunks(path: str, cuts: list[int]) -> None:
+    """A chunk of the body may end in the middle of a line."""
     data = b"".join(stream_events(path, REPLY, include_usage=True))
     scanner = UsageScanner()
     position = 0
@@ -46,15 +50,8 @@ def test_a_stream_tells_its_usage_however_it_is_cut(path: str, cuts: list[int]) 
     assert scanner.usage() == USAGE
 
 
-def test_a_body_that_is_one_document_is_scanned_too() -> None:
-    """A streamed response may carry plain JSON."""
-    scanner = UsageScanner()
-    scanner.feed(json.dumps(json_body(PATHS[0], REPLY)).encode())
-    assert scanner.usage() == USAGE
-
-
 def test_a_long_line_in_small_pieces_is_scanned_in_linear_time() -> None:
-    """64 MB in pieces of 1 kB; joined to what came before, each would cost all of it again."""
+    """A line of 64 MB in pieces of 1 kB is joined once, not with each piece."""
     scanner = UsageScanner()
     for _ in range(64_000):
         scanner.feed(b" " * 1_000)
@@ -62,8 +59,8 @@ def test_a_long_line_in_small_pieces_is_scanned_in_linear_time() -> None:
     assert scanner.usage() == USAGE
 
 
-def test_a_stream_without_usage_says_nothing() -> None:
-    """Also when its text, or a null, looks a little like usage."""
+def test_a_stream_without_usage_has_none() -> None:
+    """Text or a null that looks like a usage object is none."""
     scanner = UsageScanner()
     scanner.feed(b"".join(stream_events(PATHS[0], REPLY, include_usage=False)))
     scanner.feed(b'data: {"choices": [], "usage": null}\n\n')

@@ -1,4 +1,4 @@
-"""The public fake itself: what it answers, and what it lets a test see."""
+"""The public fake itself: its answers, and its record of requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHAT: dict[str, Any] = {"model": "m", "messages": []}
 
 
 def test_replies_are_played_in_turn_and_the_last_again(client: openai.OpenAI) -> None:
-    """A script may be shorter than the job."""
+    """A script that is shorter than the job ends with its last reply again and again."""
     with ScriptedServer(["one", ScriptedReply("two")]) as server:
         talker = client.with_options(base_url=server.base_url)
         replies = [talker.chat.completions.create(**CHAT) for _ in range(3)]
@@ -24,7 +24,7 @@ def test_replies_are_played_in_turn_and_the_last_again(client: openai.OpenAI) ->
 def test_requests_are_recorded_as_they_arrived(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """Method, path, headers in lower case, and body."""
+    """Each request is recorded with method, path, headers in lower case, and body."""
     client.chat.completions.create(**CHAT, temperature=0.5, extra_headers={"X-Note": "n"})
     (request,) = server.requests
     assert (request.method, request.path) == ("POST", "/v1/chat/completions")
@@ -33,7 +33,7 @@ def test_requests_are_recorded_as_they_arrived(
 
 
 def test_a_strict_server_refuses_unknown_fields(client: openai.OpenAI) -> None:
-    """As hosted endpoints do, with the field's name."""
+    """is_strict answers 400 with the field's name, as hosted endpoints do."""
     with (
         ScriptedServer(is_strict=True) as server,
         pytest.raises(openai.BadRequestError, match="unknown field: job_id"),
@@ -44,7 +44,7 @@ def test_a_strict_server_refuses_unknown_fields(client: openai.OpenAI) -> None:
 
 
 def test_errors_are_what_a_server_answers(server: ScriptedServer) -> None:
-    """Unknown routes, malformed JSON, a missing key, and statuses on order."""
+    """Unknown routes, malformed JSON, a missing key and ordered failures get HTTP errors."""
     assert httpx.get(f"{server.root_url}/nothing").status_code == 404
     url = f"{server.base_url}/chat/completions"
     assert httpx.post(url, content=b"{broken").status_code == 400
@@ -52,18 +52,14 @@ def test_errors_are_what_a_server_answers(server: ScriptedServer) -> None:
     assert [httpx.post(url, json=CHAT).status_code for _ in range(2)] == [429, 200]
     with ScriptedServer(api_key="secret") as locked:
         assert httpx.get(f"{locked.base_url}/agentkv/info").status_code == 401
-
-
-def test_a_stock_server_has_no_agentkv_routes() -> None:
-    """404, as from vLLM without the plugin."""
-    with ScriptedServer(has_plugin=False) as server:
-        assert httpx.get(f"{server.base_url}/agentkv/info").status_code == 404
+    with ScriptedServer(has_plugin=False) as stock:
+        assert httpx.get(f"{stock.base_url}/agentkv/info").status_code == 404
 
 
 def test_the_release_of_an_unknown_job_is_404(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """A job is known from its first tagged request on."""
+    """The server knows a job from its first tagged request on."""
     url = f"{server.base_url}/agentkv/jobs/a/release"
     assert httpx.post(url).status_code == 404
     client.chat.completions.create(**CHAT, extra_body={"job_id": "a"})
@@ -71,7 +67,7 @@ def test_the_release_of_an_unknown_job_is_404(
 
 
 def test_waiting_in_vain_says_what_did_arrive(server: ScriptedServer) -> None:
-    """A failed wait is a failed assertion with the paths in it."""
+    """wait_for fails with an assertion that lists the requests that did arrive."""
     httpx.get(f"{server.base_url}/agentkv/info")
     with pytest.raises(AssertionError, match=r"0\.01 s; arrived: \['/v1/agentkv/info'\]"):
         server.wait_for(lambda server: server.released, timeout_s=0.01)
@@ -79,7 +75,7 @@ def test_waiting_in_vain_says_what_did_arrive(server: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_scripted_tool_calls_arrive_however_they_are_asked_for(stream: bool) -> None:
-    """In one piece or streamed."""
+    """Chat completions and responses carry the tool calls, whole or streamed."""
     call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
     with (
         ScriptedServer([ScriptedReply("hm", tool_calls=[call])]) as server,

@@ -1,4 +1,4 @@
-"""A server process that fails says why; one that is stopped leaves nothing behind."""
+"""ServerProcess: a failed start says why, and a stop leaves no process."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from agentkv.errors import ServerStartError
 from agentkv.server.process import ServerProcess, free_port
 
 
-def test_a_process_that_ends_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    """The error holds the exit status, the log's path and its last lines."""
-    log_path = tmp_path / "server.log"
-    server = ServerProcess(str(tmp_path / "no-model"), log_path=log_path)
-    with pytest.raises(ServerStartError, match=r"status 1(.|\n)*server\.log(.|\n)*no model in"):
-        server.__enter__()
-    assert not server.is_alive
-
-
-def test_a_silent_process_is_stopped(tmp_path: Path) -> None:
-    """Not ready in time: the error says so and nothing keeps running."""
-    server = ServerProcess(str(tmp_path), log_path=tmp_path / "log", ready_timeout_s=0.0)
+@pytest.mark.parametrize(
+    ("model", "ready_timeout_s", "message"),
+    [
+        ("no-model", 600.0, r"status 1(.|\n)*server\.log(.|\n)*no model in"),
+        (".", 0.0, r"not ready after 0 s(.|\n)*server\.log"),
+    ],
+    ids=["ends", "silent"],
+)
+def test_a_server_that_does_not_start_is_stopped_and_explained(
+    model: str, ready_timeout_s: float, message: str, tmp_path: Path
+) -> None:
+    """The error has the reason, the path of the log and its last lines; no process is left."""
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ServerStartError, match="not ready after 0 s"):
+    log_path = tmp_path / "server.log"
+    server = ServerProcess(tmp_path / model, log_path=log_path, ready_timeout_s=ready_timeout_s)
+    with pytest.raises(ServerStartError, match=message):
         server.__enter__()
     assert not server.is_alive
 
 
 def test_a_second_interrupt_leaves_no_server(tmp_path: Path) -> None:
-    """Interrupted while it waits for a server that does not heed TERM: the server is killed."""
+    """Ctrl-C while it waits for a server that ignores TERM kills the server."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -52,7 +54,7 @@ def test_a_second_interrupt_leaves_no_server(tmp_path: Path) -> None:
 
 
 def test_another_server_is_never_taken_for_this_one(tmp_path: Path) -> None:
-    """Something that answers on the port is named before anything is started."""
+    """If another server uses the port, the error names it and nothing is started."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         server = ServerProcess(str(tmp_path), port=port, log_path=tmp_path / "log")
@@ -62,7 +64,7 @@ def test_another_server_is_never_taken_for_this_one(tmp_path: Path) -> None:
 
 
 def test_urls_name_the_port() -> None:
-    """base_url is what an OpenAI client takes."""
+    """base_url is for OpenAI clients, and has the port."""
     port = free_port()
     server = ServerProcess("model", port=port)
     assert server.base_url == f"http://127.0.0.1:{port}/v1"
