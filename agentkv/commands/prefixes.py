@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from itertools import takewhile
 from typing import NamedTuple
 
 from agentkv.commands.program import SHELLS, invocation
@@ -48,15 +49,6 @@ class Unwrapped(NamedTuple):
     """It takes time of its own, so it counts in addition to what it runs."""
 
 
-class _Behind(NamedTuple):
-    """What one wrapper runs: words, or a script."""
-
-    argv: tuple[str, ...] = ()
-    script: str | None = None
-    limit_s: float | None = None
-    counts_itself: bool = False
-
-
 def unwrap(argv: tuple[str, ...]) -> Unwrapped:
     """Strip assignments and wrappers; the TEXT of `bash -c TEXT` and `eval TEXT` is the `script`.
 
@@ -78,7 +70,7 @@ def unwrap(argv: tuple[str, ...]) -> Unwrapped:
         if behind is None:
             is_login = name in _LOGINS
             return Unwrapped(bare, timeout_s, reads_script=is_login, counts_itself=name == "ssh")
-        timeout_s = tighter(timeout_s, behind.limit_s)
+        timeout_s = tighter(timeout_s, behind.timeout_s)
         if behind.counts_itself or behind.script is not None:
             return Unwrapped(
                 bare, timeout_s, behind.script, behind.argv, counts_itself=behind.counts_itself
@@ -97,33 +89,26 @@ def runs_for_each(argv: tuple[str, ...]) -> bool:
 
 def tighter(limit_s: float | None, other_s: float | None) -> float | None:
     """The lower of two limits, of which None is no limit."""
-    if limit_s is None or other_s is None:
-        return other_s if limit_s is None else limit_s
-    return min(limit_s, other_s)
+    return min((limit for limit in (limit_s, other_s) if limit is not None), default=None)
 
 
 def _num_assignments(argv: tuple[str, ...]) -> int:
-    count = 0
-    for word in argv:
-        if not _ASSIGNMENT.fullmatch(word):
-            break
-        count += 1
-    return count
+    return sum(1 for _ in takewhile(_ASSIGNMENT.fullmatch, argv))
 
 
-def _behind(name: str, argv: tuple[str, ...]) -> _Behind | None:
+def _behind(name: str, argv: tuple[str, ...]) -> Unwrapped | None:
     """Read what a wrapper runs; None if it runs nothing."""
     if name == "parallel":
         return _behind_parallel(argv)
     if name == "env" and (words := _split_string(argv)):
-        return _Behind(words)
+        return Unwrapped(words)
     found = _wrapper_of(name, argv)
     if found is None:
         return None
     wrapper, start = found
     script, index = _read_options(wrapper, argv, start)
     if script is not None:
-        return _Behind(script=script)
+        return Unwrapped((), script=script)
     if index is None:
         return None
     limit_s = None
@@ -140,8 +125,8 @@ def _behind(name: str, argv: tuple[str, ...]) -> _Behind | None:
         if rest[0] in TASK_NAMES:
             return None
     if name == "ssh" or (len(rest) == 1 and " " in rest[0]):
-        return _Behind((), " ".join(rest), limit_s, wrapper.counts_itself)
-    return _Behind(rest, None, limit_s, wrapper.counts_itself)
+        return Unwrapped((), limit_s, " ".join(rest), counts_itself=wrapper.counts_itself)
+    return Unwrapped(rest, limit_s, counts_itself=wrapper.counts_itself)
 
 
 def _wrapper_of(name: str, argv: tuple[str, ...]) -> tuple[Wrapper, int] | None:
@@ -213,15 +198,15 @@ def _split_string(argv: tuple[str, ...]) -> tuple[str, ...]:
     return ()
 
 
-def _behind_parallel(argv: tuple[str, ...]) -> _Behind | None:
+def _behind_parallel(argv: tuple[str, ...]) -> Unwrapped | None:
     """Read GNU parallel, which passes its words to a shell, or else each of its inputs."""
     start = _behind_options(argv, 1, _PARALLEL)
     end = next((i for i, word in enumerate(argv) if word in _INPUTS), len(argv))
     words = argv[start:end]
     if words:
-        return _Behind(script=" ".join(words))
+        return Unwrapped((), script=" ".join(words))
     inputs = [word for word in argv[end + 1 :] if word not in _INPUTS]
-    return _Behind(script="\n".join(inputs)) if inputs and argv[end] == ":::" else None
+    return Unwrapped((), script="\n".join(inputs)) if inputs and argv[end] == ":::" else None
 
 
 def _takes_next(word: str, with_value: frozenset[str]) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
-# Behind these the first word is an operand (a file, a pattern), never a subcommand.
-_TAKES_OPERANDS = frozenset(
+# The first word behind these is an operand (a file, a pattern), never a subcommand.
+TAKES_OPERANDS = frozenset(
     """
     [ alias awk base64 basename bc break cat cd chmod chown cksum cmp column comm continue cp curl
     cut date dd declare df diff dirname du echo ed egrep eval exit export expr false fd fgrep file
@@ -26,7 +26,7 @@ _TAKES_OPERANDS = frozenset(
     """.split()  # noqa: SIM905 - a table of 120 words reads best as text
 )
 # Their subcommand names a task of the project, which distinguishes one run from the next.
-_RUNS_TASKS = frozenset(
+RUNS_TASKS = frozenset(
     """
     bun deno devbox hatch make mise npm pdm pipenv pixi pnpm poetry rake rye task yarn
     """.split()  # noqa: SIM905 - the list reads best as text
@@ -43,7 +43,7 @@ _NESTED = {
     "go": frozenset({"mod", "tool"}),
     **dict.fromkeys(("conda", "mamba", "micromamba"), frozenset({"env"})),
     **dict.fromkeys(("az", "gcloud"), frozenset({"container", "run"})),
-    **dict.fromkeys(_RUNS_TASKS, _TASK_VERBS),
+    **dict.fromkeys(RUNS_TASKS, _TASK_VERBS),
 }
 """The subcommands of a program that have subcommands of their own."""
 # Options of the program itself that take a value and stand before its subcommand.
@@ -123,16 +123,6 @@ class Program:
     """It runs others in a container or on another host, which follow as programs of their own."""
 
 
-def takes_operands(name: str) -> bool:
-    """Whether the first word after a program of this name is an operand, never a subcommand."""
-    return name in _TAKES_OPERANDS
-
-
-def runs_tasks(name: str) -> bool:
-    """Whether a program of this name runs tasks that a project defines, as `npm` does."""
-    return name in _RUNS_TASKS
-
-
 def program_name(word: str) -> str:
     """The base name without a version: `/usr/bin/python3.11` is `python`.
 
@@ -144,7 +134,7 @@ def program_name(word: str) -> str:
     match = _VERSION_SUFFIX.match(name)
     if match:
         return match[1]
-    is_own_script = "/" in word and word[0] != "/" and name in _TAKES_OPERANDS
+    is_own_script = "/" in word and word[0] != "/" and name in TAKES_OPERANDS
     return f"./{name}" if is_own_script else name
 
 
@@ -164,7 +154,7 @@ def key_and_code(name: str, argv: tuple[str, ...]) -> tuple[str, str]:
         if found.kind == "code":
             return f"{name}:-{_GRAMMARS[name].code[0]}", found.what
         return _interpreter_key(name, found), ""
-    if name in _TAKES_OPERANDS:
+    if name in TAKES_OPERANDS:
         return name, ""
     return ":".join((name, *_subcommands(name, argv))), ""
 
@@ -181,7 +171,7 @@ def module_of(program: Program) -> Program | None:
     None if it runs none, or one with the name of a shell command: `python -m test`.
     """
     argv = module_argv(program.name, program.argv)
-    if not argv or argv[0] in _TAKES_OPERANDS:
+    if not argv or argv[0] in TAKES_OPERANDS:
         return None
     return replace(program, name=argv[0], key=program_key(argv[0], argv), argv=argv)
 

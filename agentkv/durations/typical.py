@@ -15,11 +15,11 @@ from itertools import pairwise, takewhile
 from agentkv.commands import Program
 from agentkv.commands.program import (
     INTERPRETERS,
+    RUNS_TASKS,
     SHELLS,
+    TAKES_OPERANDS,
     behind_verb,
     module_of,
-    runs_tasks,
-    takes_operands,
 )
 from agentkv.commands.quantities import duration_s
 
@@ -148,7 +148,7 @@ def _listed_s(name: str, key: str) -> float | None:
 def _by_words_s(name: str, rest: str) -> float:
     """Look up the words of a subcommand, and of the name of a project's own script or task."""
     is_script = name.startswith("./") or name.endswith(_SCRIPT_ENDINGS)
-    is_runner = name in _TASK_RUNNERS or runs_tasks(name)
+    is_runner = name in _TASK_RUNNERS or name in RUNS_TASKS
     words = _words_of(f"{name} {rest}" if is_script else rest)
     tasks = _words_of(name if is_script else rest if is_runner or name in INTERPRETERS else "")
     programs = rest.split(":") if is_runner else []  # `yarn jest`, `npm run eslint:fix`
@@ -241,10 +241,10 @@ def is_question(program: Program) -> bool:
             return True
     if len(words) == 1 and words[0] in _HELP | _VERSION | _SHORT:
         return words[0] not in _SHORT or program.name not in _NO_QUESTION
-    if takes_operands(program.name):
+    if program.name in TAKES_OPERANDS:
         return False
     name, *subcommands = program.key.split(":")
-    if not runs_tasks(name) and program.key.endswith(_PASSES_ON):
+    if name not in RUNS_TASKS and program.key.endswith(_PASSES_ON):
         words = words[:2]
     elif not _ANSWERS.isdisjoint(subcommands[:2]) and "run" not in subcommands:
         return True

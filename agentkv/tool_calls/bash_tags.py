@@ -12,17 +12,8 @@ from agentkv.tool_calls.call import bash_calls
 from agentkv.tool_calls.reply_text import Reading, ReplyText
 
 _BASH_TAGS = (
-    "bash",
-    "sh",
-    "shell",
-    "zsh",
-    "mswea_bash_command",
-    "bash_command",
-    "execute_bash",
-    "run_bash",
-    "execute_command",
-    "run_command",
-    "run_shell_command",
+    *("bash", "sh", "shell", "zsh", "mswea_bash_command", "bash_command", "execute_bash"),
+    *("run_bash", "execute_command", "run_command", "run_shell_command"),
 )
 _QUOTE = "['\"`]"
 _TAG_PATTERNS = {
@@ -40,15 +31,8 @@ _INNER_COMMAND = re.compile(r"\s*+<command>(.*)</command>", re.DOTALL)
 _INNER_FENCE = re.compile(r"\s*+```\w*+\n(.*?)\n?```\s*", re.DOTALL)
 
 _CLINE_TAGS = (
-    "write_to_file",
-    "replace_in_file",
-    "apply_diff",
-    "insert_content",
-    "search_and_replace",
-    "attempt_completion",
-    "ask_followup_question",
-    "plan_mode_respond",
-    "new_task",
+    *("write_to_file", "replace_in_file", "apply_diff", "insert_content", "search_and_replace"),
+    *("attempt_completion", "ask_followup_question", "plan_mode_respond", "new_task"),
 )
 _CLINE_CLOSERS = {tag: re.compile(f"</{tag}>") for tag in _CLINE_TAGS}
 

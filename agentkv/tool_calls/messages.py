@@ -129,35 +129,25 @@ def _free_text_call(name: object, text: object, call_id: object) -> ToolCall | N
     return _call(name, {key: text}, call_id)
 
 
-def _tool_use(block: object) -> ToolCall | None:
-    return _call(_member(block, "name"), _member(block, "input"), _member(block, "id"))
+def _members(block: object, *names: str) -> tuple[object, ...]:
+    return tuple(_member(block, name) for name in names)
 
 
-def _function_call(item: object) -> ToolCall | None:
-    return _call(_member(item, "name"), _member(item, "arguments"), _member(item, "call_id"))
-
-
-def _custom_tool_call(item: object) -> ToolCall | None:
-    return _free_text_call(_member(item, "name"), _member(item, "input"), _member(item, "call_id"))
-
-
-def _local_shell_call(item: object) -> ToolCall | None:
-    argv = _member(_member(item, "action"), "command")
-    return _call("local_shell", {"command": argv}, _member(item, "call_id"))
-
-
-def _shell_call(item: object) -> ToolCall | None:
-    """A call of OpenAI's hosted shell tool, which takes a list of commands, not of words."""
-    commands = _member(_member(item, "action"), "commands")
-    return _call("shell", {"commands": commands}, _member(item, "call_id"))
+def _action(item: object, name: str) -> dict[str, object]:
+    """The arguments of OpenAI's hosted shells, which stand in the item's `action`."""
+    return {name: _member(_member(item, "action"), name)}
 
 
 _BLOCK_READERS: Mapping[str | None, Callable[[object], ToolCall | None]] = {
-    "tool_use": _tool_use,
-    "function_call": _function_call,
-    "custom_tool_call": _custom_tool_call,
-    "local_shell_call": _local_shell_call,
-    "shell_call": _shell_call,
+    "tool_use": lambda block: _call(*_members(block, "name", "input", "id")),
+    "function_call": lambda item: _call(*_members(item, "name", "arguments", "call_id")),
+    "custom_tool_call": lambda item: _free_text_call(*_members(item, "name", "input", "call_id")),
+    # a list of words
+    "local_shell_call": lambda item: _call(
+        "local_shell", _action(item, "command"), _member(item, "call_id")
+    ),
+    # a list of commands
+    "shell_call": lambda item: _call("shell", _action(item, "commands"), _member(item, "call_id")),
 }
 
 

@@ -38,23 +38,9 @@ _LINE_OF_A_WORD = re.compile(rf"\n[ \t]{{0,64}}+({_WORD.pattern})(?=[ \t]{{0,64}
 _SHORT_LINE = re.compile(r"\n[ \t]{0,64}+(\S[^\n]{0,80}+)(?=\n|\Z)")
 _SPECIAL_TOKEN_END = re.compile(r".*[|\uff5c]>")
 _END_TOKENS = (
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<|end|>",
-    "<|return|>",
-    "<|user|>",
-    "<|observation|>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    "<end_of_turn>",
-    "<turn|>",
-    "<|tool_response>",
-    "<eos>",
-    "<seed:eos>",
-    "</s>",
-    "[e~[",
+    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>"),
+    *("<|return|>", "<|user|>", "<|observation|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+    *("<end_of_turn>", "<turn|>", "<|tool_response>", "<eos>", "<seed:eos>", "</s>", "[e~["),
 )
 """Tokens that end a turn, as servers that keep special tokens decode them."""
 # Escapes, comments and closed quotes come first, so that a lone quote is an open one.
