@@ -30,18 +30,69 @@ def chat_call(name: object, arguments: object) -> dict[str, Any]:
     return {"tool_calls": [{"id": "1", "function": {"name": name, "arguments": arguments}}]}
 
 
-def test_structured_calls_win_over_text() -> None:
-    """A block of bash in the text of a message with a structured call is not run."""
-    message = {"role": "assistant", "content": "```bash\npwd\n```", "tool_calls": [STRUCTURED]}
-    assert parse_tool_calls(message) == [
-        ToolCall("bash", "ls -la", {"command": "ls -la"}, call_id="call-1", source="structured")
-    ]
+BASH = "```bash\nls\n```"
+TALK = "```bash\nrm x\n```"
+THINKING = [
+    {"type": "thinking", "thinking": TALK},
+    {"type": "thinking", "thinking": [{"type": "text", "text": TALK}]},
+    {"type": "redacted_thinking", "data": TALK},
+    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": TALK}]},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": TALK}]},
+]
+ITEM = {"type": "function_call", "name": "bash", "arguments": '{"command": "ls"}'}
+TEXT, OUTPUT_TEXT = {"type": "text", "text": BASH}, {"type": "output_text", "text": BASH}
+THOUGHT_IN_PARTS = [f"<think>\n{TALK}", f"</think>\n{BASH}"]
+RUN_BY_PROVIDER = [
+    {"type": "web_search_call", "action": {"command": ["ls"]}},
+    {"type": "mcp_call", "name": "bash", "arguments": '{"command": "ls"}'},
+    {"type": "server_tool_use", "name": "bash", "input": {"command": "ls"}},
+]
+MESSAGES: dict[str, tuple[object, list[str]]] = {
+    "structured calls make text talk": ({"content": TALK, "tool_calls": [STRUCTURED]}, ["ls -la"]),
+    "broken ones as well": (chat_call("bash", "{broken") | {"content": TALK}, []),
+    "function_call of older messages": (
+        {"content": None, "function_call": {"name": "bash", "arguments": '{"cmd": "ls"}'}},
+        ["ls"],
+    ),
+    # an Anthropic message has the type that items of OpenAI's responses have
+    "type message": ({"type": "message", "role": "assistant", "content": [TEXT]}, ["ls"]),
+    "type message, output_text": ({"type": "message", "content": [OUTPUT_TEXT]}, ["ls"]),
+    "a thought over two blocks": (
+        {"content": [{"type": "text", "text": part} for part in THOUGHT_IN_PARTS]},
+        ["ls"],
+    ),
+    "thinking": ({"content": THINKING, "reasoning_content": TALK, "reasoning": TALK}, []),
+    "thinking and text": ({"content": BASH, "reasoning_content": TALK, "reasoning": TALK}, ["ls"]),
+    "an output item": (ITEM, ["ls"]),
+    "a list of output items": ([ITEM], ["ls"]),
+    "a list of tool_use": (
+        [{"type": "tool_use", "name": "bash", "input": {"command": "ls"}}],
+        ["ls"],
+    ),
+    "a list of text blocks": ([TEXT], ["ls"]),
+    "text of a response": ({"output": [{"type": "message", "content": [OUTPUT_TEXT]}]}, ["ls"]),
+    "tools that the provider ran": ({"output": RUN_BY_PROVIDER}, []),
+    # a message with fields of its own is no wrapper of another
+    "content and a response": ({"content": BASH, "response": {"content": TALK}}, ["ls"]),
+    "calls and a message": (
+        {"content": "", "message": {"content": TALK}, "tool_calls": [STRUCTURED]},
+        ["ls -la"],
+    ),
+    "a message that is a text": ({"message": TALK}, []),
+    "bytes": (b"```bash\necho \xff\n```", ["echo \ufffd"]),
+    **{
+        f"nothing: {nothing!r}": (nothing, [])
+        for nothing in (None, "", b"", {}, [], (), 3, {"content": None}, object)
+    },
+    "no choices": ({"choices": []}, []),
+    "an empty choice": ({"choices": [None]}, []),
+}
 
 
-def test_a_broken_structured_call_does_not_make_text_a_call() -> None:
-    """A structured call with broken arguments still makes the message's text talk."""
-    message = chat_call("bash", "{broken") | {"content": "```bash\npwd\n```"}
-    assert commands(message) == []
+@pytest.mark.parametrize(("message", "expected"), MESSAGES.values(), ids=MESSAGES)
+def test_messages_of_every_shape_are_read(message: object, expected: list[str]) -> None:
+    """A message's calls are read from its own fields, else from its text without thinking."""
+    assert commands(message) == expected
 
 
 @pytest.mark.parametrize(
@@ -153,55 +204,12 @@ def test_a_custom_tool_of_chat_takes_text() -> None:
     ]
 
 
-def test_the_function_call_of_older_messages_is_read() -> None:
-    """The single `function_call` of older chat messages is read like an entry of `tool_calls`."""
-    message = {"content": None, "function_call": {"name": "bash", "arguments": '{"cmd": "ls"}'}}
-    assert commands(message) == ["ls"]
-
-
 def test_anthropic_blocks_are_read() -> None:
     """Anthropic's `tool_use` blocks are read as objects and as dicts."""
     use = {"type": "tool_use", "id": "toolu-1", "name": "bash", "input": {"command": "ls"}}
     blocks = [SimpleNamespace(type="text", text="I look."), SimpleNamespace(**use), use]
     calls = parse_tool_calls(SimpleNamespace(content=blocks))
     assert [(call.call_id, call.command) for call in calls] == [("toolu-1", "ls")] * 2
-
-
-def test_the_type_of_an_anthropic_message_makes_no_call_twice() -> None:
-    """A message of type `message`, like an item of OpenAI's responses, gives its text once."""
-    text = {"type": "text", "text": "```bash\nls\n```"}
-    assert commands({"type": "message", "role": "assistant", "content": [text]}) == ["ls"]
-    output_text = {"type": "output_text", "text": "```bash\nls\n```"}
-    assert commands({"type": "message", "content": [output_text]}) == ["ls"]
-
-
-def test_text_blocks_are_read_as_one_text() -> None:
-    """A thought that opens in one text block may end in the next."""
-    parts = ["<think>\n```bash\nrm x\n```", "</think>\n```bash\nls\n```"]
-    assert commands({"content": [{"type": "text", "text": part} for part in parts]}) == ["ls"]
-
-
-def test_thinking_blocks_are_not_read() -> None:
-    """Bash in thinking blocks, Anthropic's or another server's, is not run."""
-    bash = "```bash\nrm x\n```"
-    blocks = [
-        {"type": "thinking", "thinking": bash},
-        {"type": "thinking", "thinking": [{"type": "text", "text": bash}]},
-        {"type": "redacted_thinking", "data": bash},
-        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": bash}]},
-        {"type": "reasoning", "summary": [{"type": "summary_text", "text": bash}]},
-    ]
-    message = {"content": blocks, "reasoning_content": bash, "reasoning": bash}
-    assert commands(message) == []
-    assert commands({**message, "content": "```bash\nls\n```"}) == ["ls"]
-
-
-def test_bare_blocks_are_read() -> None:
-    """A list of content blocks or output items, or one item, is read without its message."""
-    item = {"type": "function_call", "name": "bash", "arguments": '{"command": "ls"}'}
-    assert commands(item) == commands([item]) == ["ls"]
-    assert commands([{"type": "tool_use", "name": "bash", "input": {"command": "ls"}}]) == ["ls"]
-    assert commands([{"type": "text", "text": "```bash\npwd\n```"}]) == ["pwd"]
 
 
 @pytest.mark.parametrize(
@@ -222,22 +230,6 @@ def test_calls_of_responses_are_read(item: dict[str, Any], name: str, command: s
     text = {"type": "message", "content": [{"type": "output_text", "text": "```bash\nrm x\n```"}]}
     found = parse_tool_calls({"output": [text, {**item, "call_id": "c"}]})
     assert [(call.name, call.command, call.call_id) for call in found] == [(name, command, "c")]
-
-
-def test_the_text_of_a_response_is_read() -> None:
-    """The text of a response without call items is read."""
-    content = [{"type": "output_text", "text": "```bash\nls\n```"}]
-    assert commands({"output": [{"type": "message", "content": content}]}) == ["ls"]
-
-
-def test_tools_that_the_provider_ran_are_no_calls() -> None:
-    """Searches and remote tools that the provider ran itself are no calls to run."""
-    output = [
-        {"type": "web_search_call", "action": {"command": ["ls"]}},
-        {"type": "mcp_call", "name": "bash", "arguments": '{"command": "ls"}'},
-        {"type": "server_tool_use", "name": "bash", "input": {"command": "ls"}},
-    ]
-    assert commands({"output": output}) == []
 
 
 def test_replies_of_the_sdk_are_read() -> None:
@@ -306,14 +298,6 @@ def test_calls_of_langchain_are_read() -> None:
     assert parse_tool_calls(SimpleNamespace(message=message, text="")) == expected
 
 
-def test_a_message_with_fields_of_its_own_is_no_wrapper() -> None:
-    """A message with content or calls is read itself, even if it has a member called message."""
-    other = {"content": "```bash\nrm x\n```"}
-    assert commands({"content": "```bash\nls\n```", "response": other}) == ["ls"]
-    assert commands({"content": "", "message": other, "tool_calls": [STRUCTURED]}) == ["ls -la"]
-    assert commands({"message": "```bash\nrm x\n```"}) == []
-
-
 def test_a_response_of_the_sdk_with_calls_is_read() -> None:
     """A response as the SDK's model validates it is read, with reasoning before the call."""
     output = [
@@ -332,20 +316,6 @@ def test_a_response_of_the_sdk_with_calls_is_read() -> None:
     }
     response = Response.model_construct(output=Response.model_validate(document).output)
     assert [call.call_id for call in parse_tool_calls(response)] == ["c"]
-
-
-@pytest.mark.parametrize(
-    "nothing",
-    [None, "", b"", {}, [], (), 3, {"content": None}, {"choices": []}, {"choices": [None]}, object],
-)
-def test_an_empty_message_gives_no_call(nothing: object) -> None:
-    """Empty and odd messages give no call and no error."""
-    assert parse_tool_calls(nothing) == []
-
-
-def test_bytes_are_read_as_text() -> None:
-    """Bytes are read as UTF-8, with a replacement character for each broken one."""
-    assert commands(b"```bash\necho \xff\n```") == ["echo \ufffd"]
 
 
 class Unfriendly:
