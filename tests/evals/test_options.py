@@ -1,4 +1,4 @@
-"""Facts about the flags that describe a workload."""
+"""The flags that describe a workload."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def made(*flags: str) -> Workload:
 
 
 def test_defaults_yield_to_the_other_way_of_saying_it() -> None:
-    """--jobs keeps out a duration, --concurrency a rate, given times both."""
+    """--jobs suppresses a default duration, --concurrency a rate, and given times suppress both."""
     assert parse().jps == 1.0
     assert parse().duration == 60.0
     assert parse("--jobs", "5").duration is None
@@ -48,7 +48,7 @@ def test_defaults_yield_to_the_other_way_of_saying_it() -> None:
     ],
 )
 def test_flags_make_so_many_jobs(flags: tuple[str, ...], num_jobs: int) -> None:
-    """In each of the ways to say it."""
+    """A workload has the number of jobs its flags say, in each way of saying it."""
     assert len(made(*flags).jobs) == num_jobs
 
 
@@ -63,13 +63,13 @@ def test_flags_make_so_many_jobs(flags: tuple[str, ...], num_jobs: int) -> None:
     ],
 )
 def test_no_flag_is_given_in_vain(flags: tuple[str, ...], message: str) -> None:
-    """A rate that nothing arrives at would stand in tables and figures."""
+    """Flags that contradict the arrivals are refused: they would stand in tables and figures."""
     with pytest.raises(WorkloadError, match=message):
         made(*flags)
 
 
 def test_a_trace_is_the_workload(tmp_path: Path) -> None:
-    """--trace alone is enough."""
+    """--trace alone selects the workload `trace`."""
     path = tmp_path / "t.jsonl"
     path.write_text(
         '{"job_id": "a", "turn": 0, "prompt_tokens": 5, "output_tokens": 1,'
@@ -79,7 +79,7 @@ def test_a_trace_is_the_workload(tmp_path: Path) -> None:
 
 
 def test_the_description_makes_the_workload_again() -> None:
-    """It holds every flag that was given or filled in."""
+    """The description holds every flag that was given or filled in."""
     options = parse("--jobs", "3", "--turns", "2", "--seed", "9")
     described = describe_workload(options, workload_of(options))
     assert described["name"] == "reference"

@@ -1,4 +1,4 @@
-"""Facts about the arithmetic on the pin experiment's rows."""
+"""The pin experiment's texts, the arithmetic on its rows, and what it says of a turn."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from agentkv.evals.pin_experiment import (
-    TURNS,
-    Usage,
-    system_prompt,
-    what_happened,
-)
+from agentkv.evals.pin_experiment import TURNS, Usage, system_prompt, what_happened
 from agentkv.evals.server import BlockPool, Snapshot
 
 from .recorded_runs import CONTINUUM
+
+POOL = BlockPool(block_size=32, num_blocks=100)
+IDLE = Snapshot({"0": 0.0}, 0, 0, 0, pinned_blocks=0, num_pins=0, pin_ends={"returned": 0})
+PINNED = replace(IDLE, usage_by_engine={"0": 0.05}, pinned_blocks=5, num_pins=1)
+GROWN = replace(PINNED, pinned_blocks=9, num_pins=2, pin_ends={"returned": 1})
+EXPIRED = replace(GROWN, pinned_blocks=0, pin_ends={"returned": 1, "expired": 1})
+OVER = replace(PINNED, pinned_blocks=0, pin_ends={"returned": 1})
+STOCK = replace(IDLE, pinned_blocks=None, pin_ends={})
+STOCK_HOLDING = replace(STOCK, usage_by_engine={"0": 0.05})
 
 
 @pytest.mark.parametrize(
@@ -29,7 +33,7 @@ def test_blocks_expected(prompt_tokens: int, output_tokens: int, touched: int, f
 
 
 def test_recorded_pins_are_exactly_the_full_blocks() -> None:
-    """On a real server what stays after a turn is what the arithmetic says."""
+    """On a real server the blocks that stay after a turn are those the arithmetic gives."""
     for row in CONTINUUM.turns[:-1]:
         assert row.blocks_after == row.usage.blocks_full(CONTINUUM.block_size)
 
@@ -46,17 +50,10 @@ def test_the_change_in_a_gap_is_the_largest_one(gap_blocks: tuple[int, ...], cha
 def test_a_run_becomes_json_with_what_was_expected() -> None:
     """The document holds rows, trial and the numbers derived from them."""
     document = json.loads(json.dumps(CONTINUUM.as_dict()))
-    assert document["turns"][2]["blocks_touched"] == 19
-    assert document["turns"][2]["blocks_full"] == 18
-    assert document["turns"][2]["usage"] == {
-        "prompt_tokens": 550,
-        "output_tokens": 32,
-        "cached_tokens": 320,
-    }
+    usage = {"prompt_tokens": 550, "output_tokens": 32, "cached_tokens": 320}
+    turn = document["turns"][2]
+    assert (turn["blocks_touched"], turn["blocks_full"], turn["usage"]) == (19, 18, usage)
     assert document["ttl_trial"]["held_s"] == 2.09
-
-
-# MERGED: Facts about the simulated conversation of the pin experiment.
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 128, 256])
@@ -70,24 +67,7 @@ def test_the_whole_conversation_fits_the_demo_server() -> None:
     """At 2.5 characters a token and blocks of 128 it stays below 4,096 tokens."""
     texts = [system_prompt(128), *(turn.simulated_output(128) for turn in TURNS[:-1])]
     assert sum(map(len, texts)) / 2.5 + len(TURNS) * 60 < 4096
-
-
-def test_the_texts_are_the_same_each_time() -> None:
-    """Nothing in the conversation depends on chance or time."""
-    assert TURNS[1].simulated_output(32) == TURNS[1].simulated_output(32)
     assert TURNS[1].simulated_output(32).startswith("def step_0(value): return value + 0\ndef")
-
-
-# MERGED: Facts about how a turn's fate is put in words.
-
-POOL = BlockPool(block_size=32, num_blocks=100)
-IDLE = Snapshot({"0": 0.0}, 0, 0, 0, pinned_blocks=0, num_pins=0, pin_ends={"returned": 0})
-PINNED = replace(IDLE, usage_by_engine={"0": 0.05}, pinned_blocks=5, num_pins=1)
-GROWN = replace(PINNED, pinned_blocks=9, num_pins=2, pin_ends={"returned": 1})
-EXPIRED = replace(GROWN, pinned_blocks=0, pin_ends={"returned": 1, "expired": 1})
-OVER = replace(PINNED, pinned_blocks=0, pin_ends={"returned": 1})
-STOCK = replace(IDLE, pinned_blocks=None, pin_ends={})
-STOCK_HOLDING = replace(STOCK, usage_by_engine={"0": 0.05})
 
 
 @pytest.mark.parametrize(
@@ -103,8 +83,8 @@ STOCK_HOLDING = replace(STOCK, usage_by_engine={"0": 0.05})
         (STOCK, STOCK_HOLDING, STOCK, False, "5 blocks held"),
     ],
 )
-def test_what_happened(
+def test_a_turns_fate_is_put_in_words(
     before: Snapshot, after: Snapshot, gap_end: Snapshot, is_last_step: bool, words: str
 ) -> None:
-    """The server's counters tell the story, or the usage where there are none."""
+    """The server's counters tell what happened to a turn's blocks, or the usage without them."""
     assert what_happened(before, after, gap_end, POOL, is_last_step=is_last_step) == words

@@ -1,4 +1,4 @@
-"""Facts about a run on disk."""
+"""Runs on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.evals.made_runs import job, run, turn
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    """The same outcomes, whatever way the jobs ended."""
+    """Reading gives the same outcomes, however the jobs ended."""
     failed = job("b", status="failed", turns=(turn(first_token_s=None, error="HTTP 500"),))
     written = run(job("a", alone_s=1.0), failed, job("c", status="cut"))
     write_run(tmp_path, written)
@@ -29,7 +29,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 
 def test_every_row_can_be_plotted_by_itself(tmp_path: Path) -> None:
-    """Policy, load, seed, repeat, commit, versions and config are on each of them."""
+    """Policy, load, seed, repeat, commit, versions and config are on each row."""
     write_run(tmp_path, run(job("a"), job("b")))
     rows = [json.loads(line) for line in (tmp_path / TURNS_FILE).read_text().splitlines()]
     assert len(rows) == 4
@@ -38,7 +38,7 @@ def test_every_row_can_be_plotted_by_itself(tmp_path: Path) -> None:
 
 
 def test_run_json_holds_the_summary(tmp_path: Path) -> None:
-    """The same numbers as those of the outcomes."""
+    """run.json has the same summary as the outcomes."""
     written = run(job("a"))
     write_run(tmp_path, written)
     document = json.loads((tmp_path / RUN_FILE).read_text())
@@ -46,7 +46,7 @@ def test_run_json_holds_the_summary(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_keeps_its_rows(tmp_path: Path) -> None:
-    """No run.json and half a last line: complete rows are read, running jobs count as cut."""
+    """Without run.json complete rows are read, and jobs that were running count as cut."""
     whole = run(job("a"))
     with RunWriter(tmp_path, row_facts("fcfs", whole.workload, whole.metadata)) as files:
         files.add_job(job("a"))
@@ -62,14 +62,14 @@ def test_a_run_that_was_killed_keeps_its_rows(tmp_path: Path) -> None:
 
 
 def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
-    """In the order of their names."""
+    """Runs in subfolders are read in the order of their names."""
     for name in ("b", "a"):
         write_run(tmp_path / name, run(job(), policy=name))
     assert [found.policy for found in read_runs([tmp_path])] == ["a", "b"]
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    """Unless it is forced."""
+    """Writing over a run raises an error unless it is forced."""
     write_run(tmp_path, run(job("a")))
     with pytest.raises(RunFilesError, match="--force"):
         write_run(tmp_path, run(job("b")))
@@ -82,20 +82,20 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     [("{}", "line 1 lacks job_id"), ("nonsense", "line 1 is no JSON row"), ("3", "line 1")],
 )
 def test_a_misshapen_row_is_named(tmp_path: Path, line: str, seen: str) -> None:
-    """File and line."""
+    """The message about a row has its line and what it lacks."""
     (tmp_path / TURNS_FILE).write_text(f"{line}\n")
     with pytest.raises(RunFilesError, match=seen):
         read_runs([tmp_path])
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    """The message says what is looked for."""
+    """The message about an empty folder names the file that was looked for."""
     with pytest.raises(RunFilesError, match=TURNS_FILE):
         read_runs([tmp_path])
 
 
 def test_a_full_disk_is_told_at_once(tmp_path: Path) -> None:
-    """Writing a row raises OSError, not a later close."""
+    """Writing a row on a full disk raises OSError there, not on closing."""
     (tmp_path / TURNS_FILE).symlink_to("/dev/full")
     writer = RunWriter(tmp_path, {}, force=True)
     with writer, pytest.raises(OSError, match="No space"):

@@ -1,4 +1,4 @@
-"""Facts about what is asked of a server besides its turns."""
+"""The server under test: its facts, its metrics, and what it says of other servers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from agentkv.evals.server import (
     ServerError,
     ServerUnderTest,
     Snapshot,
+    TurnError,
     metric_totals,
     parse_block_pool,
     parse_snapshot,
@@ -25,28 +26,24 @@ PAGE = (Path(__file__).parent / "metrics_continuum.txt").read_text(encoding="utf
 
 
 def test_metrics_are_summed_over_labels() -> None:
-    """Counters, gauges and the sums of histograms; no buckets, nothing of the process."""
+    """Totals have counters, gauges and sums of histograms, and nothing of a page without them."""
     totals = metric_totals(PAGE)
     assert totals["vllm:kv_cache_usage_perc"] >= 0.0
     assert totals["agentkv:pins_total"] == 4.0
     assert all(name.startswith(("vllm:", "agentkv:")) for name in totals)
     assert not any(name.endswith("_bucket") for name in totals)
-
-
-def test_a_page_that_is_no_metrics_gives_nothing() -> None:
-    """The counters are beside the measurement, and do not end it."""
     assert metric_totals('{"error": "not found"}') == {}
 
 
 def test_preemptions_are_a_difference() -> None:
-    """None where one of the readings does not tell."""
+    """Preemptions are unknown if one of the readings lacks them."""
     readings = [{"metrics": {"vllm:num_preemptions_total": count}} for count in (3.0, 5.0)]
     assert preemptions_between(*readings) == 2
     assert preemptions_between(readings[0], {"error": "gone"}) is None
 
 
 def test_the_server_tells_what_it_is() -> None:
-    """Model, longest context, version, and the plugin's facts where it is there."""
+    """Facts are model, longest context, version, and the plugin's own if it is there."""
     with FakeVllm(policy="continuum") as fake, ServerUnderTest(fake.base_url) as server:
         facts = server.facts(None)
     assert (facts.model, facts.max_context_tokens, facts.vllm_version) == ("fake", 4096, "0.0.fake")
@@ -55,7 +52,7 @@ def test_the_server_tells_what_it_is() -> None:
 
 
 def test_a_server_that_offers_no_models_is_refused() -> None:
-    """With its status, and what to check."""
+    """A server without /v1/models is named with its status and what to check."""
     refused = pytest.raises(ServerError, match=r"HTTP 404.*--api-key")
     with ScriptedServer() as scripted, ServerUnderTest(scripted.base_url) as server, refused:
         server.facts(None)
@@ -63,7 +60,7 @@ def test_a_server_that_offers_no_models_is_refused() -> None:
 
 @pytest.mark.parametrize("url", ["nonsense", "http://", "http://127.0.0.1:1"])
 def test_an_address_that_is_none_is_named(url: str) -> None:
-    """Whatever is wrong with it."""
+    """A malformed address and one without a listener name what to check."""
     refused = pytest.raises(ServerError, match=r"--base-url|not a URL")
     with refused, ServerUnderTest(url) as server:
         server.facts(None)
@@ -71,7 +68,7 @@ def test_an_address_that_is_none_is_named(url: str) -> None:
 
 @pytest.mark.parametrize("body", [[], {}, "hello", None])
 def test_a_server_that_answers_something_else_is_named(body: Any) -> None:
-    """A proxy or a web page behind the right list of models, whatever it is asked."""
+    """A proxy that answers everything alike is refused with the route that was wrong."""
     models = {"data": [{"id": "m", "max_model_len": "long"}]}
     front = HttpFront(lambda _, path, *rest: Answer(200, models if "models" in path else body))
     front.start()
@@ -84,8 +81,6 @@ def test_a_server_that_answers_something_else_is_named(body: Any) -> None:
     finally:
         front.stop()
 
-
-# MERGED: Facts about reading a vLLM server's `/metrics` page.
 
 # Recorded from vLLM 0.32.0 under continuum after the bash agent's tour; other series are left out.
 STOCK_PAGE = "\n".join(line for line in PAGE.splitlines() if "agentkv:" not in line) + "\n"
@@ -124,7 +119,7 @@ def test_the_pool_is_told_by_vllm_itself() -> None:
 
 
 def test_held_blocks_follow_from_the_usage() -> None:
-    """usage = 1 - free / (blocks - 1), for each engine by itself."""
+    """Blocks in use are computed for each engine from usage = 1 - free / (blocks - 1)."""
     page = PAGE.replace(
         'vllm:kv_cache_usage_perc{engine="0",model_name="demo"} 0.0',
         f'vllm:kv_cache_usage_perc{{engine="0",model_name="demo"}} {25 / 727}\n'
@@ -133,19 +128,30 @@ def test_held_blocks_follow_from_the_usage() -> None:
     assert parse_snapshot(page).held_blocks(BlockPool(32, 727)) == 32
 
 
-def test_a_page_without_usage_says_what_may_be_wrong() -> None:
-    """A server that keeps no statistics is named as such."""
+def test_a_page_that_lacks_what_is_needed_says_so() -> None:
+    """Missing usage, a missing pool and HTML are errors, not guesses."""
     with pytest.raises(ServerError, match="--disable-log-stats"):
         parse_snapshot("# HELP other Something else.\n# TYPE other gauge\nother 1.0\n")
-
-
-def test_a_page_without_the_pool_says_so() -> None:
-    """Missing or unknown numbers of blocks are an error, not a guess."""
     with pytest.raises(ServerError, match="block size"):
         parse_block_pool(STOCK_PAGE.replace('num_gpu_blocks="728"', 'num_gpu_blocks="None"'))
-
-
-def test_a_page_that_is_no_metrics_page_is_an_error() -> None:
-    """HTML from some other server does not pass for readings."""
     with pytest.raises(ServerError, match="Prometheus"):
         parse_snapshot("<html><body>not here</body></html>\n")
+
+
+def test_a_turn_without_a_reply_is_an_error() -> None:
+    """An answer without usage and a refusal raise TurnError with what came back."""
+    front = HttpFront(lambda *request: Answer(200, {}))
+    front.start()
+    try:
+        with ServerUnderTest(front.url) as server, pytest.raises(TurnError, match="no chat reply"):
+            server.chat("m", [], job_id="job", is_last_step=False)
+    finally:
+        front.stop()
+
+
+def test_silence_means_that_nothing_listens() -> None:
+    """A server that listens is not silent, whatever it answers; one that is gone is named."""
+    with FakeVllm() as fake, ServerUnderTest(fake.base_url) as server:
+        assert server.silence() is None
+    with ServerUnderTest("http://127.0.0.1:9") as server:
+        assert "127.0.0.1:9 is gone" in (server.silence() or "")

@@ -1,4 +1,4 @@
-"""Facts about the numbers of one run."""
+"""The numbers of one run, and of policies set side by side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.evals.summary import quantile, summarize
+from agentkv.evals.commands.compare import table
+from agentkv.evals.outcomes import RunOutcome
+from agentkv.evals.summary import compare, quantile, summarize
 from tests.evals.made_runs import job, run, turn
 
 REFERENCE_KEYS = {
@@ -22,20 +24,20 @@ REFERENCE_KEYS = {
 
 
 def test_the_references_keys_are_there() -> None:
-    """The eight names of its result files, also for a run without jobs."""
+    """A summary has the eight names of the reference's result files, even without jobs."""
     assert summarize(run()).keys() >= REFERENCE_KEYS
     assert summarize(run(job())).keys() == summarize(run()).keys()
 
 
 def test_jobs_that_arrived_are_done_failed_or_cut() -> None:
-    """Nothing is lost."""
+    """Done, failed and cut jobs add up to those that arrived."""
     jobs = [job("a"), job("b", status="failed"), job("c", status="cut"), job("d")]
     found = summarize(run(*jobs))
     assert found["jobs"] == found["completed"] + found["failed"] + found["cut"] == 4
 
 
 def test_durations_are_of_done_jobs_only() -> None:
-    """A failed job is short and would flatter the mean."""
+    """A failed job is short and would flatter the mean, so it does not count."""
     found = summarize(run(job("a"), job("b", status="failed", ended_s=0.1)))
     assert found["job_durations"] == [2.5]
     assert found["mean_s"] == found["max_s"] == found["avg_duration_s"] == 2.5
@@ -50,26 +52,26 @@ def test_the_parts_of_the_mean_job_add_up() -> None:
 
 
 def test_hit_rate_is_of_turns_that_continue() -> None:
-    """Cached over prompt tokens from the second turn on; unknown if the server does not tell."""
+    """The hit rate is cached over prompt tokens from the second turn on, or unknown."""
     assert summarize(run(job()))["hit_rate"] == 96 / 200
     silent = run(job(), metadata={"reports_cached_tokens": False})
     assert summarize(silent)["hit_rate"] is None
 
 
 def test_recomputed_tokens_are_those_an_earlier_turn_had() -> None:
-    """Prompt and output of the turn before, less what was cached; or the server's own count."""
+    """Tokens of the turn before that were not cached are recomputed, or the server counts them."""
     assert summarize(run(job()))["recomputed_tokens"] == 100 + 10 - 96
     assert summarize(run(job(), server={"recomputed_tokens": 5}))["recomputed_tokens"] == 5
 
 
 def test_turns_that_failed_count_no_latency() -> None:
-    """Their error is counted with the job, not in the times."""
+    """A failed turn counts with its job, not in the latencies."""
     failed = job("b", status="failed", turns=(turn(ended_s=60.0, error="HTTP 500"),))
     assert summarize(run(job("a"), failed))["per_turn_avg_latency_ms"] == [1000.0, 1000.0]
 
 
 def test_slowdowns_need_every_jobs_time_alone() -> None:
-    """Duration over that time; None if one job's is not known."""
+    """Slowdowns are unknown if one job's time alone is."""
     known = run(job("a", alone_s=1.25), job("b", alone_s=2.5))
     assert summarize(known)["slowdown_max"] == 2.0
     assert summarize(run(job("a", alone_s=1.25), job("b")))["slowdown_max"] is None
@@ -77,8 +79,68 @@ def test_slowdowns_need_every_jobs_time_alone() -> None:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0.0, 1.0))
 def test_a_quantile_lies_within_the_values(values: list[float], share: float) -> None:
-    """Between the smallest and the largest, which are its own ends."""
+    """A quantile lies between the smallest and the largest value, which are its ends."""
     assert min(values) <= (quantile(values, share) or 0.0) + 1e-6
     assert (quantile(values, share) or 0.0) - 1e-6 <= max(values)
     assert quantile(values, 0.0) == min(values)
     assert quantile(values, 1.0) == max(values)
+
+
+def taking(policy: str, repeat: int, duration_s: float) -> RunOutcome:
+    return run(job(ended_s=duration_s), policy=policy, metadata={"repeat": repeat})
+
+
+RUNS = [
+    taking("fcfs", 0, 10.0),
+    taking("continuum", 0, 5.0),
+    taking("fcfs", 1, 20.0),
+    taking("continuum", 1, 16.0),
+]
+
+
+def test_ratios_are_taken_within_a_repeat() -> None:
+    """A ratio is the mean of 0.5 and 0.8, not the ratio of the means."""
+    _, continuum = compare(RUNS, "fcfs")
+    ratio = continuum.ratios["mean_s"]
+    assert ratio is not None
+    assert (ratio.mean, ratio.least, ratio.most) == pytest.approx((0.65, 0.5, 0.8))
+
+
+def test_the_spread_is_over_repeats() -> None:
+    """A spread has mean and deviation over repeats; one repeat has no deviation."""
+    fcfs, _ = compare(RUNS, "fcfs")
+    values = fcfs.values["mean_s"]
+    assert values is not None
+    assert (values.mean, values.least, values.most) == (15.0, 10.0, 20.0)
+    assert values.deviation == pytest.approx(7.071, abs=0.001)
+    (alone,) = compare(RUNS[:1], "fcfs")
+    assert alone.values["mean_s"] is not None
+    assert alone.values["mean_s"].deviation is None
+
+
+def test_a_repeat_without_its_baseline_has_no_ratio() -> None:
+    """A comparison that broke off before its baseline is shown without ratios."""
+    (continuum,) = compare([taking("continuum", 0, 5.0)], "fcfs")
+    assert continuum.ratios["mean_s"] is None
+    assert "continuum" in table([continuum], "fcfs")
+
+
+def test_outputs_are_compared_up_to_the_first_difference() -> None:
+    """Turns behind a different output have different prompts and are not compared."""
+
+    def with_outputs(policy: str, *digests: str) -> RunOutcome:
+        turns = tuple(turn(n, output_digest=digest) for n, digest in enumerate(digests))
+        return run(job(turns=turns), policy=policy)
+
+    runs = [with_outputs("fcfs", "a", "b", "c"), with_outputs("continuum", "a", "x", "y")]
+    _, continuum = compare(runs, "fcfs")
+    assert (continuum.turns_compared, continuum.turns_differing) == (2, 1)
+    assert "1 of 2 turns have the outputs of fcfs" in table(compare(runs, "fcfs"), "fcfs")
+
+
+def test_the_table_has_a_line_a_policy() -> None:
+    """Each policy's line has its jobs and the ratio's range."""
+    text = table(compare(RUNS, "fcfs"), "fcfs")
+    fcfs, continuum = (line for line in text.splitlines() if "/2" in line)
+    assert fcfs.startswith("fcfs")
+    assert "0.65 (0.50-0.80)" in continuum

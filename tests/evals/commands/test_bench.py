@@ -1,4 +1,4 @@
-"""Facts about `agentkv bench`, on a server that is not real but speaks real HTTP."""
+"""`agentkv bench` against a fake server that speaks real HTTP."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bench(
 
 
 def test_all_jobs_are_played_as_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exactly the planned prompts, of which all but the last block is found in the cache."""
+    """Prompts have exactly the planned lengths, and all but their last block is found cached."""
     with FakeVllm() as server:
         status, found, text = bench(capsys, server.base_url, *QUICK)
     assert status == 0, text
@@ -44,12 +44,17 @@ def test_all_jobs_are_played_as_planned(capsys: pytest.CaptureFixture[str]) -> N
     assert found["ended_early"] is None
 
 
-def test_a_jobs_parts_sum_to_its_duration(
+def test_rows_hold_what_the_document_adds_up(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """First tokens, decoding and tools leave some milliseconds to the load generator."""
+    """The rows on disk give the printed sums, and each job's parts sum to its duration."""
     with FakeVllm(turn_s=0.05) as server:
-        bench(capsys, server.base_url, *QUICK, "--out", str(tmp_path))
+        _, found, _ = bench(capsys, server.base_url, *QUICK, "--out", str(tmp_path))
+    rows = [json.loads(line) for line in (tmp_path / TURNS_FILE).read_text().splitlines()]
+    assert len(rows) == 18
+    assert sum(row["output_tokens"] for row in rows) == found["output_tokens"]
+    assert sum(row["prompt_tokens"] for row in rows) == found["prompt_tokens"]
+    assert {row["job_status"] for row in rows} == {"running", "done"}
     for job in read_runs([tmp_path])[0].jobs:
         parts = job.parts
         whole = parts.to_first_token_s + parts.decode_s + parts.tools_s + parts.other_s
@@ -57,21 +62,8 @@ def test_a_jobs_parts_sum_to_its_duration(
         assert 0.0 <= parts.other_s < 0.5
 
 
-def test_the_documents_numbers_are_those_of_the_rows(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """What is on disk gives the summary that was printed."""
-    with FakeVllm() as server:
-        _, found, _ = bench(capsys, server.base_url, *QUICK, "--out", str(tmp_path))
-    rows = [json.loads(line) for line in (tmp_path / TURNS_FILE).read_text().splitlines()]
-    assert len(rows) == 18
-    assert sum(row["output_tokens"] for row in rows) == found["output_tokens"]
-    assert sum(row["prompt_tokens"] for row in rows) == found["prompt_tokens"]
-    assert {row["job_status"] for row in rows} == {"running", "done"}
-
-
 def test_one_seed_sends_the_same_requests(capsys: pytest.CaptureFixture[str]) -> None:
-    """To every policy; only the salt that keeps runs apart differs."""
+    """Every policy gets the same prompts; only the salt that keeps runs apart differs."""
     prompts = []
     for policy in (None, "continuum"):
         with FakeVllm(policy=policy) as server:
@@ -81,7 +73,7 @@ def test_one_seed_sends_the_same_requests(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_server_with_the_plugin_is_told_of_jobs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Job, turn and last step are on the requests; a stock server gets none of them."""
+    """Requests to the plugin carry job, turn and last step; a stock server gets none of them."""
     with FakeVllm(policy="continuum") as server:
         _, found, _ = bench(capsys, server.base_url, *QUICK, "--policy", "continuum")
     assert found["policy"] == "continuum"
@@ -96,7 +88,7 @@ def test_a_server_with_the_plugin_is_told_of_jobs(capsys: pytest.CaptureFixture[
 
 
 def test_a_live_run_chats(capsys: pytest.CaptureFixture[str]) -> None:
-    """No vLLM fields, no tokenizer; the hit rate is unknown where nobody tells it."""
+    """A live run sends no vLLM fields, and its hit rate is unknown if the server tells none."""
     with FakeVllm(has_tokenizer=False) as server:
         status, found, text = bench(capsys, server.base_url, *QUICK, "--mode", "live")
     assert status == 0, text
@@ -122,7 +114,7 @@ def test_a_reply_that_is_no_stream_is_a_failure(capsys: pytest.CaptureFixture[st
 
 
 def test_failures_are_counted_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 1, and the server's own words."""
+    """A failed job gives status 1 and the server's own words."""
     with FakeVllm(fails_at_turn=2) as server:
         status, found, text = bench(capsys, server.base_url, *QUICK)
     assert status == 1
@@ -133,7 +125,7 @@ def test_failures_are_counted_and_the_others_go_on(capsys: pytest.CaptureFixture
 def test_a_server_that_dies_ends_the_run_and_keeps_the_rows(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Status 1, why, and every job that had arrived is accounted for."""
+    """A run whose server dies ends with status 1, the reason, and every job that had arrived."""
     with FakeVllm(dies_at_turn=8) as server:
         status, found, text = bench(capsys, server.base_url, *QUICK, "--out", str(tmp_path))
     assert status == 1
@@ -145,7 +137,7 @@ def test_a_server_that_dies_ends_the_run_and_keeps_the_rows(
 
 
 def test_time_limit_cuts_what_still_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Jobs that had arrived are cut, and counted as such."""
+    """Jobs that run when the time is up are cut, and counted as such."""
     with FakeVllm(turn_s=30.0) as server:
         status, found, _ = bench(capsys, server.base_url, *QUICK, "--limit-s", "0.3")
     assert status == 1
@@ -155,7 +147,7 @@ def test_time_limit_cuts_what_still_runs(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_full_disk_ends_the_run_with_what_was_measured(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Status 1, the reason, and the document on standard output."""
+    """A full disk gives status 1, the reason, and the document on standard output."""
     (tmp_path / TURNS_FILE).symlink_to("/dev/full")
     with FakeVllm() as server:
         options = ("--out", str(tmp_path), "--force")
@@ -167,7 +159,7 @@ def test_a_full_disk_ends_the_run_with_what_was_measured(
 
 
 def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
-    """SIGINT to the process: status 1, one document, running jobs cut, their rows on disk."""
+    """SIGINT gives status 1 and one document, and the rows of the jobs that it cut are on disk."""
     command = [sys.executable, "-m", "agentkv.cli", "bench", "--out", str(tmp_path), *QUICK]
     with FakeVllm(turn_s=0.2) as server:
         process = subprocess.Popen(
@@ -209,7 +201,7 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
 def test_bad_usage_is_status_2_and_named(
     capsys: pytest.CaptureFixture[str], options: tuple[str, ...], seen: str
 ) -> None:
-    """Nothing is sent."""
+    """Flags that cannot be used give status 2 and their name, and nothing is sent."""
     with FakeVllm() as server:
         status, found, text = bench(capsys, server.base_url, *options)
     assert status == 2
@@ -228,23 +220,19 @@ def test_bad_usage_is_status_2_and_named(
     ],
 )
 def test_a_limit_that_is_none_is_bad_usage(flags: tuple[str, str]) -> None:
-    """As argparse says it, before a server is asked: it would cut or fail every job."""
+    """argparse refuses limits that would cut or fail every job."""
     with pytest.raises(SystemExit) as caught:
         agentkv_command(["bench", "--base-url", "http://127.0.0.1:9/v1", *flags])
     assert caught.value.code == 2
 
 
-def test_an_unreachable_server_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the address that gave no answer."""
+def test_a_server_that_will_not_do_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """No answer, and no tokenizer for a replay, give status 2 with the way out."""
     port = free_port()
     status, _, text = bench(capsys, f"http://127.0.0.1:{port}", *QUICK)
     assert status == 2
     assert f"127.0.0.1:{port}" in text
     assert "--base-url" in text
-
-
-def test_replay_needs_a_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
-    """A server without one is told about, with the way out."""
     with FakeVllm(has_tokenizer=False) as server:
         status, _, text = bench(capsys, server.base_url, *QUICK)
     assert status == 2
@@ -252,7 +240,7 @@ def test_replay_needs_a_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_run_is_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Status 2 before anything is sent."""
+    """A run in --out gives status 2 before anything is sent."""
     with FakeVllm() as server:
         bench(capsys, server.base_url, *QUICK, "--out", str(tmp_path))
         num_requests = len(server.requests)
@@ -263,7 +251,7 @@ def test_a_run_is_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 
 def test_hundreds_of_jobs_run_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
-    """300 that overlap, none lost; how late the latest was started is told."""
+    """Of 300 jobs that overlap none is lost, and the largest delay of a start is reported."""
     # not faster: the fake server's socket lets 128 connections wait, and resets what is above
     options = ("--token-scale", "0.1", "--turns", "2", "--jobs", "300", "--jps", "200")
     with FakeVllm(policy="continuum", turn_s=1.0) as server:

@@ -1,4 +1,4 @@
-"""Facts about `agentkv compare` that need no server: usage, resuming, the order of runs."""
+"""`agentkv compare` without a server: usage, resuming, the order of runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_all(plan: ComparePlan, **metadata: Any) -> None:
 
 
 def test_repeats_are_interleaved(tmp_path: Path) -> None:
-    """A B A B, so that a machine that slows down slows all alike."""
+    """Runs alternate between policies, so a machine that slows down slows all alike."""
     order = [(policy.name, repeat) for policy, repeat in make_plan(tmp_path).runs()]
     assert order == [
         ("fcfs", 0),
@@ -53,7 +53,7 @@ def test_repeats_are_interleaved(tmp_path: Path) -> None:
 
 
 def test_complete_runs_are_resumed_without_a_server(tmp_path: Path) -> None:
-    """Four runs on disk are four runs read."""
+    """With --resume, four complete runs on disk are read and not made again."""
     plan = make_plan(tmp_path)
     write_all(plan)
     found = list(run_all(plan, resume=True))
@@ -63,7 +63,7 @@ def test_complete_runs_are_resumed_without_a_server(tmp_path: Path) -> None:
 
 
 def test_runs_of_other_jobs_are_not_resumed(tmp_path: Path) -> None:
-    """Nor of servers with other flags: such a comparison would compare nothing."""
+    """Runs of other jobs or with other server flags would be compared in vain and are refused."""
     write_all(make_plan(tmp_path))
     for other in ({"described": {"name": "bfcl"}}, {"server_flags": ("--block-size", "64")}):
         with pytest.raises(RunFilesError, match="was made with another"):
@@ -71,7 +71,7 @@ def test_runs_of_other_jobs_are_not_resumed(tmp_path: Path) -> None:
 
 
 def test_runs_on_disk_are_not_overwritten(tmp_path: Path) -> None:
-    """Unless resumed or forced."""
+    """Runs that exist are refused unless they are resumed or --force is given."""
     plan = make_plan(tmp_path)
     check_folders(plan, resume=False, force=False)
     write_all(plan)
@@ -83,7 +83,7 @@ def test_runs_on_disk_are_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("profile", [CPU, GPU])
 def test_a_profiles_jobs_fit_its_server(profile: Any) -> None:
-    """Every context is within --max-model-len, and that within the blocks, if these are given."""
+    """Every context is within --max-model-len, and that within the profile's blocks."""
     given = dict(profile.workload)
     workload = make_workload(
         given.pop("workload"),
@@ -112,7 +112,7 @@ def test_a_profiles_jobs_fit_its_server(profile: Any) -> None:
 def test_bad_usage_is_status_2_and_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str, ...], seen: str
 ) -> None:
-    """No server is started, nothing is written."""
+    """Bad usage starts no server and writes nothing."""
     out = tmp_path / "out"
     assert agentkv_command(["compare", "--out", str(out), *options]) == 2
     assert seen in capsys.readouterr().err
@@ -122,7 +122,7 @@ def test_bad_usage_is_status_2_and_named(
 def test_a_server_that_does_not_start_is_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Status 1, the end of its log, and a document that says how far it went."""
+    """A server that fails gives status 1, the end of its log, and a document without runs."""
     options = ("--policy", "fcfs", "--out", str(tmp_path), "--model", str(tmp_path / "no-model"))
     assert agentkv_command(["compare", *options]) == 1
     captured = capsys.readouterr()

@@ -13,20 +13,51 @@ from agentkv.evals.outcomes import JobOutcome, RunOutcome, TurnOutcome
 from tests.evals.figures.made_runs import made_run, swept, write_runs
 
 
-def plot(rows: Path, out: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
-    assert main([str(rows), "--out", str(out), *more]) == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document
+class Plot:
+    """Calls the command on runs written below a folder of the test."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._capsys = capsys
+
+    def __call__(self, runs: list[RunOutcome], *flags: str, out: str = "out") -> dict[str, Any]:
+        """The document of a call that draws."""
+        status, text = self.run(runs, *flags, out=out)
+        assert status == 0, text
+        document: dict[str, Any] = json.loads(text.splitlines()[-1])
+        return document
+
+    def run(self, runs: list[RunOutcome], *flags: str, out: str = "out") -> tuple[int, str]:
+        """Exit status, and everything that was printed."""
+        rows = self.folder / "rows"
+        if not rows.exists():
+            write_runs(rows, runs)
+        status = main([str(rows), "--out", str(self.folder / out), *kinds(*flags)])
+        printed = self._capsys.readouterr()
+        return status, printed.err + printed.out
+
+
+@pytest.fixture
+def plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Plot:
+    return Plot(tmp_path, capsys)
+
+
+def kinds(*flags: str) -> list[str]:
+    """Words without dashes become `--kind WORD`; the others and what follows them stay."""
+    found: list[str] = []
+    for place, flag in enumerate(flags):
+        is_value = place > 0 and flags[place - 1] == "--baseline"
+        found += [flag] if flag.startswith("--") or is_value else ["--kind", flag]
+    return found
 
 
 def names(document: dict[str, Any]) -> list[str]:
     return [Path(row["file"]).name for row in document["figures"]]
 
 
-def test_a_sweep_gives_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All of them are PNG files."""
-    rows = write_runs(tmp_path / "rows", swept(loads=(2, 12), seeds=(0, 1)))
-    document = plot(rows, tmp_path / "out", capsys)
+def test_a_sweep_gives_every_figure(plot: Plot) -> None:
+    """Runs under two loads give all nine figures, each a PNG file."""
+    document = plot(swept(loads=(2, 12), seeds=(0, 1)))
     assert names(document) == [
         "jps_sweep_rtx6000.png",
         "ttft_rtx6000.png",
@@ -43,27 +74,20 @@ def test_a_sweep_gives_every_figure(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert Path(row["file"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_gpu_gets_its_own_and_a_place_in_the_combined(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """jps_sweep_<gpu>.png for each of them."""
+def test_every_gpu_gets_its_own_and_a_place_in_the_combined(plot: Plot) -> None:
+    """Two GPUs give two sweeps and one figure with both."""
     made = swept(loads=(2, 12), seeds=(0,)) + swept(loads=(5, 25), seeds=(0,), gpu="a100")
-    rows = write_runs(tmp_path / "rows", made)
-    kinds = ("--kind", "sweep", "--kind", "combined")
-    assert names(plot(rows, tmp_path / "out", capsys, *kinds)) == [
+    assert names(plot(made, "sweep", "combined")) == [
         "jps_sweep_rtx6000.png",
         "jps_sweep_a100.png",
         "jps_sweep_combined.png",
     ]
 
 
-def test_one_load_gives_the_policies_side_by_side(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What compare writes; nothing is drawn against a load that does not vary."""
+def test_one_load_gives_the_policies_side_by_side(plot: Plot) -> None:
+    """Repeats under one load, as compare writes them, give no figure against the load."""
     made = [made_run(name, repeat=n, gpu=None) for n in range(3) for name in ("fcfs", "continuum")]
-    rows = write_runs(tmp_path / "rows", made)
-    assert names(plot(rows, tmp_path / "out", capsys)) == [
+    assert names(plot(made)) == [
         "policies_server.png",
         "duration_cdf_server.png",
         "latency_by_turn_server.png",
@@ -71,121 +95,96 @@ def test_one_load_gives_the_policies_side_by_side(
     ]
 
 
-def test_a_closed_loop_is_swept_by_its_concurrency(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The file says so."""
+def test_a_closed_loop_is_swept_by_its_concurrency(plot: Plot) -> None:
+    """The sweep of runs with --concurrency has that in the name of its file."""
     made = [made_run("fcfs", None, concurrency=n) for n in (4, 8)]
-    rows = write_runs(tmp_path / "rows", made)
-    kinds = ("--kind", "sweep")
-    assert names(plot(rows, tmp_path / "out", capsys, *kinds)) == ["concurrency_sweep_rtx6000.png"]
+    assert names(plot(made, "sweep")) == ["concurrency_sweep_rtx6000.png"]
 
 
-def test_runs_without_a_load_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Jobs may arrive at given times."""
-    rows = write_runs(tmp_path / "rows", [made_run("fcfs", None)])
-    kinds = ("--kind", "policies", "--kind", "cdf", "--kind", "sweep")
-    assert len(names(plot(rows, tmp_path / "out", capsys, *kinds))) == 2
+def test_runs_without_a_load_are_drawn(plot: Plot) -> None:
+    """Runs with given arrival times give every figure that needs no load."""
+    assert len(names(plot([made_run("fcfs", None)], "policies", "cdf", "sweep"))) == 2
 
 
-def test_a_policy_missing_at_some_loads_is_drawn_where_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One load of continuum, another of fcfs: not even the same jobs."""
+def test_a_policy_missing_at_some_loads_is_drawn_where_it_was_run(plot: Plot) -> None:
+    """Policies under different loads share a sweep, and savings are skipped with the reason."""
     made = [*swept(("fcfs",), (2, 12), seeds=(0,)), made_run("continuum", 5)]
-    kinds = ("--kind", "sweep", "--kind", "speedup", "--kind", "policies")
-    document = plot(write_runs(tmp_path / "rows", made), tmp_path / "out", capsys, *kinds)
+    document = plot(made, "sweep", "speedup", "policies")
     assert names(document) == ["jps_sweep_rtx6000.png", "policies_rtx6000.png"]
     (skipped,) = document["skipped"]
     assert "needs runs of fcfs and of another policy" in skipped["why"]
 
 
-def test_without_a_baseline_all_but_the_savings_are_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And the reason is told."""
-    rows = write_runs(tmp_path / "rows", swept(("continuum", "agentkv"), (2, 12), seeds=(0,)))
-    kinds = ("--kind", "timeline", "--kind", "speedup")
-    document = plot(rows, tmp_path / "out", capsys, *kinds)
+def test_savings_need_their_baseline(plot: Plot) -> None:
+    """Without fcfs savings are skipped; --baseline names another policy for them."""
+    made = swept(("continuum", "agentkv"), (2, 12), seeds=(0,))
+    document = plot(made, "timeline", "speedup")
     assert names(document) == ["timeline_rtx6000.png"]
     (skipped,) = document["skipped"]
     assert "needs runs of fcfs" in skipped["why"]
-    other = ("--kind", "speedup", "--baseline", "continuum")
-    assert names(plot(rows, tmp_path / "out", capsys, *other)) == ["jps_sweep_speedup.png"]
+    assert names(plot(made, "speedup", "--baseline", "continuum")) == ["jps_sweep_speedup.png"]
 
 
-def test_a_baseline_that_no_run_has_is_bad_usage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A slip of the pen must not give figures without their ratios."""
-    rows = write_runs(tmp_path, [made_run("fcfs"), made_run("continuum")])
-    assert main([str(rows), "--out", str(tmp_path / "f"), "--baseline", "contiuum"]) == 2
-    assert "got 'contiuum', the rows have fcfs, continuum" in capsys.readouterr().err
-
-
-def test_runs_with_no_job_in_common_have_no_timeline(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The other figures are drawn."""
+def test_runs_with_no_job_in_common_have_no_timeline(plot: Plot) -> None:
+    """Policies that played different jobs are left out of the timeline alone."""
     other = made_run("continuum")
     turn = TurnOutcome(0, 0.0, 0.5, 1.0, 10, 0, 5, 0.0)
     job = JobOutcome("elsewhere", 0.0, 1.0, "done", (turn,))
     runs = [made_run("fcfs"), RunOutcome("continuum", other.workload, (job,), {}, other.metadata)]
-    kinds = ("--kind", "timeline", "--kind", "turns")
-    document = plot(write_runs(tmp_path / "rows", runs), tmp_path / "out", capsys, *kinds)
-    assert [row["kind"] for row in document["skipped"]] == ["timeline"]
+    assert [row["kind"] for row in plot(runs, "timeline", "turns")["skipped"]] == ["timeline"]
 
 
-def test_failed_turns_are_drawn_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A turn that got no token, in a run with jobs that were cut."""
+def test_failed_turns_are_drawn_too(plot: Plot) -> None:
+    """A run with a turn that got no token gives all its figures."""
     run = made_run("fcfs", num_jobs=6)
     broken = TurnOutcome(0, 0.0, None, 2.0, 0, 0, 0, 0.0, error="connection lost")
     jobs = (*run.jobs, JobOutcome("broken", 0.0, 2.0, "failed", (broken,)))
-    rows = write_runs(tmp_path / "rows", [RunOutcome("fcfs", run.workload, jobs, {}, run.metadata)])
-    assert len(names(plot(rows, tmp_path / "out", capsys))) == 4
+    assert len(names(plot([RunOutcome("fcfs", run.workload, jobs, {}, run.metadata)]))) == 4
 
 
-def test_the_same_rows_give_the_same_bytes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A figure changes only where its rows do."""
-    rows = write_runs(tmp_path / "rows", swept(loads=(2, 12), seeds=(0,)))
+def test_the_same_rows_give_the_same_bytes(plot: Plot) -> None:
+    """A figure changes only if its rows do."""
+    made = swept(loads=(2, 12), seeds=(0,))
     for out in ("one", "two"):
-        plot(rows, tmp_path / out, capsys, "--kind", "sweep")
-    one, two = (tmp_path / out / "jps_sweep_rtx6000.png" for out in ("one", "two"))
+        plot(made, "sweep", out=out)
+    one, two = (plot.folder / out / "jps_sweep_rtx6000.png" for out in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_figures_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unless --force says so."""
-    rows = write_runs(tmp_path / "rows", [made_run("fcfs")])
-    plot(rows, tmp_path / "out", capsys, "--kind", "cdf")
-    assert main([str(rows), "--out", str(tmp_path / "out")]) == 2
-    assert "duration_cdf_rtx6000.png exists" in capsys.readouterr().err
-    plot(rows, tmp_path / "out", capsys, "--kind", "cdf", "--force")
+def test_figures_are_not_overwritten(plot: Plot) -> None:
+    """A figure that exists is bad usage unless --force is given."""
+    runs = [made_run("fcfs")]
+    plot(runs, "cdf")
+    status, text = plot.run(runs)
+    assert status == 2
+    assert "duration_cdf_rtx6000.png exists" in text
+    plot(runs, "cdf", "--force")
 
 
-def test_a_sweep_of_one_load_is_bad_usage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flags", "seen"),
+    [
+        (("sweep",), "needs runs under more than one load"),
+        (("--baseline", "contiuum"), "got 'contiuum', the rows have fcfs"),
+    ],
+)
+def test_a_wish_that_the_rows_cannot_meet_is_bad_usage(
+    plot: Plot, flags: tuple[str, ...], seen: str
 ) -> None:
-    """The message says what is needed."""
-    rows = write_runs(tmp_path / "rows", [made_run("fcfs")])
-    assert main([str(rows), "--out", str(tmp_path / "out"), "--kind", "sweep"]) == 2
-    assert "needs runs under more than one load" in capsys.readouterr().err
+    """A sweep of one load and a misspelled baseline give status 2 and what is needed."""
+    status, text = plot.run([made_run("fcfs")], *flags)
+    assert status == 2
+    assert seen in text
 
 
-def test_rows_that_are_not_there_are_bad_usage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The message names the place."""
+def test_missing_rows_are_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message about a folder that does not exist names it."""
     assert main([str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 2
     assert "none" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written_is_a_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Named, without a traceback."""
-    rows = write_runs(tmp_path / "rows", [made_run("fcfs")])
-    assert main([str(rows), "--out", "/proc/none"]) == 1
-    assert "cannot write into /proc/none" in capsys.readouterr().err
+def test_a_folder_that_cannot_be_written_is_a_failure(plot: Plot) -> None:
+    """The figures' folder is named with status 1, without a traceback."""
+    status, text = plot.run([made_run("fcfs")], out="/proc/none")
+    assert status == 1
+    assert "cannot write into /proc/none" in text

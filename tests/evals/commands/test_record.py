@@ -18,7 +18,7 @@ def source(tmp_path: Path) -> str:
 
 
 def test_the_table_has_a_line_for_each_job(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """And the totals under it."""
+    """The totals stand under the jobs' lines."""
     assert main([source]) == 0
     text = capsys.readouterr().out
     (line,) = [line for line in text.splitlines() if line.startswith("job-1 ")]
@@ -36,29 +36,36 @@ def test_further_jobs_are_counted(source: str, capsys: pytest.CaptureFixture[str
     assert "3 jobs, 6 turns" in text
 
 
-def test_json_is_one_document(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Totals, and each job with its turns."""
-    assert main([source, "--json"]) == 0
+@pytest.mark.parametrize(("flags", "jobs"), [((), [0, 1, 2]), (("--job", "job-2"), [2])])
+def test_json_is_one_document_of_the_picked_jobs(
+    source: str, flags: tuple[str, ...], jobs: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The document has totals and, for each job picked by --job, its turns."""
+    assert main([source, "--json", *flags]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["totals"]["turns_evicted"] == 3
-    assert [job["job_id"] for job in document["jobs"]] == ["job-0", "job-1", "job-2"]
+    assert document["totals"]["turns_evicted"] == len(jobs)
+    assert [job["job_id"] for job in document["jobs"]] == [f"job-{number}" for number in jobs]
     assert document["jobs"][0]["turn_rows"][1]["lost_tokens"] == 32
 
 
-def test_one_job_can_be_picked(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """--job names it."""
-    assert main([source, "--json", "--job", "job-2"]) == 0
-    assert [job["job_id"] for job in json.loads(capsys.readouterr().out)["jobs"]] == ["job-2"]
+@pytest.mark.parametrize(
+    ("flags", "seen"),
+    [
+        (("--job", "job-9"), "no job 'job-9' in the record; it has 3: job-0"),
+        (("--timeline", "t.svg"), "allowed is a name with .png"),
+        (("--timeline", "t"), "allowed is a name with .png"),
+    ],
+)
+def test_bad_usage_is_named(
+    source: str, flags: tuple[str, str], seen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unknown job and a picture that is no PNG give status 2 and what is allowed."""
+    assert main([source, *flags]) == 2
+    assert seen in capsys.readouterr().err
 
 
-def test_an_unknown_job_is_bad_usage(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message shows some that are known."""
-    assert main([source, "--job", "job-9"]) == 2
-    assert "no job 'job-9' in the record; it has 3: job-0" in capsys.readouterr().err
-
-
-def test_the_picture_is_a_png(source: str, tmp_path: Path) -> None:
-    """And is not overwritten without --force."""
+def test_the_picture_is_a_png_and_is_not_overwritten(source: str, tmp_path: Path) -> None:
+    """A picture that exists is refused without --force."""
     picture = tmp_path / "t.png"
     assert main([source, "--timeline", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -66,35 +73,22 @@ def test_the_picture_is_a_png(source: str, tmp_path: Path) -> None:
     assert main([source, "--timeline", str(picture), "--force"]) == 0
 
 
-@pytest.mark.parametrize("name", ["t.svg", "t", "t.xyz"])
-def test_a_picture_is_named_a_png(
-    name: str, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Other names are bad usage: nothing is written, least of all beside the name given."""
-    (tmp_path / "t.png").write_text("kept")
-    assert main([source, "--timeline", str(tmp_path / name)]) == 2
-    assert "allowed is a name with .png" in capsys.readouterr().err
-    assert (tmp_path / "t.png").read_text() == "kept"
-
-
-def test_a_picture_that_cannot_be_written_is_said(
+def test_a_picture_that_cannot_be_written_is_a_failure(
     source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The table is shown all the same."""
+    """The table is shown all the same, with status 1."""
     assert main([source, "--timeline", "/proc/none/t.png"]) == 1
     captured = capsys.readouterr()
     assert "cannot write /proc/none/t.png" in captured.err
     assert "3 jobs" in captured.out
 
 
-def test_a_wrong_record_is_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the reader's message."""
-    assert main([str(tmp_path / "none.jsonl")]) == 2
-    assert "none.jsonl" in capsys.readouterr().err
-
-
-def test_a_cut_off_line_is_mentioned(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The rest is shown."""
+def test_a_record_that_cannot_be_read_is_bad_usage_and_a_torn_one_is_shown(
+    source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A missing file is named with status 2; an incomplete last line is mentioned and left out."""
+    assert main([f"{source}-none"]) == 2
+    assert "scheduler_timestamps.jsonl-none" in capsys.readouterr().err
     path = Path(source)
     path.write_text(path.read_text()[:-9], encoding="utf-8")
     assert main([source]) == 0

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 def test_a_servers_record_is_read_over_http(
     tiny_continuum_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two turns, a bubble between them, a pin that was kept; as the server's events have it."""
+    """Two turns with a bubble and a kept pin are shown as the server recorded them."""
     for turn, text in enumerate((WORDS, f"{WORDS} {WORDS}"), start=1):
         chat(tiny_continuum_server, text, job_id="recorded", turn=turn, is_last_step=turn == 2)
     events = agentkv_get(tiny_continuum_server, "timestamps")["jobs"]["recorded"]

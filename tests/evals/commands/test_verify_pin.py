@@ -1,82 +1,180 @@
-"""Facts about `agentkv verify-pin` where there is nothing to verify."""
+"""`agentkv verify-pin`: its verdict on recorded runs, its text, and its complaints."""
 
 from __future__ import annotations
 
-import http.server
-import threading
-from collections.abc import Iterator
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentkv.evals.commands.verify_pin import main
-from agentkv.evals.server import ServerUnderTest, TurnError
+from agentkv.evals.commands.verify_pin import (
+    NO_POLICY_HINT,
+    header,
+    judge,
+    main,
+    row_line,
+    ttl_line,
+    verdict_lines,
+)
+from agentkv.evals.pin_experiment import PinRun, TTLTrial, Usage
 from agentkv.testing.http_front import Answer, HttpFront
 
+from ..recorded_runs import CONTINUUM, FCFS, recorded_run
+
 NOBODY = "http://127.0.0.1:9/v1"
+GAPS, GROWTH = "usage constant in every gap", "usage grows turn by turn"
+LAST_STEP, TTL = "usage zero after the last step", "usage zero after a TTL runs out"
+HITS, TRAFFIC = "cached tokens on the next turn", "no other traffic during the run"
 
 
-@pytest.fixture
-def other_server() -> Iterator[str]:
-    """A web server that is no vLLM server."""
-    handler = http.server.BaseHTTPRequestHandler
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-        server.shutdown()
-        thread.join()
+def failures(run: PinRun) -> dict[str, tuple[str, ...]]:
+    """The problems of each check that failed."""
+    return {check.name: check.problems for check in judge(run) if not check.has_passed}
 
 
-def test_a_server_that_is_not_there_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 2 and one line that names the address."""
+def with_row(turn: int, **changes: Any) -> PinRun:
+    """The run under continuum with one row changed."""
+    rows = list(CONTINUUM.turns)
+    rows[turn - 1] = replace(rows[turn - 1], **changes)
+    return replace(CONTINUUM, turns=tuple(rows))
+
+
+def test_the_run_under_continuum_passes_every_check() -> None:
+    """A run that held, grew, freed its blocks and hit the cache fails none of six checks."""
+    assert failures(CONTINUUM) == {}
+    assert len(judge(CONTINUUM)) == 6
+
+
+def test_the_run_under_fcfs_fails_for_holding_nothing() -> None:
+    """Usage that is constant at zero does not count as held."""
+    held = "no block was held when the turn had ended"
+    assert failures(FCFS) == {
+        GAPS: tuple(f"turn {turn}: {held}" for turn in (1, 2, 3, 4)),
+        GROWTH: tuple(f"turn {turn}: 0 blocks, 0 before it" for turn in (1, 2, 3, 4)),
+        TTL: ("no block was held after the second job's turn, so no TTL could run out",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("run", "check", "problem"),
+    [
+        (
+            with_row(2, gap_blocks=(10, 10, 0, 0)),
+            GAPS,
+            "turn 2: 10 blocks after it, then 10, 10, 0, 0",
+        ),
+        (
+            with_row(3, gap_blocks=(18, 30, 18, 18)),
+            GAPS,
+            "turn 3: 18 blocks after it, then 18, 30, 18, 18",
+        ),
+        (
+            recorded_run("continuum", (5, 10, 10, 25, 0), CONTINUUM.ttl_trial),
+            GROWTH,
+            "turn 3: 10 blocks, 10 before it",
+        ),
+        (with_row(5, blocks_after=30), LAST_STEP, "turn 5: 30 blocks are still held"),
+        (
+            replace(CONTINUUM, ttl_trial=TTLTrial(0, 5, 5, 2.0, None, 4.02)),
+            TTL,
+            "5 blocks are still held 4.0 s after the turn",
+        ),
+        (
+            with_row(4, usage=Usage(791, 32, 0)),
+            HITS,
+            "turn 4: none of 791 prompt tokens were cached",
+        ),
+        (
+            replace(CONTINUUM, num_foreign_requests=3),
+            TRAFFIC,
+            "3 other requests ran, so usage is not this job's alone",
+        ),
+        (
+            replace(CONTINUUM, blocks_at_start=2, ttl_trial=TTLTrial(2, 7, 2, 2.0, 2.1, 2.1)),
+            TRAFFIC,
+            "2 blocks were held before the run began",
+        ),
+    ],
+)
+def test_each_fault_fails_its_check_and_is_named(run: PinRun, check: str, problem: str) -> None:
+    """A run with one thing wrong fails the check for it, with the turn and what was seen."""
+    assert failures(run)[check] == (problem,)
+
+
+def test_a_row_stands_under_its_header() -> None:
+    """Every number ends where its column's name ends, and the last step has no gap."""
+    names = header().split("  what happened")[0]
+    line = row_line(CONTINUUM.turns[2], CONTINUUM.block_size)
+    assert " ".join(line[: len(names)].split()) == "3 550 320 32 1000 10 18 19 18 +0"
+    ends = [match.end() for match in re.finditer(r"\S+( \S+)*", names)]
+    assert all(line[end - 1] != " " and line[end] == " " for end in ends)
+    assert row_line(CONTINUUM.turns[4], 32)[: len(names)].endswith("-")
+
+
+def test_the_ttl_trial_is_one_sentence() -> None:
+    """The second job's line has its blocks, the TTL the server gave and when they were free."""
+    assert ttl_line(CONTINUUM.ttl_trial) == (
+        "left alone: 5 blocks after its turn, TTL 2.00 s, free 2.09 s after the turn"
+    )
+
+
+def test_only_a_failed_stock_server_gets_advice() -> None:
+    """A passed run has one line a check; a server without the routes is told what to start."""
+    lines = verdict_lines(CONTINUUM, judge(CONTINUUM))
+    assert [line[:4] for line in lines] == ["ok  "] * 6
+    lines = verdict_lines(FCFS, judge(FCFS))
+    assert lines[-1] == NO_POLICY_HINT
+    assert f"FAIL  {GAPS}" in lines
+
+
+@pytest.mark.parametrize(
+    ("answers", "seen"),
+    [
+        (lambda path: Answer(501, {}), "501"),
+        (
+            lambda path: Answer(200, {"data": [{"id": "m"}]} if "models" in path else {}),
+            "/v1/agentkv/info names no policy",
+        ),
+    ],
+)
+def test_a_server_of_another_kind_is_bad_usage(
+    answers: Any, seen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server that is no vLLM server gives status 2 and its answer on stderr."""
+    front = HttpFront(lambda _, path, *rest: answers(path))
+    front.start()
+    try:
+        assert main(["--base-url", front.url]) == 2
+    finally:
+        front.stop()
+    assert seen in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_answer_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """An address on which nobody listens gives status 2 and one line that names it."""
     assert main(["--base-url", NOBODY]) == 2
     captured = capsys.readouterr()
     assert NOBODY in captured.err
     assert captured.out == ""
 
 
-def test_a_server_of_another_kind_is_bad_usage(
-    other_server: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Status 2 and what the server answered."""
-    assert main(["--base-url", other_server]) == 2
-    assert "501" in capsys.readouterr().err
-
-
-def test_answers_of_another_shape_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the plugin's facts, with status 2; a reply without usage breaks the run off."""
-    models = {"data": [{"id": "m"}]}
-    front = HttpFront(lambda _, path, *rest: Answer(200, models if "models" in path else {}))
-    front.start()
-    try:
-        assert main(["--base-url", front.url]) == 2
-        with ServerUnderTest(front.url) as server, pytest.raises(TurnError, match="no chat reply"):
-            server.chat("m", [], job_id="job", is_last_step=False)
-    finally:
-        front.stop()
-    assert "/v1/agentkv/info names no policy" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("options", [[], ["--base-url", NOBODY, "--gap-s", "0"]])
 def test_bad_options_are_bad_usage(options: list[str]) -> None:
-    """argparse's own status, 2, for what is missing or out of range."""
+    """A missing or misplaced value ends with argparse's own status, 2."""
     with pytest.raises(SystemExit) as raised:
         main(options)
     assert raised.value.code == 2
 
 
-def test_an_out_that_cannot_be_is_bad_usage(
+def test_an_out_that_cannot_be_used_is_bad_usage_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Told before the server is asked, not after the run."""
+    """A file in place of the folder, and a result that exists, are refused at once."""
     (tmp_path / "file").write_text("")
     assert main(["--base-url", NOBODY, "--out", str(tmp_path / "file")]) == 2
     assert "verify_pin.json cannot be written" in capsys.readouterr().err
-
-
-def test_a_result_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An --out that holds a run already is refused before anything is asked of a server."""
     (tmp_path / "verify_pin.json").write_text("{}")
     assert main(["--base-url", NOBODY, "--out", str(tmp_path)]) == 2
     assert "--force" in capsys.readouterr().err

@@ -21,7 +21,7 @@ def job(name: str, *turns: tuple[float, float | None], engine: int | None = None
 
 
 def test_a_turn_of_a_later_job_after_the_time_counts() -> None:
-    """One that starts before the time is over does not, nor one of an earlier job."""
+    """A later turn that starts before the time is over, or is of an earlier job, does not count."""
     jobs = [
         job("earlier", (0.0, 0.0), (5.0, 17.0)),
         job("waits", (1.0, 1.0), (5.0, 20.0)),
@@ -34,7 +34,7 @@ def test_a_turn_of_a_later_job_after_the_time_counts() -> None:
 
 
 def test_first_turns_are_passed_over_by_first_turns() -> None:
-    """Not by turns of jobs that were let in; one that never started does not count."""
+    """Later turns of admitted jobs, and turns that never started, do not count for first turns."""
     jobs = [
         job("passed", (0.0, 30.0)),
         job("passes", (1.0, 20.0), (21.0, 22.0)),
@@ -47,12 +47,12 @@ def test_first_turns_are_passed_over_by_first_turns() -> None:
 
 
 def test_of_jobs_that_came_together_none_is_later() -> None:
-    """A record does not tell their order."""
+    """Two jobs that arrived at one time have no order."""
     assert passed_over([job("a", (0.0, 30.0)), job("b", (0.0, 20.0))], 10.0)["first"]["most"] == 0
 
 
 def test_engines_do_not_compare() -> None:
-    """Each has a clock of its own."""
+    """Turns are compared with those of the same engine alone."""
     alone = [job("a", (0.0, 0.0), (1.0, 50.0), engine=0), job("b", (0.5, 40.0), engine=1)]
     assert passed_over(alone, 10.0)["continuing"]["passed_over"] == 0
     together = [job("a", (0.0, 0.0), (1.0, 50.0)), job("b", (0.5, 40.0))]
@@ -60,7 +60,7 @@ def test_engines_do_not_compare() -> None:
 
 
 def test_a_job_whose_beginning_is_not_in_the_record_has_no_first_turn() -> None:
-    """Its turns are continuing ones."""
+    """All turns of a job that began before the log are continuing ones."""
     begun = job("begun", (0.0, 30.0), (31.0, 32.0))
     begun.turns[0].turn, begun.turns[1].turn = None, 8
     found = passed_over([begun, job("later", (1.0, 25.0))], 10.0)

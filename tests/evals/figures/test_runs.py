@@ -1,4 +1,4 @@
-"""Reading the runs to draw, and which of them share a figure."""
+"""The runs to draw: reading them, and which of them share a figure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from agentkv.evals.figures.runs import grouped, load_runs
+from agentkv.evals.figures.runs import Group, grouped, load_runs
 from agentkv.evals.figures.style import FigureError
+from agentkv.evals.outcomes import RunOutcome
 from tests.evals.figures.made_runs import made_run, swept, write_runs
 
 
@@ -22,30 +23,26 @@ def rewritten(folder: Path, change: Any) -> Path:
     return folder
 
 
-def test_runs_under_one_roof_are_all_read(tmp_path: Path) -> None:
-    """Wherever they lie below the folder."""
-    runs, left_out = load_runs([write_runs(tmp_path, swept(seeds=(0,)))])
-    assert len(runs) == 15
-    assert left_out == []
+def groups_of(folder: Path, made: list[RunOutcome]) -> list[Group]:
+    return grouped(load_runs([write_runs(folder, made)])[0])
 
 
-def test_runs_share_a_figure_where_only_policy_load_and_seed_differ(tmp_path: Path) -> None:
-    """Three policies, five loads, two seeds: one group."""
-    (group,) = grouped(load_runs([write_runs(tmp_path, swept(seeds=(0, 1)))])[0])
-    assert group.slug == "rtx6000"
+def test_runs_share_a_figure_if_only_policy_load_and_seed_differ(tmp_path: Path) -> None:
+    """Three policies, five loads and two seeds below one folder are one group."""
+    (group,) = groups_of(tmp_path, swept(seeds=(0, 1)))
+    assert (group.slug, len(group.runs)) == ("rtx6000", 30)
     assert group.loads == [1, 2, 5, 8, 12]
 
 
-def test_what_else_differs_gets_figures_of_its_own(tmp_path: Path) -> None:
-    """Named after what differs, so that no file is written twice."""
+def test_other_differences_give_figures_of_their_own(tmp_path: Path) -> None:
+    """Groups are named after what differs, so that no file is written twice."""
     made = [
         made_run("fcfs", blocks=100),
         made_run("fcfs", blocks=200),
         made_run("fcfs", gpu="h100"),
+        made_run("fcfs", blocks=200, tools="longtail"),
     ]
-    made.append(made_run("fcfs", blocks=200, tools="longtail"))
-    groups = grouped(load_runs([write_runs(tmp_path, made)])[0])
-    assert [group.slug for group in groups] == [
+    assert [group.slug for group in groups_of(tmp_path, made)] == [
         "rtx6000_100",
         "rtx6000_200",
         "h100",
@@ -67,18 +64,18 @@ def test_what_else_differs_gets_figures_of_its_own(tmp_path: Path) -> None:
 def test_other_jobs_or_another_machine_are_another_figure(
     flags: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Their mean would be of neither; the flag is in the name."""
+    """Runs that differ in such a flag are not averaged, and the flag is in the name."""
     made = [made_run("fcfs"), made_run("fcfs", **flags)]
-    groups = grouped(load_runs([write_runs(tmp_path, made)])[0])
+    groups = groups_of(tmp_path, made)
     assert [len(group.runs) for group in groups] == [1, 1]
     [(name, value)] = flags.items()
     assert groups[1].slug.endswith(f"{name.replace('_', '-')}-{value}")
 
 
 def test_a_lossless_tier_has_the_pool_as_it_is(tmp_path: Path) -> None:
-    """Its runs on two pools are not averaged, as those on an endless one would be."""
+    """Runs with a lossless tier on two pools are two groups."""
     made = [made_run("fcfs@lossless", blocks=blocks) for blocks in (100, 200)]
-    groups = grouped(load_runs([write_runs(tmp_path, made)])[0])
+    groups = groups_of(tmp_path, made)
     assert [(group.slug, len(group.runs)) for group in groups] == [
         ("rtx6000_100", 1),
         ("rtx6000_200", 1),
@@ -86,21 +83,21 @@ def test_a_lossless_tier_has_the_pool_as_it_is(tmp_path: Path) -> None:
 
 
 def test_an_infinite_pool_joins_every_finite_one(tmp_path: Path) -> None:
-    """It is what both are compared with."""
+    """Runs on an infinite pool are part of every group they are compared with."""
     made = [made_run("fcfs", blocks=blocks) for blocks in (100, 200)]
     made.append(made_run("fcfs@infinite", blocks=None))
-    groups = grouped(load_runs([write_runs(tmp_path, made)])[0])
+    groups = groups_of(tmp_path, made)
     assert [[run.policy for run in group.runs] for group in groups] == [
         ["fcfs", "fcfs@infinite"]
     ] * 2
 
 
 def test_simulated_and_measured_runs_never_mix(tmp_path: Path) -> None:
-    """Nor do jobs cut to different lengths."""
+    """Simulated and measured runs, and jobs of other lengths, are groups of their own."""
     measured = made_run("fcfs", turns=8)
     simulated = replace(measured, metadata={**measured.metadata, "is_simulated": True})
     made = [measured, simulated, made_run("fcfs", turns=4)]
-    groups = grouped(load_runs([write_runs(tmp_path, made)])[0])
+    groups = groups_of(tmp_path, made)
     assert [group.slug for group in groups] == [
         "rtx6000_measured_turns-8",
         "rtx6000_simulated_turns-8",
@@ -109,7 +106,7 @@ def test_simulated_and_measured_runs_never_mix(tmp_path: Path) -> None:
 
 
 def test_blocks_are_found_among_the_servers_flags(tmp_path: Path) -> None:
-    """Where compare keeps them; a stock server does not tell how many it has."""
+    """The pool's size is read from the flags that compare gave to a stock server."""
     run = made_run("fcfs", blocks=None)
     config = {"server_flags": ["--block-size", "32", "--num-gpu-blocks-override", "96"]}
     made = [replace(run, metadata={**run.metadata, "config": config})]
@@ -117,21 +114,16 @@ def test_blocks_are_found_among_the_servers_flags(tmp_path: Path) -> None:
     assert (read.setting.blocks, read.pool) == ("96", "96")
 
 
-def test_defaults_that_are_spelled_out_make_no_difference(tmp_path: Path) -> None:
-    """One command writes all its flags, another those that were given."""
+def test_spelling_of_flags_makes_no_difference(tmp_path: Path) -> None:
+    """A default that is written out is no difference, and a profile's file names its GPU."""
     made = [made_run("fcfs"), made_run("continuum", tools="recorded", token_scale=1.0)]
-    assert len(grouped(load_runs([write_runs(tmp_path, made)])[0])) == 1
-
-
-def test_a_profile_file_names_its_gpu(tmp_path: Path) -> None:
-    """`--gpu some/folder/cpu.json` becomes cpu."""
-    made = [made_run("fcfs", gpu="some/folder/cpu.json")]
-    (group,) = grouped(load_runs([write_runs(tmp_path, made)])[0])
+    assert len(groups_of(tmp_path / "defaults", made)) == 1
+    (group,) = groups_of(tmp_path / "gpu", [made_run("fcfs", gpu="some/folder/cpu.json")])
     assert group.slug == "cpu"
 
 
 def test_an_interrupted_run_counts_with_what_it_has(tmp_path: Path) -> None:
-    """Its rows carry all that is needed."""
+    """The rows of a run without run.json carry all that a figure needs."""
     write_runs(tmp_path, [made_run("fcfs")])
     (path,) = tmp_path.rglob("turns.jsonl")
     (path.parent / "run.json").unlink()
@@ -143,7 +135,7 @@ def test_an_interrupted_run_counts_with_what_it_has(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_finished_job_is_left_out_and_named(tmp_path: Path) -> None:
-    """The others are drawn."""
+    """A run whose jobs were all cut is named, and the others are drawn."""
     rewritten(
         write_runs(tmp_path / "a", [made_run("continuum")]), lambda r: {**r, "job_status": "cut"}
     )
@@ -151,13 +143,6 @@ def test_a_run_without_a_finished_job_is_left_out_and_named(tmp_path: Path) -> N
     runs, (line,) = load_runs([tmp_path])
     assert [run.policy for run in runs] == ["fcfs"]
     assert "continuum: none of its 20 jobs is done" in line
-
-
-def test_empty_rows_are_an_error(tmp_path: Path) -> None:
-    """A run in which nothing happened cannot be drawn."""
-    (tmp_path / "turns.jsonl").write_text("")
-    with pytest.raises(FigureError, match="none of its 0 jobs is done"):
-        load_runs([tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -174,7 +159,7 @@ def test_empty_rows_are_an_error(tmp_path: Path) -> None:
 def test_misshapen_rows_are_an_error_with_the_file(
     tmp_path: Path, change: Any, message: str
 ) -> None:
-    """Never a traceback."""
+    """Rows of another shape give a message with the file, never a traceback."""
     rewritten(write_runs(tmp_path, [made_run("fcfs")]), change)
     (run_file,) = tmp_path.rglob("run.json")
     run_file.unlink()
@@ -183,15 +168,14 @@ def test_misshapen_rows_are_an_error_with_the_file(
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_file_that_is_no_run_is_an_error(tmp_path: Path) -> None:
-    """Only a run's own files stand for it."""
+def test_places_without_a_run_are_an_error(tmp_path: Path) -> None:
+    """A file that is no run, a folder without one and rows without a job are named."""
     path = tmp_path / "rows.csv"
     path.write_text("a,b\n")
     with pytest.raises(FigureError, match=r"rows\.csv: not a run"):
         load_runs([path])
-
-
-def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
-    """With what was looked for."""
     with pytest.raises(FigureError, match=r"turns\.jsonl"):
+        load_runs([tmp_path])
+    (tmp_path / "turns.jsonl").write_text("")
+    with pytest.raises(FigureError, match="none of its 0 jobs is done"):
         load_runs([tmp_path])

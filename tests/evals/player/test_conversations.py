@@ -1,4 +1,4 @@
-"""Facts about what each turn sends."""
+"""The requests of a job's turns, and what is read from replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def token_event(*tokens: int) -> dict[str, Any]:
 
 
 def test_a_prompt_repeats_all_that_came_before() -> None:
-    """The first prompt, the tokens generated, then as many new ones as planned."""
+    """The second prompt is the first, the tokens generated, and the planned number of new ones."""
     conversation = replay()
     first = conversation.request(0)
     assert conversation.read(token_event(7, 8))
@@ -41,7 +41,7 @@ def test_a_prompt_repeats_all_that_came_before() -> None:
 
 
 def test_output_has_exactly_the_planned_length() -> None:
-    """Neither fewer nor more tokens, and no end of its own."""
+    """Requests fix the output length from both sides and ignore the end of sequence."""
     request = replay().request(0)
     extra = request["extra_body"]
     assert request["max_tokens"] == extra["min_tokens"] == 3
@@ -50,7 +50,7 @@ def test_output_has_exactly_the_planned_length() -> None:
 
 
 def test_runs_and_jobs_do_not_share_a_cache() -> None:
-    """Each has a salt of its own; the text is the same in every run."""
+    """Each run and job has its own salt, and the text is the same in every run."""
     requests = [replay("one").request(0), replay("two").request(0)]
     assert prompt_of(requests[0]) == prompt_of(requests[1])
     assert requests[0]["extra_body"]["cache_salt"] != requests[1]["extra_body"]["cache_salt"]
@@ -60,7 +60,7 @@ def test_runs_and_jobs_do_not_share_a_cache() -> None:
 
 
 def test_a_digest_tells_outputs_apart() -> None:
-    """Of the turn that ended last."""
+    """Equal outputs of a turn have equal digests, and others differ."""
     digests = []
     for tokens in ((1, 2, 3), (1, 2, 3), (1, 2, 4)):
         conversation = replay()
@@ -81,7 +81,7 @@ def test_a_window_goes_round_at_the_end_of_the_text() -> None:
 
 
 def test_a_live_chat_keeps_the_models_own_words() -> None:
-    """Its reply is in the next request, and its command is what runs."""
+    """The model's reply is in the next request, and its command is what runs."""
     windows = Windows(sample_text(), seed=0)
     live = LiveConversation(JOB, model="m", windows=windows, max_output_tokens=64)
     live.request(0)
@@ -94,7 +94,7 @@ def test_a_live_chat_keeps_the_models_own_words() -> None:
 
 
 def test_a_live_reply_without_a_command_runs_the_planned_one() -> None:
-    """And the last turn runs none."""
+    """A reply without a command runs the planned one, and none in the last turn."""
     windows = Windows(sample_text(), seed=0)
     live = LiveConversation(JOB, model="m", windows=windows, max_output_tokens=64)
     for turn, command in enumerate(("ls", "")):
@@ -104,7 +104,7 @@ def test_a_live_reply_without_a_command_runs_the_planned_one() -> None:
 
 
 def test_the_sample_text_is_the_same_everywhere() -> None:
-    """Plain ASCII in sections that end with their line, made anew to the same letter."""
+    """The sample text is plain ASCII in whole lines, and the same each time it is made."""
     assert list(sections()) == list(sections())
     assert sample_text().isascii()
     assert all(section.endswith("\n") for section in sections())

@@ -1,4 +1,4 @@
-"""Facts about how jobs are started and how a run ends."""
+"""How jobs are started and how a run ends."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def play_all(
 
 
 def test_an_open_loop_starts_each_job_when_it_is_due() -> None:
-    """Whatever the jobs before it do."""
+    """Jobs start at their times, whatever the jobs before them do."""
     run, jobs, _ = play_all(workload(0.0, 0.1, 0.2), job_s=0.3)
     assert [job.arrived_s for job in jobs] == pytest.approx([0.0, 0.1, 0.2], abs=0.05)
     assert run.state.done == 3
     assert run.stopped_because is None
 
 
-def test_a_closed_loop_keeps_so_many_running() -> None:
-    """Never more than two of five, and each of them is played."""
+def test_a_closed_loop_keeps_its_number_of_jobs_running() -> None:
+    """Never more than two of five jobs run, and each of them is played."""
     run, jobs, at_once = play_all(workload(*[0.0] * 5, concurrency=2), job_s=0.02)
     assert sorted(job.job_id for job in jobs) == list("01234")
     assert max(at_once) == 2
@@ -78,7 +78,7 @@ def test_a_closed_loop_keeps_so_many_running() -> None:
 
 @pytest.mark.parametrize("concurrency", [None, 2])
 def test_stopping_cuts_what_runs_and_starts_nothing_more(concurrency: int | None) -> None:
-    """Two jobs had arrived: both are cut, the others never were there."""
+    """Jobs that had arrived are cut, and the others never start."""
     planned = workload(0.0, 0.0, 60.0, 60.0, concurrency=concurrency)
 
     async def stop_soon(run: LoadRun) -> None:
@@ -94,7 +94,7 @@ def test_stopping_cuts_what_runs_and_starts_nothing_more(concurrency: int | None
 
 
 def test_a_failed_job_stops_the_run_only_if_the_server_is_gone() -> None:
-    """With a live server the others are played."""
+    """After a failed job the others are played if the server still listens."""
     planned = workload(0.0, 0.1)
     run, jobs, _ = play_all(planned, endings={"0": "failed"})
     assert [job.status for job in jobs] == ["failed", "done"]

@@ -1,4 +1,4 @@
-"""Facts about when jobs arrive."""
+"""When jobs arrive."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def times(how: str | list[float] = "poisson", num_jobs: int | None = 4000) -> li
 
 
 def test_random_arrivals_keep_the_rate() -> None:
-    """The gaps of a Poisson process: mean 1/rate, and a deviation as large."""
+    """The gaps of a Poisson process have mean 1/rate, and a deviation as large."""
     gaps_s = [later - earlier for earlier, later in pairwise(times())]
     assert statistics.fmean(gaps_s) == pytest.approx(0.25, rel=0.05)
     assert statistics.stdev(gaps_s) == pytest.approx(0.25, rel=0.05)
 
 
 def test_bursts_come_together_at_the_same_rate() -> None:
-    """Eight jobs at one time, and the rate holds over all bursts."""
+    """Eight jobs arrive at one time, and the rate holds over all bursts."""
     found = times("burst")
     assert len(set(found[:BURST_JOBS])) == 1
     assert len(set(found)) == len(found) / BURST_JOBS
@@ -30,6 +30,6 @@ def test_bursts_come_together_at_the_same_rate() -> None:
 
 
 def test_given_times_are_put_in_order() -> None:
-    """Sorted, and cut to the number of jobs."""
+    """Given times are sorted and cut to the number of jobs."""
     assert times([3.0, 0.0, 1.5], None) == [0.0, 1.5, 3.0]
     assert times([3.0, 0.0, 1.5], 2) == [0.0, 1.5]

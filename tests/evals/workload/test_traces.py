@@ -1,4 +1,4 @@
-"""Facts about jobs read from a trace file."""
+"""Trace files: commands with their durations, and whole jobs."""
 
 from __future__ import annotations
 
@@ -10,55 +10,156 @@ from typing import Any
 import pytest
 
 from agentkv.evals.workload.plans import TurnPlan, WorkloadError
-from agentkv.evals.workload.traces import read_traced_jobs
+from agentkv.evals.workload.traces import TraceError, read_trace, read_traced_jobs
 from agentkv.evals.workload.workloads import make_workload
+from tests.evals.trace_rows import row, synthetic_lines, write_lines
+
+LINE = {"session": "a", "order": 1.0, "command": "ls", "duration_s": 0.5}
+TURN = {"job_id": "j", "command": "pytest", "tool_s": 2.5, "tool_s_from": "inner"}
 
 
-def line(job_id: str = "a", turn: int = 0, **fields: Any) -> dict[str, Any]:
+def job_line(job_id: str = "a", turn: int = 0, **fields: Any) -> dict[str, Any]:
     values = {"prompt_tokens": 100, "output_tokens": 10, "command": "ls", "tool_s": 0.5}
     return {"job_id": job_id, "turn": turn} | values | fields
 
 
-def write(path: Path, *lines: Any) -> Path:
-    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in lines)
-    path.write_text(text, encoding="utf-8")
-    return path
+def without(name: str, line: dict[str, Any]) -> str:
+    return json.dumps({key: value for key, value in line.items() if key != name})
+
+
+def test_a_gzipped_trace_is_read_like_a_plain_one(tmp_path: Path) -> None:
+    """The suffix says whether commands and jobs are compressed."""
+    plain = write_lines(tmp_path / "trace.jsonl", synthetic_lines(20))
+    packed = tmp_path / "trace.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    commands = [r.command for r in read_trace(packed).rows]
+    assert commands == [r.command for r in read_trace(plain).rows]
+    packed.write_bytes(gzip.compress(json.dumps(job_line()).encode()))
+    assert read_traced_jobs(packed)[0][0] == "a"
+
+
+def test_rows_come_in_time_order(tmp_path: Path) -> None:
+    """Commands are sorted by `order`, not by the order of their lines."""
+    lines = [LINE | {"order": order, "command": str(order)} for order in (3.0, 1.0, 2.0)]
+    rows = read_trace(write_lines(tmp_path / "trace.jsonl", lines)).rows
+    assert [r.command for r in rows] == ["1.0", "2.0", "3.0"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "duration_s", "bound"),
+    [
+        ({}, 0.5, "exact"),
+        ({"duration_s": None, "censored": True}, 3.0, "upper"),
+        ({"duration_s": 90.0, "censored": True}, 3.0, "upper"),
+        ({"duration_s": 1.5, "censored": True}, 1.5, "upper"),
+        ({"duration_s": 60.2, "is_error": True, "timeout_s": 60.0}, 60.2, "lower"),
+        ({"duration_s": 59.0, "is_error": True, "timeout_s": 60.0}, 59.0, "exact"),
+        ({"duration_s": 60.2, "is_error": False, "timeout_s": 60.0}, 60.2, "exact"),
+    ],
+)
+def test_a_line_gives_a_duration_or_a_bound(
+    tmp_path: Path, fields: dict[str, object], duration_s: float, bound: str
+) -> None:
+    """A censored command took at most 3 s, one at its time-out at least that; others are exact."""
+    (only,) = read_trace(write_lines(tmp_path / "trace.jsonl", [LINE | fields])).rows
+    assert (only.duration_s, only.bound) == (duration_s, bound)
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "bound", "answers"),
+    [
+        (3.0, "exact", {2.0: True, 3.0: False, 5.0: False}),
+        (3.0, "upper", {1.0: None, 2.0: None, 3.0: False, 5.0: False}),
+        (3.0, "lower", {2.0: True, 3.0: True, 5.0: None}),
+    ],
+)
+def test_a_bound_answers_only_what_it_can(
+    duration_s: float, bound: str, answers: dict[float, bool | None]
+) -> None:
+    """`is_over` is None where the bound leaves it open."""
+    known = row(duration_s, bound=bound)
+    assert {t: known.is_over(t) for t in answers} == answers
+
+
+def test_only_measured_turns_count(tmp_path: Path) -> None:
+    """Constants, estimates and turns without a command are skipped and counted."""
+    lines = [
+        TURN,
+        TURN | {"tool_s_from": "timeout", "tool_s": 30.0},
+        TURN | {"tool_s_from": "const_quick"},
+        TURN | {"tool_s_from": "inner", "command": None},
+        TURN | {"tool_s_from": None, "tool_s": None},
+    ]
+    trace = read_trace(write_lines(tmp_path / "turns.jsonl", lines))
+    assert [(r.duration_s, r.bound) for r in trace.rows] == [(2.5, "exact"), (30.0, "lower")]
+    assert trace.num_skipped == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("{not json", "line 2 is not JSON"),
+        ("[1, 2]", "line 2 is no JSON object"),
+        (json.dumps({"a": 1}), "command"),
+        (json.dumps(LINE | {"duration_s": -1.0}), "-1.0"),
+        (json.dumps(LINE | {"duration_s": None}), "duration_s is null"),
+        (json.dumps(LINE | {"duration_s": float("nan")}), "nan"),
+        (json.dumps(LINE | {"command": 7}), "command: "),
+        (json.dumps(TURN | {"tool_s": "long"}), "'long'"),
+    ],
+)
+def test_a_misshapen_command_is_named(tmp_path: Path, text: str, seen: str) -> None:
+    """The error has the file, the line and what was seen."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"{json.dumps(LINE)}\n{text}\n")
+    with pytest.raises(TraceError, match=r"trace\.jsonl: line 2") as raised:
+        read_trace(path)
+    assert seen in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "seen"),
+    [
+        ("empty.jsonl", b"", "no measured command"),
+        ("blank.jsonl", b"\n\n", "no measured command"),
+        ("broken.jsonl.gz", b"no gzip at all", "cannot be read"),
+        ("cut.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "cannot be read"),
+        ("deep.jsonl", b"[" * 100_000 + b"\n", "line 1 is not JSON"),
+        ("latin.jsonl", b'{"session": "\xe9"}\n', "line 1 is not UTF-8"),
+        ("missing.jsonl", None, "No such file"),
+    ],
+)
+def test_an_unusable_file_is_named(
+    tmp_path: Path, name: str, content: bytes | None, seen: str
+) -> None:
+    """A file that is missing, empty, not gzip, cut short or not UTF-8 gives one error."""
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(TraceError, match=name) as raised:
+        read_trace(tmp_path / name)
+    assert seen in str(raised.value)
 
 
 def test_a_turn_adds_what_the_prompt_grew_by(tmp_path: Path) -> None:
-    """Prompt minus all that came before; the last turn loses its tool."""
-    path = write(tmp_path / "t.jsonl", line(), line(turn=1, prompt_tokens=150))
-    assert read_traced_jobs(path) == [
-        ("a", (TurnPlan(100, 10, "ls", 0.5), TurnPlan(40, 10, "", 0.0)))
+    """Turns come in any order; a last turn loses its tool, and null is no tool."""
+    first = job_line(command=None, tool_s=None, output_tokens=0)
+    lines = [job_line(turn=1, prompt_tokens=150), first]
+    assert read_traced_jobs(write_lines(tmp_path / "t.jsonl", lines)) == [
+        ("a", (TurnPlan(100, 1, "", 0.0), TurnPlan(49, 10, "", 0.0)))
     ]
 
 
 def test_a_context_that_shrank_grows_by_one_token(tmp_path: Path) -> None:
-    """And is back at the recorded length as soon as that is longer again."""
+    """The context is back at the recorded length as soon as that is longer again."""
     prompts = (100, 60, 200)
-    lines = [line(turn=turn, prompt_tokens=tokens) for turn, tokens in enumerate(prompts)]
-    _, turns = read_traced_jobs(write(tmp_path / "t.jsonl", *lines))[0]
+    lines = [job_line(turn=turn, prompt_tokens=tokens) for turn, tokens in enumerate(prompts)]
+    _, turns = read_traced_jobs(write_lines(tmp_path / "t.jsonl", lines))[0]
     assert [turn.added_tokens for turn in turns] == [100, 1, 79]
-
-
-def test_turns_may_come_in_any_order_and_lack_a_tool(tmp_path: Path) -> None:
-    """Sorted by number; null command and seconds are no tool; zero outputs count as one token."""
-    first = line(command=None, tool_s=None, output_tokens=0)
-    path = write(tmp_path / "t.jsonl", line(turn=1, prompt_tokens=150), first)
-    _, turns = read_traced_jobs(path)[0]
-    assert turns[0] == TurnPlan(100, 1, "", 0.0)
-
-
-def test_a_gzipped_file_is_read(tmp_path: Path) -> None:
-    """By its suffix."""
-    path = tmp_path / "t.jsonl.gz"
-    path.write_bytes(gzip.compress(json.dumps(line()).encode()))
-    assert read_traced_jobs(path)[0][0] == "a"
 
 
 def test_jobs_are_used_again_under_another_name(tmp_path: Path) -> None:
     """Two jobs make five, each with an id of its own."""
-    path = write(tmp_path / "t.jsonl", line("a"), line("b"))
+    path = write_lines(tmp_path / "t.jsonl", [job_line("a"), job_line("b")])
     workload = make_workload("trace", trace=path, num_jobs=5, seed=0, jps=1.0)
     ids = [job.job_id for job in workload.jobs]
     assert len(set(ids)) == 5
@@ -66,46 +167,46 @@ def test_jobs_are_used_again_under_another_name(tmp_path: Path) -> None:
 
 
 def test_jobs_too_long_are_left_out(tmp_path: Path) -> None:
-    """Those whose first turn alone is over the limit."""
-    path = write(tmp_path / "t.jsonl", line("a", prompt_tokens=5000), line("b"))
-    options = {"trace": path, "num_jobs": 2, "seed": 0, "jps": 1.0, "max_context_tokens": 1000}
-    workload = make_workload("trace", **options)
+    """A job whose first turn alone is over the limit is not played."""
+    path = write_lines(tmp_path / "t.jsonl", [job_line("a", prompt_tokens=5000), job_line("b")])
+    options: dict[str, Any] = {"num_jobs": 2, "seed": 0, "jps": 1.0, "max_context_tokens": 1000}
+    workload = make_workload("trace", trace=path, **options)
     assert [job.job_id for job in workload.jobs] == ["b", "b#2"]
 
 
 def test_tools_can_be_drawn_from_a_file_of_measured_commands(tmp_path: Path) -> None:
-    """Command and seconds together; what is known by a bound only is not drawn."""
-    measured = {"session": "s", "order": 1.0, "command": "make", "duration_s": 9.0}
+    """Command and seconds are drawn together, and commands with a mere bound are not drawn."""
+    measured = LINE | {"command": "make", "duration_s": 9.0}
     bounded = measured | {"command": "cat", "censored": True}
-    tools = write(tmp_path / "tools.jsonl", measured, bounded)
+    tools = write_lines(tmp_path / "tools.jsonl", [measured, bounded])
     workload = make_workload("bfcl", num_jobs=3, seed=0, jps=1.0, tools=tools)
     drawn = {(turn.command, turn.tool_s) for job in workload.jobs for turn in job.turns[:-1]}
     assert drawn == {("make", 9.0)}
 
 
 @pytest.mark.parametrize(
-    ("row", "seen"),
+    ("text", "seen"),
     [
-        ({key: value for key, value in line().items() if key != "tool_s"}, "line 2: tool_s"),
-        ({key: value for key, value in line().items() if key != "turn"}, "line 2: turn"),
-        (line("b", prompt_tokens="many"), "line 2: prompt_tokens"),
-        (line("b", prompt_tokens=0), "line 2: prompt_tokens"),
-        (line("b", tool_s=-1.0), "line 2: tool_s"),
-        (line(), "line 2: turn 0 of job 'a' is there already"),
+        (without("tool_s", job_line()), "line 2: tool_s"),
+        (without("turn", job_line()), "line 2: turn"),
+        (json.dumps(job_line("b", prompt_tokens="many")), "line 2: prompt_tokens"),
+        (json.dumps(job_line("b", prompt_tokens=0)), "line 2: prompt_tokens"),
+        (json.dumps(job_line("b", tool_s=-1.0)), "line 2: tool_s"),
+        (json.dumps(job_line()), "line 2: turn 0 of job 'a' is there already"),
         ("[1]", "line 2 is no JSON object"),
-        ("{", "line 2 is not JSON"),
     ],
 )
-def test_a_misshapen_line_is_named(tmp_path: Path, row: Any, seen: str) -> None:
+def test_a_misshapen_turn_is_named(tmp_path: Path, text: str, seen: str) -> None:
     """File, line and field are in the message."""
-    path = write(tmp_path / "t.jsonl", line(), row)
+    path = tmp_path / "t.jsonl"
+    path.write_text(f"{json.dumps(job_line())}\n{text}\n")
     with pytest.raises(WorkloadError) as caught:
         read_traced_jobs(path)
     assert str(path) in str(caught.value)
     assert seen in str(caught.value)
 
 
-def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    """With the fields that a line needs."""
+def test_a_file_without_jobs_is_refused(tmp_path: Path) -> None:
+    """The message has the fields that a line needs."""
     with pytest.raises(WorkloadError, match="prompt_tokens"):
-        read_traced_jobs(write(tmp_path / "t.jsonl"))
+        read_traced_jobs(write_lines(tmp_path / "t.jsonl", []))

@@ -1,4 +1,4 @@
-"""Facts about the jobs that a workload's name and seed make."""
+"""The jobs that a workload's name and seed make."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make(name: str = "reference", **options: Any) -> Workload:
 
 
 def test_the_reference_job_has_the_references_prompts() -> None:
-    """Eight turns of 92 to 2,915 tokens, and tools within the reference's ranges."""
+    """The reference job has eight turns of 92 to 2,915 tokens and tools within its ranges."""
     for job in make("reference").jobs:
         prompts = [job.prompt_tokens(turn) for turn in range(len(job.turns))]
         assert prompts == [92, 469, 811, 1343, 1655, 2241, 2665, 2915]
@@ -31,7 +31,7 @@ def test_the_reference_job_has_the_references_prompts() -> None:
 
 @pytest.mark.parametrize("name", SYNTHETIC)
 def test_the_last_turn_runs_no_tool(name: str) -> None:
-    """Its command is empty and takes no time; all other turns have a command."""
+    """The last turn's command is empty and takes no time; all others have one."""
     for job in make(name).jobs:
         *others, last = job.turns
         assert (last.command, last.tool_s) == ("", 0.0)
@@ -67,7 +67,7 @@ def test_long_tailed_tools_have_the_given_quantiles() -> None:
 
 @pytest.mark.parametrize("name", SYNTHETIC)
 def test_one_seed_makes_the_same_jobs_and_another_makes_others(name: str) -> None:
-    """Nothing but the seed decides."""
+    """Jobs depend on nothing but the seed."""
     assert make(name) == make(name)
     assert make(name, seed=1).jobs != make(name).jobs
 
@@ -85,7 +85,7 @@ def test_more_jobs_begin_with_the_same_ones() -> None:
 
 
 def test_a_job_is_cut_by_turns_and_by_tokens() -> None:
-    """The last turn that is left has no tool, and the limits hold."""
+    """A job ends within both limits, and its last turn then has no tool."""
     by_turns = make("swebench", max_turns=3).jobs
     assert {len(job.turns) for job in by_turns} == {3}
     assert all(job.turns[-1].command == "" for job in by_turns)
@@ -94,21 +94,21 @@ def test_a_job_is_cut_by_turns_and_by_tokens() -> None:
 
 
 def test_a_closed_loop_has_no_arrival_times() -> None:
-    """All arrive at 0, in their order."""
+    """All jobs of a closed loop arrive at 0, in their order."""
     workload = make(jps=None, concurrency=4)
     assert workload.concurrency == 4
     assert {job.arrival_s for job in workload.jobs} == {0.0}
 
 
 def test_a_duration_takes_the_jobs_that_arrive_within_it() -> None:
-    """The same arrivals as with a number of jobs, up to that time."""
+    """A duration takes the same arrivals as a number of jobs, up to that time."""
     within = make(num_jobs=None, duration_s=5.0).jobs
     assert all(job.arrival_s < 5.0 for job in within)
     assert make(num_jobs=len(within) + 1).jobs[-1].arrival_s >= 5.0
 
 
 def test_token_scale_multiplies_tokens_and_leaves_tools() -> None:
-    """Half the tokens to within rounding, the same seconds."""
+    """A scale of 0.5 halves the tokens to within rounding and keeps the seconds."""
     whole, half = make().jobs[0], make(token_scale=0.5).jobs[0]
     assert half.context_tokens == pytest.approx(whole.context_tokens / 2, abs=8)
     assert half.tool_s == whole.tool_s
@@ -140,7 +140,7 @@ def test_token_scale_multiplies_tokens_and_leaves_tools() -> None:
     ],
 )
 def test_bad_input_is_named(options: dict[str, Any], seen: str) -> None:
-    """WorkloadError, which tells the value seen and what is allowed."""
+    """WorkloadError tells the value seen and what is allowed."""
     with pytest.raises(WorkloadError) as caught:
         make(**options)
     assert seen in str(caught.value)
