@@ -1,19 +1,20 @@
 """Plays instances at once, each by the `process_instance` of mini-swe-agent's own batch.
 
-`run` calls it. The batch writes trajectories and `preds.json` and shows the progress. Added here
-are starts at given times, the environment's clean-up, an end on Ctrl-C or with the server, and a
-row of times per instance. Knows nothing about policies.
+`run` calls it. mini-swe-agent writes trajectories and `preds.json` and shows the progress. Added
+here are starts at given times, the environment's clean-up, an end on Ctrl-C or with the server,
+and a row of times per instance. Knows nothing about policies.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ CHECK_SERVER_EVERY_S = 5.0
 GRACE_S = 10.0
 """Seconds for agents to notice that the server is gone; their retries would take minutes."""
 _STOPPED = "Stopped"
-_DISK_FULL = ("No space left on device", "Disk quota exceeded")
 _SHOWN_CHARS = 1000
 
 
@@ -49,62 +49,19 @@ class Playing:
     error: Exception | None = None
     exit_status: str | None = None
 
-
-class BatchProgress(RunBatchProgressManager):
-    """mini-swe-agent's display on a terminal, and a line per instance elsewhere; on stderr.
-
-    Also holds what the instances' agents share: who plays, and whether the batch is stopped.
-    """
-
-    def __init__(self, num_instances: int, label: str = "") -> None:
-        super().__init__(num_instances)
-        self.playing: dict[str, Playing] = {}
-        self.stopped_because: str | None = None
-        self._label = label
-        self._num_instances = num_instances
-        self._is_terminal = sys.stderr.isatty()
-
-    def stop(self, reason: str) -> None:
-        """Start no more instances, and end agents before their next step; keep the first reason."""
-        if self.stopped_because is None:
-            self.stopped_because = reason
-
-    def end_if_stopped(self) -> None:
-        """Raise mini-swe-agent's UserInterruption, which ends an agent's loop, if stopped."""
-        if self.stopped_because is not None:
-            extra = {"exit_status": _STOPPED, "submission": ""}
-            raise UserInterruption({"role": "exit", "content": _STOPPED, "extra": extra})
-
-    def on_instance_start(self, instance_id: str) -> None:
-        super().on_instance_start(instance_id)
-        self._say(f"{instance_id}: begins")
-
-    def on_instance_end(self, instance_id: str, exit_status: str | None) -> None:
-        super().on_instance_end(instance_id, exit_status)
-        self.playing[instance_id].exit_status = exit_status
-        self._say(f"{instance_id}: {exit_status}; {self.summary()}")
-
-    def summary(self) -> str:
-        """Return the counts of instances that ended, by exit status, in one line."""
-        ended = self._instances_by_exit_status
-        how = ", ".join(f"{len(names)} {status}" for status, names in ended.items())
-        return f"{self.n_completed} of {self._num_instances} over{f' ({how})' if how else ''}"
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Keep the display on the terminal inside the block."""
-        if not self._is_terminal:
-            yield
-            return
-        from rich.console import Console
-        from rich.live import Live
-
-        with Live(self.render_group, console=Console(stderr=True), refresh_per_second=4):
-            yield
-
-    def _say(self, text: str) -> None:
-        if not self._is_terminal:
-            print(f"{self._label}: {text}", file=sys.stderr, flush=True)
+    def row(self, end_s: float) -> dict[str, Any]:
+        """Return the instance's line in the run's file."""
+        error, turns = self.error, [] if self.agent is None else self.agent.turn_rows
+        return {
+            "instance_id": self.instance.instance_id,
+            "job_id": self.job_id,
+            "start_s": self.start_s,
+            "end_s": end_s,
+            "exit_status": f"{ERROR_PREFIX}{type(error).__name__}" if error else self.exit_status,
+            "error": None if error is None else str(error)[:_SHOWN_CHARS] or repr(error),
+            "num_turns": len(turns),
+            "turns": turns,
+        }
 
 
 class BatchAgent(AgentKVProgressAgent):
@@ -116,7 +73,7 @@ class BatchAgent(AgentKVProgressAgent):
         try:
             return super().run(task, **kwargs)
         except Exception as error:
-            playing.error = error  # the batch keeps the exception's name only
+            playing.error = error  # mini-swe-agent's batch keeps its name only
             raise
 
     def query(self) -> dict[str, Any]:
@@ -129,39 +86,42 @@ class BatchAgent(AgentKVProgressAgent):
         return observations
 
 
-class Batch:
-    """Plays a run's instances; a failed instance stops nothing.
+class Batch(RunBatchProgressManager):
+    """mini-swe-agent's progress manager, which also starts and stops the instances' threads.
 
-    config: mini-swe-agent's, with the model's server in it.
+    config: mini-swe-agent's configuration, with the model's server in it.
     keep: receives the row of each instance that ended, from the instance's thread; an exception
-        stops the batch.
+        stops the batch. A failed instance stops nothing.
     server_gone: returns why the server no longer answers, or None.
     """
 
     def __init__(
         self,
+        instances: Sequence[Instance],
         out: Path,
         config: Mapping[str, Any],
         environments: EnvironmentPlan,
-        progress: BatchProgress,
         *,
         clock: Callable[[], float],
         keep: Callable[[dict[str, Any]], None],
         server_gone: Callable[[], str | None],
     ) -> None:
+        super().__init__(len(instances))
+        self.playing: dict[str, Playing] = {}
+        self.stopped_because: str | None = None
+        self._instances = instances
         self._out = out
         self._config = config
         self._environments = environments
-        self._progress = progress
         self._clock = clock
         self._keep = keep
         self._server_gone = server_gone
         self._changed = threading.Event()
+        self._is_terminal = sys.stderr.isatty()
         substitute(ProgressTrackingAgent=BatchAgent, get_sb_environment=self._start_environment)
 
     def play(
         self,
-        instances: Sequence[Instance],
         job_id: Callable[[str], str],
         *,
         num_workers: int | None,
@@ -169,100 +129,119 @@ class Batch:
     ) -> None:
         """Block until all instances ended, or the batch is stopped and what ran has ended.
 
-        `starts_s` are the instances' start times from now on, whatever number is under way; None
+        `starts_s` are the instances' start times from now on, however many are under way; None
         starts one whenever fewer than `num_workers` are. A first Ctrl-C lets each agent finish its
         step, a second one abandons them.
         """
-        waiting = deque(zip(instances, starts_s or [0.0] * len(instances), strict=True))
-        limit = len(instances) if num_workers is None else num_workers
+        waiting = deque(zip(starts_s or [0.0] * len(self._instances), self._instances, strict=True))
+        limit = num_workers or len(waiting)
         began_s = checked_s = time.monotonic()
-        deadline_s = float("inf")
-        progress = self._progress
-        with progress.shown():
-            while waiting or progress.playing:
+        deadline_s = math.inf
+        with self._shown():
+            while waiting or self.playing:
                 try:
                     now_s = time.monotonic()
-                    # asked again after each start: an instance may stop the batch at once
-                    while (
-                        waiting and len(progress.playing) < limit and not progress.stopped_because
-                    ):
-                        if waiting[0][1] > now_s - began_s:
+                    while waiting and len(self.playing) < limit and not self.stopped_because:
+                        if waiting[0][0] > now_s - began_s:
                             break
-                        self._start(waiting.popleft()[0], job_id)
-                    if progress.stopped_because:
+                        self._start(waiting.popleft()[1], job_id)
+                    if self.stopped_because:
                         waiting.clear()
                     self._changed.wait(TICK_S)
                     self._changed.clear()
-                    if now_s - checked_s > CHECK_SERVER_EVERY_S:
-                        checked_s = now_s
-                        if deadline_s == float("inf") and (reason := self._server_gone()):
-                            progress.stop(reason)
-                            deadline_s = now_s + GRACE_S
                     if now_s > deadline_s:
                         break
+                    if now_s - checked_s > CHECK_SERVER_EVERY_S and deadline_s == math.inf:
+                        checked_s = now_s
+                        if (reason := self._server_gone()) is not None:
+                            self.stop(reason)
+                            deadline_s = now_s + GRACE_S
                 except KeyboardInterrupt:
-                    if progress.stopped_because:
+                    if self.stopped_because:
                         break
-                    progress.stop("interrupted")
-                    print(
-                        "stopping: agents end with their step; Ctrl-C again abandons them",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-        for abandoned in list(progress.playing.values()):
+                    self.stop("interrupted")
+                    _say("stopping: agents end with their step; Ctrl-C again abandons them")
+        for abandoned in list(self.playing.values()):
             abandoned.stack.close()  # a container would outlive us
+
+    def stop(self, reason: str) -> None:
+        """Start no more instances, and end agents before their next step; keep the first reason."""
+        self.stopped_because = self.stopped_because or reason
+
+    def end_if_stopped(self) -> None:
+        """Raise mini-swe-agent's UserInterruption, which ends an agent's loop, if stopped."""
+        if self.stopped_because is not None:
+            extra = {"exit_status": _STOPPED, "submission": ""}
+            raise UserInterruption({"role": "exit", "content": _STOPPED, "extra": extra})
+
+    def summary(self) -> str:
+        """Return the counts of instances that ended, by exit status, in one line."""
+        ended = self._instances_by_exit_status.items()
+        how = ", ".join(f"{len(names)} {status}" for status, names in ended)
+        return f"{self.n_completed} of {len(self._instances)} over{f' ({how})' if how else ''}"
+
+    def on_instance_start(self, instance_id: str) -> None:
+        super().on_instance_start(instance_id)
+        if not self._is_terminal:
+            _say(f"{instance_id}: begins")
+
+    def on_instance_end(self, instance_id: str, exit_status: str | None) -> None:
+        super().on_instance_end(instance_id, exit_status)
+        self.playing[instance_id].exit_status = exit_status
+        if not self._is_terminal:
+            _say(f"{instance_id}: {exit_status}; {self.summary()}")
+
+    def _shown(self) -> Any:
+        if not self._is_terminal:
+            return nullcontext()
+        from rich.console import Console
+        from rich.live import Live
+
+        return Live(self.render_group, console=Console(stderr=True), refresh_per_second=4)
 
     def _start(self, instance: Instance, job_id: Callable[[str], str]) -> None:
         name = instance.instance_id
-        playing = Playing(instance, job_id(name), self._clock())
-        self._progress.playing[name] = playing
+        self.playing[name] = playing = Playing(instance, job_id(name), self._clock())
         # daemon: an agent that waits for a dead server must not keep the process alive
         threading.Thread(target=self._play, args=(playing,), name=name, daemon=True).start()
 
     def _play(self, playing: Playing) -> None:
-        name = playing.instance.instance_id
-        config = {
-            **self._config,
-            "model": {**self._config["model"], "agentkv_job_id": playing.job_id},
-        }
-        row = {
-            **playing.instance.raw,
-            "instance_id": name,
-            "problem_statement": playing.instance.problem_statement,
-        }
+        instance = playing.instance
+        name = instance.instance_id
+        model = {**self._config["model"], "agentkv_job_id": playing.job_id}
+        texts = {"instance_id": name, "problem_statement": instance.problem_statement}
         try:
-            try:
-                with playing.stack:
-                    swebench.process_instance(row, self._out, config, self._progress)
-            except OSError:  # the trajectory or preds.json could not be written
-                raise
-            except Exception as error:
-                playing.error = error
-                self._progress.on_uncaught_exception(name, error)
-            if is_disk_full(playing.error):  # says nothing about the instance
-                raise OSError(f"{name}: {playing.error}")
+            with playing.stack:
+                swebench.process_instance(
+                    {**instance.raw, **texts}, self._out, {**self._config, "model": model}, self
+                )
+        except OSError as error:  # the trajectory or preds.json could not be written
+            self.stop(f"an instance could not be kept: {error}")
+        except Exception as error:
+            playing.error = error
+            self.on_uncaught_exception(name, error)
+        try:
             if self._is_result(playing):
-                self._keep(_row(playing, self._clock()))
+                self._keep(playing.row(self._clock()))
             else:
                 swebench.remove_from_preds_file(self._out / PREDICTIONS_FILE, name)
         except Exception as error:  # not of the instance's own making
-            what = "the disk is full" if is_disk_full(error) else "an instance could not be kept"
-            self._progress.stop(f"{what}: {error}")
+            self.stop(f"an instance could not be kept: {error}")
         finally:
-            self._progress.playing.pop(name, None)
+            self.playing.pop(name, None)
             self._changed.set()
 
     def _is_result(self, playing: Playing) -> bool:
-        """False if the end of the batch or of its server cut the instance short."""
+        """Return False if the end of the batch or of its server cut the instance short."""
         if playing.error is None:
-            return playing.exit_status != _STOPPED
-        if self._progress.stopped_because is None and (reason := self._server_gone()):
-            self._progress.stop(reason)
-        return self._progress.stopped_because is None
+            return playing.exit_status not in (None, _STOPPED)
+        if self.stopped_because is None and (reason := self._server_gone()) is not None:
+            self.stop(reason)
+        return self.stopped_because is None
 
     def _start_environment(self, config: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
-        """Start an instance's environment, in place of the batch's `get_sb_environment`."""
-        playing = self._progress.playing[row["instance_id"]]
+        """Start an instance's environment, in place of mini-swe-agent's `get_sb_environment`."""
+        playing = self.playing[row["instance_id"]]
         try:
             return self._environments.start(playing.instance, config, playing.stack)
         except Exception as error:
@@ -272,11 +251,8 @@ class Batch:
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Turn SIGTERM into KeyboardInterrupt, so that containers and servers do not outlive us.
-
-    Does nothing outside the main thread, which alone receives signals.
-    """
-    if threading.current_thread() is not threading.main_thread():
+    """Turn SIGTERM into KeyboardInterrupt, so that containers and servers do not outlive us."""
+    if threading.current_thread() is not threading.main_thread():  # which alone receives signals
         yield
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -286,28 +262,5 @@ def terminate_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def is_disk_full(error: BaseException | None) -> bool:
-    """Return whether this error or one of its causes is for want of disk space.
-
-    Programs such as git report it in words only.
-    """
-    while error is not None:
-        if any(words in str(error) for words in _DISK_FULL):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _row(playing: Playing, end_s: float) -> dict[str, Any]:
-    error = playing.error
-    turns = [] if playing.agent is None else playing.agent.turn_rows
-    return {
-        "instance_id": playing.instance.instance_id,
-        "job_id": playing.job_id,
-        "start_s": playing.start_s,
-        "end_s": end_s,
-        "exit_status": f"{ERROR_PREFIX}{type(error).__name__}" if error else playing.exit_status,
-        "error": None if error is None else str(error)[:_SHOWN_CHARS] or repr(error),
-        "num_turns": len(turns),
-        "turns": turns,
-    }
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -122,7 +122,7 @@ def _run(options: argparse.Namespace) -> int:
         base_url=options.base_url,
         api_key=options.api_key,
         server_flags=tuple(options.server_flags),
-        num_workers=None if options.jps is not None else options.workers or 1,
+        workers=None if options.jps is not None else options.workers or 1,
         jps=options.jps,
         seed=options.seed,
         environment=options.environment
@@ -194,7 +194,7 @@ def _demo(options: argparse.Namespace) -> int:
             out=out,
             policy=options.policy or (DEFAULT_POLICY if base_url is None else None),
             base_url=base_url,
-            num_workers=options.workers,
+            workers=options.workers,
             environment=options.environment or "bubblewrap",
             step_limit=options.step_limit,
             # a model of this size makes no tool calls

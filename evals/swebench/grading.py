@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,7 @@ from .environments import find_repositories
 from .folder import EVAL_FILE, EVAL_FOLDER, REPOSITORIES, SwebenchRun, read_object, read_run
 from .harness import STATUSES, ContainerHarness, LocalHarness, Verdict
 from .instances import CONTAINERS, DAEMON_LESS, Instance, SwebenchError, fingerprint, load_instances
-from .run import IMAGE_BYTES
+from .run import disk_needed
 
 TIME_LIMIT_S = 1800
 """Seconds for the tests of an instance. Source: swebench 5.0.2, its default."""
@@ -244,10 +243,6 @@ def _described(run: SwebenchRun, facts: Mapping[str, Any], plan: GradingPlan) ->
         "graded_before": len(plan.kept),
         "empty": counts["empty"],
         "error": counts["error"],
-        "disk": {
-            "num_images": len(images),
-            "images_bytes_estimate": len(images) * IMAGE_BYTES,
-            "free_bytes": shutil.disk_usage(run.folder).free,
-        },
+        "disk": disk_needed(len(images), run.folder),
         "images": images,
     }

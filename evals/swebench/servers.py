@@ -46,10 +46,10 @@ class Served:
 
 @contextmanager
 def serving(
-    *,
     out: Path,
     policy: str | None,
     model: str | None,
+    *,
     base_url: str | None,
     api_key: str | None,
     server_flags: Sequence[str],
@@ -73,6 +73,12 @@ def serving(
         log_path=out / SERVER_LOG,
         ready_timeout_s=READY_TIMEOUT_S,
     )
+
+    def gone() -> str | None:
+        tail = "" if process.is_alive else process.log_tail(_LOG_LINES)
+        ended = f"the server ended; the end of its log, {process.log_path}:\n{tail}"
+        return None if process.is_alive else ended
+
     end_left_over(out)
     try:
         process.start()
@@ -80,7 +86,7 @@ def serving(
         process.wait_until_ready()
         # no model: its first one is the one it was started with, under any served name
         with ServerUnderTest(process.base_url) as server:
-            yield _served(server, policy, None, lambda: _end_of(process))
+            yield _served(server, policy, None, gone)
     finally:
         process.stop()
         (out / NOTE).unlink(missing_ok=True)
@@ -95,11 +101,8 @@ def added_totals(before: Mapping[str, Any] | None, after: Mapping[str, Any] | No
         return None
     totals = {name: value for name, value in after.items() if name.endswith("_total")}
     added = {name: _combined(value, (before or {}).get(name), -1) for name, value in totals.items()}
-    falls = [
-        min(value.values(), default=0) if isinstance(value, Mapping) else value
-        for value in added.values()
-    ]
-    return totals if min(falls, default=0) < 0 else added
+    parts = [part.values() if isinstance(part, Mapping) else (part,) for part in added.values()]
+    return totals if any(number < 0 for part in parts for number in part) else added
 
 
 def summed_totals(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> Any:
@@ -111,9 +114,8 @@ def summed_totals(first: Mapping[str, Any] | None, second: Mapping[str, Any] | N
 
 def note_server(folder: Path, pid: int | None) -> None:
     """Write down which process is the run's server: its id and its start time, as ids recur."""
-    if pid is not None:
-        note = {"pid": pid, "started_ticks": _started_ticks(pid)}
-        (folder / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
+    note = {"pid": pid, "started_ticks": _started_ticks(pid)}
+    (folder / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
 
 
 def end_left_over(folder: Path) -> bool:
@@ -124,18 +126,15 @@ def end_left_over(folder: Path) -> bool:
     except (OSError, ValueError, LookupError, TypeError):
         return False
     (folder / NOTE).unlink()
-    if started_ticks is None or _started_ticks(pid) != started_ticks:
-        return False
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    return True
+    is_ours = started_ticks is not None and _started_ticks(pid) == started_ticks
+    if is_ours:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    return is_ours
 
 
 def _served(
-    server: ServerUnderTest,
-    policy: str | None,
-    model: str | None,
-    gone: Callable[[], str | None],
+    server: ServerUnderTest, policy: str | None, model: str | None, gone: Callable[[], str | None]
 ) -> Served:
     facts = server.facts(model)
     if policy is not None:
@@ -150,14 +149,7 @@ def _served(
     )
 
 
-def _end_of(process: ServerProcess) -> str | None:
-    if process.is_alive:
-        return None
-    tail = process.log_tail(_LOG_LINES)
-    return f"the server ended; the end of its log, {process.log_path}:\n{tail}"
-
-
-def _started_ticks(pid: int) -> int | None:
+def _started_ticks(pid: int | None) -> int | None:
     """Return when the process started, in clock ticks since boot; None if there is none.
 
     Source: proc(5), field 22 of /proc/PID/stat; the name before it may contain spaces.

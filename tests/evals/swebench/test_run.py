@@ -43,7 +43,7 @@ def plan(server: SolutionServer, tmp_path: Path) -> RunPlan:
         instances=SUITE,
         out=tmp_path / "run",
         base_url=server.base_url,
-        num_workers=3,
+        workers=3,
         environment="bubblewrap",
     )
 
@@ -58,7 +58,7 @@ def whole(
         instances=SUITE,
         out=tmp_path_factory.mktemp("whole") / "run",
         base_url=server.base_url,
-        num_workers=3,
+        workers=3,
         environment="bubblewrap",
         step_limit=30,
     )
@@ -124,7 +124,7 @@ def test_resuming_a_whole_run_plays_nothing(whole: tuple[RunPlan, dict[str, Any]
         ({"step_limit": 5}, "another step_limit: 30, now 5"),
         ({"instances": SUITE[:2]}, "another dataset_sha256"),
         ({"environment": "local"}, "another environment"),
-        ({"jps": 1.0, "num_workers": None}, "another workers"),
+        ({"jps": 1.0, "workers": None}, "another workers"),
     ],
 )
 def test_a_run_is_resumed_under_its_own_conditions_only(
@@ -162,7 +162,7 @@ def test_a_relative_folder_and_text_mode_work(
 
 def test_instances_start_at_random_with_jps(plan: RunPlan) -> None:
     """Instances start at the drawn times, however many are under way."""
-    plan = replace(plan, num_workers=None, jps=5.0, seed=3)
+    plan = replace(plan, workers=None, jps=5.0, seed=3)
     assert run(plan)["exit_statuses"] == {"Submitted": 6}
     started_s = sorted(row["start_s"] for row in rows(plan.out))
     drawn_s = arrival_times_s("poisson", seed=3, jps=5.0, num_jobs=6, duration_s=None)
