@@ -18,9 +18,9 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from textwrap import indent
@@ -31,8 +31,8 @@ import openai
 
 import agentkv
 from agentkv.agents.sandbox import CommandResult, Sandbox, open_sandbox
-from agentkv.agents.turn_table import TurnRecord, format_turns
 from agentkv.agents.workspace import scratch_copy
+from agentkv.evals.tables import text_table
 from agentkv.server.process import ServerProcess
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ MAX_REPLY_TOKENS = 96
 MAX_OUTPUT_BYTES = 600  # so that ten turns fit into the 4,096 tokens of the demo server
 FAILED, BAD_USAGE = 1, 2
 
+COLUMNS = ("turn", "user prompt", "command", "prompt tok", "cached tok", "output tok")
+COLUMNS += ("LLM ms", "tool ms", "exit")
+MAX_CELL_CHARS = 30
+
 # Even the smallest models write bash blocks once they have seen a few. All later replies are the
 # model's own.
 CONVERSATION_START: list[ChatCompletionMessageParam] = [
@@ -66,6 +70,27 @@ CONVERSATION_START: list[ChatCompletionMessageParam] = [
     {"role": "user", "content": "Run date."},
     {"role": "assistant", "content": "```bash\ndate\n```"},
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """One turn: a reply of the model and the result of its commands.
+
+    `command` is None for a reply without a usable one, a number of tokens if the server did not
+    report it, `exit_status` if nothing ran or the time limit came first.
+    """
+
+    turn: int
+    user_prompt: str
+    reply: str
+    command: str | None
+    output: str
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    llm_s: float
+    tool_s: float
+    exit_status: int | None
 
 
 def take_turns(
@@ -235,6 +260,26 @@ def show_turn(record: TurnRecord, say: Callable[..., None]) -> None:
         say(f"no usable command in this reply:\n{indent(record.reply, '    ')}")
     else:
         say(f"{indent(record.command, '  $ ')}\n{indent(record.output.rstrip(), '    ')}")
+
+
+def format_turns(records: Iterable[TurnRecord]) -> str:
+    """The turns as a text table, with a dash for what is unknown."""
+    rows = [
+        [
+            one.turn,
+            " ".join(one.user_prompt.split())[:MAX_CELL_CHARS],
+            " ".join((one.command or "(no command)").split())[:MAX_CELL_CHARS],
+            one.prompt_tokens,
+            one.cached_tokens,
+            one.output_tokens,
+            f"{one.llm_s * 1e3:.0f}",
+            f"{one.tool_s * 1e3:.0f}",
+            one.exit_status,
+        ]
+        for one in records
+    ]
+    cells = [["-" if value is None else value for value in row] for row in rows]
+    return text_table(COLUMNS, cells, left=3)
 
 
 def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:

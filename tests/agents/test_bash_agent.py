@@ -35,6 +35,7 @@ def bash_agent() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules["bash_agent"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -100,7 +101,7 @@ def test_a_reply_without_a_command_is_shown_and_the_tour_goes_on(
 def test_every_turn_is_tagged_and_the_last_of_the_tour_is_marked(
     bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One job id, turns counted, and only the fifth is the last step."""
+    """All turns have one job id and their number, and only the fifth is the last step."""
     with ScriptedServer([bash("true")]) as server:
         _, document, _ = play(bash_agent, server, capsys)
         tags = [turn.tags for turn in server.turns]
@@ -111,10 +112,22 @@ def test_every_turn_is_tagged_and_the_last_of_the_tour_is_marked(
     assert set(commands) == {"true"}
 
 
+def test_the_table_has_a_row_per_turn(bash_agent: ModuleType) -> None:
+    """Numbers are as they are, times in milliseconds, texts clipped, and a dash is unknown."""
+    known = bash_agent.TurnRecord(1, "List " * 20, "", "ls", "", 164, 0, 7, 0.408, 0.0159, 0)
+    unknown = bash_agent.TurnRecord(2, "", "Hm.", None, "", None, None, None, 1.5, 0.0, None)
+    header, first, second = bash_agent.format_turns([known, unknown]).splitlines()
+    assert header.split()[-1] == "exit"
+    assert " ".join(first.split()) == f"1 {' '.join(['List'] * 6)} ls 164 0 7 408 16 0"
+    assert "(no command)" in second
+    assert second.split()[-6:] == ["-", "-", "-", "1500", "0", "-"]
+    assert len({len(line) for line in (header, first, second)}) == 1
+
+
 def test_a_task_ends_with_the_first_reply_that_calls_no_tool(
     bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three turns for two commands and an answer."""
+    """Two commands and an answer are three turns."""
     replies = [bash("ls"), bash("cat main.py"), "It has 18 lines."]
     with ScriptedServer(replies) as server:
         status, document, _ = play(bash_agent, server, capsys, "--task", "Count the lines.")
@@ -125,7 +138,7 @@ def test_a_task_ends_with_the_first_reply_that_calls_no_tool(
 def test_a_task_ends_at_its_limit(
     bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model that never stops is stopped."""
+    """A model that never stops calling tools is stopped after `--max-turns`."""
     with ScriptedServer([bash("ls")]) as server:
         options = ("--task", "Go on for ever.", "--max-turns", "4")
         _, document, _ = play(bash_agent, server, capsys, *options)
@@ -135,7 +148,7 @@ def test_a_task_ends_at_its_limit(
 def test_a_server_that_refuses_a_turn_ends_the_job_with_its_table(
     bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 1 with what was played so far and the server's reason."""
+    """It ends with status 1, what was played so far and the server's reason."""
     with ScriptedServer([bash("true")], is_strict=True, has_plugin=True) as server:
         status, document, text = play(bash_agent, server, capsys)
     assert status == 1
@@ -172,7 +185,7 @@ def test_without_isolation_and_terminal_commands_are_refused_and_the_tour_goes_o
 def test_a_server_that_is_not_there_is_named(
     bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 2 and the address."""
+    """A server that does not answer gives status 2 and its address."""
     assert bash_agent.main(["--base-url", "http://127.0.0.1:9/v1"]) == 2
     assert "no answer from http://127.0.0.1:9/v1" in capsys.readouterr().err
 
@@ -181,7 +194,7 @@ def test_a_server_that_is_not_there_is_named(
 def test_a_page_of_something_else_is_told(
     page: Any, bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Such as the root of a web server; status 2, and what the address should be."""
+    """A URL that lists no models gives status 2, and the message says what it should end in."""
     front = HttpFront(lambda *request: Answer(200, page))
     front.start()
     try:
@@ -195,7 +208,7 @@ def test_a_page_of_something_else_is_told(
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_no_server_outlives_the_agent(number: signal.Signals) -> None:
-    """Ended by a signal while its own is starting: one line, status 1, nothing left."""
+    """A signal while its own server starts ends both, with one line and status 1."""
     mark = uuid.uuid4().hex
     with subprocess.Popen(
         [sys.executable, str(EXAMPLE)],
@@ -227,7 +240,7 @@ def marked(mark: str) -> list[str]:
 def test_a_server_that_does_not_list_models_needs_a_name(
     bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 2 and the option that helps."""
+    """A server that lists no models gives status 2 and names `--model`."""
     with ScriptedServer() as server:
         assert bash_agent.main(["--base-url", server.base_url]) == 2
     assert "--model" in capsys.readouterr().err

@@ -29,13 +29,13 @@ CLASSES: dict[str, tuple[dict[str, Any], type]] = {
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_each_litellm_model_is_replaced_by_ours(name: str) -> None:
-    """The others stay as they are."""
+    """A litellm model becomes ours, and models of other classes stay as they are."""
     config, expected = CLASSES[name]
     assert type(tagged_model(config={"model_name": "openai/m", **config})) is expected
 
 
 def test_the_batch_gets_our_agent_and_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under the names that its `process_instance` looks up."""
+    """`process_instance` finds ours under the names of its own."""
     for name in ("ProgressTrackingAgent", "get_model"):
         monkeypatch.setattr(swebench, name, getattr(swebench, name))
     substitute()
@@ -44,7 +44,7 @@ def test_the_batch_gets_our_agent_and_models(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_batch_without_those_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later mini-swe-agent must not run untagged without a word."""
+    """An error says that a later mini-swe-agent cannot be tagged this way."""
     monkeypatch.delattr(swebench, "ProgressTrackingAgent")
     with pytest.raises(ImportError, match="ProgressTrackingAgent"):
         substitute()
@@ -53,7 +53,7 @@ def test_a_batch_without_those_names_is_refused(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["ours", "theirs"])
 def test_a_batch_of_instances_is_a_batch_of_jobs(tmp_path: Path, launcher: str) -> None:
-    """By our launcher, named after the instances; by theirs with the one flag, all the same."""
+    """Each instance is a job, by our launcher or by theirs with the one flag."""
     module, flags = {
         "ours": ("agentkv.agents.mini_swe", ["-c", "model.agentkv_run_id=r"]),
         "theirs": (

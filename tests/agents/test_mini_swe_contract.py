@@ -103,7 +103,7 @@ def played(
 def test_the_loop_is_that_of_the_base_classes(
     base: type, ours: type, name: str, replies: Sequence[ScriptedReply], options: dict[str, Any]
 ) -> None:
-    """Our model in our agent, every call tagged."""
+    """Our model in our agent gives the base classes' loop, with every call tagged."""
     stock = played(DefaultAgent, base, replies, **options)
     assert played(AgentKVAgent, ours, replies, **options) == stock
     assert stock["num_calls"] > 0
@@ -115,7 +115,7 @@ def test_the_loop_is_that_of_the_base_classes(
 def test_the_loop_is_the_same_everywhere(
     agent_class: type, has_plugin: bool, provider: str
 ) -> None:
-    """In the stock agent and in ours, with and without the plugin, on both of litellm's paths."""
+    """The loop does not depend on the agent, the plugin or litellm's path to the server."""
     replies, _ = LOOPS["format errors"]
     stock = played(DefaultAgent, LitellmModel, replies, provider=provider)
     ours = played(agent_class, AgentKVModel, replies, provider=provider, has_plugin=has_plugin)
@@ -125,7 +125,7 @@ def test_the_loop_is_the_same_everywhere(
 @pytest.mark.parametrize("provider", ["hosted_vllm", "openai"])
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 429, 500])
 def test_errors_are_those_of_the_base_class(provider: str, status: int) -> None:
-    """Type and text of what reaches the caller, and the exit message before it."""
+    """The error that reaches the caller and the exit message are the base class's."""
     replies = [tool_call("true")]
     stock = played(DefaultAgent, LitellmModel, replies, failures=[status], provider=provider)
     ours = played(AgentKVAgent, AgentKVModel, replies, failures=[status], provider=provider)
@@ -134,7 +134,7 @@ def test_errors_are_those_of_the_base_class(provider: str, status: int) -> None:
 
 
 def test_the_retries_are_those_of_the_base_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many, after the same errors."""
+    """Our model retries as often as the base class, after the same errors."""
     monkeypatch.setenv("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", "3")
     monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
     replies = [tool_call(SUBMIT)]
@@ -147,7 +147,7 @@ def test_the_retries_are_those_of_the_base_class(monkeypatch: pytest.MonkeyPatch
     ("base", "ours"), [(LitellmModel, AgentKVModel), (LitellmTextbasedModel, AgentKVTextModel)]
 )
 def test_the_settings_are_those_of_the_base_class(base: type, ours: type) -> None:
-    """Ours are kept out of them, and so out of the templates."""
+    """Our arguments are not in the settings, and so not in the templates."""
     options: dict[str, Any] = {"model_name": "openai/m", "model_kwargs": {"temperature": 0.0}}
     stock, tagged = base(**options), ours(**options, agentkv_job_id="a", agentkv_run_id="r")
     assert type(tagged.config) is type(stock.config)
@@ -155,7 +155,7 @@ def test_the_settings_are_those_of_the_base_class(base: type, ours: type) -> Non
 
 
 def test_a_registry_of_prices_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the base class's constructor, which ours must not bypass."""
+    """The base class's constructor registers the prices for our model too."""
     registered: list[Any] = []
     monkeypatch.setattr("litellm.utils.register_model", registered.append)
     registry = tmp_path / "registry.json"
@@ -166,7 +166,7 @@ def test_a_registry_of_prices_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("model_class", [LitellmModel, AgentKVModel])
 def test_a_missing_price_is_an_error_unless_ignored(model_class: type) -> None:
-    """mini-swe-agent's own rule."""
+    """mini-swe-agent's rule on missing prices holds for our model."""
     with ScriptedServer([tool_call("true")]) as server:
         model = model_class(**model_config(server, cost_tracking="default"))
         with pytest.raises(RuntimeError, match="Error calculating cost"):

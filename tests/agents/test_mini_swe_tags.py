@@ -60,7 +60,7 @@ def paths(server: ScriptedServer) -> list[str]:
 
 @pytest.mark.parametrize("provider", ["hosted_vllm", "openai"])
 def test_every_turn_is_tagged(make_server: Any, provider: str) -> None:
-    """Through litellm's own HTTP (hosted_vllm) and through the OpenAI SDK, numbered from 1."""
+    """Turns are tagged through litellm's own HTTP (hosted_vllm) and through the OpenAI SDK."""
     server = make_server(tool_call("true"), tool_call(SUBMIT))
     run(server, instance_id="django-1", model_options={"model_name": f"{provider}/m"})
     assert tags(server, "turn") == [1, 2]
@@ -69,7 +69,7 @@ def test_every_turn_is_tagged(make_server: Any, provider: str) -> None:
 
 
 def test_the_text_mode_is_tagged(make_server: Any) -> None:
-    """Commands in fenced text."""
+    """The model for commands in fenced text is tagged like the other one."""
     server = make_server(fenced("true"), fenced(SUBMIT))
     agent = run(server, model=AgentKVTextModel(**model_config(server, agentkv_job_id="a")))
     assert agent.result["exit_status"] == "Submitted"
@@ -77,15 +77,16 @@ def test_the_text_mode_is_tagged(make_server: Any) -> None:
 
 
 def test_the_job_id_is_instance_and_run(make_server: Any) -> None:
-    """Joined by a dot; the id given to the model stands as it is."""
+    """They are joined by a dot and cut to fit the wire; a job id of the model goes first."""
     server = make_server(tool_call(SUBMIT))
     run(server, instance_id="i", model_options={"agentkv_run_id": "r"})
     run(server, instance_id="i", model_options={"agentkv_run_id": "r", "agentkv_job_id": "exact"})
-    assert tags(server, "job_id") == ["i.r", "exact"]
+    run(server, instance_id="i" * 300, model_options={"agentkv_run_id": "r"})
+    assert tags(server, "job_id") == ["i.r", "exact", f"{'i' * 254}.r"]
 
 
 def test_a_second_run_of_a_model_is_another_job(make_server: Any) -> None:
-    """Or the server would take its first turns for retries."""
+    """A second run has another job id, or the server would take its turns for retries."""
     server = make_server(tool_call(SUBMIT))
     model = AgentKVModel(**model_config(server, agentkv_job_id="a"))
     agents = [run(server, model=model) for _ in range(2)]
@@ -94,13 +95,13 @@ def test_a_second_run_of_a_model_is_another_job(make_server: Any) -> None:
     assert [len(agent.turn_rows) for agent in agents] == [1, 1]
 
 
-@pytest.mark.parametrize("step_limit", [1, 3])
+@pytest.mark.parametrize("step_limit", [1, 3, 0])
 def test_the_last_step_is_that_of_the_step_limit(make_server: Any, step_limit: int) -> None:
-    """is_last_step comes with call number `step_limit` and with no other."""
-    server = make_server(tool_call("true"))
-    agent = run(server, step_limit=step_limit)
-    assert agent.result["exit_status"] == "LimitsExceeded"
-    assert tags(server, "is_last_step") == [None] * (step_limit - 1) + [True]
+    """is_last_step comes with call number `step_limit` alone, and never without a limit."""
+    server = make_server(tool_call("true"), tool_call("true"), tool_call("true"), tool_call(SUBMIT))
+    run(server, step_limit=step_limit)
+    expected = [None] * (step_limit - 1) + [True] if step_limit else [None] * 4
+    assert tags(server, "is_last_step") == expected
 
 
 @pytest.mark.parametrize("agent", [AgentKVAgent, DefaultAgent])
@@ -109,13 +110,6 @@ def test_format_errors_count_towards_the_last_step(make_server: Any, agent: type
     server = make_server(tool_call("true"), ScriptedReply("hm"), tool_call("true"))
     run(server, agent=agent, step_limit=3)
     assert tags(server, "is_last_step") == [None, None, True]
-
-
-def test_without_a_step_limit_no_turn_is_the_last(make_server: Any) -> None:
-    """A submission is not known beforehand."""
-    server = make_server(tool_call("true"), tool_call(SUBMIT))
-    run(server)
-    assert tags(server, "is_last_step") == [None, None]
 
 
 def test_a_failed_attempt_keeps_its_turn(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,23 +124,17 @@ def test_a_failed_attempt_keeps_its_turn(make_server: Any, monkeypatch: pytest.M
 
 
 def test_the_last_tool_travels_with_the_next_turn(make_server: Any) -> None:
-    """The commands of the reply before, and how long they took."""
+    """The next turn names the commands and their time, and events report start and end."""
     server = make_server(tool_call("sleep 0.2", "true"), tool_call(SUBMIT))
     run(server)
     assert tags(server, "last_tool") == [None, "sleep 0.2\ntrue"]
     assert 0.2 <= tags(server, "last_tool_s")[1] < 5
-
-
-def test_a_tool_starts_with_the_reply_and_ends_with_the_observation(make_server: Any) -> None:
-    """The server hears of both in between the turns."""
-    server = make_server(tool_call("true"), tool_call(SUBMIT))
-    run(server)
-    told = [(event["state"], event["command"], event["turn"]) for _, event in server.tool_events]
-    assert told[:2] == [("started", "true", 1), ("finished", "true", 1)]
+    events = [(event["state"], event["turn"]) for _, event in server.tool_events]
+    assert events[:2] == [("started", 1), ("finished", 1)]
 
 
 def test_a_submission_is_released_before_it_is_run(make_server: Any) -> None:
-    """The reply holds the submit command: the cache is not needed while that runs."""
+    """A reply with the submit command releases the job, as no turn follows."""
     server = make_server(tool_call(f"sleep 0.3; {SUBMIT}"))
     model = AgentKVModel(**model_config(server, agentkv_job_id="a"))
     message = model.query([{"role": "user", "content": "go"}])
@@ -155,7 +143,7 @@ def test_a_submission_is_released_before_it_is_run(make_server: Any) -> None:
 
 
 def test_a_failed_submission_goes_on(make_server: Any) -> None:
-    """The release was a hint: the next turn is tagged as ever."""
+    """The turn after a failed submission is tagged as usual."""
     server = make_server(tool_call(f"{SUBMIT}; false"), tool_call(SUBMIT))
     agent = run(server, model_options={"agentkv_job_id": "a"})
     assert agent.result["exit_status"] == "Submitted"
@@ -188,7 +176,7 @@ def test_the_end_releases(make_server: Any, ending: str) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("container gone")])
 def test_an_exception_releases(make_server: Any, error: BaseException) -> None:
-    """It reaches the caller, the job is released, and the turn before it is in the rows."""
+    """An exception reaches the caller, releases the job, and keeps the turn before it."""
 
     class Broken(LocalEnvironment):  # type: ignore[misc]
         def execute(self, *args: Any, **kwargs: Any) -> Any:
@@ -203,11 +191,13 @@ def test_an_exception_releases(make_server: Any, error: BaseException) -> None:
 
 
 def test_the_rows_hold_times_tokens_and_command(make_server: Any) -> None:
-    """One per reply, those in the wrong format included."""
+    """Each reply has a row, malformed ones included, and the trajectory contains them."""
     server = make_server(
         tool_call("sleep 0.2"), ScriptedReply("hm", cached_tokens=None), tool_call(SUBMIT)
     )
-    first, second, third = run(server).turn_rows
+    agent = run(server)
+    first, second, third = agent.turn_rows
+    assert agent.save(None)["info"]["agentkv"]["turns"] == agent.turn_rows
     assert (first["turn"], first["command"]) == (1, "sleep 0.2")
     assert 0.2 <= first["tool_s"] < 5
     assert 0 < first["llm_s"] < 5
@@ -216,17 +206,8 @@ def test_the_rows_hold_times_tokens_and_command(make_server: Any) -> None:
     assert third["tool_s"] > 0
 
 
-def test_the_rows_go_into_the_trajectory(make_server: Any) -> None:
-    """Beside mini-swe-agent's own keys."""
-    server = make_server(tool_call(SUBMIT))
-    agent = run(server)
-    saved = agent.save(None)
-    assert saved["info"]["agentkv"]["turns"] == agent.turn_rows
-    assert saved["info"]["exit_status"] == "Submitted"
-
-
 def test_the_caller_s_extra_body_is_kept(make_server: Any) -> None:
-    """And what is tagged by hand is left alone."""
+    """Other fields are sent too, and a request tagged by hand is left alone."""
     server = make_server(tool_call(SUBMIT))
     for extra in ({"top_k": 1}, {"job_id": "mine"}):
         run(server, model_options={"model_kwargs": {"extra_body": extra}})
@@ -236,7 +217,7 @@ def test_the_caller_s_extra_body_is_kept(make_server: Any) -> None:
 
 
 def test_a_key_and_headers_reach_the_plugin(make_server: Any) -> None:
-    """The question after the plugin carries what the calls carry."""
+    """The request for the plugin's info has the headers of the calls."""
     server = make_server(tool_call(SUBMIT), api_key="key")
     run(server, model_options={"model_kwargs": {"extra_headers": {"x-team": "blue"}}})
     (info,) = [request for request in server.requests if request.path.endswith("/info")]
@@ -247,7 +228,7 @@ def test_a_key_and_headers_reach_the_plugin(make_server: Any) -> None:
 def test_the_server_s_url_may_come_from_the_environment(
     make_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where litellm looks for it."""
+    """A URL in the environment variable that litellm reads is enough."""
     server = make_server(tool_call(SUBMIT))
     monkeypatch.setenv("HOSTED_VLLM_API_BASE", server.base_url)
     run(server, model=AgentKVModel(model_name="hosted_vllm/m"))
@@ -255,7 +236,7 @@ def test_the_server_s_url_may_come_from_the_environment(
 
 
 def test_a_gateway_may_hide_the_server(make_server: Any) -> None:
-    """`agentkv_server` names the one that has the plugin and hears of tools and the end."""
+    """`agentkv_server` names the server with the plugin, which gets tools and releases."""
     server, gateway = make_server(), make_server(tool_call(SUBMIT), has_plugin=False)
     run(gateway, model_options={"agentkv_server": server.root_url, "agentkv_job_id": "a"})
     assert tags(gateway, "job_id") == ["a"]
@@ -266,7 +247,7 @@ def test_a_gateway_may_hide_the_server(make_server: Any) -> None:
 def test_a_server_without_the_plugin_gets_plain_calls(
     make_server: Any, caplog: pytest.LogCaptureFixture, provider: str
 ) -> None:
-    """A strict one would reject the tags; one warning says so for the whole run."""
+    """Calls are not tagged, and one warning says so for the whole run."""
     server = make_server(tool_call("true"), tool_call(SUBMIT), has_plugin=False)
     agent = run(server, model_options={"model_name": f"{provider}/m"})
     assert agent.result["exit_status"] == "Submitted"
@@ -281,7 +262,7 @@ def test_a_server_without_the_plugin_gets_plain_calls(
 def test_a_model_of_a_hosted_provider_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No URL of the user's own: nobody is asked, and nothing tags the call, a session neither."""
+    """A call without a URL of the user's is not tagged, not even inside a session."""
     calls: list[dict[str, Any]] = []
     jobs: list[Any] = []
 
@@ -301,7 +282,7 @@ def test_a_model_of_a_hosted_provider_is_left_alone(
 
 
 def test_a_server_that_dies_costs_only_the_agent_its_reply(make_server: Any) -> None:
-    """The error is litellm's own, and the release that cannot be delivered raises nothing."""
+    """The error is litellm's own, and the release that cannot be sent raises nothing."""
     server = make_server(tool_call("true"))
     agent = AgentKVAgent(AgentKVModel(**model_config(server)), LocalEnvironment(), **AGENT_CONFIG)
     execute = agent.env.execute
@@ -317,7 +298,7 @@ def test_a_server_that_dies_costs_only_the_agent_its_reply(make_server: Any) -> 
 
 
 def test_the_stock_agent_is_tagged_by_the_model_alone(make_server: Any) -> None:
-    """The one flag: turns, tools and the last step, known from what the templates are given."""
+    """The model class alone reports turns, tools and the last step."""
     server = make_server(tool_call("true"))
     run(server, agent=DefaultAgent, step_limit=3)
     assert tags(server, "turn") == [1, 2, 3]
@@ -326,7 +307,7 @@ def test_the_stock_agent_is_tagged_by_the_model_alone(make_server: Any) -> None:
 
 
 def test_a_model_that_is_gone_is_released(make_server: Any) -> None:
-    """With the stock agent: the batch drops agent and model after each instance."""
+    """A model that is garbage-collected releases its job."""
     server = make_server(ScriptedReply("hm"))
     run(server, agent=DefaultAgent, model_options={"agentkv_job_id": "a"})
     gc.collect()
@@ -335,7 +316,7 @@ def test_a_model_that_is_gone_is_released(make_server: Any) -> None:
 
 
 def test_a_new_conversation_is_a_new_job(make_server: Any) -> None:
-    """With the stock agent: one model for several tasks."""
+    """With the stock agent, a second task of a model is another job."""
     server = make_server(tool_call("true"), tool_call(SUBMIT), tool_call(SUBMIT))
     model = AgentKVModel(**model_config(server, agentkv_job_id="a"))
     for _ in range(2):
@@ -345,7 +326,7 @@ def test_a_new_conversation_is_a_new_job(make_server: Any) -> None:
 
 
 def test_an_agent_may_drop_its_history(make_server: Any) -> None:
-    """In our agent's run a shorter conversation is the same job, and its rows go on."""
+    """In our agent's run a shorter conversation is still the same job."""
 
     class Forgetful(AgentKVAgent):  # type: ignore[misc]
         def query(self) -> Any:
@@ -361,7 +342,7 @@ def test_an_agent_may_drop_its_history(make_server: Any) -> None:
 
 
 def test_an_error_that_ends_the_stock_agent_releases(make_server: Any) -> None:
-    """It has its model format the exit message."""
+    """The exit message that the stock agent formats after an error releases the job."""
     server = make_server(tool_call("true"))
     model = AgentKVModel(**model_config(server, agentkv_job_id="a"))
     model.query([{"role": "user", "content": "go"}])
@@ -371,7 +352,7 @@ def test_an_error_that_ends_the_stock_agent_releases(make_server: Any) -> None:
 
 @pytest.mark.slow
 def test_the_end_of_the_process_releases(make_server: Any) -> None:
-    """With the stock agent and nothing else to end the job."""
+    """The end of the process releases a job of the stock agent."""
     server = make_server(tool_call("true"))
     code = (
         "import sys; from agentkv.agents.mini_swe import AgentKVModel\n"
@@ -389,7 +370,7 @@ def test_the_end_of_the_process_releases(make_server: Any) -> None:
 
 
 def test_a_session_around_the_stock_agent_is_its_job(make_server: Any) -> None:
-    """As for any call inside a session; it ends with the session."""
+    """Calls of the stock agent inside a session belong to its job, which ends with it."""
     server = make_server(tool_call("true"), tool_call(SUBMIT))
     with agentkv.session(job_id="outer"):
         run(server, agent=DefaultAgent, model_options={"model_name": "openai/m"})
@@ -399,7 +380,7 @@ def test_a_session_around_the_stock_agent_is_its_job(make_server: Any) -> None:
 
 
 def test_a_job_inside_a_session_names_its_parent(make_server: Any) -> None:
-    """Our agent in somebody's session is a sub-agent."""
+    """A run of our agent inside a session has that session's job as its parent."""
     server = make_server(tool_call(SUBMIT))
     with agentkv.session(job_id="outer"):
         run(server, instance_id="i", model_options={"agentkv_run_id": "r"})
@@ -407,7 +388,7 @@ def test_a_job_inside_a_session_names_its_parent(make_server: Any) -> None:
 
 
 def test_the_agent_runs_models_that_are_not_ours() -> None:
-    """As its base class does, without rows."""
+    """Our agent runs a model of another class, without rows."""
     outputs = [make_output("thinking", [{"command": SUBMIT}])]
     agent = AgentKVAgent(DeterministicModel(outputs=outputs), LocalEnvironment(), **AGENT_CONFIG)
     assert agent.run("do it")["submission"] == "the patch\n"
@@ -416,14 +397,6 @@ def test_the_agent_runs_models_that_are_not_ours() -> None:
 
 @pytest.mark.parametrize("job_id", ["", "x" * 257])
 def test_a_wrong_job_id_is_rejected_at_once(job_id: str) -> None:
-    """When the model is made, not in the middle of a run."""
+    """An invalid job id is refused when the model is made."""
     with pytest.raises(TagError, match="job_id"):
         AgentKVModel(model_name="hosted_vllm/m", agentkv_job_id=job_id)
-
-
-def test_a_long_instance_id_is_cut_to_fit_the_wire(make_server: Any) -> None:
-    """The run id at its end stays."""
-    server = make_server(tool_call(SUBMIT))
-    run(server, instance_id="i" * 300, model_options={"agentkv_run_id": "r"})
-    (job_id,) = tags(server, "job_id")
-    assert (len(job_id), job_id[-3:]) == (256, "i.r")
