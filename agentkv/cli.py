@@ -100,7 +100,7 @@ def _run(argv: list[str]) -> int:
         return 2
     name, extras, _ = COMMANDS[argv[0]]
     try:
-        module = importlib.import_module(name)
+        status: int = importlib.import_module(name).main(argv[1:])
     except ModuleNotFoundError as error:
         print(
             f"agentkv {argv[0]}: the package {error.name!r} is missing: "
@@ -108,7 +108,6 @@ def _run(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    status: int = module.main(argv[1:])
     return status
 
 

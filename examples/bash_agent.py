@@ -51,8 +51,10 @@ MAX_REPLY_TOKENS = 96
 MAX_OUTPUT_BYTES = 600  # so that ten turns fit into the 4,096 tokens of the demo server
 FAILED, BAD_USAGE = 1, 2
 
-COLUMNS = ("turn", "user prompt", "command", "prompt tok", "cached tok", "output tok")
-COLUMNS += ("LLM ms", "tool ms", "exit")
+COLUMNS = (
+    *("turn", "user prompt", "command", "prompt tok", "cached tok", "output tok"),
+    *("LLM ms", "tool ms", "exit"),
+)
 MAX_CELL_CHARS = 30
 
 # Even the smallest models write bash blocks once they have seen a few. All later replies are the

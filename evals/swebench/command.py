@@ -7,6 +7,7 @@ Every subcommand prints one JSON document as its last line on standard output. E
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import sys
@@ -41,31 +42,6 @@ QUIET = {
 }
 _TIME_LIMIT_S = 1800
 """Seconds for the tests of an instance. Source: swebench 5.0.2, its default."""
-_RUN = """\
-Let mini-swe-agent work on SWE-bench instances, and keep its patches.
-
-Every instance is one agent job. Patches, trajectories and times go to --out as instances end, so
-that Ctrl-C, a crash or a dead server lose nothing that was finished: --resume goes on. Without
---base-url a server with the --policy is started; flags after `--` go to it.
-"""
-_EVAL = """\
-Grade the patches of a run with the official harness.
-
-`docker` and `podman` are the official evaluation, in the instances' images. `daemon-less` runs an
-instance's own eval script in bubblewrap and has the harness grade the log: for the suite of six,
-and labelled as such in every report.
-"""
-_REPORT = (
-    "Compare graded runs: pass rate, completion times, cache; as Markdown, JSON and one figure."
-)
-_DEMO = """\
-Run, grade and report the suite of six, with nothing to fetch.
-
---model scripted:gold plays the right solutions and scripted:wrong wrong ones: they show that the
-way from a run to its report works, and say nothing about a model. --model demo starts a real
-server with the 135M demo model, which resolves little or nothing. Exit status 0 means that every
-instance was played and graded, whatever is resolved.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,12 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = f"agentkv swebench {options.subcommand}"
     try:
         status: int = options.play(options)
-    except ModuleNotFoundError as error:
-        _say(
-            f"{name}: the package {error.name!r} is missing: "
-            "run `pip install 'agentkv-serving[bench,swebench]'`"
-        )
-        return FAILED
     except KeyboardInterrupt:
         _say(f"{name}: interrupted; what is finished is kept")
         return FAILED
@@ -92,6 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Let mini-swe-agent work on SWE-bench instances, and keep its patches.
+
+    Every instance is one agent job. Patches, trajectories and times go to --out as instances end,
+    so that Ctrl-C, a crash or a dead server lose nothing that was finished: --resume goes on.
+    Without --base-url a server with the --policy is started; flags after `--` go to it.
+    """
     from .run import RunPlan
 
     policy = options.policy
@@ -140,6 +116,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> int:
+    """Grade the patches of a run with the official harness.
+
+    `docker` and `podman` are the official evaluation, in the instances' images. `daemon-less` runs
+    an instance's own eval script in bubblewrap and has the harness grade the log: for the suite of
+    six, and labelled as such in every report.
+    """
     from .grading import evaluate
 
     document = evaluate(
@@ -158,6 +140,7 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    """Compare graded runs: pass rate, completion times, cache; as Markdown, JSON and a figure."""
     from .report import report
 
     out = options.out
@@ -176,6 +159,13 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    """Run, grade and report the suite of six, with nothing to fetch.
+
+    --model scripted:gold plays the right solutions and scripted:wrong wrong ones: they show that
+    the way from a run to its report works, and say nothing about a model. --model demo starts a
+    real server with the 135M demo model, which resolves little or nothing. Exit status 0 means
+    that every instance was played and graded, whatever is resolved.
+    """
     from .demo import MODEL_CONFIG, SCRIPTED, SolutionServer, note_on
     from .grading import evaluate
     from .report import report
@@ -249,12 +239,13 @@ def _parser() -> argparse.ArgumentParser:
         description="An agent on SWE-bench, its patches graded by the official harness.",
     )
     commands = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
-    for name, play, text, add_flags in (
-        ("run", _run, _RUN, _add_run_flags),
-        ("eval", _eval, _EVAL, _add_eval_flags),
-        ("report", _report, _REPORT, _add_report_flags),
-        ("demo", _demo, _DEMO, _add_demo_flags),
+    for name, play, add_flags in (
+        ("run", _run, _add_run_flags),
+        ("eval", _eval, _add_eval_flags),
+        ("report", _report, _add_report_flags),
+        ("demo", _demo, _add_demo_flags),
     ):
+        text = inspect.getdoc(play) or ""
         command = commands.add_parser(
             name,
             help=text.partition("\n")[0],

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -32,15 +32,6 @@ _TEXTS = ("eval_script", "log_parser", "eval_type")
 
 Source: swebench 5.0.2, harness/utils.py, make_test_spec.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class GradingPlan:
-    """Each instance of the run in one of three: settled without tests, graded before, to grade."""
-
-    settled: Mapping[str, Verdict]
-    kept: Mapping[str, Verdict]
-    to_grade: tuple[Instance, ...]
 
 
 def evaluate(
@@ -73,9 +64,9 @@ def evaluate(
         **provenance("swebench", "docker"),
     }
     earlier = {} if is_redone else _earlier(run, facts)
-    plan = _plan(run, instances, earlier, needs_image=mode in CONTAINERS)
+    settled, kept, to_grade = _sorted(run, instances, earlier, needs_image=mode in CONTAINERS)
     if is_dry:
-        return _described(run, facts, plan)
+        return _described(run, facts, settled, len(kept), to_grade)
     home = folder / EVAL_FOLDER / mode
     harness: LocalHarness | ContainerHarness
 
@@ -88,11 +79,11 @@ def evaluate(
         harness = LocalHarness(home, workers, time_limit_s, find_repository)
     else:
         harness = ContainerHarness(home, workers, time_limit_s, mode, run.run_id)
-    if plan.to_grade:
+    if to_grade:
         harness.check()
-    verdicts = {**plan.settled, **plan.kept}
+    verdicts = {**settled, **kept}
     _write_eval(run, facts, verdicts)
-    say(f"{len(plan.to_grade)} patches to grade, {len(plan.kept)} graded before ({mode})")
+    say(f"{len(to_grade)} patches to grade, {len(kept)} graded before ({mode})")
     num_graded = 0
 
     def on_verdict(instance_id: str, verdict: Verdict) -> None:
@@ -101,11 +92,15 @@ def evaluate(
         verdicts[instance_id] = replace(verdict, patch_sha256=patch_sha256(run.patch(instance_id)))
         _write_eval(run, facts, verdicts)
         why = f": {verdict.detail}" if verdict.detail else ""
-        say(f"[{num_graded}/{len(plan.to_grade)}] {instance_id} {verdict.status}{why}")
+        say(f"[{num_graded}/{len(to_grade)}] {instance_id} {verdict.status}{why}")
 
-    if plan.to_grade:
+    if to_grade:
+        predictions = {
+            name: {"model_name_or_path": run.policy, **run.predictions[name], "instance_id": name}
+            for name in (one.instance_id for one in to_grade)
+        }
         with terminate_as_interrupt():
-            harness.grade(plan.to_grade, _predictions(run, plan), on_verdict)
+            harness.grade(to_grade, predictions, on_verdict)
     counts = Counter(verdict.status for verdict in verdicts.values())
     return {
         "instances": len(run.instance_ids),
@@ -155,13 +150,14 @@ def patch_sha256(patch: str) -> str:
     return hashlib.sha256(patch.encode(errors="surrogatepass")).hexdigest()
 
 
-def _plan(
+def _sorted(
     run: SwebenchRun,
     instances: Mapping[str, Instance],
     earlier: Mapping[str, Verdict],
     *,
     needs_image: bool,
-) -> GradingPlan:
+) -> tuple[dict[str, Verdict], dict[str, Verdict], list[Instance]]:
+    """Sort the run's instances: settled without tests, graded before, and to be graded."""
     settled: dict[str, Verdict] = {}
     kept: dict[str, Verdict] = {}
     to_grade: list[Instance] = []
@@ -175,7 +171,7 @@ def _plan(
             kept[instance_id] = before
         elif instance is not None:
             to_grade.append(instance)
-    return GradingPlan(settled, kept, tuple(to_grade))
+    return settled, kept, to_grade
 
 
 def _settled(
@@ -211,17 +207,6 @@ def _earlier(run: SwebenchRun, facts: Mapping[str, Any]) -> Mapping[str, Verdict
     return verdicts if all(document.get(name) == facts[name] for name in _SAME) else {}
 
 
-def _predictions(run: SwebenchRun, plan: GradingPlan) -> dict[str, dict[str, str]]:
-    return {
-        one.instance_id: {
-            "model_name_or_path": run.policy,
-            **run.predictions[one.instance_id],
-            "instance_id": one.instance_id,
-        }
-        for one in plan.to_grade
-    }
-
-
 def _write_eval(
     run: SwebenchRun, facts: Mapping[str, Any], verdicts: Mapping[str, Verdict]
 ) -> None:
@@ -231,18 +216,24 @@ def _write_eval(
     write_whole(run.folder / EVAL_FILE, text)
 
 
-def _described(run: SwebenchRun, facts: Mapping[str, Any], plan: GradingPlan) -> dict[str, Any]:
+def _described(
+    run: SwebenchRun,
+    facts: Mapping[str, Any],
+    settled: Mapping[str, Verdict],
+    num_kept: int,
+    to_grade: Sequence[Instance],
+) -> dict[str, Any]:
     """Return what --dry-run prints."""
-    needs_images = facts["mode"] in CONTAINERS
-    images = sorted({str(one.raw["image"]) for one in plan.to_grade}) if needs_images else []
-    counts = Counter(verdict.status for verdict in plan.settled.values())
+    images = sorted(
+        {str(one.raw["image"]) for one in to_grade} if facts["mode"] in CONTAINERS else ()
+    )
+    counts = Counter(verdict.status for verdict in settled.values())
     return {
         "dry_run": True,
         **{name: facts[name] for name in ("run_id", "policy", "mode", "harness_version")},
-        "to_grade": len(plan.to_grade),
-        "graded_before": len(plan.kept),
-        "empty": counts["empty"],
-        "error": counts["error"],
+        "to_grade": len(to_grade),
+        "graded_before": num_kept,
+        **{status: counts[status] for status in ("empty", "error")},
         "disk": disk_needed(len(images), run.folder),
         "images": images,
     }

@@ -160,13 +160,12 @@ class ContainerHarness:
         Source: swebench 5.0.2, harness/run_evaluation.py, create_container: their names.
         """
         # looked up in this PATH, which may hold a stand-in
-        docker = [shutil.which("docker", path=environment.get("PATH")) or "docker"]
-        listing = [*docker, "ps", "--all", "--format", "{{.Names}}"]
-        options: dict[str, Any] = {"check": False, "env": environment, "capture_output": True}
-        listed = subprocess.run(listing, text=True, **options).stdout.split()
-        names = [name for name in listed if name.startswith("sweb.eval.")]
+        docker = shutil.which("docker", path=environment.get("PATH")) or "docker"
+        listing = [docker, "ps", "--all", "--format", "{{.Names}}"]
+        listed = subprocess.run(listing, env=environment, capture_output=True, text=True).stdout
+        names = [name for name in listed.split() if name.startswith("sweb.eval.")]
         if names := [name for name in names if f".{self.run_id}" in name]:
-            subprocess.run([*docker, "rm", "--force", *names], **options)
+            subprocess.run([docker, "rm", "--force", *names], env=environment, capture_output=True)
 
 
 @dataclass(frozen=True, slots=True)

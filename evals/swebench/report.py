@@ -1,6 +1,7 @@
-"""Compares graded runs: pass rate, completion times, cache; as Markdown, JSON and one figure.
+"""Compares graded runs: pass rate, completion times, cache; as JSON, Markdown and one figure.
 
-Called by the commands `report` and `demo`. Reads the folders of runs only.
+Called by the commands `report` and `demo`. `compare` reads the folders of runs into one document;
+the page and the figure are made from that document alone.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..figures.style import in_order
 from ..rows import write_whole
 from ..summary import describe_durations, mean
 from ..tables import cell, markdown_table
+from .figure import draw
 from .folder import ERROR_PREFIX, SwebenchRun, read_run
 from .grading import patch_sha256, read_eval
 from .harness import STATUSES, Verdict
@@ -31,16 +33,11 @@ _DAEMON_LESS_WARNING = (
 _Z_95 = 1.959964  # two-sided 95% of the normal distribution
 _MAX_NAMED = 3
 _MAX_REASONS = 40
+_SHARES = ("mean", "p50", "p90", "p99", "max")
 _ROWS = (
-    *(
-        (f"JCT {name}", f"jct_{name}_s", ".1f", " s")
-        for name in ("mean", "p50", "p90", "p99", "max")
-    ),
+    *((f"JCT {name}", f"jct_{name}_s", ".1f", " s") for name in _SHARES),
     ("turns per job", "turns_mean", ".1f", ""),
-    *(
-        (f"turn latency {name}", f"turn_llm_{name}_s", ".2f", " s")
-        for name in ("mean", "p50", "p90", "p99", "max")
-    ),
+    *((f"turn latency {name}", f"turn_llm_{name}_s", ".2f", " s") for name in _SHARES),
     ("tool time mean", "turn_tool_mean_s", ".2f", " s"),
     ("cached share, continuing turns", "cached_share", ".1%", ""),
     ("cached share, first turns", "cached_share_first", ".1%", ""),
@@ -48,95 +45,10 @@ _ROWS = (
     ("output tokens", "output_tokens", ",", ""),
     ("preemptions", "preemptions", ",", ""),
 )
-"""Heading, name in the summary, format, unit."""
+"""Heading, name of the number, format, unit."""
 
-
-@dataclass(frozen=True, slots=True)
-class ReportedRun:
-    """One run with its verdicts (None: not graded) and its numbers; `name` heads its column."""
-
-    name: str
-    run: SwebenchRun
-    mode: str | None
-    harness_version: str | None
-    verdicts: Mapping[str, Verdict] | None
-    summary: Mapping[str, Any]
-
-    @property
-    def graded_by(self) -> str:
-        if self.mode is None:
-            return "not graded"
-        is_local = self.mode == DAEMON_LESS
-        label = _DAEMON_LESS_LABEL if is_local else f"official harness, {self.mode}"
-        return f"{label} (swebench {self.harness_version})"
-
-    @property
-    def resolved(self) -> set[str]:
-        verdicts = self.verdicts or {}
-        return {name for name, verdict in verdicts.items() if verdict.status == "resolved"}
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Runs on the same instances; ratios are to `baseline`."""
-
-    runs: Sequence[ReportedRun]
-    baseline: ReportedRun
-
-    def ratio(self, run: ReportedRun, name: str) -> float | None:
-        """Divide a number by the baseline's; None for the baseline itself, or without a number."""
-        reference, value = self.baseline.summary[name], run.summary[name]
-        return value / reference if run is not self.baseline and reference and value else None
-
-    def resolved_apart(self, run: ReportedRun) -> tuple[int, int] | None:
-        """Count instances resolved only in `run`, only in the baseline; None unless all graded."""
-        if run.summary["pass_rate"] is None or self.baseline.summary["pass_rate"] is None:
-            return None
-        here, there = run.resolved, self.baseline.resolved
-        return len(here - there), len(there - here)
-
-    def conditions(self) -> list[str]:
-        """Return what was run, and what a reader must know before comparing."""
-        documents = [run.run.document for run in self.runs]
-        told = [
-            f"{name.replace('_', ' ')} {_listed(documents, name)}"
-            for name in ("model", "environment", "step_limit", "seed", "commit")
-        ]
-        loads = [
-            f"{one.get('workers')} at once" if one.get("jps") is None else f"{one['jps']:g} jobs/s"
-            for one in documents
-        ]
-        num_instances = len(self.runs[0].run.instance_ids)
-        return [
-            f"{num_instances} instances of {_listed(documents, 'dataset')}",
-            "; ".join([*told, f"load {', '.join(dict.fromkeys(loads))}"]),
-            "JCT: seconds from an instance's start to its agent's end, of agents that ended",
-            *self._warnings(documents),
-        ]
-
-    def _warnings(self, documents: Sequence[Mapping[str, Any]]) -> list[str]:
-        found = []
-        if any(run.mode == DAEMON_LESS for run in self.runs):
-            found.append(_DAEMON_LESS_WARNING)
-        if len({run.graded_by for run in self.runs}) > 1:
-            found.append("**the runs were not graded alike**: see the row `graded`")
-        for name in ("model", "environment", "step_limit", "seed", "workers", "jps"):
-            if "," in (values := _listed(documents, name)):
-                found.append(f"**the runs differ in {name}**: {values}")
-        missing = {
-            run.name: run.verdicts is not None and run.summary["not_graded"] for run in self.runs
-        }
-        if named := ", ".join(
-            f"{name}: {count} patches" for name, count in missing.items() if count
-        ):
-            found.append(
-                f"**not graded yet**, so no pass rate: {named}; "
-                "`agentkv swebench eval` goes on with them"
-            )
-        unfinished = [run.name for run in self.runs if run.run.document.get("ended_at") is None]
-        if unfinished:
-            found.append(f"**not run to its end**: {', '.join(unfinished)}")
-        return found
+Entry = dict[str, Any]
+"""One run in the document, all its numbers flat."""
 
 
 def report(
@@ -151,45 +63,42 @@ def report(
     A run's own folder is written again without asking; elsewhere an existing report stays unless
     `is_forced`. Raises SwebenchError for that, and for runs on different instances.
     """
-    from .figure import draw
-
-    comparison = compare(folders, baseline)
+    document = compare(folders, baseline)
     folder = folders[0] if out is None else out
     if folder not in folders and (folder / JSON_FILE).exists() and not is_forced:
         raise SwebenchError(f"{folder / JSON_FILE} exists: choose another --out, or --force")
     folder.mkdir(parents=True, exist_ok=True)
-    document = {
-        "baseline": comparison.baseline.name,
-        "conditions": comparison.conditions(),
-        "runs": [_entry(comparison, run) for run in comparison.runs],
-        "files": {
-            "markdown": str(folder / MARKDOWN_FILE),
-            "json": str(folder / JSON_FILE),
-            "figure": str(draw(comparison, folder / FIGURE_FILE)),
-        },
-    }
-    write_whole(folder / MARKDOWN_FILE, _page(comparison))
+    files = {"markdown": MARKDOWN_FILE, "json": JSON_FILE, "figure": FIGURE_FILE}
+    document["files"] = {kind: str(folder / name) for kind, name in files.items()}
+    draw(document, folder / FIGURE_FILE)
+    write_whole(folder / MARKDOWN_FILE, page(document))
     write_whole(folder / JSON_FILE, json.dumps(document, indent=1) + "\n")
     return document
 
 
-def compare(folders: Sequence[Path], baseline: str | None = None) -> Comparison:
-    """Read the runs; raises SwebenchError if they are not of the same instances."""
-    read = [read_run(folder) for folder in folders]
-    for other in read[1:]:
-        _check_same_instances(read[0], other)
-    counts = Counter(run.policy for run in read)
-    runs = [
-        _reported(run, run.policy if counts[run.policy] == 1 else f"{run.policy} {run.run_id}")
-        for run in read
+def compare(folders: Sequence[Path], baseline: str | None = None) -> dict[str, Any]:
+    """Read the runs, stock policies first; raises SwebenchError if their instances differ.
+
+    `baseline` names the run or policy that ratios are to; default fcfs, or the first run.
+    """
+    runs = [read_run(folder) for folder in folders]
+    for other in runs[1:]:
+        _check_same_instances(runs[0], other)
+    order = in_order([run.policy for run in runs])
+    runs.sort(key=lambda run: order.index(run.policy))
+    counts = Counter(run.policy for run in runs)
+    entries = [
+        _entry(run, run.policy if counts[run.policy] == 1 else f"{run.policy} {run.run_id}")
+        for run in runs
     ]
-    order = in_order([run.run.policy for run in runs])
-    runs.sort(key=lambda run: order.index(run.run.policy))
-    chosen = [run for run in runs if baseline in (None, run.name, run.run.policy)]
+    chosen = [one for one in entries if baseline in (None, one["name"], one["policy"])]
     if not chosen:
-        allowed = ", ".join(run.name for run in runs)
+        allowed = ", ".join(one["name"] for one in entries)
         raise SwebenchError(f"--baseline: got {baseline!r}, the runs are {allowed}")
-    return Comparison(runs, chosen[0])
+    for entry in entries:
+        _relate(entry, chosen[0])
+    conditions = [*_facts(runs), *_warnings(runs, entries)]
+    return {"baseline": chosen[0]["name"], "conditions": conditions, "runs": entries}
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float] | None:
@@ -207,14 +116,47 @@ def wilson(successes: int, trials: int) -> tuple[float, float] | None:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def summarize_run(run: SwebenchRun, verdicts: Mapping[str, Verdict] | None) -> dict[str, Any]:
-    """Return every number of one run, None for what was not measured; durations in seconds.
+def _entry(run: SwebenchRun, name: str) -> Entry:
+    facts, found = read_eval(run.folder) or ({}, {})
+    verdicts = {  # a resumed run may have other patches than those that were graded
+        one: found[one]
+        for one in run.instance_ids
+        if one in found and found[one].patch_sha256 == patch_sha256(run.patch(one))
+    }
+    return {
+        "name": name,
+        "policy": run.policy,
+        "run_id": run.run_id,
+        "run": str(run.folder),
+        "mode": facts.get("mode"),
+        "harness_version": facts.get("harness_version"),
+        **_outcomes(run, verdicts if facts else None),
+        **_numbers(run),
+        "results": {one: asdict(verdict) for one, verdict in verdicts.items()},
+    }
 
-    Times and tokens are of instances whose agent ended by itself or at a limit. `verdicts` None
-    is a run that was not graded; instances without a verdict are not graded yet.
-    """
+
+def _outcomes(run: SwebenchRun, verdicts: Mapping[str, Verdict] | None) -> Entry:
+    """A pass rate is of all instances of the run, so there is none until all are graded."""
+    total = len(run.instance_ids)
+    counts = Counter(verdict.status for verdict in (verdicts or {}).values())
+    rates: Entry = dict.fromkeys(("pass_rate", "pass_rate_low", "pass_rate_high"))
+    interval = wilson(counts["resolved"], total)
+    if verdicts is not None and len(verdicts) == total and interval is not None:
+        rates = dict(zip(rates, (counts["resolved"] / total, *interval), strict=True))
+    found: Entry = {one: None if verdicts is None else counts[one] for one in STATUSES}
+    return {"instances": total, **found, "not_graded": total - counts.total(), **rates}
+
+
+def _numbers(run: SwebenchRun) -> Entry:
+    """Times in seconds and tokens, of instances whose agent ended by itself or at a limit."""
     rows = [run.rows[name] for name in run.instance_ids if name in run.rows]
-    ended = [row for row in rows if is_completed(row)]
+    ended = [
+        row
+        for row in rows
+        if not row.get("error") and not str(row.get("exit_status")).startswith(ERROR_PREFIX)
+    ]
+    jobs_s = sorted(map(_job_s, ended))
     turns = [row.get("turns") or [] for row in ended]
     every = [turn for one in turns for turn in one]
     by_turn: defaultdict[int, list[Mapping[str, Any]]] = defaultdict(list)
@@ -224,13 +166,12 @@ def summarize_run(run: SwebenchRun, verdicts: Mapping[str, Verdict] | None) -> d
     stats = run.document.get("server_stats") or {}  # None under a stock policy
     pins = stats.get("pins_total")
     return {
-        "instances": len(run.instance_ids),
-        **_outcomes(run, verdicts),
         "completed": len(ended),
         "failed": len(rows) - len(ended),
         "not_run": len(run.instance_ids) - len(rows),
         "exit_statuses": dict(Counter(str(row.get("exit_status")) for row in rows).most_common()),
-        **_durations("jct", [job_s(row) for row in ended]),
+        "jobs_s": jobs_s,
+        **_durations("jct", jobs_s),
         "turns_mean": mean([float(row.get("num_turns") or 0) for row in ended]),
         **_durations("turn_llm", _known(every, "llm_s")),
         **_durations("turn_tool", _known(every, "tool_s")),
@@ -248,13 +189,7 @@ def summarize_run(run: SwebenchRun, verdicts: Mapping[str, Verdict] | None) -> d
     }
 
 
-def is_completed(row: Mapping[str, Any]) -> bool:
-    """Return whether the agent ended by itself or at a limit: a failed job's time says nothing."""
-    return not str(row.get("exit_status")).startswith(ERROR_PREFIX) and not row.get("error")
-
-
-def job_s(row: Mapping[str, Any]) -> float:
-    """Return an instance's job completion time; raises SwebenchError if its row lacks the times."""
+def _job_s(row: Mapping[str, Any]) -> float:
     try:
         return float(row["end_s"]) - float(row["start_s"])
     except (LookupError, TypeError, ValueError) as error:
@@ -263,24 +198,9 @@ def job_s(row: Mapping[str, Any]) -> float:
         ) from error
 
 
-def _outcomes(run: SwebenchRun, verdicts: Mapping[str, Verdict] | None) -> dict[str, Any]:
-    """A pass rate is of all instances of the run, so there is none until all are graded."""
-    total = len(run.instance_ids)
-    rates: dict[str, Any] = dict.fromkeys(("pass_rate", "pass_rate_low", "pass_rate_high"))
-    if verdicts is None:
-        return {**dict.fromkeys(STATUSES), "not_graded": total, **rates}
-    counts = Counter(verdict.status for verdict in verdicts.values())
-    interval = wilson(counts["resolved"], total)
-    if len(verdicts) == total and interval is not None:
-        rates = dict(zip(rates, (counts["resolved"] / total, *interval), strict=True))
-    found: dict[str, Any] = {status: counts[status] for status in STATUSES}
-    return {**found, "not_graded": total - len(verdicts), **rates}
-
-
 def _durations(name: str, values: Sequence[float]) -> dict[str, float | None]:
     found = describe_durations(values)
-    shown = ("mean_s", "p50_s", "p90_s", "p99_s", "max_s")
-    return {f"{name}_{key}": found[key] for key in shown}
+    return {f"{name}_{share}_s": found[f"{share}_s"] for share in _SHARES}
 
 
 def _known(turns: Iterable[Mapping[str, Any]], name: str) -> list[float]:
@@ -288,26 +208,27 @@ def _known(turns: Iterable[Mapping[str, Any]], name: str) -> list[float]:
 
 
 def _cached_share(turns: Iterable[Mapping[str, Any]]) -> float | None:
-    """Divide cached by prompt tokens of the turns whose server reported both."""
+    """Divide cached by prompt tokens, over the turns whose server reported cached ones."""
     told = [turn for turn in turns if turn.get("cached_tokens") is not None]
     prompt_tokens = sum(int(turn.get("prompt_tokens") or 0) for turn in told)
     cached_tokens = sum(int(turn["cached_tokens"]) for turn in told)
     return cached_tokens / prompt_tokens if prompt_tokens else None
 
 
-def _reported(run: SwebenchRun, name: str) -> ReportedRun:
-    found = read_eval(run.folder)
-    if found is None:
-        return ReportedRun(name, run, None, None, None, summarize_run(run, None))
-    document, verdicts = found
-    current = {  # a resumed run may have other patches than those that were graded
-        instance_id: verdicts[instance_id]
-        for instance_id in run.instance_ids
-        if instance_id in verdicts
-        and verdicts[instance_id].patch_sha256 == patch_sha256(run.patch(instance_id))
+def _relate(entry: Entry, baseline: Entry) -> None:
+    """Add the ratios to the baseline, and the instances resolved in one of both only."""
+    values = {f"jct_{share}_s": baseline[f"jct_{share}_s"] for share in _SHARES}
+    entry["ratios"] = {
+        name: entry[name] / value if entry is not baseline and value and entry[name] else None
+        for name, value in values.items()
     }
-    mode, version = document.get("mode"), document.get("harness_version")
-    return ReportedRun(name, run, mode, version, current, summarize_run(run, current))
+    here, there = (
+        {name for name, result in one["results"].items() if result["status"] == "resolved"}
+        for one in (entry, baseline)
+    )
+    is_known = entry["pass_rate"] is not None and baseline["pass_rate"] is not None
+    entry["resolved_only_here"] = len(here - there) if is_known else None
+    entry["resolved_only_in_baseline"] = len(there - here) if is_known else None
 
 
 def _check_same_instances(first: SwebenchRun, other: SwebenchRun) -> None:
@@ -326,103 +247,115 @@ def _check_same_instances(first: SwebenchRun, other: SwebenchRun) -> None:
         )
 
 
-def _listed(documents: Sequence[Mapping[str, Any]], name: str) -> str:
-    return ", ".join(dict.fromkeys(str(document.get(name, "-")) for document in documents))
+def _listed(runs: Sequence[SwebenchRun], name: str) -> str:
+    return ", ".join(dict.fromkeys(str(run.document.get(name, "-")) for run in runs))
 
 
-def _entry(comparison: Comparison, run: ReportedRun) -> dict[str, Any]:
-    only_here, only_there = comparison.resolved_apart(run) or (None, None)
-    return {
-        "name": run.name,
-        "policy": run.run.policy,
-        "run_id": run.run.run_id,
-        "run": str(run.run.folder),
-        "mode": run.mode,
-        "harness_version": run.harness_version,
-        **run.summary,
-        "ratios": {
-            name: comparison.ratio(run, name) for name in run.summary if name.startswith("jct_")
-        },
-        "resolved_only_here": only_here,
-        "resolved_only_in_baseline": only_there,
-        "results": {name: asdict(verdict) for name, verdict in (run.verdicts or {}).items()},
-    }
+def _facts(runs: Sequence[SwebenchRun]) -> list[str]:
+    names = ("model", "environment", "step_limit", "seed", "commit")
+    facts = [f"{name.replace('_', ' ')} {_listed(runs, name)}" for name in names]
+    loads = [
+        f"{one.get('workers')} at once" if one.get("jps") is None else f"{one['jps']:g} jobs/s"
+        for one in (run.document for run in runs)
+    ]
+    return [
+        f"{len(runs[0].instance_ids)} instances of {_listed(runs, 'dataset')}",
+        "; ".join([*facts, f"load {', '.join(dict.fromkeys(loads))}"]),
+        "JCT: seconds from an instance's start to its agent's end, of agents that ended",
+    ]
 
 
-def _page(comparison: Comparison) -> str:
-    runs = comparison.runs
+def _warnings(runs: Sequence[SwebenchRun], entries: Sequence[Entry]) -> list[str]:
+    """Return what a reader must know before comparing."""
+    found = []
+    if any(one["mode"] == DAEMON_LESS for one in entries):
+        found.append(_DAEMON_LESS_WARNING)
+    if len(set(map(_graded_by, entries))) > 1:
+        found.append("**the runs were not graded alike**: see the row `graded`")
+    for name in ("model", "environment", "step_limit", "seed", "workers", "jps"):
+        if len({str(run.document.get(name)) for run in runs}) > 1:
+            found.append(f"**the runs differ in {name}**: {_listed(runs, name)}")
+    in_part = [one for one in entries if one["mode"] is not None and one["not_graded"]]
+    if in_part:
+        named = ", ".join(f"{one['name']}: {one['not_graded']} patches" for one in in_part)
+        rest = "`agentkv swebench eval` goes on with them"
+        found.append(f"**not graded yet**, so no pass rate: {named}; {rest}")
+    pairs = zip(runs, entries, strict=True)
+    if unfinished := [one["name"] for run, one in pairs if run.document.get("ended_at") is None]:
+        found.append(f"**not run to its end**: {', '.join(unfinished)}")
+    return found
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """Return the report as Markdown, a column a run."""
+    runs: Sequence[Entry] = document["runs"]
+    apart = [
+        f"- {one['name']}: {one['resolved_only_here']} resolved here and not under "
+        f"{document['baseline']}, {one['resolved_only_in_baseline']} the other way round"
+        for one in runs
+        if one["name"] != document["baseline"] and one["resolved_only_here"] is not None
+    ]
+    reasons = [
+        f"- {one['name']}, `{name}`: {result['status']}: {' '.join(result['detail'].split())}"
+        for one in runs
+        for name, result in one["results"].items()
+        if result["status"] in ("error", "empty")
+    ]
+    if len(reasons) > _MAX_REASONS:
+        reasons[_MAX_REASONS:] = [f"- ... {len(reasons) - _MAX_REASONS} more in `{JSON_FILE}`"]
     parts = [
         "# SWE-bench: pass rate, completion time and cache",
-        "\n".join(f"- {line}" for line in comparison.conditions()),
-        markdown_table(["", *(run.name for run in runs)], _table_rows(comparison)),
-        _paired(comparison),
-        _reasons(runs),
+        "\n".join(f"- {line}" for line in document["conditions"]),
+        markdown_table(["", *(one["name"] for one in runs)], _table_rows(runs)),
+        "\n".join(apart),
+        "\n".join(["## Errors and empty patches", "", *reasons]) if reasons else "",
         f"![{FIGURE_FILE}]({FIGURE_FILE})",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _table_rows(comparison: Comparison) -> list[list[str]]:
-    runs = comparison.runs
-    summaries = [run.summary for run in runs]
+def _table_rows(runs: Sequence[Entry]) -> list[list[str]]:
     rows = [
-        ["graded", *(run.graded_by for run in runs)],
-        ["pass rate (95% Wilson)", *map(_pass_rate, summaries)],
-        *([status, *(cell(one[status], "d") for one in summaries)] for status in STATUSES),
-        ["not graded", *(str(one["not_graded"]) for one in summaries)],
-        ["agents that ended", *map(_ended, summaries)],
-        ["agents' exits", *(_counted(one["exit_statuses"]) or "-" for one in summaries)],
+        ["graded", *map(_graded_by, runs)],
+        ["pass rate (95% Wilson)", *map(_pass_rate, runs)],
+        *([status, *(cell(one[status], "d") for one in runs)] for status in STATUSES),
+        ["not graded", *(str(one["not_graded"]) for one in runs)],
+        ["agents that ended", *map(_ended, runs)],
+        ["agents' exits", *(_counted(one["exit_statuses"]) or "-" for one in runs)],
     ]
     for heading, name, form, unit in _ROWS:
-        cells = [cell(one[name], form) + unit * (one[name] is not None) for one in summaries]
-        if name.startswith("jct_"):
-            ratios = [comparison.ratio(run, name) for run in runs]
-            pairs = zip(cells, ratios, strict=True)
-            cells = [text + (f" (x {ratio:.2f})" if ratio else "") for text, ratio in pairs]
+        cells = []
+        for one in runs:
+            ratio = one["ratios"].get(name)
+            text = cell(one[name], form) + (unit if one[name] is not None else "")
+            cells.append(text + (f" (x {ratio:.2f})" if ratio else ""))
         rows.append([heading, *cells])
-    return [*rows, ["pins", *map(_pins, summaries)]]
+    return [*rows, ["pins", *map(_pins, runs)]]
 
 
-def _pass_rate(summary: Mapping[str, Any]) -> str:
-    if summary["pass_rate"] is None:
+def _graded_by(run: Entry) -> str:
+    if run["mode"] is None:
         return "not graded"
-    low, high = summary["pass_rate_low"], summary["pass_rate_high"]
-    return f"{summary['pass_rate']:.1%} ({low:.1%} to {high:.1%})"
+    is_local = run["mode"] == DAEMON_LESS
+    label = _DAEMON_LESS_LABEL if is_local else f"official harness, {run['mode']}"
+    return f"{label} (swebench {run['harness_version']})"
 
 
-def _ended(summary: Mapping[str, Any]) -> str:
-    rest = _counted({"failed": summary["failed"], "not run": summary["not_run"]})
-    return f"{summary['completed']} of {summary['instances']}{f', {rest}' if rest else ''}"
+def _pass_rate(run: Entry) -> str:
+    if run["pass_rate"] is None:
+        return "not graded"
+    return f"{run['pass_rate']:.1%} ({run['pass_rate_low']:.1%} to {run['pass_rate_high']:.1%})"
+
+
+def _ended(run: Entry) -> str:
+    rest = _counted({"failed": run["failed"], "not run": run["not_run"]})
+    return f"{run['completed']} of {run['instances']}{f', {rest}' if rest else ''}"
 
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
-def _pins(summary: Mapping[str, Any]) -> str:
-    ends = _counted(summary["pin_ends"] or {})
-    return cell(summary["pins"], "d") + (f" ({ends})" if ends else "")
-
-
-def _paired(comparison: Comparison) -> str:
-    apart = {run.name: comparison.resolved_apart(run) for run in comparison.runs}
-    baseline = comparison.baseline.name
-    return "\n".join(
-        f"- {name}: {counts[0]} resolved here and not under {baseline}, "
-        f"{counts[1]} the other way round"
-        for name, counts in apart.items()
-        if counts is not None and name != baseline
-    )
-
-
-def _reasons(runs: Sequence[ReportedRun]) -> str:
-    """List the instances that are not resolved for another reason than their tests."""
-    lines = [
-        f"- {run.name}, `{name}`: {verdict.status}: {' '.join(verdict.detail.split())}"
-        for run in runs
-        for name, verdict in (run.verdicts or {}).items()
-        if verdict.status in ("error", "empty")
-    ]
-    if len(lines) > _MAX_REASONS:
-        lines[_MAX_REASONS:] = [f"- ... {len(lines) - _MAX_REASONS} more in `{JSON_FILE}`"]
-    return "\n".join(["## Errors and empty patches", "", *lines]) if lines else ""
+def _pins(run: Entry) -> str:
+    ends = _counted(run["pin_ends"] or {})
+    return cell(run["pins"], "d") + (f" ({ends})" if ends else "")

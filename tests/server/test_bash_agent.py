@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,7 @@ def bash_agent() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules["bash_agent"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 

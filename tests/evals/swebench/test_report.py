@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkv.evals.swebench import command
-from agentkv.evals.swebench.folder import read_run
 from agentkv.evals.swebench.grading import patch_sha256
 from agentkv.evals.swebench.instances import SwebenchError
-from agentkv.evals.swebench.report import compare, report, summarize_run, wilson
+from agentkv.evals.swebench.report import compare, report, wilson
 from tests.evals.swebench.run_folders import row, write_eval, write_run
 
 PATCHES = {"a-1": "one", "a-2": "two", "a-3": "", "a-4": "four"}
@@ -33,7 +32,8 @@ def write_graded(
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    return summarize_run(read_run(folder), None)
+    (found,) = compare([folder])["runs"]
+    return dict(found)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_interval_contains_the_rate(counts: tuple[int, int]) -> None:
 
 def test_the_numbers_of_a_graded_run(tmp_path: Path) -> None:
     """The pass rate is of all instances, latencies of all turns, cached shares of later turns."""
-    summary = compare([write_graded(tmp_path)]).runs[0].summary
+    summary = summary_of(write_graded(tmp_path))
     assert summary["pass_rate"] == 0.25
     assert {name: summary[name] for name in STATUSES} == dict.fromkeys(STATUSES, 1)
     assert (summary["turn_llm_mean_s"], summary["turn_llm_max_s"]) == (3.0, 4.0)
@@ -163,12 +163,12 @@ def test_grading_of_another_kind_is_labelled(tmp_path: Path) -> None:
     assert "**daemon-less grading**" in page
     assert "**the runs were not graded alike**" in page
     assert "official harness, docker (swebench 5.0.2)" in page
-    conditions = "".join(compare([real, other]).conditions())
+    conditions = "".join(compare([real, other])["conditions"])
     assert "daemon-less" not in conditions
     assert "not graded alike" not in conditions
     path = other / "eval.json"
     path.write_text(path.read_text().replace("5.0.2", "5.1.0"))
-    assert "not graded alike" in "".join(compare([real, other]).conditions())
+    assert "not graded alike" in "".join(compare([real, other])["conditions"])
 
 
 def test_a_run_without_grades_or_rows_is_reported(tmp_path: Path) -> None:
