@@ -1,7 +1,7 @@
 """The published baselines: empirical distributions of earlier runs, looked up by a key.
 
-`empirical` looks up the main program with what tells its runs apart, then its name, then all
-commands; `first_word` the first word of the text (`cd /testbed && pytest` is a `cd`), then all.
+`empirical` looks up the main program with its subcommand, then its name, then all commands;
+`first_word` the first word of the text (`cd /testbed && pytest` is a `cd`), then all.
 """
 
 from __future__ import annotations

@@ -1,86 +1,60 @@
-"""The study's rows as a Markdown report and as one picture: calibration, AUC and PIT by split."""
+"""The study's rows as Markdown tables and as one picture: calibration, AUC and PIT by split."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+from agentkv.evals.tables import cell, markdown_table
 
-from agentkv.evals.tables import markdown_table
-
-from .scores import SPEEDS, THRESHOLDS_S
+from .replay import SPLITS
+from .scores import THRESHOLDS_S
 
 MIN_POINT_ROWS = 5
 """Calibration points of fewer rows are noise and are left out of the picture."""
-LEGEND = """\
-- `AUC > t`: P(a command that ran longer than t is ranked above one that did not), by the predicted
-  probability; in brackets the 95% bootstrap interval over sessions. Commands known to have taken
-  at most 3 s count as negatives above 5 and 10 s and are left out below.
-- `ln err`: median of |ln p50 - ln duration|; `log loss`: of the bin the duration fell into;
-  `ECE > 5 s`: mean distance of predicted from observed P(> 5 s).
-- `regret s`: seconds of one context's memory per turn above the oracle's.
-- `predict us`: median; online the command was analysed before, frozen it mostly was not."""
+LEGEND = """
+`AUC > t` is the probability that a command that ran longer than t is ranked above one that did not;
+in brackets the 95% bootstrap interval over sessions. `ln err` is the median of |ln p50 -
+ln duration|, `log loss` that of the bin the duration fell into, `ECE > 5 s` the mean distance of
+predicted from observed P(> 5 s), `regret s` the seconds of one context's memory per turn above
+the oracle's. Times are medians: online the command was analysed before, frozen it mostly was not.
+"""
+COLUMNS = {
+    **{f"AUC > {t:g} s": f"auc_{t:g}" for t in THRESHOLDS_S},
+    "ln err": "median_abs_log_error",
+    "log loss": "log_loss",
+    "ECE > 5 s": "calibration_error",
+    "regret s": "regret_s_per_turn",
+    "predict us": "predict_us",
+}
+
+Row = dict[str, Any]
 
 
-def markdown(document: dict[str, Any]) -> str:
-    """The whole report: what was run, then the tables of each split and mode, then a legend."""
-    parts = ["# Duration predictors, side by side", ""]
-    for trace in document["traces"]:
-        parts.append(
-            f"- `{trace['name']}`: {trace['rows']} commands, {trace['upper']} of them known to "
-            f"have taken at most 3 s, {trace['lower']} timed out; {trace['skipped']} lines skipped"
-        )
-    origin = [document[name] for name in ("commit", "seed", "config")]
-    parts.append("- commit {}, seed {}, {}".format(*origin))
-    for (split, mode), rows in grouped(document["rows"]).items():
-        parts += ["", f"## {split}, {mode}", "", f"{document['splits'][split]}.", ""]
-        parts.append(score_table(rows))
-        if split == "tool":
-            aucs = {row["kind"]: _auc_by_fold(row) for row in rows}
-            table = _table(pd.DataFrame(aucs).rename_axis("program").reset_index())
-            parts += ["", "AUC > 5 s by program left out:", "", table]
-        regrets = rows[0]["baseline_regrets"]
-        named = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in regrets.items())
-        confusions = pd.DataFrame([_confusion(row) for row in rows])
-        parts += ["", f"Regret without a predictor: {named}.", ""]
-        parts += ["Rows by true speed, as predicted fast / uncertain / slow:", ""]
-        parts.append(_table(confusions))
-    return "\n".join([*parts, "", "## Legend", "", LEGEND, ""])
+def markdown(rows: Sequence[Row]) -> str:
+    """Return a table of scores for each split and mode, a predictor a line."""
+    parts = []
+    for (split, mode), of_split in grouped(rows).items():
+        lines = [
+            [row["kind"], *(_shown(row, name) for name in COLUMNS.values())] for row in of_split
+        ]
+        regrets = of_split[0]["baseline_regrets"].items()
+        named = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in regrets)
+        parts += [f"## {split}, {mode}", f"{SPLITS[split]}."]
+        parts += [markdown_table(["predictor", *COLUMNS], lines), f"Without a predictor: {named}."]
+    return "\n\n".join(parts)
 
 
-def grouped(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Rows by split and mode, in order."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+def grouped(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Return rows by split and mode, in order."""
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["split"], row["mode"]), []).append(row)
     return groups
 
 
-def score_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The scores of one split and mode, a predictor a line."""
-    with_interval = {f"AUC > {t:g} s": f"auc_{t:g}" for t in THRESHOLDS_S}
-    with_interval["ln err"] = "median_abs_log_error"
-    plain = {
-        "log loss": "log_loss",
-        "ECE > 5 s": "calibration_error",
-        "regret s": "regret_s_per_turn",
-        "predict us": "predict_us",
-    }
-    lines = [
-        {
-            "predictor": row["kind"],
-            **{head: _shown(row[k], row["interval_95"][k]) for head, k in with_interval.items()},
-            **{head: row[name] for head, name in plain.items()},
-        }
-        for row in rows
-    ]
-    return _table(pd.DataFrame(lines))
-
-
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(rows: Sequence[Row], path: Path) -> None:
     """Write the picture as PNG; each split in the mode of use, online where it has one."""
     from matplotlib.figure import Figure
 
@@ -94,9 +68,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         for index, row in enumerate(of_split):
             look = {"color": f"C{index}", "linewidth": 2.0 if row["kind"] == "default" else 1.0}
             points = [line for line in row["calibration"] if line["n"] >= MIN_POINT_ROWS]
-            predicted = [line["predicted"] for line in points]
-            observed = [line["observed"] for line in points]
-            left.plot(predicted, observed, marker="o", markersize=3, label=row["kind"], **look)
+            places = [[line[name] for line in points] for name in ("predicted", "observed")]
+            left.plot(*places, marker="o", markersize=3, label=row["kind"], **look)
             for place, threshold_s in enumerate(THRESHOLDS_S):
                 name = f"auc_{threshold_s:g}"
                 x = place + (index - (len(of_split) - 1) / 2) * width
@@ -104,8 +77,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 if interval := row["interval_95"][name]:
                     middle.plot([x, x], interval, color="black", linewidth=0.8)
             shares = row["pit_shares"]
-            places = [(place + 0.5) / len(shares) for place in range(len(shares))]
-            right.step(places, shares, where="mid", **look)
+            tenths = [(place + 0.5) / len(shares) for place in range(len(shares))]
+            right.step(tenths, shares, where="mid", **look)
         title = f"{split} split, {mode}"
         left.set(title=f"{title}: calibration", xlabel="predicted P(> 5 s)", ylabel="observed")
         middle.set_xticks(range(len(THRESHOLDS_S)), [f"> {t:g} s" for t in THRESHOLDS_S])
@@ -115,21 +88,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _shown(value: float | None, interval: Sequence[float] | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
-
-
-def _table(frame: pd.DataFrame) -> str:
-    cells = frame.map(lambda value: value if isinstance(value, str) else f"{value:.3f}")
-    return markdown_table(list(frame.columns), cells.to_numpy())
-
-
-def _auc_by_fold(row: dict[str, Any]) -> dict[str, float]:
-    return {name: fold["auc_5"] or math.nan for name, fold in row["folds"].items()}
-
-
-def _confusion(row: dict[str, Any]) -> dict[str, str]:
-    cells = {true: " / ".join(map(str, row["confusion"][true].values())) for true in SPEEDS}
-    return {"predictor": row["kind"], **cells}
+def _shown(row: Row, name: str) -> str:
+    interval = row["interval_95"].get(name)
+    shown = cell(row[name], ".3f")
+    return f"{shown} [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else shown

@@ -25,26 +25,29 @@ UNIFORM_SHARE = 0.001
 """Mixed into each forecast before its log loss, so that a sure and wrong one costs 9, not oo."""
 NUM_BINS = 10
 FIXED_TTL_S = 2.0
-SPEEDS = ("fast", "uncertain", "slow")
 
 
 def scores(forecasts: pd.DataFrame) -> dict[str, Any]:
     """Every score of these forecasts, None or NaN where it is not defined."""
     measured = forecasts[forecasts.bound == "exact"]
     table = calibration(forecasts)
+    # where durations fall in their own forecast: a tenth each if calibrated
+    tenths, _ = np.histogram(measured.share_below.clip(0.0, 1.0), bins=NUM_BINS, range=(0.0, 1.0))
     return {
         "num_test": len(forecasts),
-        "num_measured": len(measured),
         **{f"auc_{t:g}": auc(forecasts, t) for t in THRESHOLDS_S},
         "median_abs_log_error": float(pd.Series(log_errors(forecasts)).median()),
         "log_loss": log_loss(measured),
         "calibration_error": float((table.n * (table.predicted - table.observed).abs()).sum())
         / max(1, table.n.sum()),
-        "pit_shares": pit_shares(measured),
+        "pit_shares": (tenths / max(1, len(measured))).tolist(),
         "calibration": table.reset_index(drop=True).to_dict("records"),
-        "confusion": confusion(forecasts),
         "regret_s_per_turn": regret_s(forecasts, forecasts.effective_ttl_s),
-        "baseline_regrets": baseline_regrets(forecasts),
+        "baseline_regrets": {
+            "never pinned": regret_s(forecasts, 0.0),
+            f"fixed {FIXED_TTL_S:g} s": regret_s(forecasts, FIXED_TTL_S),
+            "continuum": regret_s(forecasts, forecasts.continuum_ttl_s),
+        },
     }
 
 
@@ -134,26 +137,6 @@ def calibration(forecasts: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def pit_shares(measured: pd.DataFrame) -> list[float]:
-    """Share of measured rows per tenth of the forecast's own distribution; even if calibrated."""
-    places = measured.share_below.clip(0.0, 1.0)
-    counts, _ = np.histogram(places, bins=NUM_BINS, range=(0.0, 1.0))
-    return [float(share) for share in counts / max(1, len(measured))]
-
-
-def confusion(forecasts: pd.DataFrame) -> dict[str, dict[str, int]]:
-    """Rows by true speed (fast to 1 s, slow above 5 s), then by predicted speed."""
-    over_1_s, over_5_s = is_over(forecasts, 1.0), is_over(forecasts, 5.0)
-    true = pd.Series(pd.NA, index=forecasts.index, dtype="object")
-    true[(over_1_s == 1.0) & (over_5_s == 0.0)] = "uncertain"
-    true[over_1_s == 0.0] = "fast"
-    true[over_5_s == 1.0] = "slow"
-    table = pd.crosstab(true, forecasts.speed)
-    table = table.reindex(index=SPEEDS, columns=SPEEDS, fill_value=0)
-    found: dict[str, dict[str, int]] = table.to_dict("index")
-    return found
-
-
 def regret_s(forecasts: pd.DataFrame, ttl_s: pd.Series | float) -> float:
     """Seconds of one context's memory per turn above knowing each duration beforehand.
 
@@ -167,12 +150,3 @@ def regret_s(forecasts: pd.DataFrame, ttl_s: pd.Series | float) -> float:
     is_rebuilt = (ttls_s <= 0.0) | (took_s > ttls_s)
     cost_s = np.minimum(took_s, ttls_s) + RELOAD_S * is_rebuilt
     return float((cost_s - took_s.clip(upper=RELOAD_S)).mean()) if len(took_s) else 0.0
-
-
-def baseline_regrets(forecasts: pd.DataFrame) -> dict[str, float]:
-    """The same without a predictor."""
-    return {
-        "never pinned": regret_s(forecasts, 0.0),
-        f"fixed {FIXED_TTL_S:g} s": regret_s(forecasts, FIXED_TTL_S),
-        "continuum": regret_s(forecasts, forecasts.continuum_ttl_s),
-    }

@@ -15,14 +15,11 @@ from studies.predictor.replay import EDGES_S
 from studies.predictor.scores import (
     UNIFORM_SHARE,
     auc,
-    baseline_regrets,
     calibration,
-    confusion,
     intervals,
     is_over,
     log_errors,
     log_loss,
-    pit_shares,
     regret_s,
     scores,
 )
@@ -121,26 +118,8 @@ def test_calibration_groups_by_predicted_tenth() -> None:
 
 def test_the_pit_counts_rows_by_tenth() -> None:
     """Places 0.05 and 1.0 of the forecasts' distributions go to the first and the last tenth."""
-    shares = pit_shares(forecasts({"share_below": 0.05}, {"share_below": 1.0}))
-    assert shares == [0.5, *[0.0] * 8, 0.5]
-
-
-def test_the_confusion_leaves_out_rows_of_unknown_speed() -> None:
-    """A command that took at most 3 s may be fast or not, and does not count."""
-    table = confusion(
-        forecasts(
-            {"duration_s": 0.5, "speed": "fast"},
-            {"duration_s": 3.0, "speed": "slow"},
-            {"duration_s": 9.0, "speed": "slow"},
-            {"duration_s": 20.0, "speed": "fast", "bound": "lower"},
-            {"duration_s": 3.0, "speed": "fast", "bound": "upper"},
-        )
-    )
-    assert {true: list(predicted.values()) for true, predicted in table.items()} == {
-        "fast": [1, 0, 0],
-        "uncertain": [0, 0, 1],
-        "slow": [1, 0, 1],
-    }
+    rows = forecasts({"share_below": 0.05}, {"share_below": 1.0})
+    assert scores(rows)["pit_shares"] == [0.5, *[0.0] * 8, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +146,7 @@ def test_regret_leaves_out_rows_of_at_most_3_s() -> None:
     assert regret_s(forecasts(bounded), 0.0) == 0.0
     lower = {"duration_s": 9.0, "bound": "lower"}
     assert regret_s(forecasts(bounded, lower), 9.0) == pytest.approx(1.6)
-    assert min(baseline_regrets(forecasts(lower)).values()) >= 0.0
+    assert min(scores(forecasts(lower))["baseline_regrets"].values()) >= 0.0
 
 
 def test_intervals_hold_the_score_and_are_seeded() -> None:
