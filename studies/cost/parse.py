@@ -67,20 +67,12 @@ def main() -> int:
     worst = sorted(adversarial, key=lambda row: row["ms"], reverse=True)[:_NUM_WORST]
     for row in worst:
         print("adversarial  {ms:6.1f} ms  {text}".format(**row))
-    has_passed = (
-        all(row["median_us"] <= TARGET_MEDIAN_US for row in rows)
-        and worst[0]["ms"] <= TARGET_ADVERSARIAL_MS
-    )
-    document = {
-        "passed": has_passed,
-        **provenance(),
-        "targets": {"median_us": TARGET_MEDIAN_US, "adversarial_ms": TARGET_ADVERSARIAL_MS},
-        "num_adversarial": len(adversarial),
-        "adversarial_chars": NUM_CHARS,
-        "slowest_adversarial": worst,
-        "rows": rows,
-    }
-    print(json.dumps(document))
+    is_typical_fast = all(row["median_us"] <= TARGET_MEDIAN_US for row in rows)
+    has_passed = is_typical_fast and worst[0]["ms"] <= TARGET_ADVERSARIAL_MS
+    sizes = {"num_adversarial": len(adversarial), "adversarial_chars": NUM_CHARS}
+    targets = {"median_us": TARGET_MEDIAN_US, "adversarial_ms": TARGET_ADVERSARIAL_MS}
+    results = {"targets": targets, **sizes, "slowest_adversarial": worst, "rows": rows}
+    print(json.dumps({"passed": has_passed, **provenance(), **results}))
     return 0 if has_passed else 1
 
 
