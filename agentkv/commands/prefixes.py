@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from itertools import takewhile
 from typing import NamedTuple
 
 from agentkv.commands.program import SHELLS, invocation
@@ -89,11 +88,16 @@ def runs_for_each(argv: tuple[str, ...]) -> bool:
 
 def tighter(limit_s: float | None, other_s: float | None) -> float | None:
     """The lower of two limits, of which None is no limit."""
-    return min((limit for limit in (limit_s, other_s) if limit is not None), default=None)
+    if limit_s is None or other_s is None:
+        return other_s if limit_s is None else limit_s
+    return min(limit_s, other_s)
 
 
 def _num_assignments(argv: tuple[str, ...]) -> int:
-    return sum(1 for _ in takewhile(_ASSIGNMENT.fullmatch, argv))
+    for count, word in enumerate(argv):
+        if not _ASSIGNMENT.fullmatch(word):
+            return count
+    return len(argv)
 
 
 def _behind(name: str, argv: tuple[str, ...]) -> Unwrapped | None:
