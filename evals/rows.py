@@ -56,7 +56,7 @@ def write_whole(path: Path, text: str) -> None:
 class RowFile:
     """A file of JSON lines; a context manager. OSError if the disk is full.
 
-    append: keep the rows that are there, but for an incomplete last line, as a kill leaves it.
+    append: keep the rows of the file, without the incomplete last line that a kill leaves.
     """
 
     def __init__(self, path: Path, *, append: bool = False) -> None:

@@ -7,7 +7,7 @@ that were answered; a number without a measurement behind it is None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -157,30 +157,19 @@ def _parts(done: Sequence[JobOutcome]) -> dict[str, float | None]:
 
 def _by_turn(answered: Sequence[TurnOutcome]) -> dict[str, list[float | None]]:
     """A list per number with one entry a turn, up to the last turn that any job had."""
-    turns: list[list[TurnOutcome]] = [
-        [] for _ in range(max((t.turn for t in answered), default=-1) + 1)
-    ]
+    num_turns = max((turn.turn for turn in answered), default=-1) + 1
+    turns: list[list[TurnOutcome]] = [[] for _ in range(num_turns)]
     for turn in answered:
         turns[turn.turn].append(turn)
-
-    def each(
-        value: Callable[[TurnOutcome], float], total: Callable[[Sequence[float]], float | None]
-    ) -> list[float | None]:
-        return [total([value(turn) for turn in same]) for same in turns]
-
-    def latency_ms(turn: TurnOutcome) -> float:
-        return turn.latency_s * 1000.0
-
-    def ttft_ms(turn: TurnOutcome) -> float:
-        return turn.to_first_token_s * 1000.0
-
+    latencies_ms = [[turn.latency_s * 1000.0 for turn in same] for same in turns]
+    ttfts_ms = [[turn.to_first_token_s * 1000.0 for turn in same] for same in turns]
     return {
-        "per_turn_avg_latency_ms": each(latency_ms, mean),
-        "per_turn_avg_prompt_tokens": each(lambda turn: turn.prompt_tokens, mean),
-        "per_turn_avg_cached_tokens": each(lambda turn: turn.cached_tokens, mean),
-        "per_turn_avg_ttft_ms": each(ttft_ms, mean),
-        "per_turn_p99_ttft_ms": each(ttft_ms, lambda times_ms: quantile(times_ms, 0.99)),
-        "per_turn_max_ttft_ms": each(ttft_ms, lambda times_ms: quantile(times_ms, 1.0)),
+        "per_turn_avg_latency_ms": [mean(times) for times in latencies_ms],
+        "per_turn_avg_prompt_tokens": [mean([t.prompt_tokens for t in same]) for same in turns],
+        "per_turn_avg_cached_tokens": [mean([t.cached_tokens for t in same]) for same in turns],
+        "per_turn_avg_ttft_ms": [mean(times) for times in ttfts_ms],
+        "per_turn_p99_ttft_ms": [quantile(times, 0.99) for times in ttfts_ms],
+        "per_turn_max_ttft_ms": [quantile(times, 1.0) for times in ttfts_ms],
     }
 
 

@@ -24,10 +24,10 @@ def text_table(
 
     rule: draw a line of dashes under the header.
     """
-    lines = _aligned(header, rows, left, "  ")
+    lines = ["  ".join(line).rstrip() for line in _aligned(header, rows, left)]
     if rule:
         lines.insert(1, "-" * max(map(len, lines)))
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(lines)
 
 
 def markdown_table(
@@ -35,21 +35,18 @@ def markdown_table(
 ) -> str:
     """A Markdown table whose source is aligned, too; a `|` inside a cell is escaped."""
     safe = [[str(value).replace("|", "\\|") for value in row] for row in rows]
-    head, *body = _aligned(header, safe, left, " | ")
-    widths = [len(part) for part in head.split(" | ")]
-    marks = ["-" * n if i < left else "-" * (n - 1) + ":" for i, n in enumerate(widths)]
-    return "\n".join(f"| {line} |" for line in (head, " | ".join(marks), *body))
+    head, *body = _aligned(header, safe, left)
+    marks = ["-" * len(c) if i < left else "-" * (len(c) - 1) + ":" for i, c in enumerate(head)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, marks, *body))
 
 
-def _aligned(
-    header: Sequence[str], rows: Iterable[Sequence[object]], left: int, between: str
-) -> list[str]:
+def _aligned(header: Sequence[str], rows: Iterable[Sequence[object]], left: int) -> list[list[str]]:
     lines = [list(header), *([str(value) for value in row] for row in rows)]
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
     return [
-        between.join(
+        [
             text.ljust(width) if place < left else text.rjust(width)
             for place, (text, width) in enumerate(zip(line, widths, strict=True))
-        )
+        ]
         for line in lines
     ]

@@ -187,15 +187,15 @@ def check_folders(plan: ComparePlan, *, resume: bool, force: bool) -> None:
         folder = plan.folder(policy, repeat)
         if (folder / TURNS_FILE).exists() and not (resume or force):
             raise RunFilesError(
-                f"{folder} holds a run: choose another --out, --resume to go on with what is "
-                "there, or --force to overwrite it"
+                f"{folder} holds a run: choose another --out, --resume to go on with it, "
+                "or --force to overwrite it"
             )
 
 
 def _collect(plan: ComparePlan, *, resume: bool) -> tuple[list[RunOutcome], str | None]:
     """The runs that were made, and the reason if not all of them were."""
     runs: list[RunOutcome] = []
-    # a server that is starting must not outlive us, whichever signal ends us
+    # a server that is starting must not outlive us: SIGTERM ends us as SIGINT does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for run in run_all(plan, resume=resume):

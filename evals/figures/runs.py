@@ -180,7 +180,7 @@ def _run(path: Path, outcome: RunOutcome) -> Run:
             if not job.turns:
                 raise ValueError(f"job {job.job_id!r} has no turn")
             if not all(math.isfinite(time) for time in times):
-                raise ValueError(f"job {job.job_id!r} has a time that is no finite number")
+                raise ValueError(f"job {job.job_id!r} has a time that is not a finite number")
         setting = _setting_of(outcome)
         load = float(outcome.workload[setting.load_kind]) if setting.load_kind else None
         return Run(outcome, summarize(outcome), setting, load)

@@ -102,7 +102,7 @@ _SPARE = tuple(
 
 
 def look(policy: str) -> Look:
-    """The policy's own look; the same in every figure, whatever else is drawn."""
+    """The policy's own look, the same in every figure."""
     if policy in _LOOKS:
         return _LOOKS[policy]
     base = policy.partition("@")[0].partition("+")[0]

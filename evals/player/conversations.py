@@ -13,7 +13,7 @@ import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from agentkv import parse_tool_calls
 
@@ -27,29 +27,6 @@ LIVE_PROMPT = (
     "You are a coding agent in a shell. Answer each message with exactly one bash command in a "
     "```bash block, without any explanation."
 )
-
-
-class Conversation(Protocol):
-    """One job's exchange with the model, turn after turn."""
-
-    path: str
-    """Where the requests go: "completions" or "chat"."""
-
-    def request(self, turn: int) -> dict[str, Any]:
-        """Arguments of the OpenAI client's `create` for this turn, streaming."""
-        ...
-
-    def read(self, event: Mapping[str, Any]) -> bool:
-        """Take in one event of the reply; True if it brought a token."""
-        ...
-
-    def end_turn(self, turn: int) -> str:
-        """End the turn after a complete reply; returns the command to run."""
-        ...
-
-    def output_digest(self) -> str:
-        """The same for the same output of the turn that ended last."""
-        ...
 
 
 class ReplayError(Exception):
@@ -87,6 +64,7 @@ class ReplayConversation:
         self._output_token_ids: list[int] = []
 
     def request(self, turn: int) -> dict[str, Any]:
+        """Arguments of the OpenAI client's `create` for this turn."""
         plan = self._job.turns[turn]
         self._token_ids += self._windows.draw(self._job.job_id, turn, plan.added_tokens)
         self._output_token_ids = []
@@ -107,6 +85,7 @@ class ReplayConversation:
         }
 
     def read(self, event: Mapping[str, Any]) -> bool:
+        """Take in one event of the reply; True if it brought a token."""
         new = [
             token for choice in event.get("choices", ()) for token in choice.get("token_ids") or ()
         ]
@@ -114,12 +93,14 @@ class ReplayConversation:
         return bool(new)
 
     def end_turn(self, turn: int) -> str:
+        """End the turn after a complete reply; returns the command to run."""
         if not self._output_token_ids:
             raise ReplayError("the reply has no token ids: use a vLLM server, or --mode live")
         self._token_ids += self._output_token_ids
         return self._job.turns[turn].command
 
     def output_digest(self) -> str:
+        """The same for the same output of the turn that ended last."""
         return _digest(",".join(map(str, self._output_token_ids)))
 
 
@@ -168,6 +149,10 @@ class LiveConversation:
 
     def output_digest(self) -> str:
         return _digest("".join(self._reply))
+
+
+Conversation = ReplayConversation | LiveConversation
+"""One job's exchange with the model: `request`, `read` its events, `end_turn`, turn after turn."""
 
 
 def _digest(text: str) -> str:

@@ -28,7 +28,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, *, every_s: floa
 def test_plain_lines_come_at_most_every_few_seconds_and_at_the_end(
     monkeypatch: pytest.MonkeyPatch, every_s: float, num_lines: int
 ) -> None:
-    """A stream that is no terminal gets one line per interval and one for the last step."""
+    """A stream other than a terminal gets one line per interval and one for the last step."""
     lines = shown(monkeypatch, io.StringIO(), every_s=every_s).splitlines()
     assert len(lines) == num_lines
     assert lines[-1] == "fcfs: 0 s: 3 [done]"

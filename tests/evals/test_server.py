@@ -43,7 +43,7 @@ def test_preemptions_are_a_difference() -> None:
 
 
 def test_the_server_tells_what_it_is() -> None:
-    """Facts are model, longest context, version, and the plugin's own if it is there."""
+    """Facts are model, longest context, version, and the plugin's own if it is installed."""
     with FakeVllm(policy="continuum") as fake, ServerUnderTest(fake.base_url) as server:
         facts = server.facts(None)
     assert (facts.model, facts.max_context_tokens, facts.vllm_version) == ("fake", 4096, "0.0.fake")
@@ -150,7 +150,7 @@ def test_a_turn_without_a_reply_is_an_error() -> None:
 
 
 def test_silence_means_that_nothing_listens() -> None:
-    """A server that listens is not silent, whatever it answers; one that is gone is named."""
+    """A server that listens is not silent, even with errors; one that is gone is named."""
     with FakeVllm() as fake, ServerUnderTest(fake.base_url) as server:
         assert server.silence() is None
     with ServerUnderTest("http://127.0.0.1:9") as server:

@@ -25,7 +25,7 @@ QUICK = ("--token-scale", "0.2", "--turns", "3", "--jobs", "6", "--concurrency",
 def bench(
     capsys: pytest.CaptureFixture[str], base_url: str, *options: str
 ) -> tuple[int, dict[str, Any], str]:
-    """Exit status, JSON document (empty if there is none), and what stands beside it."""
+    """Exit status, JSON document (empty if there is none), and the other output."""
     status = agentkv_command(["bench", "--base-url", base_url, *options])
     captured = capsys.readouterr()
     lines = captured.out.splitlines()

@@ -59,7 +59,7 @@ def test_json_is_one_document_of_the_picked_jobs(
 def test_bad_usage_is_named(
     source: str, flags: tuple[str, str], seen: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An unknown job and a picture that is no PNG give status 2 and what is allowed."""
+    """An unknown job and a picture without .png give status 2 and what is allowed."""
     assert main([source, *flags]) == 2
     assert seen in capsys.readouterr().err
 

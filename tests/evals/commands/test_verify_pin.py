@@ -121,7 +121,7 @@ def test_the_ttl_trial_is_one_sentence() -> None:
 
 
 def test_only_a_failed_stock_server_gets_advice() -> None:
-    """A passed run has one line a check; a server without the routes is told what to start."""
+    """A passed run has one line a check; one without the routes names what to start."""
     lines = verdict_lines(CONTINUUM, judge(CONTINUUM))
     assert [line[:4] for line in lines] == ["ok  "] * 6
     lines = verdict_lines(FCFS, judge(FCFS))
@@ -142,7 +142,7 @@ def test_only_a_failed_stock_server_gets_advice() -> None:
 def test_a_server_of_another_kind_is_bad_usage(
     answers: Any, seen: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A server that is no vLLM server gives status 2 and its answer on stderr."""
+    """A server other than vLLM gives status 2 and its answer on stderr."""
     front = HttpFront(lambda _, path, *rest: answers(path))
     front.start()
     try:

@@ -103,7 +103,7 @@ def test_a_wrong_record_is_named_with_its_place(tmp_path: Path, text: str, messa
 def test_a_file_that_cannot_be_read_is_named(
     tmp_path: Path, name: str, content: bytes | None
 ) -> None:
-    """Bytes that are no text and a missing file give an error with the name, no traceback."""
+    """Broken bytes and a missing file give an error with the name, no traceback."""
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)

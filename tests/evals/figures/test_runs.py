@@ -149,7 +149,7 @@ def test_a_run_without_a_finished_job_is_left_out_and_named(tmp_path: Path) -> N
     ("change", "message"),
     [
         (lambda row: {**row, "sent_s": "soon"}, "cannot be drawn"),
-        (lambda row: {**row, "ended_s": float("nan")}, "no finite number"),
+        (lambda row: {**row, "ended_s": float("nan")}, "not a finite number"),
         (lambda row: {**row, "jps": "many"}, "cannot be drawn"),
         (lambda row: {k: v for k, v in row.items() if k != "ended_s"}, "line 1 lacks ended_s"),
         (lambda row: {k: v for k, v in row.items() if k != "job_status"}, "job_status"),
@@ -169,7 +169,7 @@ def test_misshapen_rows_are_an_error_with_the_file(
 
 
 def test_places_without_a_run_are_an_error(tmp_path: Path) -> None:
-    """A file that is no run, a folder without one and rows without a job are named."""
+    """A file of another kind, a folder without one and rows without a job are named."""
     path = tmp_path / "rows.csv"
     path.write_text("a,b\n")
     with pytest.raises(FigureError, match=r"rows\.csv: not a run"):

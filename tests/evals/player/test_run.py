@@ -61,7 +61,7 @@ def play_all(
 
 
 def test_an_open_loop_starts_each_job_when_it_is_due() -> None:
-    """Jobs start at their times, whatever the jobs before them do."""
+    """Jobs start at their times, even if the jobs before them still run."""
     run, jobs, _ = play_all(workload(0.0, 0.1, 0.2), job_s=0.3)
     assert [job.arrived_s for job in jobs] == pytest.approx([0.0, 0.1, 0.2], abs=0.05)
     assert run.state.done == 3
