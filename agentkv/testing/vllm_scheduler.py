@@ -1,13 +1,16 @@
-"""vLLM's real Scheduler and KVCacheManager, built without a server, a model or a GPU.
+"""vLLM's real Scheduler and KVCacheManager without a server, a model or a GPU.
 
-With dram_tier.py the only module of this room that imports vLLM; names are of vLLM 0.32.0.
+One builder for this repository's tests, the simulator and the cost benchmarks. Importing it imports
+vLLM, so `agentkv.testing` does not; names are of vLLM 0.32.0. It knows nothing of jobs or policies:
+whoever steps the scheduler plays the model runner with `runner_output`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,58 +30,76 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from agentkv.integrations.vllm.engine.scheduler import AsyncRetainingScheduler, RetainingScheduler
+from agentkv.integrations.vllm.engine.scheduler import (
+    AsyncRetainingScheduler,
+    RetainingScheduler,
+)
 
 VLLM_VERSION = str(vllm.__version__)
 BlockHasher = Callable[[Any], list[Any]]
-"""The hashes of a request's full blocks beyond those it has."""
+"""Returns the hashes of a request's full blocks beyond those it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerShape:
-    """What a scheduler is built from; `settings` are agentkv's, None for the stock scheduler.
+    """The configuration of a scheduler; `settings` are agentkv's, None for vLLM's own scheduler.
 
-    `connector` is the dotted path of a KV connector class, None for none.
+    `connector` holds the fields of a KVTransferConfig. With `window_tokens` the model has a layer
+    with such a sliding window, too: a second group of KV blocks.
     """
 
     num_blocks: int
-    block_tokens: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_tokens: int
-    settings: dict[str, Any] | None = None
+    block_tokens: int = 16
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    max_model_tokens: int = 4096
+    window_tokens: int | None = None
+    settings: Mapping[str, Any] | None = None
+    connector: Mapping[str, Any] | None = None
     is_async: bool = False
     log_stats: bool = False
-    connector: str | None = None
 
 
 def build_scheduler(
     shape: SchedulerShape,
-    folder: Path,
     *,
     clock: Callable[[], float] | None = None,
     decode: Callable[[list[int]], str] | None = None,
+    scheduler_class: Callable[..., Any] | None = None,
 ) -> Any:
-    """A scheduler of this shape; `folder` gets the config of a model that is never loaded.
+    """Build a scheduler: vLLM's own, one of agentkv's, or `scheduler_class`.
 
-    `clock` and `decode` replace those of agentkv's schedulers; the stock one has neither.
+    `clock` and `decode` replace the clock and the tokenizer of agentkv's schedulers; vLLM's own
+    needs neither.
     """
-    config = _config(shape, _write_model(folder, shape.max_model_tokens))
+    with tempfile.TemporaryDirectory(prefix="agentkv-scheduler-") as folder:
+        config = _config(shape, Path(folder))
     config.cache_config.num_gpu_blocks = shape.num_blocks
-    spec = FullAttentionSpec(
-        block_size=shape.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
-    return _scheduler_class(shape, clock, decode)(
+    layer = {
+        "block_size": shape.block_tokens,
+        "num_kv_heads": 1,
+        "head_size": 1,
+        "dtype": torch.float32,
+    }
+    groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**layer))]
+    if shape.window_tokens is not None:
+        window = SlidingWindowSpec(**layer, sliding_window=shape.window_tokens)
+        groups.append(KVCacheGroupSpec(["window"], window))
+    build = scheduler_class or _scheduler_class(shape, clock, decode)
+    return build(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
-            num_blocks=shape.num_blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            num_blocks=shape.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups
         ),
         structured_output_manager=StructuredOutputManager(config),
         block_size=shape.block_tokens,
@@ -95,26 +116,33 @@ def _scheduler_class(
         stock: Callable[..., Any] = AsyncScheduler if shape.is_async else Scheduler
         return stock
     base: Any = AsyncRetainingScheduler if shape.is_async else RetainingScheduler
-    given: dict[str, Any] = {"num_steps": _num_steps}
+    methods: dict[str, Any] = {"num_steps": _num_steps}
     if clock is not None:
-        given["clock"] = lambda _: clock()
+        methods["clock"] = lambda _: clock()
     if decode is not None:
-        given["decode"] = lambda _, token_ids: decode(token_ids)
-    return type("VirtualScheduler", (base,), given)
+        methods["decode"] = lambda _, token_ids: decode(token_ids)
+    return type("ModelFreeScheduler", (base,), methods)
 
 
 def _num_steps(_: Any, output: SchedulerOutput) -> int:
-    """A jump hands each request the tokens of all its steps, all but the first as drafts."""
+    """Steps of an output: all tokens of a request but the first may be handed over as drafts."""
     return 1 + max(map(len, output.scheduled_spec_decode_tokens.values()), default=0)
 
 
 def _config(shape: SchedulerShape, folder: Path) -> VllmConfig:
-    transfer = None
-    if shape.connector is not None:
-        module, _, name = shape.connector.rpartition(".")
-        transfer = KVTransferConfig(
-            kv_connector=name, kv_connector_module_path=module, kv_role="kv_both"
-        )
+    """vLLM's configuration for a model whose weights are never loaded; its config is in `folder`
+    while vLLM reads it."""
+    model = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "vocab_size": 1000,
+        "max_position_embeddings": shape.max_model_tokens,
+    }
+    (folder / "config.json").write_text(json.dumps(model), encoding="utf-8")
     return VllmConfig(
         scheduler_config=SchedulerConfig(
             max_num_seqs=shape.max_num_seqs,
@@ -132,47 +160,37 @@ def _config(shape: SchedulerShape, folder: Path) -> VllmConfig:
             max_model_len=shape.max_model_tokens,
         ),
         cache_config=CacheConfig(block_size=shape.block_tokens, enable_prefix_caching=True),
-        kv_transfer_config=transfer,
-        additional_config={"agentkv": shape.settings or {}},
+        kv_transfer_config=KVTransferConfig(**shape.connector) if shape.connector else None,
+        additional_config={"agentkv": dict(shape.settings or {})},
     )
-
-
-def _write_model(folder: Path, max_model_tokens: int) -> Path:
-    model = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 1,
-        "vocab_size": 1000,
-        "max_position_embeddings": max_model_tokens,
-    }
-    (folder / "config.json").write_text(json.dumps(model), encoding="utf-8")
-    return folder
 
 
 def make_request(
     request_id: str,
     prompt: list[int],
     *,
-    max_tokens: int,
-    tags: dict[str, Any] | None,
     block_hasher: BlockHasher,
+    tags: dict[str, Any] | None = None,
+    priority: int = 0,
+    **sampling: Any,
 ) -> Request:
-    """A request as the engine gets it; `tags` are agentkv's fields in `vllm_xargs`."""
+    """A request as the engine gets it.
+
+    `tags` are agentkv's fields in `vllm_xargs`, `sampling` those of vLLM's SamplingParams.
+    """
     return Request(
         request_id=request_id,
         prompt_token_ids=prompt,
-        sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=tags),
+        sampling_params=SamplingParams(ignore_eos=True, extra_args=tags, **sampling),
         pooling_params=None,
         arrival_time=0.0,
         block_hasher=block_hasher,
+        priority=priority,
     )
 
 
 def sha256_hasher(block_tokens: int) -> BlockHasher:
-    """vLLM's own default: hashes of the tokens themselves."""
+    """vLLM's default block hasher, which hashes the tokens themselves."""
     init_none_hash(sha256)
     hasher: BlockHasher = get_request_block_hasher(block_tokens, sha256)
     return hasher
@@ -183,9 +201,14 @@ def runner_output(
     sampled: list[list[int]],
     *,
     loaded: Iterable[str] = (),
+    transfers: KVConnectorOutput | None = None,
 ) -> ModelRunnerOutput:
-    """What a model runner would return: a step's tokens, and whose KV has been loaded by now."""
-    transfers = KVConnectorOutput(finished_recving=set(loaded)) if loaded else None
+    """A model runner's output: the tokens of a step, and the requests whose KV has been loaded.
+
+    `transfers` says more of the loads than `loaded` can.
+    """
+    if transfers is None and loaded:
+        transfers = KVConnectorOutput(finished_recving=set(loaded))
     return ModelRunnerOutput(
         req_ids=list(request_ids),
         req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
@@ -195,5 +218,5 @@ def runner_output(
 
 
 def quiet_vllm() -> None:
-    """Keep vLLM's own logging to errors: a simulation builds several schedulers."""
+    """Limit vLLM's logging to errors."""
     logging.getLogger("vllm").setLevel(logging.ERROR)

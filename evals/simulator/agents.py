@@ -1,7 +1,7 @@
-"""The agents on a virtual clock: send turns, run tools, tell the server what its client would.
+"""Agents on a virtual clock: they send turns, run tools and report to the server as clients do.
 
-What is sent, and when, is what agentkv's own client sends: tags with each turn, the start and end
-of each tool, a release at the end of the job. A server without the plugin is told nothing.
+Called by run.py. Sends exactly what agentkv's client sends: tags with each turn, the start and end
+of each tool, a release at the end of the job. A server without the plugin gets none of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from agentkv.integrations.vllm.api import engine_side as engine_call
+from agentkv.integrations.vllm.api import engine_side
 from agentkv.protocol import MAX_TOOL_CHARS, Tags, ToolEvent
 
 from ..outcomes import JobOutcome, JobStatus, TurnOutcome
@@ -22,12 +22,37 @@ from ..workload.plans import JobPlan, TurnPlan, Workload
 from .engine import ContextHashes, LiveTurn, SimulatedEngine
 from .machine import Machine
 
-Action = Callable[[], None]
+NO_COMMAND = 0
+"""Token of a reply that runs nothing."""
+
+
+class Replies:
+    """Text of simulated replies: a reply repeats one token, which stands for its command.
+
+    Decoded, it is a bash fence with the command, so a policy that reads replies reads this one as
+    it would read a model's.
+    """
+
+    def __init__(self) -> None:
+        self._commands = [""]
+        self._tokens = {"": NO_COMMAND}
+
+    def token_of(self, command: str) -> int:
+        """Token of a reply that runs this command."""
+        token = self._tokens.setdefault(command, len(self._commands))
+        if token == len(self._commands):
+            self._commands.append(command)
+        return token
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of (the end of) one reply."""
+        command = self._commands[token_ids[-1]] if token_ids else ""
+        return f"```bash\n{command}\n```" if command else "Done."
 
 
 @dataclass(slots=True)
 class AgentJob:
-    """One job while it is played."""
+    """One job while it is played; `known_tokens` of its context have been computed before."""
 
     plan: JobPlan
     hashes: ContextHashes
@@ -38,14 +63,19 @@ class AgentJob:
 
     @property
     def turn(self) -> TurnPlan:
-        """The turn that is next, or under way."""
+        """The turn under way, or the next one."""
         return self.plan.turns[len(self.outcomes)]
+
+    def outcome(self, ended_s: float, status: JobStatus) -> JobOutcome:
+        """The job's outcome if it ends now."""
+        return JobOutcome(self.plan.job_id, self.arrived_s, ended_s, status, tuple(self.outcomes))
 
 
 class Agents:
     """All jobs of a workload, and the events to come; times in seconds from the start of the run.
 
-    `has_plugin` says whether the server takes tags and signals. `on_job_end` hears of each job.
+    `has_plugin` says whether the server takes tags and signals. `on_job_end` gets each job's
+    outcome.
     """
 
     def __init__(
@@ -63,7 +93,7 @@ class Agents:
         self._replies = replies
         self._has_plugin = has_plugin
         self._on_job_end = on_job_end
-        self._events: list[tuple[float, int, Action]] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.num_arrived = 0
         self.running: dict[str, AgentJob] = {}
@@ -80,16 +110,16 @@ class Agents:
 
     @property
     def next_event_s(self) -> float:
-        """When something happens next; infinity if nothing will."""
+        """Time of the next event; infinity if there is none."""
         return self._events[0][0] if self._events else math.inf
 
-    def do_what_is_due(self, now_s: float) -> None:
-        """All events up to now, in order of time."""
+    def handle_events(self, now_s: float) -> None:
+        """Handle all events up to now, in order of time."""
         while self._events and self._events[0][0] <= now_s:
             heapq.heappop(self._events)[2]()
 
     def turn_ended(self, turn: LiveTurn) -> None:
-        """The engine has finished a turn: its reply arrives at once."""
+        """Take the reply of a finished turn: run its tool, or end the job."""
         job: AgentJob = turn.owner
         assert turn.ended_s is not None
         plan = job.turn
@@ -112,10 +142,10 @@ class Agents:
             return
         done_s = turn.ended_s + plan.tool_s
         number = len(job.outcomes)
-        self._at(turn.ended_s, partial(self._tell_tool, job, ToolEvent("started", turn=number)))
+        self._at(turn.ended_s, partial(self._report_tool, job, ToolEvent("started", turn=number)))
         self._at(done_s, partial(self._tool_done, job, done_s, number))
 
-    def _at(self, time_s: float, action: Action) -> None:
+    def _at(self, time_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time_s, next(self._numbers), action))
 
     def _arrive(self, number: int, plan: JobPlan, now_s: float) -> None:
@@ -139,8 +169,12 @@ class Agents:
         number = len(job.outcomes)
         plan, prompt_tokens = job.turn, job.plan.prompt_tokens(number)
         num_tokens, limit = prompt_tokens + plan.output_tokens, self._machine.max_model_tokens
-        if num_tokens > limit:
-            self._fail(job, now_s, f"{num_tokens} tokens of context, the server takes {limit}")
+        if num_tokens > limit:  # the server's HTTP 400
+            error = f"{num_tokens} tokens of context, the server takes {limit}"
+            job.outcomes.append(
+                TurnOutcome(number, job.sent_s, None, now_s, prompt_tokens, 0, 0, 0.0, error)
+            )
+            self._end(job, now_s, "failed")
             return
         self._engine.add(
             LiveTurn(
@@ -150,14 +184,12 @@ class Agents:
                 reply_token=self._replies.token_of(plan.command),
                 hashes=job.hashes,
                 known_tokens=job.known_tokens,
-                tags=self._tags(job),
+                tags=self._tags(job) if self._has_plugin else None,
                 owner=job,
             )
         )
 
-    def _tags(self, job: AgentJob) -> dict[str, Any] | None:
-        if not self._has_plugin:
-            return None
+    def _tags(self, job: AgentJob) -> dict[str, Any]:
         number = len(job.outcomes)
         tool = job.plan.turns[number - 1] if number else None
         has_tool = tool is not None and tool.command != ""
@@ -170,60 +202,20 @@ class Agents:
 
     def _tool_done(self, job: AgentJob, now_s: float, number: int) -> None:
         duration_s = job.outcomes[-1].tool_s
-        self._tell_tool(job, ToolEvent("finished", duration_s=duration_s, turn=number))
+        self._report_tool(job, ToolEvent("finished", duration_s=duration_s, turn=number))
         self._send(job, now_s)
 
-    def _tell_tool(self, job: AgentJob, event: ToolEvent) -> None:
+    def _report_tool(self, job: AgentJob, event: ToolEvent) -> None:
         command = job.plan.turns[len(job.outcomes) - 1].command[:MAX_TOOL_CHARS]
         if self._has_plugin and command:
-            body = {**event.as_fields(), "command": command}
-            self._engine.tell(partial(_call, "tool", [job.plan.job_id, body]))
-
-    def _fail(self, job: AgentJob, now_s: float, error: str) -> None:
-        number = len(job.outcomes)
-        prompt_tokens = job.plan.prompt_tokens(number)
-        job.outcomes.append(
-            TurnOutcome(number, job.sent_s, None, now_s, prompt_tokens, 0, 0, 0.0, error)
-        )
-        self._end(job, now_s, "failed")
+            self._call_engine("tool", job.plan.job_id, {**event.as_fields(), "command": command})
 
     def _end(self, job: AgentJob, now_s: float, status: JobStatus) -> None:
         del self.running[job.plan.job_id]
         if self._has_plugin:
-            release = partial(_call, "release", [job.plan.job_id])
-            self._at(now_s, partial(self._engine.tell, release))
-        self._on_job_end(outcome(job, now_s, status))
+            self._at(now_s, partial(self._call_engine, "release", job.plan.job_id))
+        self._on_job_end(job.outcome(now_s, status))
         self._arrive_next(now_s)
 
-
-def outcome(job: AgentJob, ended_s: float, status: JobStatus) -> JobOutcome:
-    """What became of a job that ends now."""
-    return JobOutcome(job.plan.job_id, job.arrived_s, ended_s, status, tuple(job.outcomes))
-
-
-def _call(op: str, args: list[Any], scheduler: Any) -> object:
-    return engine_call.call(scheduler, op, args)
-
-
-NO_COMMAND = 0
-"""The token of a reply that runs nothing."""
-
-
-class Replies:
-    """Tokens for commands, and back."""
-
-    def __init__(self) -> None:
-        self._commands = [""]
-        self._tokens = {"": NO_COMMAND}
-
-    def token_of(self, command: str) -> int:
-        """The token of a reply that runs this."""
-        token = self._tokens.setdefault(command, len(self._commands))
-        if token == len(self._commands):
-            self._commands.append(command)
-        return token
-
-    def decode(self, token_ids: list[int]) -> str:
-        """The text of (the end of) one reply."""
-        command = self._commands[token_ids[-1]] if token_ids else ""
-        return f"```bash\n{command}\n```" if command else "Done."
+    def _call_engine(self, op: str, *args: Any) -> None:
+        self._engine.deliver(lambda scheduler: engine_side.call(scheduler, op, list(args)))

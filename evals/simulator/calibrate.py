@@ -14,46 +14,58 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
-from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from agentkv.errors import AgentKVError
 
-from ..options import whole_number
+from ..options import BAD_USAGE, DONE, FAILED, whole_number
+from ..rows import require_free
 from ..server import BlockPool, ServerFacts, ServerUnderTest
 from ..workload.sample_text import sample_text
 from . import catalog
 from .cost import Batch, FittedLine
 from .machine import Profile
 
-DONE, FAILED, BAD_USAGE = 0, 1, 2
 MAX_TRUSTED_ERROR = 0.25
-"""Share by which a fitted time may miss the measured one before the user is told."""
+"""Share by which a fitted time may miss the measured one before the user is warned."""
+PREFILL_TOKENS = (16, 64, 128, 256, 512, 1024, 1536, 2048)
+DECODE_BATCHES = ((1, 64), (1, 512), (1, 1536), (2, 256), (4, 64), (4, 768), (8, 256))
+"""(concurrent requests, tokens of each prompt)."""
+DECODE_S = 1.0
+"""Approximate time for which a completion decodes."""
+MIN_DECODE_TOKENS, MAX_DECODE_TOKENS = 32, 256
+_TIMEOUT_S = 300.0
 _SAMPLE_CHARS = 30_000
+Probe = tuple[int, int, int]
+"""(concurrent requests, tokens of each prompt, tokens of each output)."""
+
+
+class TimingError(AgentKVError):
+    """The server did not answer a probe, or its answer makes the measured time meaningless."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: the profile is written; 1: it is measured and printed alone; 2: nothing was measured."""
     options = _parser().parse_args(argv)
     out = Path(options.out)
-    say = partial(print, file=sys.stderr, flush=True)
+    report = partial(print, file=sys.stderr, flush=True)
     try:
-        if out.exists() and not options.force:
-            raise AgentKVError(f"{out} exists: choose another --out, or --force")
+        require_free(out, force=options.force)
         out.parent.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
-        profile = _measure(options, say)
+        profile = _measure(options, report)
     except (AgentKVError, httpx.HTTPError, OSError) as error:
-        print(f"agentkv simulate calibrate: {error}", file=sys.stderr)
+        report(f"agentkv simulate calibrate: {error}")
         return BAD_USAGE
-    say(_summary(profile))
+    report(_summary(profile))
     if profile.measured["max_error"] > MAX_TRUSTED_ERROR:
-        say(
+        report(
             "the times do not lie on a line: if the machine was busy with something else, try "
             "again, or with more --rounds"
         )
@@ -61,31 +73,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        print(f"agentkv simulate calibrate: {out} cannot be written: {error}", file=sys.stderr)
+        report(f"agentkv simulate calibrate: {out} cannot be written: {error}")
         return FAILED
-    say(f"written to {out}")
+    report(f"written to {out}")
     return DONE
 
 
-def _measure(options: argparse.Namespace, say: Any) -> Profile:
+def _measure(options: argparse.Namespace, report: Callable[[str], None]) -> Profile:
     with ServerUnderTest(options.base_url, api_key=options.api_key) as server:
         facts = server.facts(options.model)
         [token_ids] = server.tokenize(facts.model, [sample_text()[:_SAMPLE_CHARS]])
         root_url = server.root_url
         pool = server.block_pool(facts)
-    max_tokens = min(
-        facts.max_context_tokens or pool.num_blocks * pool.block_size,
-        options.max_num_batched_tokens,
-    )
+    max_tokens = facts.max_context_tokens or pool.num_blocks * pool.block_size
     with StepTimer(
         root_url,
         facts.model,
         token_ids,
         api_key=options.api_key,
-        max_tokens=max_tokens,
+        max_tokens=min(max_tokens, options.max_num_batched_tokens),
         seed=options.seed,
     ) as timer:
-        steps = timer.time_all(options.rounds, say)
+        steps = timer.time_all(options.rounds, report)
     return _profile(options, facts, pool, steps, fit(steps))
 
 
@@ -96,12 +105,11 @@ def _profile(
     steps: Sequence[TimedStep],
     found: Fit,
 ) -> Profile:
-    step = {name: getattr(found.cost, name) for name in found.cost.__slots__}
     return Profile.model_validate(
         {
             "name": options.name,
             "model": facts.model,
-            "step": step,
+            "step": asdict(found.cost),
             "request_s": found.request_s,
             "num_blocks": pool.num_blocks + 1,  # and the null block
             "block_tokens": pool.block_size,
@@ -113,21 +121,20 @@ def _profile(
                 "vllm_version": facts.vllm_version,
                 "mean_error": found.mean_error,
                 "max_error": found.max_error,
-                "steps": [_describe(timed, found) for timed in steps],
+                "steps": [
+                    {
+                        "prefill_tokens": step.batch.prefill_tokens,
+                        "decodes": step.batch.num_decodes,
+                        "context_tokens": step.batch.context_tokens,
+                        "measured_s": step.seconds,
+                        "fitted_s": found.cost.step_s(step.batch)
+                        + step.has_request * found.request_s,
+                    }
+                    for step in steps
+                ],
             },
         }
     )
-
-
-def _describe(step: TimedStep, found: Fit) -> dict[str, float]:
-    fitted_s = found.cost.step_s(step.batch) + step.has_request * found.request_s
-    return {
-        "prefill_tokens": step.batch.prefill_tokens,
-        "decodes": step.batch.num_decodes,
-        "context_tokens": step.batch.context_tokens,
-        "measured_s": step.seconds,
-        "fitted_s": fitted_s,
-    }
 
 
 def _summary(profile: Profile) -> str:
@@ -138,6 +145,176 @@ def _summary(profile: Profile) -> str:
         f"{step.context_token_s * 1e6:.2f} ms, a request {profile.request_s * 1e3:.1f} ms; off by "
         f"{measured['mean_error']:.0%} on average, {measured['max_error']:.0%} at most"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """Measured seconds of one step with this batch, with or without a request's latency."""
+
+    batch: Batch
+    seconds: float
+    has_request: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Fitted constants, and their errors: the mean and largest share of a measured time."""
+
+    cost: FittedLine
+    request_s: float
+    mean_error: float
+    max_error: float
+
+
+def fit(steps: Sequence[TimedStep]) -> Fit:
+    """Least squares of the relative errors, no constant below zero."""
+    seconds = np.array([step.seconds for step in steps])
+    terms = np.array(
+        [
+            [
+                float(step.has_request),
+                1.0,
+                step.batch.prefill_tokens,
+                step.batch.prefill_pairs,
+                step.batch.num_decodes,
+                step.batch.context_tokens,
+            ]
+            for step in steps
+        ]
+    )
+    relative = terms / seconds[:, None]
+    # Scaled, since pairs run to millions and requests are one.
+    scale = np.abs(relative).max(axis=0)
+    scale[scale == 0.0] = 1.0
+    constants = nnls(relative / scale, np.ones(len(steps)))[0] / scale
+    errors = np.abs(relative @ constants - 1.0)
+    request_s, fixed_s, *rest = (float(constant) for constant in constants)
+    # A step that costs nothing at all would let a simulated clock stand still.
+    cost = FittedLine(max(fixed_s, 1e-6), *rest)
+    return Fit(cost, request_s, float(errors.mean()), float(errors.max()))
+
+
+class StepTimer:
+    """Times single steps of a server from outside: prefills and decodes of known size.
+
+    A context manager. Prompts are token ids that differ from the first token on, so none is cached.
+    A decode step is the difference between completions of many tokens and of one, so it does not
+    matter how the server bunches a stream's events.
+    """
+
+    def __init__(
+        self,
+        root_url: str,
+        model: str,
+        token_ids: Sequence[int],
+        *,
+        api_key: str | None,
+        max_tokens: int,
+        seed: int,
+    ) -> None:
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._http = httpx.Client(
+            base_url=root_url,
+            headers=headers,
+            timeout=_TIMEOUT_S,
+            limits=httpx.Limits(max_connections=64),
+        )
+        self._model = model
+        self._token_ids = token_ids
+        self._max_tokens = max_tokens
+        self._rng = random.Random(seed)
+
+    def __enter__(self) -> StepTimer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._http.close()
+
+    def time_all(self, num_rounds: int, report: Callable[[str], None]) -> list[TimedStep]:
+        """Time every probe that fits the longest context; the fastest of `num_rounds` counts.
+
+        The rounds of a probe are far apart in time, so a busy minute spoils one round, not a probe.
+        """
+        for _ in range(2):  # the first ones warm the server up
+            self._completions_s(1, 64, 1)
+        decode_tokens = self._num_decode_tokens()
+        probes = list(self._probes(decode_tokens))
+        fastest_s = dict.fromkeys(probes, math.inf)
+        for number in range(num_rounds):
+            report(f"round {number + 1} of {num_rounds}: {len(probes)} probes")
+            for probe in probes:
+                fastest_s[probe] = min(fastest_s[probe], self._completions_s(*probe))
+        return list(_steps(fastest_s, decode_tokens))
+
+    def _probes(self, decode_tokens: int) -> Iterator[Probe]:
+        for num_tokens in PREFILL_TOKENS:
+            if num_tokens < self._max_tokens:
+                yield 1, num_tokens, 1
+        for num_requests, num_tokens in DECODE_BATCHES:
+            if num_tokens + decode_tokens <= self._max_tokens:
+                yield num_requests, num_tokens, 1
+                yield num_requests, num_tokens, decode_tokens
+
+    def _num_decode_tokens(self) -> int:
+        """Tokens that this server decodes in DECODE_S, including the first one's prefill."""
+        seconds = self._completions_s(1, 16, MIN_DECODE_TOKENS)
+        num_tokens = int(MIN_DECODE_TOKENS * DECODE_S / seconds)
+        return min(max(num_tokens, MIN_DECODE_TOKENS), MAX_DECODE_TOKENS)
+
+    def _completions_s(self, num_requests: int, num_tokens: int, output_tokens: int) -> float:
+        """Seconds from sending concurrent requests to the end of the last."""
+        prompts = [self._rng.choices(self._token_ids, k=num_tokens) for _ in range(num_requests)]
+        with ThreadPoolExecutor(num_requests) as pool:
+            sent_s = time.monotonic()
+            for done in [pool.submit(self._complete, prompt, output_tokens) for prompt in prompts]:
+                done.result()
+            return time.monotonic() - sent_s
+
+    def _complete(self, prompt: list[int], output_tokens: int) -> None:
+        body = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        try:
+            answer = self._http.post("/v1/completions", json=body)
+        except httpx.HTTPError as error:
+            raise TimingError(f"{self._http.base_url}: no answer to a probe: {error}") from error
+        if not answer.is_success:
+            raise TimingError(f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}")
+        num_tokens: object = None
+        with suppress(LookupError, TypeError, ValueError):
+            num_tokens = answer.json()["usage"]["completion_tokens"]
+        if num_tokens != output_tokens:
+            raise TimingError(
+                f"{answer.url}: asked for {output_tokens} tokens, got {num_tokens}: is it a vLLM "
+                "server?"
+            )
+
+
+def _steps(fastest_s: Mapping[Probe, float], decode_tokens: int) -> Iterator[TimedStep]:
+    """Prefills as they were timed; decodes as the difference that the further tokens made."""
+    for num_tokens in PREFILL_TOKENS:
+        if (1, num_tokens, 1) in fastest_s:
+            batch = Batch()
+            batch.add_prefill(num_tokens, 0)
+            yield TimedStep(batch, fastest_s[1, num_tokens, 1], has_request=True)
+    for num_requests, num_tokens in DECODE_BATCHES:
+        whole_s = fastest_s.get((num_requests, num_tokens, decode_tokens))
+        if whole_s is None:
+            continue
+        more_s = whole_s - fastest_s[num_requests, num_tokens, 1]
+        if more_s <= 0.0:
+            raise TimingError(
+                f"{decode_tokens} tokens of output took no longer than one: is something else "
+                "running on this server?"
+            )
+        batch = Batch()
+        for _ in range(num_requests):
+            batch.add_decode(num_tokens + decode_tokens // 2)
+        yield TimedStep(batch, more_s / (decode_tokens - 1), has_request=False)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -176,211 +353,10 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--rounds",
         type=whole_number(1),
-        default=DEFAULT_ROUNDS,
+        default=4,
         metavar="N",
         help="times each probe is sent; the fastest counts (default %(default)s)",
     )
     add("--seed", type=int, default=0, help="of the prompts (default %(default)s)")
     add("--force", action="store_true", help="overwrite the file")
     return parser
-
-
-@dataclass(frozen=True, slots=True)
-class TimedStep:
-    """Seconds that one step with this batch took, with or without a request's way to the engine."""
-
-    batch: Batch
-    seconds: float
-    has_request: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """The constants, and by how much they miss: the mean and largest share of a measured time."""
-
-    cost: FittedLine
-    request_s: float
-    mean_error: float
-    max_error: float
-
-
-def fit(steps: Sequence[TimedStep]) -> Fit:
-    """Least squares of the relative errors, no constant below zero."""
-    rows = np.array([_row(step) for step in steps])
-    seconds = np.array([step.seconds for step in steps])
-    constants = _nonnegative(rows / seconds[:, None], np.ones(len(steps)))
-    errors = np.abs(rows @ constants / seconds - 1.0)
-    request_s, fixed_s, *rest = (float(constant) for constant in constants)
-    # A step that costs nothing at all would let a simulated clock stand still.
-    cost = FittedLine(max(fixed_s, 1e-6), *rest)
-    return Fit(cost, request_s, float(errors.mean()), float(errors.max()))
-
-
-def _row(step: TimedStep) -> list[float]:
-    batch = step.batch
-    return [
-        float(step.has_request),
-        1.0,
-        float(batch.prefill_tokens),
-        float(batch.prefill_pairs),
-        float(batch.num_decodes),
-        float(batch.context_tokens),
-    ]
-
-
-def _nonnegative(rows: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares with constants at or above zero: drops the most negative one and solves
-    again. Columns are scaled, since pairs run to millions and requests are one."""
-    scale = np.abs(rows).max(axis=0)
-    scale[scale == 0.0] = 1.0
-    active = list(range(rows.shape[1]))
-    while True:
-        found, *_ = np.linalg.lstsq(rows[:, active] / scale[active], wanted, rcond=None)
-        if not active or found.min() >= 0.0:
-            constants = np.zeros(rows.shape[1])
-            constants[active] = found / scale[active]
-            return constants
-        del active[int(found.argmin())]
-
-
-PREFILL_TOKENS = (16, 64, 128, 256, 512, 1024, 1536, 2048)
-DECODE_BATCHES = ((1, 64), (1, 512), (1, 1536), (2, 256), (4, 64), (4, 768), (8, 256))
-"""(requests at once, tokens of each prompt)."""
-DECODE_S = 1.0
-"""A completion decodes for about so long."""
-MIN_DECODE_TOKENS, MAX_DECODE_TOKENS = 32, 256
-DEFAULT_ROUNDS = 4
-_TIMEOUT_S = 300.0
-
-
-Probe = tuple[int, int, int]
-
-
-class TimingError(AgentKVError):
-    """The server did not answer a probe, or not as it must for its times to mean something."""
-
-
-class StepTimer:
-    """Sends probes to one server; a context manager."""
-
-    def __init__(
-        self,
-        root_url: str,
-        model: str,
-        token_ids: Sequence[int],
-        *,
-        api_key: str | None,
-        max_tokens: int,
-        seed: int,
-    ) -> None:
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._http = httpx.Client(
-            base_url=root_url,
-            headers=headers,
-            timeout=_TIMEOUT_S,
-            limits=httpx.Limits(max_connections=64),
-        )
-        self._model = model
-        self._token_ids = token_ids
-        self._max_tokens = max_tokens
-        self._random = random.Random(seed)
-
-    def __enter__(self) -> StepTimer:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._http.close()
-
-    def time_all(self, num_rounds: int, say: Callable[[str], None]) -> list[TimedStep]:
-        """Every probe that the server's longest context allows, the fastest of so many rounds.
-
-        Rounds are far apart in time, so that a busy minute spoils one of them and not a probe.
-        """
-        for _ in range(2):  # the first ones warm the server up
-            self._completions_s(1, 64, 1)
-        decode_tokens = self._decode_tokens()
-        probes = list(self._probes(decode_tokens))
-        fastest_s = dict.fromkeys(probes, math.inf)
-        for number in range(num_rounds):
-            say(f"round {number + 1} of {num_rounds}: {len(probes)} probes")
-            for probe in probes:
-                seconds = self._completions_s(*probe)
-                fastest_s[probe] = min(fastest_s[probe], seconds)
-        return list(_steps(fastest_s, decode_tokens))
-
-    def _probes(self, decode_tokens: int) -> Iterator[Probe]:
-        """(requests at once, tokens of each prompt, tokens of each output)."""
-        for num_tokens in PREFILL_TOKENS:
-            if num_tokens < self._max_tokens:
-                yield 1, num_tokens, 1
-        for num_requests, num_tokens in DECODE_BATCHES:
-            if num_tokens + decode_tokens <= self._max_tokens:
-                yield num_requests, num_tokens, 1
-                yield num_requests, num_tokens, decode_tokens
-
-    def _decode_tokens(self) -> int:
-        """How many tokens this server decodes in DECODE_S, the first one's prefill included."""
-        seconds = self._completions_s(1, 16, MIN_DECODE_TOKENS)
-        num_tokens = int(MIN_DECODE_TOKENS * DECODE_S / seconds)
-        return min(max(num_tokens, MIN_DECODE_TOKENS), MAX_DECODE_TOKENS)
-
-    def _completions_s(self, num_requests: int, num_tokens: int, output_tokens: int) -> float:
-        """From sending so many requests at once to the end of the last."""
-        prompts = [self._random.choices(self._token_ids, k=num_tokens) for _ in range(num_requests)]
-        with ThreadPoolExecutor(num_requests) as pool:
-            sent_s = time.monotonic()
-            for done in [pool.submit(self._complete, prompt, output_tokens) for prompt in prompts]:
-                done.result()
-            return time.monotonic() - sent_s
-
-    def _complete(self, prompt: list[int], output_tokens: int) -> None:
-        body = {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
-        try:
-            answer = self._http.post("/v1/completions", json=body)
-        except httpx.HTTPError as error:
-            raise TimingError(f"{self._http.base_url}: no answer to a probe: {error}") from error
-        if not answer.is_success:
-            raise TimingError(f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}")
-        num_tokens = _output_tokens(answer)
-        if num_tokens != output_tokens:
-            raise TimingError(
-                f"{answer.url}: asked for {output_tokens} tokens, got {num_tokens}: is it a vLLM "
-                "server?"
-            )
-
-
-def _output_tokens(answer: httpx.Response) -> Any:
-    """As its usage has them; None where it has none."""
-    try:
-        return answer.json()["usage"]["completion_tokens"]
-    except (LookupError, TypeError, ValueError):
-        return None
-
-
-def _steps(fastest_s: Mapping[Probe, float], decode_tokens: int) -> Iterator[TimedStep]:
-    """Prefills as they were timed; decodes as the difference that the further tokens made."""
-    for num_tokens in PREFILL_TOKENS:
-        if (1, num_tokens, 1) in fastest_s:
-            batch = Batch()
-            batch.add_prefill(num_tokens, 0)
-            yield TimedStep(batch, fastest_s[1, num_tokens, 1], has_request=True)
-    for num_requests, num_tokens in DECODE_BATCHES:
-        whole_s = fastest_s.get((num_requests, num_tokens, decode_tokens))
-        if whole_s is None:
-            continue
-        more_s = whole_s - fastest_s[num_requests, num_tokens, 1]
-        if more_s <= 0.0:
-            raise TimingError(
-                f"{decode_tokens} tokens of output took no longer than one: is something else "
-                "running on this server?"
-            )
-        batch = Batch()
-        for _ in range(num_requests):
-            batch.add_decode(num_tokens + decode_tokens // 2)
-        yield TimedStep(batch, more_s / (decode_tokens - 1), has_request=False)

@@ -1,8 +1,8 @@
 """A second tier of KV in DRAM, behind vLLM's own interface for such tiers (KVConnectorBase_V1).
 
-A turn's full blocks are copied to DRAM when it ends or is preempted, before the GPU frees them; the
-copy out costs nothing here, as in vLLM's native offloading, where it runs beside the computing. A
-prompt whose blocks are in DRAM but not on the GPU waits until they are loaded, while others run.
+The scheduler loads `DramConnector` by its dotted path; run.py sets its size, engine.py runs its
+loads over a `PcieLink`. Copying out costs nothing here, as in vLLM's native offloading, where it
+runs during the computation. A prompt whose blocks are only in DRAM waits until they are loaded.
 """
 
 from __future__ import annotations
@@ -17,19 +17,24 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
 )
 
-CONNECTOR = f"{__name__}.DramConnector"
+CONNECTOR = {
+    "kv_connector": "DramConnector",
+    "kv_connector_module_path": __name__,
+    "kv_role": "kv_both",
+}
+"""The fields of vLLM's KVTransferConfig that install the tier."""
 
 
 class DramTier:
-    """Which blocks DRAM holds: the least recently used go first, of a context its end first."""
+    """The blocks in DRAM. Least recently used contexts are evicted first, each from its end."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
         self._held: OrderedDict[Any, None] = OrderedDict()
 
     def put(self, block_hashes: Sequence[Any]) -> None:
-        """Hold these, or note their use; a context's later blocks count as used before earlier
-        ones, for without those they are worth nothing."""
+        """Hold these blocks, or refresh them; later blocks of a context count as used earlier,
+        since without the first ones they are worth nothing."""
         for block_hash in reversed(block_hashes):
             self._held[block_hash] = None
             self._held.move_to_end(block_hash)
@@ -37,7 +42,7 @@ class DramTier:
             self._held.popitem(last=False)
 
     def num_held(self, block_hashes: Sequence[Any]) -> int:
-        """How many of these it holds, from the first up to the first that is missing."""
+        """Number of blocks held, from the first up to the first that is missing."""
         for index, block_hash in enumerate(block_hashes):
             if block_hash not in self._held:
                 return index
@@ -45,7 +50,7 @@ class DramTier:
 
 
 class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes count as Any
-    """The scheduler's side of the tier; `loads` collects what is to be copied to the GPU."""
+    """The scheduler's side of the tier."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,16 +59,16 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
         self._requests: dict[str, Any] = {}
         self._num_computed: dict[str, int] = {}
         self.loads: list[tuple[str, int]] = []
-        """(request, blocks) of loads that the last step began; whoever runs them empties it."""
+        """(request, blocks) of each load that the last step began; the engine clears it."""
 
     def configure(self, tier: DramTier, block_tokens: int) -> None:
-        """Say how large the tier is, before the first request."""
+        """Set the size of the tier, before the first request."""
         self._tier = tier
         self._block_tokens = block_tokens
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A lost copy costs a cache miss, nothing else."""
+        """False: a lost copy costs a cache miss, nothing else."""
         return False
 
     def on_new_request(self, request: Any) -> None:
@@ -72,7 +77,7 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens behind those on the GPU that DRAM has; they are loaded between steps."""
+        """Tokens in DRAM that continue those on the GPU; they are loaded between steps."""
         first = num_computed_tokens // self._block_tokens
         last = (request.num_tokens - 1) // self._block_tokens
         num_blocks = self._tier.num_held(request.block_hashes[first:last])
@@ -83,7 +88,7 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
             self.loads.append((request.request_id, num_external_tokens // self._block_tokens))
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Copy out what was preempted; called before the step counts as computed."""
+        """Copy preempted contexts out; called before the step counts as computed."""
         for request_id in sorted(scheduler_output.preempted_req_ids or ()):
             self._store(self._requests[request_id], self._num_computed.get(request_id, 0))
         for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
@@ -94,7 +99,7 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Copy out the whole context."""
+        """Copy the whole context out."""
         self._store(request, request.num_tokens - 1)
         self._requests.pop(request.request_id, None)
         self._num_computed.pop(request.request_id, None)
@@ -103,7 +108,7 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
     def _store(self, request: Any, num_tokens: int) -> None:
         self._tier.put(request.block_hashes[: num_tokens // self._block_tokens])
 
-    # The worker's side: there is none, the simulated engine does the loads.
+    # The abstract worker side is never called: the simulated engine runs the loads.
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         raise NotImplementedError
@@ -121,7 +126,7 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
 
 
 class PcieLink:
-    """Times in seconds on the run's clock, rate in bytes per second."""
+    """Loads from DRAM to the GPU, one after the other at `bytes_per_s`, while the GPU computes."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -135,11 +140,11 @@ class PcieLink:
 
     @property
     def next_done_s(self) -> float:
-        """When the next load is done; infinity if there is none."""
+        """Time at which the next load ends; infinity if there is none."""
         return self._loads[0][0] if self._loads else math.inf
 
     def take_done(self, now_s: float) -> list[str]:
-        """The requests whose loads are done by now."""
+        """Requests whose loads have ended by now."""
         done = []
         while self.next_done_s <= now_s:
             done.append(self._loads.popleft()[1])

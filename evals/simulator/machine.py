@@ -1,6 +1,7 @@
-"""The server that is simulated: what a step costs, how much memory there is, what its limits are.
+"""The simulated server: the cost of its steps, the size of its memory, its limits.
 
-Made from names in the catalog or from the profile that `agentkv simulate calibrate` writes.
+Made from names in the catalog, or from the profile that `agentkv simulate calibrate` writes. Knows
+nothing of policies or vLLM; `alone_s` says how long a job takes on it with nothing else running.
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ from agentkv.errors import AgentKVError
 
 from ..workload.plans import JobPlan
 from . import catalog
-from .catalog import ACHIEVED, GPU, ModelShape
+from .catalog import ACHIEVED, GPU, GPUS, MODELS, ModelShape
 from .cost import Batch, CostModel, FittedLine, kv_token_bytes, roofline
 
 GIB = 1024**3
 DEFAULT_DRAM_GIB = 64.0
 MAX_BLOCKS = 6_000_000
 """Blocks are objects: this many take 1.5 GB."""
+PROFILE_FORMAT = "agentkv-profile-1"
+
+
+class SimulationError(AgentKVError, ValueError):
+    """A machine, model or policy cannot be simulated; the message says what is allowed."""
+
+
+class StuckError(AgentKVError):
+    """Requests wait, and no event to come would let them run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +53,8 @@ class Limits:
 class Machine:
     """One server; `num_blocks` counts the null block, as vLLM's `num_gpu_blocks` does.
 
-    `request_s` passes between a client's sending and the engine's having the request;
-    `pcie_bytes_s` is the rate of reloads from DRAM.
+    A request takes `request_s` from the client to the engine; loads from DRAM run at
+    `pcie_bytes_s`.
     """
 
     name: str
@@ -59,144 +69,16 @@ class Machine:
     request_s: float
     pcie_bytes_s: float
 
-    def with_blocks(self, num_blocks: int) -> Machine:
-        """The same server with another pool."""
-        return replace(self, num_blocks=num_blocks)
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the pool holds, without the null block."""
+        return (self.num_blocks - 1) * self.block_tokens
 
     def as_dict(self) -> dict[str, Any]:
         """The machine as rows and reports carry it."""
         fields = asdict(self)
         fields["cost"] = {"kind": type(self.cost).__name__, **fields["cost"]}
         return fields
-
-
-def make_machine(gpu: str, model: str | None, limits: Limits) -> Machine:
-    """The machine that flags describe: a GPU and a model by name, or a profile's file.
-
-    Raises SimulationError for a name that is not known, for a model that does not fit, and for
-    limits that vLLM or this machine's memory would not take.
-    """
-    machine = _named(gpu, model, limits)
-    if machine.max_num_batched_tokens < machine.max_num_seqs:
-        raise SimulationError(
-            f"--max-num-batched-tokens: got {machine.max_num_batched_tokens}, vLLM takes no fewer "
-            f"than --max-num-seqs, {machine.max_num_seqs}"
-        )
-    if machine.num_blocks > MAX_BLOCKS:
-        raise SimulationError(
-            f"--blocks: {machine.num_blocks:,} blocks, allowed are {MAX_BLOCKS:,}"
-        )
-    return machine
-
-
-def _named(gpu: str, model: str | None, limits: Limits) -> Machine:
-    if gpu in catalog.GPUS:
-        return _from_catalog(gpu, model or "llama-3.1-8b", limits)
-    if not Path(gpu).is_file():
-        raise SimulationError(
-            f"--gpu: got {gpu!r}, allowed are {', '.join(catalog.GPUS)}, or the file of a profile "
-            "that `agentkv simulate calibrate` wrote"
-        )
-    return _from_profile(read_profile(Path(gpu)), model, limits)
-
-
-def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
-    if model_name not in catalog.MODELS:
-        raise SimulationError(
-            f"--model: got {model_name!r}, allowed are {', '.join(catalog.MODELS)}"
-        )
-    gpu, model = catalog.GPUS[gpu_name], catalog.MODELS[model_name]
-    block_tokens = limits.block_tokens or catalog.BLOCK_TOKENS
-    num_blocks = limits.num_blocks
-    if num_blocks is None:
-        num_blocks = blocks_that_fit(gpu, model, block_tokens, limits)
-        if num_blocks < 2:
-            raise SimulationError(_too_big(gpu_name, gpu, model_name, model, limits))
-    is_big = gpu.memory_gib >= catalog.BIG_MEMORY_GIB
-    max_num_batched_tokens = limits.max_num_batched_tokens or (
-        catalog.BIG_BATCH_TOKENS if is_big else catalog.BATCH_TOKENS
-    )
-    max_num_seqs = catalog.BIG_NUM_SEQS if is_big else catalog.NUM_SEQS
-    return Machine(
-        name=gpu_name if limits.num_gpus == 1 else f"{limits.num_gpus}x{gpu_name}",
-        model=model_name,
-        cost=roofline(gpu, model, limits.num_gpus),
-        num_blocks=num_blocks,
-        block_tokens=block_tokens,
-        block_bytes=block_bytes(model, block_tokens),
-        max_num_seqs=limits.max_num_seqs or min(max_num_seqs, max_num_batched_tokens),
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_tokens=_max_model_tokens(
-            limits.max_model_tokens or model.max_context_tokens, num_blocks, block_tokens
-        ),
-        request_s=ACHIEVED.request_s,
-        pcie_bytes_s=gpu.pcie_gb_s * 1e9 * limits.num_gpus,
-    )
-
-
-def _from_profile(profile: Profile, model: str | None, limits: Limits) -> Machine:
-    num_blocks = limits.num_blocks or profile.num_blocks
-    block_tokens = limits.block_tokens or profile.block_tokens
-    max_num_batched_tokens = limits.max_num_batched_tokens or profile.max_num_batched_tokens
-    return Machine(
-        name=profile.name,
-        model=model or profile.model,
-        cost=profile.cost,
-        num_blocks=num_blocks,
-        block_tokens=block_tokens,
-        block_bytes=profile.kv_token_bytes * block_tokens,
-        max_num_seqs=limits.max_num_seqs or min(profile.max_num_seqs, max_num_batched_tokens),
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_tokens=_max_model_tokens(
-            limits.max_model_tokens or profile.max_model_tokens, num_blocks, block_tokens
-        ),
-        request_s=profile.request_s,
-        pcie_bytes_s=catalog.PCIE4_GB_S * 1e9,
-    )
-
-
-def _max_model_tokens(wanted: int, num_blocks: int, block_tokens: int) -> int:
-    """A server takes no context that the whole pool, less the null block, could not hold."""
-    return min(wanted, (num_blocks - 1) * block_tokens)
-
-
-def block_bytes(model: ModelShape, block_tokens: int) -> int:
-    """Bytes of one block, over all cards."""
-    return kv_token_bytes(model) * block_tokens
-
-
-def blocks_that_fit(gpu: GPU, model: ModelShape, block_tokens: int, limits: Limits) -> int:
-    """Blocks in what vLLM may take of the memory, less weights and working space.
-
-    Source: 10.55 GiB = 5,402 blocks of 2 MiB for Llama-3.1-8B on an RTX 5090 at 0.85.
-    """
-    usable_gib = (
-        limits.num_gpus * (gpu.memory_gib * limits.memory_utilization - ACHIEVED.overhead_gib)
-        - model.num_parameters * model.dtype_bytes / GIB
-    )
-    return max(0, math.floor(usable_gib * GIB / block_bytes(model, block_tokens)))
-
-
-def _too_big(gpu_name: str, gpu: GPU, model_name: str, model: ModelShape, limits: Limits) -> str:
-    weights_gib = model.num_parameters * model.dtype_bytes / GIB
-    a_card_gib = gpu.memory_gib * limits.memory_utilization - ACHIEVED.overhead_gib
-    needed = math.floor(weights_gib / a_card_gib) + 1 if a_card_gib > 0 else 0
-    advice = f"--num-gpus {needed} or more" if needed else "a higher --gpu-memory-utilization"
-    return (
-        f"{model_name} ({weights_gib:.1f} GiB of weights) leaves no room for KV blocks on "
-        f"{limits.num_gpus} x {gpu_name} ({gpu.memory_gib} GiB); use {advice}"
-    )
-
-
-class SimulationError(AgentKVError, ValueError):
-    """A machine, model or policy that cannot be simulated; the text says what is allowed."""
-
-
-class StuckError(AgentKVError):
-    """Requests wait and nothing that could ever happen would let them run."""
-
-
-FORMAT = "agentkv-profile-1"
 
 
 class _Step(BaseModel):
@@ -210,11 +92,11 @@ class _Step(BaseModel):
 
 
 class Profile(BaseModel):
-    """A server as it was measured; times in seconds."""
+    """A measured server, as `agentkv simulate calibrate` writes it and `--gpu FILE` reads it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: str = Field(FORMAT, pattern=f"^{FORMAT}$")
+    format: str = Field(PROFILE_FORMAT, pattern=f"^{PROFILE_FORMAT}$")
     name: str
     model: str
     step: _Step
@@ -222,12 +104,12 @@ class Profile(BaseModel):
     num_blocks: int = Field(ge=2)
     block_tokens: int = Field(ge=1)
     kv_token_bytes: int = Field(0, ge=0)
-    """Only the offload tier needs it; 0 where it is not known."""
+    """Only the offload tier needs it; 0 if unknown."""
     max_num_seqs: int = Field(ge=1)
     max_num_batched_tokens: int = Field(ge=1)
     max_model_tokens: int = Field(ge=1)
     measured: dict[str, Any] = Field(default_factory=dict)
-    """What the constants were fitted to, and how well."""
+    """The points to which the constants were fitted, and the errors of the fit."""
 
     @property
     def cost(self) -> FittedLine:
@@ -248,9 +130,116 @@ def read_profile(path: Path) -> Profile:
         ) from None
 
 
+def make_machine(gpu: str, model: str | None, limits: Limits) -> Machine:
+    """The machine that flags describe: a GPU and a model by name, or a profile's file.
+
+    Raises SimulationError for an unknown name, for a model that does not fit, and for limits that
+    vLLM or this machine's memory would not take.
+    """
+    if gpu in GPUS:
+        machine = _from_catalog(gpu, model or "llama-3.1-8b", limits)
+    elif Path(gpu).is_file():
+        machine = _from_profile(read_profile(Path(gpu)), model, limits)
+    else:
+        raise SimulationError(
+            f"--gpu: got {gpu!r}, allowed are {', '.join(GPUS)}, or the file of a profile "
+            "that `agentkv simulate calibrate` wrote"
+        )
+    max_num_batched_tokens = limits.max_num_batched_tokens or machine.max_num_batched_tokens
+    max_num_seqs = limits.max_num_seqs or min(machine.max_num_seqs, max_num_batched_tokens)
+    if max_num_batched_tokens < max_num_seqs:
+        raise SimulationError(
+            f"--max-num-batched-tokens: got {max_num_batched_tokens}, vLLM takes no fewer "
+            f"than --max-num-seqs, {max_num_seqs}"
+        )
+    if machine.num_blocks > MAX_BLOCKS:
+        raise SimulationError(
+            f"--blocks: {machine.num_blocks:,} blocks, allowed are {MAX_BLOCKS:,}"
+        )
+    return replace(
+        machine,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        # A server takes no context that the whole pool could not hold.
+        max_model_tokens=min(
+            limits.max_model_tokens or machine.max_model_tokens, machine.pool_tokens
+        ),
+    )
+
+
+def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
+    if model_name not in MODELS:
+        raise SimulationError(f"--model: got {model_name!r}, allowed are {', '.join(MODELS)}")
+    gpu, model = GPUS[gpu_name], MODELS[model_name]
+    block_tokens = limits.block_tokens or catalog.BLOCK_TOKENS
+    num_blocks = limits.num_blocks or blocks_that_fit(gpu, model, block_tokens, limits)
+    if num_blocks < 2:
+        raise SimulationError(_too_big(gpu_name, gpu, model_name, model, limits))
+    is_big = gpu.memory_gib >= catalog.BIG_MEMORY_GIB
+    return Machine(
+        name=gpu_name if limits.num_gpus == 1 else f"{limits.num_gpus}x{gpu_name}",
+        model=model_name,
+        cost=roofline(gpu, model, limits.num_gpus),
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        block_bytes=kv_token_bytes(model) * block_tokens,
+        max_num_seqs=catalog.BIG_NUM_SEQS if is_big else catalog.NUM_SEQS,
+        max_num_batched_tokens=catalog.BIG_BATCH_TOKENS if is_big else catalog.BATCH_TOKENS,
+        max_model_tokens=model.max_context_tokens,
+        request_s=ACHIEVED.request_s,
+        pcie_bytes_s=gpu.pcie_gb_s * 1e9 * limits.num_gpus,
+    )
+
+
+def _from_profile(profile: Profile, model: str | None, limits: Limits) -> Machine:
+    block_tokens = limits.block_tokens or profile.block_tokens
+    return Machine(
+        name=profile.name,
+        model=model or profile.model,
+        cost=profile.cost,
+        num_blocks=limits.num_blocks or profile.num_blocks,
+        block_tokens=block_tokens,
+        block_bytes=profile.kv_token_bytes * block_tokens,
+        max_num_seqs=profile.max_num_seqs,
+        max_num_batched_tokens=profile.max_num_batched_tokens,
+        max_model_tokens=profile.max_model_tokens,
+        request_s=profile.request_s,
+        pcie_bytes_s=catalog.PCIE4_GB_S * 1e9,
+    )
+
+
+def blocks_that_fit(gpu: GPU, model: ModelShape, block_tokens: int, limits: Limits) -> int:
+    """Blocks in the memory that vLLM may take, less weights and working space.
+
+    Source: 10.55 GiB = 5,402 blocks of 2 MiB for Llama-3.1-8B on an RTX 5090 at 0.85.
+    """
+    usable_gib = limits.num_gpus * _card_gib(gpu, limits) - _weights_gib(model)
+    return max(0, math.floor(usable_gib * GIB / (kv_token_bytes(model) * block_tokens)))
+
+
+def _card_gib(gpu: GPU, limits: Limits) -> float:
+    """Memory of one card for weights and KV."""
+    return gpu.memory_gib * limits.memory_utilization - ACHIEVED.overhead_gib
+
+
+def _weights_gib(model: ModelShape) -> float:
+    return model.num_parameters * model.dtype_bytes / GIB
+
+
+def _too_big(gpu_name: str, gpu: GPU, model_name: str, model: ModelShape, limits: Limits) -> str:
+    weights_gib, card_gib = _weights_gib(model), _card_gib(gpu, limits)
+    advice = "a higher --gpu-memory-utilization"
+    if card_gib > 0:
+        advice = f"--num-gpus {math.floor(weights_gib / card_gib) + 1} or more"
+    return (
+        f"{model_name} ({weights_gib:.1f} GiB of weights) leaves no room for KV blocks on "
+        f"{limits.num_gpus} x {gpu_name} ({gpu.memory_gib} GiB); use {advice}"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class TurnAlone:
-    """One turn with the machine to itself; `prompt_tokens` is the whole prompt."""
+    """Times of one turn on an empty server; `prompt_tokens` is the whole prompt."""
 
     prompt_tokens: int
     prefill_s: float

@@ -1,7 +1,7 @@
-"""Policies by the names that `--policy` takes: NAME[:RULES][SETTINGS][+offload][@infinite], or
-NAME[:RULES][SETTINGS]@lossless.
+"""Policies by the names that `--policy` takes: NAME[:RULES][SETTINGS][+offload][@infinite].
 
-SETTINGS is a JSON object of the plugin's settings, laid over those that the name stands for.
+SETTINGS is a JSON object of the plugin's settings, laid over those that the name stands for. Called
+by the commands; knows nothing of machines or workloads.
 """
 
 from __future__ import annotations
@@ -21,57 +21,53 @@ NOT_SIMULATED = ("priority",)
 """Policies of the server that order by a field which no workload has."""
 _NAME = re.compile(
     r"(?P<policy>[a-z0-9_:-]+)(?P<settings>\{.*\})?"
-    r"(?P<suffix>(?P<offload>\+offload)?(?P<infinite>@infinite)?|(?P<lossless>@lossless))",
+    r"(?P<suffix>(?P<offload>\+offload)?(?P<infinite>@infinite)?)",
     re.DOTALL,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """One policy to run; `settings` are what `--additional-config` would hold, None for stock.
+    """One policy to run; `settings` are those of `--additional-config`, None for stock.
 
-    The name spells given settings in one way, however they were written.
+    The name spells its settings in one way, however they were written.
     """
 
     name: str
     settings: dict[str, Any] | None = field(hash=False)
     has_offload: bool = False
     is_infinite: bool = False
-    is_lossless: bool = False
-    """Beside a tier without end whose loads take no time."""
 
 
 def parse_policy(name: str) -> PolicyChoice:
-    """The policy of a name; raises SimulationError for one that is not known, or wrong settings."""
+    """The policy of a name; raises SimulationError for an unknown one, or wrong settings."""
     allowed = [known for known in policy_names() if known not in NOT_SIMULATED]
     match = _NAME.fullmatch(name)
     if match is None or match["policy"] not in allowed:
         raise SimulationError(
             f"--policy: got {name!r}, allowed are {', '.join(allowed)}, each also with "
             '{"setting": value} (JSON), +offload (a DRAM tier) and @infinite (an unlimited pool), '
-            "in that order, or with @lossless (a tier without end, loads that take no time)"
+            "in that order"
         )
     policy = server_policy(match["policy"])
-    given = _given_settings(name, policy, match["settings"])
+    given = _read_given(name, policy, match["settings"])
     spelled = json.dumps(given, sort_keys=True, separators=(",", ":")) if given else ""
-    own_name = match["policy"] + spelled + match["suffix"]
     settings = None
     if not policy.is_stock:
         settings = {"policy": policy.scheduling_policy, **policy.settings, **given}
     return PolicyChoice(
-        own_name,
+        match["policy"] + spelled + match["suffix"],
         settings,
         has_offload=match["offload"] is not None,
         is_infinite=match["infinite"] is not None,
-        is_lossless=match["lossless"] is not None,
     )
 
 
-def _given_settings(name: str, policy: ServerPolicy, text: str | None) -> Mapping[str, Any]:
+def _read_given(name: str, policy: ServerPolicy, text: str | None) -> Mapping[str, Any]:
     if text is None:
         return {}
     try:
-        given = json.loads(text)
+        given: dict[str, Any] = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise SimulationError(f"--policy: got {name!r}, {text} is no JSON: {error}") from None
     if not given:
@@ -86,5 +82,4 @@ def _given_settings(name: str, policy: ServerPolicy, text: str | None) -> Mappin
         read_settings({**policy.settings, **given}, policy=policy.scheduling_policy)
     except SettingsError as error:
         raise SimulationError(f"--policy: got {name!r}: {error}") from None
-    checked: Mapping[str, Any] = given
-    return checked
+    return given

@@ -1,31 +1,29 @@
-"""Plays one workload on one simulated server under one policy."""
+"""Plays one workload on one simulated server under one policy.
+
+Called by the command and by studies. Connects agents and engine on one virtual clock; knows nothing
+of files or flags.
+"""
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from agentkv.testing.vllm_scheduler import SchedulerShape, build_scheduler, quiet_vllm
 
 from ..outcomes import JobOutcome
 from ..workload.plans import Workload
-from .agents import Agents, Replies, outcome
+from .agents import Agents, Replies
 from .dram_tier import CONNECTOR, DramTier
 from .engine import SimulatedEngine, VirtualClock
 from .machine import DEFAULT_DRAM_GIB, GIB, MAX_BLOCKS, Machine, SimulationError
 from .policies import PolicyChoice
 
-_NO_TIME_BYTES_S = 1e18
-"""A link for which no load takes time worth telling: a context of 40 GB in 40 ns."""
-
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How to simulate: with jumps or step by step, DRAM of an offload tier, events to keep."""
+    """With jumps or step by step, DRAM of an offload tier, events of the event log to keep."""
 
     has_jumps: bool = True
     dram_gib: float = DEFAULT_DRAM_GIB
@@ -34,9 +32,9 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """What came out: the jobs, in the order they ended, and the engine's counters.
+    """Results of a run: the jobs, in the order they ended, and the counters.
 
-    `record` is what `GET /v1/agentkv/timestamps` would answer; None under the stock scheduler.
+    `record` is the answer of `GET /v1/agentkv/timestamps`; None under the stock scheduler.
     """
 
     jobs: tuple[JobOutcome, ...]
@@ -48,7 +46,7 @@ OnJobEnd = Callable[[JobOutcome, int], None]
 
 
 class Simulation:
-    """One run; `run` may be interrupted, `result` then holds what there is."""
+    """One run. If `run` is interrupted, `result` holds what there is."""
 
     def __init__(
         self,
@@ -59,12 +57,13 @@ class Simulation:
         *,
         alone_s: Mapping[str, float] | None = None,
     ) -> None:
-        """`alone_s` says of jobs how long they take alone."""
+        """`alone_s` has the seconds that each job takes alone."""
         options = options or RunOptions()
         if policy.is_infinite:
-            machine = machine.with_blocks(_blocks_for_all(workload, machine))
-        if policy.is_lossless:
-            machine = replace(machine, pcie_bytes_s=_NO_TIME_BYTES_S)
+            machine = replace(machine, num_blocks=_blocks_for_all(workload, machine))
+        settings = policy.settings
+        if settings is not None:
+            settings = {**settings, "record_events": options.record_events}
         self.machine = machine
         self._jobs: list[JobOutcome] = []
         self._alone_s = alone_s or {}
@@ -72,17 +71,22 @@ class Simulation:
         self._clock = VirtualClock()
         replies = Replies()
         quiet_vllm()
-        with tempfile.TemporaryDirectory(prefix="agentkv-simulate-") as folder:
-            self._scheduler = build_scheduler(
-                _shape(machine, policy, options),
-                Path(folder),
-                clock=self._clock,
-                decode=replies.decode,
-            )
+        self._scheduler = build_scheduler(
+            SchedulerShape(
+                num_blocks=machine.num_blocks,
+                block_tokens=machine.block_tokens,
+                max_num_seqs=machine.max_num_seqs,
+                max_num_batched_tokens=machine.max_num_batched_tokens,
+                max_model_tokens=machine.max_model_tokens,
+                settings=settings,
+                connector=CONNECTOR if policy.has_offload else None,
+            ),
+            clock=self._clock,
+            decode=replies.decode,
+        )
         if policy.has_offload:
-            self._add_tier(_dram_blocks(machine, options.dram_gib))
-        elif policy.is_lossless:
-            self._add_tier(sys.maxsize)
+            tier = DramTier(_dram_blocks(machine, options.dram_gib))
+            self._scheduler.connector.configure(tier, machine.block_tokens)
         self.engine = SimulatedEngine(
             machine, self._scheduler, self._clock, has_jumps=options.has_jumps
         )
@@ -91,19 +95,16 @@ class Simulation:
             machine,
             self.engine,
             replies,
-            has_plugin=policy.settings is not None,
+            has_plugin=settings is not None,
             on_job_end=self._job_ended,
         )
 
-    def _add_tier(self, num_blocks: int) -> None:
-        self._scheduler.connector.configure(DramTier(num_blocks), self.machine.block_tokens)
-
     def run(self, *, on_job_end: OnJobEnd | None = None) -> SimulatedRun:
-        """Play all jobs to their end; `on_job_end` hears of each, and how many have ended."""
+        """Play all jobs to their end; `on_job_end` gets each job and the number ended so far."""
         self._on_job_end = on_job_end
         agents, engine, clock = self._agents, self.engine, self._clock
         while True:
-            agents.do_what_is_due(clock.now_s)
+            agents.handle_events(clock.now_s)
             if engine.is_busy:
                 for turn in engine.step(agents.next_event_s):
                     agents.turn_ended(turn)
@@ -119,9 +120,9 @@ class Simulation:
             self.engine.expire_pins()
 
     def result(self) -> SimulatedRun:
-        """What has come out so far; jobs under way count as cut."""
+        """Results so far; jobs under way count as cut."""
         now_s = self._clock.now_s
-        cut = [outcome(job, now_s, "cut") for job in self._agents.running.values()]
+        cut = [job.outcome(now_s, "cut") for job in self._agents.running.values()]
         retention = getattr(self._scheduler, "retention", None)
         totals = {} if retention is None else retention.counters.totals()
         return SimulatedRun(
@@ -144,21 +145,6 @@ class Simulation:
         self._jobs.append(job)
         if self._on_job_end is not None:
             self._on_job_end(job, len(self._jobs))
-
-
-def _shape(machine: Machine, policy: PolicyChoice, options: RunOptions) -> SchedulerShape:
-    settings = policy.settings
-    if settings is not None:
-        settings = {**settings, "record_events": options.record_events}
-    return SchedulerShape(
-        num_blocks=machine.num_blocks,
-        block_tokens=machine.block_tokens,
-        max_num_seqs=machine.max_num_seqs,
-        max_num_batched_tokens=machine.max_num_batched_tokens,
-        max_model_tokens=machine.max_model_tokens,
-        settings=settings,
-        connector=CONNECTOR if policy.has_offload or policy.is_lossless else None,
-    )
 
 
 def check_pool(workload: Workload, machine: Machine, policy: PolicyChoice, dram_gib: float) -> None:

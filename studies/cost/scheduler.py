@@ -249,7 +249,7 @@ class BareEngine:
         )
         self._hasher = sha256_hasher(block_tokens)
         # Without a model there is no tokenizer.
-        self.scheduler = build_scheduler(shape, folder, decode=lambda token_ids: REPLY)
+        self.scheduler = build_scheduler(shape, decode=lambda token_ids: REPLY)
         if policy != "stock":
             self.scheduler.attach(Loop())
 

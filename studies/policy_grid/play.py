@@ -10,18 +10,24 @@ import traceback
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from agentkv.evals.outcomes import RunOutcome
-from agentkv.evals.simulator.policies import parse_policy
 from agentkv.evals.simulator.simulate import policy_entry
 from agentkv.evals.summary import summarize
 
 from .grid import JobStore, StudyPlan, Unit, unit_key
-from .ideals import IDEALS, ideal_entry
+from .ideals import (
+    ENDLESS_GIB,
+    IDEALS,
+    LOSSLESS_SUFFIX,
+    NO_TIME_BYTES_S,
+    ideal_entry,
+    parse_grid_policy,
+)
 
 _TRACEBACK_CHARS = 2000
 
@@ -64,8 +70,11 @@ def _simulate(plan: StudyPlan, store: JobStore, unit: Unit) -> dict[str, Any]:
     workload, alone_s = store.workload(unit, machine)
     if unit.policy in IDEALS:
         return ideal_entry(unit.policy, workload, machine, alone_s)
-    policy = parse_policy(unit.policy)
+    policy = parse_grid_policy(unit.policy)
     options = RunOptions(dram_gib=plan.dram_gib)
+    if unit.policy.endswith(LOSSLESS_SUFFIX):
+        machine = replace(machine, pcie_bytes_s=NO_TIME_BYTES_S)
+        options = RunOptions(dram_gib=ENDLESS_GIB)
     result = Simulation(workload, machine, policy, options, alone_s=alone_s).run()
     described = {"jps": unit.jps, "concurrency": unit.load.concurrency}
     run = RunOutcome(policy.name, described, result.jobs, result.counters)

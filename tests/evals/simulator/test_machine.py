@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentkv.evals.simulator.catalog import GPUS, MODELS
-from agentkv.evals.simulator.machine import Limits, SimulationError, block_bytes, make_machine
+from agentkv.evals.simulator.machine import Limits, SimulationError, make_machine
 
 PROFILE = {
     "name": "cpu",
@@ -31,7 +31,7 @@ PROFILE = {
 
 def test_a_block_of_the_reference_is_2_mib() -> None:
     """K and V of 32 layers, 16 tokens, 8 heads of 128, 2 bytes each."""
-    assert block_bytes(MODELS["llama-3.1-8b"], 16) == 2 * 1024**2
+    assert make_machine("h100", "llama-3.1-8b", Limits()).block_bytes == 2 * 1024**2
 
 
 def test_the_reference_card_has_5402_blocks() -> None:

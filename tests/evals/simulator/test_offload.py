@@ -106,7 +106,12 @@ def test_a_turn_that_preempts_itself_makes_room_for_the_next(seed: int) -> None:
         )
         for number in range(6)
     ]
-    _, run = simulate(Workload("six", seed, tuple(jobs), None), "fcfs@lossless")
+    _, run = simulate(
+        Workload("six", seed, tuple(jobs), None),
+        "fcfs+offload",
+        replace(machine(), pcie_bytes_s=1e18),
+        dram_gib=1e12,
+    )
     assert [job.status for job in run.jobs] == ["done"] * 6
 
 

@@ -36,18 +36,11 @@ def test_suffixes_add_up() -> None:
     assert policy.settings == {"policy": "context_serve"}
 
 
-def test_a_tier_without_loss_stands_alone() -> None:
-    """It is a tier and needs no larger pool."""
-    policy = parse_policy('agentkv{"patience_s": 5}@lossless')
-    assert (policy.is_lossless, policy.has_offload, policy.is_infinite) == (True, False, False)
-    assert policy.name == 'agentkv{"patience_s":5}@lossless'
-
-
 @pytest.mark.parametrize(
     "name",
     [
         *("", "lifo", "priority", "fcfs:paper", "fcfs@infinite+offload", "fcfs@", "FCFS"),
-        *("fcfs+offload@lossless", "fcfs@infinite@lossless"),
+        *("fcfs@lossless", "fcfs+offload@lossless", "fcfs@infinite@lossless"),
     ],
 )
 def test_unknown_names_list_the_known_ones(name: str) -> None:

@@ -34,5 +34,5 @@ def test_blocks_of_a_context_keep_their_names() -> None:
     short = hashes.up_to(100)
     assert len(short) == 6
     assert hashes.up_to(200)[:6] == short
-    assert hashes.up_to(200, behind=6) == hashes.up_to(200)[6:]
+    assert hashes.up_to(200, skip=6) == hashes.up_to(200)[6:]
     assert not set(hashes.up_to(1000)) & set(ContextHashes(8, 16).up_to(1000))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from statistics import fmean
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -161,19 +160,6 @@ def test_scarce_memory_costs_fcfs_what_pins_save() -> None:
         recomputed[policy] = run.counters["recomputed_tokens"]
     assert recomputed["fcfs"] > recomputed["continuum:released"] > recomputed["fcfs@infinite"] == 0
     assert recomputed["fcfs"] > recomputed["fcfs+offload"]
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "continuum:released", "agentkv"])
-def test_without_loss_nothing_is_computed_twice_in_the_same_pool(policy: str) -> None:
-    """@lossless: what left the pool is back at once, and the mean job sooner done for it."""
-    jobs = random_jobs(60, span_s=4.0)
-    simulation, run = simulate(jobs, f"{policy}@lossless", machine(400))
-    _, without = simulate(jobs, policy, machine(400))
-    assert simulation.machine.num_blocks == 400
-    assert run.counters["recomputed_tokens"] == 0
-    assert run.counters["reloaded_tokens"] > 0
-    mean_s, lossy_s = (fmean(job.duration_s for job in each.jobs) for each in (run, without))
-    assert mean_s < lossy_s
 
 
 def test_a_context_the_server_does_not_take_fails_its_job() -> None:
