@@ -208,7 +208,9 @@ def runner_output(
     `transfers` says more of the loads than `loaded` can.
     """
     if transfers is None and loaded:
-        transfers = KVConnectorOutput(finished_recving=set(loaded))
+        # A set of strings would be read in an order that differs from process to process.
+        ordered: Any = dict.fromkeys(loaded).keys()
+        transfers = KVConnectorOutput(finished_recving=ordered)
     return ModelRunnerOutput(
         req_ids=list(request_ids),
         req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
