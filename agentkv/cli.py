@@ -12,52 +12,44 @@ import os
 import sys
 
 COMMANDS = {
-    "serve": (
-        "agentkv.integrations.vllm.serve",
-        "vllm",
-        "start a vLLM server with one of our policies",
-    ),
-    "doctor": ("agentkv.integrations.vllm.doctor", "vllm", "check the installation and a server"),
+    "serve": ("integrations.vllm.serve", "vllm", "start a vLLM server with one of our policies"),
+    "doctor": ("integrations.vllm.doctor", "vllm", "check the installation and a server"),
     "verify-pin": (
-        "agentkv.evals.commands.verify_pin",
+        "evals.commands.verify_pin",
         "bench",
         "check from outside that pins hold and end",
     ),
     "bench": (
-        "agentkv.evals.commands.bench",
+        "evals.commands.bench",
         "bench",
         "put agent jobs on a running server and measure them",
     ),
     "compare": (
-        "agentkv.evals.commands.compare",
+        "evals.commands.compare",
         "bench",
         "run the same jobs under each policy, on real servers",
     ),
     "simulate": (
-        "agentkv.evals.simulator.simulate",
+        "evals.simulator.simulate",
         "bench,vllm",
         "compare policies without a server or a GPU",
     ),
-    "record": ("agentkv.evals.commands.record", "bench", "show what a server noted of each job"),
-    "plot": (
-        "agentkv.evals.commands.plot",
-        "bench",
-        "draw the rows of bench, compare and simulate",
-    ),
-    "predict": ("agentkv.predict", "bench", "say how long a command will run, and why"),
+    "record": ("evals.commands.record", "bench", "show what a server noted of each job"),
+    "plot": ("evals.commands.plot", "bench", "draw the rows of bench, compare and simulate"),
+    "predict": ("predict", "bench", "say how long a command will run, and why"),
     "train-predictor": (
-        "agentkv.evals.commands.train_predictor",
+        "evals.commands.train_predictor",
         "bench",
         "train the duration predictor on your own traces",
     ),
     "swebench": (
-        "agentkv.evals.swebench.command",
+        "evals.swebench.command",
         "bench,swebench",
         "run an agent on SWE-bench, evaluate its patches, report",
     ),
-    "prepare-model": ("agentkv.server.demo_model", "cpu", "prepare the demo model"),
+    "prepare-model": ("server.demo_model", "cpu", "prepare the demo model"),
 }
-"""Subcommand: (module, the extras that it needs, help line)."""
+"""Subcommand: (module below agentkv, the extras that it needs, help line)."""
 
 
 def usage() -> str:
@@ -100,7 +92,7 @@ def _run(argv: list[str]) -> int:
         return 2
     name, extras, _ = COMMANDS[argv[0]]
     try:
-        status: int = importlib.import_module(name).main(argv[1:])
+        status: int = importlib.import_module(f"agentkv.{name}").main(argv[1:])
     except ModuleNotFoundError as error:
         print(
             f"agentkv {argv[0]}: the package {error.name!r} is missing: "

@@ -15,7 +15,7 @@ from agentkv.cli import COMMANDS, main
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_main(name: str) -> None:
     """The module that the table names has `main(argv) -> exit status`."""
-    assert callable(importlib.import_module(COMMANDS[name][0]).main)
+    assert callable(importlib.import_module(f"agentkv.{COMMANDS[name][0]}").main)
 
 
 @pytest.mark.parametrize(("argv", "status"), [([], 2), (["serv"], 2), (["--help"], 0)])
@@ -53,7 +53,7 @@ def test_an_interrupted_command_says_so(
 
     module = ModuleType("interrupted")
     module.main = main_of_command  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "interrupted", module)
+    monkeypatch.setitem(sys.modules, "agentkv.interrupted", module)
     monkeypatch.setitem(COMMANDS, "predict", ("interrupted", "", ""))
     assert main(["predict", "ls"]) == 1
     assert capsys.readouterr().err == "agentkv predict: interrupted\n"

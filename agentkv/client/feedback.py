@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentkv.client.transport import close_connections
-from agentkv.errors import NoAnswerError, StatusError
+from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +66,7 @@ class FeedbackSender:
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_silent = False
-        self._is_warned = False
-        self._is_warned_of_no_thread = False
+        self._warned: set[str] = set()
 
     def submit(self, delivery: Delivery) -> None:
         """Queue a delivery; never waits, and drops it when the queue is full.
@@ -77,12 +76,17 @@ class FeedbackSender:
         try:
             self._queue.put_nowait(delivery)
         except queue.Full:
-            self._warn(delivery, f"{self._queue.maxsize} deliveries are waiting already")
+            self._warn_of_drop(delivery, f"{self._queue.maxsize} deliveries are waiting already")
         if self._thread is None:
             try:
                 self._start()
             except RuntimeError as error:
-                self._warn_of_no_thread(delivery, error)
+                self._warn_once(
+                    "agentkv found no free thread for %s (%s). It waits, and the next delivery "
+                    "tries again; the agent is not affected.",
+                    delivery,
+                    error,
+                )
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is sent or dropped.
@@ -111,7 +115,7 @@ class FeedbackSender:
     def _start(self) -> None:
         """Start the thread, unless it runs; RuntimeError if the system has no thread to spare."""
         # Imported here and not by the thread: a child forked in mid-import keeps half a module.
-        import tenacity.wait  # noqa: F401
+        import tenacity  # noqa: F401
 
         with self._start_lock:
             if self._thread is None:
@@ -127,60 +131,44 @@ class FeedbackSender:
             try:
                 self._deliver(delivery)
             except Exception as error:
-                self._warn(delivery, str(error))
+                self._warn_of_drop(delivery, error)
             finally:
                 self._queue.task_done()
                 del delivery  # or the client it went by would live until the next one
 
     def _deliver(self, delivery: Delivery) -> None:
-        from tenacity import (
-            Retrying,
-            retry_if_exception,
-            stop_after_attempt,
-            stop_after_delay,
-        )
-        from tenacity.wait import wait_exponential
+        import tenacity
 
-        attempts = Retrying(
-            stop=stop_after_attempt(1 if self._is_silent else MAX_ATTEMPTS)
-            | stop_after_delay(MAX_RETRYING_S),
-            wait=wait_exponential(multiplier=FIRST_WAIT_S, max=1.0),
-            retry=retry_if_exception(_is_transient),
+        num_attempts = 1 if self._is_silent else MAX_ATTEMPTS
+        attempts = tenacity.Retrying(
+            stop=tenacity.stop_any(
+                tenacity.stop_after_attempt(num_attempts), tenacity.stop_after_delay(MAX_RETRYING_S)
+            ),
+            wait=tenacity.wait_exponential(multiplier=FIRST_WAIT_S, max=1.0),
+            retry=tenacity.retry_if_exception(_is_transient),
             reraise=True,
         )
         try:
             attempts(delivery.server.deliver, delivery.method, delivery.path, delivery.body)
-        except NoAnswerError:
-            self._is_silent = True
-            raise
-        except StatusError as error:
-            self._is_silent = False
-            if error.status != _GONE:
+        except AgentKVServerError as error:
+            self._is_silent = isinstance(error, NoAnswerError)
+            if not (isinstance(error, StatusError) and error.status == _GONE):
                 raise
         else:
             self._is_silent = False
 
-    def _warn(self, delivery: Delivery, reason: str) -> None:
-        if self._is_warned:
-            logger.debug("dropped %s: %s", delivery, reason)
-            return
-        self._is_warned = True
-        logger.warning(
+    def _warn_of_drop(self, delivery: Delivery, reason: object) -> None:
+        self._warn_once(
             "agentkv dropped %s (%s); further drops for this server are not reported. "
             "The agent is not affected; the server frees the job when its TTL runs out.",
             delivery,
             reason,
         )
 
-    def _warn_of_no_thread(self, delivery: Delivery, error: RuntimeError) -> None:
-        if not self._is_warned_of_no_thread:
-            self._is_warned_of_no_thread = True
-            logger.warning(
-                "agentkv found no free thread for %s (%s). It waits, and the next delivery tries "
-                "again; the agent is not affected.",
-                delivery,
-                error,
-            )
+    def _warn_once(self, message: str, *values: object) -> None:
+        level = logging.DEBUG if message in self._warned else logging.WARNING
+        self._warned.add(message)
+        logger.log(level, message, *values)
 
 
 def _is_transient(error: BaseException) -> bool:

@@ -98,7 +98,7 @@ class ServerTransport:
         *,
         is_direct: bool = True,
     ) -> None:
-        self.client: Callable[[], Any] = _no_client if client is None else weakref.ref(client)
+        self.client: Callable[[], Any] = (lambda: None) if client is None else weakref.ref(client)
         self._own_headers = dict(headers or {})
         self._is_direct = is_direct
         self._last_headers = self._own_headers
@@ -145,10 +145,6 @@ class ServerTransport:
         except Exception as error:
             raise _failure_of(error, url) from error
         return _object_of(answer, url)
-
-
-def _no_client() -> None:
-    return None
 
 
 def _sdk_request(client: Any, method: str, url: str, body: Body, headers: Mapping[str, str]) -> Any:

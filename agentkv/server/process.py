@@ -81,7 +81,7 @@ class ServerProcess:
 
         Raises ServerStartError if another server uses the port: it would be taken for this one.
         """
-        if self._is_answered():
+        with suppress(OSError), socket.create_connection((self.host, self.port), timeout=5.0):
             raise ServerStartError(
                 f"port {self.port} of {self.host} is taken: free it, or choose another one"
             )
@@ -107,23 +107,15 @@ class ServerProcess:
         deadline_s = time.monotonic() + limit_s
         while not self._is_healthy():
             if self._process.poll() is not None:
-                raise ServerStartError(
-                    f"the server ended with status {self._process.returncode} before it was "
-                    f"ready; the end of its log, {self.log_path}:\n{self.log_tail()}"
-                )
-            if time.monotonic() > deadline_s:
-                raise ServerStartError(
-                    f"the server was not ready after {limit_s:.0f} s; the end of its log, "
-                    f"{self.log_path}:\n{self.log_tail()}"
-                )
-            time.sleep(POLL_S)
-
-    def _is_answered(self) -> bool:
-        try:
-            with socket.create_connection((self.host, self.port), timeout=5.0):
-                return True
-        except OSError:
-            return False
+                problem = f"ended with status {self._process.returncode} before it was ready"
+            elif time.monotonic() > deadline_s:
+                problem = f"was not ready after {limit_s:.0f} s"
+            else:
+                time.sleep(POLL_S)
+                continue
+            raise ServerStartError(
+                f"the server {problem}; the end of its log, {self.log_path}:\n{self.log_tail()}"
+            )
 
     def _is_healthy(self) -> bool:
         try:

@@ -119,18 +119,12 @@ def _handler_class(answer: Answerer) -> type[BaseHTTPRequestHandler]:
 
         def _send_json(self, found: Answer) -> None:
             payload = json.dumps(found.body).encode()
-            self.send_response(found.status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(payload)))
-            self.end_headers()
+            self._send_head(found.status, "application/json", "Content-Length", str(len(payload)))
             self.wfile.write(payload)
             self.wfile.flush()
 
         def _send_stream(self, found: Answer) -> None:
-            self.send_response(found.status)
-            self.send_header("Content-Type", "text/event-stream")
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
+            self._send_head(found.status, "text/event-stream", "Transfer-Encoding", "chunked")
             for event in islice(found.body, found.cut_after_events):
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
                 self.wfile.flush()
@@ -139,5 +133,11 @@ def _handler_class(answer: Answerer) -> type[BaseHTTPRequestHandler]:
                 return
             self.wfile.write(b"0\r\n\r\n")
             self.wfile.flush()
+
+        def _send_head(self, status: int, content_type: str, name: str, value: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header(name, value)
+            self.end_headers()
 
     return Handler
