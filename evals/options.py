@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentkv.errors import InputError
+
 from .workload.jobs import TOOLS
-from .workload.plans import ARRIVALS, Workload, WorkloadError
+from .workload.plans import ARRIVALS, Workload
 from .workload.workloads import WORKLOADS, make_workload
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
@@ -133,16 +135,16 @@ def fill_in(options: argparse.Namespace, defaults: dict[str, Any]) -> None:
 
 
 def workload_of(options: argparse.Namespace) -> Workload:
-    """Make the workload that the flags describe; raises WorkloadError if there is none."""
+    """Make the workload that the flags describe; raises InputError if there is none."""
     arrivals = _arrivals(options.arrivals or "poisson")
     if options.arrivals in ARRIVALS and options.concurrency is not None:
-        raise WorkloadError(
+        raise InputError(
             f"--arrivals {options.arrivals}: with --concurrency, jobs begin as others end: give "
             "--jps R for arrivals"
         )
     for name in ("jps", "duration", "concurrency"):
         if not isinstance(arrivals, str) and getattr(options, name) is not None:
-            raise WorkloadError(f"--arrivals: the times are given: leave out --{name}")
+            raise InputError(f"--arrivals: the times are given: leave out --{name}")
     tools = options.tools or "recorded"
     return make_workload(
         options.workload or "reference",
@@ -173,6 +175,6 @@ def _arrivals(text: str) -> str | Sequence[float]:
         return [float(time) for time in text.split(",")]
     except ValueError:
         allowed = " or ".join(ARRIVALS)
-        raise WorkloadError(
+        raise InputError(
             f"--arrivals: got {text!r}, allowed is {allowed}, or seconds such as 0,0.5,3"
         ) from None

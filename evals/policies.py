@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentkv.errors import AgentKVError
+from agentkv.errors import InputError
 from agentkv.integrations.vllm.settings import CONFIG_KEY, POLICIES
 
 STOCK_POLICIES = ("fcfs", "priority")
@@ -18,10 +18,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Allowed after a colon: Continuum's rules as published, or as released."""
 _WITH_RULE_SETS = ("continuum", "context_serve")
-
-
-class PolicyError(AgentKVError, ValueError):
-    """An unknown policy, or one that the server does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +45,15 @@ def policy_names() -> list[str]:
 
 
 def server_policy(name: str) -> ServerPolicy:
-    """The policy of that name; raises PolicyError, which lists the valid ones."""
+    """The policy of that name; raises InputError, which lists the valid ones."""
     if name not in policy_names():
-        raise PolicyError(f"policy: got {name!r}, allowed are {', '.join(policy_names())}")
+        raise InputError(f"policy: got {name!r}, allowed are {', '.join(policy_names())}")
     scheduling_policy, _, variant = name.partition(":")
     return ServerPolicy(name, scheduling_policy, VARIANTS[variant] if variant else {})
 
 
 def check_policy(policy: ServerPolicy, info: Mapping[str, Any] | None) -> None:
-    """Raise PolicyError unless the server runs the policy; `info` is the answer of its plugin.
+    """Raise InputError unless the server runs the policy; `info` is the answer of its plugin.
 
     None stands for a server without the agentkv routes, as under a stock policy.
     """
@@ -66,14 +62,14 @@ def check_policy(policy: ServerPolicy, info: Mapping[str, Any] | None) -> None:
         return
     if running != policy.scheduling_policy:
         seen = "none of agentkv's policies" if running is None else repr(running)
-        raise PolicyError(
+        raise InputError(
             f"policy: {policy.name!r} asked for, the server runs {seen}: start it with "
             f"--scheduling-policy {policy.scheduling_policy}, or name what it runs"
         )
     settings = (info or {}).get("settings", {})
     for name, wanted in policy.settings.items():
         if name in settings and settings[name] != wanted:
-            raise PolicyError(
+            raise InputError(
                 f"policy: {policy.name!r} needs {name} = {wanted!r}, the server has "
                 f"{settings[name]!r}: start it with {' '.join(policy.flags())}"
             )

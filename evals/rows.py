@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import agentkv
-from agentkv.errors import AgentKVError
+from agentkv.errors import InputError
 
 from .outcomes import JobOutcome, JobStatus, RunOutcome, TurnOutcome
 from .summary import summarize
@@ -35,14 +35,10 @@ _FACTS = ("repeat", "commit", "versions", "config")
 _LOADS = ("seed", "jps", "concurrency")
 
 
-class RunFilesError(AgentKVError):
-    """A run that is missing, exists already, or cannot be read."""
-
-
 def require_free(path: Path, *, force: bool, flag: str = "--out") -> None:
-    """Raise RunFilesError if `path` exists and may not be overwritten."""
+    """Raise InputError if `path` exists and may not be overwritten."""
     if path.exists() and not force:
-        raise RunFilesError(f"{path} exists: choose another {flag}, or --force")
+        raise InputError(f"{path} exists: choose another {flag}, or --force")
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -81,7 +77,7 @@ class RowFile:
 def read_rows(path: Path, needed: Iterable[str] = ()) -> list[dict[str, Any]]:
     """Read JSON lines; what follows the last line feed was cut off and is left out.
 
-    Raises RunFilesError, with the line's number, for a line that is not a JSON object or lacks one
+    Raises InputError, with the line's number, for a line that is not a JSON object or lacks one
     of the `needed` fields.
     """
     rows = []
@@ -90,9 +86,9 @@ def read_rows(path: Path, needed: Iterable[str] = ()) -> list[dict[str, Any]]:
             row = json.loads(line)
             missing = [name for name in needed if name not in row]
         except (ValueError, TypeError) as error:
-            raise RunFilesError(f"{path}: line {number} is no JSON row: {error}") from error
+            raise InputError(f"{path}: line {number} is no JSON row: {error}") from error
         if missing:
-            raise RunFilesError(f"{path}: line {number} lacks {', '.join(missing)}")
+            raise InputError(f"{path}: line {number} lacks {', '.join(missing)}")
         rows.append(row)
     return rows
 
@@ -105,7 +101,7 @@ class RunWriter:
     """
 
     def __init__(self, folder: Path, facts: Mapping[str, Any], *, force: bool = False) -> None:
-        """Raises RunFilesError if the folder holds a run and `force` is not given."""
+        """Raises InputError if the folder holds a run and `force` is not given."""
         for name in (RUN_FILE, TURNS_FILE):
             require_free(folder / name, force=force)
         for name in (RUN_FILE, RECORD_FILE):
@@ -179,16 +175,14 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunOutcome]:
     """Every run in these folders, and in the folders below them, in the order of their names.
 
     A run without `run.json` was interrupted: its rows are read, and jobs that were still running
-    count as cut. Raises RunFilesError where there is no run.
+    count as cut. Raises InputError where there is no run.
     """
     runs = []
     for path in map(Path, paths):
         start = path.parent if path.is_file() else path
         found = sorted(start.rglob(TURNS_FILE))
         if not found:
-            raise RunFilesError(
-                f"{path}: no {TURNS_FILE} in it or below it: is this a run's --out?"
-            )
+            raise InputError(f"{path}: no {TURNS_FILE} in it or below it: is this a run's --out?")
         runs += [_read_run(turns_file) for turns_file in found]
     return runs
 
@@ -217,7 +211,7 @@ def _document(run_file: Path) -> dict[str, Any]:
     try:
         document = json.loads(run_file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise RunFilesError(f"{run_file}: is not JSON: {error}") from error
+        raise InputError(f"{run_file}: is not JSON: {error}") from error
     return document if isinstance(document, dict) else {}
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentkv.errors import AgentKVError
+from agentkv.errors import AgentKVError, InputError, RunError
 from agentkv.server.process import ServerProcess
 
 from ..options import (
@@ -36,7 +36,7 @@ from ..options import (
 from ..outcomes import RunOutcome
 from ..player.run import LoadOptions, load_server
 from ..policies import ServerPolicy, policy_names, server_policy
-from ..rows import RUN_FILE, TURNS_FILE, RunFilesError, read_runs, time_stamp, write_whole
+from ..rows import RUN_FILE, TURNS_FILE, read_runs, time_stamp, write_whole
 from ..summary import PolicyResult, Spread, compare, summarize
 from ..tables import text_table
 from ..workload.plans import Workload
@@ -90,10 +90,6 @@ GPU = Profile(
     ready_timeout_s=1800.0,
 )
 """Source: model, flags, rate and duration of the reference experiment's A/B run."""
-
-
-class CompareError(AgentKVError):
-    """A comparison that broke off; the runs before it are on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +178,11 @@ def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
 
 
 def check_folders(plan: ComparePlan, *, resume: bool, force: bool) -> None:
-    """Raise RunFilesError if runs exist already, unless they may be used or overwritten."""
+    """Raise InputError if runs exist already, unless they may be used or overwritten."""
     for policy, repeat in plan.runs():
         folder = plan.folder(policy, repeat)
         if (folder / TURNS_FILE).exists() and not (resume or force):
-            raise RunFilesError(
+            raise InputError(
                 f"{folder} holds a run: choose another --out, --resume to go on with it, "
                 "or --force to overwrite it"
             )
@@ -211,7 +207,7 @@ def run_all(plan: ComparePlan, *, resume: bool) -> Iterator[RunOutcome]:
     """Each run as it ends; with `resume`, those that are complete on disk are read instead.
 
     Every run gets a server of its own: vLLM has no route that empties the cache and forgets what
-    was learned. Raises CompareError after the run that broke off, ServerStartError for a server
+    was learned. Raises RunError after the run that broke off, ServerStartError for a server
     that does not come up.
     """
     todo = plan.runs()
@@ -227,7 +223,7 @@ def run_all(plan: ComparePlan, *, resume: bool) -> Iterator[RunOutcome]:
         if run.jobs:
             yield run
         if reason is not None:
-            raise CompareError(f"{label}: ended early: {reason}")
+            raise RunError(f"{label}: ended early: {reason}")
 
 
 def _run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> tuple[RunOutcome, str | None]:
@@ -258,7 +254,7 @@ def _run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> tuple[RunOutco
 def _complete_run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> RunOutcome | None:
     """The run on disk; None if it is missing or broke off.
 
-    Raises RunFilesError if it was made of other jobs or with other server flags.
+    Raises InputError if it was made of other jobs or with other server flags.
     """
     folder = plan.folder(policy, repeat)
     if not (folder / RUN_FILE).exists():
@@ -271,7 +267,7 @@ def _complete_run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> RunOu
         ("server_flags", run.metadata.get("config", {}).get("server_flags"), plan.server_flags),
     ):
         if json.dumps(then, sort_keys=True) != json.dumps(now, sort_keys=True):
-            raise RunFilesError(
+            raise InputError(
                 f"{folder}: was made with another {name}: {then}, now {now}: choose another "
                 "--out, or --force"
             )

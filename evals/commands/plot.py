@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentkv.errors import AgentKVError
+from agentkv.errors import AgentKVError, InputError
 
 from ..figures.against_load import (
     DURATIONS,
@@ -27,7 +27,7 @@ from ..figures.against_load import (
 )
 from ..figures.by_job import draw_by_turn, draw_cumulative
 from ..figures.runs import Group, grouped, load_runs
-from ..figures.style import FigureError, in_order
+from ..figures.style import in_order
 from ..figures.timeline import draw_run_timeline
 from ..options import BAD_USAGE, DONE, FAILED, add_kept
 from ..rows import require_free
@@ -48,7 +48,7 @@ KINDS = SWEPT | {
     "timeline": "the same jobs under each policy over time",
 }
 Drawing = tuple[str, str, Callable[[Path], Path]]
-"""Kind, name of the file, and what draws it; FigureError where the runs are not enough for it."""
+"""Kind, name of the file, and what draws it; InputError where the runs are not enough for it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # without the usual baseline figures lack their ratios; one that was named must be there
         if options.baseline not in (DEFAULT_BASELINE, *policies):
             seen = ", ".join(in_order(policies))
-            raise FigureError(f"--baseline: got {options.baseline!r}, the rows have {seen}")
+            raise InputError(f"--baseline: got {options.baseline!r}, the rows have {seen}")
         planned = list(drawings(grouped(runs), options.kind or list(KINDS), options.baseline))
         for _, file, _ in planned:
             require_free(out / file, force=options.force)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             row = {"kind": kind, "file": str(out / file)}
             try:
                 draw(out / file)
-            except FigureError as error:
+            except InputError as error:
                 skipped.append(row | {"why": str(error)})
                 print(f"not drawn: {error}", file=sys.stderr, flush=True)
             else:
@@ -94,10 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def drawings(groups: Sequence[Group], kinds: Sequence[str], baseline: str) -> Iterator[Drawing]:
-    """The figures of these kinds; FigureError if they all need a load that varies and none does."""
+    """The figures of these kinds; InputError if they all need a load that varies and none does."""
     swept = [group for group in groups if len(group.loads) > 1]
     if not swept and all(kind in SWEPT for kind in kinds):
-        raise FigureError(f"{', '.join(kinds)}: needs runs under more than one load (--jps)")
+        raise InputError(f"{', '.join(kinds)}: needs runs under more than one load (--jps)")
     planned: list[Drawing] = []
     for group in groups:
         slug, load = group.slug, _load(group)

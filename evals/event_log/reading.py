@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.client.transport import ServerAPI
-from agentkv.errors import AgentKVError
+from agentkv.errors import InputError
 
 NUMBERS = {
     "arrival": ("turn", "prompt_length"),
@@ -32,10 +32,6 @@ OPTIONAL_NUMBERS = {"tool_finished": ("duration_s",)}
 """Numbers that an event may carry; null is none."""
 _FILE_PATTERNS = ("scheduler_timestamps*.jsonl*", "timestamps.json")
 """Names in a server's --run-output-dir and in the folder of a run."""
-
-
-class RecordError(AgentKVError, ValueError):
-    """An event log that cannot be read; the text names its place, what was seen, what is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class Record:
 def read_record(source: str, *, api_key: str | None = None) -> Record:
     """The event log of a server (its URL), a file, or the one log in a folder.
 
-    Raises RecordError for one that cannot be read, is misshapen or empty, AgentKVServerError for a
+    Raises InputError for one that cannot be read, is misshapen or empty, AgentKVServerError for a
     server without an answer.
     """
     if source.startswith(("http://", "https://")):
@@ -76,7 +72,7 @@ def read_record(source: str, *, api_key: str | None = None) -> Record:
     else:
         record = _read_file(_file_of(Path(source)))
     if not record.events:
-        raise RecordError(f"{source}: no event of any job in it")
+        raise InputError(f"{source}: no event of any job in it")
     return record
 
 
@@ -87,7 +83,7 @@ def _file_of(path: Path) -> Path:
     if len(found) != 1:
         seen = ", ".join(file.name for file in found) or "none"
         due = " or ".join(_FILE_PATTERNS)
-        raise RecordError(f"{path}: needs exactly one {due}, found {seen}; name the file")
+        raise InputError(f"{path}: needs exactly one {due}, found {seen}; name the file")
     return found[0]
 
 
@@ -97,7 +93,7 @@ def _read_file(path: Path) -> Record:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             text = file.read().decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: cannot read this record: {error}") from error
+        raise InputError(f"{path}: cannot read this record: {error}") from error
     answer = _parsed(text)
     if isinstance(answer, dict) and "event" not in answer:
         return Record(str(path), _grouped(_answer_rows(str(path), answer)))
@@ -133,7 +129,7 @@ def _answer_rows(source: str, answer: Mapping[str, Any]) -> Iterator[_Row]:
 
 def _object(place: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise RecordError(f"{place}: needs a JSON object, got {str(value)[:80]!r}")
+        raise InputError(f"{place}: needs a JSON object, got {str(value)[:80]!r}")
     return value
 
 
@@ -141,12 +137,12 @@ def _checked(place: str, job_id: Any, row: Mapping[str, Any]) -> _Row:
     name: Any = row.get("event")
     for field, value in (("job_id", job_id), ("event", name)):
         if not isinstance(value, str):
-            raise RecordError(f"{place}: {field} must be a string, got {value!r}")
+            raise InputError(f"{place}: {field} must be a string, got {value!r}")
     optional = [field for field in OPTIONAL_NUMBERS.get(name, ()) if row.get(field) is not None]
     for field in ("at_s", *NUMBERS.get(name, ()), *optional):
         if not _is_number(row.get(field)):
             seen = repr(row[field]) if field in row else "nothing"
-            raise RecordError(f"{place}: {name}: {field} must be a number, got {seen}")
+            raise InputError(f"{place}: {name}: {field} must be a number, got {seen}")
     engine = row.get("engine")
     details = {key: row[key] for key in row if key not in ("job_id", "event", "at_s", "engine")}
     key = JobKey(job_id, engine if isinstance(engine, int) else None)

@@ -13,13 +13,14 @@ from typing import Any
 
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from agentkv.errors import InputError
+
 from ..summary import Spread
 from .runs import BARS, LOADS, Group, Run, conditions
 from .style import (
     FONT_PT,
     GREY,
     MIN_WIDTH_IN,
-    FigureError,
     common_style,
     draw_line,
     in_order,
@@ -113,7 +114,7 @@ def draw_sweep(groups: Sequence[Group], quantities: Sequence[Quantity], path: Pa
     """A row of panels for each quantity, a column for each setting."""
     grid = [[against_load(group.runs, quantity) for group in groups] for quantity in quantities]
     if not any(lines for row in grid for lines in row):
-        raise FigureError(f"{path.name}: no run has a value under a load")
+        raise InputError(f"{path.name}: no run has a value under a load")
     is_wide = len(groups) == 1
     shape = (1, len(quantities)) if is_wide else (len(quantities), len(groups))
     with common_style():
@@ -129,10 +130,10 @@ def draw_sweep(groups: Sequence[Group], quantities: Sequence[Quantity], path: Pa
 
 
 def draw_savings(groups: Sequence[Group], baseline: str, path: Path) -> Path:
-    """How much shorter than under `baseline` the mean job is; FigureError without a baseline."""
+    """How much shorter than under `baseline` the mean job is; InputError without a baseline."""
     lines = [saved_against_load(group.runs, DURATIONS[0], baseline) for group in groups]
     if not any(lines):
-        raise FigureError(f"{path.name}: needs runs of {baseline} and of another policy")
+        raise InputError(f"{path.name}: needs runs of {baseline} and of another policy")
     with common_style():
         figure, panels = _panels(1, len(groups), len({name for line in lines for name in line}))
         for axes, group, its_lines in zip(panels[0], groups, lines, strict=True):

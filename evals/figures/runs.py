@@ -15,11 +15,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from agentkv.errors import InputError
+
 from ..outcomes import RunOutcome
-from ..rows import RUN_FILE, TURNS_FILE, RunFilesError, read_runs
+from ..rows import RUN_FILE, TURNS_FILE, read_runs
 from ..simulator.catalog import GPU_MEMORY_UTILIZATION
 from ..summary import summarize
-from .style import FigureError
 
 LOADS = {"jps": "jobs per second", "concurrency": "jobs at once"}
 """What can be swept, with the label of its axis."""
@@ -143,7 +144,7 @@ class Group:
 def load_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     """The runs below these paths that have a finished job, and a line on each that has none.
 
-    Raises FigureError for rows that are missing or misshapen, and if no run is left.
+    Raises InputError for rows that are missing or misshapen, and if no run is left.
     """
     runs, left_out = [], []
     for path in map(Path, paths):
@@ -156,20 +157,20 @@ def load_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
                     f"{path}: {run.policy}: none of its {len(outcome.jobs)} jobs is done, left out"
                 )
     if not runs:
-        raise FigureError("; ".join(left_out) or "no rows given")
+        raise InputError("; ".join(left_out) or "no rows given")
     return runs, left_out
 
 
 def _read(path: Path) -> list[RunOutcome]:
     if path.is_file() and path.name not in (TURNS_FILE, RUN_FILE):
-        raise FigureError(f"{path}: not a run: give its folder, {TURNS_FILE} or {RUN_FILE}")
+        raise InputError(f"{path}: not a run: give its folder, {TURNS_FILE} or {RUN_FILE}")
     try:
         return read_runs([path])
-    except (RunFilesError, OSError) as error:
-        raise FigureError(str(error)) from error
+    except (InputError, OSError) as error:
+        raise InputError(str(error)) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise FigureError(f"{path}: rows of another shape than {TURNS_FILE}: {reason}") from error
+        raise InputError(f"{path}: rows of another shape than {TURNS_FILE}: {reason}") from error
 
 
 def _run(path: Path, outcome: RunOutcome) -> Run:
@@ -185,7 +186,7 @@ def _run(path: Path, outcome: RunOutcome) -> Run:
         load = float(outcome.workload[setting.load_kind]) if setting.load_kind else None
         return Run(outcome, summarize(outcome), setting, load)
     except (TypeError, ValueError, AttributeError) as error:
-        raise FigureError(
+        raise InputError(
             f"{path}: {outcome.policy}: values that cannot be drawn: {error}"
         ) from error
 

@@ -17,14 +17,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from agentkv.errors import AgentKVError
-
 from ..summary import Spread
-
-
-class FigureError(AgentKVError, ValueError):
-    """Rows that cannot be drawn; the text names the file or the figure, and what it needs."""
-
 
 BLACK, GREY, LIGHT = "#000000", "#767676", "#d9d9d9"
 ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = (

@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib.patches import Patch
 
 from agentkv.commands import analyze_command
+from agentkv.errors import InputError
 
 from ..event_log.jobs import KEPT_ENDS, WASTED_ENDS, JobRecord, TurnRecord
 from ..outcomes import JobOutcome
@@ -27,7 +28,6 @@ from .style import (
     ORANGE,
     SKY,
     VERMILLION,
-    FigureError,
     common_style,
     in_order,
     new_figure,
@@ -104,10 +104,10 @@ _MIN_LOST_TOKENS = 256
 def draw_lanes(
     lanes: Sequence[Lane], path: Path, *, title: str, conditions: str, x_label: str
 ) -> Path:
-    """Write the picture; FigureError if there is nothing to draw, OSError if writing fails."""
+    """Write the picture; InputError if there is nothing to draw, OSError if writing fails."""
     lanes = [lane for lane in lanes if lane.spans]
     if not lanes:
-        raise FigureError(f"{title}: no job with a turn, a tool or a pin to draw")
+        raise InputError(f"{title}: no job with a turn, a tool or a pin to draw")
     with common_style():
         figure = new_figure(_WIDTH_IN, 1.5 + _LANE_IN * max(len(lanes), 2))
         axes = figure.subplots()
@@ -205,7 +205,7 @@ def draw_run_timeline(group: Group, path: Path, *, baseline: str) -> Path:
         if job.job_id == job_id
     ]
     if not lanes:
-        raise FigureError(f"{path.name}: no job is done under every policy")
+        raise InputError(f"{path.name}: no job is done under every policy")
     places = ", ".join(f"{share:.0%}" for share in shares)
     picked = f"jobs at {places} when ordered by duration under {leading.policy}"
     return draw_lanes(

@@ -25,13 +25,14 @@ import httpx
 
 from agentkv.client import feedback
 from agentkv.client.server import forget_servers
+from agentkv.errors import InputError
 
 from ..outcomes import JobOutcome, RunOutcome, TurnOutcome
 from ..policies import STOCK_POLICIES, check_policy, server_policy
 from ..progress import progress
 from ..rows import RunWriter, provenance, row_facts
 from ..server import ServerFacts, ServerUnderTest, preemptions_between
-from ..workload.plans import JobPlan, Workload, WorkloadError
+from ..workload.plans import JobPlan, Workload
 from ..workload.sample_text import sample_text, sections
 from .conversations import Conversation, LiveConversation, ReplayConversation, Windows
 from .job import JobPlayer
@@ -73,7 +74,7 @@ def load_server(
 ) -> tuple[RunOutcome, str | None]:
     """Run the workload; returns the outcome and, if the run ended early, why.
 
-    Raises ServerError, PolicyError, WorkloadError, RunFilesError or OSError before anything is
+    Raises ServerError, InputError or OSError before anything is
     sent. Later failures end the run and are returned with what was measured.
     """
     forget_servers()  # another server may have been at this address
@@ -127,7 +128,7 @@ def _check_lengths(workload: Workload, facts: ServerFacts) -> None:
     limit = facts.max_context_tokens
     longest = max(workload.jobs, key=lambda job: job.context_tokens)
     if limit is not None and longest.context_tokens > limit:
-        raise WorkloadError(
+        raise InputError(
             f"job {longest.job_id} has {longest.context_tokens} tokens in the end, the server "
             f"takes {limit}: give --max-context-tokens {limit} (or --turns, --token-scale), or "
             "the server a larger --max-model-len"

@@ -23,7 +23,7 @@ import httpx
 import numpy as np
 from scipy.optimize import nnls
 
-from agentkv.errors import AgentKVError
+from agentkv.errors import AgentKVError, RunError
 
 from ..options import BAD_USAGE, DONE, FAILED, whole_number
 from ..rows import require_free
@@ -45,10 +45,6 @@ _TIMEOUT_S = 300.0
 _SAMPLE_CHARS = 30_000
 Probe = tuple[int, int, int]
 """(concurrent requests, tokens of each prompt, tokens of each output)."""
-
-
-class TimingError(AgentKVError):
-    """The server did not answer a probe, or its answer makes the measured time meaningless."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -281,14 +277,14 @@ class StepTimer:
         try:
             answer = self._http.post("/v1/completions", json=body)
         except httpx.HTTPError as error:
-            raise TimingError(f"{self._http.base_url}: no answer to a probe: {error}") from error
+            raise RunError(f"{self._http.base_url}: no answer to a probe: {error}") from error
         if not answer.is_success:
-            raise TimingError(f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}")
+            raise RunError(f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}")
         num_tokens: object = None
         with suppress(LookupError, TypeError, ValueError):
             num_tokens = answer.json()["usage"]["completion_tokens"]
         if num_tokens != output_tokens:
-            raise TimingError(
+            raise RunError(
                 f"{answer.url}: asked for {output_tokens} tokens, got {num_tokens}: is it a vLLM "
                 "server?"
             )
@@ -307,7 +303,7 @@ def _steps(fastest_s: Mapping[Probe, float], decode_tokens: int) -> Iterator[Tim
             continue
         more_s = whole_s - fastest_s[num_requests, num_tokens, 1]
         if more_s <= 0.0:
-            raise TimingError(
+            raise RunError(
                 f"{decode_tokens} tokens of output took no longer than one: is something else "
                 "running on this server?"
             )

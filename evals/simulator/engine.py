@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from agentkv.errors import RunError
 from agentkv.testing.vllm_scheduler import make_request, runner_output
 
 from .cost import Batch, CostModel
 from .dram_tier import PcieLink
-from .machine import Machine, StuckError
+from .machine import Machine
 
 _pack_block_name = struct.Struct(">II").pack
 _NO_TOKENS: list[int] = []
@@ -365,7 +366,7 @@ class SimulatedEngine:
         wake_s = min(until_s, self._link.next_done_s, self.next_expiry_s)
         if wake_s == math.inf:
             waiting = ", ".join(sorted(self._turns)[:5])
-            raise StuckError(
+            raise RunError(
                 f"{len(self._turns)} turns wait for memory that nothing will free ({waiting}); "
                 f"{self.num_free_blocks} of {self._machine.num_blocks} blocks are free"
             )

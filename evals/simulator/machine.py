@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentkv.errors import AgentKVError
+from agentkv.errors import InputError
 
 from ..workload.plans import JobPlan
 from . import catalog
@@ -26,14 +26,6 @@ DEFAULT_DRAM_GIB = 64.0
 MAX_BLOCKS = 6_000_000
 """Blocks are objects: this many take 1.5 GB."""
 PROFILE_FORMAT = "agentkv-profile-1"
-
-
-class SimulationError(AgentKVError, ValueError):
-    """A machine, model or policy cannot be simulated; the message says what is allowed."""
-
-
-class StuckError(AgentKVError):
-    """Requests wait, and no event to come would let them run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +109,15 @@ class Profile(BaseModel):
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a profile; SimulationError names the file, the field and the value seen."""
+    """Read a profile; InputError names the file, the field and the value seen."""
     try:
         return Profile.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise SimulationError(f"{path}: cannot be read: {error}") from error
+        raise InputError(f"{path}: cannot be read: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise SimulationError(
+        raise InputError(
             f"{path}: {field}: {first['msg']}, got {str(first['input'])[:80]}"
         ) from None
 
@@ -133,7 +125,7 @@ def read_profile(path: Path) -> Profile:
 def make_machine(gpu: str, model: str | None, limits: Limits) -> Machine:
     """The machine that flags describe: a GPU and a model by name, or a profile's file.
 
-    Raises SimulationError for an unknown name, for a model that does not fit, and for limits that
+    Raises InputError for an unknown name, for a model that does not fit, and for limits that
     vLLM or this machine's memory would not take.
     """
     if gpu in GPUS:
@@ -141,21 +133,19 @@ def make_machine(gpu: str, model: str | None, limits: Limits) -> Machine:
     elif Path(gpu).is_file():
         machine = _from_profile(read_profile(Path(gpu)), model, limits)
     else:
-        raise SimulationError(
+        raise InputError(
             f"--gpu: got {gpu!r}, allowed are {', '.join(GPUS)}, or the file of a profile "
             "that `agentkv simulate calibrate` wrote"
         )
     max_num_batched_tokens = limits.max_num_batched_tokens or machine.max_num_batched_tokens
     max_num_seqs = limits.max_num_seqs or min(machine.max_num_seqs, max_num_batched_tokens)
     if max_num_batched_tokens < max_num_seqs:
-        raise SimulationError(
+        raise InputError(
             f"--max-num-batched-tokens: got {max_num_batched_tokens}, vLLM takes no fewer "
             f"than --max-num-seqs, {max_num_seqs}"
         )
     if machine.num_blocks > MAX_BLOCKS:
-        raise SimulationError(
-            f"--blocks: {machine.num_blocks:,} blocks, allowed are {MAX_BLOCKS:,}"
-        )
+        raise InputError(f"--blocks: {machine.num_blocks:,} blocks, allowed are {MAX_BLOCKS:,}")
     return replace(
         machine,
         max_num_seqs=max_num_seqs,
@@ -169,12 +159,12 @@ def make_machine(gpu: str, model: str | None, limits: Limits) -> Machine:
 
 def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
     if model_name not in MODELS:
-        raise SimulationError(f"--model: got {model_name!r}, allowed are {', '.join(MODELS)}")
+        raise InputError(f"--model: got {model_name!r}, allowed are {', '.join(MODELS)}")
     gpu, model = GPUS[gpu_name], MODELS[model_name]
     block_tokens = limits.block_tokens or catalog.BLOCK_TOKENS
     num_blocks = limits.num_blocks or blocks_that_fit(gpu, model, block_tokens, limits)
     if num_blocks < 2:
-        raise SimulationError(_too_big(gpu_name, gpu, model_name, model, limits))
+        raise InputError(_too_big(gpu_name, gpu, model_name, model, limits))
     is_big = gpu.memory_gib >= catalog.BIG_MEMORY_GIB
     return Machine(
         name=gpu_name if limits.num_gpus == 1 else f"{limits.num_gpus}x{gpu_name}",

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentkv.integrations.vllm.settings import SettingsError, read_settings
+from agentkv.errors import InputError, SettingsError
+from agentkv.integrations.vllm.settings import read_settings
 
 from ..policies import ServerPolicy, policy_names, server_policy
-from .machine import SimulationError
 
 NOT_SIMULATED = ("priority",)
 """Policies of the server that order by a field which no workload has."""
@@ -40,11 +40,11 @@ class PolicyChoice:
 
 
 def parse_policy(name: str) -> PolicyChoice:
-    """The policy of a name; raises SimulationError for an unknown one, or wrong settings."""
+    """The policy of a name; raises InputError for an unknown one, or wrong settings."""
     allowed = [known for known in policy_names() if known not in NOT_SIMULATED]
     match = _NAME.fullmatch(name)
     if match is None or match["policy"] not in allowed:
-        raise SimulationError(
+        raise InputError(
             f"--policy: got {name!r}, allowed are {', '.join(allowed)}, each also with "
             '{"setting": value} (JSON), +offload (a DRAM tier) and @infinite (an unlimited pool), '
             "in that order"
@@ -69,17 +69,15 @@ def _read_given(name: str, policy: ServerPolicy, text: str | None) -> Mapping[st
     try:
         given: dict[str, Any] = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise SimulationError(f"--policy: got {name!r}, {text} is no JSON: {error}") from None
+        raise InputError(f"--policy: got {name!r}, {text} is no JSON: {error}") from None
     if not given:
         return {}
     if policy.is_stock:
-        raise SimulationError(
-            f"--policy: got {name!r}, {policy.name} is vLLM's and has no settings"
-        )
+        raise InputError(f"--policy: got {name!r}, {policy.name} is vLLM's and has no settings")
     if "policy" in given:
-        raise SimulationError(f"--policy: got {name!r}, the policy stands before the settings")
+        raise InputError(f"--policy: got {name!r}, the policy stands before the settings")
     try:
         read_settings({**policy.settings, **given}, policy=policy.scheduling_policy)
     except SettingsError as error:
-        raise SimulationError(f"--policy: got {name!r}: {error}") from None
+        raise InputError(f"--policy: got {name!r}: {error}") from None
     return given

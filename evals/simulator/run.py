@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentkv.errors import InputError
 from agentkv.testing.vllm_scheduler import SchedulerShape, build_scheduler, quiet_vllm
 
 from ..outcomes import JobOutcome
@@ -17,7 +18,7 @@ from ..workload.plans import Workload
 from .agents import Agents, Replies
 from .dram_tier import CONNECTOR, DramTier
 from .engine import SimulatedEngine, VirtualClock
-from .machine import DEFAULT_DRAM_GIB, GIB, MAX_BLOCKS, Machine, SimulationError
+from .machine import DEFAULT_DRAM_GIB, GIB, MAX_BLOCKS, Machine
 from .policies import PolicyChoice
 
 
@@ -148,7 +149,7 @@ class Simulation:
 
 
 def check_pool(workload: Workload, machine: Machine, policy: PolicyChoice, dram_gib: float) -> None:
-    """Raise SimulationError for a pool or tier that this policy cannot have here."""
+    """Raise InputError for a pool or tier that this policy cannot have here."""
     if policy.is_infinite:
         _blocks_for_all(workload, machine)
     if policy.has_offload:
@@ -157,7 +158,7 @@ def check_pool(workload: Workload, machine: Machine, policy: PolicyChoice, dram_
 
 def _dram_blocks(machine: Machine, dram_gib: float) -> int:
     if not machine.block_bytes:
-        raise SimulationError(
+        raise InputError(
             "+offload: the profile does not say how large the KV of a token is; "
             'set "kv_token_bytes" in it'
         )
@@ -168,7 +169,7 @@ def _blocks_for_all(workload: Workload, machine: Machine) -> int:
     """A pool that holds every context of the run at once, so that nothing is ever evicted."""
     num_blocks = 2 + sum(job.context_tokens // machine.block_tokens + 1 for job in workload.jobs)
     if num_blocks > MAX_BLOCKS:
-        raise SimulationError(
+        raise InputError(
             f"@infinite: {num_blocks:,} blocks for all contexts of the run, allowed are "
             f"{MAX_BLOCKS:,}; use fewer --jobs or --max-turns"
         )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentkv.errors import AgentKVError
+from agentkv.errors import AgentKVError, InputError, RunError
 
 from ..options import (
     BAD_USAGE,
@@ -37,17 +37,9 @@ from ..progress import progress
 from ..rows import RUN_FILE, TURNS_FILE, RunWriter, provenance, require_free, row_facts
 from ..summary import summarize
 from ..tables import cell, text_table
-from ..workload.plans import Workload, WorkloadError
+from ..workload.plans import Workload
 from . import catalog
-from .machine import (
-    DEFAULT_DRAM_GIB,
-    Limits,
-    Machine,
-    SimulationError,
-    StuckError,
-    alone_s,
-    make_machine,
-)
+from .machine import DEFAULT_DRAM_GIB, Limits, Machine, alone_s, make_machine
 from .policies import PolicyChoice, parse_policy
 
 if TYPE_CHECKING:
@@ -153,9 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_plan(options: argparse.Namespace) -> SimulationPlan:
-    """The runs that the flags describe; raises SimulationError or WorkloadError."""
+    """The runs that the flags describe; raises InputError or InputError."""
     if options.jps is None and options.concurrency is None and options.arrivals in (None, "burst"):
-        raise WorkloadError("give --jps R, jobs per second, or --concurrency N, jobs at once")
+        raise InputError("give --jps R, jobs per second, or --concurrency N, jobs at once")
     fill_in(options, {"workload": "reference", "jobs": DEFAULT_JOBS})
     policies = [parse_policy(name) for name in dict.fromkeys(options.policy or DEFAULT_POLICIES)]
     num_blocks = None if options.blocks in (None, INFINITE) else _num_blocks(options.blocks)
@@ -181,7 +173,7 @@ def make_plan(options: argparse.Namespace) -> SimulationPlan:
 def _num_blocks(text: str) -> int:
     if text.isdecimal() and int(text) >= 2:
         return int(text)
-    raise SimulationError(f"--blocks: got {text!r}, allowed is a number from 2 on, or {INFINITE}")
+    raise InputError(f"--blocks: got {text!r}, allowed is a number from 2 on, or {INFINITE}")
 
 
 def _run_all(plan: SimulationPlan) -> tuple[list[RunOutcome], str | None]:
@@ -259,7 +251,7 @@ def _failure(action: Callable[[], object]) -> str | None:
         action()
     except KeyboardInterrupt:
         return "interrupted"
-    except (StuckError, OSError) as error:
+    except (RunError, OSError) as error:
         return str(error)
     return None
 

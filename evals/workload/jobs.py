@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 
-from .plans import TurnPlan, WorkloadError
-from .traces import TraceError, read_trace
+from agentkv.errors import InputError
+
+from .plans import TurnPlan
+from .traces import read_trace
 
 TOOLS = ("recorded", "longtail")
 MISLEADING_SHARE = 0.1
@@ -95,7 +97,7 @@ def tool_source(tools: str | Path) -> ToolSource | None:
     """A function that draws a command with its time; None to keep the recorded tools.
 
     A recorded command says nothing of a time drawn elsewhere, so both are drawn together. Raises
-    WorkloadError for a name that is unknown and a file that cannot be used.
+    InputError for a name that is unknown and a file that cannot be used.
     """
     if tools == "recorded":
         return None
@@ -103,13 +105,13 @@ def tool_source(tools: str | Path) -> ToolSource | None:
         return _long_tail_tool
     if isinstance(tools, str):
         allowed = " or ".join(TOOLS)
-        raise WorkloadError(f"tools: got {tools!r}, allowed is {allowed}, or a trace file's path")
+        raise InputError(f"tools: got {tools!r}, allowed is {allowed}, or a trace file's path")
     try:
         rows = [row for row in read_trace(tools).rows if row.bound == "exact"]
-    except TraceError as error:
-        raise WorkloadError(f"tools: {error}") from error
+    except InputError as error:
+        raise InputError(f"tools: {error}") from error
     if not rows:
-        raise WorkloadError(f"tools: {tools}: no command in it whose duration is known exactly")
+        raise InputError(f"tools: {tools}: no command in it whose duration is known exactly")
     pairs = [(row.command, row.duration_s) for row in rows]
     return lambda rng: rng.choice(pairs)
 

@@ -8,15 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 
-from agentkv.errors import AgentKVError
+from agentkv.errors import InputError
 
 ARRIVALS = ("poisson", "burst")
 BURST_JOBS = 8
 """Jobs of one burst; bursts come at random, so that the rate holds on average."""
-
-
-class WorkloadError(AgentKVError, ValueError):
-    """A workload that cannot be made; the text names what was seen and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +78,15 @@ def arrival_times_s(
     """Times of `num_jobs` jobs, or of those that arrive within `duration_s`, in order.
 
     arrivals: "poisson" or "burst", at `jps` jobs per second, or the times themselves. The same seed
-    gives the same pattern at every rate, stretched. Raises WorkloadError for values out of range.
+    gives the same pattern at every rate, stretched. Raises InputError for values out of range.
     """
     if not isinstance(arrivals, str):
         return _checked_times(arrivals, num_jobs)
     if arrivals not in ARRIVALS:
         allowed = " or ".join(ARRIVALS)
-        raise WorkloadError(f"arrivals: got {arrivals!r}, allowed is {allowed}, or a list of times")
+        raise InputError(f"arrivals: got {arrivals!r}, allowed is {allowed}, or a list of times")
     if jps is None or not 0.0 < jps < math.inf:
-        raise WorkloadError(f"jps: got {jps}, allowed is a number of jobs per second above 0")
+        raise InputError(f"jps: got {jps}, allowed is a number of jobs per second above 0")
     num_at_once = 1 if arrivals == "poisson" else BURST_JOBS
     times = _random_times(random.Random(f"{seed} arrivals"), jps, num_at_once)
     if num_jobs is not None:
@@ -110,7 +106,7 @@ def _random_times(rng: random.Random, jps: float, num_at_once: int) -> Iterator[
 def _checked_times(times: Sequence[float], num_jobs: int | None) -> list[float]:
     wrong = [time_s for time_s in times if not 0.0 <= time_s < math.inf]
     if wrong:
-        raise WorkloadError(f"arrivals: got {wrong[0]}, allowed are seconds from 0 on")
+        raise InputError(f"arrivals: got {wrong[0]}, allowed are seconds from 0 on")
     if num_jobs is not None and len(times) < num_jobs:
-        raise WorkloadError(f"arrivals: got {len(times)} times, allowed are {num_jobs} or more")
+        raise InputError(f"arrivals: got {len(times)} times, allowed are {num_jobs} or more")
     return sorted(times)[:num_jobs]

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentkv.durations.trees import Bound
-from agentkv.errors import AgentKVError
+from agentkv.errors import InputError
 
-from .plans import TurnPlan, WorkloadError
+from .plans import TurnPlan
 
 CENSORED_AT_MOST_S = 3.0
 """Bound behind `censored: true`: the command took no longer, the logged time is a person's."""
@@ -31,10 +31,6 @@ _JOB_FIELDS = "job_id, turn, prompt_tokens, output_tokens, command, tool_s"
 
 TracedJob = tuple[str, tuple[TurnPlan, ...]]
 """A job's id and its turns."""
-
-
-class TraceError(AgentKVError, ValueError):
-    """A trace that cannot be read; the text names file and line, what was seen and what is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +98,12 @@ LineT = TypeVar("LineT", bound=_Line)
 
 
 def read_traces(paths: Sequence[str | Path]) -> list[Trace]:
-    """Every file in turn; TraceError for the first that cannot be used."""
+    """Every file in turn; InputError for the first that cannot be used."""
     return [read_trace(path) for path in paths]
 
 
 def read_trace(path: str | Path) -> Trace:
-    """The file's commands in time order; TraceError if it is unreadable, misshapen or empty.
+    """The file's commands in time order; InputError if it is unreadable, misshapen or empty.
 
     Lines are measured durations (`command, duration_s`, and if known `session, order, censored,
     is_error, timeout_s`) or turns of agent jobs (`job_id, command, tool_s, tool_s_from`), of which
@@ -127,7 +123,7 @@ def read_trace(path: str | Path) -> Trace:
         else:
             rows.append(row)
     if not rows:
-        raise TraceError(
+        raise InputError(
             f"{path}: no measured command in it ({num_skipped} lines without a measurement); "
             f"needed are lines with {_DURATION_FIELDS} or {_TURN_FIELDS}"
         )
@@ -141,7 +137,7 @@ def _measured_command(path: Path, number: int, line: _DurationLine) -> TracedCom
         logged_s = CENSORED_AT_MOST_S if duration_s is None else duration_s
         duration_s, bound = min(CENSORED_AT_MOST_S, logged_s), "upper"
     if duration_s is None:
-        raise TraceError(
+        raise InputError(
             f"{path}: line {number}: duration_s is null; only a line with censored: true may "
             "leave it out"
         )
@@ -161,23 +157,20 @@ def _measured_turn(path: Path, number: int, line: _TurnLine) -> TracedCommand | 
 def read_traced_jobs(path: Path) -> list[TracedJob]:
     """The file's jobs in the order of their first lines, each with its turns in order.
 
-    Raises WorkloadError, which names file, line and field, for a line that does not fit.
+    Raises InputError, which names file, line and field, for a line that does not fit.
     """
     jobs: dict[str, dict[int, _JobLine]] = {}
-    try:
-        for number, fields in json_lines(path):
-            line = _parsed(_JobLine, f"{path}: line {number}", fields, _JOB_FIELDS)
-            turns = jobs.setdefault(line.job_id, {})
-            if line.turn in turns:
-                raise TraceError(
-                    f"{path}: line {number}: turn {line.turn} of job {line.job_id!r} is there "
-                    "already; each turn has one line"
-                )
-            turns[line.turn] = line
-    except TraceError as error:
-        raise WorkloadError(str(error)) from error
+    for number, fields in json_lines(path):
+        line = _parsed(_JobLine, f"{path}: line {number}", fields, _JOB_FIELDS)
+        turns = jobs.setdefault(line.job_id, {})
+        if line.turn in turns:
+            raise InputError(
+                f"{path}: line {number}: turn {line.turn} of job {line.job_id!r} is there "
+                "already; each turn has one line"
+            )
+        turns[line.turn] = line
     if not jobs:
-        raise WorkloadError(f"{path}: no turn in it; a line needs {_JOB_FIELDS}")
+        raise InputError(f"{path}: no turn in it; a line needs {_JOB_FIELDS}")
     return [
         (job_id, _plans([turns[turn] for turn in sorted(turns)])) for job_id, turns in jobs.items()
     ]
@@ -200,7 +193,7 @@ def _plans(lines: Sequence[_JobLine]) -> tuple[TurnPlan, ...]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each line's number and object, gzipped or not; TraceError for anything else."""
+    """Each line's number and object, gzipped or not; InputError for anything else."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -208,30 +201,30 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if line.strip():
                     yield number, _json_object(f"{path}: line {number}", line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: line {number} is not UTF-8 text: {error}") from error
+        raise InputError(f"{path}: line {number} is not UTF-8 text: {error}") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: cannot be read after line {number}: {error}") from error
+        raise InputError(f"{path}: cannot be read after line {number}: {error}") from error
 
 
 def _json_object(place: str, line: str) -> dict[str, Any]:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{place} is not JSON ({error}): {_clip(line)}") from error
+        raise InputError(f"{place} is not JSON ({error}): {_clip(line)}") from error
     if not isinstance(fields, dict):
-        raise TraceError(f"{place} is no JSON object: {_clip(line)}")
+        raise InputError(f"{place} is no JSON object: {_clip(line)}")
     return fields
 
 
 def _parsed(model: type[LineT], place: str, fields: dict[str, Any], needed: str) -> LineT:
-    """The line as a model; TraceError names the first field at fault and what is `needed`."""
+    """The line as a model; InputError names the first field at fault and what is `needed`."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         seen = _clip(repr(fields[name]) if name in fields else f"fields {', '.join(fields)}")
-        raise TraceError(
+        raise InputError(
             f"{place}: {name}: {first['msg']}; seen: {seen}; a line needs {needed}"
         ) from error
 

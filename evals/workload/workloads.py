@@ -10,11 +10,13 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
+from agentkv.errors import InputError
+
 from .jobs import BFCL, SWEBENCH, redraw_tools, reference_turns, synthetic_turns, tool_source
-from .plans import JobPlan, TurnPlan, Workload, WorkloadError, arrival_times_s
+from .plans import JobPlan, TurnPlan, Workload, arrival_times_s
 from .traces import TracedJob, read_traced_jobs
 
-__all__ = ["WORKLOADS", "WorkloadError", "make_workload"]
+__all__ = ["WORKLOADS", "InputError", "make_workload"]
 
 _MAKERS: dict[str, Callable[[random.Random], tuple[TurnPlan, ...]]] = {
     "reference": reference_turns,
@@ -53,7 +55,7 @@ def make_workload(
     token_scale: multiplies every token count, for machines slower than the jobs were meant for.
 
     A job depends on seed and number alone: neither the rate nor the number of jobs changes it.
-    Raises WorkloadError for anything out of range.
+    Raises InputError for anything out of range.
     """
     counts = {
         "num_jobs": num_jobs,
@@ -63,20 +65,20 @@ def make_workload(
     }
     for what, number in counts.items():
         if number is not None and number < 1:
-            raise WorkloadError(f"{what}: got {number}, allowed is a whole number from 1 on")
+            raise InputError(f"{what}: got {number}, allowed is a whole number from 1 on")
     for what, amount in (("duration_s", duration_s), ("token_scale", token_scale)):
         if amount is not None and not 0.0 < amount < math.inf:
-            raise WorkloadError(f"{what}: got {amount}, allowed is a number above 0")
+            raise InputError(f"{what}: got {amount}, allowed is a number above 0")
     if concurrency is not None and jps is not None:
-        raise WorkloadError("jps and concurrency: give the one or the other, not both")
+        raise InputError("jps and concurrency: give the one or the other, not both")
     if (num_jobs is None) == (duration_s is None) and isinstance(arrivals, str):
-        raise WorkloadError("num_jobs and duration_s: give the one or the other")
+        raise InputError("num_jobs and duration_s: give the one or the other")
     if concurrency is None:
         times_s = arrival_times_s(
             arrivals, seed=seed, jps=jps, num_jobs=num_jobs, duration_s=duration_s
         )
     elif num_jobs is None:
-        raise WorkloadError("num_jobs: a closed loop needs it")
+        raise InputError("num_jobs: a closed loop needs it")
     else:
         times_s = [0.0] * num_jobs
     fit = partial(_cut_to_fit, max_turns, max_context_tokens, token_scale)
@@ -87,7 +89,7 @@ def make_workload(
             turns = redraw_tools(turns, draw_tool, random.Random(f"{seed} tools {number}"))
         jobs.append(JobPlan(job_id, times_s[number], turns))
     if not jobs:
-        raise WorkloadError(
+        raise InputError(
             f"no job arrives within {duration_s} s at {jps} jobs per second: allowed is a time "
             "or rate with at least one"
         )
@@ -99,26 +101,26 @@ def _jobs(name: str, seed: int, trace: Path | None, fit: Fit) -> Iterator[Traced
     if name == "trace":
         yield from _traced_jobs(seed, trace, fit)
     elif trace is not None:
-        raise WorkloadError(f"trace: only the workload 'trace' takes one, got workload {name!r}")
+        raise InputError(f"trace: only the workload 'trace' takes one, got workload {name!r}")
     elif name not in _MAKERS:
         allowed = ", ".join(WORKLOADS)
-        raise WorkloadError(f"workload: got {name!r}, allowed is one of {allowed}")
+        raise InputError(f"workload: got {name!r}, allowed is one of {allowed}")
     else:
         for number in count():
             turns = fit(_MAKERS[name](random.Random(f"{seed} {name} {number}")))
             if not turns:
-                raise WorkloadError(_TOO_SMALL)
+                raise InputError(_TOO_SMALL)
             yield f"{name}-{number:04}", turns
 
 
 def _traced_jobs(seed: int, trace: Path | None, fit: Fit) -> Iterator[TracedJob]:
     """The file's jobs in a seeded order, those that do not fit left out; then the same again."""
     if trace is None:
-        raise WorkloadError("trace: the workload 'trace' needs a file of jobs")
+        raise InputError("trace: the workload 'trace' needs a file of jobs")
     jobs = [(job_id, fit(turns)) for job_id, turns in read_traced_jobs(trace)]
     jobs = [(job_id, turns) for job_id, turns in jobs if turns]
     if not jobs:
-        raise WorkloadError(f"{trace}: {_TOO_SMALL}")
+        raise InputError(f"{trace}: {_TOO_SMALL}")
     random.Random(f"{seed} trace").shuffle(jobs)
     for round_number in count(1):
         for job_id, turns in jobs:

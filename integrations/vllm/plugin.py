@@ -13,7 +13,7 @@ import re
 from argparse import ArgumentParser
 from typing import Any
 
-from agentkv.errors import AgentKVError
+from agentkv.errors import AgentKVError, SetupError
 
 from .settings import CONFIG_KEY, POLICIES, read_settings
 
@@ -22,10 +22,6 @@ OLDEST, NEWEST = (0, 31), (0, 34)
 SCHEDULER = "agentkv.integrations.vllm.engine.scheduler.make_scheduler"
 MIDDLEWARE = "agentkv.integrations.vllm.api.middleware.AgentKVMiddleware"
 RUN_OUTPUT_FLAG = "--run-output-dir"
-
-
-class UnsupportedVLLMError(AgentKVError):
-    """Raised for a vLLM that is too old, or lacks names that the plugin builds on."""
 
 
 def version_problem(version: str) -> str | None:
@@ -51,18 +47,18 @@ def _numbers_of(version: str) -> tuple[int, int] | None:
 
 
 def check_vllm() -> None:
-    """Raise UnsupportedVLLMError if vLLM is too old or lacks names we need; warn if newer."""
+    """Raise SetupError if vLLM is too old or lacks names we need; warn if newer."""
     import vllm
     from vllm.logger import init_logger
 
     problem = version_problem(vllm.__version__)
     if is_too_old(vllm.__version__):
-        raise UnsupportedVLLMError(f"{problem}: upgrade vLLM, or use --scheduling-policy fcfs")
+        raise SetupError(f"{problem}: upgrade vLLM, or use --scheduling-policy fcfs")
     from .engine import seam
 
     missing = seam.missing_names()
     if missing:
-        raise UnsupportedVLLMError(
+        raise SetupError(
             f"vLLM {vllm.__version__} lacks {', '.join(missing)}: install a vLLM that agentkv "
             "supports, or use --scheduling-policy fcfs"
         )

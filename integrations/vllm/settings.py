@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from agentkv.durations import KINDS
 from agentkv.durations.ttl import PrefillReload
-from agentkv.errors import AgentKVError
+from agentkv.errors import SettingsError
 
 POLICIES = ("continuum", "context_serve", "agentkv")
 """Scheduling policies this plugin adds to `--scheduling-policy`."""
@@ -28,10 +28,6 @@ MECHANISMS = (
 
 MAX_PRIORITY = 1000
 """Client priorities count from -MAX_PRIORITY (first) to MAX_PRIORITY."""
-
-
-class SettingsError(AgentKVError):
-    """Raised for invalid settings in `--additional-config`."""
 
 
 class Settings(BaseModel):

@@ -21,14 +21,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from agentkv.errors import AgentKVError
+from agentkv.errors import AgentKVError, InputError
 from agentkv.evals.options import positive, seconds, whole_number
 from agentkv.evals.policies import policy_names
 from agentkv.evals.rows import provenance
 from agentkv.evals.simulator import catalog
 from agentkv.evals.simulator.machine import DEFAULT_DRAM_GIB, Limits, Machine, make_machine
 from agentkv.evals.workload.jobs import TOOLS
-from agentkv.evals.workload.plans import WorkloadError
 from agentkv.evals.workload.workloads import WORKLOADS
 
 from .findings import findings
@@ -61,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.tables is not None:
             out = Path(options.tables)
             if not read_rows(out):
-                raise StudyError(f"{out / ROWS_FILE}: no row of a unit in it")
+                raise InputError(f"{out / ROWS_FILE}: no row of a unit in it")
             return _report(out, {})
         with tempfile.TemporaryDirectory(prefix="agentkv-study-") as folder:
             return _run(options, Path(folder))
@@ -72,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, folder: Path) -> int:
     if importlib.util.find_spec("vllm") is None:
-        raise StudyError(
+        raise InputError(
             "the package 'vllm' is missing: units run vLLM's own scheduler; "
             "run `pip install 'agentkv-serving[vllm,bench]'`"
         )
@@ -102,7 +101,7 @@ def _units_to_play(plan: StudyPlan, output: Output) -> list[Unit]:
     if not (output.out / ROWS_FILE).exists():
         return units
     if not output.has_resume:
-        raise StudyError(f"{output.out / ROWS_FILE} exists: --resume it, --force, or another --out")
+        raise InputError(f"{output.out / ROWS_FILE} exists: --resume it, --force, or another --out")
     rows = read_rows(output.out)
     check_same(rows, plan.config, output.out)
     done = {row["unit"] for row in rows if row["error"] is None}
@@ -179,14 +178,14 @@ def default_policies() -> list[str]:
 def make_plan(options: argparse.Namespace, folder: Path) -> StudyPlan:
     """The study that the flags describe; `folder` gets its part of the trace.
 
-    Raises SimulationError or WorkloadError.
+    Raises InputError.
     """
     machines = {pool: _machine(options, pool) for pool in options.pools}
     policies = [policy_name(name) for name in options.policy or default_policies()]
     if any(name in IDEALS for name in policies):
         check_machine(next(iter(machines.values())))
     if options.part != "all" and options.trace is None:
-        raise WorkloadError("--part: only the jobs of a --trace are split; use other --seeds")
+        raise InputError("--part: only the jobs of a --trace are split; use other --seeds")
     trace = None if options.trace is None else Path(options.trace)
     source = JobSource(
         workload="trace" if trace is not None else options.workload or "swebench",
@@ -197,7 +196,7 @@ def make_plan(options: argparse.Namespace, folder: Path) -> StudyPlan:
     )
     tools = tuple(dict.fromkeys(options.tools))
     if len({Path(name).name for name in tools}) < len(tools):
-        raise WorkloadError("--tools: two files of one name, which is all that rows have of them")
+        raise InputError("--tools: two files of one name, which is all that rows have of them")
     footprints = {name: source.footprint(name, machines[options.pools[0]]) for name in tools}
     return StudyPlan(
         grid=Grid(
@@ -385,10 +384,6 @@ _OF_EVERY_ROW = frozenset(
 """A row without one of them was written by another version, and is as good as none."""
 
 
-class StudyError(AgentKVError):
-    """A study that is there already, is not there, or does not fit what is asked."""
-
-
 class RowFile:
     """Appends whole lines; a context manager. OSError where the disk is full."""
 
@@ -421,12 +416,12 @@ class RowFile:
 def read_rows(out: Path) -> list[Row]:
     """The last row of each unit, in the order of their first; what is no whole row does not count.
 
-    Raises StudyError where there is no file of rows.
+    Raises InputError where there is no file of rows.
     """
     try:
         lines = (out / ROWS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
-        raise StudyError(f"{out / ROWS_FILE}: cannot be read: {error}") from error
+        raise InputError(f"{out / ROWS_FILE}: cannot be read: {error}") from error
     rows: dict[str, Row] = {}
     for line in lines:
         row = _row(line)
@@ -444,12 +439,12 @@ def _row(line: str) -> Row | None:
 
 
 def check_same(rows: Sequence[Row], config: Mapping[str, Any], out: Path) -> None:
-    """Rows of other jobs or another machine must not mix with new ones: StudyError."""
+    """Rows of other jobs or another machine must not mix with new ones: InputError."""
     for row in rows:
         other = [name for name in config if row["config"].get(name) != config[name]]
         if other:
             name = other[0]
-            raise StudyError(
+            raise InputError(
                 f"{out}: its rows were made with {name} = {row['config'].get(name)!r}, now it is "
                 f"{config[name]!r}: choose another --out, or --force"
             )

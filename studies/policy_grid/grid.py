@@ -14,10 +14,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from agentkv.errors import InputError
 from agentkv.evals.simulator.cost import Batch
-from agentkv.evals.simulator.machine import Machine, SimulationError, alone_s, turns_alone
+from agentkv.evals.simulator.machine import Machine, alone_s, turns_alone
 from agentkv.evals.workload.jobs import TOOLS
-from agentkv.evals.workload.plans import JobPlan, Workload, WorkloadError, arrival_times_s
+from agentkv.evals.workload.plans import JobPlan, Workload, arrival_times_s
 from agentkv.evals.workload.traces import json_lines, read_traced_jobs
 from agentkv.evals.workload.workloads import make_workload
 
@@ -197,7 +198,7 @@ class Load:
 
 
 def parse_load(text: str) -> Load:
-    """NAME=MULTIPLE, closed-N, or a name of MULTIPLES; SimulationError for anything else.
+    """NAME=MULTIPLE, closed-N, or a name of MULTIPLES; InputError for anything else.
 
     A name that starts with "burst" is one of bursts.
     """
@@ -210,7 +211,7 @@ def parse_load(text: str) -> Load:
     except (KeyError, ValueError):
         multiple = 0.0
     if _NAME.fullmatch(name) is None or name.startswith("closed") or not 0.0 < multiple < 1e6:
-        raise SimulationError(
+        raise InputError(
             f"--loads: got {text!r}, allowed are {', '.join(MULTIPLES)}, NAME=MULTIPLE such as "
             "3x=3 or burst-2x=2 (a number above 0), and closed-N"
         )
@@ -330,7 +331,7 @@ def is_held_out(job_id: str) -> bool:
 def trace_of_part(trace: Path, part: Part, folder: Path) -> Path:
     """A trace with the part's jobs alone, below `folder` unless it is all of them.
 
-    Raises WorkloadError for a trace that is none, or without a job in this part.
+    Raises InputError for a trace that is none, or without a job in this part.
     """
     read_traced_jobs(trace)
     if part == "all":
@@ -341,7 +342,7 @@ def trace_of_part(trace: Path, part: Part, folder: Path) -> Path:
         if is_held_out(fields["job_id"]) == (part == "held-out")
     ]
     if not lines:
-        raise WorkloadError(f"{trace}: none of its jobs is in the part {part!r}")
+        raise InputError(f"{trace}: none of its jobs is in the part {part!r}")
     path = folder / f"{part}.jsonl"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

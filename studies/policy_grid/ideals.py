@@ -15,8 +15,9 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from agentkv.errors import InputError
 from agentkv.evals.simulator.cost import Roofline
-from agentkv.evals.simulator.machine import Machine, SimulationError
+from agentkv.evals.simulator.machine import Machine
 from agentkv.evals.simulator.policies import PolicyChoice, parse_policy
 from agentkv.evals.simulator.simulate import KEYS
 from agentkv.evals.summary import describe_durations
@@ -34,11 +35,11 @@ _PRICES = 20
 
 
 def policy_name(text: str) -> str:
-    """The name of an ideal, or of a policy as `simulate` spells it. Raises SimulationError."""
+    """The name of an ideal, or of a policy as `simulate` spells it. Raises InputError."""
     if text in IDEALS:
         return text
     if text.startswith("ideal:"):
-        raise SimulationError(f"--policy: got {text!r}, ideals are {' and '.join(IDEALS)}")
+        raise InputError(f"--policy: got {text!r}, ideals are {' and '.join(IDEALS)}")
     return parse_grid_policy(text).name
 
 
@@ -49,14 +50,14 @@ def parse_grid_policy(text: str) -> PolicyChoice:
     if name == text:
         return policy
     if policy.has_offload or policy.is_infinite:
-        raise SimulationError(f"--policy: got {text!r}, {LOSSLESS_SUFFIX} stands alone")
+        raise InputError(f"--policy: got {text!r}, {LOSSLESS_SUFFIX} stands alone")
     return replace(policy, name=policy.name + LOSSLESS_SUFFIX, has_offload=True)
 
 
 def check_machine(machine: Machine) -> None:
-    """Ideals are for rooflines: SimulationError for a machine with fitted times."""
+    """Ideals are for rooflines: InputError for a machine with fitted times."""
     if not isinstance(machine.cost, Roofline):
-        raise SimulationError(
+        raise InputError(
             f"--policy: {' and '.join(IDEALS)} need a GPU of the catalog, got a profile of "
             f"calibrate ({machine.name})"
         )

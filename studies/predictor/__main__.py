@@ -18,7 +18,7 @@ import pandas as pd
 
 from agentkv.durations import KINDS, DurationPredictor, OfflineModels
 from agentkv.durations.trees import train_models
-from agentkv.errors import AgentKVError
+from agentkv.errors import AgentKVError, InputError
 from agentkv.evals.options import whole_number
 from agentkv.evals.progress import progress
 from agentkv.evals.rows import provenance, require_free
@@ -31,10 +31,6 @@ from .scores import intervals, scores
 
 ALL_KINDS = (*KINDS, *BASELINES)
 FILES = ("rows.jsonl", "report.md", "report.png")
-
-
-class UsageError(AgentKVError, ValueError):
-    """Options that do not go together, or traces too small to judge."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,12 +59,12 @@ def _study(options: argparse.Namespace) -> list[dict[str, Any]]:
     for path in (*written, *filter(None, [options.write_models])):
         require_free(path, force=options.force)
     if len({path.resolve() for path in options.traces}) < len(options.traces):
-        raise UsageError("the same trace is named twice: it would be learned and judged")
+        raise InputError("the same trace is named twice: it would be learned and judged")
     traces = [read_trace(path) for path in options.traces]
     folds = [fold for split in options.split for fold in folds_of(split, traces, options.seed)]
     if not folds:
         num_rows = sum(len(trace.rows) for trace in traces)
-        raise UsageError(f"{num_rows} commands are too few to split by {', '.join(options.split)}")
+        raise InputError(f"{num_rows} commands are too few to split by {', '.join(options.split)}")
     if options.write_models is not None:
         models = _train([row for trace in traces for row in time_part(trace)], options.seed)
         text = json.dumps(models.to_dict(), separators=(",", ":"))
@@ -115,7 +111,7 @@ def _train(rows: Rows, seed: int) -> OfflineModels:
     try:
         return train_models(rows, seed=seed)
     except ValueError as error:
-        raise UsageError(
+        raise InputError(
             f"cannot train models on {len(rows)} commands: {error}; give more traces, or judge "
             "with --models shipped"
         ) from error

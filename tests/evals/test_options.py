@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from agentkv.errors import InputError
 from agentkv.evals.options import add_workload_options, describe_workload, fill_in, workload_of
-from agentkv.evals.workload.plans import Workload, WorkloadError
+from agentkv.evals.workload.plans import Workload
 
 DEFAULTS = {"jps": 1.0, "duration": 60.0}
 
@@ -64,7 +65,7 @@ def test_flags_make_so_many_jobs(flags: tuple[str, ...], num_jobs: int) -> None:
 )
 def test_no_flag_is_given_in_vain(flags: tuple[str, ...], message: str) -> None:
     """Flags that contradict the arrivals are refused: they would stand in tables and figures."""
-    with pytest.raises(WorkloadError, match=message):
+    with pytest.raises(InputError, match=message):
         made(*flags)
 
 

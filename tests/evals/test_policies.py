@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agentkv.evals.policies import PolicyError, check_policy, server_policy
+from agentkv.errors import InputError
+from agentkv.evals.policies import check_policy, server_policy
 from agentkv.integrations.vllm.settings import read_settings
 
 
 def test_a_wrong_name_lists_the_valid_ones() -> None:
     """The message about an unknown policy lists stock policies and ours."""
-    with pytest.raises(PolicyError, match=r"'lifo', allowed are fcfs, .*continuum:released"):
+    with pytest.raises(InputError, match=r"'lifo', allowed are fcfs, .*continuum:released"):
         server_policy("lifo")
 
 
@@ -27,7 +28,7 @@ def test_the_server_must_run_what_is_named() -> None:
     check_policy(server_policy("fcfs"), None)
     check_policy(server_policy("continuum"), {"policy": "continuum", "settings": {}})
     for name, info in (("continuum", None), ("fcfs", {"policy": "continuum"})):
-        with pytest.raises(PolicyError, match="the server runs"):
+        with pytest.raises(InputError, match="the server runs"):
             check_policy(server_policy(name), info)
 
 
@@ -35,5 +36,5 @@ def test_the_server_must_run_the_variant_that_is_named() -> None:
     """A server with other settings than the variant needs is refused."""
     info = {"policy": "continuum", "settings": {"rules": "paper", "ttl": "paper"}}
     check_policy(server_policy("continuum:paper"), info)
-    with pytest.raises(PolicyError, match="rules = 'released'"):
+    with pytest.raises(InputError, match="rules = 'released'"):
         check_policy(server_policy("continuum:released"), info)

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.rows import (
-    RUN_FILE,
-    TURNS_FILE,
-    RunFilesError,
-    RunWriter,
-    read_runs,
-    row_facts,
-    write_run,
-)
+from agentkv.errors import InputError
+from agentkv.evals.rows import RUN_FILE, TURNS_FILE, RunWriter, read_runs, row_facts, write_run
 from agentkv.evals.summary import summarize
 from tests.evals.made_runs import job, run, turn
 
@@ -71,7 +64,7 @@ def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     """Writing over a run raises an error unless it is forced."""
     write_run(tmp_path, run(job("a")))
-    with pytest.raises(RunFilesError, match="--force"):
+    with pytest.raises(InputError, match="--force"):
         write_run(tmp_path, run(job("b")))
     write_run(tmp_path, run(job("b")), force=True)
     assert read_runs([tmp_path])[0].jobs[0].job_id == "b"
@@ -84,13 +77,13 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
 def test_a_misshapen_row_is_named(tmp_path: Path, line: str, seen: str) -> None:
     """The message about a row has its line and what it lacks."""
     (tmp_path / TURNS_FILE).write_text(f"{line}\n")
-    with pytest.raises(RunFilesError, match=seen):
+    with pytest.raises(InputError, match=seen):
         read_runs([tmp_path])
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     """The message about an empty folder names the file that was looked for."""
-    with pytest.raises(RunFilesError, match=TURNS_FILE):
+    with pytest.raises(InputError, match=TURNS_FILE):
         read_runs([tmp_path])
 
 

@@ -17,7 +17,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..settings import Settings, SettingsError
+from agentkv.errors import SettingsError
+
+from ..settings import Settings
 
 MAX_COMMAND_CHARS = 512
 """Characters kept of a command; the longest allowed would make events of 16 KiB."""

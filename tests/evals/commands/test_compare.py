@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from agentkv.cli import main as agentkv_command
+from agentkv.errors import InputError
 from agentkv.evals.commands.compare import CPU, GPU, ComparePlan, check_folders, run_all
 from agentkv.evals.policies import server_policy
-from agentkv.evals.rows import RunFilesError, write_run
+from agentkv.evals.rows import write_run
 from agentkv.evals.workload.workloads import make_workload
 from tests.evals.made_runs import job, run
 
@@ -66,7 +67,7 @@ def test_runs_of_other_jobs_are_not_resumed(tmp_path: Path) -> None:
     """Runs of other jobs or with other server flags would be compared in vain and are refused."""
     write_all(make_plan(tmp_path))
     for other in ({"described": {"name": "bfcl"}}, {"server_flags": ("--block-size", "64")}):
-        with pytest.raises(RunFilesError, match="was made with another"):
+        with pytest.raises(InputError, match="was made with another"):
             list(run_all(make_plan(tmp_path, **other), resume=True))
 
 
@@ -75,7 +76,7 @@ def test_runs_on_disk_are_not_overwritten(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     check_folders(plan, resume=False, force=False)
     write_all(plan)
-    with pytest.raises(RunFilesError, match="--resume"):
+    with pytest.raises(InputError, match="--resume"):
         check_folders(plan, resume=False, force=False)
     check_folders(plan, resume=True, force=False)
     check_folders(plan, resume=False, force=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.errors import AgentKVServerError
-from agentkv.evals.event_log.reading import JobKey, RecordError, read_record
+from agentkv.errors import AgentKVServerError, InputError
+from agentkv.evals.event_log.reading import JobKey, read_record
 from tests.evals.event_log.rows import TWO_TURNS, arrival, write_record
 
 
@@ -36,7 +36,7 @@ def test_a_folder_with_two_records_is_not_guessed_from(tmp_path: Path) -> None:
     """The message about a folder with two logs names both."""
     for name in ("scheduler_timestamps.jsonl", "scheduler_timestamps_2.jsonl"):
         write_record(tmp_path / name, a=TWO_TURNS)
-    with pytest.raises(RecordError, match=r"timestamps\.jsonl, scheduler_timestamps_2\.jsonl"):
+    with pytest.raises(InputError, match=r"timestamps\.jsonl, scheduler_timestamps_2\.jsonl"):
         read_record(str(tmp_path))
 
 
@@ -92,7 +92,7 @@ def test_a_wrong_record_is_named_with_its_place(tmp_path: Path, text: str, messa
     """The message has file, line or job, the field, and what was seen."""
     path = tmp_path / "r.jsonl"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(RecordError, match=message):
+    with pytest.raises(InputError, match=message):
         read_record(str(path))
 
 
@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_read_is_named(
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(RecordError, match=f"{name}: cannot read this record"):
+    with pytest.raises(InputError, match=f"{name}: cannot read this record"):
         read_record(str(path))
 
 

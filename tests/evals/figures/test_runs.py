@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from agentkv.errors import InputError
 from agentkv.evals.figures.runs import Group, grouped, load_runs
-from agentkv.evals.figures.style import FigureError
 from agentkv.evals.outcomes import RunOutcome
 from tests.evals.figures.made_runs import made_run, swept, write_runs
 
@@ -163,7 +163,7 @@ def test_misshapen_rows_are_an_error_with_the_file(
     rewritten(write_runs(tmp_path, [made_run("fcfs")]), change)
     (run_file,) = tmp_path.rglob("run.json")
     run_file.unlink()
-    with pytest.raises(FigureError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         load_runs([tmp_path])
     assert str(tmp_path) in str(caught.value)
 
@@ -172,10 +172,10 @@ def test_places_without_a_run_are_an_error(tmp_path: Path) -> None:
     """A file of another kind, a folder without one and rows without a job are named."""
     path = tmp_path / "rows.csv"
     path.write_text("a,b\n")
-    with pytest.raises(FigureError, match=r"rows\.csv: not a run"):
+    with pytest.raises(InputError, match=r"rows\.csv: not a run"):
         load_runs([path])
-    with pytest.raises(FigureError, match=r"turns\.jsonl"):
+    with pytest.raises(InputError, match=r"turns\.jsonl"):
         load_runs([tmp_path])
     (tmp_path / "turns.jsonl").write_text("")
-    with pytest.raises(FigureError, match="none of its 0 jobs is done"):
+    with pytest.raises(InputError, match="none of its 0 jobs is done"):
         load_runs([tmp_path])

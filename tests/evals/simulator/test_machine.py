@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from agentkv.errors import InputError
 from agentkv.evals.simulator.catalog import GPUS, MODELS
-from agentkv.evals.simulator.machine import Limits, SimulationError, make_machine
+from agentkv.evals.simulator.machine import Limits, make_machine
 
 PROFILE = {
     "name": "cpu",
@@ -58,19 +59,19 @@ def test_every_model_fits_some_number_of_the_biggest_card(model: str) -> None:
 
 def test_a_model_that_does_not_fit_says_how_many_cards_it_needs() -> None:
     """70B of 16-bit weights on one 80 GB card."""
-    with pytest.raises(SimulationError, match=r"131\.4 GiB of weights.*--num-gpus 2 or more"):
+    with pytest.raises(InputError, match=r"131\.4 GiB of weights.*--num-gpus 2 or more"):
         make_machine("h100", "llama-3.1-70b", Limits())
 
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_advice_on_cards_is_right(gpu: str) -> None:
     """The number of cards that the error names is the smallest that works."""
-    with pytest.raises(SimulationError) as caught:
+    with pytest.raises(InputError) as caught:
         make_machine(gpu, "llama-3.1-70b", Limits())
     advised = int(str(caught.value).rpartition("--num-gpus ")[2].split()[0])
     assert make_machine(gpu, "llama-3.1-70b", Limits(num_gpus=advised)).num_blocks > 1
     if advised > 2:
-        with pytest.raises(SimulationError):
+        with pytest.raises(InputError):
             make_machine(gpu, "llama-3.1-70b", Limits(num_gpus=advised - 1))
 
 
@@ -95,21 +96,21 @@ def test_turns_at_once_are_no_more_than_a_batch_has_tokens() -> None:
     """By vLLM's default, for a card as for a profile; where both are given it takes no others."""
     machine = make_machine("h100", None, Limits(max_num_batched_tokens=512))
     assert (machine.max_num_batched_tokens, machine.max_num_seqs) == (512, 512)
-    with pytest.raises(SimulationError, match=r"got 512.*--max-num-seqs, 1024"):
+    with pytest.raises(InputError, match=r"got 512.*--max-num-seqs, 1024"):
         make_machine("h100", None, Limits(max_num_batched_tokens=512, max_num_seqs=1024))
 
 
 def test_a_pool_fits_this_machine_s_memory() -> None:
     """Before it is filled: each block is an object."""
-    with pytest.raises(SimulationError, match=r"9,000,000 blocks, allowed are 6,000,000"):
+    with pytest.raises(InputError, match=r"9,000,000 blocks, allowed are 6,000,000"):
         make_machine("h100", None, Limits(num_blocks=9_000_000))
 
 
 def test_unknown_names_list_the_known_ones() -> None:
     """Of GPUs and of models."""
-    with pytest.raises(SimulationError, match=r"'h1000'.*rtx-5090, h100"):
+    with pytest.raises(InputError, match=r"'h1000'.*rtx-5090, h100"):
         make_machine("h1000", None, Limits())
-    with pytest.raises(SimulationError, match=r"'gpt'.*qwen3-8b"):
+    with pytest.raises(InputError, match=r"'gpt'.*qwen3-8b"):
         make_machine("h100", "gpt", Limits())
 
 
@@ -138,7 +139,7 @@ def test_a_wrong_profile_names_the_field(
     """And the file, and the value seen."""
     path = tmp_path / "wrong.json"
     path.write_text(json.dumps({**PROFILE, field: value}))
-    with pytest.raises(SimulationError, match=rf"wrong\.json: {message}"):
+    with pytest.raises(InputError, match=rf"wrong\.json: {message}"):
         make_machine(str(path), None, Limits())
 
 
@@ -146,5 +147,5 @@ def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
     """With its name."""
     path = tmp_path / "text.json"
     path.write_text("hello")
-    with pytest.raises(SimulationError, match=r"text\.json: .*Invalid JSON"):
+    with pytest.raises(InputError, match=r"text\.json: .*Invalid JSON"):
         make_machine(str(path), None, Limits())

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from agentkv.errors import InputError
 from agentkv.evals.simulator.dram_tier import DramTier, PcieLink
-from agentkv.evals.simulator.machine import SimulationError
 from agentkv.evals.workload.plans import Workload
 
 from .simulated import job, machine, random_jobs, simulate
@@ -130,5 +130,5 @@ def test_the_price_of_a_load_is_that_of_the_link() -> None:
 
 def test_a_profile_must_say_how_large_kv_is() -> None:
     """Without it there is no telling what fits."""
-    with pytest.raises(SimulationError, match=r"kv_token_bytes"):
+    with pytest.raises(InputError, match=r"kv_token_bytes"):
         simulate(random_jobs(1), "fcfs+offload", replace(machine(), block_bytes=0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentkv.evals.simulator.machine import SimulationError
+from agentkv.errors import InputError
 from agentkv.evals.simulator.policies import parse_policy
 
 
@@ -45,7 +45,7 @@ def test_suffixes_add_up() -> None:
 )
 def test_unknown_names_list_the_known_ones(name: str) -> None:
     """Also `priority`, for which no workload has the numbers."""
-    with pytest.raises(SimulationError, match=r"allowed are fcfs, continuum, context_serve"):
+    with pytest.raises(InputError, match=r"allowed are fcfs, continuum, context_serve"):
         parse_policy(name)
 
 
@@ -82,6 +82,6 @@ def test_settings_have_one_spelling() -> None:
 )
 def test_wrong_settings_are_told(name: str, message: str) -> None:
     """By the plugin's own reading of them."""
-    with pytest.raises(SimulationError, match="--policy: got") as caught:
+    with pytest.raises(InputError, match="--policy: got") as caught:
         parse_policy(name)
     assert message in str(caught.value)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentkv.errors import InputError
 from agentkv.evals.simulator.cost import Roofline
-from agentkv.evals.simulator.machine import SimulationError, alone_s
+from agentkv.evals.simulator.machine import alone_s
 from agentkv.evals.simulator.policies import parse_policy
 from agentkv.evals.simulator.run import Simulation
 from agentkv.evals.workload.plans import Workload
@@ -148,7 +149,7 @@ def test_an_unlimited_pool_computes_nothing_twice() -> None:
 def test_an_unlimited_pool_has_its_limit() -> None:
     """Blocks are objects: a run that needs too many is refused."""
     jobs = tuple(job(f"job-{number}", 0.0, (100_000_000, 1, 0.0)) for number in range(2))
-    with pytest.raises(SimulationError, match=r"@infinite: .* blocks for all contexts"):
+    with pytest.raises(InputError, match=r"@infinite: .* blocks for all contexts"):
         simulate(Workload("huge", 0, jobs, None), "fcfs@infinite")
 
 

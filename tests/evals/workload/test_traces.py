@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from agentkv.evals.workload.plans import TurnPlan, WorkloadError
-from agentkv.evals.workload.traces import TraceError, read_trace, read_traced_jobs
+from agentkv.errors import InputError
+from agentkv.evals.workload.plans import TurnPlan
+from agentkv.evals.workload.traces import read_trace, read_traced_jobs
 from agentkv.evals.workload.workloads import make_workload
 from tests.evals.trace_rows import row, synthetic_lines, write_lines
 
@@ -112,7 +113,7 @@ def test_a_misshapen_command_is_named(tmp_path: Path, text: str, seen: str) -> N
     """The error has the file, the line and what was seen."""
     path = tmp_path / "trace.jsonl"
     path.write_text(f"{json.dumps(LINE)}\n{text}\n")
-    with pytest.raises(TraceError, match=r"trace\.jsonl: line 2") as raised:
+    with pytest.raises(InputError, match=r"trace\.jsonl: line 2") as raised:
         read_trace(path)
     assert seen in str(raised.value)
 
@@ -135,7 +136,7 @@ def test_an_unusable_file_is_named(
     """A file that is missing, empty, not gzip, cut short or not UTF-8 gives one error."""
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(TraceError, match=name) as raised:
+    with pytest.raises(InputError, match=name) as raised:
         read_trace(tmp_path / name)
     assert seen in str(raised.value)
 
@@ -200,7 +201,7 @@ def test_a_misshapen_turn_is_named(tmp_path: Path, text: str, seen: str) -> None
     """File, line and field are in the message."""
     path = tmp_path / "t.jsonl"
     path.write_text(f"{json.dumps(job_line())}\n{text}\n")
-    with pytest.raises(WorkloadError) as caught:
+    with pytest.raises(InputError) as caught:
         read_traced_jobs(path)
     assert str(path) in str(caught.value)
     assert seen in str(caught.value)
@@ -208,5 +209,5 @@ def test_a_misshapen_turn_is_named(tmp_path: Path, text: str, seen: str) -> None
 
 def test_a_file_without_jobs_is_refused(tmp_path: Path) -> None:
     """The message has the fields that a line needs."""
-    with pytest.raises(WorkloadError, match="prompt_tokens"):
+    with pytest.raises(InputError, match="prompt_tokens"):
         read_traced_jobs(write_lines(tmp_path / "t.jsonl", []))

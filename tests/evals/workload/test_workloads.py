@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from agentkv.errors import InputError
 from agentkv.evals.workload.jobs import OUTPUT_TOKENS
 from agentkv.evals.workload.plans import Workload
-from agentkv.evals.workload.workloads import WORKLOADS, WorkloadError, make_workload
+from agentkv.evals.workload.workloads import WORKLOADS, make_workload
 
 SYNTHETIC = tuple(name for name in WORKLOADS if name != "trace")
 
@@ -140,7 +141,7 @@ def test_token_scale_multiplies_tokens_and_leaves_tools() -> None:
     ],
 )
 def test_bad_input_is_named(options: dict[str, Any], seen: str) -> None:
-    """WorkloadError tells the value seen and what is allowed."""
-    with pytest.raises(WorkloadError) as caught:
+    """InputError tells the value seen and what is allowed."""
+    with pytest.raises(InputError) as caught:
         make(**options)
     assert seen in str(caught.value)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agentkv.durations import KINDS
+from agentkv.errors import SettingsError
 from agentkv.integrations.vllm.policy import POLICY_CLASSES
-from agentkv.integrations.vllm.settings import POLICIES, Settings, SettingsError, read_settings
+from agentkv.integrations.vllm.settings import POLICIES, Settings, read_settings
 
 
 def test_each_policy_has_a_class_and_may_be_set() -> None:

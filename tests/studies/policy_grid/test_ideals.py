@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentkv.errors import InputError
 from agentkv.evals.outcomes import RunOutcome
-from agentkv.evals.simulator.machine import Limits, Machine, SimulationError, alone_s, make_machine
+from agentkv.evals.simulator.machine import Limits, Machine, alone_s, make_machine
 from agentkv.evals.summary import describe_durations, summarize
 from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
 from studies.policy_grid.__main__ import main as play_grid
@@ -166,7 +167,7 @@ def test_names_are_those_of_ideals_and_policies() -> None:
     """Anything else is refused."""
     assert policy_name(IN_ORDER) == IN_ORDER
     assert policy_name('agentkv{ "patience_s": 5}') == 'agentkv{"patience_s":5}'
-    with pytest.raises(SimulationError, match="got 'ideal:none', ideals are ideal:in-order and"):
+    with pytest.raises(InputError, match="got 'ideal:none', ideals are ideal:in-order and"):
         policy_name("ideal:none")
 
 

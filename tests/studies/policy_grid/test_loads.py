@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentkv.evals.simulator.machine import SimulationError
+from agentkv.errors import InputError
 from studies.policy_grid.grid import DEFAULT_LOADS, Load, parse_load
 
 
@@ -43,5 +43,5 @@ def test_the_defaults_can_be_read() -> None:
 )
 def test_other_loads_are_refused(text: str) -> None:
     """With what is allowed."""
-    with pytest.raises(SimulationError, match=r"--loads: got .*allowed are light"):
+    with pytest.raises(InputError, match=r"--loads: got .*allowed are light"):
         parse_load(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.workload.plans import WorkloadError
+from agentkv.errors import InputError
 from agentkv.evals.workload.traces import read_traced_jobs
 from studies.policy_grid.grid import is_held_out, trace_of_part
 
@@ -53,5 +53,5 @@ def test_all_is_the_file_itself(tmp_path: Path) -> None:
 def test_a_part_without_jobs_is_told(tmp_path: Path) -> None:
     """With the file's name."""
     trace = write_trace(tmp_path / "trace.jsonl", "django__django-11099")
-    with pytest.raises(WorkloadError, match=r"trace\.jsonl: none of its jobs.*'held-out'"):
+    with pytest.raises(InputError, match=r"trace\.jsonl: none of its jobs.*'held-out'"):
         trace_of_part(trace, "held-out", tmp_path)

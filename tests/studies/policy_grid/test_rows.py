@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from studies.policy_grid.__main__ import RowFile, StudyError, check_same, read_rows
+from agentkv.errors import InputError
+from studies.policy_grid.__main__ import RowFile, check_same, read_rows
 from tests.studies.policy_grid.made_rows import CONFIG, row
 
 
@@ -47,7 +48,7 @@ def test_rows_of_another_version_count_for_nothing(tmp_path: Path) -> None:
 
 def test_a_study_that_is_not_there_is_told(tmp_path: Path) -> None:
     """With the file that is missing."""
-    with pytest.raises(StudyError, match=r"rows\.jsonl: cannot be read"):
+    with pytest.raises(InputError, match=r"rows\.jsonl: cannot be read"):
         read_rows(tmp_path)
 
 
@@ -55,5 +56,5 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     """With both values."""
     rows = [row("fcfs", 1.0)]
     check_same(rows, CONFIG, tmp_path)
-    with pytest.raises(StudyError, match="made with max_turns = 20, now it is 5"):
+    with pytest.raises(InputError, match="made with max_turns = 20, now it is 5"):
         check_same(rows, {**CONFIG, "max_turns": 5}, tmp_path)

@@ -14,7 +14,7 @@ ROWS = [
     row("fcfs", 20.0, seed=1),
     row("agentkv", 5.0),
     row("agentkv", 5.0, seed=1),
-    row("continuum:released", 0.0, error="StuckError: x"),
+    row("continuum:released", 0.0, error="RunError: x"),
 ]
 
 
@@ -29,7 +29,7 @@ def test_the_document_has_ratios_and_their_spread() -> None:
 def test_the_document_names_units_that_failed() -> None:
     """With their reason."""
     [failure] = findings(ROWS)["failed_units"]
-    assert (failure["policy"], failure["error"]) == ("continuum:released", "StuckError: x")
+    assert (failure["policy"], failure["error"]) == ("continuum:released", "RunError: x")
 
 
 def test_no_rows_are_no_findings() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agentkv.errors import SettingsError
 from agentkv.integrations.vllm.policy.agentkv import AgentKVPolicy
 from agentkv.integrations.vllm.policy.base import UNPINNED, Demand, Pressure, Room
 from agentkv.integrations.vllm.policy.costs import Rebuild
@@ -21,7 +22,7 @@ from agentkv.integrations.vllm.policy.forecast import (
 from agentkv.integrations.vllm.policy.jobs import Job, Turn
 from agentkv.integrations.vllm.policy.pins import Pin
 from agentkv.integrations.vllm.retention.admission import Patience
-from agentkv.integrations.vllm.settings import MAX_PRIORITY, SettingsError, read_settings
+from agentkv.integrations.vllm.settings import MAX_PRIORITY, read_settings
 
 POOL_TOKENS = 16_000
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from agentkv.errors import SettingsError
 from agentkv.integrations.vllm.api import engine_side as engine_call
 from agentkv.integrations.vllm.engine.wakeup import ExpiryTimer
-from agentkv.integrations.vllm.settings import SettingsError
 from agentkv.integrations.vllm.telemetry.counters import MAX_PENDING_OBSERVATIONS, Counters
 from agentkv.integrations.vllm.telemetry.event_log import RecordWriter, TimestampRecord
 from tests.integrations.vllm.harness import STOCK, Engine, prompt_of
