@@ -357,10 +357,7 @@ def _add_environment(add: Any, default: str) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser, out: str) -> None:
-    parser.add_argument("--out", metavar="DIR", help=out)
-    kept = parser.add_mutually_exclusive_group()
-    kept.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    kept.add_argument("--force", action="store_true", help="throw the run in --out away first")
+    add_kept(parser, out, resume="go on with the run in --out")
     add_json(parser)
 
 

@@ -40,6 +40,7 @@ _APPLY_LIMIT_S = 120.0
 _LOG_LIMIT_BYTES = 64 * 1024 * 1024
 _MAX_REASON_CHARS = 300
 _NOT_APPLIED = ">>>>> Patch Apply Failed:"
+_OTHER_MODES = "use --mode podman, or --mode daemon-less where the instances allow it"
 _RESET = "git checkout -- . ; git clean -fd"
 
 
@@ -67,10 +68,16 @@ class ContainerHarness:
 
     def check(self) -> None:
         """Raise SwebenchError, which says what to do, unless containers can be had."""
-        if self.engine == "podman" and shutil.which("podman") is None:
-            raise SwebenchError("podman is not here: install it, or use another --mode")
+        program = shutil.which(self.engine)  # the harness calls it to remove its containers
+        if program is None:
+            raise SwebenchError(f"{self.engine} is not here: install it, or {_OTHER_MODES}")
         if self.engine == "docker":
-            _check_docker()
+            done = subprocess.run([program, "version"], capture_output=True, text=True)
+            if done.returncode:
+                said = " ".join(done.stderr.strip().splitlines()[-1:])
+                raise SwebenchError(
+                    f"no docker daemon answers ({said}): start one, or {_OTHER_MODES}"
+                )
 
     def grade(
         self, instances: Sequence[Instance], predictions: Predictions, on_verdict: OnVerdict
@@ -119,16 +126,13 @@ class ContainerHarness:
         dataset, patches = self.folder / "instances.json", self.folder / "predictions.json"
         dataset.write_text(json.dumps([one.raw for one in instances]))
         patches.write_text(json.dumps([dict(predictions[one.instance_id]) for one in instances]))
-        arguments = {
-            "--dataset_name": dataset.resolve(),
-            "--predictions_path": patches.resolve(),
-            "--run_id": self.run_id,
-            "--max_workers": self.workers,
-            "--timeout": self.time_limit_s,
-            "--report_dir": self.folder.resolve(),
-        }
-        flags = [str(part) for pair in arguments.items() for part in pair]
-        return [sys.executable, "-m", "swebench.harness.run_evaluation", *flags]
+        return [
+            *(sys.executable, "-m", "swebench.harness.run_evaluation"),
+            *("--dataset_name", str(dataset.resolve())),
+            *("--predictions_path", str(patches.resolve())),
+            *("--run_id", self.run_id, "--report_dir", str(self.folder.resolve())),
+            *("--max_workers", str(self.workers), "--timeout", str(self.time_limit_s)),
+        ]
 
     def _run(
         self, command: Sequence[str], environment: Mapping[str, str], collect: Callable[[], None]
@@ -348,47 +352,22 @@ def _engine_environment(engine: str) -> Iterator[dict[str, str]]:
         yield dict(os.environ)
         return
     with tempfile.TemporaryDirectory(prefix="agentkv-") as name:
-        program = shutil.which("podman") or "podman"
-        stand_in = Path(name) / "bin" / "docker"
-        stand_in.parent.mkdir()
+        folder, program = Path(name), shutil.which("podman") or "podman"
+        stand_in = folder / "docker"
         stand_in.write_text(f'#!/bin/sh\nexec "{program}" "$@"\n')
         stand_in.chmod(0o755)
-        path = f"{stand_in.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        with _podman_service(program, Path(name) / "podman.sock") as address:
-            yield {**os.environ, "PATH": path, "DOCKER_HOST": address}
-
-
-@contextmanager
-def _podman_service(program: str, socket: Path) -> Iterator[str]:
-    address = f"unix://{socket}"
-    log_path = socket.with_suffix(".log")
-    with log_path.open("wb") as log:
-        service = subprocess.Popen(
-            [program, "system", "service", "--time=0", address], stdout=log, stderr=log
-        )
-    try:
-        deadline_s = time.monotonic() + _START_LIMIT_S
-        while not socket.exists():
-            if service.poll() is not None or time.monotonic() > deadline_s:
-                raise HarnessError(f"podman does not serve its API: {_tail(log_path, 5)}")
-            time.sleep(_POLL_S / 5)
-        yield address
-    finally:
-        service.terminate()
-        service.wait()
-
-
-def _check_docker() -> None:
-    # in a process of its own: the client leaves its socket open where nothing answers
-    ping = [sys.executable, "-c", "import docker; docker.from_env().ping()"]
-    done = subprocess.run(ping, check=False, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:]
-        raise SwebenchError(
-            f"no docker daemon answers ({' '.join(said)}): start one, or use --mode podman, or "
-            "--mode daemon-less where the instances allow it"
-        )
-    if shutil.which("docker") is None:
-        raise SwebenchError(
-            "no `docker` command: the harness stops and removes its containers with it"
-        )
+        socket, log_path = folder / "podman.sock", folder / "podman.log"
+        command = [program, "system", "service", "--time=0", f"unix://{socket}"]
+        with log_path.open("wb") as log:
+            service = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            deadline_s = time.monotonic() + _START_LIMIT_S
+            while not socket.exists():
+                if service.poll() is not None or time.monotonic() > deadline_s:
+                    raise HarnessError(f"podman does not serve its API: {_tail(log_path, 5)}")
+                time.sleep(_POLL_S / 5)
+            path = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
+            yield {**os.environ, "PATH": path, "DOCKER_HOST": f"unix://{socket}"}
+        finally:
+            service.terminate()
+            service.wait()

@@ -100,7 +100,6 @@ def test_bad_usage_is_named(
         ["--workers", "0"],
         ["--jps", "0"],
         ["--workers", "2", "--jps", "1"],
-        ["--resume", "--force"],
         ["--environment", "vm"],
     ],
 )
