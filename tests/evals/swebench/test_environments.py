@@ -60,13 +60,6 @@ def test_a_sandbox_has_the_repository_at_testbed(
     assert "textgrid" in (repositories[INSTANCE.instance_id] / "README.md").read_text()
 
 
-@pytest.mark.parametrize("place", ["/usr", "/etc", "/", "/root", "/home"])
-def test_a_sandbox_writes_nowhere_else(sandbox: Any, place: str) -> None:
-    """A command cannot write outside the repository and /tmp, not even as root."""
-    assert said(sandbox, f"echo x > {place}/agentkv-was-here")[0] != 0
-    assert not (Path(place) / "agentkv-was-here").exists()
-
-
 def test_a_sandbox_hides_the_host(sandbox: Any, tmp_path: Path) -> None:
     """A command sees no file or variable of the host, and the trajectory names no host folder."""
     (tmp_path / "secret").write_text("x")
@@ -74,14 +67,6 @@ def test_a_sandbox_hides_the_host(sandbox: Any, tmp_path: Path) -> None:
     assert said(sandbox, f"ls {Path.home()}/.bashrc {Path.home()}/.ssh")[0] != 0
     assert said(sandbox, "env | grep -c PYTEST_CURRENT_TEST") == (1, "0")
     assert str(tmp_path) not in str(sandbox.serialize()) + str(sandbox.get_template_vars())
-
-
-def test_a_sandbox_has_no_network(sandbox: Any) -> None:
-    """A command reaches not even the loopback device of this machine."""
-    reach = "import socket; socket.create_connection(('127.0.0.1', 22), 2)"
-    status, text = said(sandbox, f'python3 -c "{reach}"')
-    assert status == 1
-    assert "Connection refused" in text
 
 
 def test_commands_that_fail_are_told_to_the_model(sandbox: Any) -> None:
