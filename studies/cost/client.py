@@ -1,87 +1,70 @@
-"""What a session adds to a call of the OpenAI SDK, and what `import agentkv` costs.
+"""The cost of client, middleware and parser: a call, `import agentkv`, a request body, a reply.
 
-The calls go over real HTTP to a scripted server on 127.0.0.1; the import runs in fresh
-interpreters, taking turns with one that imports only agentkv's dependencies.
+Calls go over real HTTP to a scripted server on 127.0.0.1; imports run in fresh interpreters.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import openai
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import agentkv
+from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 from agentkv.testing import ScriptedServer
+from tests.tool_calls.adversarial_replies import adversarial_replies
 
-from .side_by_side import Row, difference_row, quartiles, timed, without_garbage_collection
+from .rows import Row, difference_row, quartiles, side_by_side, timed
 
-CALLS_PER_BLOCK, NUM_BLOCKS = 20, 25
-NUM_IMPORTS = 15
-TARGET_CALL_MS = 0.3
-TARGET_IMPORT_MS = 200.0
+NUM_BLOCKS, CALLS_PER_BLOCK = 25, 20
+NUM_CALLS, NUM_IMPORTS, NUM_BODIES = 500, 15, 2000
+TARGET_CALL_MS, TARGET_IMPORT_MS, TARGET_BODY_MS = 0.3, 100.0, 0.1
+TARGET_REPLY_MS, TARGET_ADVERSARIAL_MS = 0.2, 50.0
 HEAVY_MODULES = ("openai", "torch", "vllm")
 MESSAGES = [{"role": "user", "content": "List the files. " * 100}]
+BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 9_900}]}).encode()
 
 
 def measure_calls() -> Iterator[Row]:
-    """One row for a session with a client, one for a session that covers every client."""
+    """Time calls in `session(client)` and in `session()`, each against the bare client."""
     with (
         ScriptedServer(["ok"]) as server,
         openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client,
     ):
-        for name, in_session in (
-            ("client: a call in session(client)", _with_own_client),
-            ("client: a call in session()", _with_any_client),
-        ):
-            already = len(server.turns)
-            yield _compare(name, client, in_session)
-            _check_tags([bool(turn.tags) for turn in server.turns[already:]])
-
-
-Calls = Callable[[openai.OpenAI], list[float]]
-
-
-def _compare(name: str, client: openai.OpenAI, in_session: Calls) -> Row:
-    _calls(client)
-    in_session(client)  # connects, and asks the server once
-    bare_s: list[float] = []
-    ours_s: list[float] = []
-    with without_garbage_collection():
-        for index in range(NUM_BLOCKS):
-            if index % 2:
-                bare_s += _calls(client)
-                ours_s += in_session(client)
-            else:
-                ours_s += in_session(client)
-                bare_s += _calls(client)
-    return difference_row(name, bare_s, ours_s, target_ms=TARGET_CALL_MS)
-
-
-def _check_tags(are_tagged: list[bool]) -> None:
-    """Half the calls carried tags: else the two sides were not what they are called."""
-    if sum(are_tagged) * 2 != len(are_tagged):
-        raise AssertionError(f"{sum(are_tagged)} of {len(are_tagged)} calls carried tags")
+        for in_session in (_in_own_session, _in_any_session):
+            blocks = side_by_side(partial(_calls, client), partial(in_session, client), NUM_BLOCKS)
+            bare_s, ours_s = ([s for _, times_s in side for s in times_s] for side in blocks)
+            argument = "client" if in_session is _in_own_session else ""
+            name = f"client: a call in session({argument})"
+            yield difference_row(name, bare_s, ours_s, target_ms=TARGET_CALL_MS)
+        are_tagged = [bool(turn.tags) for turn in server.turns]
+        assert sum(are_tagged) * 2 == len(are_tagged), "half of the calls must carry tags"
 
 
 def _calls(client: Any) -> list[float]:
-    return [timed(lambda: _call(client))[0] for _ in range(CALLS_PER_BLOCK)]
+    return [timed(partial(_call, client))[0] for _ in range(CALLS_PER_BLOCK)]
 
 
-def _call(client: openai.OpenAI) -> None:
-    create: Any = client.chat.completions.create
-    create(model="scripted", messages=MESSAGES, max_tokens=16)
+def _call(client: Any) -> None:
+    client.chat.completions.create(model="scripted", messages=MESSAGES, max_tokens=16)
 
 
-def _with_own_client(client: openai.OpenAI) -> list[float]:
+def _in_own_session(client: openai.OpenAI) -> list[float]:
     with agentkv.session(client) as job:
         return _calls(job.client)
 
 
-def _with_any_client(client: openai.OpenAI) -> list[float]:
+def _in_any_session(client: openai.OpenAI) -> list[float]:
     try:
         with agentkv.session():
             return _calls(client)
@@ -90,19 +73,15 @@ def _with_any_client(client: openai.OpenAI) -> list[float]:
 
 
 def measure_import() -> Row:
-    """Time to `import agentkv`; raises AssertionError if it pulls in a heavy module."""
+    """Time `import agentkv` in fresh interpreters; AssertionError if it imports a heavy module."""
     ours_ms, dependencies_ms = [], []
     for _ in range(NUM_IMPORTS):
         dependencies_ms.append(_import_ms("httpx, pydantic, tenacity")[0])
         elapsed_ms, heavy = _import_ms("agentkv")
         ours_ms.append(elapsed_ms)
-        if heavy:
-            raise AssertionError(f"import agentkv pulls in {', '.join(heavy)}")
+        assert not heavy, f"import agentkv imports {heavy}"
     low, median, high = quartiles(ours_ms)
-    detail = (
-        f"without {', '.join(HEAVY_MODULES)}; its dependencies alone: "
-        f"{quartiles(dependencies_ms)[1]:.0f} ms"
-    )
+    detail = f"its dependencies alone: {quartiles(dependencies_ms)[1]:.0f} ms"
     return Row(
         "client: import agentkv", median, "ms", low, high, NUM_IMPORTS, TARGET_IMPORT_MS, detail
     )
@@ -119,3 +98,65 @@ def _import_ms(names: str) -> tuple[float, list[str]]:
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     elapsed_ms, heavy = json.loads(done.stdout)
     return elapsed_ms, heavy
+
+
+def measure_middleware() -> Row:
+    """Time a request of 10 kB without tags through the middleware, against the bare application."""
+    app = Starlette()
+    app.state.vllm_config = SimpleNamespace(additional_config={"agentkv": {"policy": "continuum"}})
+    app.state.engine_client = SimpleNamespace(engine_core=None)  # not called without tags
+    middleware = AgentKVMiddleware(_read_body)
+    with asyncio.Runner() as runner:
+        bare, ours = side_by_side(
+            lambda: runner.run(_request(_read_body, app)),
+            lambda: runner.run(_request(middleware, app)),
+            NUM_BODIES,
+        )
+    name = f"middleware: {len(BODY) / 1000:.0f} kB without our fields"
+    times_s = ([elapsed_s for elapsed_s, _ in side] for side in (bare, ours))
+    return difference_row(name, *times_s, target_ms=TARGET_BODY_MS)
+
+
+async def _request(app: ASGIApp, state: Starlette) -> None:
+    scope: Scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json"), (b"user-agent", b"agent/1.0")],
+        "app": state,
+    }
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": BODY, "more_body": False}
+
+    async def send(message: Message) -> None:
+        pass
+
+    await app(scope, receive, send)
+
+
+async def _read_body(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that reads the body and answers nothing."""
+    assert len((await receive())["body"]) == len(BODY)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def measure_parser() -> Iterator[Row]:
+    """Time `parse_tool_calls` on a reply of 4 kB with two calls, and on the worst of 200 kB."""
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "pytest"}}\n</tool_call>'
+    reply = f"<think>\n{'I look at the parser first. ' * 125}\n</think>\nNow:\n{call}\n{call}"
+    assert len(agentkv.parse_tool_calls(reply)) == 2
+    times_ms = [timed(partial(agentkv.parse_tool_calls, reply))[0] * 1e3 for _ in range(NUM_CALLS)]
+    low, median, high = quartiles(times_ms)
+    yield Row("parser: a reply of 4 kB", median, "ms", low, high, NUM_CALLS, TARGET_REPLY_MS)
+    slowest_s = max(min(_processor_s(text) for _ in range(3)) for _, text in adversarial_replies())
+    name = "parser: the slowest adversarial reply of 200 kB"
+    yield Row(name, slowest_s * 1e3, "ms", 0.0, 0.0, 1, TARGET_ADVERSARIAL_MS)
+
+
+def _processor_s(text: str) -> float:
+    started_s = time.process_time()
+    agentkv.parse_tool_calls(text)
+    return time.process_time() - started_s

@@ -24,7 +24,7 @@ from agentkv.testing.vllm_scheduler import (
     sha256_hasher,
 )
 
-from .side_by_side import Row, ratio_row, timed, without_garbage_collection
+from .rows import Row, ratio_row, timed, without_garbage_collection
 
 NUM_RUNNING, NUM_WAITING, NUM_PINNED = 200, 1000, 300
 ROUNDS, STEPS_PER_ROUND = 20, 10
