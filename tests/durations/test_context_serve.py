@@ -112,10 +112,8 @@ def test_the_rules_name_the_program_that_decided() -> None:
     [
         ("cd /testbed && python -m pytest -q", "python:-m:pytest"),
         ("cat x | python train.py", "python:train.py"),
-        ("ls && go test ./... | tail -5", "go:test"),
-        ("git status", "git:status"),
-        ("make docs & frobnicate", "frobnicate"),
-        ("", None),
+        *(("ls && go test ./... | tail -5", "go:test"), ("git status", "git:status")),
+        *(("make docs & frobnicate", "frobnicate"), ("", None)),
     ],
 )
 def test_the_main_program_is_the_one_that_decides(command: str, key: str | None) -> None:
@@ -127,11 +125,8 @@ def test_the_main_program_is_the_one_that_decides(command: str, key: str | None)
 @pytest.mark.parametrize(
     ("observed", "times", "key"),
     [
-        ("go test ./a", COLD_START, "go:test"),
-        ("go test ./a", COLD_START - 1, None),
-        ("go vet", COLD_START, "go"),
-        ("frobnicate", COLD_START, None),
-        ("", COLD_START, None),
+        *(("go test ./a", COLD_START, "go:test"), ("go test ./a", COLD_START - 1, None)),
+        *(("go vet", COLD_START, "go"), ("frobnicate", COLD_START, None), ("", COLD_START, None)),
     ],
 )
 def test_the_best_level_is_the_most_specific_warm_one(
@@ -157,14 +152,9 @@ def test_keys_are_bounded_and_those_in_use_are_kept() -> None:
 @pytest.mark.parametrize(
     ("durations_s", "speed"),
     [
-        ([0.1] * 10, "fast"),
-        ([30.0] * 10, "slow"),
-        ([3.0] * 10, "uncertain"),
-        ([0.1, 30.0] * 10, "uncertain"),
-        ([0.1] * (COLD_START - 1), "uncertain"),
-        ([30.0] * (COLD_START - 1), "uncertain"),
-        ([0.0] * 10, "fast"),
-        ([1e6] * 10, "slow"),
+        *(([0.1] * 10, "fast"), ([30.0] * 10, "slow"), ([3.0] * 10, "uncertain")),
+        *(([0.1, 30.0] * 10, "uncertain"), ([0.1] * (COLD_START - 1), "uncertain")),
+        *(([30.0] * (COLD_START - 1), "uncertain"), ([0.0] * 10, "fast"), ([1e6] * 10, "slow")),
     ],
 )
 def test_the_posterior_needs_five_runs_and_085(durations_s: list[float], speed: str) -> None:
@@ -268,10 +258,8 @@ def test_a_restored_estimator_predicts_the_same() -> None:
 @pytest.mark.parametrize(
     ("estimator", "state"),
     [
-        (RulesEstimator(), {"all": []}),
-        (BoostedEstimator(trees(0.5)), {"all": []}),
-        (BayesEstimator(), {}),
-        (BayesEstimator(), {"contexts": [], "tools": {}, "all": []}),
+        *((RulesEstimator(), {"all": []}), (BoostedEstimator(trees(0.5)), {"all": []})),
+        *((BayesEstimator(), {}), (BayesEstimator(), {"contexts": [], "tools": {}, "all": []})),
         (BayesEstimator(), {"contexts": {"a": 1}}),
     ],
 )

@@ -26,7 +26,7 @@ def lognormal(median_s: float, deviation: float) -> GridDistribution:
 
 @given(st.floats(-12.0, 14.0), st.floats(0.05, 3.0))
 def test_bell_is_a_distribution_over_the_bins(mean: float, deviation: float) -> None:
-    """Wherever it lies, all bins are there, none is negative, and they sum to 1."""
+    """A bell has all bins for any mean, none negative, and they sum to 1."""
     bins = dense(*bell(mean, deviation))
     assert len(bins) == NUM_BINS
     assert min(bins) >= 0.0
@@ -35,7 +35,7 @@ def test_bell_is_a_distribution_over_the_bins(mean: float, deviation: float) -> 
 
 @pytest.mark.parametrize(("median_s", "deviation"), [(0.1, 0.5), (1.0, 1.0), (30.0, 1.3)])
 def test_grid_follows_the_lognormal_it_was_made_from(median_s: float, deviation: float) -> None:
-    """Probabilities within 0.01 and quantiles within a bin's width of the exact ones."""
+    """Probabilities are within 0.01, quantiles within a bin's width of the exact ones."""
     distribution = lognormal(median_s, deviation)
     for seconds in (0.1, 0.5, 2.0, 5.0, 40.0):
         exact = 0.5 * math.erfc(math.log(seconds / median_s) / (deviation * math.sqrt(2)))
@@ -50,7 +50,7 @@ def test_grid_follows_the_lognormal_it_was_made_from(median_s: float, deviation:
 def test_quantile_and_probability_are_inverse(
     median_s: float, deviation: float, share: float
 ) -> None:
-    """Over the quantile of a share lies the rest, wherever the grid reaches."""
+    """The probability over a quantile is the rest of its share, within the grid."""
     distribution = lognormal(median_s, deviation)
     seconds = distribution.quantile_s(share)
     if LOWEST_S < seconds < HIGHEST_S:
@@ -58,7 +58,7 @@ def test_quantile_and_probability_are_inverse(
 
 
 def test_probability_falls_from_1_to_0() -> None:
-    """At 0 seconds and below it is 1; beyond the grid it goes to 0, and it never rises."""
+    """The probability is 1 at 0 seconds, goes to 0 beyond the grid, and never rises."""
     distribution = lognormal(1.0, 1.0)
     at = [0.0, 1e-6, 0.005, 0.01, 0.1, 1.0, 10.0, 1e3, 1e4, 1e9]
     values = [distribution.p_over(seconds) for seconds in at]
@@ -69,7 +69,7 @@ def test_probability_falls_from_1_to_0() -> None:
 
 @pytest.mark.parametrize("bound_s", [0.001, 0.5, 5.0, 60.0, 1e5])
 def test_a_lower_bound_leaves_what_lies_over_it(bound_s: float) -> None:
-    """Nothing is left under the bound, the rest sums to 1, even where it seemed impossible."""
+    """No probability is left under the bound and the rest sums to 1, even if it had none."""
     left = over(dense(*bell(0.0, 0.5)), bound_s)
     assert sum(left) == pytest.approx(1.0)
     assert sum(left[: bin_of(bound_s)]) == 0.0
@@ -85,7 +85,7 @@ def test_a_time_out_gathers_what_lies_over_it() -> None:
 
 @given(st.floats(-12.0, 14.0), st.floats(0.05, 3.0), st.floats(-20.0, 20.0))
 def test_a_shifted_distribution_is_one(mean: float, deviation: float, by: float) -> None:
-    """However far it is moved, nothing is lost."""
+    """A shift by any distance keeps the sum at 1."""
     bins = shifted(dense(*bell(mean, deviation)), by)
     assert len(bins) == NUM_BINS
     assert min(bins) >= 0.0
@@ -94,7 +94,7 @@ def test_a_shifted_distribution_is_one(mean: float, deviation: float, by: float)
 
 @pytest.mark.parametrize("times", [0.05, 0.5, 1.0, 2.0, 3.0, 100.0])
 def test_a_shift_multiplies_durations(times: float) -> None:
-    """The median moves by the factor asked for."""
+    """A shift by ln(x) moves the median by the factor x."""
     before = dense(*bell(math.log(2.0), 0.4))
     after = GridDistribution(shifted(before, math.log(times)))
     assert after.quantile_s(0.5) == pytest.approx(2.0 * times, rel=0.05)

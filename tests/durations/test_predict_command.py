@@ -20,7 +20,7 @@ def type_in(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
 
 
 def test_a_person_reads_what_and_why(capsys: pytest.CaptureFixture[str]) -> None:
-    """Speed, times, chances, programs and the reason, under the command."""
+    """Speed, times, chances, programs and the reason follow the command."""
     assert agentkv(["predict", "cd /testbed && python3.11 -m pytest -q"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "cd /testbed && python3.11 -m pytest -q"
@@ -31,7 +31,7 @@ def test_a_person_reads_what_and_why(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_answers_in_json(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One document with a prediction per command, in order."""
+    """`--json` prints one document with a prediction per command, in order."""
     assert main(["ls", "pip install x", "", "--kind", kind, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["kind"] == kind
@@ -57,7 +57,7 @@ def test_the_consequence_is_said(
 def test_lines_of_standard_input_are_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Blank ones are skipped, bytes that are no UTF-8 are shown replaced."""
+    """Each line is a command; blank ones are skipped, bytes outside UTF-8 are replaced."""
     type_in(monkeypatch, b"ls\n\ngrep \xff .\n")
     assert main(["-", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["predictions"]
@@ -67,20 +67,20 @@ def test_lines_of_standard_input_are_commands(
 def test_no_command_is_bad_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Empty standard input: status 2 and one line."""
+    """Empty standard input is exit status 2 and one line."""
     type_in(monkeypatch, b"\n")
     assert main(["-"]) == 2
     assert "no command" in capsys.readouterr().err
 
 
 def test_a_long_command_is_shown_clipped(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line of at most about 100 characters."""
+    """A command is shown in one line of about 100 characters."""
     assert main(["echo " + "x" * 1_000_000 + "\nls"]) == 0
     assert len(capsys.readouterr().out.splitlines()[0]) < 120
 
 
 def test_an_argument_that_is_no_utf8_is_no_crash(capsys: pytest.CaptureFixture[str]) -> None:
-    """The shell passes such bytes as surrogates."""
+    """Bytes outside UTF-8, which the shell passes as surrogates, are replaced."""
     assert main(["grep \udcff ."]) == 0
     assert "\ufffd" in capsys.readouterr().out
 
@@ -102,7 +102,7 @@ def test_what_was_learned_counts(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_state_that_does_not_fit_is_bad_usage(
     content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Missing, empty, not text, or of another kind: status 2 and the file's name."""
+    """A state that is missing, empty, binary or of another kind is exit status 2 with its name."""
     path = tmp_path / "state.json"
     if content is not None:
         path.write_bytes(content)
@@ -112,7 +112,7 @@ def test_a_state_that_does_not_fit_is_bad_usage(
 
 @pytest.mark.parametrize("argv", [[], ["ls", "--kind", "oracle"]])
 def test_bad_options_are_bad_usage(argv: list[str]) -> None:
-    """argparse's own status, 2."""
+    """No command, or an unknown kind, is exit status 2."""
     with pytest.raises(SystemExit) as raised:
         main(argv)
     assert raised.value.code == 2

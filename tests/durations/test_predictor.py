@@ -21,7 +21,7 @@ HOSTILE = ["\udcff\udcfe", "\x00", "x" * 1_000_000, "'", "$(" * 5000, "\n" * 100
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("command", COMMANDS + HOSTILE)
 def test_any_command_gets_a_sound_prediction(kind: str, command: str) -> None:
-    """Cold and after runs: known speed, ordered quantiles, probabilities that fall from 1."""
+    """Cold and after runs the speed is known, quantiles are ordered, probabilities fall from 1."""
     predictor = DurationPredictor(kind)
     for _ in range(2):
         prediction = predictor.predict(command)
@@ -42,7 +42,7 @@ def test_any_command_gets_a_sound_prediction(kind: str, command: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("wrong", [None, 5, b"ls", ["ls"]], ids=str)
 def test_what_is_no_text_is_refused(kind: str, wrong: Any) -> None:
-    """By every way in, with what came; None is what a call has that runs no command."""
+    """TypeError names what came, such as the None of a call that runs no command."""
     predictor = DurationPredictor(kind)
     for ask in (predictor.predict, lambda c: predictor.observe(c, 1.0), agentkv.analyze_command):
         with pytest.raises(TypeError, match=r"a command is a str of bash: got .* call is None"):
@@ -52,7 +52,7 @@ def test_what_is_no_text_is_refused(kind: str, wrong: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_probability_is_had_for_what_is_no_number(kind: str) -> None:
-    """ValueError that names the value."""
+    """`p_over` of NaN is a ValueError that names the value."""
     prediction = DurationPredictor(kind).predict("ls")
     with pytest.raises(ValueError, match="p_over: got nan, allowed is a number of seconds"):
         prediction.p_over(math.nan)
@@ -60,7 +60,7 @@ def test_no_probability_is_had_for_what_is_no_number(kind: str) -> None:
 
 @pytest.mark.parametrize("duration_s", [-1.0, math.nan, math.inf, -math.inf])
 def test_a_duration_that_is_none_is_refused(duration_s: float) -> None:
-    """ValueError that names the value; nothing is learned."""
+    """An impossible duration is a ValueError that names it, and nothing is learned."""
     predictor = DurationPredictor()
     with pytest.raises(ValueError, match="finite number"):
         predictor.observe("ls", duration_s)
@@ -117,7 +117,7 @@ def test_what_was_learned_survives_a_restart(kind: str, tmp_path: Path) -> None:
 def test_a_corrupt_file_is_a_warning_and_a_fresh_start(
     kind: str, text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning that names the file; then as if nothing had been learned."""
+    """A corrupt file is one warning that names it, and nothing stays learned."""
     path = tmp_path / "state.json"
     path.write_text(text.replace("KIND", kind))
     predictor = DurationPredictor(kind)
@@ -144,7 +144,7 @@ def test_trained_models_are_saved_with_what_was_learned(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_a_fresh_start(tmp_path: Path) -> None:
-    """The first start of a server has nothing to load."""
+    """A missing file, as at the first start of a server, is not loaded."""
     assert DurationPredictor().load(tmp_path / "none.json") is False
 
 
@@ -161,7 +161,7 @@ def test_a_missing_file_is_a_fresh_start(tmp_path: Path) -> None:
 def test_no_state_file_breaks_the_predictor(
     tmp_path_factory: pytest.TempPathFactory, state: object
 ) -> None:
-    """Whatever JSON a file holds, loading returns and predicting works."""
+    """Loading returns and predicting works for any JSON in the file."""
     path = tmp_path_factory.mktemp("state") / "state.json"
     document = {"format": 1, "kind": "default", "num_observed": 1, "state": state}
     path.write_text(json.dumps(document))
@@ -171,7 +171,7 @@ def test_no_state_file_breaks_the_predictor(
 
 
 def test_the_same_seed_and_runs_give_the_same_predictions() -> None:
-    """Deterministic: two predictors told the same say the same."""
+    """Two predictors that observe the same runs predict the same."""
     first, second = DurationPredictor(seed=3), DurationPredictor(seed=3)
     for predictor in (first, second):
         for index in range(50):
@@ -181,7 +181,7 @@ def test_the_same_seed_and_runs_give_the_same_predictions() -> None:
 
 
 def test_the_package_offers_the_predictor_and_the_analysis() -> None:
-    """The public names are there, and an unknown one is an AttributeError as usual."""
+    """`agentkv` exports the public names; an unknown one is an AttributeError as usual."""
     assert agentkv.DurationPredictor is DurationPredictor
     assert agentkv.analyze_command("ls").programs[0].key == "ls"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

@@ -1,4 +1,4 @@
-"""When the programs of a command usually end."""
+"""The timeline of a command's programs: when they usually end."""
 
 import pytest
 
@@ -9,33 +9,20 @@ from agentkv.durations.prior import end_s, limit_s, sleeps_s, timed
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("sleep 30", 30),
-        ("sleep 5 && sleep 5", 10),
-        ("sleep 30 & wait", 30),
-        ("sleep 30 & sleep 20; wait", 30),
-        ("sleep 30 & sleep 20 & wait", 30),
-        ("sleep 10; sleep 30 & wait", 40),
-        ("(sleep 5; sleep 5) & sleep 8 & wait", 10),
-        ("sleep 30 & sleep 20", 20),
-        ("for i in 1 2 3; do sleep 5; done", 15),
+        *(("sleep 30", 30), ("sleep 5 && sleep 5", 10), ("sleep 30 & wait", 30)),
+        *(("sleep 30 & sleep 20; wait", 30), ("sleep 30 & sleep 20 & wait", 30)),
+        *(("sleep 10; sleep 30 & wait", 40), ("(sleep 5; sleep 5) & sleep 8 & wait", 10)),
+        *(("sleep 30 & sleep 20", 20), ("for i in 1 2 3; do sleep 5; done", 15)),
         ("for i in 1 2 3; do sleep 5 & done; wait", 5),
         ("for i in 1 2; do for j in 1 2 3; do sleep 5; done; done", 30),
         ("for i in $(seq 1 60); do sleep 1; done", 60),
-        ("for i in {1..500}; do echo $i; done", 1),
-        ("while true; do sleep 1; done", 60),
-        ("timeout 10 sleep infinity", 10),
-        ("timeout 5 bash -c 'while true; do ls; done'", 5),
-        ("for i in 1 2 3; do timeout 5 sleep 30; done", 15),
-        ("timeout 0 sleep 30", 30),
-        ("yes > /dev/null", 60),
-        ("yes | head", 0),
+        *(("for i in {1..500}; do echo $i; done", 1), ("while true; do sleep 1; done", 60)),
+        *(("timeout 10 sleep infinity", 10), ("timeout 5 bash -c 'while true; do ls; done'", 5)),
+        *(("for i in 1 2 3; do timeout 5 sleep 30; done", 15), ("timeout 0 sleep 30", 30)),
+        *(("yes > /dev/null", 60), ("yes | head", 0)),
         # a plan, an answer
-        ("pytest --collect-only -q", 1),
-        ("npx jest --listTests", 1),
-        ("make -n all", 1),
-        ("npm publish --dry-run", 1),
-        ("npm -v && mvn -v", 0.4),
-        ("bash -n run.sh", 0.2),
+        *(("pytest --collect-only -q", 1), ("npx jest --listTests", 1), ("make -n all", 1)),
+        *(("npm publish --dry-run", 1), ("npm -v && mvn -v", 0.4), ("bash -n run.sh", 0.2)),
     ],
 )
 def test_the_last_awaited_program_ends_it(text: str, seconds: float) -> None:
@@ -44,23 +31,20 @@ def test_the_last_awaited_program_ends_it(text: str, seconds: float) -> None:
 
 
 def test_only_told_waits_are_slept() -> None:
-    """A `sleep $N` is none of them."""
+    """The sleeps that the text gives are added, and a `sleep $N` is not."""
     assert sleeps_s(timed(analyze_command("sleep 3; make; sleep 4 & sleep $N"))) == 3.0
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("timeout 5 make", 5),
-        ("timeout 5 make && ls", 5.02),
-        ("sleep 2; timeout 3 sleep 30", 5),
-        ("timeout 5 make; npm test", None),
-        ("make", None),
+        *(("timeout 5 make", 5), ("timeout 5 make && ls", 5.02)),
+        *(("sleep 2; timeout 3 sleep 30", 5), ("timeout 5 make; npm test", None), ("make", None)),
         ("timeout 0 make", None),
     ],
 )
 def test_limit_holds_for_the_whole(text: str, seconds: float | None) -> None:
-    """The time-out and what runs beside it; none where that may take long without a limit."""
+    """The limit is the time-out plus what runs outside it, unless that may last."""
     times = timed(analyze_command(text))
     main = max(times, key=lambda each: each.seconds).program
     assert limit_s(times, main) == (None if seconds is None else pytest.approx(seconds))
@@ -69,15 +53,10 @@ def test_limit_holds_for_the_whole(text: str, seconds: float | None) -> None:
 @pytest.mark.parametrize(
     ("text", "is_known"),
     [
-        ("ls", True),
-        ("sleep 5", True),
-        ("sleep $N", False),
-        ("frobnicate", False),
-        ("read x", False),
-        ("wait", False),
-        ("make & wait", True),
+        *(("ls", True), ("sleep 5", True), ("sleep $N", False), ("frobnicate", False)),
+        *(("read x", False), ("wait", False), ("make & wait", True)),
     ],
 )
 def test_unknown_lengths_are_marked(text: str, is_known: bool) -> None:
-    """Programs nobody knows, and waits whose length the text does not say."""
+    """Unlisted programs, and waits whose length the text does not say, are not known."""
     assert all(each.is_known for each in timed(analyze_command(text))) == is_known

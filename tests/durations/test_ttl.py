@@ -52,7 +52,7 @@ def test_a_window_forgets_the_oldest(durations: list[float], size: int) -> None:
 
 
 def test_eta_is_one_for_jobs_of_equal_length() -> None:
-    """Each turn served is then one turn less to come."""
+    """With equal lengths each turn served is one turn less to come, so eta is 1."""
     memoryfulness = Memoryfulness()
     for _ in range(5):
         memoryfulness.observe(8)
@@ -60,7 +60,7 @@ def test_eta_is_one_for_jobs_of_equal_length() -> None:
 
 
 def test_eta_is_near_zero_for_memoryless_jobs() -> None:
-    """Geometric lengths: turns served tell nothing of those to come."""
+    """With geometric lengths the turns served say nothing of those to come."""
     chance = random.Random(7)
     memoryfulness = Memoryfulness(num_jobs=4000)
     for _ in range(4000):
@@ -87,7 +87,7 @@ def test_eta_equals_the_correlation_over_the_jobs_kept(lengths: list[int], kept:
 
 
 def test_a_cold_start_uses_the_default() -> None:
-    """Fewer than K durations in all: the fixed TTL, and it says so."""
+    """With fewer than K durations in all the TTL is the fixed default."""
     rule = ContinuumTTL(cold_start_ttl_s=2.0, cold_start_samples=100)
     for _ in range(99):
         rule.durations.observe("ls", 0.1)
@@ -97,7 +97,7 @@ def test_a_cold_start_uses_the_default() -> None:
 
 
 def test_an_unknown_tool_uses_the_distribution_over_all() -> None:
-    """Fewer than K durations of the tool: the global CDF."""
+    """A tool with fewer than K durations has the TTL of the distribution over all tools."""
     rule = ContinuumTTL(cold_start_samples=10)
     for _ in range(10):
         rule.durations.observe("ls", 0.1)
@@ -116,7 +116,7 @@ def test_the_benefit_adds_queueing_and_reload() -> None:
 
 
 def test_the_fixed_ttl_skips_tools_slower_than_itself() -> None:
-    """The released code: no pin if the tool's mean exceeds 2 s."""
+    """As in the released code, a tool whose mean exceeds 2 s is not pinned."""
     rule = FixedTTL(2.0)
     rule.durations.observe("pytest", 9.0)
     assert rule.ttl("pytest").seconds == 0.0
@@ -124,7 +124,7 @@ def test_the_fixed_ttl_skips_tools_slower_than_itself() -> None:
 
 
 def test_tools_are_bounded_in_number() -> None:
-    """The tool not seen for longest is forgotten first."""
+    """Beyond the limit the tool not seen for longest is dropped."""
     durations = ToolDurations()
     for index in range(MAX_TOOLS + 1):
         durations.observe(f"tool{index}", 1.0)
@@ -133,33 +133,33 @@ def test_tools_are_bounded_in_number() -> None:
 
 
 def test_prefill_reload_is_quadratic() -> None:
-    """c0 + c1 n + c2 n^2."""
+    """Rebuilding n tokens takes c0 + c1 n + c2 n^2 seconds."""
     assert PrefillReload(1.0, 0.5, 0.25).seconds(4) == 1.0 + 2.0 + 4.0
 
 
 def step(duration_s: float) -> object:
-    """The distribution of something that takes exactly so long."""
+    """The distribution of a wait that takes exactly this long."""
     return lambda seconds: 1.0 if seconds < duration_s else 0.0
 
 
 def test_what_surely_comes_back_soon_is_held() -> None:
-    """A return after a tenth of the price is waited for."""
+    """Memory needed again after a tenth of its price is held until then."""
     assert best_hold_s(step(0.1), 1.0) >= 0.1  # type: ignore[arg-type]
 
 
 def test_what_surely_takes_longer_than_its_price_is_let_go_at_once() -> None:
-    """Holding for something that costs less to make anew is a loss from the first second."""
+    """Memory that is cheaper to rebuild than to hold is let go at once."""
     assert best_hold_s(step(50.0), 1.0) == 0.0  # type: ignore[arg-type]
 
 
 def test_a_memoryless_wait_is_held_for_long_or_not_at_all() -> None:
-    """With a constant chance of return, what is worth a second is worth the next one too."""
+    """With a constant chance of return, if a second is worth holding, so is the next one."""
     assert best_hold_s(lambda t: math.exp(-t / 0.5), 1.0) == HOLD_SHARES[-1]
     assert best_hold_s(lambda t: math.exp(-t / 4.0), 1.0) == 0.0
 
 
 def test_a_long_tail_is_held_through_its_body_only() -> None:
-    """Mostly short, sometimes endless: hold while the short ones come back, then let go."""
+    """Waits that are mostly short, sometimes endless, are held while the short ones return."""
     hold_s = best_hold_s(lambda t: 0.2 + 0.8 * math.exp(-t / 0.1), 4.0)
     assert 0.1 < hold_s < 4.0
 
@@ -172,7 +172,7 @@ def test_a_long_tail_is_held_through_its_body_only() -> None:
 def test_the_hold_time_is_no_dearer_than_letting_go(
     price_s: float, rate: float, tail: float
 ) -> None:
-    """Whatever the distribution, the expected cost is at most the price."""
+    """The expected cost is at most the price, for any distribution."""
 
     def p_over(seconds: float) -> float:
         return tail + (1.0 - tail) * math.exp(-rate * seconds)
