@@ -22,7 +22,7 @@ _MAX_SHOWN_CHARS = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: predicted; 2: no command, or a state file that cannot be used."""
+    """Exit status 0: predicted; 2: no command, or a state file that cannot be used."""
     options = _parser().parse_args(argv)
     commands = list(_commands(options.commands))
     if not commands:
@@ -36,41 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return BAD_USAGE
-    answers = [(command, predictor.predict(command)) for command in commands]
+    rows = [as_dict(command, predictor.predict(command)) for command in commands]
     if options.json:
-        rows = [_as_dict(command, prediction) for command, prediction in answers]
         document = {"kind": options.kind, "num_observed": predictor.num_observed}
         print(json.dumps({**document, "predictions": rows}))
     else:
-        print("\n\n".join(describe(command, prediction) for command, prediction in answers))
+        print("\n\n".join(map(describe, rows)))
     return DONE
 
 
-def describe(command: str, prediction: Prediction) -> str:
-    """One prediction as a few lines of text."""
-    chances = "   ".join(f"{t} s: {prediction.p_over(t):.2f}" for t in THRESHOLDS_S)
-    programs = [program.key for program in analyze_command(command).programs]
-    return "\n".join(
-        [
-            _one_line(command),
-            f"  {prediction.speed:9} {_consequence(prediction)}",
-            f"  lasts     p50 {prediction.p50_s:.3g} s, p90 {prediction.p90_s:.3g} s",
-            f"  P(over)   {chances}",
-            f"  programs  {', '.join(programs) or 'none found'}",
-            f"  source    {prediction.source}: {prediction.explanation}",
-        ]
-    )
-
-
-def _consequence(prediction: Prediction) -> str:
-    if prediction.speed == "fast":
-        return f"its cache is pinned for {prediction.ttl_s:.3g} s"
-    if prediction.speed == "slow":
-        return "its cache is freed at once (TTL 0 s)"
-    return f"Continuum's TTL decides ({prediction.ttl_s:.3g} s by this predictor)"
-
-
-def _as_dict(command: str, prediction: Prediction) -> dict[str, Any]:
+def as_dict(command: str, prediction: Prediction) -> dict[str, Any]:
+    """Return one prediction as JSON data."""
     return {
         "command": command,
         "speed": prediction.speed,
@@ -82,6 +58,25 @@ def _as_dict(command: str, prediction: Prediction) -> dict[str, Any]:
         "explanation": prediction.explanation,
         "programs": [program.key for program in analyze_command(command).programs],
     }
+
+
+def describe(row: dict[str, Any]) -> str:
+    """Return one prediction as a few lines of text."""
+    consequences = {
+        "fast": f"its cache is pinned for {row['ttl_s']:.3g} s",
+        "slow": "its cache is freed at once (TTL 0 s)",
+        "uncertain": f"Continuum's TTL decides ({row['ttl_s']:.3g} s by this predictor)",
+    }
+    return "\n".join(
+        [
+            _one_line(row["command"]),
+            f"  {row['speed']:9} {consequences[row['speed']]}",
+            f"  lasts     p50 {row['p50_s']:.3g} s, p90 {row['p90_s']:.3g} s",
+            "  P(over)   " + "   ".join(f"{t} s: {p:.2f}" for t, p in row["p_over"].items()),
+            f"  programs  {', '.join(row['programs']) or 'none found'}",
+            f"  source    {row['source']}: {row['explanation']}",
+        ]
+    )
 
 
 def _commands(words: Sequence[str]) -> Sequence[str]:

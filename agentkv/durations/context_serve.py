@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
 from agentkv.commands.features import command_features, program_classes
@@ -78,51 +77,6 @@ FAST_UNDER = 0.2
 SPREAD_LN = 0.9
 """The likeliest on the later part of the training data, with trees from the earlier part."""
 _LOG_ODDS_LIMIT = 7.0
-
-
-class ContextServeEstimator:
-    """The published predictor: cold from lists and trees, learning per context and tool."""
-
-    def __init__(self, boosted: TreeEnsemble) -> None:
-        self._rules = RulesEstimator()
-        self._bayes = BayesEstimator()
-        self._boosted = BoostedEstimator(boosted)
-
-    def predict(self, command: CommandAnalysis) -> Prediction:
-        listed = self._rules.predict(command)
-        if listed.speed != "uncertain":
-            return listed
-        level = self._bayes.best_level(command)
-        # its "uncertain" is an answer too, since it rests on runs of this very tool
-        if level.is_warm and level.key is not None:
-            return self._bayes.predict_from(level)
-        program = main_program(command)
-        # of a program without a feature the trees see the command's length and little else, and
-        # call all of them fast, as most commands are
-        if program is not None and program_classes(program):
-            boosted = self._boosted.predict(command)
-            if boosted.speed != "uncertain":
-                return boosted
-        unknown = f"`{program.key}`" if program is not None else "a command that runs nothing"
-        return prediction(
-            "uncertain",
-            self._bayes.predict_from(level).distribution,
-            fast_ttl_s=0.0,
-            source="fallback",
-            explanation=(
-                f"No layer is sure of {unknown}: it is on no list, was observed fewer than "
-                f"{COLD_START} times, and its features do not tell."
-            ),
-        )
-
-    def observe(self, command: CommandAnalysis, duration_s: float, *, censored: bool) -> None:
-        self._bayes.observe(command, duration_s, censored=censored)
-
-    def state(self) -> dict[str, Any]:
-        return self._bayes.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._bayes.restore(state)
 
 
 class _OfflineEstimator:
@@ -259,8 +213,43 @@ class BoostedEstimator(_OfflineEstimator):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class ContextServeEstimator(BayesEstimator):
+    """The published predictor: cold from lists and trees, learning by the posteriors alone."""
+
+    def __init__(self, boosted: TreeEnsemble) -> None:
+        super().__init__()
+        self._rules = RulesEstimator()
+        self._boosted = BoostedEstimator(boosted)
+
+    def predict(self, command: CommandAnalysis) -> Prediction:
+        listed = self._rules.predict(command)
+        if listed.speed != "uncertain":
+            return listed
+        level = self.best_level(command)
+        # its "uncertain" is an answer too, since it rests on runs of this very tool
+        if level.is_warm and level.key is not None:
+            return self.predict_from(level)
+        program = main_program(command)
+        # of a program without a feature the trees see the command's length and little else, and
+        # call all of them fast, as most commands are
+        if program is not None and program_classes(program):
+            boosted = self._boosted.predict(command)
+            if boosted.speed != "uncertain":
+                return boosted
+        unknown = f"`{program.key}`" if program is not None else "a command that runs nothing"
+        return prediction(
+            "uncertain",
+            self.predict_from(level).distribution,
+            fast_ttl_s=0.0,
+            source="fallback",
+            explanation=(
+                f"No layer is sure of {unknown}: it is on no list, was observed fewer than "
+                f"{COLD_START} times, and its features do not tell."
+            ),
+        )
+
+
+class Level(NamedTuple):
     """The window of one context (`python:-m:pytest`) or tool (`python`); None: of all commands."""
 
     key: str | None

@@ -25,6 +25,7 @@ MAX_DURATION_S = 1e6
 """Durations are clipped to these; 0 and a billion seconds are no outliers of a fit."""
 _STUDY_KINDS = ("empirical", "first_word")
 _FORMAT = 1
+_CORRUPT = (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 
 
 class DurationPredictor:
@@ -40,9 +41,8 @@ class DurationPredictor:
     ) -> None:
         if kind in _STUDY_KINDS:
             raise ValueError(
-                f"the baseline {kind!r} is not installed with agentkv: it is part of "
-                "`python -m studies.predictor` in a clone of the repository; "
-                f"known here: {', '.join(KINDS)}"
+                f"the baseline {kind!r} is not installed with agentkv, but part of `python -m "
+                f"studies.predictor` in a clone; known: {', '.join(KINDS)}"
             )
         if kind not in KINDS:
             raise ValueError(f"unknown predictor {kind!r}; known: {', '.join(KINDS)}")
@@ -96,16 +96,7 @@ class DurationPredictor:
         """
         try:
             self._restore(json.loads(Path(path).read_text("utf-8")))
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            IndexError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
+        except (*_CORRUPT, RecursionError) as error:
             logger.warning(
                 "%s: not a state of predictor %r (%s: %s); starting with nothing learned",
                 path,

@@ -19,7 +19,7 @@ from agentkv.commands import analyze_command
 from agentkv.commands.features import command_features
 from agentkv.durations.grid import LOWEST_S
 from agentkv.durations.prediction import SLOW_S
-from agentkv.durations.prior import FEATURES, prior_input
+from agentkv.durations.prior import prior_input
 
 Bound = Literal["exact", "lower", "upper"]
 Node = tuple[int, float, Any, Any]
@@ -88,14 +88,14 @@ class TreeEnsemble:
         """Convert `Booster.dump_model()`, for numeric features without missing values."""
         return cls([_from_lightgbm(tree["tree_structure"]) for tree in dump["tree_info"]])
 
-    def to_list(self) -> list[Any]:
-        """Return nested lists, for JSON."""
-        return [_as_list(tree) for tree in self._trees]
+    def to_json(self) -> tuple[Node | float, ...]:
+        """Return nested tuples, which JSON writes as lists."""
+        return self._trees
 
     @classmethod
-    def from_list(cls, trees: list[Any]) -> TreeEnsemble:
-        """Take back what `to_list` returned. Raises TypeError or ValueError for other data."""
-        return cls([_from_list(tree) for tree in trees])
+    def from_json(cls, trees: list[Any]) -> TreeEnsemble:
+        """Take back what `to_json` returned. Raises TypeError or ValueError for other data."""
+        return cls([_from_json(tree) for tree in trees])
 
 
 def _from_lightgbm(node: dict[str, Any]) -> Node | float:
@@ -107,17 +107,11 @@ def _from_lightgbm(node: dict[str, Any]) -> Node | float:
     return (int(node["split_feature"]), float(f"{node['threshold']:.6g}"), *branches)
 
 
-def _as_list(node: Node | float) -> Any:
-    if isinstance(node, float):
-        return node
-    return [node[0], node[1], _as_list(node[2]), _as_list(node[3])]
-
-
-def _from_list(node: Any) -> Node | float:
-    if isinstance(node, list):
-        feature, threshold, low, high = node
-        return (int(feature), float(threshold), _from_list(low), _from_list(high))
-    return float(node)
+def _from_json(node: Any) -> Node | float:
+    if not isinstance(node, list):
+        return float(node)
+    feature, threshold, low, high = node
+    return (int(feature), float(threshold), _from_json(low), _from_json(high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +134,12 @@ class OfflineModels:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
-        return {"boosted": self.boosted.to_list(), "prior": self.prior.to_list()}
+        return {"boosted": self.boosted.to_json(), "prior": self.prior.to_json()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> OfflineModels:
         """Take back what `to_dict` returned. Raises KeyError, TypeError or ValueError otherwise."""
-        return cls(TreeEnsemble.from_list(data["boosted"]), TreeEnsemble.from_list(data["prior"]))
+        return cls(TreeEnsemble.from_json(data["boosted"]), TreeEnsemble.from_json(data["prior"]))
 
 
 class MeasuredRun(Protocol):
@@ -180,18 +174,15 @@ def train_prior(runs: Sequence[MeasuredRun], *, seed: int = 0) -> TreeEnsemble:
     import lightgbm
     import numpy as np
 
-    _check_number(runs)
     inputs = [prior_input(analyze_command(run.command)) for run in runs]
     data = lightgbm.Dataset(
         np.array([each.features for each in inputs]),
         np.array([_ln_s(run) for run in runs]),
         weight=np.array([1.0 if run.bound == "exact" else _BOUND_WEIGHT for run in runs]),
         init_score=np.array([math.log(each.typical_s) for each in inputs]),
-        feature_name=list(FEATURES),
         params={"verbose": -1},
     )
-    booster = lightgbm.train({**_PRIOR_SETTINGS, "seed": seed}, data, _NUM_PRIOR_TREES)
-    return TreeEnsemble.from_lightgbm(booster.dump_model())
+    return _trained(data, _PRIOR_SETTINGS, _NUM_PRIOR_TREES, seed)
 
 
 def train_boosted(runs: Sequence[MeasuredRun], *, seed: int = 0) -> TreeEnsemble:
@@ -203,7 +194,6 @@ def train_boosted(runs: Sequence[MeasuredRun], *, seed: int = 0) -> TreeEnsemble
     import lightgbm
     import numpy as np
 
-    _check_number(runs)
     rows = list(labelled(runs))
     if len({is_slow for _, is_slow in rows}) < 2:
         raise ValueError(
@@ -212,8 +202,7 @@ def train_boosted(runs: Sequence[MeasuredRun], *, seed: int = 0) -> TreeEnsemble
     features = np.array([command_features(analyze_command(text)) for text, _ in rows])
     labels = np.array([is_slow for _, is_slow in rows], dtype=float)
     data = lightgbm.Dataset(features, labels)
-    booster = lightgbm.train({**_BOOSTED_SETTINGS, "seed": seed}, data, NUM_BOOSTED_TREES)
-    return TreeEnsemble.from_lightgbm(booster.dump_model())
+    return _trained(data, _BOOSTED_SETTINGS, NUM_BOOSTED_TREES, seed)
 
 
 def labelled(runs: Sequence[MeasuredRun]) -> Iterator[tuple[str, bool]]:
@@ -224,9 +213,13 @@ def labelled(runs: Sequence[MeasuredRun]) -> Iterator[tuple[str, bool]]:
             yield run.command, is_over
 
 
-def _check_number(runs: Sequence[MeasuredRun]) -> None:
-    if len(runs) < MIN_RUNS:
-        raise ValueError(f"{len(runs)} runs are too few, {MIN_RUNS} are needed")
+def _trained(data: Any, settings: dict[str, Any], num_trees: int, seed: int) -> TreeEnsemble:
+    import lightgbm
+
+    if len(data.label) < MIN_RUNS:
+        raise ValueError(f"{len(data.label)} runs are too few, {MIN_RUNS} are needed")
+    booster = lightgbm.train({**settings, "seed": seed}, data, num_trees)
+    return TreeEnsemble.from_lightgbm(booster.dump_model())
 
 
 def _ln_s(run: MeasuredRun) -> float:

@@ -1,5 +1,6 @@
 """Offline trees: training is deterministic and small, bounds label where they decide."""
 
+import json
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -55,12 +56,13 @@ def test_trained_trees_are_deterministic_and_small() -> None:
     models = train_models(RUNS, seed=3)
     assert models.to_dict() == train_models(RUNS, seed=3).to_dict()
     assert len(models.boosted) <= NUM_BOOSTED_TREES
-    assert max(map(_depth, models.boosted.to_list())) <= MAX_BOOSTED_DEPTH
-    assert OfflineModels.from_dict(models.to_dict()).to_dict() == models.to_dict()
+    assert max(map(_depth, models.boosted.to_json())) <= MAX_BOOSTED_DEPTH
+    written = json.loads(json.dumps(models.to_dict()))
+    assert OfflineModels.from_dict(written).to_dict() == models.to_dict()
 
 
 def _depth(node: object) -> int:
-    return 1 + max(_depth(node[2]), _depth(node[3])) if isinstance(node, list) else 0
+    return 1 + max(_depth(node[2]), _depth(node[3])) if isinstance(node, tuple) else 0
 
 
 def test_trained_trees_separate_slow_from_fast() -> None:
