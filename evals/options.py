@@ -20,17 +20,8 @@ from .workload.workloads import WORKLOADS, make_workload
 DONE, FAILED, BAD_USAGE = 0, 1, 2
 """Exit status of every command: as asked; measured or checked, and not all is well; not begun."""
 _WORKLOAD_FLAGS = (
-    "trace",
-    "jobs",
-    "duration",
-    "jps",
-    "concurrency",
-    "arrivals",
-    "turns",
-    "tools",
-    "max_context_tokens",
-    "token_scale",
-    "seed",
+    *("trace", "jobs", "duration", "jps", "concurrency", "arrivals", "turns", "tools"),
+    *("max_context_tokens", "token_scale", "seed"),
 )
 
 
@@ -100,19 +91,11 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     add("--duration", type=float, metavar="S", help="instead: all that arrive within S seconds")
     add("--jps", type=float, metavar="R", help="jobs that arrive per second")
     add("--concurrency", type=int, metavar="N", help="instead: always N jobs at once")
-    add(
-        "--arrivals",
-        metavar="HOW",
-        help=f"{' or '.join(ARRIVALS)} at --jps, or the times themselves, such as 0,0.5,3 "
-        "(default poisson)",
-    )
+    arrivals = f"{' or '.join(ARRIVALS)} at --jps, or the times themselves, such as 0,0.5,3"
+    add("--arrivals", metavar="HOW", help=f"{arrivals} (default poisson)")
     add("--turns", type=int, metavar="N", help="turns a job at most")
-    add(
-        "--tools",
-        metavar="HOW",
-        help=f"{' or '.join(TOOLS)}, or a trace file to draw commands and times from "
-        "(default recorded)",
-    )
+    tools = f"{' or '.join(TOOLS)}, or a trace file to draw commands and times from"
+    add("--tools", metavar="HOW", help=f"{tools} (default recorded)")
     add("--max-context-tokens", type=int, metavar="N", help="a job ends before it has more")
     add("--token-scale", type=float, metavar="X", help="multiplies all token counts (default 1)")
     add("--seed", type=int, default=0, help="of jobs and arrivals (default %(default)s)")

@@ -17,20 +17,9 @@ import numpy as np
 from .outcomes import JobOutcome, RunOutcome, TurnOutcome
 
 COMPARED = (
-    "mean_s",
-    "p50_s",
-    "p90_s",
-    "p99_s",
-    "max_s",
-    "ttft_mean_s",
-    "ttft_first_p99_s",
-    "ttft_continuing_p99_s",
-    "ttft_continuing_max_s",
-    "duration_s",
-    "tokens_per_s",
-    "hit_rate",
-    "recomputed_tokens",
-    "preemptions",
+    *("mean_s", "p50_s", "p90_s", "p99_s", "max_s", "ttft_mean_s", "ttft_first_p99_s"),
+    *("ttft_continuing_p99_s", "ttft_continuing_max_s", "duration_s", "tokens_per_s"),
+    *("hit_rate", "recomputed_tokens", "preemptions"),
 )
 """Numbers of a run's summary that `compare` averages over repeats and sets against a baseline's."""
 

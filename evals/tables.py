@@ -14,11 +14,7 @@ def cell(value: float | None, form: str = ".2f", missing: str = "-") -> str:
 
 
 def text_table(
-    header: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    left: int = 1,
-    rule: bool = False,
+    header: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1, rule: bool = False
 ) -> str:
     """Columns as wide as their widest cell: the first `left` flush left, the others flush right.
 

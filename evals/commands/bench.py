@@ -38,6 +38,9 @@ from ..summary import summarize
 from ..tables import cell, text_table
 
 DEFAULTS = {"jps": 1.0, "duration": 60.0}
+_FIRST_TOKENS = [
+    f"ttft_{name}_s" for name in ("mean", "first_p99", "continuing_p99", "continuing_max")
+]
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
 
@@ -82,15 +85,8 @@ def report(run: RunOutcome, found: Mapping[str, Any]) -> str:
         f"{run.policy}, workload {run.workload.get('name')}, {_rate(run.workload)}: "
         f"{found['jobs']} jobs: {found['completed']} done, {found['failed']} failed, "
         f"{found['cut']} cut, in {found['duration_s']:.1f} s",
-        f"job duration  {_times(found, 'mean_s', 'p50_s', 'p90_s', 'p99_s', 'max_s')}",
-        "first token   "
-        + _times(
-            found,
-            "ttft_mean_s",
-            "ttft_first_p99_s",
-            "ttft_continuing_p99_s",
-            "ttft_continuing_max_s",
-        ),
+        f"job duration  {_times(found, ('mean_s', 'p50_s', 'p90_s', 'p99_s', 'max_s'))}",
+        f"first token   {_times(found, _FIRST_TOKENS)}",
         f"cache         {hit_rate} of continuing prompts, {found['recomputed_tokens']} tokens "
         f"computed again, {cell(found['preemptions'], 'd', 'unknown')} preemptions",
         f"output        {found['output_tokens']} tokens, "
@@ -118,7 +114,7 @@ def _rate(workload: Mapping[str, Any]) -> str:
     return "given times" if workload.get("jps") is None else f"{workload['jps']:g} jobs/s"
 
 
-def _times(found: Mapping[str, Any], *names: str) -> str:
+def _times(found: Mapping[str, Any], names: Sequence[str]) -> str:
     return ", ".join(f"{name.removesuffix('_s')} {cell(found[name], '.2f')} s" for name in names)
 
 
@@ -150,29 +146,17 @@ def _parser() -> argparse.ArgumentParser:
     server = parser.add_argument_group("server")
     add: Any = server.add_argument
     add("--base-url", default=DEFAULT_BASE_URL, metavar="URL", help="default %(default)s")
-    add(
-        "--policy",
-        metavar="NAME",
-        help="what the server must run, checked where it tells; one of "
-        f"{', '.join(policy_names())} (default: what it runs)",
-    )
+    names = ", ".join(policy_names())
+    policy_help = f"what the server must run, checked where it tells; one of {names}"
+    add("--policy", metavar="NAME", help=f"{policy_help} (default: what it runs)")
     add_server(server)
     add_workload_options(parser)
     run = parser.add_argument_group("run")
     add = run.add_argument
-    add(
-        "--mode",
-        choices=MODES,
-        default="replay",
-        help="replay: exact token counts (vLLM only); live: a chat, the model answers freely",
-    )
-    add(
-        "--max-output-tokens",
-        type=whole_number(1),
-        default=512,
-        metavar="N",
-        help="in live mode (512)",
-    )
+    mode_help = "replay: exact token counts (vLLM only); live: a chat, the model answers freely"
+    add("--mode", choices=MODES, default="replay", help=mode_help)
+    live_help = "in live mode (512)"
+    add("--max-output-tokens", type=whole_number(1), default=512, metavar="N", help=live_help)
     add("--timeout-s", type=seconds, default=600.0, metavar="S", help="of one turn (600)")
     add("--limit-s", type=seconds, metavar="S", help="cut jobs that still run after this time")
     add_kept(run, "write turns.jsonl as turns end, and run.json")

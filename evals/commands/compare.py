@@ -324,22 +324,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add: Any = parser.add_argument_group("comparison").add_argument
-    add(
-        "--policy",
-        action="append",
-        metavar="NAME",
-        help=f"repeat for each policy; of {', '.join(policy_names())} "
-        f"(default {', '.join(DEFAULT_POLICIES)})",
-    )
+    names, defaults = ", ".join(policy_names()), ", ".join(DEFAULT_POLICIES)
+    policy_help = f"repeat for each policy; of {names} (default {defaults})"
+    add("--policy", action="append", metavar="NAME", help=policy_help)
     add("--repeats", type=whole_number(1), default=3, metavar="N", help="runs a policy (default 3)")
     add("--gpu", action="store_true", help="defaults for one GPU: the reference's A/B run")
     add("--model", help="name or folder (default: the demo model; with --gpu Llama-3.1-8B)")
-    add(
-        "--num-gpu-blocks-override",
-        type=whole_number(1),
-        metavar="N",
-        help="blocks of KV cache (default on CPU: scarce)",
-    )
+    blocks_help = "blocks of KV cache (default on CPU: scarce)"
+    add("--num-gpu-blocks-override", type=whole_number(1), metavar="N", help=blocks_help)
     add_workload_options(parser)
     runs = parser.add_argument_group("runs")
     add = runs.add_argument

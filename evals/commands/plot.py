@@ -134,15 +134,10 @@ def _parser() -> argparse.ArgumentParser:
     add: Any = parser.add_argument
     add("rows", nargs="+", metavar="ROWS", help="an --out of bench, compare or simulate")
     shown = "; ".join(f"{name}: {what}" for name, what in KINDS.items())
-    add(
-        "--kind", action="append", choices=tuple(KINDS), help=f"only this one (repeatable). {shown}"
-    )
-    add(
-        "--baseline",
-        default=DEFAULT_BASELINE,
-        metavar="POLICY",
-        help="compared with (default %(default)s)",
-    )
+    kind_help = f"only this one (repeatable). {shown}"
+    add("--kind", action="append", choices=tuple(KINDS), help=kind_help)
+    baseline_help = "compared with (default %(default)s)"
+    add("--baseline", default=DEFAULT_BASELINE, metavar="POLICY", help=baseline_help)
     add_kept(parser, "folder for the figures", is_required=True)
     return parser
 

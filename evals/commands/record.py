@@ -168,20 +168,10 @@ def _parser() -> argparse.ArgumentParser:
     add: Any = parser.add_argument
     add("source", metavar="SOURCE", help="URL, file or folder")
     add("--job", action="append", metavar="ID", help="only this job (repeatable)")
-    add(
-        "--top",
-        type=whole_number(1),
-        default=40,
-        metavar="N",
-        help="jobs in the table (default 40)",
-    )
-    add(
-        "--after",
-        type=seconds,
-        default=DEFAULT_AFTER_S,
-        metavar="S",
-        help="count turns passed over after this many seconds of waiting (default %(default)g)",
-    )
+    top_help = "jobs in the table (default 40)"
+    add("--top", type=whole_number(1), default=40, metavar="N", help=top_help)
+    after_help = "count turns passed over after this many seconds of waiting (default %(default)g)"
+    add("--after", type=seconds, default=DEFAULT_AFTER_S, metavar="S", help=after_help)
     add("--timeline", metavar="PNG", help="also draw the jobs, at most 12, over time")
     add("--force", action="store_true", help="overwrite the picture")
     add("--api-key", help="sent as a bearer token")

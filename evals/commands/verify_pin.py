@@ -29,19 +29,8 @@ NO_POLICY_HINT = (
     "the server has no agentkv routes, so it runs a stock policy, which frees a turn's blocks when"
     " the turn ends: start it with --scheduling-policy continuum"
 )
-_COLUMNS = {
-    "turn": 4,
-    "prompt tok": 10,
-    "cached tok": 10,
-    "output tok": 10,
-    "latency ms": 10,
-    "before": 6,
-    "after": 6,
-    "expected": 8,
-    "full": 5,
-    "gap": 5,
-}
-"""Headings and widths: rows are printed one by one as turns end."""
+_HEADINGS = ("turn", "prompt tok", "cached tok", "output tok", "latency ms")
+_BLOCK_HEADINGS = ("before", "after", "expected", " full", "  gap")
 LEGEND = (
     "blocks in use before and after each turn; expected = ceil((prompt + output) / block size),"
     "\nfull = whole blocks, the ones that can stay (the last token sampled has no KV yet);"
@@ -113,7 +102,7 @@ def _experiment(options: argparse.Namespace, say: Callable[..., None]) -> PinRun
 
 def header() -> str:
     """The column names, as wide as the rows."""
-    return _line(list(_COLUMNS), "what happened")
+    return _line((*_HEADINGS, *_BLOCK_HEADINGS), "what happened")
 
 
 def row_line(row: TurnRow, block_size: int) -> str:
@@ -135,7 +124,9 @@ def row_line(row: TurnRow, block_size: int) -> str:
 
 
 def _line(values: Sequence[object], text: str) -> str:
-    cells = (f"{value:>{width}}" for value, width in zip(values, _COLUMNS.values(), strict=True))
+    """Columns as wide as their headings: rows are printed one by one as turns end."""
+    widths = map(len, (*_HEADINGS, *_BLOCK_HEADINGS))
+    cells = (f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
     return "  ".join([*cells, text])
 
 
@@ -239,20 +230,10 @@ def _parser() -> argparse.ArgumentParser:
     add: Any = parser.add_argument
     add("--base-url", required=True, help="the server, with or without /v1")
     add_server(parser)
-    add(
-        "--ttl",
-        type=seconds,
-        default=10.0,
-        metavar="S",
-        help="how long a pin may last on a server that does not tell (default %(default)s)",
-    )
-    add(
-        "--gap-s",
-        type=seconds,
-        default=1.0,
-        metavar="S",
-        help="pause after each turn; must be shorter than the TTL (default %(default)s)",
-    )
+    ttl_help = "how long a pin may last on a server that does not tell (default %(default)s)"
+    gap_help = "pause after each turn; must be shorter than the TTL (default %(default)s)"
+    add("--ttl", type=seconds, default=10.0, metavar="S", help=ttl_help)
+    add("--gap-s", type=seconds, default=1.0, metavar="S", help=gap_help)
     add_json(parser)
     add_kept(parser, "also write verify_pin.json into this folder")
     return parser

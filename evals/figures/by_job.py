@@ -11,16 +11,7 @@ import numpy as np
 
 from ..summary import Spread, mean
 from .runs import BARS, Group, Run, conditions
-from .style import (
-    FONT_PT,
-    common_style,
-    draw_line,
-    in_order,
-    legend_above,
-    look,
-    panel_grid,
-    save,
-)
+from .style import FONT_PT, common_style, draw_line, in_order, legend_above, look, panel_grid, save
 
 _LOG_RATIO = 50
 _MIN_RANGE = 0.1
