@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from agentkv.testing.http_front import Answer, HttpFront, error_answer
@@ -48,32 +47,27 @@ class FakeVllm:
         self._front.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._over.set()
         self._front.stop()
 
     def _answer(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> Answer:
-        if path == "/v1/models":
-            return Answer(200, {"data": [{"id": "fake", "max_model_len": MAX_CONTEXT_TOKENS}]})
-        if path == "/version":
-            return Answer(200, {"version": "0.0.fake"})
-        if path == "/tokenize" and self._has_tokenizer:
-            return Answer(200, {"tokens": [ord(char) for char in body["prompt"][::3]]})
-        if path == "/v1/agentkv/info" and self._policy is not None:
-            info = {"wire_version": 1, "policy": self._policy, "settings": {"rules": "paper"}}
-            return Answer(200, info)
-        if path == "/v1/agentkv/stats" and self._policy is not None:
-            return Answer(200, {"pins": 0})
-        if path.startswith("/v1/agentkv/jobs/") and self._policy is not None:
-            return Answer(200, {})
         if path in ("/v1/completions", "/v1/chat/completions"):
             return self._play(path, body)
-        return error_answer(404, "Not Found")
+        answers: dict[str, Any] = {
+            "/v1/models": {"data": [{"id": "fake", "max_model_len": MAX_CONTEXT_TOKENS}]},
+            "/version": {"version": "0.0.fake"},
+        }
+        if path == "/tokenize" and self._has_tokenizer:
+            answers[path] = {"tokens": [ord(char) for char in body["prompt"][::3]]}
+        if self._policy is not None:
+            settings = {"rules": "paper"}
+            info = {"wire_version": 1, "policy": self._policy, "settings": settings}
+            answers |= {"/v1/agentkv/info": info, "/v1/agentkv/stats": {"pins": 0}}
+        if path in answers:
+            return Answer(200, answers[path])
+        is_event = self._policy is not None and path.startswith("/v1/agentkv/jobs/")
+        return Answer(200, {}) if is_event else error_answer(404, "Not Found")
 
     def _play(self, path: str, body: dict[str, Any]) -> Answer:
         with self._lock:

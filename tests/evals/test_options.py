@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,19 @@ def test_defaults_yield_to_the_other_way_of_saying_it() -> None:
         (("--jobs", "7", "--concurrency", "3"), 7),
         (("--arrivals", "0,0.5,3"), 3),
         (("--jobs", "16", "--arrivals", "burst"), 16),
+        (("--jobs", "2", "--trace", "{trace}"), 2),
     ],
 )
-def test_flags_make_so_many_jobs(flags: tuple[str, ...], num_jobs: int) -> None:
-    """A workload has the number of jobs its flags say, in each way of saying it."""
-    assert len(made(*flags).jobs) == num_jobs
+def test_a_workload_has_the_number_of_jobs_its_flags_say(
+    flags: tuple[str, ...], num_jobs: int, tmp_path: Path
+) -> None:
+    """Each way of saying how many works, and --trace alone selects the workload `trace`."""
+    path = tmp_path / "t.jsonl"
+    counts = {"prompt_tokens": 5, "output_tokens": 1, "command": None, "tool_s": None}
+    path.write_text(json.dumps({"job_id": "a", "turn": 0, **counts}) + "\n")
+    workload = made(*(flag.format(trace=path) for flag in flags))
+    assert len(workload.jobs) == num_jobs
+    assert workload.name == ("trace" if "--trace" in flags else "reference")
 
 
 @pytest.mark.parametrize(
@@ -67,16 +76,6 @@ def test_no_flag_is_given_in_vain(flags: tuple[str, ...], message: str) -> None:
     """Flags that contradict the arrivals are refused: they would stand in tables and figures."""
     with pytest.raises(InputError, match=message):
         made(*flags)
-
-
-def test_a_trace_is_the_workload(tmp_path: Path) -> None:
-    """--trace alone selects the workload `trace`."""
-    path = tmp_path / "t.jsonl"
-    path.write_text(
-        '{"job_id": "a", "turn": 0, "prompt_tokens": 5, "output_tokens": 1,'
-        ' "command": null, "tool_s": null}\n'
-    )
-    assert made("--trace", str(path), "--jobs", "1").name == "trace"
 
 
 def test_the_description_makes_the_workload_again() -> None:

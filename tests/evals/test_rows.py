@@ -14,28 +14,15 @@ from tests.evals.made_runs import job, run, turn
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    """Reading gives the same outcomes, however the jobs ended."""
+    """Reading gives the same outcomes, however the jobs ended, and run.json their summary."""
     failed = job("b", status="failed", turns=(turn(first_token_s=None, error="HTTP 500"),))
     written = run(job("a", alone_s=1.0), failed, job("c", status="cut"))
     write_run(tmp_path, written)
     assert read_runs([tmp_path]) == [written]
-
-
-def test_every_row_can_be_plotted_by_itself(tmp_path: Path) -> None:
-    """Policy, load, seed, repeat, commit, versions and config are on each row."""
-    write_run(tmp_path, run(job("a"), job("b")))
+    assert json.loads((tmp_path / RUN_FILE).read_text())["summary"] == summarize(written)
     rows = [json.loads(line) for line in (tmp_path / TURNS_FILE).read_text().splitlines()]
-    assert len(rows) == 4
     needed = {"policy", "workload", "jps", "seed", "repeat", "commit", "versions", "config"}
     assert all(row.keys() >= needed for row in rows)
-
-
-def test_run_json_holds_the_summary(tmp_path: Path) -> None:
-    """run.json has the same summary as the outcomes."""
-    written = run(job("a"))
-    write_run(tmp_path, written)
-    document = json.loads((tmp_path / RUN_FILE).read_text())
-    assert document["summary"] == summarize(written)
 
 
 def test_a_run_that_was_killed_keeps_its_rows(tmp_path: Path) -> None:
@@ -55,7 +42,9 @@ def test_a_run_that_was_killed_keeps_its_rows(tmp_path: Path) -> None:
 
 
 def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
-    """Runs in subfolders are read in the order of their names."""
+    """Runs in subfolders are read in the order of their names; a folder without one is refused."""
+    with pytest.raises(InputError, match=TURNS_FILE):
+        read_runs([tmp_path])
     for name in ("b", "a"):
         write_run(tmp_path / name, run(job(), policy=name))
     assert [found.policy for found in read_runs([tmp_path])] == ["a", "b"]
@@ -78,12 +67,6 @@ def test_a_misshapen_row_is_named(tmp_path: Path, line: str, seen: str) -> None:
     """The message about a row has its line and what it lacks."""
     (tmp_path / TURNS_FILE).write_text(f"{line}\n")
     with pytest.raises(InputError, match=seen):
-        read_runs([tmp_path])
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    """The message about an empty folder names the file that was looked for."""
-    with pytest.raises(InputError, match=TURNS_FILE):
         read_runs([tmp_path])
 
 

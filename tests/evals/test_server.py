@@ -51,18 +51,18 @@ def test_the_server_tells_what_it_is() -> None:
     assert facts.info["policy"] == "continuum"
 
 
-def test_a_server_that_offers_no_models_is_refused() -> None:
-    """A server without /v1/models is named with its status and what to check."""
-    refused = pytest.raises(ServerError, match=r"HTTP 404.*--api-key")
-    with ScriptedServer() as scripted, ServerUnderTest(scripted.base_url) as server, refused:
-        server.facts(None)
-
-
 @pytest.mark.parametrize("url", ["nonsense", "http://", "http://127.0.0.1:1"])
-def test_an_address_that_is_none_is_named(url: str) -> None:
+def test_an_address_without_a_server_is_named(url: str) -> None:
     """A malformed address and one without a listener name what to check."""
     refused = pytest.raises(ServerError, match=r"--base-url|not a URL")
     with refused, ServerUnderTest(url) as server:
+        server.facts(None)
+
+
+def test_a_server_without_models_is_refused() -> None:
+    """A server without /v1/models is named with its status and what to check."""
+    refused = pytest.raises(ServerError, match=r"HTTP 404.*--api-key")
+    with ScriptedServer() as scripted, ServerUnderTest(scripted.base_url) as server, refused:
         server.facts(None)
 
 
@@ -86,8 +86,9 @@ def test_a_server_that_answers_something_else_is_named(body: Any) -> None:
 STOCK_PAGE = "\n".join(line for line in PAGE.splitlines() if "agentkv:" not in line) + "\n"
 
 
-def test_a_page_of_a_server_with_the_plugin_is_read_whole() -> None:
-    """Usage, requests, hits and pins of a recorded page come out as numbers."""
+def test_a_page_is_read_with_and_without_the_plugin() -> None:
+    """Usage, requests, hits, pins and pool are read; without the plugin pins are unknown."""
+    ends = ("returned", "expired", "pressure", "last_step", "released", "aborted", "reset")
     assert parse_snapshot(PAGE) == Snapshot(
         usage_by_engine={"0": 0.0},
         num_unfinished=0,
@@ -95,26 +96,10 @@ def test_a_page_of_a_server_with_the_plugin_is_read_whole() -> None:
         cached_tokens=1120,
         pinned_blocks=0,
         num_pins=4,
-        pin_ends={
-            "returned": 4,
-            "expired": 0,
-            "pressure": 0,
-            "last_step": 0,
-            "released": 0,
-            "aborted": 0,
-            "reset": 0,
-        },
+        pin_ends=dict.fromkeys(ends, 0) | {"returned": 4},
     )
-
-
-def test_a_page_of_a_stock_server_has_no_pins() -> None:
-    """Without the plugin's series pinned blocks are unknown, which is not zero."""
-    snapshot = parse_snapshot(STOCK_PAGE)
-    assert (snapshot.pinned_blocks, snapshot.num_pins, snapshot.pin_ends) == (None, 0, {})
-
-
-def test_the_pool_is_told_by_vllm_itself() -> None:
-    """Block size and number of blocks stand on a stock page; the null block is not counted."""
+    stock = parse_snapshot(STOCK_PAGE)
+    assert (stock.pinned_blocks, stock.num_pins, stock.pin_ends) == (None, 0, {})
     assert parse_block_pool(STOCK_PAGE) == BlockPool(block_size=32, num_blocks=727)
 
 

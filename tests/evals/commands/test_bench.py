@@ -113,35 +113,31 @@ def test_a_reply_that_is_no_stream_is_a_failure(capsys: pytest.CaptureFixture[st
     assert "no stream of events" in text
 
 
-def test_failures_are_counted_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    """A failed job gives status 1 and the server's own words."""
-    with FakeVllm(fails_at_turn=2) as server:
-        status, found, text = bench(capsys, server.base_url, *QUICK)
-    assert status == 1
-    assert (found["completed"], found["failed"], found["cut"]) == (5, 1, 0)
-    assert "out of luck" in text
-
-
-def test_a_server_that_dies_ends_the_run_and_keeps_the_rows(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("fault", "flags", "counts", "seen"),
+    [
+        ({"fails_at_turn": 2}, (), (5, 1, 0), "out of luck"),
+        ({"turn_s": 30.0}, ("--limit-s", "0.3"), (0, 0, 3), "0.3 s were over (--limit-s)"),
+        ({"dies_at_turn": 8}, (), None, "ended early: the server stopped answering"),
+    ],
+)
+def test_jobs_that_fail_or_are_cut_are_counted_and_kept(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    fault: dict[str, Any],
+    flags: tuple[str, ...],
+    counts: tuple[int, int, int] | None,
+    seen: str,
 ) -> None:
-    """A run whose server dies ends with status 1, the reason, and every job that had arrived."""
-    with FakeVllm(dies_at_turn=8) as server:
-        status, found, text = bench(capsys, server.base_url, *QUICK, "--out", str(tmp_path))
+    """A failed turn, a time limit and a dead server give status 1, the reason, and all rows."""
+    with FakeVllm(**fault) as server:
+        options = (*QUICK, "--out", str(tmp_path), *flags)
+        status, found, text = bench(capsys, server.base_url, *options)
     assert status == 1
-    assert found["ended_early"] == "the server stopped answering"
-    assert "ended early" in text
-    assert found["completed"] + found["failed"] + found["cut"] == found["jobs"] > 0
-    (run,) = read_runs([tmp_path])
-    assert len(run.jobs) == found["jobs"]
-
-
-def test_time_limit_cuts_what_still_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Jobs that run when the time is up are cut, and counted as such."""
-    with FakeVllm(turn_s=30.0) as server:
-        status, found, _ = bench(capsys, server.base_url, *QUICK, "--limit-s", "0.3")
-    assert status == 1
-    assert (found["jobs"], found["cut"]) == (3, 3)
+    assert seen in text
+    ended = found["completed"], found["failed"], found["cut"]
+    assert sum(ended) == found["jobs"] == len(read_runs([tmp_path])[0].jobs)
+    assert counts in (None, ended)
 
 
 def test_a_full_disk_ends_the_run_with_what_was_measured(

@@ -34,52 +34,54 @@ def test_runs_share_a_figure_if_only_policy_load_and_seed_differ(tmp_path: Path)
     assert group.loads == [1, 2, 5, 8, 12]
 
 
-def test_other_differences_give_figures_of_their_own(tmp_path: Path) -> None:
-    """Groups are named after what differs, so that no file is written twice."""
-    made = [
-        made_run("fcfs", blocks=100),
-        made_run("fcfs", blocks=200),
-        made_run("fcfs", gpu="h100"),
-        made_run("fcfs", blocks=200, tools="longtail"),
-    ]
-    assert [group.slug for group in groups_of(tmp_path, made)] == [
-        "rtx6000_100",
-        "rtx6000_200",
-        "h100",
-        "rtx6000_longtail_200",
-    ]
+FCFS = made_run("fcfs", turns=8)
+SIMULATED = replace(FCFS, metadata={**FCFS.metadata, "is_simulated": True})
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("made", "slugs"),
     [
-        {"arrivals": "burst"},
-        {"mode": "live"},
-        {"block_size": 32},
-        {"gpu_memory_utilization": 0.5},
-        {"max_num_batched_tokens": 512},
-        {"max_model_len": 4096},
+        (
+            [
+                *(made_run("fcfs", blocks=100), made_run("fcfs", blocks=200)),
+                *(made_run("fcfs", gpu="h100"), made_run("fcfs", blocks=200, tools="longtail")),
+            ],
+            ["rtx6000_100", "rtx6000_200", "h100", "rtx6000_longtail_200"],
+        ),
+        (
+            [made_run("fcfs@lossless", blocks=blocks) for blocks in (100, 200)],
+            ["rtx6000_100", "rtx6000_200"],
+        ),
+        (
+            [FCFS, SIMULATED, made_run("fcfs", turns=4)],
+            ["rtx6000_measured_turns-8", "rtx6000_simulated_turns-8", "rtx6000_measured_turns-4"],
+        ),
+        *(
+            (
+                [made_run("fcfs"), made_run("fcfs", **{name: value})],
+                ["rtx6000", f"rtx6000_{name.replace('_', '-')}-{value}"],
+            )
+            for name, value in {
+                "arrivals": "burst",
+                "mode": "live",
+                "block_size": 32,
+                "gpu_memory_utilization": 0.5,
+                "max_num_batched_tokens": 512,
+                "max_model_len": 4096,
+            }.items()
+        ),
+        (
+            [made_run("fcfs"), made_run("continuum", tools="recorded", token_scale=1.0)],
+            ["rtx6000"],
+        ),
+        ([made_run("fcfs", gpu="some/folder/cpu.json")], ["cpu"]),
     ],
 )
-def test_other_jobs_or_another_machine_are_another_figure(
-    flags: dict[str, Any], tmp_path: Path
+def test_groups_are_named_after_what_sets_them_apart(
+    tmp_path: Path, made: list[RunOutcome], slugs: list[str]
 ) -> None:
-    """Runs that differ in such a flag are not averaged, and the flag is in the name."""
-    made = [made_run("fcfs"), made_run("fcfs", **flags)]
-    groups = groups_of(tmp_path, made)
-    assert [len(group.runs) for group in groups] == [1, 1]
-    [(name, value)] = flags.items()
-    assert groups[1].slug.endswith(f"{name.replace('_', '-')}-{value}")
-
-
-def test_a_lossless_tier_has_the_pool_as_it_is(tmp_path: Path) -> None:
-    """Runs with a lossless tier on two pools are two groups."""
-    made = [made_run("fcfs@lossless", blocks=blocks) for blocks in (100, 200)]
-    groups = groups_of(tmp_path, made)
-    assert [(group.slug, len(group.runs)) for group in groups] == [
-        ("rtx6000_100", 1),
-        ("rtx6000_200", 1),
-    ]
+    """Other jobs, machines or pools are groups of their own; a default that is spelled is none."""
+    assert [group.slug for group in groups_of(tmp_path, made)] == slugs
 
 
 def test_an_infinite_pool_joins_every_finite_one(tmp_path: Path) -> None:
@@ -92,19 +94,6 @@ def test_an_infinite_pool_joins_every_finite_one(tmp_path: Path) -> None:
     ] * 2
 
 
-def test_simulated_and_measured_runs_never_mix(tmp_path: Path) -> None:
-    """Simulated and measured runs, and jobs of other lengths, are groups of their own."""
-    measured = made_run("fcfs", turns=8)
-    simulated = replace(measured, metadata={**measured.metadata, "is_simulated": True})
-    made = [measured, simulated, made_run("fcfs", turns=4)]
-    groups = groups_of(tmp_path, made)
-    assert [group.slug for group in groups] == [
-        "rtx6000_measured_turns-8",
-        "rtx6000_simulated_turns-8",
-        "rtx6000_measured_turns-4",
-    ]
-
-
 def test_blocks_are_found_among_the_servers_flags(tmp_path: Path) -> None:
     """The pool's size is read from the flags that compare gave to a stock server."""
     run = made_run("fcfs", blocks=None)
@@ -112,14 +101,6 @@ def test_blocks_are_found_among_the_servers_flags(tmp_path: Path) -> None:
     made = [replace(run, metadata={**run.metadata, "config": config})]
     (read,), _ = load_runs([write_runs(tmp_path, made)])
     assert (read.setting.blocks, read.pool) == ("96", "96")
-
-
-def test_spelling_of_flags_makes_no_difference(tmp_path: Path) -> None:
-    """A default that is written out is no difference, and a profile's file names its GPU."""
-    made = [made_run("fcfs"), made_run("continuum", tools="recorded", token_scale=1.0)]
-    assert len(groups_of(tmp_path / "defaults", made)) == 1
-    (group,) = groups_of(tmp_path / "gpu", [made_run("fcfs", gpu="some/folder/cpu.json")])
-    assert group.slug == "cpu"
 
 
 def test_an_interrupted_run_counts_with_what_it_has(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from agentkv.evals.player.conversations import LiveConversation, ReplayConversation, Windows
 from agentkv.evals.workload.plans import JobPlan, TurnPlan
 from agentkv.evals.workload.sample_text import sample_text, sections
@@ -26,7 +28,7 @@ def token_event(*tokens: int) -> dict[str, Any]:
     return {"choices": [{"token_ids": list(tokens)}]}
 
 
-def test_a_prompt_repeats_all_that_came_before() -> None:
+def test_a_replay_has_exact_lengths_and_repeats_all_that_came_before() -> None:
     """The second prompt is the first, the tokens generated, and the planned number of new ones."""
     conversation = replay()
     first = conversation.request(0)
@@ -35,18 +37,12 @@ def test_a_prompt_repeats_all_that_came_before() -> None:
     assert not conversation.read({"choices": [], "usage": {}})
     assert conversation.end_turn(0) == "ls"
     second = conversation.request(1)
+    extra = first["extra_body"]
+    assert first["max_tokens"] == extra["min_tokens"] == 3
+    assert (extra["ignore_eos"], first["temperature"]) == (True, 0.0)
     assert len(prompt_of(first)) == 20
     assert prompt_of(second)[:23] == [*prompt_of(first), 7, 8, 9]
     assert len(prompt_of(second)) == JOB.prompt_tokens(1) == 33
-
-
-def test_output_has_exactly_the_planned_length() -> None:
-    """Requests fix the output length from both sides and ignore the end of sequence."""
-    request = replay().request(0)
-    extra = request["extra_body"]
-    assert request["max_tokens"] == extra["min_tokens"] == 3
-    assert extra["ignore_eos"] is True
-    assert request["temperature"] == 0.0
 
 
 def test_runs_and_jobs_do_not_share_a_cache() -> None:
@@ -71,40 +67,28 @@ def test_a_digest_tells_outputs_apart() -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_a_window_goes_round_at_the_end_of_the_text() -> None:
-    """Any length can be drawn, the same one each time."""
-    windows = Windows([1, 2, 3], seed=0)
-    drawn = windows.draw("j", 0, 10)
-    assert len(drawn) == 10
-    assert drawn[:3] == drawn[3:6]
-    assert drawn == windows.draw("j", 0, 10)
-
-
-def test_a_live_chat_keeps_the_models_own_words() -> None:
-    """The model's reply is in the next request, and its command is what runs."""
+@pytest.mark.parametrize(
+    ("reply", "commands"),
+    [("```bash\ngit status\n```", ["git status", ""]), ("I do not know.", ["ls", ""])],
+)
+def test_a_live_chat_keeps_the_models_own_words(reply: str, commands: list[str]) -> None:
+    """The reply is in the next request; its command runs, or the planned one if it has none."""
     windows = Windows(sample_text(), seed=0)
     live = LiveConversation(JOB, model="m", windows=windows, max_output_tokens=64)
-    live.request(0)
-    assert not live.read({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
-    assert live.read({"choices": [{"delta": {"content": "```bash\ngit status\n```"}}]})
-    assert live.end_turn(0) == "git status"
-    messages = live.request(1)["messages"]
-    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
-    assert messages[2]["content"] == "```bash\ngit status\n```"
-
-
-def test_a_live_reply_without_a_command_runs_the_planned_one() -> None:
-    """A reply without a command runs the planned one, and none in the last turn."""
-    windows = Windows(sample_text(), seed=0)
-    live = LiveConversation(JOB, model="m", windows=windows, max_output_tokens=64)
-    for turn, command in enumerate(("ls", "")):
-        live.request(turn)
-        live.read({"choices": [{"delta": {"content": "I do not know."}}]})
+    for turn, command in enumerate(commands):
+        messages = live.request(turn)["messages"]
+        assert not live.read({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+        assert live.read({"choices": [{"delta": {"content": reply}}]})
         assert live.end_turn(turn) == command
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    assert messages[2]["content"] == reply
 
 
 def test_the_sample_text_is_the_same_everywhere() -> None:
-    """The sample text is plain ASCII in whole lines, and the same each time it is made."""
+    """Text is ASCII in whole lines, the same each time; a window of it goes round at its end."""
     assert list(sections()) == list(sections())
     assert sample_text().isascii()
     assert all(section.endswith("\n") for section in sections())
+    windows = Windows([1, 2, 3], seed=0)
+    assert windows.draw("j", 0, 10) == windows.draw("j", 0, 10)
+    assert windows.draw("j", 0, 10)[:6] == windows.draw("j", 0, 3) * 2

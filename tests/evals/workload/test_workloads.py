@@ -31,8 +31,10 @@ def test_the_reference_job_has_the_references_prompts() -> None:
 
 
 @pytest.mark.parametrize("name", SYNTHETIC)
-def test_the_last_turn_runs_no_tool(name: str) -> None:
-    """The last turn's command is empty and takes no time; all others have one."""
+def test_a_job_depends_on_seed_and_number_alone(name: str) -> None:
+    """The first 5 of 20 jobs are the 5 of 5, and only a last turn runs no tool."""
+    assert make(name, num_jobs=5).jobs == make(name).jobs[:5]
+    assert make(name, seed=1).jobs != make(name).jobs
     for job in make(name).jobs:
         *others, last = job.turns
         assert (last.command, last.tool_s) == ("", 0.0)
@@ -66,23 +68,11 @@ def test_long_tailed_tools_have_the_given_quantiles() -> None:
     assert cuts[98] == pytest.approx(48.0, rel=0.15)
 
 
-@pytest.mark.parametrize("name", SYNTHETIC)
-def test_one_seed_makes_the_same_jobs_and_another_makes_others(name: str) -> None:
-    """Jobs depend on nothing but the seed."""
-    assert make(name) == make(name)
-    assert make(name, seed=1).jobs != make(name).jobs
-
-
 def test_the_rate_changes_arrivals_only() -> None:
     """Twice the rate is the same pattern in half the time, with the same jobs."""
     slow, fast = make(jps=1.0).jobs, make(jps=2.0).jobs
     assert [job.turns for job in slow] == [job.turns for job in fast]
     assert [job.arrival_s / 2 for job in slow] == pytest.approx([job.arrival_s for job in fast])
-
-
-def test_more_jobs_begin_with_the_same_ones() -> None:
-    """The first 5 of 20 jobs are the 5 of 5."""
-    assert make("swebench", num_jobs=5).jobs == make("swebench").jobs[:5]
 
 
 def test_a_job_is_cut_by_turns_and_by_tokens() -> None:
@@ -94,18 +84,14 @@ def test_a_job_is_cut_by_turns_and_by_tokens() -> None:
     assert {job.context_tokens for job in by_tokens} == {1343 + OUTPUT_TOKENS[3]}
 
 
-def test_a_closed_loop_has_no_arrival_times() -> None:
-    """All jobs of a closed loop arrive at 0, in their order."""
+def test_arrivals_follow_from_concurrency_and_duration() -> None:
+    """A closed loop's jobs all arrive at 0; a duration takes those that arrive within it."""
     workload = make(jps=None, concurrency=4)
     assert workload.concurrency == 4
     assert {job.arrival_s for job in workload.jobs} == {0.0}
-
-
-def test_a_duration_takes_the_jobs_that_arrive_within_it() -> None:
-    """A duration takes the same arrivals as a number of jobs, up to that time."""
     within = make(num_jobs=None, duration_s=5.0).jobs
-    assert all(job.arrival_s < 5.0 for job in within)
-    assert make(num_jobs=len(within) + 1).jobs[-1].arrival_s >= 5.0
+    assert within == make(num_jobs=len(within) + 1).jobs[:-1]
+    assert within[-1].arrival_s < 5.0 <= make(num_jobs=len(within) + 1).jobs[-1].arrival_s
 
 
 def test_token_scale_multiplies_tokens_and_leaves_tools() -> None:
