@@ -15,28 +15,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from agentkv.commands import CommandAnalysis
-from agentkv.durations.grid import (
-    CENTRES,
-    HIGHEST_S,
-    LOWEST_S,
-    NUM_BINS,
-    GridDistribution,
-    bell,
-    cut_at,
-    dense,
-    over,
-    shifted,
-)
+from agentkv.durations import grid
+from agentkv.durations.grid import NUM_BINS, bell
 from agentkv.durations.keys import LEVEL_NAMES, THIS_COMMAND, Keys, keys_of
-from agentkv.durations.prediction import (
-    FAST_S,
-    SLOW_S,
-    Prediction,
-    Speed,
-    counted,
-    prediction,
-    summary,
-)
+from agentkv.durations.prediction import Prediction, counted, prediction, summary, verdict
 from agentkv.durations.prior import PriorInput, prior_input
 from agentkv.durations.trees import TreeEnsemble
 
@@ -49,7 +31,7 @@ RUN_DEVIATION = 0.25
 WAIT_DEVIATION = 0.2
 """The same for a command that mostly sleeps for a time given in its text."""
 MAX_SHAPE = 1.0
-"""The trees change the usual time by a factor of e at most, whatever they were trained on."""
+"""The trees change the usual time by a factor of e at most, for any training data."""
 MAX_GROUPS = 4096
 """Groups of runs remembered over all levels, 400 bytes each; the least recently seen is dropped."""
 SURE_FAST = 0.75
@@ -99,14 +81,13 @@ class BackoffEstimator:
     def predict(self, command: CommandAnalysis) -> Prediction:
         reading = self._read(command)
         bins, seen = self._mixture(reading)
-        distribution = GridDistribution(bins)
-        speed = _speed(distribution)
+        distribution = grid.GridDistribution(bins)
+        speed = verdict(distribution, SURE_FAST, SURE_SLOW)
         if not seen:
             # nothing unknown may make it fast, nor be what makes it slow
-            is_founded = (
-                reading.prior.is_known if speed == "fast" else reading.prior.is_mostly_known
-            )
-            speed = speed if is_founded else "uncertain"
+            prior = reading.prior
+            if not (prior.is_known if speed == "fast" else prior.is_mostly_known):
+                speed = "uncertain"
         return prediction(
             speed,
             distribution,
@@ -121,11 +102,11 @@ class BackoffEstimator:
         one_run: tuple[int, Sequence[float]]
         if censored:
             # the run has the shape of the prediction beyond the bound
-            bins = over(self._mixture(reading)[0], duration_s)
-            run, one_run = (0, bins), (0, shifted(bins, -reading.ln_repeats))
-            ln_s = sum(share * centre for share, centre in zip(bins, CENTRES, strict=True))
+            bins = grid.over(self._mixture(reading)[0], duration_s)
+            run, one_run = (0, bins), (0, grid.shifted(bins, -reading.ln_repeats))
+            ln_s = sum(share * centre for share, centre in zip(bins, grid.CENTRES, strict=True))
         else:
-            ln_s = math.log(min(max(duration_s, LOWEST_S), HIGHEST_S))
+            ln_s = math.log(min(max(duration_s, grid.LOWEST_S), grid.HIGHEST_S))
             run = bell(ln_s, RUN_DEVIATION)
             one_run = bell(ln_s - reading.ln_repeats, RUN_DEVIATION)
         self._effects.observe(reading.keys.effects, ln_s - reading.mean_ln)
@@ -164,20 +145,20 @@ class BackoffEstimator:
         deviation = math.sqrt(NOISE_VARIANCE + min(variance, 1.0))
         if prior.is_a_wait:
             effect, deviation = 0.0, WAIT_DEVIATION
-        bins = dense(*bell(mean_ln + effect, deviation))
+        bins = grid.dense(*bell(mean_ln + effect, deviation))
         seen = []
         for place in enumerate(keys.levels):
             group = self._groups.get(place)
             if group is not None:
                 runs: Sequence[float] = group.bins
                 if ln_repeats and place[0] != THIS_COMMAND:
-                    runs = shifted(runs, ln_repeats)
+                    runs = grid.shifted(runs, ln_repeats)
                 share = 1.0 / (group.weight + PRIOR_WEIGHT)
                 kept, share = PRIOR_WEIGHT * share, group.scale * share
                 bins = [share * own + kept * above for own, above in zip(runs, bins, strict=True)]
                 seen.append((place[0], group.num_runs))
         if prior.timeout_s is not None:
-            bins = cut_at(bins, prior.timeout_s)
+            bins = grid.cut_at(bins, prior.timeout_s)
         return bins, seen
 
     def state(self) -> dict[str, Any]:
@@ -280,14 +261,8 @@ class Effects:
             self._weights[part] = (float(weight), float(variance))
 
 
-def _speed(distribution: GridDistribution) -> Speed:
-    if 1.0 - distribution.p_over(FAST_S) >= SURE_FAST:
-        return "fast"
-    return "slow" if distribution.p_over(SLOW_S) >= SURE_SLOW else "uncertain"
-
-
 def _explanation(
-    prior: PriorInput, seen: list[tuple[int, int]], distribution: GridDistribution
+    prior: PriorInput, seen: list[tuple[int, int]], distribution: grid.GridDistribution
 ) -> str:
     name = "nothing that lasts" if prior.main is None else f"`{prior.main.key}`"
     usual = f"{name}: usually about {prior.typical_s:.2g} s"

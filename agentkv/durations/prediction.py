@@ -99,11 +99,11 @@ class Estimator(Protocol):
         """Raises KeyError, TypeError or ValueError for data of another shape."""
 
 
-def verdict(distribution: Distribution) -> Speed:
-    """Return the speed that has a probability above SURE; "uncertain" if neither has."""
-    if 1.0 - distribution.p_over(FAST_S) > SURE:
+def verdict(distribution: Distribution, sure_fast: float = SURE, sure_slow: float = SURE) -> Speed:
+    """Return the speed whose probability exceeds its limit, "uncertain" if neither does."""
+    if 1.0 - distribution.p_over(FAST_S) > sure_fast:
         return "fast"
-    return "slow" if distribution.p_over(SLOW_S) > SURE else "uncertain"
+    return "slow" if distribution.p_over(SLOW_S) > sure_slow else "uncertain"
 
 
 def prediction(

@@ -84,7 +84,7 @@ SLOW = [
 ]
 UNCERTAIN = [
     *("frobnicate --all", "./mystery", "make", "pytest -q", "python fit.py", "$RUN it"),
-    # nobody knows how long
+    # of unknown length
     *("sleep $N", "sleep $(cat delay)", "sleep", "wait", "wait $PID", "read x", "cat > f"),
     *("while ! nc -z localhost 80; do sleep 0.1; done", "bash -o pipefail -c 'make'"),
     # a service manager starts something, or a server goes to the background, and returns
@@ -157,7 +157,7 @@ def test_cold_order_follows_the_text(faster: str, slower: str) -> None:
     ],
 )
 def test_a_whole_takes_no_less_than_a_part(part: str, whole: str) -> None:
-    """A whole project or sequence is predicted no shorter than a part of it, whatever trees say."""
+    """A whole project or sequence is predicted no shorter than a part of it, for any trees."""
     predictor = DurationPredictor()
     assert predictor.predict(whole).p50_s > 0.99 * predictor.predict(part).p50_s
 

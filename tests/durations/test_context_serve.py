@@ -220,7 +220,7 @@ def test_extreme_trees_stay_in_range(log_odds: float) -> None:
         # then the trees, where they have a feature for the program
         ("go test", [3.0] * 4, 0.95, "go test", "boosted", "slow"),
         ("ls", [0.1] * 10, 0.05, "go test", "boosted", "fast"),
-        # else nobody knows
+        # else it is uncertain
         ("go test", [3.0] * 4, 0.5, "go test", "fallback", "uncertain"),
         ("ls", [0.1] * 10, 0.05, "frobnicate", "fallback", "uncertain"),
         ("ls", [0.1] * 10, 0.05, "", "fallback", "uncertain"),

@@ -21,6 +21,7 @@ def _num_shared(text: str, other: str) -> int:
     ("text", "other", "num_shared"),
     [
         *(("make a", "make a", 4), ("tool --job 1 x", "tool --job 2 x", 2)),
+        *(("git -C repo log", "git log", 3), ("git -C repo", "git", 3)),
         *(("make a", "make b", 0), ("make -j2", "make -j8", 3)),
         ("python -m pytest a.py", "python -m pytest b.py", 1),
         ("python -m pytest a.py -q", "python -m pytest -q a.py", 2),

@@ -66,7 +66,7 @@ def _depth(node: object) -> int:
 
 
 def test_trained_trees_separate_slow_from_fast() -> None:
-    """A command is as slow as those with its features in training, whatever its arguments."""
+    """A command is as slow as those with its features in training, for any arguments."""
     estimator = BoostedEstimator(train_boosted(RUNS))
     assert estimator.predict(analyze_command("go test y")).speed == "slow"
     assert estimator.predict(analyze_command("cat y")).speed == "fast"
