@@ -1,7 +1,7 @@
 """Runs the bash that a model writes: under bubblewrap where it works, else only when approved.
 
-`Sandbox` is for agents such as the bash agent; SWE-bench's environment and its local grading use
-`run_bounded` and `sandboxed_argv` directly. Isolated means no network, no writes outside the
+Used by the bash agent, by SWE-bench's environment and by its grading without containers. Isolated
+means no network, no writes outside the
 workspace and no sight of the home folder. Knows nothing about models or sessions.
 """
 
@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -255,57 +255,61 @@ _ENVIRONMENT = {
 _CANNOT_RUN = 126  # bash's own status for a command that cannot be executed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
     """Runs bash commands in `workspace`, a folder the commands may change.
 
-    `bubblewrap` is the bwrap executable, or None to run without isolation (see `find_bubblewrap`).
-    `refusal` is called before each command that would run without isolation: None lets it run, a
-    text is the reason for refusing and becomes the command's output. Without isolation a child
-    that leaves the process group outlives the command.
+    bubblewrap: the bwrap executable, or None to run without isolation (see `find_bubblewrap`).
+    refusal: called before each command that would run without isolation: None lets it run, a text
+        is the reason for refusing and becomes the command's output. Without isolation a child
+        that leaves the process group outlives the command.
+    inside, scratch: as for `sandboxed_argv`. is_stopped: as for `run_bounded`.
     """
 
-    def __init__(
-        self,
-        workspace: Path,
-        *,
-        time_limit_s: float = 30.0,
-        output_limit_bytes: int = 2000,
-        bubblewrap: str | None,
-        refusal: Callable[[str], str | None],
-    ) -> None:
-        self._workspace = workspace
-        self._time_limit_s = time_limit_s
-        self._output_limit_bytes = output_limit_bytes
-        self._bubblewrap = bubblewrap
-        self._refusal = refusal
+    workspace: Path
+    bubblewrap: str | None
+    refusal: Callable[[str], str | None] = lambda command: "no bubblewrap that works here"
+    time_limit_s: float = 30.0
+    output_limit_bytes: int = 2000
+    max_file_kib: int = _MAX_FILE_KIB
+    inside: Path = INSIDE_PATH
+    scratch: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: _ENVIRONMENT)
+    is_stopped: Callable[[], bool] = lambda: False
 
     @property
     def is_isolated(self) -> bool:
         """True if commands run under bubblewrap."""
-        return self._bubblewrap is not None
+        return self.bubblewrap is not None
 
     def run(self, command: str) -> CommandResult:
         """Run one command and return within the time limit; its failure is a result, no error."""
-        if not self.is_isolated and (reason := self._refusal(command)) is not None:
+        if not self.is_isolated and (reason := self.refusal(command)) is not None:
             return CommandResult(f"not run: {reason}", None, 0.0, timed_out=False)
         try:
             return run_bounded(
                 self._argv(command),
-                cwd=self._workspace,
-                environment=_ENVIRONMENT,
-                time_limit_s=self._time_limit_s,
-                output_limit_bytes=self._output_limit_bytes,
+                cwd=self.workspace,
+                environment=self.environment,
+                time_limit_s=self.time_limit_s,
+                output_limit_bytes=self.output_limit_bytes,
+                is_stopped=self.is_stopped,
             )
         except (OSError, ValueError) as error:  # a NUL, a lone surrogate, 128 KiB of command
             return CommandResult(f"cannot run: {error}", _CANNOT_RUN, 0.0, timed_out=False)
 
     def _argv(self, command: str) -> list[str]:
-        limit = f'ulimit -f {_MAX_FILE_KIB}; exec bash --noprofile --norc -c "$1"'
+        limit = f'ulimit -f {self.max_file_kib}; exec bash --noprofile --norc -c "$1"'
         argv = ["bash", "--noprofile", "--norc", "-c", limit, "bash", command]
-        if self._bubblewrap is None:
+        if self.bubblewrap is None:
             return argv
         return sandboxed_argv(
-            self._bubblewrap, argv, workspace=self._workspace, environment=_ENVIRONMENT
+            self.bubblewrap,
+            argv,
+            workspace=self.workspace,
+            environment=self.environment,
+            inside=self.inside,
+            scratch=self.scratch,
         )
 
 
@@ -321,7 +325,7 @@ def open_sandbox(
     `runs_unasked` (an agent's `--yes`) skips the question, and with it the last protection.
     """
     return Sandbox(
-        workspace,
+        workspace=workspace,
         time_limit_s=time_limit_s,
         output_limit_bytes=output_limit_bytes,
         bubblewrap=find_bubblewrap(),

@@ -7,6 +7,7 @@ worktrees from here. Knows nothing about agents, models or servers.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,14 +22,14 @@ from minisweagent.environments.extra.bubblewrap import BubblewrapEnvironment
 from minisweagent.run.benchmarks.swebench import get_sb_environment
 from pydantic import BaseModel, Field
 
-from agentkv.agents.sandbox import CommandResult, find_bubblewrap, run_bounded, sandboxed_argv
+from agentkv.agents.sandbox import Sandbox, find_bubblewrap
 from agentkv.agents.workspace import clean_git, clone_commit, commit_all
 
 from .instances import CONTAINERS, SUITE, SUITE_FILE, Instance, SwebenchError, load_instances
 
 TESTBED = "/testbed"
 """Where SWE-bench's images have the repository; prompts and eval scripts name this path."""
-TESTBED_ENVIRONMENT = {
+_ENVIRONMENT = {
     "PATH": os.pathsep.join([f"{sys.prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]),
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
@@ -168,7 +169,6 @@ class SandboxConfig(BaseModel):
     cwd: str = TESTBED
     env: dict[str, str] = {}
     timeout: int = 30
-    interpreter: list[str] = ["bash", "-c"]
     # of this machine: neither for the prompt's templates nor for the trajectory
     program: str = Field(exclude=True)
     worktree: Path = Field(exclude=True)
@@ -189,60 +189,44 @@ class SandboxEnvironment(BubblewrapEnvironment):
         self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None
     ) -> dict[str, Any]:
         """Run one command; raises mini-swe-agent's Submitted if it hands in the patch."""
+        command, cwd = str(action.get("command", "")), cwd or self.config.cwd
+        if cwd != TESTBED:
+            command = f"cd {shlex.quote(cwd)} || exit\n{command}"
         limit_s = timeout or self.config.timeout
-        output: dict[str, Any] = {"output": "", "returncode": -1, "exception_info": ""}
-        error: Exception | None = None
-        try:
-            result = self._run(str(action.get("command", "")), cwd or self.config.cwd, limit_s)
-        except (OSError, ValueError) as caught:  # a NUL, or more than the kernel takes as arguments
-            error, reason = caught, f"the command could not be started: {caught}"
-        else:
-            output["output"] = result.output
-            if result.timed_out:
-                reason = f"the command ran longer than {limit_s} s and was ended"
-                error = TimeoutError(reason)
-            else:
-                output["returncode"] = result.returncode
-        if error is not None:  # in the shape that mini-swe-agent's environments give it
+        result = sandbox_at_testbed(
+            self.config.program,
+            Worktree(self.config.worktree, self.config.scratch),
+            env=self.config.env,
+            time_limit_s=limit_s,
+            output_limit_bytes=_OUTPUT_LIMIT_BYTES,
+        ).run(command)
+        output: dict[str, Any] = {"output": result.output, "returncode": result.returncode}
+        output["exception_info"] = ""
+        if result.timed_out:  # in the shape that mini-swe-agent's environments give it
+            reason = f"the command ran longer than {limit_s} s and was ended"
+            output["returncode"] = -1
             output["exception_info"] = f"An error occurred while executing the command: {reason}"
-            output["extra"] = {"exception_type": type(error).__name__, "exception": str(error)}
+            output["extra"] = {"exception_type": "TimeoutError", "exception": reason}
         self._check_finished(output)
         return output
 
     def cleanup(self) -> None:
         """Do nothing: every command's sandbox ends with the command."""
 
-    def _run(self, command: str, cwd: str, limit_s: float) -> CommandResult:
-        limited = f'ulimit -f {_MAX_FILE_KIB}; exec "$@"'
-        argv = ["bash", "--noprofile", "--norc", "-c", limited, "bash", "env", f"--chdir={cwd}"]
-        return run_in_testbed(
-            self.config.program,
-            [*argv, *self.config.interpreter, command],
-            Worktree(self.config.worktree, self.config.scratch),
-            environment=TESTBED_ENVIRONMENT | self.config.env,
-            time_limit_s=limit_s,
-            output_limit_bytes=_OUTPUT_LIMIT_BYTES,
-        )
 
-
-def run_in_testbed(
-    bubblewrap: str,
-    argv: Sequence[str],
-    worktree: Worktree,
-    *,
-    environment: Mapping[str, str] = TESTBED_ENVIRONMENT,
-    **limits: Any,
-) -> CommandResult:
-    """Run `argv` in a sandbox that has the worktree at /testbed; `limits` as for `run_bounded`."""
-    sandboxed = sandboxed_argv(
-        bubblewrap,
-        argv,
+def sandbox_at_testbed(
+    bubblewrap: str, worktree: Worktree, *, env: Mapping[str, str] | None = None, **limits: Any
+) -> Sandbox:
+    """Return a sandbox that has the worktree at /testbed; `limits` are further fields of it."""
+    return Sandbox(
         workspace=worktree.path,
+        bubblewrap=bubblewrap,
         inside=Path(TESTBED),
         scratch=worktree.scratch,
-        environment=environment,
+        environment=_ENVIRONMENT | dict(env or {}),
+        max_file_kib=_MAX_FILE_KIB,
+        **limits,
     )
-    return run_bounded(sandboxed, cwd=worktree.path, environment=environment, **limits)
 
 
 def _started(instance: Instance, config: Mapping[str, Any]) -> Any:

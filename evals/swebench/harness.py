@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from agentkv.agents.sandbox import CommandResult, find_bubblewrap
 
-from .environments import Worktree, fresh_worktree, run_in_testbed
+from .environments import Worktree, fresh_worktree, sandbox_at_testbed
 from .folder import WORKTREES
 from .instances import HarnessError, Instance, SwebenchError
 
@@ -279,14 +279,13 @@ class LocalHarness:
 
     def _run(self, worktree: Worktree, command: str, limit_s: float) -> CommandResult:
         assert self._bubblewrap is not None, "check() comes first"
-        return run_in_testbed(
+        return sandbox_at_testbed(
             self._bubblewrap,
-            ["bash", "--noprofile", "--norc", "-c", command],
             worktree,
             time_limit_s=limit_s,
             output_limit_bytes=_LOG_LIMIT_BYTES,
             is_stopped=self._stopped.is_set,
-        )
+        ).run(command)
 
 
 def verdict_of(report: Mapping[str, Any]) -> Verdict:

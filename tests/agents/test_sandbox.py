@@ -31,7 +31,7 @@ def make_sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> SandboxMaker
 
     def make(**settings: object) -> Sandbox:
         defaults = {"bubblewrap": bubblewrap, "refusal": allow}
-        return Sandbox(workspace, **(defaults | settings))  # type: ignore[arg-type]
+        return Sandbox(workspace=workspace, **(defaults | settings))  # type: ignore[arg-type]
 
     return make
 
@@ -44,7 +44,7 @@ def isolated(tmp_path: Path) -> Sandbox:
         pytest.skip("bubblewrap is not installed, or may not make namespaces here")
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    return Sandbox(workspace, bubblewrap=bubblewrap, refusal=allow)
+    return Sandbox(workspace=workspace, bubblewrap=bubblewrap, refusal=allow)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_isolated_commands_run_unasked_with_a_tmp_of_their_own(tmp_path: Path) -
     bubblewrap = find_bubblewrap()
     if bubblewrap is None:
         pytest.skip("bubblewrap is not installed, or may not make namespaces here")
-    sandbox = Sandbox(tmp_path, bubblewrap=bubblewrap, refusal=lambda command: "asked")
+    sandbox = Sandbox(workspace=tmp_path, bubblewrap=bubblewrap, refusal=lambda command: "asked")
     assert sandbox.run("touch /tmp/agentkv-was-here").returncode == 0
     assert not Path("/tmp/agentkv-was-here").exists()
     assert "agentkv-was-here" not in sandbox.run("ls -A /tmp").output
@@ -172,7 +172,7 @@ def test_isolated_commands_run_unasked_with_a_tmp_of_their_own(tmp_path: Path) -
 
 def test_a_refused_command_does_not_run(tmp_path: Path) -> None:
     """Without isolation the reason of the refusal is the output, and nothing happens."""
-    sandbox = Sandbox(tmp_path, bubblewrap=None, refusal=lambda command: f"no {command}")
+    sandbox = Sandbox(workspace=tmp_path, bubblewrap=None, refusal=lambda command: f"no {command}")
     result = sandbox.run("touch made.txt")
     assert (result.output, result.returncode) == ("not run: no touch made.txt", None)
     assert not (tmp_path / "made.txt").exists()

@@ -75,8 +75,9 @@ def test_commands_that_fail_are_told_to_the_model(sandbox: Any) -> None:
     assert (slow["output"], slow["returncode"]) == ("begun\n", -1)
     assert "longer than 1 s" in slow["exception_info"]
     odd = sandbox.execute({"command": "echo a\0b"})
-    assert odd["returncode"] == -1
-    assert "could not be started" in odd["exception_info"]
+    assert odd["returncode"] == 126
+    assert odd["output"].startswith("cannot run: ")
+    assert sandbox.execute({"command": "pwd"}, "/testbed/tests")["output"] == "/testbed/tests\n"
 
 
 def test_a_submission_ends_the_loop(sandbox: Any) -> None:
