@@ -22,11 +22,12 @@ from .instances import SwebenchError
 
 RUN_FILE, ROWS_FILE, PREDICTIONS_FILE = "run.json", "instances.jsonl", "preds.json"
 LOG_FILE, SERVER_LOG, EVAL_FILE, EVAL_FOLDER = "agents.log", "server.log", "eval.json", "eval"
-WORKTREES, REPOSITORIES = "worktrees", "repositories"
+WORKTREES, REPOSITORIES, SERVER_NOTE = "worktrees", "repositories", "server.pid.json"
 ERROR_PREFIX = "error:"
 _OF_A_RUN = (RUN_FILE, ROWS_FILE, PREDICTIONS_FILE)
 _LEFT_OVERS = (*_OF_A_RUN, WORKTREES, LOG_FILE, SERVER_LOG, EVAL_FILE, EVAL_FOLDER)
-RESERVED_NAMES = frozenset({*_LEFT_OVERS, REPOSITORIES, ".lock", "report.md", "report.json"})
+_REPORT_FILES = ("report.md", "report.json", "report.png")
+RESERVED_NAMES = frozenset({*_LEFT_OVERS, *_REPORT_FILES, REPOSITORIES, SERVER_NOTE, ".lock"})
 """Names that no instance may have: mini-swe-agent makes a folder for each."""
 _FINAL_ERRORS = frozenset({f"{ERROR_PREFIX}ContextWindowExceededError"})
 """Errors that another attempt would only repeat."""

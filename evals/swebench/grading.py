@@ -63,7 +63,9 @@ def evaluate(
         "policy": run.policy,
         **provenance("swebench", "docker"),
     }
-    earlier = {} if is_redone else _earlier(run, facts)
+    before, earlier = (None if is_redone else read_eval(folder)) or ({}, {})
+    if any(before.get(name) != facts[name] for name in _SAME):
+        earlier = {}
     settled, kept, to_grade = _sorted(run, instances, earlier, needs_image=mode in CONTAINERS)
     if is_dry:
         return _described(run, facts, settled, len(kept), to_grade)
@@ -199,12 +201,6 @@ def _settled(
         reason = "the instance has no FAIL_TO_PASS tests: nothing can show that it is resolved"
         return Verdict("error", reason)
     return None
-
-
-def _earlier(run: SwebenchRun, facts: Mapping[str, Any]) -> Mapping[str, Verdict]:
-    """Return the verdicts of before, if the mode, the harness and the instances are the same."""
-    document, verdicts = read_eval(run.folder) or ({}, {})
-    return verdicts if all(document.get(name) == facts[name] for name in _SAME) else {}
 
 
 def _write_eval(

@@ -198,10 +198,13 @@ def _session(
             _check_same(folder, "server", then, facts)
             clock = _begin(plan, folder, served, config)
             before = served.totals()
+            model = dict(config["model"])
+            address = {"api_base": served.base_url, "api_key": plan.api_key or "none"}
+            model["model_kwargs"] = {**model.get("model_kwargs", {}), **address}
             batch = Batch(
                 todo,
                 plan.out,
-                {**config, "model": _model_config(plan, served, config)},
+                {**config, "model": {**model, "model_name": f"openai/{served.model}"}},
                 environments,
                 clock=clock,
                 keep=folder.add,
@@ -302,13 +305,6 @@ def _check_same(
                 f"{folder.path}: was made with another {name}: {was}, now {is_now}: give the same "
                 f"{kind}, another --out, or --force"
             )
-
-
-def _model_config(plan: RunPlan, served: Served, config: Mapping[str, Any]) -> dict[str, Any]:
-    given = dict(config["model"])
-    address = {"api_base": served.base_url, "api_key": plan.api_key or "none"}
-    kwargs = {**given.get("model_kwargs", {}), **address}
-    return {**given, "model_name": f"openai/{served.model}", "model_kwargs": kwargs}
 
 
 def _log_to(path: Path) -> None:

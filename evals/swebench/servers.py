@@ -20,11 +20,10 @@ from agentkv.server.process import ServerProcess
 
 from ..policies import STOCK_POLICIES, check_policy, server_policy
 from ..server import ServerUnderTest
-from .folder import SERVER_LOG
+from .folder import SERVER_LOG, SERVER_NOTE
 
 READY_TIMEOUT_S = 3600.0
 """A 70B model is read from a network disk in this time."""
-NOTE = "server.pid.json"
 _LOG_LINES = 5
 
 
@@ -89,7 +88,7 @@ def serving(
             yield _served(server, policy, None, gone)
     finally:
         process.stop()
-        (out / NOTE).unlink(missing_ok=True)
+        (out / SERVER_NOTE).unlink(missing_ok=True)
 
 
 def added_totals(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> Any:
@@ -115,17 +114,17 @@ def summed_totals(first: Mapping[str, Any] | None, second: Mapping[str, Any] | N
 def note_server(folder: Path, pid: int | None) -> None:
     """Write down which process is the run's server: its id and its start time, as ids recur."""
     note = {"pid": pid, "started_ticks": _started_ticks(pid)}
-    (folder / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
+    (folder / SERVER_NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
 
 
 def end_left_over(folder: Path) -> bool:
     """Kill the noted server with its process group if it still runs; return whether it did."""
     try:
-        note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+        note = json.loads((folder / SERVER_NOTE).read_text(encoding="utf-8"))
         pid, started_ticks = int(note["pid"]), note["started_ticks"]
     except (OSError, ValueError, LookupError, TypeError):
         return False
-    (folder / NOTE).unlink()
+    (folder / SERVER_NOTE).unlink()
     is_ours = started_ticks is not None and _started_ticks(pid) == started_ticks
     if is_ours:
         with suppress(ProcessLookupError):

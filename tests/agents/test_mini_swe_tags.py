@@ -16,10 +16,10 @@ from minisweagent.environments.local import LocalEnvironment
 from minisweagent.models.test_models import DeterministicModel, make_output
 
 import agentkv
-from agentkv.agents.mini_swe import AgentKVAgent, AgentKVModel, AgentKVTextModel
+from agentkv.agents.mini_swe import AgentKVAgent, AgentKVModel
 from agentkv.errors import TagError
 from agentkv.testing import ScriptedReply, ScriptedServer
-from tests.agents.mini_swe_replies import AGENT_CONFIG, SUBMIT, fenced, model_config, tool_call
+from tests.agents.mini_swe_replies import AGENT_CONFIG, SUBMIT, model_config, tool_call
 
 pytestmark = pytest.mark.usefixtures("clean_slate")
 
@@ -66,14 +66,6 @@ def test_every_turn_is_tagged(make_server: Any, provider: str) -> None:
     assert tags(server, "turn") == [1, 2]
     (job_id,) = set(tags(server, "job_id"))
     assert job_id.startswith("django-1.")
-
-
-def test_the_text_mode_is_tagged(make_server: Any) -> None:
-    """The model for commands in fenced text is tagged like the other one."""
-    server = make_server(fenced("true"), fenced(SUBMIT))
-    agent = run(server, model=AgentKVTextModel(**model_config(server, agentkv_job_id="a")))
-    assert agent.result["exit_status"] == "Submitted"
-    assert (tags(server, "job_id"), tags(server, "turn")) == (["a", "a"], [1, 2])
 
 
 def test_the_job_id_is_instance_and_run(make_server: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentkv.evals.swebench import command
-from agentkv.evals.swebench.grading import evaluate, read_eval
+from agentkv.evals.swebench.grading import evaluate
 from agentkv.evals.swebench.instances import SwebenchError
 from tests.evals.swebench.run_folders import SUITE, gold_patches, row, write_run
 
@@ -220,7 +220,9 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_damaged_evaluation_is_named(tmp_path: Path) -> None:
-    """A file of another shape is not taken for an empty evaluation."""
+    """A file of another shape is not taken for an empty evaluation, and --redo replaces it."""
+    write_run(tmp_path, FIRST_PATCH)
     (tmp_path / "eval.json").write_text('{"results": {"a-1": {}}}')
     with pytest.raises(SwebenchError, match="--redo"):
-        read_eval(tmp_path)
+        graded(tmp_path)
+    assert statuses(graded(tmp_path, is_redone=True)) == {FIRST: "resolved"}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from agentkv.evals.swebench.folder import SERVER_NOTE
 from agentkv.evals.swebench.servers import (
-    NOTE,
     added_totals,
     end_left_over,
     note_server,
@@ -71,7 +71,7 @@ def test_another_process_is_left_alone(
 ) -> None:
     """A process with the same id but another start, or a damaged note, is not the server."""
     note_server(tmp_path, process.pid)
-    note = json.loads((tmp_path / NOTE).read_text())
-    (tmp_path / NOTE).write_text("{" if change is None else json.dumps(note | change))
+    note = json.loads((tmp_path / SERVER_NOTE).read_text())
+    (tmp_path / SERVER_NOTE).write_text("{" if change is None else json.dumps(note | change))
     assert not end_left_over(tmp_path)
     assert process.poll() is None
