@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_plan(options: argparse.Namespace) -> SimulationPlan:
-    """The runs that the flags describe; raises InputError or InputError."""
+    """The runs that the flags describe; raises InputError."""
     if options.jps is None and options.concurrency is None and options.arrivals in (None, "burst"):
         raise InputError("give --jps R, jobs per second, or --concurrency N, jobs at once")
     fill_in(options, {"workload": "reference", "jobs": DEFAULT_JOBS})
