@@ -64,25 +64,17 @@ def run(*words: str) -> str:
 
 @pytest.mark.timed
 def test_the_import_is_fast_and_light() -> None:
-    """The best of three imports takes at most 100 ms of processor time, and no heavy package."""
+    """The best of three imports takes 100 ms at most, with no heavy package and no patch."""
     code = (
-        "import sys, time; start = time.process_time(); import agentkv;"
-        "print(time.process_time() - start);"
+        "import sys, threading, time; from concurrent.futures import ThreadPoolExecutor as Pool\n"
+        "before = threading.Thread.start, Pool.submit\n"
+        "start = time.process_time(); import agentkv; print(time.process_time() - start)\n"
+        "assert (threading.Thread.start, Pool.submit) == before\n"
         "print(*{'openai', 'vllm', 'torch', 'httpx', 'pydantic', 'tenacity'} & set(sys.modules))"
     )
     outputs = [run_python(code).split("\n") for _ in range(3)]
     assert min(float(seconds) for seconds, *_ in outputs) <= 0.1
     assert [heavy for _, heavy, *_ in outputs] == ["", "", ""]
-
-
-def test_the_import_patches_nothing() -> None:
-    """Importing agentkv leaves threads and pools alone, and does not import the SDK."""
-    code = (
-        "import threading; from concurrent.futures import ThreadPoolExecutor as Pool;"
-        "before = threading.Thread.start, Pool.submit; import agentkv;"
-        "print((threading.Thread.start, Pool.submit) == before)"
-    )
-    assert run_python(code).strip() == "True"
 
 
 def test_the_release_leaves_before_the_process_does(server: ScriptedServer) -> None:

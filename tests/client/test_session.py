@@ -58,14 +58,6 @@ def test_leaving_releases_the_job(
     assert agentkv.current_job() is None
 
 
-def test_a_job_that_never_called_releases_nothing(server: ScriptedServer) -> None:
-    """Without a call, no server knows the job."""
-    with agentkv.session():
-        pass
-    assert agentkv.flush()
-    assert server.requests == []
-
-
 def test_a_session_with_a_client_covers_that_client_alone(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
@@ -84,25 +76,6 @@ def test_a_session_with_a_client_covers_that_client_alone(
         {"job_id": "around", "turn": 1},
     ]
     assert (job.summary().turns, around.summary().turns) == (2, 1)
-
-
-def test_a_drop_in_is_plain_again_after_its_session(
-    server: ScriptedServer, client: openai.OpenAI
-) -> None:
-    """A call after the end is untagged: it would start a released job again, without an end."""
-    with agentkv.session(client) as job:
-        pass
-    ask(job.client)
-    assert server.turns[0].tags == {}
-    assert job.summary().turns == 0
-
-
-def test_each_entry_of_a_session_is_a_job_of_its_own() -> None:
-    """Entering the same session twice makes two jobs with different ids."""
-    session = agentkv.session()
-    with session as first, session as second:
-        pass
-    assert first.job_id != second.job_id
 
 
 def test_nested_sessions_have_the_outer_one_as_parent(
@@ -125,17 +98,18 @@ def test_nested_sessions_have_the_outer_one_as_parent(
     server.wait_for(lambda server: server.released == ["inner", "adopted", "outer"])
 
 
-def test_a_drop_in_inside_another_session_is_one_turn_of_its_own_job(
+def test_a_drop_in_is_for_its_own_job_while_that_is_open(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """A call of job.client is counted once, for its own job, inside of any other session."""
+    """job.client belongs to its job inside of any other session; after its own it is plain."""
     with (
         agentkv.session(client, job_id="mine") as mine,
         agentkv.session(job_id="around") as around,
     ):
         ask(mine.client)
         ask(client)
-    assert [turn.tags["job_id"] for turn in server.turns] == ["mine", "around"]
+    ask(mine.client)
+    assert [turn.tags.get("job_id") for turn in server.turns] == ["mine", "around", None]
     assert (mine.summary().turns, around.summary().turns) == (1, 1)
 
 
@@ -190,38 +164,32 @@ def test_a_generator_cannot_be_decorated() -> None:
 async def test_async_with_tags_and_releases(
     server: ScriptedServer, async_client: openai.AsyncOpenAI
 ) -> None:
-    """`async with` does the same as `with`, with a client and without."""
+    """`async with` does the same as `with`; concurrent requests get numbers without holes."""
     async with agentkv.session(async_client, job_id="a") as job:
-        await ask_async(job.client)
+        await asyncio.gather(*(ask_async(job.client) for _ in range(8)))
         async with agentkv.session(job_id="b"):
             await ask_async(async_client)
-    assert [turn.tags for turn in server.turns] == [
-        {"job_id": "a", "turn": 1},
-        {"job_id": "b", "parent_job_id": "a", "turn": 1},
-    ]
+    assert sorted(turn.tags["turn"] for turn in server.turns[:8]) == list(range(1, 9))
+    assert server.turns[8].tags == {"job_id": "b", "parent_job_id": "a", "turn": 1}
+    assert job.summary().turns == 8
     server.wait_for(lambda server: server.released == ["b", "a"])
 
 
-@pytest.mark.asyncio
-async def test_gathered_calls_of_one_job_have_turns_of_their_own(
-    server: ScriptedServer, async_client: openai.AsyncOpenAI
-) -> None:
-    """Concurrent requests of a job get numbers without holes or repeats."""
-    async with agentkv.session() as job:
-        await asyncio.gather(*(ask_async(async_client) for _ in range(8)))
-    assert sorted(turn.tags["turn"] for turn in server.turns) == list(range(1, 9))
-    assert job.summary().turns == 8
+def test_the_current_job_is_the_innermost(server: ScriptedServer) -> None:
+    """current_job() is None outside of any session; each entry makes another job.
 
-
-def test_the_current_job_is_the_innermost() -> None:
-    """current_job() is the innermost job, and None outside of any session."""
+    A job without a call is known to no server, so none hears of its end.
+    """
     assert agentkv.current_job() is None
-    with agentkv.session() as outer:
-        assert agentkv.current_job() is outer
-        with agentkv.session() as inner:
+    session = agentkv.session()
+    with session as outer:
+        with session as inner:
             assert agentkv.current_job() is inner
         assert agentkv.current_job() is outer
     assert agentkv.current_job() is None
+    assert outer.job_id != inner.job_id
+    assert agentkv.flush()
+    assert server.requests == []
 
 
 def test_sessions_left_out_of_order_do_not_mix() -> None:

