@@ -75,8 +75,7 @@ def system_prompt(block_size: int) -> str:
 
 def _lines(line: Callable[[int], str], num_tokens: int, block_size: int) -> str:
     num_chars = _CHARS_PER_TOKEN * max(num_tokens, _BLOCKS_PER_TURN * block_size)
-    num_lines = -(-num_chars // len(line(0)))
-    return "\n".join(line(number) for number in range(int(num_lines)))
+    return "\n".join(map(line, range(ceil(num_chars / len(line(0))))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +220,7 @@ class PinExperiment:
             time.sleep(READING_EVERY_S)
 
     def _five_turns(self) -> Iterator[TurnRow]:
-        job_id = _new_job_id()
+        job_id = f"verify-pin-{uuid.uuid4().hex[:12]}"
         messages = [{"role": "system", "content": system_prompt(self._pool.block_size)}]
         output = None
         try:
@@ -243,7 +242,7 @@ class PinExperiment:
         is_last_step = turn == len(TURNS)
         before = self._server.snapshot()
         reply = self._chat(messages, job_id, is_last_step=is_last_step)
-        after = self._settled()
+        after = self._server.snapshot()
         gap = [] if is_last_step else self._read_gap()
         cached_tokens = reply.cached_tokens
         if cached_tokens is None:  # as by default: vLLM tells them on request only
@@ -276,7 +275,7 @@ class PinExperiment:
         return readings
 
     def _leave_to_ttl(self) -> TTLTrial:
-        job_id = _new_job_id()
+        job_id = f"verify-pin-{uuid.uuid4().hex[:12]}"
         messages = [
             {"role": "system", "content": system_prompt(self._pool.block_size)},
             {"role": "user", "content": TURNS[0].user_prompt},
@@ -285,7 +284,7 @@ class PinExperiment:
         self._chat(messages, job_id, is_last_step=False)
         started_s = time.monotonic()
         ttl_s = self._server.ttl_left_s(job_id)
-        after = at_end = self._held(self._settled())
+        after = at_end = self._held(self._server.snapshot())
         limit_s = _TTL_MARGIN_S + (self._fallback_ttl_s if ttl_s is None else ttl_s)
         held_s = None
         while after > before and held_s is None and time.monotonic() - started_s < limit_s:
@@ -297,15 +296,11 @@ class PinExperiment:
         return TTLTrial(before, after, at_end, ttl_s, held_s, waited_s)
 
     def _chat(self, messages: list[dict[str, str]], job_id: str, *, is_last_step: bool) -> Reply:
-        reply = self._server.chat(
-            self._facts.model, messages, job_id=job_id, is_last_step=is_last_step
-        )
+        model = self._facts.model
+        reply = self._server.chat(model, messages, job_id=job_id, is_last_step=is_last_step)
         self._num_requests += 1
-        return reply
-
-    def _settled(self) -> Snapshot:
         time.sleep(_SETTLE_S)
-        return self._server.snapshot()
+        return reply
 
     def _read_idle(self) -> Snapshot:
         """A reading while none of our requests runs: any request that does is someone else's."""
@@ -315,10 +310,6 @@ class PinExperiment:
 
     def _held(self, snapshot: Snapshot) -> int:
         return snapshot.held_blocks(self._pool)
-
-
-def _new_job_id() -> str:
-    return f"verify-pin-{uuid.uuid4().hex[:12]}"
 
 
 def what_happened(
@@ -333,18 +324,17 @@ def what_happened(
         if held_blocks:
             return f"{held_blocks} blocks held"
         return "freed: last step" if is_last_step else "freed at once"
-    events = _ends_between(before, after)
+
+    def ends_between(earlier: Snapshot, later: Snapshot) -> list[str]:
+        num_before = earlier.pin_ends.get
+        return [
+            _ENDS.get(name, name) for name, n in later.pin_ends.items() if n > num_before(name, 0)
+        ]
+
+    events = ends_between(before, after)
     if after.num_pins > before.num_pins:
         events.append(f"pinned {after.pinned_blocks} blocks")
     else:
         events.append("freed: last step" if is_last_step else "not pinned")
-    events += _ends_between(after, gap_end)
+    events += ends_between(after, gap_end)
     return "; ".join(dict.fromkeys(events))
-
-
-def _ends_between(earlier: Snapshot, later: Snapshot) -> list[str]:
-    return [
-        _ENDS.get(reason, reason)
-        for reason, num_ends in later.pin_ends.items()
-        if num_ends > earlier.pin_ends.get(reason, 0)
-    ]

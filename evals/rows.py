@@ -129,8 +129,11 @@ class RunWriter:
         for turn in job.turns:
             self.add_turn(job, turn, is_last=turn is job.turns[-1])
 
-    def finish(self, run: RunOutcome) -> None:
-        """Write `run.json`: how the run was made, the server's counters, the summary."""
+    def finish(self, run: RunOutcome, record: Mapping[str, Any] | None = None) -> None:
+        """Write `run.json`: how the run was made, the server's counters, the summary.
+
+        record: the server's answer to `GET /v1/agentkv/timestamps`, kept in a file of its own.
+        """
         document = {
             "policy": run.policy,
             "workload": dict(run.workload),
@@ -138,11 +141,9 @@ class RunWriter:
             "server": dict(run.server),
             "summary": summarize(run),
         }
+        if record is not None:
+            write_whole(self._folder / RECORD_FILE, json.dumps(record) + "\n")
         write_whole(self._folder / RUN_FILE, json.dumps(document, indent=1) + "\n")
-
-    def add_record(self, record: Mapping[str, Any]) -> None:
-        """Write the server's answer to `GET /v1/agentkv/timestamps`."""
-        write_whole(self._folder / RECORD_FILE, json.dumps(record) + "\n")
 
     def __enter__(self) -> Self:
         return self

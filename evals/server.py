@@ -144,21 +144,17 @@ class ServerUnderTest:
     def tokenize(self, model: str, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of each text, without special ones, from vLLM's `/tokenize`."""
         token_ids = []
+        hint = "exact prompt lengths need it: use --mode live, or a vLLM server"
         for text in texts:
             body = {"model": model, "prompt": text, "add_special_tokens": False}
             answer = self._request("POST", "/tokenize", body)
             if not answer.is_success:
-                raise ServerError(
-                    f"{self.root_url} has no /tokenize, which exact prompt lengths need: "
-                    "use --mode live, or a vLLM server"
-                )
+                raise ServerError(f"{self.root_url} has no /tokenize; {hint}")
             try:
                 token_ids.append([int(token) for token in answer.json()["tokens"]])
             except (LookupError, TypeError, ValueError) as error:
-                raise ServerError(
-                    f"{answer.url} gives no tokens: {answer.text[:200]}: use --mode live, or a "
-                    "vLLM server"
-                ) from error
+                seen = answer.text[:200]
+                raise ServerError(f"{answer.url} gives no tokens: {seen}; {hint}") from error
         return token_ids
 
     def counters(self) -> dict[str, Any]:

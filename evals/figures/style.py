@@ -66,12 +66,8 @@ class Look:
     def line(self) -> dict[str, Any]:
         """Keyword arguments of matplotlib's plot and errorbar."""
         face = "white" if self.is_hollow else self.color
-        return {
-            "color": self.color,
-            "marker": self.marker,
-            "linestyle": self.dashes,
-            "markerfacecolor": face,
-        }
+        shape = {"marker": self.marker, "linestyle": self.dashes}
+        return {"color": self.color, "markerfacecolor": face, **shape}
 
 
 _LOOKS = {
@@ -88,10 +84,7 @@ _LOOKS = {
     "ideal:in-order": Look(GREEN, "_"),
     "ideal:any-order": Look(PURPLE, "_"),
 }
-_ORDER = tuple(_LOOKS)
-_SPARE = tuple(
-    Look(color, marker) for color, marker in zip((PURPLE, GREEN, SKY), "<>p", strict=True)
-)
+_SPARE = (Look(PURPLE, "<"), Look(GREEN, ">"), Look(SKY, "p"))
 
 
 def look(policy: str) -> Look:
@@ -107,10 +100,8 @@ def look(policy: str) -> Look:
 
 def in_order(policies: Sequence[str]) -> list[str]:
     """Each policy once: the known ones first, fcfs leading, then the others by name."""
-    return sorted(
-        set(policies),
-        key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name),
-    )
+    known = [name for name in _LOOKS if name in policies]
+    return [*known, *sorted(set(policies).difference(known))]
 
 
 def common_style() -> AbstractContextManager[None]:

@@ -99,10 +99,8 @@ def load_server(
         run = RunOutcome(policy, described, jobs, counters, metadata | notes)
         reason: str | None = notes["stopped_because"]
         try:
-            if files is not None and record is not None:
-                files.add_record(record)
             if files is not None:
-                files.finish(run)
+                files.finish(run, record)
         except OSError as error:
             reason = reason or f"the run could not be written: {error}"
         return run, reason
@@ -190,8 +188,14 @@ async def _drive(
         )
         run = LoadRun(workload, player.play, clock=clock, is_alive=is_alive)
         watching = asyncio.ensure_future(_show_progress(run.state, policy))
-        with _stopped_by_signals(run.stop), _stopped_by_time(run.stop, options.limit_s):
+        timer: asyncio.TimerHandle | None = None
+        if options.limit_s is not None:
+            reason = f"{options.limit_s:g} s were over (--limit-s)"
+            timer = asyncio.get_running_loop().call_later(options.limit_s, run.stop, reason)
+        with _stopped_by_signals(run.stop):
             jobs = await run.run()
+        if timer is not None:
+            timer.cancel()
         watching.cancel()
         await asyncio.wait({watching})
     return jobs, {
@@ -217,17 +221,6 @@ def _client(root_url: str, options: LoadOptions) -> Any:
         timeout=options.request_timeout_s,
         http_client=openai.DefaultAsyncHttpxClient(limits=limits),
     )
-
-
-@contextmanager
-def _stopped_by_time(stop: Callable[[str], None], limit_s: float | None) -> Iterator[None]:
-    if limit_s is None:
-        yield
-        return
-    reason = f"{limit_s:g} s were over (--limit-s)"
-    timer = asyncio.get_running_loop().call_later(limit_s, stop, reason)
-    yield
-    timer.cancel()
 
 
 @contextmanager

@@ -260,9 +260,8 @@ def _finish(writer: RunWriter, run: RunOutcome, result: SimulatedRun) -> None:
     for job in result.jobs:
         if job.status == "cut":
             writer.add_job(job)
-    writer.finish(run)
-    if result.record is not None and result.record["jobs"]:
-        writer.add_record(result.record)
+    has_record = result.record is not None and result.record["jobs"]
+    writer.finish(run, result.record if has_record else None)
 
 
 def _warn_of_failures(run: RunOutcome) -> None:
