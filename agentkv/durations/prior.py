@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
 from agentkv.commands.program import INTERPRETERS
-from agentkv.durations.typical import ENDLESS_S, UNKNOWN_S, mode_of, typical_s
+from agentkv.durations.typical import ENDLESS_S, IMPORT_S, UNKNOWN_S, mode_of, typical_s
 
 LASTING_S = 1.0
 SHORT_S = 0.02
@@ -35,48 +35,32 @@ FEATURES = (
 learn of the programs of one project misleads in the next (measured: leave one family out)."""
 _NUM_LASTING, _IS_WHOLE = map(FEATURES.index, ("num_lasting_programs", "is_whole_project"))
 
-# Each is searched once in the words of the main program, one a line.
-_WHOLE = re.compile(
-    r"^(?:\./\.\.\.|\.\.\.|\.|/|--all|-A|--workspace|--all-targets|~|\$HOME)$|/\.\.\.$",
-    re.MULTILINE,
-)
-_SELECTION = re.compile(
-    r"^(?:-run|-k|--filter|--grep|-t|--testNamePattern|--test|--lib|--only|-bench|--tests|-Dtest)"
-    r"(?:=|$)|::|_test\.|test_[^\n]{0,80}\.py$|\.(?:test|spec)\.[jt]sx?$|_spec\.rb$"
-    r"|Tests?\.(?:cs|java|kt|php|swift)$"
-    # of Python's unittest and of Django: `tests.test_x.TestY`
-    r"|^(?:\w{1,60}\.){1,8}(?:tests?|test_\w{1,60}|Test\w{1,60})(?:\.\w{1,60}){0,4}$",
-    re.MULTILINE,
-)
+# Features from "is_whole_project" on, each searched once in the words of the main program, one a
+# line.
+_PATTERNS = [
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^(?:\./\.\.\.|\.\.\.|\.|/|--all|-A|--workspace|--all-targets|~|\$HOME)$|/\.\.\.$",
+        r"^(?:-run|-k|--filter|--grep|-t|--testNamePattern|--test|--lib|--only|-bench|--tests"
+        r"|-Dtest)(?:=|$)|::|_test\.|test_[^\n]{0,80}\.py$|\.(?:test|spec)\.[jt]sx?$|_spec\.rb$"
+        r"|Tests?\.(?:cs|java|kt|php|swift)$"
+        # of Python's unittest and of Django: `tests.test_x.TestY`
+        r"|^(?:\w{1,60}\.){1,8}(?:tests?|test_\w{1,60}|Test\w{1,60})(?:\.\w{1,60}){0,4}$",
+        r"^(?:--help|-h|help|--version|-V|version|--dry-run|--collect-only|--co|--list|-list"
+        r"|--check|-n)$",
+        r"^(?:-race|-bench|--runs|--repeat|-count)(?:=|$)",
+        r"^(?:-[a-zA-Z]{0,20}[rR][a-zA-Z]{0,20}|--recursive)$",
+    )
+]
 _OTHER_LETTERS = frozenset({"-k", "-t"})
 """They select tests, but name a tag, a file or a key of a program that runs none."""
 _NO_TESTS = frozenset(
     {"curl", "docker", "kubectl", "make", "ninja", "nerdctl", "podman", "ssh", "tmux", "wait-on"}
 )
-_QUESTION = re.compile(
-    r"^(?:--help|-h|help|--version|-V|version|--dry-run|--collect-only|--co|--list|-list|--check|-n)$",
-    re.MULTILINE,
-)
-_REPEATED = re.compile(r"^(?:-race|-bench|--runs|--repeat|-count)(?:=|$)", re.MULTILINE)
-_RECURSIVE = re.compile(r"^(?:-[a-zA-Z]{0,20}[rR][a-zA-Z]{0,20}|--recursive)$", re.MULTILINE)
-_PATTERNS = (_WHOLE, _SELECTION, _QUESTION, _REPEATED, _RECURSIVE)
 _INLINE_WAIT = re.compile(r"\bsleep['\", (]{1,4}([0-9]{1,6}(?:\.[0-9]{1,6})?)\b")
 _MAX_FLAG_CHARS = 600
 _NO_TIMEOUT_S = 3600.0
 _IMPORT = re.compile(r"\b(?:import|from) ([a-z_]{1,30})")
-_IMPORT_S = {
-    "numpy": 0.2,
-    "pandas": 0.5,
-    "scipy": 0.5,
-    "matplotlib": 0.5,
-    "sklearn": 1.0,
-    "jax": 2.0,
-    "torch": 2.0,
-    "transformers": 5.0,
-    "tensorflow": 5.0,
-    "vllm": 10.0,
-}
-"""Seconds from a warm cache, judgements in 1-2-5 steps like those of `typical.toml`."""
 
 
 class PriorInput(NamedTuple):
@@ -179,7 +163,7 @@ def _imports_s(programs: Sequence[Program]) -> float:
     """Return the seconds that the slowest import of inline Python usually takes."""
     codes = (code for p in programs if p.name == "python" for code in _codes_of(p))
     packages = (package for code in codes for package in _IMPORT.findall(code)[:16])
-    return max((_IMPORT_S.get(package, 0.0) for package in packages), default=0.0)
+    return max((IMPORT_S.get(package, 0.0) for package in packages), default=0.0)
 
 
 def _codes_of(program: Program) -> Sequence[str]:

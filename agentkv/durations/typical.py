@@ -50,10 +50,11 @@ def _by_program(kind: str) -> dict[str, str]:
     return {name: value for value, names in _TABLES[kind].items() for name in names.split()}
 
 
-_BY_KEY, _BY_NAME, _BY_WORD, _BY_TASK, _BY_RUNNER = (
+_BY_KEY, _BY_NAME, _BY_WORD, _BY_TASK, _BY_RUNNER, IMPORT_S = (
     {name: float(seconds) for name, seconds in _by_program(kind).items()}
-    for kind in ("key", "name", "word", "task", "runner")
+    for kind in ("key", "name", "word", "task", "runner", "import")
 )
+"""Seconds by key, name, words, and of importing a Python package from a warm cache."""
 _ALIASES = _by_program("alias")
 _FOLLOWS = _by_program("follows")
 _UNTIL_STOPPED = _by_program("until_stopped")
