@@ -33,6 +33,8 @@ SYSTEM_PROMPT = "You write bash commands. Answer with only a bash block, without
 _ENDS = {
     "returned": "took over its pin",
     "expired": "the TTL ran out",
+    "slow": "the tool was expected to take longer than a pin is worth",
+    "forgotten": "the server forgot the job",
     "pressure": "the pin yielded to other requests",
     "last_step": "freed at the last step",
     "released": "released",

@@ -15,7 +15,7 @@ from .reading import Event, JobKey, Record
 
 KEPT_ENDS = ("returned",)
 """Ends of a pin that paid: the job's next turn took the blocks over."""
-WASTED_ENDS = ("expired", "pressure")
+WASTED_ENDS = ("expired", "slow", "forgotten", "pressure")
 """Ends of a pin that held memory in vain: the job did not come back in time."""
 
 

@@ -129,7 +129,7 @@ class Simulation:
         return SimulatedRun(
             tuple(self._jobs + cut),
             {**self.engine.counters.as_dict(), "virtual_s": now_s, **totals},
-            None if retention is None else retention.record.as_dict(),
+            None if retention is None else retention.events.as_dict(),
         )
 
     @property

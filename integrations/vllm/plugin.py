@@ -156,8 +156,9 @@ def _settings_for(engine_args: Any, policy: str) -> dict[str, Any]:
             f"--scheduler-cls {engine_args.scheduler_cls} and --scheduling-policy {policy} both "
             "name a scheduler: give one of them"
         )
-    settings = read_settings(engine_args.additional_config.get(CONFIG_KEY), policy=policy)
-    return settings.model_dump(exclude_defaults=True) | {"policy": policy}
+    given = engine_args.additional_config.get(CONFIG_KEY)
+    read_settings(given, policy=policy)  # refuses wrong settings here, before the engine starts
+    return {**(given or {}), "policy": policy}
 
 
 def add_flags(parser: ArgumentParser) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentkv.durations import KINDS
 from agentkv.durations.ttl import PrefillReload
@@ -19,13 +19,6 @@ POLICIES = ("continuum", "context_serve", "agentkv")
 CONFIG_KEY = "agentkv"
 """Key of the settings inside vLLM's `--additional-config`."""
 
-
-MECHANISMS = (
-    *("switch", "order", "protection"),
-    *("admission", "balance", "tails", "prediction", "patience"),
-)
-"""Parts of the `agentkv` policy that can be left out, to see what each is worth."""
-
 MAX_PRIORITY = 1000
 """Client priorities count from -MAX_PRIORITY (first) to MAX_PRIORITY."""
 
@@ -35,7 +28,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    policy: Literal["continuum", "context_serve", "agentkv"] = "continuum"
+    policy: Literal[POLICIES] = "continuum"  # type: ignore[valid-type]
     rules: Literal["paper", "released"] = "paper"
     ttl: Literal["paper", "fixed"] = "paper"
     fixed_ttl_s: float = Field(2.0, ge=0, le=3600, allow_inf_nan=False)
@@ -47,13 +40,12 @@ class Settings(BaseModel):
     prefill_reload_s: tuple[float, float, float] | None = Field(None, strict=False)
     """Coefficients [c0, c1, c2] of seconds = c0 + c1 n + c2 n^2; absent: learned online."""
     predictor: str = "default"
-    """Under `context_serve` and `agentkv`: which of agentkv.durations.KINDS predicts."""
+    """Under `context_serve` and `agentkv`: which of agentkv.durations.KINDS predicts. Unless given,
+    `context_serve` uses ContextServe's own layers."""
     predictor_state: str | None = None
     """With a predictor: file that keeps what the predictor learned; None: not kept."""
     predictor_save_s: float = Field(60.0, gt=0, le=86_400, allow_inf_nan=False)
     """Seconds between two writes of that file, while there is something new."""
-    without: tuple[Literal[MECHANISMS], ...] = Field((), strict=False)  # type: ignore[valid-type]
-    """Under `agentkv`: mechanisms left out."""
     patience_s: float = Field(20.0, gt=0, le=86_400, allow_inf_nan=False)
     """Under `agentkv`: seconds that a turn waits before it goes first; a first turn, before no
     later
@@ -69,6 +61,14 @@ class Settings(BaseModel):
     run_output_dir: str | None = None
     """Folder that gets the timestamps record as `scheduler_timestamps.jsonl`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_own_predictor(cls, given: Any) -> Any:
+        """ContextServe predicts by its own layers, since people compare against it by name."""
+        if isinstance(given, Mapping) and given.get("policy") == "context_serve":
+            return {"predictor": "context_serve", **given}
+        return given
+
     @field_validator("prefill_reload_s")
     @classmethod
     def _takes_time(cls, given: tuple[float, ...] | None) -> tuple[float, ...] | None:
@@ -82,11 +82,6 @@ class Settings(BaseModel):
         if kind not in KINDS:
             raise ValueError(f"one of {', '.join(KINDS)}")
         return kind
-
-    @property
-    def predicts(self) -> bool:
-        """True if the policy decides by predictions, so replies must be read for tool calls."""
-        return self.policy in ("context_serve", "agentkv")
 
     def of_engine(self, number: int) -> Settings:
         """Return the settings of engine `number`, from 0: each has a state file of its own."""

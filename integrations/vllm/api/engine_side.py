@@ -13,13 +13,16 @@ import msgspec
 import vllm
 
 import agentkv
+from agentkv.durations.ttl import TTL
 from agentkv.errors import AgentKVError
 from agentkv.protocol import WIRE_VERSION, parse_tool_event
 
 from ..engine import seam
 from ..engine.scheduler import RetainingScheduler
-from ..policy.jobs import Job, describe
+from ..policy.jobs import Decision, Job
+from ..policy.pins import Pin
 from ..telemetry.counters import UNLABELLED
+from ..telemetry.event_log import MAX_COMMAND_CHARS
 
 
 def info(scheduler: RetainingScheduler) -> dict[str, Any]:
@@ -37,8 +40,6 @@ def info(scheduler: RetainingScheduler) -> dict[str, Any]:
 
 def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
     retention = scheduler.retention
-    learned = retention.policy.learned
-    reload = retention.step_fit.reload
     return {
         "pinned_jobs": len(retention.pins),
         "pinned_blocks": retention.pins.num_blocks,
@@ -50,16 +51,7 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
         **dict.fromkeys(UNLABELLED, 0),
         **retention.counters.totals(),
         "steps": scheduler.steps.as_dict(),
-        "learned": {
-            "tool_durations": learned.durations.num_observed,
-            "queueing_delay_s": learned.queueing.mean_s,
-            "eta": learned.memoryfulness.eta,
-            "prefill_reload_s": [reload.constant_s, reload.linear_s, reload.quadratic_s],
-            "compute_worth": retention.step_fit.worth,
-            "load_token_s": retention.tier.load_token_s,
-            "loaded_share": retention.tier.loaded_share,
-            "idle_weight": retention.gate.idle_weight,
-        },
+        "learned": retention.learned(),
     }
 
 
@@ -84,12 +76,30 @@ def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
         "context_tokens": job.context_tokens,
         "pinned_blocks": 0 if pin is None else len(pin.blocks),
         "ttl_left_s": None if pin is None else max(0.0, pin.expires_s - now_s),
-        **describe(job.decision, pin),
+        **_describe_decision(job.decision, pin),
         "last_tool": job.tool,
         "turns_evicted": job.num_evicted,
         "turns_diverged": job.num_diverged,
         "held_back": any(turn.is_held_back for turn in job.live.values()),
         "idle_s": now_s - job.last_activity_s,
+    }
+
+
+def _describe_decision(decision: Decision | None, pin: Pin[Any] | None) -> dict[str, Any]:
+    """A job's last decision and its pin's TTL from the end of the turn; None for the unknown."""
+    known = decision or Decision(TTL(0.0, ""))
+    ttl = known.ttl if decision is not None else None
+    if pin is not None:
+        ttl = TTL(pin.ttl_s, pin.reason)
+    return {
+        "ttl_s": None if ttl is None else ttl.seconds,
+        "ttl_reason": None if ttl is None else ttl.reason,
+        "command": None if known.command is None else known.command[:MAX_COMMAND_CHARS],
+        "predicted_speed": known.speed,
+        "predicted_p50_s": known.p50_s,
+        "predicted_p90_s": known.p90_s,
+        "prediction_source": known.source,
+        "prediction_explanation": known.explanation,
     }
 
 
@@ -102,7 +112,7 @@ def release(scheduler: RetainingScheduler, job_id: str) -> dict[str, Any] | None
 
 
 def timestamps(scheduler: RetainingScheduler) -> dict[str, Any]:
-    return scheduler.retention.record.as_dict()
+    return scheduler.retention.events.as_dict()
 
 
 def bad_tag(scheduler: RetainingScheduler) -> None:

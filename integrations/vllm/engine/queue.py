@@ -1,6 +1,7 @@
 """vLLM's waiting queue with a live order: job turns by rank, everything else as stock has it.
 
-Source: the interface of vllm/v1/core/sched/request_queue.py (RequestQueue), vLLM 0.31 to 0.33.
+The scheduler installs it and moves requests when ranks change. Source: RequestQueue in
+vllm/v1/core/sched/request_queue.py of vLLM 0.31 to 0.33.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from ..policy.base import PREEMPTED, UNPINNED, Rank
 
 
 class RankedQueue(RequestQueue):
-    """A heap of waiting requests; `rank_of(request)` is None for a request without a job.
+    """A heap of waiting requests, by the rank of their job's turn.
 
     Requests without a job keep the order of vLLM's FCFS deque among themselves: appended ones by
-    arrival, prepended ones (preempted or skipped) in front, the last prepended first. With no
-    job in the queue it therefore pops exactly what stock pops.
+    arrival, prepended ones (preempted or skipped) in front, the last prepended first. Without jobs
+    it pops exactly what stock pops.
 
     The head is latched from `peek_request` until it is popped or removed: `schedule()` peeks,
     allocates, then pops, and an allocation may end a pin and so change ranks in between.
     """
 
     def __init__(self, rank_of: Callable[[Request], Rank | None], arrivals: Iterator[int]) -> None:
+        """`rank_of` is None for a request without a job; those are numbered by `arrivals`."""
         self._rank_of = rank_of
         self._arrivals = arrivals
         self._prepends = itertools.count(1)
@@ -95,7 +97,7 @@ class RankedQueue(RequestQueue):
         return request
 
     def unlatch(self) -> None:
-        """Let the next peek choose anew; called at the start of a scheduling step."""
+        """Let the next peek choose again; called at the start of a scheduling step."""
         self._latched = None
 
     def remove_request(self, request: Request) -> None:
@@ -117,7 +119,7 @@ class RankedQueue(RequestQueue):
         self._compact()
 
     def _compact(self) -> None:
-        """Drop entries that were superseded once they are the most: O(1) on average."""
+        """Drop superseded entries once they are the majority: O(1) on average."""
         if len(self._heap) > 2 * len(self._entries) + 64:
             self._heap = [entry for entry in self._heap if self._is_current(entry)]
             heapq.heapify(self._heap)
@@ -137,11 +139,11 @@ class RankedQueue(RequestQueue):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
-        """All requests in the order they would be served. O(n log n)."""
+        """All requests in the order of service. O(n log n)."""
         return iter(self._in_order())
 
     def __getitem__(self, index: int) -> Request:
-        """The request served after `index` others, as in stock's deque. O(n log n)."""
+        """The request that is served after `index` others, as in stock's deque. O(n log n)."""
         return self._in_order()[index]
 
     def _in_order(self) -> list[Request]:

@@ -1,9 +1,9 @@
-"""The one place that touches private names of vLLM's scheduler and engine.
+"""The only module that touches private names of vLLM's scheduler and engine.
 
-All else talks to the hooks below. How the plugin gets in, by EngineArgs and AsyncLLM, is in
-`plugin.py` and `metrics.py`. CONTRACT lists each private name with its source file, checked at
-start against the installed vLLM, so that an upgrade that moves one fails here, by name. Sources are
-of vLLM 0.32.0; 0.31 to 0.33 have them all.
+RetainingScheduler overrides the hooks below; how the plugin gets in, by EngineArgs and AsyncLLM, is
+in plugin.py and telemetry/prometheus.py. CONTRACT lists each private name, checked at start, so an
+upgrade that moves one fails here by name. S: is vllm/v1/core/sched/scheduler.py; all sources are of
+vLLM 0.32.0, and 0.31 to 0.33 have them all.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def missing_names() -> list[str]:
 
 
 def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Keep our own errors from vLLM: log the first of each hook, then answer `otherwise`.
+    """Keep a hook's errors from vLLM: log the first of each hook and return `otherwise`.
 
-    The one broad `except` of the scheduler: an error in a hook must cost a request its pin, never
-    the engine its life.
+    The only broad `except` of the scheduler: an error in a hook may cost a request its pin, but
+    must not stop the engine.
     """
 
     def wrap(hook: Callable[P, T]) -> Callable[P, T]:
@@ -98,10 +98,10 @@ def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 class SchedulerSeam(Scheduler):
-    """Turns vLLM's private scheduler hooks into a few with names of our own.
+    """Turns vLLM's private scheduler methods into a few hooks with names of our own.
 
     Comes before AsyncScheduler among a class's bases. A subclass installs its queue and the
-    allocator, and overrides the hooks, which here leave everything as stock has it.
+    allocator and overrides the hooks, which here leave everything as stock has it.
     """
 
     def install_queue(self, queue: RequestQueue) -> None:
@@ -109,9 +109,9 @@ class SchedulerSeam(Scheduler):
         self.waiting = queue
 
     def install_allocator(self) -> None:
-        """Let `memory_is_short` free memory whenever an allocation fails, then retry.
+        """Let `free_memory_for` free memory whenever an allocation fails, then retry.
 
-        Wraps KVCacheManager.allocate_slots (kv_cache_manager.py:371), which answers None then.
+        Wraps KVCacheManager.allocate_slots (kv_cache_manager.py:371), which then returns None.
         """
         allocate = self.kv_cache_manager.allocate_slots
         running = RequestStatus.RUNNING  # this is the hot path: once per request and step
@@ -123,7 +123,7 @@ class SchedulerSeam(Scheduler):
             blocks = allocate(request, *args, **kwargs)
             if blocks is None:
                 missing_blocks = self._missing_blocks(allocate, request, *args, **kwargs)
-                for _ in self.memory_is_short(request, missing_blocks):
+                for _ in self.free_memory_for(request, missing_blocks):
                     blocks = allocate(request, *args, **kwargs)
                     if blocks is not None:
                         break
@@ -143,12 +143,13 @@ class SchedulerSeam(Scheduler):
         reserved_blocks: int = 0,
         **kwargs: Any,
     ) -> int:
-        """How many more blocks an allocation needs that has just failed; at least 1.
+        """Blocks that an allocation lacks which has just failed; at least 1.
 
-        Has it fail once more, and listens to what KVCacheCoordinator.get_num_blocks_to_allocate
-        (kv_cache_coordinator.py:190) is asked. That counts all groups, and the blocks of a prefix
-        hit that are free themselves. It is asked of the whole sequence first, where that has to fit
-        (kv_cache_manager.py:526), and then not of the step (:561).
+        Lets it fail once more and records the arguments of
+        KVCacheCoordinator.get_num_blocks_to_allocate (kv_cache_coordinator.py:190), which counts
+        all groups, and the blocks of a prefix hit that are free themselves. Where the whole
+        sequence has to fit it is called for that only (kv_cache_manager.py:526), and not for the
+        step (:561).
         """
         coordinator = self.kv_cache_manager.coordinator
         count = coordinator.get_num_blocks_to_allocate
@@ -175,23 +176,23 @@ class SchedulerSeam(Scheduler):
         return max(1, num_blocks - self.num_free_blocks())
 
     def blocks_of_those_behind(self, request: Request) -> int:
-        """Blocks that the running requests behind a running one are going to need in this step.
+        """Blocks that the running requests behind a running one will need in this step.
 
-        S:659 serves `running` in order; one that decodes needs a block once its last one is full.
-        Leaves out what prefills and speculative tokens take.
+        S:659 serves `running` in order; a decoding request needs a block once its last one is full.
+        Ignores prefills and speculative tokens.
         """
         behind = itertools.islice(self.running, self.running.index(request) + 1, None)
         return sum(other.num_computed_tokens % self.block_size == 0 for other in behind)
 
     def may_start(self, request: Request) -> bool:
-        """Asked before a waiting request gets blocks: whether it may have any."""
+        """Whether a waiting request may have blocks; asked before it gets any."""
         return True
 
     def load_began(self, request: Request, num_tokens: int) -> None:
-        """A request has its blocks; a KV connector loads so many tokens into them."""
+        """A request has its blocks, and a KV connector starts to load `num_tokens` into them."""
 
-    def memory_is_short(self, request: Request, missing_blocks: int) -> Iterator[None]:
-        """Yield each time some memory was freed; stop when no more is to be had."""
+    def free_memory_for(self, request: Request, missing_blocks: int) -> Iterator[None]:
+        """Free memory for an allocation that failed: yield after each part, for a retry."""
         return iter(())
 
     def wants_blocks_kept(self, request: Request) -> bool:
@@ -199,10 +200,10 @@ class SchedulerSeam(Scheduler):
         return False
 
     def request_ended(self, request: Request, blocks: Sequence[Any], fence: int) -> None:
-        """A request left the engine; `blocks` are those kept, reusable after step `fence`."""
+        """A request has left the engine; `blocks` are those kept, reusable after step `fence`."""
 
     def request_preempted(self, request: Request) -> None:
-        """A running request lost its blocks and waits again."""
+        """A running request has lost its blocks and waits again."""
 
     def _free_blocks(self, request: Request) -> None:
         """Scheduler._free_blocks (S:2746), except that a pinned turn keeps its hashed blocks."""
@@ -251,19 +252,18 @@ class SchedulerSeam(Scheduler):
 
 
 def num_held_once(blocks: Sequence[Any]) -> int:
-    """How many of the blocks nobody else holds: to free them frees so much memory."""
+    """Blocks that no other request holds: freeing them frees memory."""
     return sum(block.ref_cnt == 1 for block in blocks)
 
 
 def num_cache_groups(scheduler: Scheduler) -> int:
-    """KV cache groups, of which each has blocks of its own for the same tokens: more than one where
-    layers differ (sliding windows, state spaces). Only of one are a request's last blocks the KV of
-    its last tokens."""
+    """KV cache groups, each with blocks of its own for the same tokens: more than one where layers
+    differ (sliding windows, state spaces)."""
     return len(scheduler.kv_cache_config.kv_cache_groups)
 
 
 def drops_last_block(scheduler: Scheduler) -> bool:
-    """Whether the last block of every prefix hit is computed anew, as EAGLE needs it (S:287)."""
+    """Whether the last block of every prefix hit is recomputed, as EAGLE needs it (S:287)."""
     return bool(scheduler.use_eagle_block_drop)
 
 
@@ -274,7 +274,7 @@ def num_computed_tokens(request: Request) -> int:
 
 
 def is_finished_turn(request: Request) -> bool:
-    """Whether a request ended as a turn of its job, not as an abort or an error.
+    """True if a request ended as a turn of its job, not by an abort or an error.
 
     Stop strings are found in the API server and reach the scheduler as an abort, like a client's
     disconnect: an aborted request that has `stop` strings and some output counts as finished.
@@ -320,8 +320,8 @@ def is_preempted(request: Request) -> bool:
 def admitted_ids(output: SchedulerOutput) -> list[str]:
     """Requests that run from this step on: new ones, and those preempted before.
 
-    From what is told to the model runner, and not from the waiting queue: a request whose KV was
-    loaded by a connector comes from another queue (S:915 `kv_holding_waiting`).
+    Read from the model runner's input, not from the waiting queue: a request whose KV a connector
+    has loaded comes from another queue (S:915 `kv_holding_waiting`).
     """
     new = [request.req_id for request in output.scheduled_new_reqs]
     return [*new, *output.scheduled_cached_reqs.resumed_req_ids]

@@ -1,44 +1,41 @@
-"""Times the steps of one engine, for what computing a context anew adds to them."""
+"""Times the steps of one engine and describes what each computes, for StepTimeModel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from ..policy.costs import Step, StepFit
+from ..policy.costs import Step, StepTimeModel
 from . import seam
 
 MAX_UNDER_WAY = 16
-"""Steps scheduled and not yet processed; beyond that some never will be, and all are forgotten."""
+"""Steps scheduled but not yet processed; beyond that some never will be, and all are forgotten."""
 
 
-class StepWatch:
-    """Follows each step from where it is scheduled, or the one before ends, to its outputs.
+class TimedScheduler(Protocol):
+    """What StepTimer asks of the scheduler whose steps it times."""
 
-    `memory` says how many tokens of KV running requests have and which part of the pool pins have,
-    `num_steps` how many steps an output stands for.
-    """
+    def clock(self) -> float: ...
 
-    def __init__(
-        self,
-        fit: StepFit,
-        clock: Callable[[], float],
-        *,
-        memory: Callable[[], tuple[float, float]],
-        num_steps: Callable[[SchedulerOutput], int],
-    ) -> None:
-        self._fit = fit
-        self._clock = clock
-        self._memory = memory
-        self._num_steps = num_steps
+    def memory_use(self) -> tuple[float, float]: ...
+
+    def num_steps(self, output: SchedulerOutput) -> int: ...
+
+
+class StepTimer:
+    """Follows each step from when it is scheduled, or the one before ends, to its outputs."""
+
+    def __init__(self, model: StepTimeModel, scheduler: TimedScheduler) -> None:
+        self._model = model
+        self._scheduler = scheduler
         self._prefilling: dict[str, Request] = {}
         self._under_way: dict[int, tuple[Step, float]] = {}
         self._processed_s = 0.0
 
     def step_scheduled(self, output: SchedulerOutput, requests: dict[str, Request]) -> None:
-        """A step begins; one that computes nothing tells nothing. O(requests in their prefill)."""
+        """A step begins; one that computes nothing is ignored. O(requests in their prefill)."""
         if not output.total_num_scheduled_tokens:
             return
         for request_id in seam.admitted_ids(output):
@@ -53,13 +50,14 @@ class StepWatch:
                 del self._prefilling[request_id]
         if len(self._under_way) >= MAX_UNDER_WAY:
             self._under_way.clear()
-        step = Step(num_tokens, squares, *self._memory(), self._num_steps(output))
-        self._under_way[id(output)] = (step, self._clock())
+        scheduler = self._scheduler
+        step = Step(num_tokens, squares, *scheduler.memory_use(), scheduler.num_steps(output))
+        self._under_way[id(output)] = (step, scheduler.clock())
 
     def step_processed(self, output: SchedulerOutput) -> None:
-        """Learn from a step whose outputs are there."""
-        now_s = self._clock()
+        """A step's outputs have been processed: learn from its duration."""
+        now_s = self._scheduler.clock()
         step, began_s = self._under_way.pop(id(output), (None, 0.0))
         if step is not None:
-            self._fit.observe(step, now_s - max(began_s, self._processed_s))
+            self._model.observe(step, now_s - max(began_s, self._processed_s))
         self._processed_s = now_s

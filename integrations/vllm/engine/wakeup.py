@@ -1,4 +1,7 @@
-"""The engine's busy loop as its scheduler sees it."""
+"""Wakes an idle engine, so that pins expire on time and statistics arrive.
+
+An idle EngineCore blocks on its input queue; without a wake-up nothing would expire there.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +13,6 @@ from typing import Any
 from vllm.v1.metrics.stats import SchedulerStats
 
 from . import seam
-
-
-class BusyLoop:
-    """Can be woken while it is idle, and takes stats; without an engine nothing happens."""
-
-    def __init__(self) -> None:
-        self._engine: Any = None
-        self._timer: ExpiryTimer | None = None
-
-    @property
-    def is_attached(self) -> bool:
-        return self._engine is not None
-
-    def attach(self, engine: Any) -> None:
-        """The engine that runs the scheduler; called once."""
-        self._engine = engine
-        self._timer = ExpiryTimer(self.wake)
-
-    def wake(self) -> None:
-        """Make an idle engine look at its scheduler; callable from any thread."""
-        if self._engine is not None:
-            seam.wake(self._engine)
-
-    def wake_at(self, time_s: float) -> None:
-        """The same at a time on the monotonic clock."""
-        if self._timer is not None:
-            self._timer.set_deadline(time_s)
-
-    def push_stats(self, stats: SchedulerStats) -> None:
-        """Send stats without waiting for a step's outputs."""
-        if self._engine is not None:
-            seam.push_stats(self._engine, stats)
-
-
-# MERGED: Wakes an idle engine when the next pin expires.
 
 
 class ExpiryTimer:
@@ -76,3 +44,35 @@ class ExpiryTimer:
                     )
                 self._deadline_s = None
             self._wake()
+
+
+class EngineWaker:
+    """The scheduler's way to its engine's busy loop; without an engine nothing happens."""
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+        self._timer: ExpiryTimer | None = None
+
+    @property
+    def is_attached(self) -> bool:
+        return self._engine is not None
+
+    def attach(self, engine: Any) -> None:
+        """Take the engine that runs the scheduler; called once."""
+        self._engine = engine
+        self._timer = ExpiryTimer(self.wake)
+
+    def wake(self) -> None:
+        """Make an idle engine look at its scheduler; callable from any thread."""
+        if self._engine is not None:
+            seam.wake(self._engine)
+
+    def wake_at(self, time_s: float) -> None:
+        """Wake the engine at a time on the monotonic clock."""
+        if self._timer is not None:
+            self._timer.set_deadline(time_s)
+
+    def push_stats(self, stats: SchedulerStats) -> None:
+        """Send stats without waiting for a step's outputs."""
+        if self._engine is not None:
+            seam.push_stats(self._engine, stats)

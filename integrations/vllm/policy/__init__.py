@@ -1,4 +1,4 @@
-"""Which class is behind each name of `--scheduling-policy`."""
+"""Pure rules of each policy: who goes first, who is pinned and for how long, who yields memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ POLICY_CLASSES: dict[str, type[Policy]] = {
     "context_serve": ContextServePolicy,
     "agentkv": AgentKVPolicy,
 }
+"""The class behind each name of `--scheduling-policy`."""
 
 
 def make_policy(settings: Settings, pool_tokens: int) -> Policy:
-    """The policy that the settings name, for a KV pool of so many tokens."""
+    """The policy that the settings name, for a KV pool of `pool_tokens`."""
     return POLICY_CLASSES[settings.policy](settings, pool_tokens)

@@ -1,4 +1,4 @@
-"""The `context_serve` policy: Continuum, except that a prediction decides what a turn's end means.
+"""The `context_serve` policy: Continuum, but a prediction decides how long a turn is pinned.
 
 A tool predicted fast is pinned for, a slow one frees at once, an uncertain one gets Continuum's
 TTL. Order, victims and pressure are Continuum's. Source: ContextServe; details in docs/server.md.
@@ -11,30 +11,32 @@ from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL
 
 from .continuum import ContinuumPolicy, tool_name
-from .costs import Rebuild
+from .costs import RestoreCost
 from .jobs import Decision
 
 READING_TTL_S = 1.0
-"""A pin lasts at least so long while its reply is read, which takes milliseconds: a turn that
-Continuum would not pin may turn out to run something fast."""
+"""Shortest TTL while a reply is read, which takes milliseconds: a turn that Continuum would not pin
+may turn out to run something fast."""
 
 
 class ContextServePolicy(ContinuumPolicy):
     """ContextServe's rules over one engine's jobs."""
 
-    def undecided_ttl(self, rebuild: Rebuild) -> TTL:
-        """TTL of a pin until its reply has been read: Continuum's, and long enough to read it."""
-        ttl = self.ttl(None, rebuild.alone_s)
+    uses_predictions = True
+
+    def undecided_ttl(self, cost: RestoreCost) -> TTL:
+        """Continuum's TTL, and at least long enough to read the reply."""
+        ttl = self.ttl(None, cost.alone_s)
         return self.capped(max(ttl.seconds, READING_TTL_S), f"not decided yet; {ttl.reason}")
 
     def decide(
-        self, command: str | None, rebuild: Rebuild, prediction: Prediction | None = None
+        self, command: str | None, cost: RestoreCost, prediction: Prediction | None = None
     ) -> Decision:
         """FAST pins for the predicted TTL, SLOW frees, UNCERTAIN takes Continuum's TTL."""
         if command is None or prediction is None:
-            return super().decide(command, rebuild)
+            return super().decide(command, cost)
         if prediction.speed == "uncertain":
-            ttl = self.ttl(tool_name(command), rebuild.alone_s)
+            ttl = self.ttl(tool_name(command), cost.alone_s)
             ttl = TTL(ttl.seconds, f"uncertain, so Continuum's: {ttl.reason}")
         else:
             seconds = prediction.ttl_s if prediction.speed == "fast" else 0.0

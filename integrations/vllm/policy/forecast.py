@@ -1,6 +1,7 @@
-"""The jobs with KV on the GPU, and the most memory they are expected to hold together.
+"""The most KV memory that the jobs in it will hold together, and how each is expected to grow.
 
-Knows blocks only as numbers, and nothing of vLLM.
+AdmissionController asks before it admits a new job. Learned from the jobs of this engine; knows
+blocks only as numbers, and nothing of pins or vLLM.
 """
 
 from __future__ import annotations
@@ -12,17 +13,34 @@ from typing import NamedTuple
 from .jobs import Job
 
 MAX_TURNS = 128
-"""A forecast looks so many turns ahead; what a job does after them does not count."""
+"""Turns that a forecast looks ahead; later ones do not count."""
+WINDOW = 512
+"""Jobs, and turns, that are remembered."""
+PRIOR_TURNS = 11
+"""Turns of a job while none has ended. Source: 10.9 on SWE-bench, Continuum (arXiv 2511.02230)."""
+PRIOR_TOKENS = 500
+PRIOR_SHARE = 0.25
+"""Tokens that a turn adds while none has ended: this share of the first prompt, up to PRIOR_TOKENS.
+Assumed; for scale: of 393 mini-swe-agent runs on SWE-bench Verified half reach 14,000 prompt
+tokens, and half take 36 turns or more."""
+PRIOR_WEIGHT_TURNS = 16
+"""Weight of the prior, in turns seen."""
+OWN_WEIGHT_TURNS = 4
+"""Turns of its own after which a job's growth weighs as much as the mean of all jobs."""
 
 
-class Resident(NamedTuple):
+class JobDemand(NamedTuple):
     """A job's KV in blocks, and how the job is expected to go on."""
 
     num_blocks: float
     turns_left: float
     blocks_per_turn: float
     is_idle: bool = False
-    """No turn of it runs: its KV is held while its tool does."""
+    """No turn of the job runs: its KV is pinned while its tool runs."""
+
+    @property
+    def whole_turns_left(self) -> int:
+        return max(0, min(round(self.turns_left), MAX_TURNS))
 
 
 class _Sums:
@@ -32,48 +50,47 @@ class _Sums:
         self.num_blocks = [0.0] * (MAX_TURNS + 1)
         self.blocks_per_turn = [0.0] * (MAX_TURNS + 1)
 
-    def add(self, resident: Resident, sign: int) -> None:
-        turns = _whole_turns(resident)
-        self.num_blocks[turns] += sign * resident.num_blocks
-        self.blocks_per_turn[turns] += sign * resident.blocks_per_turn
+    def add(self, demand: JobDemand, sign: int) -> None:
+        turns = demand.whole_turns_left
+        self.num_blocks[turns] += sign * demand.num_blocks
+        self.blocks_per_turn[turns] += sign * demand.blocks_per_turn
 
 
-class Residents:
-    """Sums over the jobs by turns left, rounded: each change is O(1), the peak O(MAX_TURNS)."""
+class KVDemandForecast:
+    """Sums the demand of jobs by turns left; each change is O(1), the peak O(MAX_TURNS)."""
 
     def __init__(self) -> None:
-        self._by_job: dict[str, Resident] = {}
+        self._by_job: dict[str, JobDemand] = {}
         self._idle = _Sums()
         self._active = _Sums()
 
-    def put(self, job_id: str, resident: Resident) -> None:
-        """A job is there, or is there in another way than before."""
-        self.drop(job_id)
-        self._by_job[job_id] = resident
-        self._sums_of(resident).add(resident, 1)
+    def put(self, job_id: str, demand: JobDemand) -> None:
+        """Add or update a job's KV demand."""
+        self.remove(job_id)
+        self._by_job[job_id] = demand
+        self._sums_of(demand).add(demand, 1)
 
-    def drop(self, job_id: str) -> None:
-        """A job holds no KV any more."""
-        resident = self._by_job.pop(job_id, None)
-        if resident is not None:
-            self._sums_of(resident).add(resident, -1)
+    def remove(self, job_id: str) -> None:
+        """Remove a job that holds no KV any more, if it is known."""
+        demand = self._by_job.pop(job_id, None)
+        if demand is not None:
+            self._sums_of(demand).add(demand, -1)
 
-    def _sums_of(self, resident: Resident) -> _Sums:
-        return self._idle if resident.is_idle else self._active
+    def _sums_of(self, demand: JobDemand) -> _Sums:
+        return self._idle if demand.is_idle else self._active
 
-    def peak_with(self, newcomer: Resident, idle_weight: float = 1.0) -> float:
-        """The most blocks ever held together with one job more, if all go on turn by turn; idle
-        ones count by `idle_weight`.
+    def peak_blocks_with(self, newcomer: JobDemand, idle_kv_weight: float = 1.0) -> float:
+        """The most blocks that all jobs and one more will hold at once, if all go on turn by turn.
 
-        That is reached just before a job ends: when those that end after it have grown by as many
-        turns as it had left.
+        Idle jobs count by `idle_kv_weight`. The peak lies just before a job ends, when those that
+        end after it have grown by as many turns as it had left.
         """
         active, idle = self._active, self._idle
-        own_turns = _whole_turns(newcomer)
+        own_turns = newcomer.whole_turns_left
         most = blocks = growth = 0.0
         for turns in range(MAX_TURNS, -1, -1):
-            blocks += active.num_blocks[turns] + idle_weight * idle.num_blocks[turns]
-            growth += active.blocks_per_turn[turns] + idle_weight * idle.blocks_per_turn[turns]
+            blocks += active.num_blocks[turns] + idle_kv_weight * idle.num_blocks[turns]
+            growth += active.blocks_per_turn[turns] + idle_kv_weight * idle.blocks_per_turn[turns]
             if turns == own_turns:
                 blocks += newcomer.num_blocks
                 growth += newcomer.blocks_per_turn
@@ -81,32 +98,8 @@ class Residents:
         return most
 
 
-def _whole_turns(resident: Resident) -> int:
-    return max(0, min(round(resident.turns_left), MAX_TURNS))
-
-
-# MERGED: How jobs go on: turns still to come, and what each adds to the context.
-# MERGED: Learned from the jobs and turns of this engine; knows nothing of blocks, pins or
-# MERGED: vLLM.
-
-WINDOW = 512
-"""Jobs, and turns, that are remembered."""
-PRIOR_TURNS = 11
-"""Turns of a job while none has ended. Source: 10.9 on SWE-bench, Continuum (arXiv 2511.02230)."""
-PRIOR_TOKENS = 500
-PRIOR_SHARE = 0.25
-"""What a turn adds while none has ended: this share of the first prompt, at most so many tokens.
-Assumed; for scale: of 393 mini-swe-agent runs on SWE-bench Verified half reach 14,000 prompt
-tokens, and half take 36 turns or more."""
-PRIOR_WEIGHT_TURNS = 16
-"""The prior counts as much as so many turns seen."""
-OWN_WEIGHT_TURNS = 4
-"""A job's own growth counts as much as the mean of all after so many of its turns."""
-
-
 class JobGrowth:
-    """Expectations about the jobs of one engine; each observation is O(WINDOW), each question O(1)
-    but for a search in the window."""
+    """Expects jobs to go on as earlier ones did; an observation is O(WINDOW)."""
 
     def __init__(self) -> None:
         self._in_order: deque[int] = deque([PRIOR_TURNS])
@@ -116,7 +109,7 @@ class JobGrowth:
         self._added_tokens = 0
 
     def job_ended(self, num_turns: int) -> None:
-        """A job is over after so many turns; more than a forecast looks ahead do not count."""
+        """Record the length of a finished job, up to MAX_TURNS."""
         num_turns = min(num_turns, MAX_TURNS)
         if len(self._in_order) == WINDOW:
             oldest = self._in_order.popleft()
@@ -127,7 +120,7 @@ class JobGrowth:
         self._sum_turns += num_turns
 
     def turn_ended(self, added_tokens: int) -> None:
-        """A turn left the job's context so many tokens longer than the one before."""
+        """Record by how many tokens a turn lengthened its job's context."""
         if len(self._added) == WINDOW:
             self._added_tokens -= self._added[0]
         self._added.append(added_tokens)
@@ -135,26 +128,27 @@ class JobGrowth:
 
     @property
     def mean_turns(self) -> float:
-        """Turns of a job, from its first to its end."""
+        """Mean number of turns of a whole job."""
         return self._sum_turns / len(self._lengths)
 
     def turns_left(self, job: Job) -> float:
-        """Turns still to come after those that have arrived: as other jobs had them; fewer if the
-        client says so, but never more: what one job claims is not to keep others out."""
-        turns_left = self._turns_left_as_others(job)
+        """Expected turns of the job after those that have arrived.
+
+        The client's `expected_turns` can lower the number but not raise it: no job's claim may
+        keep others out.
+        """
+        longer = bisect_right(self._lengths, job.num_turns)
+        if longer == len(self._lengths):
+            turns_left = float(max(1, job.num_turns - self._lengths[-1]))
+        else:
+            rest = self._lengths[longer:]
+            turns_left = sum(rest) / len(rest) - job.num_turns
         if job.expected_turns is None or job.expected_turns < job.num_turns:
             return turns_left
         return min(turns_left, float(job.expected_turns - job.num_turns))
 
-    def _turns_left_as_others(self, job: Job) -> float:
-        longer = bisect_right(self._lengths, job.num_turns)
-        if longer == len(self._lengths):
-            return float(max(1, job.num_turns - self._lengths[-1]))
-        rest = self._lengths[longer:]
-        return sum(rest) / len(rest) - job.num_turns
-
     def tokens_per_turn(self, job: Job) -> float:
-        """Tokens that each turn of the job is expected to add."""
+        """Expected number of tokens that each turn adds to the job's context."""
         prior_tokens = min(PRIOR_TOKENS, PRIOR_SHARE * job.first_prompt_tokens)
         mean_tokens = (self._added_tokens + PRIOR_WEIGHT_TURNS * prior_tokens) / (
             len(self._added) + PRIOR_WEIGHT_TURNS

@@ -1,4 +1,8 @@
-"""What becomes of a finished turn's pin once its tool is known, and why."""
+"""Jobs and their turns as the engine sees them: which are live, what came before, when to forget.
+
+RetentionManager keeps them; policies read them. Knows nothing of blocks, pins or vLLM; times are
+seconds on the caller's monotonic clock.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,10 @@ from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL
 from agentkv.protocol import Tags
 
-from ..telemetry.event_log import MAX_COMMAND_CHARS
-from .pins import Pin
+MAX_RUNNING_TOOLS = 64
+"""Tools of one job remembered as running at once; a further one is not."""
+MAX_RUNNING_CHARS = 4096
+"""Characters kept of the commands of those tools, together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class Decision:
     def predicted(
         cls, command: str, prediction: Prediction, ttl: TTL, *, is_from_now: bool
     ) -> Decision:
-        """A decision by a prediction; its distribution is not kept."""
+        """A decision by a prediction, without its distribution, which would take much memory."""
         return cls(
             ttl,
             command,
@@ -45,48 +51,6 @@ class Decision:
             prediction.explanation,
             is_from_now,
         )
-
-    def as_event(self) -> dict[str, Any]:
-        """The details of a `decision` event in the timestamps record."""
-        return {
-            "command": None if self.command is None else self.command[:MAX_COMMAND_CHARS],
-            "speed": self.speed,
-            "source": self.source,
-            "ttl_s": round(self.ttl.seconds, 6),
-            "reason": self.ttl.reason,
-        }
-
-
-def describe(decision: Decision | None, pin: Pin[Any] | None) -> dict[str, Any]:
-    """What `/v1/agentkv/jobs/{job_id}` says of a job's last decision, and of its pin's TTL.
-
-    None for what is not known. A pin's TTL counts from the end of the turn.
-    """
-    told = decision or Decision(TTL(0.0, ""))
-    ttl = told.ttl if decision is not None else None
-    if pin is not None:
-        ttl = TTL(pin.expires_s - pin.pinned_s, pin.reason)
-    return {
-        "ttl_s": None if ttl is None else ttl.seconds,
-        "ttl_reason": None if ttl is None else ttl.reason,
-        "command": None if told.command is None else told.command[:MAX_COMMAND_CHARS],
-        "predicted_speed": told.speed,
-        "predicted_p50_s": told.p50_s,
-        "predicted_p90_s": told.p90_s,
-        "prediction_source": told.source,
-        "prediction_explanation": told.explanation,
-    }
-
-
-# MERGED: Jobs and their turns as the engine sees them: who is live, what came before, when to
-# MERGED: forget.
-# MERGED: It knows nothing of blocks, TTLs or vLLM; times are seconds on the caller's monotonic
-# MERGED: clock.
-
-MAX_RUNNING_TOOLS = 64
-"""Tools of one job remembered as running at once; a further one is not."""
-MAX_RUNNING_CHARS = 4096
-"""Characters kept of the commands of those tools, together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +73,24 @@ class Turn:
     request_id: str
     job: Job
     order: int
+    """Arrival number among all requests of the engine."""
     arrived_s: float
     num_prompt_tokens: int
     is_last_step: bool = False
     is_first: bool = False
-    """It opens its job, and no live job spawned that one."""
+    """The turn opens its job, and no live job spawned that job."""
     is_held_back: bool = False
-    """Its job has not been let in so far."""
-    is_aside: bool = False
-    """A shorter prompt of its own beside the context that is pinned, as for a title: it leaves all
-    that is known of the job as it was."""
-    is_overdue: bool = False
-    """It has waited for longer than the patience."""
+    """Admission control keeps the turn's job waiting."""
+    is_side_request: bool = False
+    """The prompt is shorter than the pinned context and shares none of it, as for a title. It
+    changes nothing of what is known about the job."""
+    has_aged_out: bool = False
+    """It has waited for longer than `patience_s`."""
     common_tokens: int = 0
     """Tokens this prompt shares with what the job's last finished turn left in the cache."""
     admitted_s: float | None = None
+    ttl: TTL | None = None
+    """TTL of the pin when the turn has finished and its blocks stay; None before, or if freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +107,19 @@ class Job:
 
     job_id: str
     order: int
+    """Arrival number of its first turn; of its parent's for a sub-agent of a live job."""
     parent_job_id: str | None = None
     expected_turns: int | None = None
     priority: int = 0
-    """As the client gave it: lower first."""
+    """The client's priority: lower goes first."""
     first_prompt_tokens: int = 0
     num_turns: int = 0
     last_turn: int | None = None
     fingerprint: object = None
     live: dict[str, Turn] = field(default_factory=dict)
+    """Turns in the engine, by request."""
     has_run: bool = False
-    """A turn of it has had its blocks."""
+    """A turn of the job has had its blocks."""
     is_released: bool = False
     finished_s: float | None = None
     context_tokens: int = 0
@@ -160,7 +129,7 @@ class Job:
     decision: Decision | None = None
     """About the pin of the last finished turn; None until its tool is known."""
     awaited: str | int | None = None
-    """Ticket of the forecast that the pin waits for."""
+    """Key of the prediction that the pin waits for."""
     running: list[RunningTool] = field(default_factory=list)
     last_activity_s: float = 0.0
     num_diverged: int = 0
@@ -168,25 +137,25 @@ class Job:
 
     @property
     def has_waiting_turn(self) -> bool:
-        """Whether a turn of it waits for its first blocks."""
+        """True if a turn of the job waits for its first blocks."""
         return any(turn.admitted_s is None for turn in self.live.values())
 
     def finish_turn(self, now_s: float) -> None:
-        """A turn is over: what was known of the tool before it no longer counts."""
+        """End a turn: what was known of the tool before it no longer counts."""
         self.finished_s = now_s
         self.tool, self.is_tool_observed, self.decision = None, False, None
         self.running.clear()
 
     def start_tool(self, command: str, now_s: float) -> str:
-        """Note a running tool; answers with the commands of all that run now, one a line."""
+        """Note a running tool; returns the commands of all that run now, one a line."""
         others = [tool.command for tool in self.running if tool.command]
         if len(self.running) < MAX_RUNNING_TOOLS:
-            room = max(0, MAX_RUNNING_CHARS - sum(map(len, others)))
-            self.running.append(RunningTool(command[:room], now_s))
+            free_chars = max(0, MAX_RUNNING_CHARS - sum(map(len, others)))
+            self.running.append(RunningTool(command[:free_chars], now_s))
         return "\n".join([*others, command])
 
     def finish_tool(self, command: str) -> bool:
-        """Note the end of a tool; True if none is left running."""
+        """Note the end of a tool; True if no other one runs."""
         matching = [tool for tool in self.running if command.startswith(tool.command)]
         if self.running:
             self.running.remove(max(matching or self.running, key=lambda tool: len(tool.command)))
@@ -203,36 +172,35 @@ class Job:
         self.is_released = False
         return is_new
 
-    def leave_context(self, context: Context) -> None:
-        """A turn is over and left this in the cache."""
-        self.context_tokens = context.num_tokens
-        self.checkpoints = checkpoints_of(context.block_hashes, context.num_blocks)
-
-    def has_diverged(self, turn: Turn) -> bool:
-        """Whether a turn's prompt repeats less than all of what the turn before left."""
-        expected = min(self.context_tokens, turn.num_prompt_tokens - 1)
-        return self.finished_s is not None and turn.common_tokens < expected
-
-    def is_aside(self, turn: Turn) -> bool:
-        """Whether a turn's prompt is not the job's context but a shorter one of its own."""
-        return not turn.common_tokens and turn.num_prompt_tokens < self.context_tokens
-
     def counts_as_new_turn(self, turn: int | None, fingerprint: object) -> bool:
-        """Whether an arriving request is a new turn of the job, not a retry or a sibling.
+        """True if an arriving request is a new turn of the job, not a retry or a sibling.
 
-        With a `turn` tag: a number not seen before. Without: a prompt that differs from the
-        one before (the children of `n > 1` and a client's retries repeat it).
+        With a `turn` tag, that is a number not seen before; without, a prompt that differs from
+        the last one (the children of `n > 1` and a client's retries repeat it).
         """
         if turn is not None:
             return self.last_turn is None or turn > self.last_turn
         return fingerprint != self.fingerprint
 
+    def leave_context(self, context: Context) -> None:
+        """Note what a finished turn left in the cache."""
+        self.context_tokens = context.num_tokens
+        self.checkpoints = checkpoints_of(context.block_hashes, context.num_blocks)
+
+    def has_diverged(self, turn: Turn) -> bool:
+        """True if a turn's prompt repeats less than all of what the turn before left."""
+        expected = min(self.context_tokens, turn.num_prompt_tokens - 1)
+        return self.finished_s is not None and turn.common_tokens < expected
+
+    def is_side_request(self, turn: Turn) -> bool:
+        """True if a turn's prompt is not the job's context but a shorter one of its own."""
+        return not turn.common_tokens and turn.num_prompt_tokens < self.context_tokens
+
     def common_tokens(self, block_hashes: list[object], block_tokens: int) -> int:
         """Tokens of a new prompt that equal the context the last finished turn left.
 
-        Block hashes are chained, so one equal hash proves the whole prefix before it. The
-        answer is exact at the checkpoints kept (the end and up to 8 places before it), else
-        the next lower one.
+        Block hashes are chained, so one equal hash proves the whole prefix before it. Exact at the
+        checkpoints (the end and up to 8 places before it), else the next lower one.
         """
         for index, block_hash in reversed(self.checkpoints):
             if index < len(block_hashes) and block_hashes[index] == block_hash:
@@ -248,9 +216,11 @@ def checkpoints_of(block_hashes: list[object], num_blocks: int) -> tuple[tuple[i
 
 
 class JobTable:
-    """All jobs remembered, the one idle for longest first; every operation is O(1)."""
+    """All jobs remembered, the longest idle first, and their turns; every operation is O(1)."""
 
     def __init__(self, *, max_jobs: int, lease_s: float) -> None:
+        self.turns: dict[str, Turn] = {}
+        """Turns in the engine, by request."""
         self._max_jobs = max_jobs
         self._lease_s = lease_s
         self._jobs: OrderedDict[str, Job] = OrderedDict()

@@ -1,6 +1,7 @@
 """Bookkeeping of pins: which job holds which blocks, and until when.
 
-It knows nothing of policies or vLLM. Blocks are opaque; whoever ends a pin frees them.
+PinManager begins and ends pins; policies rank them. Knows nothing of policies or vLLM: blocks are
+opaque, and the caller frees them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,18 @@ from typing import Generic, Literal, TypeVar
 
 Block = TypeVar("Block")
 
-PinEnd = Literal["returned", "expired", "pressure", "last_step", "released", "aborted", "reset"]
-"""Why a pin ended: see `pin_ends_total` in the metrics."""
+PinEnd = Literal[
+    "returned",  # the job's next turn has its blocks
+    "expired",  # the TTL is over
+    "slow",  # the tool was predicted to take too long: the decision set a TTL of 0
+    "forgotten",  # the job's lease is over, or there are more than `max_jobs`
+    "pressure",  # another request took the last of its blocks
+    "last_step",  # the job's last turn has ended
+    "released",  # the client released the job
+    "aborted",  # a later turn of the job was aborted
+    "reset",  # vLLM's prefix cache was reset
+]
+"""Why a pin ended: the label `reason` of `pin_ends_total`, and of the `unpinned` event."""
 
 
 @dataclass(slots=True)
@@ -28,14 +39,20 @@ class Pin(Generic[Block]):
     """Scheduler step that must have been processed before the blocks may be reused."""
     pinned_s: float
     expires_s: float
-    num_own_blocks: int
-    """Blocks that nobody else held when they were pinned: what ending the pin frees, as far as is
-    known. Jobs with the same system prompt share its blocks."""
+    num_exclusive_blocks: int
+    """Blocks that no other request held when they were pinned, so that ending the pin frees them.
+    Jobs with the same system prompt share its blocks."""
     reason: str = ""
+    """Why its TTL is what it is."""
     num_trimmed: int = 0
     """Blocks taken off its end so far."""
     is_counted: bool = False
-    """It counts among the pins: once its TTL is decided, at the latest when it ends."""
+    """Counted in `pins_total`: once its TTL is decided, at the latest when it ends."""
+
+    @property
+    def ttl_s(self) -> float:
+        """TTL in seconds from the end of the turn."""
+        return self.expires_s - self.pinned_s
 
 
 class PinTable(Generic[Block]):
@@ -65,10 +82,10 @@ class PinTable(Generic[Block]):
         heapq.heappush(self._deadlines, (pin.expires_s, pin.job_id))
 
     def reschedule(self, pin: Pin[Block]) -> None:
-        """Put a pin's present `expires_s` on the schedule.
+        """Schedule a pin's present `expires_s`.
 
-        Deadlines that no longer hold stay until they surface; when they outnumber the pins,
-        the schedule is made anew, so that it stays within twice the number of pins.
+        Outdated deadlines stay until they surface; once they outnumber the pins the heap is
+        rebuilt, so it holds at most about twice as many entries as there are pins.
         """
         heapq.heappush(self._deadlines, (pin.expires_s, pin.job_id))
         if len(self._deadlines) > 2 * len(self._pins) + 64:
@@ -81,17 +98,17 @@ class PinTable(Generic[Block]):
         self._let_go(pin.blocks)
 
     def trim(self, pin: Pin[Block], num_blocks: int) -> Sequence[Block]:
-        """Take the last blocks off a pin, which must leave it some, and answer with them."""
+        """Take the last blocks off a pin, which must keep some, and return them."""
         assert 0 < num_blocks < len(pin.blocks)
         trimmed = pin.blocks[-num_blocks:]
         pin.blocks = pin.blocks[:-num_blocks]
-        pin.num_own_blocks = max(0, pin.num_own_blocks - num_blocks)
+        pin.num_exclusive_blocks = max(0, pin.num_exclusive_blocks - num_blocks)
         pin.num_trimmed += num_blocks
         self._let_go(trimmed)
         return trimmed
 
     def newest_first(self) -> Sequence[Pin[Block]]:
-        """All pins, of the job that arrived last first. Sorted once between two changes."""
+        """All pins, that of the job that arrived last first. Sorted once between two changes."""
         if self._newest_first is None:
             self._newest_first = sorted(
                 self._pins.values(), key=lambda pin: pin.job_order, reverse=True

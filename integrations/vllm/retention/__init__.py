@@ -1,1 +1,50 @@
-"""What the events of jobs mean for their pins and for who gets memory. Knows nothing of vLLM."""
+"""What the events of jobs mean for their pins, and for who gets memory; knows nothing of vLLM.
+
+The scheduler calls `manager.RetentionManager`, which calls the scheduler as its `Host`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """The engine's KV cache blocks."""
+
+    num_blocks: int
+    block_tokens: int
+    drops_last_block: bool = False
+    """The last block of every prefix hit is recomputed."""
+    has_one_group: bool = True
+    """All layers share their blocks. Only then are a request's last blocks the KV of its last
+    tokens, so that a pin can be trimmed."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_tokens
+
+
+class Host(Protocol):
+    """What retention asks of the scheduler that it serves."""
+
+    @property
+    def pool(self) -> KVPool: ...
+
+    def clock(self) -> float:
+        """Seconds on a monotonic clock."""
+        ...
+
+    def free_blocks(self, blocks: Sequence[Any], fence: int) -> None:
+        """Give blocks back, once the scheduler step `fence` has been processed."""
+        ...
+
+    def rank_changed(self, job_id: str | None) -> None:
+        """The waiting turns of this job (None: of all) have another place in the queue."""
+        ...
+
+    def wake_at(self, time_s: float) -> None:
+        """Look for expired pins at this time, even if the engine is idle then."""
+        ...

@@ -1,404 +1,112 @@
-"""Who gets memory while it does not suffice for all: order, victims, pins that yield, new jobs.
+"""Decides who gets memory when it does not suffice for all: order, victims, pins to take, new jobs.
 
-Asks the policy and notes what it answers. Knows blocks only as numbers, and nothing of vLLM. Runs
-on the engine's main thread; every call is O(log jobs), but pins that yield are sorted once.
+RetentionManager reports what requests do; the scheduler's questions end here, and the policy's
+rules answer them. Knows blocks only as numbers. Every call is O(log jobs), except that pins are
+sorted once when they must yield.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ..policy.base import Demand, Policy, Rank, Room
-from ..policy.costs import Footprint, Prices
-from ..policy.forecast import JobGrowth, Resident, Residents
+from ..policy.base import AdmissionRequest, AllocationRequest, Policy, Rank
+from ..policy.costs import RestoreCostModel
+from ..policy.forecast import JobDemand, JobGrowth, KVDemandForecast
 from ..policy.jobs import Job, JobTable, Turn
 from ..policy.pins import Pin, PinTable
-from ..telemetry.counters import Counters
-from ..telemetry.event_log import TimestampRecord
+from ..telemetry import Telemetry
+from . import Host
 
 BEHIND_AN_OVERDUE = "a job that came before it has waited for longer than the patience"
+DISCOUNT_PRIOR = 0.025
+"""Added to both sums of IdleKVDiscount, as a share of `memory_s`, so that little of either decides
+nothing. With `memory_s` ten break-even times that is a quarter of one: without it the first seconds
+decide, with four times as much short jobs wait too long (docs/results.md)."""
 
 
-class Contention:
-    """The requests of one engine that want memory or have it.
+class StarvationGuard:
+    """Finds new jobs, and requests without a job, that too many later turns have overtaken.
 
-    `jobs` are the live ones, `turns` theirs by request, `pins` what they hold while tools run.
-    `on_rank_change` hears of jobs whose waiting turns moved in the queue (None: of all).
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        jobs: JobTable,
-        turns: Mapping[str, Turn],
-        pins: PinTable[Any],
-        gate: Gate,
-        growth: JobGrowth,
-        prices: Prices,
-        counters: Counters,
-        record: TimestampRecord,
-        *,
-        block_tokens: int,
-        patience_s: float,
-        clock: Callable[[], float],
-        on_rank_change: Callable[[str | None], None],
-    ) -> None:
-        self.newcomers = Newcomers()
-        self._policy = policy
-        self._jobs = jobs
-        self._turns = turns
-        self._pins = pins
-        self._gate = gate
-        self._growth = growth
-        self._prices = prices
-        self._counters = counters
-        self._record = record
-        self._block_tokens = block_tokens
-        self._patience = Patience(patience_s)
-        self._clock = clock
-        self._on_rank_change = on_rank_change
-        self._admitted: set[str] = set()
-        self._overdue_firsts: dict[str, int] = {}
-        """First turns that have waited out the patience and wait still, with their arrival."""
-
-    @property
-    def has_running_turns(self) -> bool:
-        """Whether any turn of a job has its blocks."""
-        return bool(self._admitted)
-
-    def request_arrived(self, request_id: str, order: int) -> None:
-        """A request without a job waits from now on; it is number `order` of all."""
-        self.newcomers.begin(request_id, order)
-
-    def turn_arrived(self, turn: Turn) -> None:
-        """A turn of a job waits from now on."""
-        self._patience.begin(turn)
-        if turn.is_first:
-            self.newcomers.begin(turn.request_id, turn.order)
-            if self._overdue_firsts:
-                self._keep_out(turn)
-
-    def admitted(self, request_id: str) -> None:
-        """A request has its blocks."""
-        turn = self._turns.get(request_id)
-        if turn is None:
-            self._goes_first(self.newcomers.order_of(request_id))
-        elif turn.admitted_s is None and not turn.is_first:
-            self._goes_first(turn.order)
-        if turn is None or turn.is_first:
-            self.newcomers.let_in(request_id)
-        if turn is not None:
-            self._admitted.add(request_id)
-            self._leaves_the_line(turn)
-            turn.is_overdue = False
-            turn.job.has_run = True
-
-    def load_began(self, turn: Turn) -> None:
-        """A turn has its blocks, and runs once a tier has filled them. It is past the gate and
-        counts there, even if the load fails: the engine asks for it before all that wait."""
-        self._admitted.add(turn.request_id)
-        self._leaves_the_line(turn)
-        turn.job.has_run = True
-        self.changed(turn.job.job_id)
-
-    def preempted(self, request_id: str) -> None:
-        """A request has lost its blocks, and waits again."""
-        self._admitted.discard(request_id)
-
-    def ended(self, request_id: str) -> None:
-        """A request is over, whether it ever had its blocks or not; `turns` still has it."""
-        self.newcomers.ended(request_id)
-        self._admitted.discard(request_id)
-        turn = self._turns.get(request_id)
-        if turn is not None:
-            self._leaves_the_line(turn)
-
-    def _leaves_the_line(self, turn: Turn) -> None:
-        self._gate.left(turn)
-        self._overdue_firsts.pop(turn.request_id, None)
-
-    def changed(self, job_id: str) -> None:
-        """A job's KV on the GPU has changed."""
-        if not self._policy.holds_back:
-            return
-        job = self._jobs.get(job_id)
-        if job is None:
-            self._gate.forget(job_id)
-        else:
-            self._gate.changed(job, self._admitted)
-
-    def rank(self, request_id: str, *, is_preempted: bool) -> Rank | None:
-        """Place in the waiting queue; None for a request without a job, unless it is due."""
-        if self.newcomers.is_due(request_id) and self._policy.pressure.is_on:
-            return self._policy.due_rank
-        turn = self._turns.get(request_id)
-        if turn is None:
-            return None
-        is_pinned = self._pins.get(turn.job.job_id) is not None
-        return self._policy.rank(turn, is_preempted=is_preempted, is_pinned=is_pinned)
-
-    def victim_rank(self, request_id: str) -> Rank | None:
-        """Place among those that run, the largest is preempted first; None without a job."""
-        if self.newcomers.is_due(request_id):
-            return self._policy.due_rank
-        turn = self._turns.get(request_id)
-        return None if turn is None else self._policy.victim_rank(turn)
-
-    def why_hold_back(
-        self, request_id: str, *, num_running: int, num_free_blocks: int
-    ) -> str | None:
-        """Why a waiting turn gets no blocks yet; None if it may have them, as all may that do not
-        open a job, and all while nothing runs."""
-        turn = self._turns.get(request_id)
-        if not self._policy.holds_back:
-            return None
-        if turn is None or not turn.is_first or turn.job.has_run:
-            return None
-        if self.newcomers.is_due(request_id):
-            return None
-        if not num_running:
-            return None
-        memory_s = self._shortage_s(turn.num_prompt_tokens)
-        reason = self._gate.why_hold_back(turn, num_free_blocks, memory_s=memory_s)
-        if reason is not None:
-            self._note_shortage(turn.num_prompt_tokens)
-            self._hold_back(turn, reason)
-        return reason
-
-    def _keep_out_later_jobs(self, turn: Turn) -> None:
-        """A first turn is overdue: no job that came later is to be let in before it."""
-        if not self._overdue_firsts:
-            for other in self._turns.values():
-                if other.is_first and not other.job.has_run and other.order > turn.order:
-                    self._keep_out(other)
-        self._overdue_firsts[turn.request_id] = turn.order
-
-    def _keep_out(self, turn: Turn) -> None:
-        """The turn opens a job that came after an overdue one; where all are let in, so is this."""
-        if self._policy.holds_back:
-            self._hold_back(turn, BEHIND_AN_OVERDUE)
-
-    def _hold_back(self, turn: Turn, reason: str) -> None:
-        if not turn.is_held_back:
-            turn.is_held_back = True
-            self._counters.add("holds_total")
-            self._record.add(turn.job.job_id, "held", reason=reason)
-            self._on_rank_change(turn.job.job_id)
-
-    def memory_is_short(self, demand: Demand) -> Sequence[Pin[Any]]:
-        """Pins the policy gives up, in order, to an allocation that failed."""
-        num_tokens = demand.missing_blocks * self._block_tokens
-        if demand.turn is not None:
-            num_tokens = demand.turn.num_prompt_tokens
-        self._note_shortage(num_tokens)
-        if not len(self._pins):
-            return []
-        return self._policy.pins_that_yield(self._pins.newest_first(), demand)
-
-    def _note_shortage(self, num_tokens: int) -> None:
-        """Memory does not suffice for a context of so many tokens."""
-        if self._policy.pressure.rise(self._clock(), self._shortage_s(num_tokens)):
-            self._on_rank_change(None)
-
-    def _shortage_s(self, num_tokens: int) -> float:
-        return self._policy.pressure_s(self._prices.rebuild(num_tokens))
-
-    def _goes_first(self, order: int | None) -> None:
-        """Request number `order` has its blocks and opens no job; that may make a newcomer due."""
-        if order is None or not self._policy.pressure.is_on:
-            return
-        num_there = max(1, len(self._admitted) + len(self._pins))
-        most = self._policy.most_passes(self._growth.mean_turns * num_there)
-        request_id = self.newcomers.passed(order, most)
-        if request_id is None:
-            return
-        due = self._turns.get(request_id)
-        if due is not None:
-            self._record.add(due.job.job_id, "due", passed=round(most))
-        self._on_rank_change(None if due is None else due.job.job_id)
-
-    def step_begins(self) -> None:
-        """Shortages end, and turns become overdue. O(1) if none does."""
-        now_s = self._clock()
-        if self._policy.pressure.fall(now_s):
-            self._on_rank_change(None)
-        while (turn := self._patience.pop_overdue(now_s)) is not None:
-            turn.is_overdue = True
-            self._on_rank_change(turn.job.job_id)
-            if turn.is_first and not turn.job.has_run:
-                self._keep_out_later_jobs(turn)
-
-
-# MERGED: Lets new jobs in, as the policy says: what KV each job has, and what holding it is
-# MERGED: worth.
-# MERGED: Knows blocks only as numbers, and nothing of vLLM.
-
-
-class Gate:
-    """The pool as new jobs find it; a change is O(turns of the job), a question O(1)."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        growth: JobGrowth,
-        footprint: Footprint,
-        pins: PinTable[Any],
-        *,
-        num_blocks: int,
-        clock: Callable[[], float],
-    ) -> None:
-        self._policy = policy
-        self._growth = growth
-        self._footprint = footprint
-        self._pins = pins
-        self._num_blocks = num_blocks
-        self._clock = clock
-        self._residents = Residents()
-        self._balance = HoldBalance()
-
-    @property
-    def idle_weight(self) -> float:
-        """The part of idle KV that counts when a new job asks for room."""
-        return self._balance.idle_weight
-
-    def why_hold_back(self, turn: Turn, num_free_blocks: int, *, memory_s: float) -> str | None:
-        """Why the turn's job is not let in now; None to let it in. `memory_s` is for how long a
-        shortage counts."""
-        newcomer = self._resident(turn.job, turn.num_prompt_tokens)
-        room = Room(self._num_blocks, num_free_blocks, newcomer, self._residents, self.idle_weight)
-        reason = self._policy.why_hold_back(room)
-        self._balance.asked(
-            self._clock(),
-            is_held_back=reason is not None,
-            idle_share=self._pins.num_blocks / self._num_blocks,
-            memory_s=memory_s,
-        )
-        return reason
-
-    def left(self, turn: Turn) -> None:
-        """The turn is let in, or over."""
-        if turn.is_held_back:
-            turn.is_held_back = False
-            self._balance.left()
-
-    def came_back(self, seconds: float) -> None:
-        """To have context again that had left the GPU took so many seconds of the whole pool."""
-        self._balance.came_back(self._clock(), seconds)
-
-    def changed(self, job: Job, admitted: Collection[str]) -> None:
-        """A job's KV on the GPU is another than before; `admitted` are the requests that run."""
-        prompts = [
-            turn.num_prompt_tokens for turn in job.live.values() if turn.request_id in admitted
-        ]
-        pin = self._pins.get(job.job_id)
-        if prompts:
-            num_tokens = max(*prompts, job.context_tokens)
-            self._residents.put(job.job_id, self._resident(job, num_tokens))
-        elif pin is not None:
-            idle = Resident(len(pin.blocks), *self._expected(job), is_idle=True)
-            self._residents.put(job.job_id, idle)
-        else:
-            self.forget(job.job_id)
-
-    def forget(self, job_id: str) -> None:
-        """A job has no KV any more."""
-        self._residents.drop(job_id)
-
-    def _resident(self, job: Job, num_tokens: int) -> Resident:
-        return Resident(self._footprint.blocks(num_tokens), *self._expected(job))
-
-    def _expected(self, job: Job) -> tuple[float, float]:
-        """Turns to come, the present one included, and blocks that each adds."""
-        turns_left = self._growth.turns_left(job) + 1.0
-        return turns_left, self._footprint.more_blocks(self._growth.tokens_per_turn(job))
-
-
-# MERGED: Who waits to be let in, and how many turns that came later go before the first of
-# MERGED: them.
-
-
-class Newcomers:
-    """Requests that open a job or have none: a line of those without blocks, in order of arrival,
-    and those that are due, until they end. Every operation but `len` is O(1).
+    They wait here in order of arrival until they have blocks; only the first can become starved.
+    Every operation but `len` is O(1).
     """
 
     def __init__(self) -> None:
-        self._orders: OrderedDict[str, int] = OrderedDict()
-        self._due: set[str] = set()
-        self._num_passes = 0
+        self._waiting: OrderedDict[str, int] = OrderedDict()
+        self._starved: set[str] = set()
+        self._num_overtakes = 0
 
     def __len__(self) -> int:
-        """How many are in line or due."""
-        return len(self._orders.keys() | self._due)
+        """Requests that wait or are starved."""
+        return len(self._waiting.keys() | self._starved)
 
-    def begin(self, request_id: str, order: int) -> None:
-        """A request arrives, as number `order` of all, and waits from now on."""
-        self._orders[request_id] = order
+    def add(self, request_id: str, order: int) -> None:
+        """A request with this arrival number waits from now on."""
+        self._waiting[request_id] = order
 
-    def order_of(self, request_id: str) -> int | None:
-        """As number what it arrived; None if it is not in line."""
-        return self._orders.get(request_id)
+    def arrival_of(self, request_id: str) -> int | None:
+        """Arrival number of a waiting request, or None if it does not wait."""
+        return self._waiting.get(request_id)
 
-    def let_in(self, request_id: str) -> None:
-        """It has its blocks."""
+    def admitted(self, request_id: str) -> None:
+        """A request has its blocks; if it was the first, the count starts again for the next."""
         if request_id == self._first:
-            self._num_passes = 0
-        self._leave_line(request_id)
+            self._num_overtakes = 0
+        self._stop_waiting(request_id)
 
     def ended(self, request_id: str) -> None:
-        """It is over; if it has waited to the end, the next in line was passed over as often."""
-        self._leave_line(request_id)
-        self._due.discard(request_id)
+        """A request is over; if it never had blocks, the next one inherits the count."""
+        self._stop_waiting(request_id)
+        self._starved.discard(request_id)
 
-    def _leave_line(self, request_id: str) -> None:
-        self._orders.pop(request_id, None)
-        if not self._orders:
-            self._num_passes = 0
+    def _stop_waiting(self, request_id: str) -> None:
+        self._waiting.pop(request_id, None)
+        if not self._waiting:
+            self._num_overtakes = 0
 
     @property
     def _first(self) -> str | None:
-        return next(iter(self._orders), None)
+        return next(iter(self._waiting), None)
 
-    def passed(self, order: int, most: float) -> str | None:
-        """Request number `order`, of a job that is there or of none, has its blocks. The first in
-        line, if it is due from now on: more than `most` that came later went before it."""
+    def overtaken_by(self, order: int, max_overtakes: float) -> str | None:
+        """A request with this arrival number, which opens no job, has its blocks.
+
+        Returns the first waiting request if that makes it starved.
+        """
         first = self._first
-        if first is None or first in self._due or order <= self._orders[first]:
+        if first is None or first in self._starved or order <= self._waiting[first]:
             return None
-        self._num_passes += 1
-        if self._num_passes <= most:
+        self._num_overtakes += 1
+        if self._num_overtakes <= max_overtakes:
             return None
-        self._due.add(first)
+        self._starved.add(first)
         return first
 
-    def is_due(self, request_id: str) -> bool:
-        """Whether it was passed over as often as one ever is; also once it has its blocks."""
-        return request_id in self._due
+    def is_starved(self, request_id: str) -> bool:
+        """True from when a request is starved until it ends, also while it runs."""
+        return request_id in self._starved
 
 
-# MERGED: Notices turns that have waited for too long; times in seconds on the caller's clock.
+class AgingQueue:
+    """Finds turns that have waited for their first blocks longer than the patience.
 
-
-class Patience:
-    """Turns in order of arrival until they first run; every operation is O(1), on average.
-
-    A turn that is preempted later is not waited for anew: measured, going first each time let such
-    turns take memory from each other (docs/results.md).
+    A turn that is preempted later does not age again: measured, going first each time lets such
+    turns take memory from each other (docs/results.md). O(1) on average.
     """
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._waiting: deque[Turn] = deque()
 
-    def begin(self, turn: Turn) -> None:
-        """A turn arrives and waits from now on."""
+    def add(self, turn: Turn) -> None:
+        """A turn has arrived and waits from now on."""
         self._waiting.append(turn)
 
-    def pop_overdue(self, now_s: float) -> Turn | None:
-        """A turn that still waits after `patience_s`, once; None if there is none."""
+    def pop_aged_out(self, now_s: float) -> Turn | None:
+        """A turn that still waits after `patience_s`, each once; None if there is none."""
         while self._waiting and now_s - self._waiting[0].arrived_s > self._patience_s:
             turn = self._waiting.popleft()
             if turn.admitted_s is None and turn.request_id in turn.job.live:
@@ -406,27 +114,17 @@ class Patience:
         return None
 
 
-# MERGED: Whether holding idle KV pays: its cost beside that of having contexts again without
-# MERGED: it.
+class IdleKVDiscount:
+    """Compares what holding idle KV has cost with what restoring contexts has cost.
 
-PRIOR = 0.025
-"""Of `memory_s`: so long is added to both sums, so that little of either decides nothing. With
-`memory_s` ten break-even times that is a quarter of one: without it the first seconds decide, with
-four times as much short jobs wait too long (docs/results.md)."""
-
-
-class HoldBalance:
-    """Two sums over time, both in seconds of the whole pool, and what they say about new jobs.
-
-    One is memory that was held idle while a job waited to be let in; the other what it took to have
-    contexts again that had left the GPU: to compute them what that is worth (see StepFit), to load
-    them from a tier the memory that they are loaded into. The past counts less and less, by 1/e
-    after `memory_s`. Every operation is O(1).
+    Both are sums in seconds of the whole pool: idle memory while a new job was held back, and
+    recomputing (see RestoreCost.pool_seconds) or the memory that waited for a tier's loads. The
+    past decays by 1/e in `memory_s`.
     """
 
     def __init__(self) -> None:
         self._held_s = 0.0
-        self._back_s = 0.0
+        self._restored_s = 0.0
         self._memory_s = 0.0
         self._now_s = 0.0
         self._asked_s = 0.0
@@ -435,34 +133,279 @@ class HoldBalance:
     def asked(
         self, now_s: float, *, is_held_back: bool, idle_share: float, memory_s: float
     ) -> None:
-        """A new job is let in or held back now; idle KV has `idle_share` of the pool, 0 to 1."""
+        """A new job is admitted or held back; pins hold `idle_share` of the pool, 0 to 1."""
         elapsed_s = now_s - self._asked_s
         self._memory_s = memory_s
-        self._forget(now_s)
+        self._decay(now_s)
         if self._is_held_back:
             self._held_s += idle_share * elapsed_s
         self._asked_s = now_s
         self._is_held_back = is_held_back
 
     def left(self) -> None:
-        """A job that was held back does not wait any more; whether others do, they say next."""
+        """A job that was held back waits no more; if others do, they ask again."""
         self._is_held_back = False
 
-    def came_back(self, now_s: float, seconds: float) -> None:
-        """To have a context again that had left the GPU took so many seconds of the whole pool."""
-        self._forget(now_s)
-        self._back_s += seconds
+    def restored(self, now_s: float, pool_seconds: float) -> None:
+        """Record the cost of restoring an evicted context, in pool-seconds."""
+        self._decay(now_s)
+        self._restored_s += pool_seconds
 
-    def _forget(self, now_s: float) -> None:
+    def _decay(self, now_s: float) -> None:
         kept = math.exp((self._now_s - now_s) / self._memory_s) if self._memory_s else 0.0
-        self._back_s *= kept
+        self._restored_s *= kept
         self._held_s *= kept
         self._now_s = now_s
 
     @property
-    def idle_weight(self) -> float:
-        """The part of idle KV that is to count when a new job asks for room, 0 to 1: what coming
-        back has cost over what holding has, and all of it where that is more."""
-        prior_s = PRIOR * self._memory_s
+    def idle_kv_weight(self) -> float:
+        """Share of idle KV that counts when a new job asks for memory: restoring cost over holding
+        cost, at most 1."""
+        prior_s = DISCOUNT_PRIOR * self._memory_s
         held_s = self._held_s + prior_s
-        return min(1.0, (self._back_s + prior_s) / held_s) if held_s else 1.0
+        return min(1.0, (self._restored_s + prior_s) / held_s) if held_s else 1.0
+
+
+class AdmissionController:
+    """The requests of one engine that want memory or hold it."""
+
+    def __init__(
+        self,
+        host: Host,
+        policy: Policy,
+        jobs: JobTable,
+        pins: PinTable[Any],
+        costs: RestoreCostModel,
+        telemetry: Telemetry,
+    ) -> None:
+        """`host` hears which places in the queue change; the rest is read, and kept by others."""
+        self.growth = JobGrowth()
+        self._host = host
+        self._policy = policy
+        self._jobs = jobs
+        self._pins = pins
+        self._costs = costs
+        self._counters = telemetry.counters
+        self._events = telemetry.events
+        self._forecast = KVDemandForecast()
+        self._discount = IdleKVDiscount()
+        self.guard = StarvationGuard()
+        self._aging = AgingQueue(policy.settings.patience_s)
+        self._admitted: set[str] = set()
+        """Turns of jobs that hold blocks."""
+        self._aged_out_newcomers: dict[str, int] = {}
+        """First turns that have aged out and still wait, with their arrival numbers."""
+
+    # What requests do
+
+    def request_arrived(self, request_id: str, order: int) -> None:
+        """A request without a job waits from now on."""
+        self.guard.add(request_id, order)
+
+    def turn_arrived(self, turn: Turn) -> None:
+        """A turn of a job waits from now on."""
+        self._aging.add(turn)
+        if turn.is_first:
+            self.guard.add(turn.request_id, turn.order)
+            if self._aged_out_newcomers and self._policy.has_admission_control:
+                self._hold_back(turn, BEHIND_AN_OVERDUE)
+
+    def admitted(self, request_id: str) -> None:
+        """A request has its blocks."""
+        turn = self._jobs.turns.get(request_id)
+        if turn is None:
+            self._overtake(self.guard.arrival_of(request_id))
+        elif turn.admitted_s is None and not turn.is_first:
+            self._overtake(turn.order)
+        if turn is None or turn.is_first:
+            self.guard.admitted(request_id)
+        if turn is not None:
+            self._holds_blocks(turn)
+            turn.has_aged_out = False
+
+    def load_began(self, turn: Turn) -> None:
+        """A turn has blocks that a KV connector fills before it runs.
+
+        It counts as admitted, even if the load fails: the engine serves it before all that wait.
+        """
+        self._holds_blocks(turn)
+        self.kv_changed(turn.job.job_id)
+
+    def _holds_blocks(self, turn: Turn) -> None:
+        self._admitted.add(turn.request_id)
+        self._stop_waiting(turn)
+        turn.job.has_run = True
+
+    def preempted(self, request_id: str) -> None:
+        """A request has lost its blocks, and waits again."""
+        self._admitted.discard(request_id)
+
+    def ended(self, request_id: str) -> None:
+        """A request is over, even if it never had blocks. The job table still has its turn."""
+        self.guard.ended(request_id)
+        self._admitted.discard(request_id)
+        turn = self._jobs.turns.get(request_id)
+        if turn is not None:
+            self._stop_waiting(turn)
+
+    def _stop_waiting(self, turn: Turn) -> None:
+        self._aged_out_newcomers.pop(turn.request_id, None)
+        if turn.is_held_back:
+            turn.is_held_back = False
+            self._discount.left()
+
+    def _overtake(self, order: int | None) -> None:
+        """A request that opens no job has blocks, which may starve the first that waits."""
+        if order is None or not self._policy.pressure.is_on:
+            return
+        num_jobs = max(1, len(self._admitted) + len(self._pins))
+        max_overtakes = self._policy.max_overtakes(self.growth.mean_turns * num_jobs)
+        request_id = self.guard.overtaken_by(order, max_overtakes)
+        if request_id is None:
+            return
+        starved = self._jobs.turns.get(request_id)
+        if starved is not None:
+            self._events.add(starved.job.job_id, "due", passed=round(max_overtakes))
+        self._host.rank_changed(None if starved is None else starved.job.job_id)
+
+    def step_begins(self) -> None:
+        """End shortages, and mark turns that have aged out. O(1) if there are none."""
+        now_s = self._host.clock()
+        if self._policy.pressure.fall(now_s):
+            self._host.rank_changed(None)
+        while (turn := self._aging.pop_aged_out(now_s)) is not None:
+            turn.has_aged_out = True
+            self._host.rank_changed(turn.job.job_id)
+            if turn.is_first and not turn.job.has_run:
+                self._admit_no_later_job(turn)
+
+    def _admit_no_later_job(self, turn: Turn) -> None:
+        """Hold back all jobs that came after a new one that has aged out, if any are held back."""
+        if not self._aged_out_newcomers and self._policy.has_admission_control:
+            for other in self._jobs.turns.values():
+                if other.is_first and not other.job.has_run and other.order > turn.order:
+                    self._hold_back(other, BEHIND_AN_OVERDUE)
+        self._aged_out_newcomers[turn.request_id] = turn.order
+
+    # What jobs hold
+
+    def kv_changed(self, job_id: str) -> None:
+        """Update the forecast of a job whose turns or pin have changed. O(turns of the job)."""
+        if not self._policy.has_admission_control:
+            return
+        job, pin = self._jobs.get(job_id), self._pins.get(job_id)
+        turns = () if job is None else job.live.values()
+        prompts = [turn.num_prompt_tokens for turn in turns if turn.request_id in self._admitted]
+        if job is not None and prompts:
+            self._forecast.put(job_id, self._demand(job, max(*prompts, job.context_tokens)))
+        elif job is not None and pin is not None:
+            idle = JobDemand(len(pin.blocks), *self._growth_of(job), is_idle=True)
+            self._forecast.put(job_id, idle)
+        else:
+            self._forecast.remove(job_id)
+
+    def job_ended(self, job: Job) -> None:
+        """A job is over, or forgotten."""
+        self.growth.job_ended(max(job.num_turns, 1))
+        self._forecast.remove(job.job_id)
+
+    def restored(self, pool_seconds: float) -> None:
+        """Record the cost of restoring an evicted context, in pool-seconds."""
+        self._discount.restored(self._host.clock(), pool_seconds)
+
+    @property
+    def idle_kv_weight(self) -> float:
+        """Share of pinned KV that counts when a new job asks for memory."""
+        return self._discount.idle_kv_weight
+
+    def _demand(self, job: Job, num_tokens: int) -> JobDemand:
+        return JobDemand(self._costs.blocks_per_token.blocks(num_tokens), *self._growth_of(job))
+
+    def _growth_of(self, job: Job) -> tuple[float, float]:
+        """Turns to come, the present one included, and blocks that each adds."""
+        turns_left = self.growth.turns_left(job) + 1.0
+        added_blocks = self._costs.blocks_per_token.added_blocks(self.growth.tokens_per_turn(job))
+        return turns_left, added_blocks
+
+    # What the scheduler asks
+
+    @property
+    def has_running_turns(self) -> bool:
+        """True if any turn of a job holds blocks."""
+        return bool(self._admitted)
+
+    def is_starved(self, request_id: str) -> bool:
+        """True if a request was overtaken too often; also once it runs."""
+        return self.guard.is_starved(request_id)
+
+    def rank(self, request_id: str, *, is_preempted: bool) -> Rank | None:
+        """Place in the waiting queue; None for a request without a job, unless it is starved."""
+        if self.is_starved(request_id) and self._policy.pressure.is_on:
+            return self._policy.starved_rank
+        turn = self._jobs.turns.get(request_id)
+        if turn is None:
+            return None
+        is_pinned = self._pins.get(turn.job.job_id) is not None
+        return self._policy.rank(turn, is_preempted=is_preempted, is_pinned=is_pinned)
+
+    def victim_rank(self, request_id: str) -> Rank | None:
+        """Place among running requests, of which the largest is preempted first; None without a
+        job."""
+        if self.is_starved(request_id):
+            return self._policy.starved_rank
+        turn = self._jobs.turns.get(request_id)
+        return None if turn is None else self._policy.victim_rank(turn)
+
+    def may_start(self, request_id: str, *, num_running: int, num_free_blocks: int) -> bool:
+        """False if a waiting request opens a job that the policy holds back for now.
+
+        All others may, and a new job too while nothing runs, or once it is starved.
+        """
+        turn = self._jobs.turns.get(request_id)
+        if not self._policy.has_admission_control:
+            return True
+        if turn is None or not turn.is_first or turn.job.has_run:
+            return True
+        if self.is_starved(request_id) or not num_running:
+            return True
+        pool = self._host.pool
+        newcomer = self._demand(turn.job, turn.num_prompt_tokens)
+        request = AdmissionRequest(
+            pool.num_blocks, num_free_blocks, newcomer, self._forecast, self.idle_kv_weight
+        )
+        reason = self._policy.why_hold_back(request)
+        self._discount.asked(
+            self._host.clock(),
+            is_held_back=reason is not None,
+            idle_share=self._pins.num_blocks / pool.num_blocks,
+            memory_s=self._pressure_s(turn.num_prompt_tokens),
+        )
+        if reason is not None:
+            self._memory_ran_short(turn.num_prompt_tokens)
+            self._hold_back(turn, reason)
+        return reason is None
+
+    def _hold_back(self, turn: Turn, reason: str) -> None:
+        if not turn.is_held_back:
+            turn.is_held_back = True
+            self._counters.add("holds_total")
+            self._events.add(turn.job.job_id, "held", reason=reason)
+            self._host.rank_changed(turn.job.job_id)
+
+    def pins_to_take(self, request: AllocationRequest) -> Sequence[Pin[Any]]:
+        """Pins that the policy gives up to an allocation that failed, in order."""
+        num_tokens = request.missing_blocks * self._host.pool.block_tokens
+        if request.turn is not None:
+            num_tokens = request.turn.num_prompt_tokens
+        self._memory_ran_short(num_tokens)
+        if not len(self._pins):
+            return []
+        return self._policy.pins_that_yield(self._pins.newest_first(), request)
+
+    def _memory_ran_short(self, num_tokens: int) -> None:
+        """A context of `num_tokens` did not fit."""
+        if self._policy.pressure.rise(self._host.clock(), self._pressure_s(num_tokens)):
+            self._host.rank_changed(None)
+
+    def _pressure_s(self, num_tokens: int) -> float:
+        return self._policy.pressure_s(self._costs.cost(num_tokens))

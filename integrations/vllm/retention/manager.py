@@ -1,113 +1,83 @@
-"""Connects jobs, pins and the policy: what each event of a job means for its KV blocks.
+"""What each event of a job means for its KV blocks: the door through which the scheduler enters.
 
-Knows blocks only as opaque values and nothing of vLLM. Runs on the engine's main thread; every
-call is O(log jobs), except under memory pressure, where pins are sorted once.
+The scheduler reports arrivals, admissions and ends of requests and asks what may stay, who goes
+first and who gives memory back; the routes report tool signals and releases. Knows blocks only as
+opaque values. Runs on the engine's main thread; every call is O(log jobs), except under memory
+pressure, where pins are sorted once.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agentkv.protocol import Tags, ToolEvent
 
-from ..policy import make_policy
-from ..policy.costs import Footprint, Prices, StepFit, TierWatch
-from ..policy.forecast import JobGrowth
+from ..policy.base import AllocationRequest, Policy, Rank
+from ..policy.costs import RestoreCostModel
 from ..policy.jobs import Context, Job, JobTable, Turn
-from ..settings import MAX_PRIORITY, Settings
+from ..policy.pins import Pin, PinEnd
+from ..settings import MAX_PRIORITY
+from ..telemetry import Telemetry
 from ..telemetry.counters import Counters
-from ..telemetry.event_log import TimestampRecord, open_writer
-from .admission import Contention, Gate
-from .pin_lifecycle import PinKeeper
-from .predictor import Decode, Reply, SideWork, open_forecaster
+from ..telemetry.event_log import EventLog, open_writer
+from . import Host
+from .admission import AdmissionController
+from .pin_lifecycle import PinManager
+from .predictor import BackgroundWorker, Decode, DurationService, Reply
 from .tool_signals import PinDecisions
 
 
-class Retention:
-    """The jobs of one engine and what they leave in the cache.
+class RetentionManager:
+    """The jobs of one engine and what they leave in the cache."""
 
-    The pool holds `num_blocks` of `block_tokens`. `free` gives blocks back, `on_rank_change` hears
-    of jobs whose waiting turns moved in the queue (None: of all), `on_deadline` of each new expiry;
-    `clock` is monotonic, in seconds. `side_work` does what takes longer; at once, if none is given.
-    `drops_last_block`: the last block of a prefix hit is always computed anew.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        num_blocks: int,
-        block_tokens: int,
-        clock: Callable[[], float],
-        free: Callable[[Sequence[Any], int], None],
-        on_rank_change: Callable[[str | None], None],
-        on_deadline: Callable[[float], None],
-        side_work: SideWork | None = None,
-        drops_last_block: bool = False,
-    ) -> None:
+    def __init__(self, policy: Policy, host: Host, worker: BackgroundWorker | None = None) -> None:
+        """`host` is the scheduler. `worker` reads and predicts in the background once started;
+        without one that happens at once."""
+        settings, clock = policy.settings, host.clock
         self.settings = settings
-        self.policy = make_policy(settings, num_blocks * block_tokens)
-        self.forecaster = open_forecaster(settings, side_work or SideWork(), clock=clock)
-        self.jobs = JobTable(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
-        self.turns: dict[str, Turn] = {}
-        self.growth = JobGrowth()
-        self._block_tokens = block_tokens
-        self._dropped_tokens = block_tokens if drops_last_block else 0
-        self.step_fit = StepFit(settings.prefill_reload)
-        self.tier = TierWatch(clock)
-        self.footprint = Footprint(block_tokens)
-        self.prices = Prices(self.step_fit, self.tier, self.footprint)
+        self.policy = policy
         self.counters = Counters()
-        self.record = TimestampRecord(
+        self.events = EventLog(
             max_events=settings.record_events, clock=clock, writer=open_writer(settings)
         )
+        self.jobs = JobTable(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
+        self.costs = RestoreCostModel(host.pool.block_tokens, settings.prefill_reload, clock)
         self.arrivals = itertools.count()
+        """Arrival numbers, one sequence for all requests of the engine."""
+        self._host = host
         self._clock = clock
-        self._on_rank_change = on_rank_change
-        self.keeper = PinKeeper(
-            self.counters,
-            self.record,
-            clock=clock,
-            free=free,
-            on_change=self._pin_changed,
-            on_deadline=on_deadline,
-            max_ttl_s=settings.max_ttl_s,
-        )
-        self.pins = self.keeper.pins
-        self.gate = Gate(
-            self.policy,
-            self.growth,
-            self.footprint,
-            self.pins,
-            num_blocks=num_blocks,
-            clock=clock,
+        self._worker = worker or BackgroundWorker()
+        self.predictor: DurationService | None = None
+        if policy.uses_predictions:
+            self.predictor = DurationService(settings, self._worker, clock)
+        telemetry = Telemetry(self.counters, self.events)
+        self._pin_manager = PinManager(host, telemetry, max_ttl_s=settings.max_ttl_s)
+        self.pins = self._pin_manager.table
+        self.admission = AdmissionController(
+            host, policy, self.jobs, self.pins, self.costs, telemetry
         )
         self.decisions = PinDecisions(
-            self.policy,
-            self.forecaster,
-            self.keeper,
-            self.prices,
-            self.counters,
-            self.record,
-            clock=clock,
+            policy, self.predictor, self._pin_manager, self.costs, telemetry, clock
         )
-        self.contention = Contention(
-            self.policy,
-            self.jobs,
-            self.turns,
-            self.pins,
-            self.gate,
-            self.growth,
-            self.prices,
-            self.counters,
-            self.record,
-            block_tokens=block_tokens,
-            patience_s=settings.patience_s,
-            clock=clock,
-            on_rank_change=on_rank_change,
-        )
+
+    def start(self) -> None:
+        """Read and predict in the background from now on, where the policy predicts."""
+        if self.predictor is not None:
+            self._worker.start()
+
+    def close(self) -> None:
+        """Write what must outlive the engine."""
+        if self.predictor is not None:
+            self.predictor.close()
+        self.events.close()
+
+    # A turn, from its arrival to its end
+
+    def request_arrived(self, request_id: str) -> None:
+        """Register a request without a job."""
+        self.admission.request_arrived(request_id, next(self.arrivals))
 
     def turn_arrived(
         self,
@@ -127,7 +97,7 @@ class Retention:
         parent = self._parent(tags, job)
         is_first = parent is None and (job is None or not job.has_run)
         if job is None:
-            # A sub-agent stands where the job stands that waits for it.
+            # A sub-agent takes the place of the job that waits for it.
             job = Job(tags.job_id, order if parent is None else parent.order)
             job.first_prompt_tokens = num_prompt_tokens
             self.jobs.add(job)
@@ -136,17 +106,19 @@ class Retention:
         is_new = job.take_tags(tags, fingerprint)
         turn = Turn(request_id, job, order, now_s, num_prompt_tokens, bool(tags.is_last_step))
         turn.is_first = is_first
+        block_tokens = self._host.pool.block_tokens
         turn.common_tokens = min(
-            job.common_tokens(block_hashes, self._block_tokens),
-            (num_prompt_tokens - 1) // self._block_tokens * self._block_tokens,
+            job.common_tokens(block_hashes, block_tokens),
+            (num_prompt_tokens - 1) // block_tokens * block_tokens,
         )
-        turn.is_aside = self.pins.get(job.job_id) is not None and job.is_aside(turn)
-        if not turn.is_aside:
+        is_pinned = self.pins.get(job.job_id) is not None
+        turn.is_side_request = is_pinned and job.is_side_request(turn)
+        if not turn.is_side_request:
             self.decisions.turn_arrived(job, tags, is_new=is_new)
-        self.contention.turn_arrived(turn)
-        self.turns[request_id] = job.live[request_id] = turn
+        self.admission.turn_arrived(turn)
+        self.jobs.turns[request_id] = job.live[request_id] = turn
         self.jobs.touch(job, now_s)
-        self.record.add(
+        self.events.add(
             job.job_id,
             "arrival",
             turn=job.num_turns,
@@ -155,60 +127,53 @@ class Retention:
         )
 
     def _parent(self, tags: Tags, job: Job | None) -> Job | None:
-        """The live job that spawned this one: a turn of it has run, and it is another."""
+        """The live job that spawned this one: another job, of which a turn has run."""
         parent = None if tags.parent_job_id is None else self.jobs.get(tags.parent_job_id)
         return parent if parent is not None and parent is not job and parent.has_run else None
 
-    def request_arrived(self, request_id: str) -> None:
-        """Register a request without a job."""
-        self.contention.request_arrived(request_id, next(self.arrivals))
-
-    def _pin_changed(self, job_id: str) -> None:
-        self.contention.changed(job_id)
-        self._on_rank_change(job_id)
-
     def load_began(self, request_id: str, num_tokens: int) -> None:
-        """A tier gives back so many tokens; counted if they are of the job's own past."""
-        turn = self.turns.get(request_id)
-        if turn is None:
-            return
-        self.contention.load_began(turn)
-        if turn.common_tokens:
-            self.tier.load_began(request_id, num_tokens)
+        """A KV connector loads `num_tokens` for a request; counted if that is its job's context."""
+        turn = self.jobs.turns.get(request_id)
+        if turn is not None:
+            self.admission.load_began(turn)
+            if turn.common_tokens:
+                self.costs.offload.load_began(request_id, num_tokens)
 
-    def loads_done(self, request_ids: Iterable[str]) -> None:
-        """Whatever these had to load is there."""
-        waited_token_s = self.tier.loads_done(request_ids)
-        filled_token_s = waited_token_s * self.footprint.scale
-        self.gate.came_back(filled_token_s / self.policy.pool_tokens)
+    def loads_finished(self, request_ids: Iterable[str]) -> None:
+        """The KV loads of these requests, if any were under way, have finished."""
+        if self.costs.offload.is_loading:
+            waited_token_s = self.costs.offload.loads_finished(request_ids)
+            filled_token_s = waited_token_s * self.costs.blocks_per_token.scale
+            self.admission.restored(filled_token_s / self.policy.pool_tokens)
 
     def turn_admitted(self, request_id: str, *, hit_tokens: int) -> None:
-        """A turn has its blocks: the job's pin hands over, and an evicted cache is noticed."""
-        self.contention.admitted(request_id)
-        turn = self.turns.get(request_id)
+        """A request has its blocks: its job's pin ends, and evicted context is noticed."""
+        self.admission.admitted(request_id)
+        turn = self.jobs.turns.get(request_id)
         if turn is None:
             return
-        job, now_s = turn.job, self._clock()
-        is_first = turn.admitted_s is None
-        pin = self.pins.get(job.job_id)
-        if pin is not None and not turn.is_aside:
-            self.keeper.end(pin, "returned")
-        self.contention.changed(job.job_id)
-        if not is_first:
-            self._computes_anew(turn.num_prompt_tokens - hit_tokens)
-            self.record.add(job.job_id, "resumed", hit_length=hit_tokens)
+        job, pin = turn.job, self.pins.get(turn.job.job_id)
+        if pin is not None and not turn.is_side_request:
+            self._pin_manager.end(pin, "returned")
+            self._host.rank_changed(job.job_id)
+        self.admission.kv_changed(job.job_id)
+        if turn.admitted_s is not None:
+            self._recompute(turn.num_prompt_tokens - hit_tokens)
+            self.events.add(job.job_id, "resumed", hit_length=hit_tokens)
             return
-        turn.admitted_s = now_s
-        waited_s = now_s - turn.arrived_s
-        lost_tokens = turn.common_tokens - self._dropped_tokens - hit_tokens
+        turn.admitted_s = self._clock()
+        waited_s = turn.admitted_s - turn.arrived_s
+        pool = self._host.pool
+        dropped_tokens = pool.block_tokens if pool.drops_last_block else 0
+        lost_tokens = turn.common_tokens - dropped_tokens - hit_tokens
         if lost_tokens > 0:
-            self.tier.lost(lost_tokens)
-            self._computes_anew(lost_tokens)
+            self.costs.offload.lost(lost_tokens)
+            self._recompute(lost_tokens)
             job.num_evicted += 1
             self.policy.learned.queueing.observe(waited_s)
-            self.record.add(job.job_id, "evicted", lost_tokens=lost_tokens)
-        job.num_diverged += job.has_diverged(turn) and not turn.is_aside
-        self.record.add(
+            self.events.add(job.job_id, "evicted", lost_tokens=lost_tokens)
+        job.num_diverged += job.has_diverged(turn) and not turn.is_side_request
+        self.events.add(
             job.job_id,
             "waiting_to_running",
             prompt_length=turn.num_prompt_tokens,
@@ -217,26 +182,32 @@ class Retention:
             waited_s=round(waited_s, 6),
         )
 
-    def _computes_anew(self, num_tokens: int) -> None:
+    def _recompute(self, num_tokens: int) -> None:
         if num_tokens > 0:
-            self.gate.came_back(self.prices.rebuild(num_tokens).pool_s)
+            self.admission.restored(self.costs.cost(num_tokens).pool_seconds)
 
     def turn_preempted(self, request_id: str) -> None:
+        """A running request has lost its blocks and waits again."""
         self.counters.add("preemptions_total")
-        turn = self.turns.get(request_id)
-        self.contention.preempted(request_id)
+        self.admission.preempted(request_id)
+        turn = self.jobs.turns.get(request_id)
         if turn is not None:
-            self.contention.changed(turn.job.job_id)
-            self.record.add(turn.job.job_id, "preempted")
+            self.admission.kv_changed(turn.job.job_id)
+            self.events.add(turn.job.job_id, "preempted")
 
-    def should_pin(self, request_id: str, *, is_finished_turn: bool) -> bool:
-        """Whether a turn that ends now may keep its blocks: asked before they are popped."""
-        turn = self.turns.get(request_id)
+    def keeps_blocks(self, request_id: str, *, is_finished_turn: bool, num_tokens: int) -> bool:
+        """True if a turn that ends now, with `num_tokens` in the cache, keeps its blocks.
+
+        Asked before the blocks are popped. The TTL decided here is the one that `turn_ended` pins
+        them with.
+        """
+        turn = self.jobs.turns.get(request_id)
         if turn is None or not is_finished_turn:
             return False
-        if turn.is_last_step or turn.is_aside or turn.job.is_released:
+        if turn.is_last_step or turn.is_side_request or turn.job.is_released:
             return False
-        return self.decisions.first_ttl(turn.num_prompt_tokens).seconds > 0
+        turn.ttl = self.policy.undecided_ttl(self.costs.cost(num_tokens))
+        return turn.ttl.seconds > 0
 
     def turn_ended(
         self,
@@ -245,138 +216,234 @@ class Retention:
         is_finished_turn: bool,
         context: Context | None = None,
         blocks: Sequence[Any] = (),
-        num_own_blocks: int = 0,
+        num_exclusive_blocks: int = 0,
         fence: int = 0,
     ) -> None:
-        """A turn is over; `blocks` are its kept ones (none: they were freed), of which nobody else
-        holds `num_own_blocks`."""
-        self.contention.ended(request_id)
-        self.tier.forget(request_id)
-        turn = self.turns.pop(request_id, None)
+        """A request is over. `blocks` are those kept, of which it alone holds
+        `num_exclusive_blocks`; without any, they were freed."""
+        self.admission.ended(request_id)
+        self.costs.offload.forget(request_id)
+        turn = self.jobs.turns.pop(request_id, None)
         if turn is None:
             return
         job, now_s = turn.job, self._clock()
         job.live.pop(request_id, None)
-        self.contention.changed(job.job_id)
         self.jobs.touch(job, now_s)
         if is_finished_turn:
             self._note_finish(turn, context, now_s)
         else:
-            self.record.add(job.job_id, "aborted")
+            self.events.add(job.job_id, "aborted")
         if blocks:
-            assert context is not None
-            ttl = self.decisions.first_ttl(context.num_tokens)
-            self.keeper.pin(
+            assert turn.ttl is not None
+            self._pin_manager.pin(
                 job,
                 blocks,
                 fence,
-                ttl,
-                num_own_blocks=num_own_blocks,
-                is_decided=self.decisions.is_final,
+                turn.ttl,
+                num_exclusive_blocks=num_exclusive_blocks,
+                is_decided=self.predictor is None,
             )
+            self._host.rank_changed(job.job_id)
         elif (pin := self.pins.get(job.job_id)) is not None:
-            goes_on = is_finished_turn or turn.is_aside
-            if not job.live and (turn.is_last_step or not goes_on):
-                self.keeper.end(pin, "last_step" if is_finished_turn else "aborted")
-            elif not job.has_waiting_turn:
-                # Its expiry may have passed unheeded while this turn waited.
-                self.keeper.reschedule(pin)
+            self._turn_ended_without_blocks(turn, pin, is_finished_turn=is_finished_turn)
+        self.admission.kv_changed(job.job_id)
         if job.live:
             return
         if turn.is_last_step or job.is_released:
             self._close(job, "last_step" if turn.is_last_step else "released")
-        elif is_finished_turn and not turn.is_aside:
+        elif is_finished_turn and not turn.is_side_request:
             self.decisions.turn_finished(job, request_id)
+
+    def _turn_ended_without_blocks(
+        self, turn: Turn, pin: Pin[Any], *, is_finished_turn: bool
+    ) -> None:
+        """End the job's pin if nothing will come back to it."""
+        job = turn.job
+        goes_on = is_finished_turn or turn.is_side_request
+        if not job.live and (turn.is_last_step or not goes_on):
+            self._pin_manager.end(pin, "last_step" if is_finished_turn else "aborted")
+            self._host.rank_changed(job.job_id)
+        elif not job.has_waiting_turn:
+            # Its expiry may have passed while this turn waited, which `expire_due_pins` skips.
+            self._pin_manager.reschedule(pin)
 
     def _note_finish(self, turn: Turn, context: Context | None, now_s: float) -> None:
         job = turn.job
-        if not turn.is_aside:
+        if not turn.is_side_request:
             job.finish_turn(now_s)
             if context is not None:
                 before = job.context_tokens or job.first_prompt_tokens
-                self.growth.turn_ended(max(0, context.num_tokens - before))
+                self.admission.growth.turn_ended(max(0, context.num_tokens - before))
                 job.leave_context(context)
-        self.record.add(job.job_id, "finish", turn=job.num_turns, context_length=job.context_tokens)
+        self.events.add(job.job_id, "finish", turn=job.num_turns, context_length=job.context_tokens)
+
+    # What runs between two turns, and when a pin ends
+
+    def wants_reply(self, request_id: str) -> bool:
+        """True if a pin waits for what the reply of this finished turn runs."""
+        return request_id in self.decisions.awaiting
+
+    def read(self, reply: Reply, decode: Decode) -> None:
+        """Have a reply read, and decide about its job's pin once that is done."""
+        self.decisions.read(reply, decode)
+        self.apply_predictions()
+        self.expire_due_pins()
+
+    def apply_predictions(self) -> None:
+        """Decide about pins by the predictions that have come in. O(1) if there are none."""
+        self.decisions.apply_predictions()
 
     def tool_signal(self, job_id: str, event: ToolEvent) -> dict[str, Any] | None:
-        """A tool of the job started or finished; None for an unknown job."""
+        """Take the client's report that a tool started or finished; None for an unknown job."""
         job = self.jobs.get(job_id)
         if job is None:
             return None
         self.jobs.touch(job, self._clock())
         is_taken = self.decisions.tool_signal(job, event)
         self.expire_due_pins()
-        pin = self.pins.get(job_id)
         return {
             "job_id": job_id,
             "state": event.state,
-            "is_pinned": pin is not None,
+            "is_pinned": self.pins.get(job_id) is not None,
             "is_ignored": not is_taken,
         }
 
-    def wants_reply(self, request_id: str) -> bool:
-        """Whether a pin waits for what the reply of this finished turn runs."""
-        return request_id in self.decisions.awaiting
-
-    def read(self, reply: Reply, decode: Decode) -> None:
-        """Have a reply read, and decide about its job's pin once it is."""
-        self.decisions.read(reply, decode)
-        self.expire_due_pins()
-
     def do_what_is_due(self) -> None:
-        """Decide by what has been read since, end pins, save. O(1) if there is nothing to do."""
-        self.decisions.apply_forecasts()
+        """Apply predictions, end pins, save. O(1) if nothing is due."""
+        self.apply_predictions()
         self.expire_due_pins()
-        if self.forecaster is not None:
-            self.forecaster.save_if_due()
+        if self.predictor is not None:
+            self.predictor.save_if_due()
 
     @property
     def next_due_s(self) -> float | None:
         """When there will be something to do, as far as is known now."""
-        saving_s = None if self.forecaster is None else self.forecaster.next_save_s
+        saving_s = None if self.predictor is None else self.predictor.next_save_s
         times_s = [time_s for time_s in (self.pins.next_expiry_s, saving_s) if time_s is not None]
         return min(times_s, default=None)
 
-    def close(self) -> None:
-        """Write what is to outlive the engine."""
-        if self.forecaster is not None:
-            self.forecaster.close()
-        self.record.close()
+    def expire_due_pins(self) -> None:
+        """End pins whose TTL is over, except of jobs whose next turn waits. O(1) if none is.
+
+        A TTL of 0 is what a decision gives a tool that takes too long.
+        """
+        while (pin := self.pins.pop_due(self._clock())) is not None:
+            job = self.jobs.get(pin.job_id)
+            if job is None or not job.has_waiting_turn:
+                self.end_pin(pin, "expired" if pin.ttl_s > 0 else "slow")
+
+    def take_blocks(self, pin: Pin[Any], num_blocks: int) -> int:
+        """Free about `num_blocks` of a pin's blocks, or all where the policy or the pool allows no
+        part; returns how many were freed, 0 if the pin is over."""
+        if self.pins.get(pin.job_id) is not pin:
+            return 0
+        if not (self.policy.allows_partial_eviction and self._host.pool.has_one_group):
+            num_blocks = len(pin.blocks)
+        num_taken = self._pin_manager.take(pin, num_blocks)
+        self._pin_changed(pin.job_id)
+        return num_taken
 
     def release(self, job_id: str) -> dict[str, Any] | None:
-        """The job is over: free its pin now; None for an unknown job."""
+        """End a job at the client's word: free its pin now; None for an unknown job."""
         job = self.jobs.get(job_id)
         if job is None:
             return None
         pin = self.pins.get(job_id)
         freed_blocks = 0 if pin is None else len(pin.blocks)
         if pin is not None:
-            self.keeper.end(pin, "released")
+            self.end_pin(pin, "released")
         job.is_released = True
         if not job.live:
             self._close(job, "released")
         return {"job_id": job_id, "freed_blocks": freed_blocks}
 
     def forget_idle_jobs(self) -> None:
-        """Forget jobs whose lease is over, and the idlest ones beyond `max_jobs`."""
+        """Forget jobs whose lease is over, and the longest idle ones beyond `max_jobs`."""
         now_s = self._clock()
         while (job := self.jobs.next_to_forget(now_s)) is not None:
             pin = self.pins.get(job.job_id)
             if pin is not None:
-                self.keeper.end(pin, "expired")
+                self.end_pin(pin, "expired" if pin.ttl_s > 0 else "slow")
             self._close(job, "lease")
+
+    def end_all_pins(self, reason: PinEnd) -> None:
+        for pin in list(self.pins):
+            self.end_pin(pin, reason)
+
+    def end_pin(self, pin: Pin[Any], reason: PinEnd) -> None:
+        self._pin_manager.end(pin, reason)
+        self._pin_changed(pin.job_id)
+
+    def _pin_changed(self, job_id: str) -> None:
+        self.admission.kv_changed(job_id)
+        self._host.rank_changed(job_id)
 
     def _close(self, job: Job, reason: str) -> None:
         self.decisions.job_closed(job, reason)
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
-        self.growth.job_ended(max(job.num_turns, 1))
         self.jobs.remove(job)
-        self.gate.forget(job.job_id)
-        self.record.add(job.job_id, "closed", reason=reason, turns=job.num_turns)
+        self.admission.job_ended(job)
+        self.events.add(job.job_id, "closed", reason=reason, turns=job.num_turns)
 
-    def expire_due_pins(self) -> None:
-        """End pins whose TTL is over, except of jobs whose next turn waits. O(1) if none is."""
-        while (pin := self.keeper.pop_due()) is not None:
-            job = self.jobs.get(pin.job_id)
-            if job is None or not job.has_waiting_turn:
-                self.keeper.end(pin, "expired")
+    # Who goes first, and who gets memory
+
+    def step_begins(self) -> None:
+        """Bring everything up to date before the scheduler looks at its queue."""
+        self.do_what_is_due()
+        self.admission.step_begins()
+
+    @property
+    def has_running_turns(self) -> bool:
+        """True if any turn of a job holds blocks."""
+        return self.admission.has_running_turns
+
+    def rank(self, request_id: str, *, is_preempted: bool) -> Rank | None:
+        """Place in the waiting queue; None for stock's."""
+        return self.admission.rank(request_id, is_preempted=is_preempted)
+
+    def victim_rank(self, request_id: str) -> Rank | None:
+        """Place among running requests, the largest is preempted first; None without a job."""
+        return self.admission.victim_rank(request_id)
+
+    def may_start(self, request_id: str, *, num_running: int, num_free_blocks: int) -> bool:
+        """False if a waiting request opens a job that is held back for now."""
+        return self.admission.may_start(
+            request_id, num_running=num_running, num_free_blocks=num_free_blocks
+        )
+
+    def pins_to_take(
+        self, request_id: str, *, has_blocks: bool, num_running: int, missing_blocks: int
+    ) -> Sequence[Pin[Any]]:
+        """Pins to take blocks from for an allocation that failed, in order.
+
+        The request's own pin, whose blocks it may be about to use, comes last.
+        """
+        turn = self.jobs.turns.get(request_id)
+        common_tokens = 0 if turn is None else turn.common_tokens
+        pins = self.admission.pins_to_take(
+            AllocationRequest(
+                turn,
+                has_blocks,
+                num_running,
+                missing_blocks,
+                is_starved=self.admission.is_starved(request_id),
+                common_blocks=round(self.costs.blocks_per_token.blocks(common_tokens)),
+            )
+        )
+        own = None if turn is None else self.pins.get(turn.job.job_id)
+        return pins if own is None else sorted(pins, key=lambda pin: pin is own)
+
+    def learned(self) -> dict[str, Any]:
+        """What the engine has learned, as `/v1/agentkv/stats` shows it."""
+        learned, step_time, offload = self.policy.learned, self.costs.step_time, self.costs.offload
+        reload = step_time.reload
+        return {
+            "tool_durations": learned.durations.num_observed,
+            "queueing_delay_s": learned.queueing.mean_s,
+            "eta": learned.memoryfulness.eta,
+            "prefill_reload_s": [reload.constant_s, reload.linear_s, reload.quadratic_s],
+            "compute_worth": step_time.compute_weight,
+            "load_token_s": offload.load_token_s,
+            "loaded_share": offload.loaded_share,
+            "idle_weight": self.admission.idle_kv_weight,
+        }

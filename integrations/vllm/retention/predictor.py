@@ -1,8 +1,8 @@
-"""Owns the duration predictor: reads replies, predicts, learns and saves, all as side work.
+"""Owns the duration predictor: reads replies, predicts, learns and saves off the main thread.
 
-Predicting takes 0.2 ms, and reading a reply or a hostile command takes more: none of it is done
-between two steps. Answers come back through `take`, in the order of the questions. Knows nothing
-of jobs, pins or vLLM.
+Predicting takes 0.2 ms, and reading a reply or an adversarial command more: too long between two
+steps. PinDecisions asks; answers come back through `take`, in the order of the questions. Knows
+nothing of jobs or pins.
 """
 
 from __future__ import annotations
@@ -23,120 +23,23 @@ from agentkv.tool_calls import parse_tool_calls
 from ..settings import Settings
 
 MAX_READ_CHARS = 16 * 1024
-"""Characters of a command that are looked at; of those, the analysis keeps the part it reads."""
-
-Ticket = str | int
-"""Names a question: the request of a reply, or a number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """What runs, None for nothing or not known, and how long it will take."""
-
-    ticket: Ticket
-    told_by: Literal["client", "reply"]
-    command: str | None = None
-    prediction: Prediction | None = None
-
-
-class Forecaster:
-    """One engine's. Called on the main thread, and never blocks it."""
-
-    def __init__(
-        self, settings: Settings, side_work: SideWork, *, clock: Callable[[], float]
-    ) -> None:
-        self.predictor = DurationPredictor(settings.predictor)
-        self._side_work = side_work
-        self._answers: deque[Forecast] = deque()
-        self._store: PredictorStore | None = None
-        if settings.predictor_state is not None:
-            self._store = PredictorStore(
-                self.predictor,
-                Path(settings.predictor_state),
-                side_work,
-                interval_s=settings.predictor_save_s,
-                clock=clock,
-            )
-
-    def ask_of_reply(self, reply: Reply, decode: Decode) -> None:
-        """What does this reply run, and for how long? Its request is the ticket."""
-
-        def read() -> str | None:
-            return command_in(reply_text(reply, decode))
-
-        self._ask(reply.request_id, "reply", read)
-
-    def ask_of_command(self, ticket: Ticket, command: str) -> None:
-        """How long will this command take?"""
-        self._ask(ticket, "client", lambda: command)
-
-    def _ask(
-        self, ticket: Ticket, told_by: Literal["client", "reply"], read: Callable[[], str | None]
-    ) -> None:
-        def answer() -> None:
-            command = read()
-            forecast = Forecast(ticket, told_by)
-            if command is not None:
-                command = _read_part(command)
-                forecast = Forecast(ticket, told_by, command, self.predictor.predict(command))
-            self._answers.append(forecast)
-            self._side_work.wake()
-
-        if not self._side_work.do(answer):
-            self._answers.append(Forecast(ticket, told_by))
-
-    def take(self) -> Iterator[Forecast]:
-        """The answers that are there, oldest first, each once. O(1) if there are none."""
-        while self._answers:
-            yield self._answers.popleft()
-
-    def observe(self, command: str, duration_s: float, *, is_lower_bound: bool = False) -> None:
-        """Learn how long a command took, or took at least."""
-        command = command[:MAX_READ_CHARS]
-        self._side_work.do(
-            lambda: self.predictor.observe(_read_part(command), duration_s, censored=is_lower_bound)
-        )
-        if self._store is not None:
-            self._store.note_news()
-
-    def save_if_due(self) -> None:
-        """Have written what was learned if it is time to. O(1)."""
-        if self._store is not None:
-            self._store.save_if_due()
-
-    @property
-    def next_save_s(self) -> float | None:
-        """When there will be something to write; None while there is nothing new."""
-        return None if self._store is None else self._store.due_s
-
-    def close(self) -> None:
-        """Write what was learned, before the engine ends."""
-        if self._store is not None:
-            self._store.close()
-
-
-def _read_part(command: str) -> str:
-    """The part of a command that predictors read, 2 KiB at most: long here-documents cut out."""
-    return analyze_command(command[:MAX_READ_CHARS]).text
-
-
-def open_forecaster(
-    settings: Settings, side_work: SideWork, *, clock: Callable[[], float]
-) -> Forecaster | None:
-    """The forecaster of a policy that predicts; None for one that does not."""
-    return Forecaster(settings, side_work, clock=clock) if settings.predicts else None
-
-
-# MERGED: Finds what a finished turn's reply runs: from its tokens to a command.
-# MERGED: Knows nothing of jobs, pins or vLLM.
-
+"""Characters of a command that are analyzed; the analysis keeps the part that predictors read."""
 MAX_REPLY_TOKENS = 8192
 """Tokens of a reply that are decoded, from its end, where the tool calls are."""
 MAX_REPLY_CHARS = 4 * MAX_REPLY_TOKENS
 """Characters of it that are parsed, from its end: an ordinary token has four."""
+MAX_WAITING_TASKS = 1000
+"""Tasks that may wait for the background thread; a further one is refused."""
+CLOSING_S = 2.0
+"""Longest wait of a closing engine for the last write."""
 
+logger = logging.getLogger(__name__)
+
+RequestKey = str | int
+"""Names a question: the request id of a reply, or a number."""
 Decode = Callable[[list[int]], str]
-"""Makes text of tokens, special ones included."""
+"""Turns tokens into text, special ones included."""
+Task = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +54,8 @@ class Reply:
 def reply_text(reply: Reply, decode: Decode) -> str:
     """The end of a reply as text.
 
-    A stop token is text too, since some dialects end a call with one; it gets a line of its own,
-    since after a closing fence nothing else may stand.
+    A stop token is text too, since some dialects end a call with one. It gets a line of its own,
+    since nothing may follow a closing fence.
     """
     text = decode(reply.token_ids)
     if reply.stop_token_id is not None:
@@ -161,7 +64,7 @@ def reply_text(reply: Reply, decode: Decode) -> str:
 
 
 def command_in(text: str) -> str | None:
-    """The commands of a reply's tool calls, one a line; a tool that runs none gives its name.
+    """The commands of a reply's tool calls, one a line; a tool without a command gives its name.
 
     Half of a surrogate pair, which JSON may spell (`\\ud83d`), becomes a question mark: no message
     can carry it.
@@ -171,108 +74,31 @@ def command_in(text: str) -> str | None:
     return command.encode(errors="replace").decode() or None
 
 
-# MERGED: Keeps what the predictor learned in a file: loaded at start, written now and then.
-# MERGED: Not only at shutdown: with its default time-out of 0 s, vLLM kills the engine process
-# MERGED: right after
-# MERGED: asking it to end.
-
-CLOSING_S = 2.0
-"""How long the end of the engine waits for the last write."""
-
-logger = logging.getLogger(__name__)
-
-
-class PredictorStore:
-    """One engine's file; written as side work, which is where the predictor is at home."""
-
-    def __init__(
-        self,
-        predictor: DurationPredictor,
-        path: Path,
-        side_work: SideWork,
-        *,
-        interval_s: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._predictor = predictor
-        self._path = path
-        self._side_work = side_work
-        self._interval_s = interval_s
-        self._clock = clock
-        self._has_news = False
-        self._next_s = clock() + interval_s
-        if path.exists():
-            predictor.load(path)
-
-    def note_news(self) -> None:
-        """Something was learned."""
-        self._has_news = True
-
-    @property
-    def due_s(self) -> float | None:
-        """When to write next; None while there is nothing new."""
-        return self._next_s if self._has_news else None
-
-    def save_if_due(self) -> None:
-        """Have it written if it is time to and there is something new. O(1)."""
-        if self._has_news and self._clock() >= self._next_s:
-            self._save()
-
-    def close(self) -> None:
-        """Have written what is new, and wait for it, for CLOSING_S at most."""
-        if self._has_news:
-            self._save()
-            self._side_work.finish(CLOSING_S)
-
-    def _save(self) -> None:
-        self._has_news = False
-        self._next_s = self._clock() + self._interval_s
-        self._side_work.do(self._write)
-
-    def _write(self) -> None:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._predictor.save(self._path)
-        except OSError as error:
-            logger.error("agentkv: the predictor's state is not kept, %s: %s", self._path, error)
-
-
-# MERGED: Work that must not hold up the engine's main thread.
-
-MAX_WAITING_TASKS = 1000
-"""Tasks that may wait; a further one is refused."""
-
-Task = Callable[[], None]
-
-
-def call(task: Task) -> None:
-    """Do a task whose errors are its caller's."""
+def _call(task: Task) -> None:
     task()
 
 
-class SideWork:
-    """Does tasks in order: at once in the caller, or, once started, in a thread of its own.
-
-    `guard` does a task and keeps its errors in. `wake` is for a task to call, from any thread, when
-    it has something for the main thread. `do` never blocks once the thread runs.
-    """
+class BackgroundWorker:
+    """Does tasks in order: at once in the caller, or, once started, in a thread of its own."""
 
     def __init__(
-        self, guard: Callable[[Task], None] = call, *, wake: Callable[[], None] = lambda: None
+        self, guard: Callable[[Task], None] = _call, *, wake: Callable[[], None] = lambda: None
     ) -> None:
+        """`guard` runs a task and keeps its errors in. `wake` is for a task to call, from any
+        thread, when it has something for the main thread."""
         self.wake = wake
         self._guard = guard
         self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """From now on tasks are done in a daemon thread."""
+        """Do all further tasks in a daemon thread."""
         assert self._thread is None
-        self._thread = threading.Thread(target=self._run, name="agentkv-side-work", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="agentkv-background", daemon=True)
         self._thread.start()
 
     def do(self, task: Task) -> bool:
-        """Do a task, now or soon; False if too many are waiting."""
+        """Do a task, now or soon; False if too many wait. Never blocks once the thread runs."""
         if self._thread is None:
             self._guard(task)
         elif self._tasks.qsize() >= MAX_WAITING_TASKS:
@@ -290,3 +116,111 @@ class SideWork:
     def _run(self) -> None:
         while True:
             self._guard(self._tasks.get())
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What runs (None: nothing, or not known) and how long it will take."""
+
+    key: RequestKey
+    told_by: Literal["client", "reply"]
+    command: str | None = None
+    prediction: Prediction | None = None
+
+
+class DurationService:
+    """One engine's predictor. Called on the main thread, which it never blocks.
+
+    With `predictor_state` it loads that file at start and writes it every `predictor_save_s`. Not
+    only at shutdown: with its default time-out of 0 s, vLLM kills the engine process right after
+    asking it to end.
+    """
+
+    def __init__(
+        self, settings: Settings, worker: BackgroundWorker, clock: Callable[[], float]
+    ) -> None:
+        """`worker` does all reading, predicting, learning and writing."""
+        self.predictor = DurationPredictor(settings.predictor)
+        self._worker = worker
+        self._clock = clock
+        self._answers: deque[Answer] = deque()
+        self._path = None if settings.predictor_state is None else Path(settings.predictor_state)
+        self._save_every_s = settings.predictor_save_s
+        self._has_news = False
+        self._next_save_s = clock() + settings.predictor_save_s
+        if self._path is not None and self._path.exists():
+            self.predictor.load(self._path)
+
+    def ask_of_reply(self, reply: Reply, decode: Decode) -> None:
+        """Ask what this reply runs, and for how long; its request id is the key."""
+
+        def read() -> str | None:
+            return command_in(reply_text(reply, decode))
+
+        self._ask(reply.request_id, "reply", read)
+
+    def ask_of_command(self, key: RequestKey, command: str) -> None:
+        """Ask how long this command will take."""
+        self._ask(key, "client", lambda: command)
+
+    def _ask(
+        self, key: RequestKey, told_by: Literal["client", "reply"], read: Callable[[], str | None]
+    ) -> None:
+        def answer() -> None:
+            command = read()
+            result = Answer(key, told_by)
+            if command is not None:
+                command = _read_part(command)
+                result = Answer(key, told_by, command, self.predictor.predict(command))
+            self._answers.append(result)
+            self._worker.wake()
+
+        if not self._worker.do(answer):
+            self._answers.append(Answer(key, told_by))
+
+    def take(self) -> Iterator[Answer]:
+        """The answers that have come in, oldest first, each once. O(1) if there are none."""
+        while self._answers:
+            yield self._answers.popleft()
+
+    def observe(self, command: str, duration_s: float, *, is_lower_bound: bool = False) -> None:
+        """Learn how long a command took, or at least took."""
+        command = command[:MAX_READ_CHARS]
+        self._worker.do(
+            lambda: self.predictor.observe(_read_part(command), duration_s, censored=is_lower_bound)
+        )
+        self._has_news = self._path is not None
+
+    @property
+    def next_save_s(self) -> float | None:
+        """When to write the state next; None while there is nothing new, or no file."""
+        return self._next_save_s if self._has_news else None
+
+    def save_if_due(self) -> None:
+        """Have the state written if it is time to. O(1)."""
+        if self._has_news and self._clock() >= self._next_save_s:
+            self._save()
+
+    def close(self) -> None:
+        """Have what is new written before the engine ends, waiting for CLOSING_S at most."""
+        if self._has_news:
+            self._save()
+            self._worker.finish(CLOSING_S)
+
+    def _save(self) -> None:
+        self._has_news = False
+        self._next_save_s = self._clock() + self._save_every_s
+        self._worker.do(self._write)
+
+    def _write(self) -> None:
+        assert self._path is not None
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self.predictor.save(self._path)
+        except OSError as error:
+            logger.error("agentkv: the predictor's state is not kept, %s: %s", self._path, error)
+
+
+def _read_part(command: str) -> str:
+    """The part of a command that predictors read, 2 KiB at most: long here-documents cut out."""
+    return analyze_command(command[:MAX_READ_CHARS]).text

@@ -25,7 +25,7 @@ MAX_COMMAND_CHARS = 512
 """Characters kept of a command; the longest allowed would make events of 16 KiB."""
 
 
-class TimestampRecord:
+class EventLog:
     """Events per job, each with its seconds since the engine started, on a monotonic clock.
 
     Keeps at most `max_events` in all, of about 400 bytes each (3 KiB with the longest texts), and
@@ -37,7 +37,7 @@ class TimestampRecord:
         *,
         max_events: int,
         clock: Callable[[], float],
-        writer: RecordWriter | None = None,
+        writer: EventWriter | None = None,
     ) -> None:
         self._writer = writer
         self._max_events = max_events
@@ -102,7 +102,7 @@ def create_file(folder: Path) -> TextIO:
     raise AssertionError("unreachable")
 
 
-class RecordWriter:
+class EventWriter:
     """A daemon thread that writes one line per event."""
 
     def __init__(self, folder: Path) -> None:
@@ -133,7 +133,7 @@ class RecordWriter:
             logger.error("agentkv: the event log ends here, %s: %s", self.path, error)
 
 
-def open_writer(settings: Settings) -> RecordWriter | None:
+def open_writer(settings: Settings) -> EventWriter | None:
     """Return the writer for `run_output_dir`, or None if it is not set.
 
     Raises SettingsError if the folder cannot be written to.
@@ -141,7 +141,7 @@ def open_writer(settings: Settings) -> RecordWriter | None:
     if settings.run_output_dir is None:
         return None
     try:
-        return RecordWriter(Path(settings.run_output_dir))
+        return EventWriter(Path(settings.run_output_dir))
     except OSError as error:
         raise SettingsError(
             f"--run-output-dir {settings.run_output_dir}: cannot write there ({error}); "

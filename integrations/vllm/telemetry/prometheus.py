@@ -43,6 +43,8 @@ _COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
         (
             "returned",
             "expired",
+            "slow",
+            "forgotten",
             "pressure",
             "last_step",
             "released",

@@ -122,7 +122,7 @@ def test_the_price_of_a_load_is_that_of_the_link() -> None:
         on = replace(machine(), pcie_bytes_s=bytes_per_s)
         simulation, run = simulate(random_jobs(40), "agentkv+offload", on)
         assert run.counters["reloads"] > 20
-        return float(simulation.engine.scheduler.retention.tier.load_token_s)
+        return float(simulation.engine.scheduler.retention.costs.offload.load_token_s)
 
     token_bytes = machine().block_bytes / machine().block_tokens
     assert load_token_s(1e8) >= token_bytes / 1e8 > 10 * load_token_s(1e12)

@@ -105,7 +105,7 @@ def test_our_policy_learns_the_price_of_the_machine(has_jumps: bool) -> None:
     ]
     workload = Workload("prompts", 0, tuple(jobs), None)
     simulation, _ = simulate(workload, "agentkv", machine(1000), has_jumps=has_jumps)
-    learned = simulation.engine.scheduler.retention.step_fit
+    learned = simulation.engine.scheduler.retention.costs.step_time
     cost = simulation.machine.cost
     assert isinstance(cost, Roofline)
     num_flop = 2000 * cost.token_flop + 2000**2 / 2 * cost.pair_flop

@@ -6,7 +6,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +38,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from agentkv.integrations.vllm.engine.scheduler import AsyncRetainingScheduler, RetainingScheduler
+from studies.policy_grid.ablation import ABLATIONS
 
 BLOCK_TOKENS = 16
 EOS = 2
@@ -118,7 +119,8 @@ class Engine:
     With `offload_bytes` it has vLLM's own KV offloading to so much DRAM, whose worker here does
     every transfer within the step, but loads only while `is_link_open`; those for the requests in
     `failing` fail. With `window_tokens` it has a layer with such a sliding window
-    beside the one with full attention: a second group of KV blocks.
+    beside the one with full attention: a second group of KV blocks. `without` are the rules of the
+    `agentkv` policy that are left out.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class Engine:
         scheduler_class: type[Scheduler] | None = None,
         offload_bytes: int = 0,
         window_tokens: int | None = None,
+        without: Sequence[str] = (),
         **settings: Any,
     ) -> None:
         self.clock = Clock()
@@ -139,10 +142,13 @@ class Engine:
         self._replies: dict[str, list[int]] = {}
         if scheduler_class is None:
             base = AsyncRetainingScheduler if is_async else RetainingScheduler
-            given = {
+            given: dict[str, Any] = {
                 "clock": lambda _: self.clock(),
                 "decode": lambda _, token_ids: self.vocabulary.decode(token_ids),
             }
+            if without:
+                policy = type("Ablated", tuple(ABLATIONS[name] for name in without), {})
+                given["make_policy"] = lambda _, *args: policy(*args)
             scheduler_class = type("Clocked", (base,), given)
         config = VllmConfig(
             scheduler_config=SchedulerConfig(
@@ -338,6 +344,11 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def end_pin(self, job_id: str) -> None:
+        """End a job's pin as a full pool does."""
+        retention = self.scheduler.retention
+        retention.end_pin(retention.pins.get(job_id), "pressure")
 
     def attach(self) -> queue.SimpleQueue[Any]:
         """Let the scheduler believe in a busy loop; answers with the queue that wakes it.

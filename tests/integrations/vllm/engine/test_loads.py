@@ -86,8 +86,7 @@ def test_a_loaded_turn_takes_what_it_still_needs(make_engine: MakeEngine) -> Non
     )
     early = engine.turn(prompt_of(50 * BLOCK_TOKENS, salt=1), job_id="early")
     late = engine.turn(prompt_of(20 * BLOCK_TOKENS, salt=2), job_id="late")
-    keeper = engine.scheduler.retention.keeper
-    keeper.end(keeper.pins.get("late"), "pressure")
+    engine.end_pin("late")
     engine.turn(prompt_of(77 * BLOCK_TOKENS, salt=20))
     engine.add(prompt_of(24 * BLOCK_TOKENS, salt=3), max_tokens=3000)
     engine.step()

@@ -143,8 +143,8 @@ class Agents(RuleBasedStateMachine):
         assert engine.pinned == {}
         assert engine.num_free == engine.pool.num_gpu_blocks - 1
         assert all(block.ref_cnt == 0 for block in engine.pool.blocks[1:])
-        assert not engine.scheduler.retention.turns
-        assert not engine.scheduler.retention.contention.newcomers
+        assert not engine.scheduler.retention.jobs.turns
+        assert not engine.scheduler.retention.admission.guard
         assert len(engine.scheduler.retention.decisions.awaiting) <= len(
             engine.scheduler.retention.jobs
         )

@@ -32,7 +32,7 @@ def run_turn(engine: Engine, prompt: list[int]) -> tuple[int, int]:
     """Tokens that the job's next turn found, in the pool or loaded, and blocks that were loaded."""
     before = engine.num_blocks_loaded
     engine.turn(prompt, job_id="job")
-    events = engine.scheduler.retention.record.as_dict()["jobs"]["job"]
+    events = engine.scheduler.retention.events.as_dict()["jobs"]["job"]
     found = [event["hit_length"] for event in events if event["event"] == "waiting_to_running"]
     return found[-1], engine.num_blocks_loaded - before
 
@@ -95,14 +95,14 @@ def test_kv_is_held_for_as_long_as_loading_takes(make_engine: MakeEngine) -> Non
     )
     retention = engine.scheduler.retention
     num_tokens = CONTEXT_BLOCKS * BLOCK_TOKENS
-    assert retention.policy.price_s(retention.prices.rebuild(num_tokens)) > 100
+    assert retention.policy.price_s(retention.costs.cost(num_tokens)) > 100
     come_back_often(engine)
     assert engine.num_blocks_loaded > 0
-    assert retention.tier.load_token_s > 0
-    assert retention.tier.loaded_share == 1.0
-    assert not retention.tier.is_loading
-    load_s = retention.tier.load_token_s * num_tokens
-    assert retention.policy.price_s(retention.prices.rebuild(num_tokens)) == load_s
+    assert retention.costs.offload.load_token_s > 0
+    assert retention.costs.offload.loaded_share == 1.0
+    assert not retention.costs.offload.is_loading
+    load_s = retention.costs.offload.load_token_s * num_tokens
+    assert retention.policy.price_s(retention.costs.cost(num_tokens)) == load_s
 
 
 def test_a_load_within_the_step_ends_with_the_step(make_engine: MakeEngine) -> None:
@@ -110,7 +110,7 @@ def test_a_load_within_the_step_ends_with_the_step(make_engine: MakeEngine) -> N
     engine = make_engine(num_blocks=40, policy="agentkv")
     history = engine.turn(prompt_of(4 * BLOCK_TOKENS), job_id="job")
     request_id = engine.add([*history, 7], job_id="job")
-    tier = engine.scheduler.retention.tier
+    tier = engine.scheduler.retention.costs.offload
     engine.scheduler.load_began(engine.scheduler.requests[request_id], 2 * BLOCK_TOKENS)
     assert tier.is_loading
     engine.run()
@@ -128,14 +128,14 @@ def test_only_loads_of_a_jobs_own_past_count(make_engine: MakeEngine) -> None:
     fill_the_pool(engine)
     engine.turn([*prompt, 7], job_id="first turn")
     assert engine.num_blocks_loaded > 0
-    assert engine.scheduler.retention.tier.load_token_s == 0.0
+    assert engine.scheduler.retention.costs.offload.load_token_s == 0.0
 
 
 def test_without_a_connector_nothing_comes_back(make_engine: MakeEngine) -> None:
     """All that leaves the GPU is lost."""
     engine = make_engine(num_blocks=40, policy="agentkv", prefill_reload_s=[0.0, 1.0, 0.0])
     come_back_often(engine)
-    assert engine.scheduler.retention.tier.loaded_share == 0.0
+    assert engine.scheduler.retention.costs.offload.loaded_share == 0.0
 
 
 @pytest.mark.parametrize("policy", POLICIES)

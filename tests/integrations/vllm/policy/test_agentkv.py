@@ -6,22 +6,26 @@ from typing import Any
 
 import pytest
 
-from agentkv.errors import SettingsError
 from agentkv.integrations.vllm.policy.agentkv import AgentKVPolicy
-from agentkv.integrations.vllm.policy.base import UNPINNED, Demand, Pressure, Room
-from agentkv.integrations.vllm.policy.costs import Rebuild
+from agentkv.integrations.vllm.policy.base import (
+    UNPINNED,
+    AdmissionRequest,
+    AllocationRequest,
+    Pressure,
+)
+from agentkv.integrations.vllm.policy.costs import RestoreCost
 from agentkv.integrations.vllm.policy.forecast import (
     MAX_TURNS,
     PRIOR_TOKENS,
     PRIOR_TURNS,
     WINDOW,
+    JobDemand,
     JobGrowth,
-    Resident,
-    Residents,
+    KVDemandForecast,
 )
 from agentkv.integrations.vllm.policy.jobs import Job, Turn
 from agentkv.integrations.vllm.policy.pins import Pin
-from agentkv.integrations.vllm.retention.admission import Patience
+from agentkv.integrations.vllm.retention.admission import AgingQueue
 from agentkv.integrations.vllm.settings import MAX_PRIORITY, read_settings
 
 POOL_TOKENS = 16_000
@@ -66,12 +70,12 @@ def test_under_pressure_turns_go_in_order_of_their_jobs_arrival() -> None:
 def test_holding_is_worth_what_loading_takes_of_what_is_loaded() -> None:
     """And what computing anew costs the pool, for the rest."""
     made = policy()
-    assert made.price_s(Rebuild(POOL_TOKENS // 10, 0.3)) == pytest.approx(3.0)
-    rebuild = Rebuild(POOL_TOKENS // 10, 0.3, 0.2, 0.9)
+    assert made.price_s(RestoreCost(POOL_TOKENS // 10, 0.3)) == pytest.approx(3.0)
+    rebuild = RestoreCost(POOL_TOKENS // 10, 0.3, 0.2, 0.9)
     assert made.price_s(rebuild) == pytest.approx(0.9 * 0.2 + 0.1 * 3.0)
-    slow = Rebuild(POOL_TOKENS // 10, 0.3, 5.0, 1.0)
+    slow = RestoreCost(POOL_TOKENS // 10, 0.3, 5.0, 1.0)
     assert made.price_s(slow) == pytest.approx(5.0)
-    assert made.pressure_s(rebuild) == made.pressure_s(Rebuild(POOL_TOKENS // 10, 0.3))
+    assert made.pressure_s(rebuild) == made.pressure_s(RestoreCost(POOL_TOKENS // 10, 0.3))
 
 
 def test_client_priority_comes_before_arrival() -> None:
@@ -86,7 +90,7 @@ def test_an_overdue_first_turn_is_no_longer_put_behind_by_priority() -> None:
     urgent, patient = turn_of(5, 6, priority=-9), turn_of(1, 2, priority=3)
     urgent.is_first = patient.is_first = True
     assert rank(made, urgent) < rank(made, patient)
-    patient.is_overdue = True
+    patient.has_aged_out = True
     assert rank(made, patient) < rank(made, urgent)
 
 
@@ -98,16 +102,16 @@ def test_a_job_held_back_stands_behind_all_who_are_not() -> None:
         turn.is_first = turn.is_held_back = True
     without_a_job = (UNPINNED, 8, 0)
     assert without_a_job < rank(made, other) < rank(made, held)
-    held.is_overdue = other.is_overdue = True
+    held.has_aged_out = other.has_aged_out = True
     assert without_a_job < rank(made, other) < rank(made, held)
-    other.is_overdue, other.job.order = False, 9
+    other.has_aged_out, other.job.order = False, 9
     assert without_a_job < rank(made, held) < rank(made, other)
 
 
 def test_a_waiting_turn_takes_from_later_jobs_only() -> None:
     """Earlier jobs keep what they left."""
     pins = [pin_of(9, 4), pin_of(2, 4)]
-    demand = Demand(turn_of(5, 5), has_blocks=False, num_running=3, missing_blocks=3)
+    demand = AllocationRequest(turn_of(5, 5), has_blocks=False, num_running=3, missing_blocks=3)
     assert [pin.job_order for pin in pressed().pins_that_yield(pins, demand)] == [9]
 
 
@@ -115,7 +119,7 @@ def test_a_waiting_turn_takes_from_later_jobs_only() -> None:
 def test_a_running_turn_takes_from_all(turn: Turn | None) -> None:
     """Nothing that runs is preempted while idle KV holds memory, as under stock."""
     pins = [pin_of(9, 4), pin_of(2, 4)]
-    demand = Demand(turn, has_blocks=True, num_running=3, missing_blocks=500)
+    demand = AllocationRequest(turn, has_blocks=True, num_running=3, missing_blocks=500)
     assert list(pressed().pins_that_yield(pins, demand)) == pins
 
 
@@ -123,9 +127,9 @@ def test_an_overdue_turn_goes_first_and_takes_from_all() -> None:
     """A turn that goes on with its job; one that opens a job has no KV to come back to."""
     made, pins = pressed(), [pin_of(9, 4), pin_of(2, 4)]
     late, earlier = turn_of(5, 5), turn_of(1, 1, priority=-MAX_PRIORITY)
-    late.is_overdue = True
+    late.has_aged_out = True
     assert rank(made, late) < rank(made, earlier)
-    demand = Demand(late, has_blocks=False, num_running=3, missing_blocks=8)
+    demand = AllocationRequest(late, has_blocks=False, num_running=3, missing_blocks=8)
     assert list(made.pins_that_yield(pins, demand)) == pins
     late.is_first = True
     assert list(made.pins_that_yield(pins, demand)) == []
@@ -136,42 +140,45 @@ def test_a_newcomer_that_is_due_goes_first_and_takes_from_all(turn: Turn | None)
     """Before overdue turns too, and with a job or without one."""
     made, pins = pressed(), [pin_of(9, 4), pin_of(2, 4)]
     overdue = turn_of(1, 1, priority=-MAX_PRIORITY)
-    overdue.is_overdue = True
-    assert made.due_rank < min(rank(made, overdue), made.victim_rank(overdue))
-    demand = Demand(turn, has_blocks=False, num_running=3, missing_blocks=8, is_due=True)
+    overdue.has_aged_out = True
+    assert made.starved_rank < min(rank(made, overdue), made.victim_rank(overdue))
+    demand = AllocationRequest(
+        turn, has_blocks=False, num_running=3, missing_blocks=8, is_starved=True
+    )
     assert list(made.pins_that_yield(pins, demand)) == pins
-    too_much = Demand(turn, has_blocks=False, num_running=3, missing_blocks=9, is_due=True)
+    too_much = AllocationRequest(
+        turn, has_blocks=False, num_running=3, missing_blocks=9, is_starved=True
+    )
     assert list(made.pins_that_yield(pins, too_much)) == []
 
 
 def test_newcomers_are_passed_over_by_four_times_the_turns_of_the_jobs_that_are_there() -> None:
-    """Without the patience there is no bound."""
-    assert policy().most_passes(33.0) == 132.0
-    assert policy(without=["patience"]).most_passes(33.0) == float("inf")
+    """Each job that ends makes room, so only jobs that do not end reach the bound."""
+    assert policy().max_overtakes(33.0) == 132.0
 
 
 def test_a_waiting_turn_takes_nothing_that_would_not_be_enough() -> None:
     """Nobody loses blocks for a turn that cannot start with them."""
-    demand = Demand(turn_of(5, 5), has_blocks=False, num_running=3, missing_blocks=5)
+    demand = AllocationRequest(turn_of(5, 5), has_blocks=False, num_running=3, missing_blocks=5)
     assert list(pressed().pins_that_yield([pin_of(9, 4), pin_of(2, 4)], demand)) == []
 
 
 def test_what_others_hold_too_is_no_memory_to_be_had() -> None:
     """A system prompt that jobs share is freed by none of them."""
     pins = [pin_of(9, 4), pin_of(8, 4)]
-    demand = Demand(turn_of(5, 5), has_blocks=False, num_running=3, missing_blocks=6)
+    demand = AllocationRequest(turn_of(5, 5), has_blocks=False, num_running=3, missing_blocks=6)
     assert list(pressed().pins_that_yield(pins, demand)) == pins
     for pin in pins:
-        pin.num_own_blocks = 2
+        pin.num_exclusive_blocks = 2
     assert list(pressed().pins_that_yield(pins, demand)) == []
 
 
 def test_nor_is_what_the_turn_comes_back_to() -> None:
     """Of its own pin it can have what its prompt does not begin with."""
     pins = [pin_of(9, 4), pin_of(5, 9)]
-    demand = Demand(turn_of(5, 5), False, 3, missing_blocks=6, common_blocks=8)
+    demand = AllocationRequest(turn_of(5, 5), False, 3, missing_blocks=6, common_blocks=8)
     assert list(pressed().pins_that_yield(pins, demand)) == []
-    edited = Demand(turn_of(5, 5), False, 3, missing_blocks=6, common_blocks=2)
+    edited = AllocationRequest(turn_of(5, 5), False, 3, missing_blocks=6, common_blocks=2)
     assert list(pressed().pins_that_yield(pins, edited)) == pins
 
 
@@ -179,7 +186,7 @@ def test_nor_is_what_the_turn_comes_back_to() -> None:
 def test_if_nothing_runs_a_waiting_turn_may_take_all(turn: Turn | None) -> None:
     """Whoever is first in line gets on: pins alone never keep an idle engine waiting."""
     pins = [pin_of(9, 4), pin_of(2, 4)]
-    demand = Demand(turn, has_blocks=False, num_running=0, missing_blocks=500)
+    demand = AllocationRequest(turn, has_blocks=False, num_running=0, missing_blocks=500)
     assert list(pressed().pins_that_yield(pins, demand)) == pins
 
 
@@ -192,50 +199,44 @@ def test_the_newest_job_is_preempted_first() -> None:
 
 def test_holding_is_worth_what_computing_anew_costs_the_pool() -> None:
     """A tenth of the pool that takes 0.3 s to compute is worth 3 s of holding."""
-    rebuild = Rebuild(POOL_TOKENS // 10, 0.3)
+    rebuild = RestoreCost(POOL_TOKENS // 10, 0.3)
     assert policy().break_even_s(rebuild) == pytest.approx(3.0)
     assert policy().undecided_ttl(rebuild).seconds == pytest.approx(3.0)
 
 
 def test_a_new_job_waits_while_the_peak_would_not_fit() -> None:
     """The reason says what is expected and what there is."""
-    there, new = Residents(), Resident(10, 20, 2)
-    there.put("there", Resident(60, 10, 2))
-    room = Room(100, 40, new, there)
+    there, new = KVDemandForecast(), JobDemand(10, 20, 2)
+    there.put("there", JobDemand(60, 10, 2))
+    room = AdmissionRequest(100, 40, new, there)
     assert pressed().why_hold_back(room) == "110 blocks expected at the peak, the pool has 100"
-    assert pressed().why_hold_back(Room(110, 40, new, there)) is None
+    assert pressed().why_hold_back(AdmissionRequest(110, 40, new, there)) is None
 
 
 def test_headroom_is_left_free_of_new_jobs() -> None:
     """A fifth of the pool: what would fit into all of it waits, and the reason says why."""
-    there, new = Residents(), Resident(10, 20, 2)
-    there.put("there", Resident(60, 10, 2))
+    there, new = KVDemandForecast(), JobDemand(10, 20, 2)
+    there.put("there", JobDemand(60, 10, 2))
     made = pressed(headroom=0.2)
     expected = "110 blocks expected at the peak, the pool has 130, 20% of them headroom"
-    assert made.why_hold_back(Room(130, 40, new, there)) == expected
-    assert made.why_hold_back(Room(138, 40, new, there)) is None
+    assert made.why_hold_back(AdmissionRequest(130, 40, new, there)) == expected
+    assert made.why_hold_back(AdmissionRequest(138, 40, new, there)) is None
 
 
 def test_a_new_job_is_let_in_beside_idle_kv_that_is_not_worth_holding() -> None:
     """Of 80 blocks that an idle job will have, 56 count by a weight of .7; the reason says so."""
-    there, new = Residents(), Resident(10, 20, 2)
-    there.put("there", Resident(60, 10, 2, is_idle=True))
-    assert pressed().why_hold_back(Room(100, 40, new, there, idle_weight=0.7)) is None
-    assert pressed(without=["balance"]).why_hold_back(Room(100, 40, new, there, idle_weight=0.7))
-    reason = pressed().why_hold_back(Room(80, 40, new, there, idle_weight=0.7))
+    there, new = KVDemandForecast(), JobDemand(10, 20, 2)
+    there.put("there", JobDemand(60, 10, 2, is_idle=True))
+    request = AdmissionRequest(100, 40, new, there, idle_kv_weight=0.7)
+    assert pressed().why_hold_back(request) is None
+    reason = pressed().why_hold_back(AdmissionRequest(80, 40, new, there, idle_kv_weight=0.7))
     assert reason == "86 blocks expected at the peak, the pool has 80; idle KV counts by 70%"
 
 
 def test_a_new_job_waits_while_its_prompt_does_not_fit() -> None:
     """Nobody arrived after it, so that there is nobody it could take blocks from."""
-    room = Room(100, 9, Resident(10, 1, 0), Residents())
+    room = AdmissionRequest(100, 9, JobDemand(10, 1, 0), KVDemandForecast())
     assert pressed().why_hold_back(room) == "needs 10 blocks, 9 are free"
-
-
-def test_an_unknown_mechanism_is_refused_by_name() -> None:
-    """The message lists what can be left out."""
-    with pytest.raises(SettingsError, match="'order', 'protection', 'admission'"):
-        policy(without=["magic"])
 
 
 def test_pressure_is_on_from_a_shortage_until_none_came_for_a_while() -> None:
@@ -313,12 +314,12 @@ def test_a_job_has_the_mean_turns_of_the_last_ones() -> None:
 
 def test_patience_tells_each_waiting_turn_once() -> None:
     """A turn that was admitted in time, or is gone, is not overdue."""
-    patience = Patience(60.0)
+    patience = AgingQueue(60.0)
     turns = [turn_of(number, number) for number in range(4)]
     for turn in turns:
         turn.job.live[turn.request_id] = turn
-        patience.begin(turn)
+        patience.add(turn)
     turns[0].admitted_s = 3.0
     turns[1].job.live.clear()
-    assert patience.pop_overdue(60.0) is None
-    assert [patience.pop_overdue(61.0) for _ in range(3)] == [turns[2], turns[3], None]
+    assert patience.pop_aged_out(60.0) is None
+    assert [patience.pop_aged_out(61.0) for _ in range(3)] == [turns[2], turns[3], None]

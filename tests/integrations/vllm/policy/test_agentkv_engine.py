@@ -9,7 +9,7 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentkv.integrations.vllm.policy.forecast import PRIOR_TURNS
-from agentkv.integrations.vllm.settings import MECHANISMS
+from studies.policy_grid.ablation import ABLATIONS
 from tests.integrations.vllm.harness import STOCK, Engine, prompt_of
 
 MakeEngine = Callable[..., Engine]
@@ -34,11 +34,11 @@ def pin_jobs(engine: Engine, *names: str, tokens: int = 160) -> None:
 def press(engine: Engine) -> None:
     """Memory counts as contended from now on."""
     engine.scheduler.retention.policy.pressure.rise(engine.clock.now_s, 1e9)
-    engine.scheduler._rerank(None)
+    engine.scheduler.rank_changed(None)
 
 
 def events(engine: Engine, name: str) -> list[dict[str, Any]]:
-    record = engine.scheduler.retention.record.as_dict()["jobs"]
+    record = engine.scheduler.retention.events.as_dict()["jobs"]
     return [event for job in record.values() for event in job if event["event"] == name]
 
 
@@ -308,7 +308,7 @@ def test_pressure_ends_and_the_order_is_stocks_again(make_engine: MakeEngine) ->
     assert engine.waiting() == ["other", "early-2"]
 
 
-@pytest.mark.parametrize("without", MECHANISMS)
+@pytest.mark.parametrize("without", ABLATIONS)
 def test_each_mechanism_can_be_left_out(make_engine: MakeEngine, without: str) -> None:
     """The jobs still all come to their end."""
     engine = engine_of(make_engine, without=[without])
@@ -343,8 +343,7 @@ def test_nothing_is_taken_in_vain_from_later_jobs(
     )
     old = engine.turn(prompt_of(16 * 60, salt=1), job_id="old")
     engine.turn(prompt_of(16 * 30, salt=2), job_id="later")
-    keeper = engine.scheduler.retention.keeper
-    keeper.end(keeper.pins.get("old"), "expired")
+    engine.end_pin("old")
     engine.add(prompt_of(16 * 100, salt=3), max_tokens=1000)
     engine.step()
     before = engine.pinned

@@ -154,7 +154,7 @@ def test_each_pin_counts_once_by_its_first_prediction(serve: Callable[..., Engin
     engine.wait(60.0)
     counted = ask(engine, "stats")["pins_total"]
     assert counted == {"fast": 2, "slow": 1, "uncertain": 1, "none": 1}
-    assert engine.pin_ends == {"expired": 5}
+    assert engine.pin_ends == {"expired": 3, "slow": 2}
 
 
 def test_a_made_up_tool_is_slow_after_ten_slow_runs(serve: Callable[..., Engine]) -> None:
@@ -206,7 +206,7 @@ def test_a_gap_after_a_reply_without_a_call_teaches_nothing(serve: Callable[...,
     engine.turn(prompt_of(100), reply="Which of them?", job_id="a")
     engine.wait(60.0)
     engine.turn(prompt_of(100, salt=1), reply="I see.", job_id="a")
-    assert engine.scheduler.retention.forecaster.predictor.num_observed == 0
+    assert engine.scheduler.retention.predictor.predictor.num_observed == 0
 
 
 def test_a_release_tells_how_long_a_running_tool_took_at_least(
@@ -214,7 +214,7 @@ def test_a_release_tells_how_long_a_running_tool_took_at_least(
 ) -> None:
     """Ten tools cut off after a minute are slow; a lease that runs out tells nothing."""
     engine = serve(job_lease_s=100.0)
-    predictor = engine.scheduler.retention.forecaster.predictor
+    predictor = engine.scheduler.retention.predictor.predictor
     for _ in range(10):
         says(engine, "a", UNKNOWN)
         ask(engine, "tool", "a", {"state": "started", "command": UNKNOWN})
@@ -317,7 +317,7 @@ def test_impossible_durations_are_refused_by_name(
     event = {"state": "finished", "command": SLOW, "duration_s": duration_s}
     error = engine_call.call(engine.scheduler, "tool", ["a", event])["error"]
     assert error.startswith("duration_s: ")
-    assert engine.scheduler.retention.forecaster.predictor.num_observed == 0
+    assert engine.scheduler.retention.predictor.predictor.num_observed == 0
 
 
 def test_a_lone_surrogate_in_a_reply_is_survived(serve: Callable[..., Engine]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from agentkv.durations.ttl import TTL
 from tests.integrations.vllm.harness import Engine, prompt_of
 
 RULES = ["paper", "released"]
@@ -54,7 +53,9 @@ def test_released_the_latest_expiry_yields_first(make_engine: Callable[..., Engi
     """With nothing running, the pin that would last longest goes."""
     engine = make_engine(num_blocks=41, max_num_batched_tokens=1024, rules="released")
     pin_jobs(engine, "a", "b", "c")
-    engine.scheduler.retention.keeper.reprice("a", TTL(100.0, "test"))
+    pin = engine.scheduler.retention.pins.get("a")
+    pin.expires_s += 100.0
+    engine.scheduler.retention.pins.reschedule(pin)
     engine.add(prompt_of(15 * 16, salt=9))
     engine.step()
     assert set(engine.pinned) == {"b", "c"}
@@ -152,7 +153,7 @@ def test_a_turn_keeps_its_own_pin_while_others_can_yield(
     history = engine.turn(prompt_of(160, salt=2), job_id="c")
     engine.add(history + prompt_of(200, salt=3), job_id="c")
     output = engine.step()
-    hit = engine.scheduler.retention.record.as_dict()["jobs"]["c"][-1]
+    hit = engine.scheduler.retention.events.as_dict()["jobs"]["c"][-1]
     assert (hit["event"], hit["hit_length"]) == ("waiting_to_running", 160)
     assert output.total_num_scheduled_tokens > 0
     assert set(engine.pinned) == {"a"}

@@ -10,10 +10,10 @@ import pytest
 
 from agentkv.durations.ttl import PrefillReload
 from agentkv.integrations.vllm.policy.costs import (
-    LEAST_FIXED_SHARE,
+    MIN_FIXED_SHARE,
     MIN_PREFILLS,
     Step,
-    StepFit,
+    StepTimeModel,
 )
 
 from ..harness import Engine
@@ -40,9 +40,9 @@ def decoding(count: int = 1, *, running: int = 20_000, idle: float = 0.0) -> Ste
     return Step(0, 0, running, idle, count)
 
 
-def fitted(steps: list[Step], *, noise: float = 0.0, given: Any = None) -> StepFit:
+def fitted(steps: list[Step], *, noise: float = 0.0, given: Any = None) -> StepTimeModel:
     chance = random.Random(5)
-    fit = StepFit(given)
+    fit = StepTimeModel(given)
     for step in steps:
         fit.observe(step, seconds(step) * chance.uniform(1 - noise, 1 + noise))
     return fit
@@ -81,7 +81,7 @@ def test_computing_is_worth_more_where_it_takes_more_of_the_time(decodes_each: i
     """The part of the pool that is not idle, over the part of the time that is fixed."""
     steps = mixed(100, decodes_each=decodes_each, idle=0.25)
     fixed_share = len(steps) * FIXED_S / sum(map(seconds, steps))
-    assert fitted(steps).worth == pytest.approx(0.75 / fixed_share, rel=0.1)
+    assert fitted(steps).compute_weight == pytest.approx(0.75 / fixed_share, rel=0.1)
 
 
 def test_worth_is_the_ratio_of_what_is_lost_and_gained() -> None:
@@ -97,13 +97,13 @@ def test_worth_is_the_ratio_of_what_is_lost_and_gained() -> None:
     tiny = 1e-6
     lost = throughput(prefill_s, num_at_once)
     won = (throughput(prefill_s, num_at_once * (1 + tiny)) - lost) / tiny
-    fit = StepFit()
+    fit = StepTimeModel()
     num_new = round(prefill_s / TOKEN_S)
     num_decoding = steps_each // num_at_once - 1
     for _ in range(100):
         fit.observe(Step(num_new, 0, 0, 0.0), FIXED_S + num_new * TOKEN_S)
         fit.observe(Step(0, 0, 0, 0.0, num_decoding), FIXED_S * num_decoding)
-    assert fit.worth == pytest.approx(lost / won, rel=0.01)
+    assert fit.compute_weight == pytest.approx(lost / won, rel=0.01)
 
 
 def test_steps_played_at_once_count_as_many() -> None:
@@ -113,39 +113,39 @@ def test_steps_played_at_once_count_as_many() -> None:
     at_once = [each for step in steps for each in (step, decoding(100))]
     slow, fast = fitted(one_by_one), fitted(at_once)
     assert fast.reload.seconds(3000) == pytest.approx(slow.reload.seconds(3000), rel=1e-6)
-    assert fast.worth == pytest.approx(slow.worth, rel=1e-6)
+    assert fast.compute_weight == pytest.approx(slow.compute_weight, rel=1e-6)
 
 
 def test_the_price_never_falls_with_length() -> None:
     """Prefills that seem to get faster with length still give no negative coefficient."""
-    fit = StepFit()
+    fit = StepTimeModel()
     for num_new in range(100, 5000, 100):
         fit.observe(prefill(num_new), 1.0 - num_new / 10_000)
         fit.observe(decoding(), 0.5)
     assert min(fit.reload.linear_s, fit.reload.quadratic_s) >= 0
-    assert 0 < fit.worth <= 1 / LEAST_FIXED_SHARE
+    assert 0 < fit.compute_weight <= 1 / MIN_FIXED_SHARE
 
 
 def test_worth_is_bounded() -> None:
     """Where no part of a step seems fixed, and where no time passes at all."""
-    fit = StepFit()
+    fit = StepTimeModel()
     for num_new in range(100, 5000, 100):
         fit.observe(prefill(num_new, running=0), num_new * TOKEN_S)
-    assert fit.worth == pytest.approx(1 / LEAST_FIXED_SHARE)
-    still = StepFit()
+    assert fit.compute_weight == pytest.approx(1 / MIN_FIXED_SHARE)
+    still = StepTimeModel()
     for num_new in range(100, 5000, 100):
         still.observe(prefill(num_new), 0.0)
-    assert (still.worth, still.reload.seconds(1000)) == (1.0, 0.0)
+    assert (still.compute_weight, still.reload.seconds(1000)) == (1.0, 0.0)
 
 
 def test_few_prefills_give_a_rate() -> None:
     """Before the fit is trusted: seconds per token, of the steps with prompts alone."""
-    fit = StepFit()
+    fit = StepTimeModel()
     for _ in range(MIN_PREFILLS - 1):
         fit.observe(prefill(1000), 2.0)
         fit.observe(decoding(), 1.0)
     assert fit.reload.seconds(500) == pytest.approx(1.0)
-    assert fit.worth == 1.0
+    assert fit.compute_weight == 1.0
 
 
 def test_given_coefficients_are_kept() -> None:
@@ -153,7 +153,7 @@ def test_given_coefficients_are_kept() -> None:
     given = PrefillReload(1.0, 2.0, 3.0)
     fit = fitted(mixed(100), given=given)
     assert (fit.step_s, fit.reload) == (0.0, given)
-    assert fit.worth != 1.0
+    assert fit.compute_weight != 1.0
 
 
 def test_the_window_forgets() -> None:
@@ -188,15 +188,15 @@ def test_an_engine_learns_what_its_machine_takes(
             engine.step(step_s=step_s)
     while engine.scheduler.has_requests():
         engine.step(step_s=step_s)
-    rebuild = engine.scheduler.retention.prices.rebuild(600)
-    assert rebuild.seconds == pytest.approx(0.06, rel=0.1)
+    rebuild = engine.scheduler.retention.costs.cost(600)
+    assert rebuild.compute_s == pytest.approx(0.06, rel=0.1)
     assert rebuild.alone_s == pytest.approx(0.07, rel=0.1)
 
 
 def test_a_prompt_that_ends_early_is_forgotten(make_engine: Callable[..., Engine]) -> None:
     """Aborted in its prefill, or scheduled in a step whose outputs never come."""
     engine = make_engine(num_blocks=400, policy="agentkv", max_num_batched_tokens=64)
-    watch = engine.scheduler._watch
+    watch = engine.scheduler._timer
     aborted = engine.add(prompt(1, 500))
     engine.step()
     engine.abort(aborted)

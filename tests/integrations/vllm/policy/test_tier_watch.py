@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentkv.integrations.vllm.policy.costs import MIN_EVENTS, TierWatch
+from agentkv.integrations.vllm.policy.costs import MIN_EVENTS, OffloadStats
 from tests.integrations.vllm.harness import Clock
 
 
@@ -13,15 +13,15 @@ def clock() -> Clock:
     return Clock()
 
 
-def load(watch: TierWatch, clock: Clock, num_tokens: int, seconds: float) -> None:
+def load(watch: OffloadStats, clock: Clock, num_tokens: int, seconds: float) -> None:
     watch.load_began("request", num_tokens)
     clock.now_s += seconds
-    watch.loads_done(["request"])
+    watch.loads_finished(["request"])
 
 
 def test_a_token_waits_for_its_part_of_the_loads(clock: Clock) -> None:
     """400 tokens in 0.8 s, however they are spread over loads."""
-    watch = TierWatch(clock)
+    watch = OffloadStats(clock)
     load(watch, clock, 100, 0.2)
     load(watch, clock, 300, 0.6)
     assert watch.load_token_s == pytest.approx(0.002)
@@ -29,7 +29,7 @@ def test_a_token_waits_for_its_part_of_the_loads(clock: Clock) -> None:
 
 def test_the_share_counts_what_was_computed_anew(clock: Clock) -> None:
     """A tier that is too small, or has other things, gives back only a part."""
-    watch = TierWatch(clock)
+    watch = OffloadStats(clock)
     for _ in range(50):
         load(watch, clock, 300, 0.1)
         watch.lost(100)
@@ -38,18 +38,18 @@ def test_the_share_counts_what_was_computed_anew(clock: Clock) -> None:
 
 def test_a_load_says_what_memory_waited_for_it(clock: Clock) -> None:
     """The token-seconds of those that are done, once each."""
-    watch = TierWatch(clock)
+    watch = OffloadStats(clock)
     watch.load_began("first", 100)
     clock.now_s += 1.0
     watch.load_began("second", 300)
     clock.now_s += 0.5
-    assert watch.loads_done(["first", "unknown"]) == 150.0
-    assert watch.loads_done(["first", "second"]) == 150.0
+    assert watch.loads_finished(["first", "unknown"]) == 150.0
+    assert watch.loads_finished(["first", "second"]) == 150.0
 
 
 def test_nothing_is_said_before_enough_was_seen(clock: Clock) -> None:
     """One lucky load is no tier."""
-    watch = TierWatch(clock)
+    watch = OffloadStats(clock)
     for number in range(MIN_EVENTS):
         assert watch.loaded_share == 0.0, number
         load(watch, clock, 300, 0.1)
@@ -58,7 +58,7 @@ def test_nothing_is_said_before_enough_was_seen(clock: Clock) -> None:
 
 def test_it_forgets_how_it_was(clock: Clock) -> None:
     """A link that has become slow, a tier that has become full."""
-    watch = TierWatch(clock)
+    watch = OffloadStats(clock)
     for _ in range(200):
         load(watch, clock, 100, 0.1)
     for _ in range(400):
@@ -71,10 +71,10 @@ def test_it_forgets_how_it_was(clock: Clock) -> None:
 
 def test_a_load_that_never_ends_leaves_nothing(clock: Clock) -> None:
     """The request was aborted meanwhile; what comes later of it does not count."""
-    watch = TierWatch(clock)
+    watch = OffloadStats(clock)
     watch.load_began("aborted", 100)
     assert watch.is_loading
     watch.forget("aborted")
     assert not watch.is_loading
-    watch.loads_done(["aborted"])
+    watch.loads_finished(["aborted"])
     assert watch.load_token_s == 0.0

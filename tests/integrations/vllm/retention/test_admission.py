@@ -100,7 +100,7 @@ def test_where_all_are_let_in_an_overdue_one_keeps_nobody_out(
     engine.step()
     after = engine.add(prompt_of(20, salt=7), job_id="after")
     engine.step()
-    turns = engine.scheduler.retention.turns
+    turns = engine.scheduler.retention.jobs.turns
     assert [turns[request_id].is_held_back for request_id in (before, after)] == [False, False]
     assert not engine.scheduler.retention.counters.totals().get("holds_total")
 
@@ -112,7 +112,7 @@ def test_requests_without_a_job_pass_it_only_so_often(make_engine: MakeEngine) -
     for number in range(200):
         engine.add(prompt_of(20, salt=100 + number), max_tokens=2)
         engine.step()
-        if engine.scheduler.retention.contention.newcomers.is_due(held):
+        if engine.scheduler.retention.admission.guard.is_starved(held):
             break
     else:
         pytest.fail("200 later requests went before it")
@@ -216,7 +216,7 @@ def test_the_gate_counts_the_blocks_of_all_groups(
     engine.step()
     assert (new in engine.running()) is is_let_in
     if not is_let_in:
-        events = engine.scheduler.retention.record.as_dict()["jobs"]["new"]
+        events = engine.scheduler.retention.events.as_dict()["jobs"]["new"]
         assert "expected at the peak" in events[-1]["reason"]
 
 
@@ -224,10 +224,10 @@ def test_who_is_due_is_preempted_last_whatever_the_priorities(make_engine: MakeE
     """Also a request without a job, beside jobs that the client puts first."""
     engine = make_engine(policy="agentkv", num_blocks=65, without=["admission"])
     due = engine.add(prompt_of(16 * 14, salt=1), max_tokens=300)
-    contention = engine.scheduler.retention.contention
+    guard = engine.scheduler.retention.admission.guard
     for _ in range(1000):
-        contention.newcomers.passed(10**6, 10)
-    assert contention.newcomers.is_due(due)
+        guard.overtaken_by(10**6, 10)
+    assert guard.is_starved(due)
     engine.step()
     for salt in range(10, 14):
         engine.add(prompt_of(16 * 9, salt=salt), max_tokens=300, job_id=f"job-{salt}", priority=-5)

@@ -289,7 +289,6 @@ def test_a_context_that_starts_anew_takes_the_pins_place(
     engine.turn(prompt_of(16 * 20, salt=1), job_id="a")
     engine.turn(prompt_of(16 * 30, salt=2), job_id="a")
     assert engine.pinned == {"a": 30}
-    keeper = engine.scheduler.retention.keeper
-    keeper.end(keeper.pins.get("a"), "expired")
+    engine.end_pin("a")
     engine.turn(prompt_of(16 * 10, salt=3), job_id="a")
     assert engine.pinned == {"a": 10}

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from agentkv.durations import DurationPredictor
 from agentkv.integrations.vllm.retention.predictor import (
     MAX_REPLY_CHARS,
-    Forecaster,
-    PredictorStore,
+    BackgroundWorker,
+    DurationService,
     Reply,
-    SideWork,
     command_in,
     reply_text,
 )
@@ -156,7 +154,7 @@ def test_a_stale_reply_is_dropped(
 
 def test_side_work_is_done_in_order_in_one_other_thread() -> None:
     """Once started; before, in the caller."""
-    side_work, done = SideWork(), queue.SimpleQueue[int]()
+    side_work, done = BackgroundWorker(), queue.SimpleQueue[int]()
     threads: list[str] = []
 
     def task() -> None:
@@ -168,20 +166,20 @@ def test_side_work_is_done_in_order_in_one_other_thread() -> None:
     for _ in range(3):
         assert side_work.do(task)
     assert [done.get(timeout=LIMIT_S) for _ in range(4)] == [1, 2, 3, 4]
-    assert threads == [threading.current_thread().name, *["agentkv-side-work"] * 3]
+    assert threads == [threading.current_thread().name, *["agentkv-background"] * 3]
 
 
 def test_questions_that_pile_up_are_refused() -> None:
     """A reply that is not read counts as one without a call; nothing grows without bound."""
-    side_work, is_open = SideWork(), threading.Event()
+    side_work, is_open = BackgroundWorker(), threading.Event()
     side_work.start()
     side_work.do(lambda: assert_true(is_open.wait(LIMIT_S)))
     while side_work.do(lambda: None):
         pass
-    forecaster = Forecaster(Settings(policy="context_serve"), side_work, clock=time.monotonic)
+    forecaster = DurationService(Settings(policy="context_serve"), side_work, time.monotonic)
     forecaster.ask_of_reply(Reply("r", [1]), lambda ids: "```bash\nls\n```")
     (forecast,) = forecaster.take()
-    assert (forecast.ticket, forecast.command, forecast.prediction) == ("r", None, None)
+    assert (forecast.key, forecast.command, forecast.prediction) == ("r", None, None)
     is_open.set()
 
 
@@ -241,7 +239,7 @@ def test_what_was_learned_survives_a_restart(
     engine.wait(2.0)
     assert path.exists()
     again = make_engine(**settings)
-    assert again.scheduler.retention.forecaster.predictor.num_observed == 10
+    assert again.scheduler.retention.predictor.predictor.num_observed == 10
     again.turn(prompt_of(100), reply="```bash\nfrobnicate --all\n```", job_id="a")
     assert again.pinned == {}
 
@@ -283,7 +281,7 @@ def test_a_corrupt_state_is_a_warning_and_a_fresh_start(
     path = tmp_path / "predictor.json"
     path.write_text('{"format": 1, "kind"')
     engine = make_engine(policy="context_serve", predictor_state=str(path))
-    assert engine.scheduler.retention.forecaster.predictor.num_observed == 0
+    assert engine.scheduler.retention.predictor.predictor.num_observed == 0
     assert [str(path) in record.getMessage() for record in caplog.records].count(True) == 1
 
 
@@ -292,16 +290,12 @@ def test_a_folder_that_cannot_be_written_to_ends_nothing(
 ) -> None:
     """The state is not kept, and the log says so."""
     (tmp_path / "file").write_text("")
-    store = PredictorStore(
-        DurationPredictor("rules"),
-        tmp_path / "file" / "predictor.json",
-        SideWork(),
-        interval_s=1.0,
-        clock=iter(range(100)).__next__,
-    )
-    store.note_news()
-    store.save_if_due()
-    store.close()
+    path = tmp_path / "file" / "predictor.json"
+    settings = Settings(predictor="rules", predictor_state=str(path), predictor_save_s=1.0)
+    service = DurationService(settings, BackgroundWorker(), iter(range(100)).__next__)
+    service.observe("ls", 0.1)
+    service.save_if_due()
+    service.close()
     assert "is not kept" in caplog.text
 
 

@@ -17,7 +17,7 @@ from agentkv.errors import SettingsError
 from agentkv.integrations.vllm.api import engine_side as engine_call
 from agentkv.integrations.vllm.engine.wakeup import ExpiryTimer
 from agentkv.integrations.vllm.telemetry.counters import MAX_PENDING_OBSERVATIONS, Counters
-from agentkv.integrations.vllm.telemetry.event_log import RecordWriter, TimestampRecord
+from agentkv.integrations.vllm.telemetry.event_log import EventLog, EventWriter
 from tests.integrations.vllm.harness import STOCK, Engine, prompt_of
 
 
@@ -161,7 +161,7 @@ def test_counters_hold_no_more_than_they_must() -> None:
 
 def test_the_record_is_bounded(tmp_path: Path) -> None:
     """The job recorded to longest ago goes first; one job alone loses its oldest events."""
-    record = TimestampRecord(max_events=10, clock=time.monotonic)
+    record = EventLog(max_events=10, clock=time.monotonic)
     for index in range(6):
         record.add(f"j{index % 3}", "arrival", turn=index)
     for index in range(20):
@@ -203,7 +203,7 @@ class FullDisk(io.StringIO):
 
 def test_a_full_disk_ends_the_file_and_nothing_else(tmp_path: Path) -> None:
     """The writer logs once and stops; `add` goes on without an effect."""
-    writer = RecordWriter(tmp_path)
+    writer = EventWriter(tmp_path)
     writer._file = FullDisk()
     writer.add({"event": "arrival"})
     writer.close()

@@ -66,7 +66,8 @@ def test_all_series_exist_at_zero_from_the_start() -> None:
         assert f"agentkv:{name}{{{common}}}" in series
     for name in ("tool_duration_seconds", "pin_ttl_seconds", "pin_held_seconds"):
         assert f"agentkv:{name}_count{{{common}}}" in series
-    reasons = ["returned", "expired", "pressure", "last_step", "released", "aborted", "reset"]
+    reasons = ["returned", "expired", "slow", "forgotten", "pressure"]
+    reasons += ["last_step", "released", "aborted", "reset"]
     for reason in reasons:
         assert f'agentkv:pin_ends_total{{{common},reason="{reason}"}}' in series
     for speed in ("none", "fast", "slow", "uncertain"):
