@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.state is not None and not predictor.load(Path(options.state)):
         print(
             f"agentkv predict: {options.state}: no saved state of the predictor {options.kind!r}; "
-            "give a file that DurationPredictor.save wrote, or leave out --state",
+            "give what `agentkv train-predictor` or DurationPredictor.save wrote, or no --state",
             file=sys.stderr,
         )
         return BAD_USAGE
@@ -104,9 +104,11 @@ def _parser() -> argparse.ArgumentParser:
         "--kind", choices=KINDS, default="default", help="which predictor (default %(default)s)"
     )
     parser.add_argument(
-        "--state", metavar="FILE", help="what it learned, as DurationPredictor.save wrote it"
+        "--state", metavar="FILE", help="what train-predictor or DurationPredictor.save wrote"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the predictor")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the predictor; none of them draws at random today"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     return parser
 

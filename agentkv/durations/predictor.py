@@ -32,8 +32,8 @@ class DurationPredictor:
     """Predicts how long a bash command will run, and learns from the runs that it observes.
 
     `kind` is one of KINDS: our own predictor ("default"), ContextServe's, or one of its layers.
-    Deterministic; memory is bounded. Not safe for concurrent use. Raises ValueError for an unknown
-    kind.
+    `seed` is for predictors that draw at random: none of these does. Memory is bounded. Not safe
+    for concurrent use. Raises ValueError for an unknown kind.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class DurationPredictor:
         if kind not in KINDS:
             raise ValueError(f"unknown predictor {kind!r}; known: {', '.join(KINDS)}")
         self.kind = kind
-        self.seed = seed
         self._initial_models = models or OfflineModels.shipped()
         self._start_afresh(self._initial_models)
 
