@@ -178,7 +178,7 @@ async def test_async_with_tags_and_releases(
 def test_the_current_job_is_the_innermost(server: ScriptedServer) -> None:
     """current_job() is None outside of any session; each entry makes another job.
 
-    A job without a call is known to no server, so none hears of its end.
+    No server knows a job without a call, so no release is sent.
     """
     assert agentkv.current_job() is None
     session = agentkv.session()

@@ -45,7 +45,7 @@ async def entered(manager: Any) -> AsyncIterator[Any]:
 
 
 async def read_whole(reply: Any) -> object:
-    """A parsed or raw reply: its type tells whether we changed it."""
+    """A parsed or raw reply: its type shows whether we changed it."""
     return type(await resolved(reply))
 
 
@@ -331,14 +331,18 @@ def test_other_routes_are_left_alone(server: ScriptedServer, client: openai.Open
     assert server.requests[0].tags == {}
 
 
-def test_a_failure_of_ours_leaves_the_request_untouched(
-    server: ScriptedServer, client: openai.OpenAI, caplog: pytest.LogCaptureFixture
+@pytest.mark.asyncio
+async def test_a_failure_of_ours_leaves_the_request_untouched(
+    server: ScriptedServer,
+    client: openai.OpenAI,
+    async_client: openai.AsyncOpenAI,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An error inside of agentkv is logged once, and the agent gets its replies."""
+    """An error inside of agentkv is logged once per process, and the agent gets its replies."""
     odd: Any = {b"X-Note": "a name in bytes, which HTTP clients accept"}
-    with agentkv.session(client) as job:
-        for _ in range(2):
-            job.client.chat.completions.create(**CHAT, extra_headers=odd)
+    for chosen in (client, async_client):
+        with agentkv.session(chosen) as job:
+            await resolved(job.client.chat.completions.create(**CHAT, extra_headers=odd))
     assert [turn.tags for turn in server.turns] == [{}, {}]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "could not tag a request" in caplog.text

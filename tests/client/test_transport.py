@@ -85,7 +85,7 @@ async def test_a_key_that_is_made_when_needed_is_used(
 def test_a_server_that_is_called_with_many_keys_is_one_server(
     server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is asked once, and hears of each tool once."""
+    """It is asked once, and each tool is reported to it once."""
     numbers = itertools.count()
     with (
         openai.OpenAI(base_url=server.base_url, api_key=lambda: f"key-{next(numbers)}") as changing,
@@ -104,7 +104,7 @@ def test_a_server_that_is_called_with_many_keys_is_one_server(
 
 
 class Elsewhere(httpx.HTTPTransport):
-    """Sends every request to one server, whatever its URL says: a socket, a private network."""
+    """Sends every request to one server and ignores its URL, as for a socket."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
