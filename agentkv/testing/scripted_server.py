@@ -28,6 +28,9 @@ _JOB_ROUTE = re.compile(r"/v1/agentkv/jobs/(.+)/(tool|release)")
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 
 
+ReplyFunction = Callable[[Mapping[str, Any]], ScriptedReply | None]
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
     """A request as it arrived; header names are in lower case."""
@@ -47,6 +50,8 @@ class RecordedRequest:
 class ScriptedServer:
     """Sends `replies` in turn, and the last one again and again; use it as a context manager.
 
+    replies: or a function that is given the body of each request; None is answered with 400.
+    model: a name that `/v1/models` lists; without one the server lists no models.
     has_plugin: serve `/v1/agentkv/...`; otherwise these are 404, as on a stock server.
     is_strict: answer 400 to unknown body fields, as hosted endpoints do.
     api_key: answer 401 to requests without it.
@@ -56,8 +61,9 @@ class ScriptedServer:
 
     def __init__(
         self,
-        replies: Sequence[str | ScriptedReply] = ("ok",),
+        replies: Sequence[str | ScriptedReply] | ReplyFunction = ("ok",),
         *,
+        model: str | None = None,
         has_plugin: bool = True,
         is_strict: bool = False,
         api_key: str | None = None,
@@ -65,9 +71,8 @@ class ScriptedServer:
         info: Mapping[str, object] | None = None,
     ) -> None:
         self.has_plugin = has_plugin
-        self._replies = [
-            reply if isinstance(reply, ScriptedReply) else ScriptedReply(reply) for reply in replies
-        ]
+        self.model = model
+        self._replies = replies
         self._is_strict = is_strict
         self._api_key = api_key
         self._info_delay_s = info_delay_s
@@ -157,6 +162,8 @@ class ScriptedServer:
             return error_answer(401, "wrong or missing API key")
         if path in GENERATION_PATHS and method == "POST":
             return self._play(request)
+        if path == "/v1/models" and self.model is not None:
+            return Answer(200, {"object": "list", "data": [{"id": self.model, "object": "model"}]})
         if path.startswith("/v1/agentkv/") and self.has_plugin:
             return self._answer_agentkv(method, path)
         return error_answer(404, "Not Found")
@@ -179,8 +186,15 @@ class ScriptedServer:
             unknown = [name for name in request.body if name not in STANDARD_FIELDS]
             if self._is_strict and unknown:
                 return error_answer(400, f"unknown field: {unknown[0]}")
-            reply = self._replies[min(self._num_played, len(self._replies) - 1)]
-            self._num_played += 1
+            if not callable(self._replies):
+                played: str | ScriptedReply | None
+                played = self._replies[min(self._num_played, len(self._replies) - 1)]
+                self._num_played += 1
+        if callable(self._replies):
+            played = self._replies(request.body)
+        if played is None:
+            return error_answer(400, "there is no reply to this request")
+        reply = played if isinstance(played, ScriptedReply) else ScriptedReply(played)
         self._stopping.wait(reply.delay_s)
         if not request.body.get("stream"):
             return Answer(200, json_body(request.path, reply))

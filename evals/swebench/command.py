@@ -166,7 +166,7 @@ def _demo(options: argparse.Namespace) -> int:
     real server with the 135M demo model, which resolves little or nothing. Exit status 0 means
     that every instance was played and graded, whatever is resolved.
     """
-    from .demo import MODEL_CONFIG, SCRIPTED, SolutionServer, note_on
+    from .demo import MODEL_CONFIG, SCRIPTED, note_on, solution_server
     from .grading import evaluate
     from .report import report
     from .run import RunPlan
@@ -176,7 +176,7 @@ def _demo(options: argparse.Namespace) -> int:
         raise SwebenchError("--policy and --base-url are for the real server: --model demo")
     instances = tuple(select(load_instances(SUITE), slice_=options.slice))
     out = Path(options.out or f"{tempfile.mkdtemp(prefix='agentkv-swebench-')}/run")
-    with SolutionServer(instances, solution) if solution else nullcontext() as server:
+    with solution_server(instances, solution) if solution else nullcontext() as server:
         base_url = options.base_url if server is None else server.base_url
         plan = RunPlan(
             source=SUITE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -91,3 +92,24 @@ def test_scripted_tool_calls_arrive_however_they_are_asked_for(stream: bool) -> 
             output = client.responses.create(model="m", input="hi").output
     assert [call.function.name for call in calls] == ["bash"]
     assert [(item.name, item.call_id) for item in output[1:]] == [("bash", "c")]
+
+
+def test_a_function_may_choose_the_reply() -> None:
+    """It is given each request's body, and None is answered with 400; a named model is listed."""
+
+    def reply(body: Mapping[str, Any]) -> ScriptedReply | None:
+        text = body["messages"][-1]["content"]
+        return ScriptedReply(text.upper()) if text else None
+
+    with ScriptedServer(reply, model="m") as server:
+        answers = [
+            httpx.post(
+                f"{server.base_url}/chat/completions",
+                json={"messages": [{"role": "user", "content": text}]},
+            )
+            for text in ("hi", "")
+        ]
+        models = httpx.get(f"{server.base_url}/models").json()["data"]
+    assert answers[0].json()["choices"][0]["message"]["content"] == "HI"
+    assert answers[1].status_code == 400
+    assert [model["id"] for model in models] == ["m"]

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from agentkv.evals.swebench import command
-from agentkv.evals.swebench.demo import Solution, SolutionServer, commands
+from agentkv.evals.swebench.demo import Solution, commands, solution_server
+from agentkv.testing import ScriptedServer
 from tests.evals.swebench.run_folders import SUITE
 
 
@@ -55,7 +56,7 @@ def test_a_scripted_demo_has_no_policy(capsys: pytest.CaptureFixture[str]) -> No
     assert "--model demo" in capsys.readouterr().err
 
 
-def ask(server: SolutionServer, problem: str, num_replies: int, **fields: Any) -> httpx.Response:
+def ask(server: ScriptedServer, problem: str, num_replies: int, **fields: Any) -> httpx.Response:
     """Ask for a reply in a conversation that has this many already."""
     task = {"role": "user", "content": f"Solve this:\n{problem}\nThank you."}
     turn = [{"role": "assistant", "content": "ls"}, {"role": "user", "content": "output"}]
@@ -64,40 +65,26 @@ def ask(server: SolutionServer, problem: str, num_replies: int, **fields: Any) -
     return httpx.post(f"{server.base_url}/chat/completions", json=body)
 
 
-def command_in(answer: httpx.Response) -> str:
-    call = answer.json()["choices"][0]["message"]["tool_calls"][0]
-    found: str = json.loads(call["function"]["arguments"])["command"]
-    return found
-
-
 @pytest.mark.parametrize("solution", ["gold", "wrong"])
 def test_the_server_plays_the_commands_in_order(solution: Solution) -> None:
-    """The problem or the job id tells the instance, and the replies so far tell the turn."""
-    with SolutionServer(SUITE, solution) as server:
+    """The problem tells the instance, and the replies so far tell the turn."""
+    with solution_server(SUITE, solution) as server:
         for instance in SUITE:
-            problem = instance.problem_statement
-            played = [command_in(ask(server, problem, turn, tools=[{}])) for turn in range(4)]
+            played = []
+            for turn in range(4):
+                answer = ask(server, instance.problem_statement, turn, tools=[{}]).json()
+                call = answer["choices"][0]["message"]["tool_calls"][0]
+                played.append(json.loads(call["function"]["arguments"])["command"])
             assert tuple(played) == commands(instance, solution)
-        answer = ask(server, "", 1, job_id=f"{SUITE[3].instance_id}-run", tools=[{}])
-        assert command_in(answer) == commands(SUITE[3], solution)[1]
         assert ask(server, "hello", 0).status_code == 400
+        models = httpx.get(f"{server.base_url}/models").json()["data"]
+        assert [model["id"] for model in models] == [f"scripted-{solution}"]
 
 
 def test_an_agent_without_tools_gets_a_fence() -> None:
     """mini-swe-agent's text mode reads the command from a fenced block."""
-    with SolutionServer(SUITE, "gold") as server:
+    with solution_server(SUITE, "gold") as server:
         answer = ask(server, SUITE[0].problem_statement, 0)
     message = answer.json()["choices"][0]["message"]
     assert "```mswea_bash_command\ngit status --short && ls\n```" in message["content"]
     assert not message.get("tool_calls")
-
-
-def test_the_server_has_the_routes_of_a_run() -> None:
-    """It answers for a model, health and the plugin's info and release."""
-    with SolutionServer(SUITE, "gold") as server:
-        models = httpx.get(f"{server.base_url}/models").json()
-        info = httpx.get(f"{server.base_url}/agentkv/info").json()
-        release = httpx.post(f"{server.base_url}/agentkv/jobs/j-1/release", json={})
-    assert [model["id"] for model in models["data"]] == ["scripted-gold"]
-    assert info["policy"] == "scripted"
-    assert release.json() == {"job_id": "j-1"}

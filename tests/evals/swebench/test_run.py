@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from agentkv.evals.swebench import command
-from agentkv.evals.swebench.demo import SolutionServer
+from agentkv.evals.swebench.demo import solution_server
 from agentkv.evals.swebench.instances import SwebenchError, load_instances
 from agentkv.evals.swebench.run import RunPlan, run
 from agentkv.evals.workload.plans import arrival_times_s
+from agentkv.testing import ScriptedServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 SUITE = tuple(load_instances("demo"))
@@ -31,13 +32,13 @@ SLOWLY = ("--workers", "2", "--config", "run.env_startup_command=sleep 1")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[SolutionServer]:
-    with SolutionServer(SUITE, "gold") as running:
+def server() -> Iterator[ScriptedServer]:
+    with solution_server(SUITE, "gold") as running:
         yield running
 
 
 @pytest.fixture
-def plan(server: SolutionServer, tmp_path: Path) -> RunPlan:
+def plan(server: ScriptedServer, tmp_path: Path) -> RunPlan:
     return RunPlan(
         source="demo",
         instances=SUITE,
@@ -50,7 +51,7 @@ def plan(server: SolutionServer, tmp_path: Path) -> RunPlan:
 
 @pytest.fixture(scope="module")
 def whole(
-    server: SolutionServer, tmp_path_factory: pytest.TempPathFactory
+    server: ScriptedServer, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[RunPlan, dict[str, Any]]:
     """A run of all six and its document, which several tests look at."""
     plan = RunPlan(
@@ -141,7 +142,7 @@ def test_a_run_is_not_resumed_on_another_model(plan: RunPlan) -> None:
     run(plan)
     before = (plan.out / "run.json").read_text()
     with (
-        SolutionServer(SUITE, "wrong") as another,
+        solution_server(SUITE, "wrong") as another,
         pytest.raises(SwebenchError, match="model: 'scripted-gold', now 'scripted-wrong'"),
     ):
         run(replace(plan, base_url=another.base_url), resume=True)
@@ -213,21 +214,12 @@ def test_an_instance_named_like_a_file_of_the_run_is_refused(plan: RunPlan) -> N
 
 def test_tags_reach_the_server(plan: RunPlan) -> None:
     """Each instance is one job, whose turns are counted and whose end releases it."""
-    seen: list[tuple[str, Any]] = []
-
-    class Recording(SolutionServer):
-        def _answer(self, method: str, path: str, headers: Any, body: Any) -> Any:
-            seen.append((path, body))
-            return super()._answer(method, path, headers, body)
-
-    with Recording(SUITE, "gold") as server:
+    with solution_server(SUITE, "gold") as server:
         document = run(replace(plan, instances=SUITE[:1], base_url=server.base_url))
-    job_id = f"{SUITE[0].instance_id}.{document['run_id']}"
-    turns = [body for path, body in seen if path == "/v1/chat/completions"]
-    assert [(turn["job_id"], turn["turn"]) for turn in turns] == [
-        (job_id, number) for number in (1, 2, 3, 4)
-    ]
-    assert f"/v1/agentkv/jobs/{job_id}/release" in [path for path, _ in seen]
+        job_id = f"{SUITE[0].instance_id}.{document['run_id']}"
+        tags = [(turn.tags["job_id"], turn.tags["turn"]) for turn in server.turns]
+        assert tags == [(job_id, number) for number in (1, 2, 3, 4)]
+        assert set(server.released) == {job_id}
 
 
 def test_a_policy_that_the_server_does_not_run_is_bad_usage(
@@ -292,7 +284,7 @@ def check_resumed(base_url: str, out: Path) -> None:
     assert not (out / "worktrees").exists()
 
 
-def test_a_killed_run_is_gone_on_with(server: SolutionServer, tmp_path: Path) -> None:
+def test_a_killed_run_is_gone_on_with(server: ScriptedServer, tmp_path: Path) -> None:
     """After kill -9 in the middle the finished rows stay, and the rest is played."""
     out = tmp_path / "run"
     process = begun(server.base_url, out)
@@ -309,7 +301,7 @@ def test_a_killed_run_is_gone_on_with(server: SolutionServer, tmp_path: Path) ->
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_ends_in_order(
-    server: SolutionServer, tmp_path: Path, number: signal.Signals
+    server: ScriptedServer, tmp_path: Path, number: signal.Signals
 ) -> None:
     """It ends with status 1 and a document that says so, and --resume completes it."""
     out = tmp_path / "run"
@@ -328,14 +320,14 @@ def test_an_interrupted_run_ends_in_order(
 def test_a_server_that_dies_ends_the_run(tmp_path: Path) -> None:
     """What was finished is kept, the rest has no row, and another server completes it."""
     out = tmp_path / "run"
-    with SolutionServer(SUITE, "gold") as server:
+    with solution_server(SUITE, "gold") as server:
         process = begun(server.base_url, out)
         wait_until(lambda: len(rows(out)) >= 2)
     printed, said = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1, said
     document = json.loads(printed.splitlines()[-1])
     assert server.base_url.removesuffix("/v1") in document["ended_early"]
-    with SolutionServer(SUITE, "gold") as another:
+    with solution_server(SUITE, "gold") as another:
         check_resumed(another.base_url, out)
 
 
@@ -344,13 +336,11 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     out = tmp_path / "run"
     asked, answer_now = threading.Event(), threading.Event()
 
-    class Hanging(SolutionServer):
-        def _play(self, body: Any) -> Any:
-            asked.set()
-            answer_now.wait(LIMIT_S)
-            return super()._play(body)
+    def hang(body: Any) -> None:
+        asked.set()
+        answer_now.wait(LIMIT_S)
 
-    with Hanging(SUITE, "gold") as server:
+    with ScriptedServer(hang, model="hanging") as server:
         process = begun(server.base_url, out)
         assert asked.wait(LIMIT_S)
         process.send_signal(signal.SIGINT)
