@@ -156,7 +156,7 @@ def describe(result: CommandResult) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """0: the job was played to its end; 1: it broke off; 2: it could not begin."""
     options = parse_options(argv)
-    # a server of our own must not outlive us, whichever signal ends us
+    # a server started here must not outlive us if a signal ends us
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run(options)
@@ -293,7 +293,7 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--model", help="the model's name there, or the model to start")
     parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY", "none"))
-    parser.add_argument("--max-turns", type=positive, help="end the job after so many turns")
+    parser.add_argument("--max-turns", type=positive, help="end the job after this many turns")
     parser.add_argument(
         "--yes", action="store_true", help="where no sandbox works, run commands without asking"
     )

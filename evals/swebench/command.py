@@ -164,7 +164,7 @@ def _demo(options: argparse.Namespace) -> int:
     --model scripted:gold plays the right solutions and scripted:wrong wrong ones: they show that
     the way from a run to its report works, and say nothing about a model. --model demo starts a
     real server with the 135M demo model, which resolves little or nothing. Exit status 0 means
-    that every instance was played and graded, whatever is resolved.
+    that every instance was played and graded, resolved or not.
     """
     from .demo import MODEL_CONFIG, SCRIPTED, note_on, solution_server
     from .grading import evaluate

@@ -33,7 +33,7 @@ Source: mini-swe-agent 2.4.6, models/litellm_textbased_model.py, action_regex.
 def note_on(model: str) -> str:
     """Return what a reader of the demo's result must know about its model."""
     if model == DEMO_MODEL:
-        return "a 135M model: it resolves little or nothing, and that is no fault of the way here"
+        return "a 135M model: it resolves little or nothing; the run itself is sound"
     return "scripted solutions, no model: token counts are words, nothing is cached or pinned"
 
 

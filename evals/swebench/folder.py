@@ -98,7 +98,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 class RunFolder:
     """A context manager that holds the folder against other processes.
 
-    Raises SwebenchError if it holds a run already, unless that is to be resumed or overwritten.
+    Raises SwebenchError if it holds a run already, unless resumed or overwritten.
     """
 
     def __init__(self, path: Path, *, resume: bool = False, force: bool = False) -> None:

@@ -85,7 +85,7 @@ class ContainerHarness:
         """Grade these patches; `on_verdict` is called in this thread as each is known.
 
         Removes what the harness left of these instances first, as it would take results from
-        there by run id and model name, whatever the patch. Raises HarnessError if it fails.
+        there by run id and model name, not by patch. Raises HarnessError if it fails.
         """
         reports = {name: self._report_folder(one) for name, one in predictions.items()}
         for report_folder in reports.values():

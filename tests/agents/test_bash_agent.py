@@ -56,7 +56,7 @@ def bash(command: str) -> str:
 def play(
     agent: ModuleType, server: ScriptedServer, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[int, dict[str, Any], str]:
-    """Exit status, JSON document and the text beside it."""
+    """Exit status, JSON document and the text on standard error."""
     status = agent.main(["--base-url", server.base_url, *OPTIONS, *options])
     captured = capsys.readouterr()
     return status, json.loads(captured.out), captured.err

@@ -36,7 +36,7 @@ def bash_agent() -> ModuleType:
 def play(
     agent: ModuleType, base_url: str, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[int, dict[str, Any], str]:
-    """Exit status, JSON document and the text beside it."""
+    """Exit status, JSON document and the text on standard error."""
     status = agent.main(["--base-url", base_url, "--json", *options])
     captured = capsys.readouterr()
     return status, json.loads(captured.out), captured.err

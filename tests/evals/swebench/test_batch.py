@@ -85,6 +85,6 @@ def test_a_server_that_is_gone_ends_the_batch(
 
 
 def test_given_starts_wait_for_no_worker(tmp_path: Path) -> None:
-    """All instances start at their times, whatever number is under way."""
+    """All instances start at their times, however many are under way."""
     _, rows, _ = played(tmp_path, num_workers=None, starts_s=[0.0] * len(SUITE))
     assert len(rows) == len(SUITE)

@@ -36,7 +36,7 @@ def test_a_run_is_overwritten_only_with_force(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_keeps_what_is_finished(tmp_path: Path) -> None:
-    """Rows and conditions of before are there, and the last row of an instance counts."""
+    """Earlier rows and conditions are kept, and the last row of an instance counts."""
     with RunFolder(tmp_path) as folder:
         folder.write(run_id="r")
         folder.add(row("a-1"))
