@@ -1,8 +1,8 @@
 """`agentkv serve [MODEL] [vllm flags]`: stock `vllm serve` with defaults filled in.
 
-Adds `--scheduling-policy continuum` unless a policy is given, the demo model unless a model is, and
-the flags that the CPU build needs where that is installed. All other flags are vLLM's own. With
-`--config FILE` nothing is added.
+Adds `--scheduling-policy continuum` unless a policy is given, the demo model unless a model is,
+cached tokens in the usage of replies, and the flags that the CPU build needs where that is
+installed. All other flags are vLLM's own. With `--config FILE` nothing is added.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
         )
     if value_of(flags, "--scheduling-policy") is None:
         defaults += ["--scheduling-policy", "continuum"]
+    # under stock policies too: without it `agentkv compare` knows no hit rate of its baseline
+    defaults.append("--enable-prompt-tokens-details")
     if is_cpu:
         for name, value in CPU_FLAGS.items():
             if value_of(flags, name) is None:

@@ -100,10 +100,10 @@ def test_other_traffic_is_noticed(
     assert document["num_foreign_requests"] > 0
 
 
-def test_a_wrong_model_breaks_off_with_the_servers_words(
+def test_a_model_that_the_server_does_not_serve_is_bad_usage(
     tiny_continuum_server: ServerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 1, and the server's own 404 is shown."""
+    """An unknown model gives status 2 and the names of those served."""
     arguments = ["--base-url", tiny_continuum_server.base_url, "--model", "no-such-model"]
-    assert agentkv_command(["verify-pin", *arguments]) == 1
+    assert agentkv_command(["verify-pin", *arguments]) == 2
     assert "no-such-model" in capsys.readouterr().err

@@ -28,8 +28,9 @@ def test_defaults_are_filled_in_for_the_cpu_build(model: str) -> None:
 
 
 def test_a_gpu_server_gets_no_cpu_flags(model: str) -> None:
-    """With a GPU the only default added is the policy."""
-    assert complete_flags([model], is_cpu=False) == [model, "--scheduling-policy", "continuum"]
+    """With a GPU the defaults added are the policy and cached tokens in replies."""
+    defaults = ["--scheduling-policy", "continuum", "--enable-prompt-tokens-details"]
+    assert complete_flags([model], is_cpu=False) == [model, *defaults]
 
 
 @pytest.mark.parametrize("given", [["--dtype=bfloat16"], ["--dtype", "bfloat16"]])
