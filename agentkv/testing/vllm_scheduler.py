@@ -75,12 +75,13 @@ def build_scheduler(
     *,
     clock: Callable[[], float] | None = None,
     decode: Callable[[list[int]], str] | None = None,
+    policy_class: Callable[..., Any] | None = None,
     scheduler_class: Callable[..., Any] | None = None,
 ) -> Any:
     """Build a scheduler: vLLM's own, one of agentkv's, or `scheduler_class`.
 
-    `clock` and `decode` replace the clock and the tokenizer of agentkv's schedulers; vLLM's own
-    needs neither.
+    `clock`, `decode` and `policy_class` replace the clock, the tokenizer and the rules of agentkv's
+    schedulers; vLLM's own has none of them.
     """
     with tempfile.TemporaryDirectory(prefix="agentkv-scheduler-") as folder:
         config = _config(shape, Path(folder))
@@ -95,7 +96,7 @@ def build_scheduler(
     if shape.window_tokens is not None:
         window = SlidingWindowSpec(**layer, sliding_window=shape.window_tokens)
         groups.append(KVCacheGroupSpec(["window"], window))
-    build = scheduler_class or _scheduler_class(shape, clock, decode)
+    build = scheduler_class or _scheduler_class(shape, clock, decode, policy_class)
     return build(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
@@ -111,6 +112,7 @@ def _scheduler_class(
     shape: SchedulerShape,
     clock: Callable[[], float] | None,
     decode: Callable[[list[int]], str] | None,
+    policy_class: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
     if shape.settings is None:
         stock: Callable[..., Any] = AsyncScheduler if shape.is_async else Scheduler
@@ -121,6 +123,8 @@ def _scheduler_class(
         methods["clock"] = lambda _: clock()
     if decode is not None:
         methods["decode"] = lambda _, token_ids: decode(token_ids)
+    if policy_class is not None:
+        methods["make_policy"] = lambda _, *args: policy_class(*args)
     return type("ModelFreeScheduler", (base,), methods)
 
 

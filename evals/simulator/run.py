@@ -24,11 +24,15 @@ from .policies import PolicyChoice
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """With jumps or step by step, DRAM of an offload tier, events of the event log to keep."""
+    """With jumps or step by step, DRAM of an offload tier, events of the event log to keep.
+
+    `policy_class` replaces the class of the plugin's policy, for studies.
+    """
 
     has_jumps: bool = True
     dram_gib: float = DEFAULT_DRAM_GIB
     record_events: int = 0
+    policy_class: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class Simulation:
             ),
             clock=self._clock,
             decode=replies.decode,
+            policy_class=options.policy_class,
         )
         if policy.has_offload:
             tier = DramTier(_dram_blocks(machine, options.dram_gib))

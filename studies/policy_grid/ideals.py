@@ -10,57 +10,21 @@ import heapq
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from agentkv.errors import InputError
 from agentkv.evals.simulator.cost import Roofline
 from agentkv.evals.simulator.machine import Machine
-from agentkv.evals.simulator.policies import PolicyChoice, parse_policy
 from agentkv.evals.simulator.simulate import KEYS
 from agentkv.evals.summary import describe_durations
 from agentkv.evals.workload.plans import JobPlan, Workload
 
-IN_ORDER, ANY_ORDER = "ideal:in-order", "ideal:any-order"
-"""The jobs one after the other as they come, a yardstick; and what no policy can beat, each figure
-for itself."""
-IDEALS = (IN_ORDER, ANY_ORDER)
-LOSSLESS_SUFFIX = "@lossless"
-"""The pool as it is, with an endless tier whose loads take no time."""
-NO_TIME_BYTES_S, ENDLESS_GIB = 1e18, 1e12
+from .policies import IN_ORDER
+
 _PRICES = 20
 """Prices of holding that are tried; each bounds the work, and the highest counts."""
-
-
-def policy_name(text: str) -> str:
-    """The name of an ideal, or of a policy as `simulate` spells it. Raises InputError."""
-    if text in IDEALS:
-        return text
-    if text.startswith("ideal:"):
-        raise InputError(f"--policy: got {text!r}, ideals are {' and '.join(IDEALS)}")
-    return parse_grid_policy(text).name
-
-
-def parse_grid_policy(text: str) -> PolicyChoice:
-    """The policy of a name, as in `agentkv simulate`, or with @lossless instead of a suffix."""
-    name = text.removesuffix(LOSSLESS_SUFFIX)
-    policy = parse_policy(name)
-    if name == text:
-        return policy
-    if policy.has_offload or policy.is_infinite:
-        raise InputError(f"--policy: got {text!r}, {LOSSLESS_SUFFIX} stands alone")
-    return replace(policy, name=policy.name + LOSSLESS_SUFFIX, has_offload=True)
-
-
-def check_machine(machine: Machine) -> None:
-    """Ideals are for rooflines: InputError for a machine with fitted times."""
-    if not isinstance(machine.cost, Roofline):
-        raise InputError(
-            f"--policy: {' and '.join(IDEALS)} need a GPU of the catalog, got a profile of "
-            f"calibrate ({machine.name})"
-        )
 
 
 def ideal_entry(

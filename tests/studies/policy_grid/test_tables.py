@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from studies.policy_grid.figure import draw_study
-from studies.policy_grid.findings import findings
 from studies.policy_grid.tables import tables
+
+from studies.policy_grid.findings import findings
 from tests.studies.policy_grid.made_rows import row
 
 ROWS = [
