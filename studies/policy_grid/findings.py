@@ -28,6 +28,7 @@ RATIO_KEYS = [
     *("ttft_first_p99_s", "ttft_first_max_s"),
     *("ttft_continuing_p99_s", "ttft_continuing_max_s", "tokens_per_s"),
 ]
+_NEEDED = ("tools", "pool_blocks", "load", "seed", "policy", "counters", "cpu_s", "jobs")
 REGIME = ["tools", "pool_blocks", "load"]
 TARGETS: Sequence[tuple[str | None, str, str, str, float | None]] = (
     ("recorded", "mean JCT", "mean_s", STOCK, 0.40),
@@ -64,7 +65,7 @@ class Findings:
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
         self.rows = rows
         played = [row for row in rows if row["error"] is None]
-        frame = pd.DataFrame(played)
+        frame = pd.DataFrame(played, columns=None if played else [*_NEEDED])
         counters = frame.pop("counters") if len(frame) else []
         frame["computed_tokens"] = [each.get("computed_tokens") for each in counters]
         kinds = [

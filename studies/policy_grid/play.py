@@ -9,9 +9,8 @@ import importlib
 import multiprocessing
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from concurrent.futures import as_completed
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, as_completed
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
@@ -30,23 +29,23 @@ _TRACEBACK_CHARS = 2000
 
 def play_all(
     plan: StudyPlan, units: Sequence[Unit], *, num_workers: int, unit_limit_s: float
-) -> Iterator[tuple[Unit, Row]]:
+) -> Generator[tuple[Unit, Row]]:
     """Each unit with its row, as they end; a single worker is this process, without a limit."""
     if num_workers == 1:
         yield from ((unit, play_unit(plan, unit)) for unit in units)
         return
     # A forked copy of a process in which torch has run may hang.
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPool(num_workers, context=spawn)
+    pool: Any = ProcessPool(num_workers, context=spawn)
     try:
-        futures = {
+        futures: dict[Future[Row], Unit] = {
             pool.schedule(play_unit, [plan, unit], timeout=unit_limit_s): unit for unit in units
         }
         for future in as_completed(futures):
             unit = futures[future]
             try:
                 row = future.result()
-            except FutureTimeoutError:
+            except TimeoutError:
                 error = f"took longer than --unit-limit-s {unit_limit_s:g}"
                 row = make_row(plan, unit, {"error": error, "wall_s": unit_limit_s, "cpu_s": None})
             except ProcessExpired as ended:

@@ -106,7 +106,7 @@ def _target(target: Document) -> str:
 
 
 def _regimes(found: Findings) -> Iterator[str]:
-    ratios = found.ratios()
+    ratios = dict(list(found.ratios().groupby(level=[*REGIME, "policy"], sort=False)))
     yield from ("", f"## Each regime: ratios to {STOCK} with the same jobs")
     for regime, rows in found.frame.groupby(REGIME, sort=False):
         tools, pool, load = regime
@@ -120,7 +120,7 @@ def _regimes(found: Findings) -> Iterator[str]:
             [
                 policy,
                 _number(own["mean_s"].mean(), ".1f"),
-                *(_spread(ratios.loc[(*regime, policy)][key]) for key in _RATIOS.values()),
+                *(_spread(ratios[*regime, policy][key]) for key in _RATIOS.values()),
                 _number(own["hit_rate"].mean(), ".1%"),
                 _number(own["preemptions"].mean(), ".0f"),
             ]
@@ -153,7 +153,9 @@ def draw(found: Findings, document: Document, out: Path) -> list[Path]:
     for tools in dict.fromkeys(tools for tools, *_ in found.regimes):
         regimes = [regime for regime in found.regimes if regime[0] == tools]
         policies = in_order([name for name in found.policies if name != STOCK])
-        own = means[means.index.get_level_values("tools") == tools].drop(STOCK, level="policy")
+        own = means[means.index.get_level_values("tools") == tools].drop(
+            STOCK, level="policy", errors="ignore"
+        )
         if not own["mean_s"].notna().any():
             continue
         width_in = max(7.0, 1.0 + 0.55 * len(regimes))
