@@ -269,7 +269,7 @@ def test_ctrl_c_keeps_what_there_is(tmp_path: Path, num_workers: str) -> None:
         command(tmp_path, *flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        assert any(line.startswith("3/400 ") for line in process.stderr)
+        assert any(": 3/400 " in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
