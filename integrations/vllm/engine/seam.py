@@ -253,7 +253,7 @@ class SchedulerSeam(Scheduler):
 
 def num_held_once(blocks: Sequence[Any]) -> int:
     """Blocks that no other request holds: freeing them frees memory."""
-    return sum(block.ref_cnt == 1 for block in blocks)
+    return len([block for block in blocks if block.ref_cnt == 1])
 
 
 def num_cache_groups(scheduler: Scheduler) -> int:

@@ -38,46 +38,32 @@ class JobDemand(NamedTuple):
     is_idle: bool = False
     """No turn of the job runs: its KV is pinned while its tool runs."""
 
-    @property
-    def whole_turns_left(self) -> int:
-        return max(0, min(round(self.turns_left), MAX_TURNS))
-
-
-class _Sums:
-    """Blocks, and blocks per turn, of jobs by their turns left."""
-
-    def __init__(self) -> None:
-        self.num_blocks = [0.0] * (MAX_TURNS + 1)
-        self.blocks_per_turn = [0.0] * (MAX_TURNS + 1)
-
-    def add(self, demand: JobDemand, sign: int) -> None:
-        turns = demand.whole_turns_left
-        self.num_blocks[turns] += sign * demand.num_blocks
-        self.blocks_per_turn[turns] += sign * demand.blocks_per_turn
-
 
 class KVDemandForecast:
     """Sums the demand of jobs by turns left; each change is O(1), the peak O(MAX_TURNS)."""
 
     def __init__(self) -> None:
         self._by_job: dict[str, JobDemand] = {}
-        self._idle = _Sums()
-        self._active = _Sums()
+        # blocks, and blocks per turn, by turns left: of active jobs, then of idle ones
+        self._sums = [([0.0] * (MAX_TURNS + 1), [0.0] * (MAX_TURNS + 1)) for _ in range(2)]
 
     def put(self, job_id: str, demand: JobDemand) -> None:
         """Add or update a job's KV demand."""
         self.remove(job_id)
         self._by_job[job_id] = demand
-        self._sums_of(demand).add(demand, 1)
+        self._add(demand, 1)
 
     def remove(self, job_id: str) -> None:
         """Remove a job that holds no KV any more, if it is known."""
         demand = self._by_job.pop(job_id, None)
         if demand is not None:
-            self._sums_of(demand).add(demand, -1)
+            self._add(demand, -1)
 
-    def _sums_of(self, demand: JobDemand) -> _Sums:
-        return self._idle if demand.is_idle else self._active
+    def _add(self, demand: JobDemand, sign: int) -> None:
+        num_blocks, blocks_per_turn = self._sums[demand.is_idle]
+        turns = max(0, min(round(demand.turns_left), MAX_TURNS))
+        num_blocks[turns] += sign * demand.num_blocks
+        blocks_per_turn[turns] += sign * demand.blocks_per_turn
 
     def peak_blocks_with(self, newcomer: JobDemand, idle_kv_weight: float = 1.0) -> float:
         """The most blocks that all jobs and one more will hold at once, if all go on turn by turn.
@@ -85,12 +71,12 @@ class KVDemandForecast:
         Idle jobs count by `idle_kv_weight`. The peak lies just before a job ends, when those that
         end after it have grown by as many turns as it had left.
         """
-        active, idle = self._active, self._idle
-        own_turns = newcomer.whole_turns_left
+        (active, active_growth), (idle, idle_growth) = self._sums
+        own_turns = max(0, min(round(newcomer.turns_left), MAX_TURNS))
         most = blocks = growth = 0.0
         for turns in range(MAX_TURNS, -1, -1):
-            blocks += active.num_blocks[turns] + idle_kv_weight * idle.num_blocks[turns]
-            growth += active.blocks_per_turn[turns] + idle_kv_weight * idle.blocks_per_turn[turns]
+            blocks += active[turns] + idle_kv_weight * idle[turns]
+            growth += active_growth[turns] + idle_kv_weight * idle_growth[turns]
             if turns == own_turns:
                 blocks += newcomer.num_blocks
                 growth += newcomer.blocks_per_turn

@@ -182,11 +182,6 @@ class Job:
             return self.last_turn is None or turn > self.last_turn
         return fingerprint != self.fingerprint
 
-    def leave_context(self, context: Context) -> None:
-        """Note what a finished turn left in the cache."""
-        self.context_tokens = context.num_tokens
-        self.checkpoints = checkpoints_of(context.block_hashes, context.num_blocks)
-
     def has_diverged(self, turn: Turn) -> bool:
         """True if a turn's prompt repeats less than all of what the turn before left."""
         expected = min(self.context_tokens, turn.num_prompt_tokens - 1)
@@ -212,7 +207,7 @@ def checkpoints_of(block_hashes: list[object], num_blocks: int) -> tuple[tuple[i
     """Up to 9 (index, hash) pairs of a context's first `num_blocks` blocks, ending at its end."""
     step = max(1, num_blocks // 8)
     indices = sorted({*range(step - 1, num_blocks, step), num_blocks - 1}) if num_blocks else []
-    return tuple((index, block_hashes[index]) for index in indices if index < len(block_hashes))
+    return tuple([(index, block_hashes[index]) for index in indices if index < len(block_hashes)])
 
 
 class JobTable:

@@ -16,7 +16,7 @@ from agentkv.protocol import Tags, ToolEvent
 
 from ..policy.base import AllocationRequest, Policy, Rank
 from ..policy.costs import RestoreCostModel
-from ..policy.jobs import Context, Job, JobTable, Turn
+from ..policy.jobs import Context, Job, JobTable, Turn, checkpoints_of
 from ..policy.pins import Pin, PinEnd
 from ..settings import MAX_PRIORITY
 from ..telemetry import Telemetry
@@ -273,8 +273,9 @@ class RetentionManager:
             job.finish_turn(now_s)
             if context is not None:
                 before = job.context_tokens or job.first_prompt_tokens
-                self.admission.growth.turn_ended(max(0, context.num_tokens - before))
-                job.leave_context(context)
+                job.context_tokens = context.num_tokens
+                self.admission.growth.turn_ended(max(0, job.context_tokens - before))
+                job.checkpoints = checkpoints_of(context.block_hashes, context.num_blocks)
         self.events.add(job.job_id, "finish", turn=job.num_turns, context_length=job.context_tokens)
 
     # What runs between two turns, and when a pin ends
@@ -286,8 +287,8 @@ class RetentionManager:
     def read(self, reply: Reply, decode: Decode) -> None:
         """Have a reply read, and decide about its job's pin once that is done."""
         self.decisions.read(reply, decode)
-        self.apply_predictions()
-        self.expire_due_pins()
+        if not self._worker.is_started:
+            self.do_what_is_due()
 
     def apply_predictions(self) -> None:
         """Decide about pins by the predictions that have come in. O(1) if there are none."""
@@ -363,7 +364,7 @@ class RetentionManager:
         while (job := self.jobs.next_to_forget(now_s)) is not None:
             pin = self.pins.get(job.job_id)
             if pin is not None:
-                self.end_pin(pin, "expired" if pin.ttl_s > 0 else "slow")
+                self.end_pin(pin, "forgotten")
             self._close(job, "lease")
 
     def end_all_pins(self, reason: PinEnd) -> None:

@@ -91,6 +91,10 @@ class BackgroundWorker:
         self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_started(self) -> bool:
+        return self._thread is not None
+
     def start(self) -> None:
         """Do all further tasks in a daemon thread."""
         assert self._thread is None

@@ -119,8 +119,8 @@ class Engine:
     With `offload_bytes` it has vLLM's own KV offloading to so much DRAM, whose worker here does
     every transfer within the step, but loads only while `is_link_open`; those for the requests in
     `failing` fail. With `window_tokens` it has a layer with such a sliding window
-    beside the one with full attention: a second group of KV blocks. `without` are the rules of the
-    `agentkv` policy that are left out.
+    beside the one with full attention: a second group of KV blocks. `policy_class` makes its
+    policy; or `without` are the rules of `agentkv` that are left out.
     """
 
     def __init__(
@@ -135,6 +135,7 @@ class Engine:
         offload_bytes: int = 0,
         window_tokens: int | None = None,
         without: Sequence[str] = (),
+        policy_class: Callable[..., Any] | None = None,
         **settings: Any,
     ) -> None:
         self.clock = Clock()
@@ -147,8 +148,9 @@ class Engine:
                 "decode": lambda _, token_ids: self.vocabulary.decode(token_ids),
             }
             if without:
-                policy = type("Ablated", tuple(ABLATIONS[name] for name in without), {})
-                given["make_policy"] = lambda _, *args: policy(*args)
+                policy_class = type("Ablated", tuple(ABLATIONS[name] for name in without), {})
+            if policy_class is not None:
+                given["make_policy"] = lambda _, *args: policy_class(*args)
             scheduler_class = type("Clocked", (base,), given)
         config = VllmConfig(
             scheduler_config=SchedulerConfig(

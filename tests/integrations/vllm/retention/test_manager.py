@@ -210,6 +210,7 @@ def test_no_more_jobs_are_remembered_than_allowed(make_engine: Callable[..., Eng
         engine.turn(prompt_of(40, salt=index), job_id=f"j{index}")
     engine.scheduler.retention.forget_idle_jobs()
     assert [job.job_id for job in engine.scheduler.retention.jobs] == ["j3", "j4", "j5"]
+    assert engine.pin_ends == {"forgotten": 3}
     assert set(engine.pinned) == {"j3", "j4", "j5"}
 
 
