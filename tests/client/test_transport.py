@@ -68,6 +68,7 @@ async def test_a_key_that_is_made_when_needed_is_used(
             await job.client.chat.completions.create(**CHAT)
             with job.tool("ls"):
                 pass
+            assert agentkv.flush(timeout_s=20)  # before the client is closed
     else:
         with (
             openai.OpenAI(base_url=guarded.base_url, api_key=lambda: "key") as client,
@@ -76,6 +77,7 @@ async def test_a_key_that_is_made_when_needed_is_used(
             job.client.chat.completions.create(**CHAT)
             with job.tool("ls"):
                 pass
+            assert agentkv.flush(timeout_s=20)  # before the client is closed
     await asyncio.to_thread(guarded.wait_for, lambda server: server.released)
     assert guarded.turns[0].tags
     assert len(guarded.tool_events) == 2
