@@ -84,7 +84,7 @@ def build_scheduler(
     schedulers; vLLM's own has none of them.
     """
     with tempfile.TemporaryDirectory(prefix="agentkv-scheduler-") as folder:
-        config = _config(shape, Path(folder))
+        config = _config(shape, write_model_config(Path(folder), shape.max_model_tokens))
     config.cache_config.num_gpu_blocks = shape.num_blocks
     layer = {
         "block_size": shape.block_tokens,
@@ -133,9 +133,8 @@ def _num_steps(_: Any, output: SchedulerOutput) -> int:
     return 1 + max(map(len, output.scheduled_spec_decode_tokens.values()), default=0)
 
 
-def _config(shape: SchedulerShape, folder: Path) -> VllmConfig:
-    """vLLM's configuration for a model whose weights are never loaded; its config is in `folder`
-    while vLLM reads it."""
+def write_model_config(folder: Path, max_model_tokens: int = 4096) -> Path:
+    """Write the config of a small Llama, whose weights are never loaded, into `folder`."""
     model = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -144,9 +143,13 @@ def _config(shape: SchedulerShape, folder: Path) -> VllmConfig:
         "num_attention_heads": 2,
         "num_hidden_layers": 1,
         "vocab_size": 1000,
-        "max_position_embeddings": shape.max_model_tokens,
+        "max_position_embeddings": max_model_tokens,
     }
     (folder / "config.json").write_text(json.dumps(model), encoding="utf-8")
+    return folder
+
+
+def _config(shape: SchedulerShape, model: Path) -> VllmConfig:
     return VllmConfig(
         scheduler_config=SchedulerConfig(
             max_num_seqs=shape.max_num_seqs,
@@ -157,7 +160,7 @@ def _config(shape: SchedulerShape, folder: Path) -> VllmConfig:
             is_encoder_decoder=False,
         ),
         model_config=ModelConfig(
-            model=str(folder),
+            model=str(model),
             dtype="float32",
             seed=0,
             skip_tokenizer_init=True,

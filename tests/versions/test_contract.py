@@ -16,7 +16,7 @@ from vllm.v1.core.sched.interface import SchedulerInterface
 
 from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.engine import scheduler, seam
-from tests.integrations.vllm.harness import STOCK, Engine, write_model_config
+from tests.integrations.vllm.harness import STOCK, Engine
 
 
 def names_used_on_self(module: ModuleType, class_name: str) -> set[str]:
@@ -50,7 +50,7 @@ def test_stock_schedulers_have_every_attribute_that_ours_read(
     is_async: bool, tmp_path: Path
 ) -> None:
     """What our scheduler reads from `self` beyond its own is an attribute of a stock scheduler."""
-    stock = Engine(write_model_config(tmp_path), scheduler_class=STOCK[is_async]).scheduler
+    stock = Engine(scheduler_class=STOCK[is_async]).scheduler
     of_seam = names_used_on_self(seam, "SchedulerSeam")
     of_ours = names_used_on_self(scheduler, "RetainingScheduler")
     expected = of_seam | {name for name in of_ours if not hasattr(seam.SchedulerSeam, name)}

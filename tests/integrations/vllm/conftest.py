@@ -8,20 +8,22 @@ from pathlib import Path
 import pytest
 
 from agentkv.integrations.vllm.engine import seam
-from tests.integrations.vllm.harness import Engine, write_model_config
+from agentkv.testing.vllm_scheduler import write_model_config
+from tests.integrations.vllm.harness import Engine
 
 
 @pytest.fixture(scope="session")
 def model_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the config of a model that vLLM accepts; it has no weights."""
     return write_model_config(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
-def make_engine(request: pytest.FixtureRequest, model_config: Path) -> Callable[..., Engine]:
+def make_engine(request: pytest.FixtureRequest) -> Callable[..., Engine]:
     """Makes engines of the sync and of the async scheduler class."""
 
     def make(**options: object) -> Engine:
-        return Engine(model_config, is_async=request.param, **options)
+        return Engine(is_async=request.param, **options)
 
     return make
 

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from vllm.config import (
-    CacheConfig,
-    KVTransferConfig,
-    ModelConfig,
-    SchedulerConfig,
-    VllmConfig,
-)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingWorkerMetadata,
 )
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    SlidingWindowSpec,
-)
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.request import RequestStatus
 
-from agentkv.integrations.vllm.engine.scheduler import AsyncRetainingScheduler, RetainingScheduler
+from agentkv.testing.vllm_scheduler import (
+    SchedulerShape,
+    build_scheduler,
+    make_request,
+    runner_output,
+    sha256_hasher,
+)
 from studies.policy_grid.ablation import ABLATIONS
 
 BLOCK_TOKENS = 16
@@ -82,35 +68,13 @@ class Clock:
         return self.now_s
 
 
-def write_model_config(folder: Path) -> Path:
-    """A Llama config that vLLM accepts; no weights are ever loaded."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                "architectures": ["LlamaForCausalLM"],
-                "model_type": "llama",
-                "hidden_size": 64,
-                "intermediate_size": 128,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 2,
-                "num_hidden_layers": 1,
-                "vocab_size": 1000,
-                "max_position_embeddings": 8192,
-                "torch_dtype": "float32",
-            }
-        )
-    )
-    return folder
-
-
-def _offloading(num_bytes: int) -> KVTransferConfig:
-    return KVTransferConfig(
-        kv_connector="OffloadingConnector",
-        kv_role="kv_both",
-        kv_load_failure_policy="recompute",
-        kv_connector_extra_config={"cpu_bytes_to_use": num_bytes, "offload_prompt_only": False},
-    )
+def _offloading(num_bytes: int) -> dict[str, Any]:
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": num_bytes, "offload_prompt_only": False},
+    }
 
 
 class Engine:
@@ -125,7 +89,6 @@ class Engine:
 
     def __init__(
         self,
-        model: Path,
         *,
         num_blocks: int = 64,
         max_num_seqs: int = 16,
@@ -141,60 +104,24 @@ class Engine:
         self.clock = Clock()
         self.vocabulary = Vocabulary()
         self._replies: dict[str, list[int]] = {}
-        if scheduler_class is None:
-            base = AsyncRetainingScheduler if is_async else RetainingScheduler
-            given: dict[str, Any] = {
-                "clock": lambda _: self.clock(),
-                "decode": lambda _, token_ids: self.vocabulary.decode(token_ids),
-            }
-            if without:
-                policy_class = type("Ablated", tuple(ABLATIONS[name] for name in without), {})
-            if policy_class is not None:
-                given["make_policy"] = lambda _, *args: policy_class(*args)
-            scheduler_class = type("Clocked", (base,), given)
-        config = VllmConfig(
-            scheduler_config=SchedulerConfig(
+        policy = type("Ablated", tuple(ABLATIONS[name] for name in without), {})
+        self._hasher = sha256_hasher(BLOCK_TOKENS)
+        self.scheduler = build_scheduler(
+            SchedulerShape(
+                num_blocks=num_blocks,
+                block_tokens=BLOCK_TOKENS,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
-                max_model_len=4096,
-                enable_chunked_prefill=True,
-                async_scheduling=is_async,
-                is_encoder_decoder=False,
+                window_tokens=window_tokens,
+                settings=settings,
+                connector=_offloading(offload_bytes) if offload_bytes else None,
+                is_async=is_async,
+                log_stats=True,
             ),
-            model_config=ModelConfig(
-                model=str(model),
-                dtype="float32",
-                seed=0,
-                skip_tokenizer_init=True,
-                max_model_len=4096,
-            ),
-            cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True),
-            kv_transfer_config=_offloading(offload_bytes) if offload_bytes else None,
-            additional_config={"agentkv": settings},
-        )
-        shape = {
-            "block_size": BLOCK_TOKENS,
-            "num_kv_heads": 1,
-            "head_size": 1,
-            "dtype": torch.float32,
-        }
-        groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))]
-        if window_tokens is not None:
-            window = SlidingWindowSpec(**shape, sliding_window=window_tokens)
-            groups.append(KVCacheGroupSpec(["window"], window))
-        config.cache_config.num_gpu_blocks = num_blocks
-        init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
-        self.scheduler: Any = scheduler_class(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(
-                num_blocks=num_blocks,
-                kv_cache_tensors=[],
-                kv_cache_groups=groups,
-            ),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK_TOKENS,
-            log_stats=True,
+            clock=self.clock,
+            decode=self.vocabulary.decode,
+            policy_class=policy if without else None,
+            scheduler_class=scheduler_class,
         )
         self._in_flight: list[tuple[Any, ModelRunnerOutput]] = []
         self._has_tier = offload_bytes > 0
@@ -258,20 +185,16 @@ class Engine:
             stop_token_ids = self.vocabulary.encode(ending, 1)
             self._replies[request_id] += stop_token_ids
             max_tokens += 10
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=list(prompt),
-            sampling_params=SamplingParams(
-                max_tokens=max_tokens,
-                ignore_eos=True,
-                stop=stop,
-                stop_token_ids=stop_token_ids,
-                detokenize=stop is not None,
-                extra_args=tags or None,
-            ),
-            pooling_params=None,
+        request = make_request(
+            request_id,
+            list(prompt),
             block_hasher=self._hasher,
+            tags=tags or None,
             priority=priority,
+            max_tokens=max_tokens,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            detokenize=stop is not None,
         )
         self.scheduler.add_request(request)
         return request.request_id
@@ -305,15 +228,8 @@ class Engine:
             said = self._replies.get(request_id, [])[position - request.num_prompt_tokens :]
             token = said[0] if said else 10 + position % 900
             sampled.append([] if is_prefill else [token])
-        return ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
-            sampled_token_ids=sampled,
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-            kv_connector_output=self._transfer(output) if self._has_tier else None,
-        )
+        transfers = self._transfer(output) if self._has_tier else None
+        return runner_output(ids, sampled, transfers=transfers)
 
     def _transfer(self, output: Any) -> KVConnectorOutput:
         meta, done = output.kv_connector_metadata, OffloadingWorkerMetadata()

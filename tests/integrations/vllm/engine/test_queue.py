@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,11 +104,11 @@ WORKLOADS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(workload=WORKLOADS, num_blocks=st.integers(12, 40), is_async=st.booleans())
 def test_without_a_job_id_every_step_is_exactly_stocks(
-    workload: list[tuple[int, int, int]], num_blocks: int, is_async: bool, model_config: Path
+    workload: list[tuple[int, int, int]], num_blocks: int, is_async: bool
 ) -> None:
     """Same requests, same steps, same preemptions as the stock class, under pressure too."""
     histories = [
-        play(Engine(model_config, num_blocks=num_blocks, is_async=is_async, **kind), workload)
+        play(Engine(num_blocks=num_blocks, is_async=is_async, **kind), workload)
         for kind in ({}, {"scheduler_class": STOCK[is_async]})
     ]
     assert histories[0] == histories[1]

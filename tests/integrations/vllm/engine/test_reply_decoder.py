@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from vllm.config import ModelConfig
 
 from agentkv.integrations.vllm.engine.scheduler import ReplyDecoder
-from tests.integrations.vllm.harness import write_model_config
+from agentkv.testing.vllm_scheduler import write_model_config
 
 WORDS = ["<s>", "</s>", "```bash\n", "ls", " -la", "\n```", "<|call|>"]
 

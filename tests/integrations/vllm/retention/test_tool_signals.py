@@ -110,9 +110,9 @@ def test_a_wrong_operation_comes_back_as_an_error(
     assert message in engine_call.call(engine.scheduler, op, args)["error"]
 
 
-def test_a_stock_scheduler_refuses_operations(model_config: Path) -> None:
+def test_a_stock_scheduler_refuses_operations() -> None:
     """Under fcfs the engine says whose policy it is not."""
-    engine = Engine(model_config, scheduler_class=STOCK[False])
+    engine = Engine(scheduler_class=STOCK[False])
     assert "not one of agentkv's" in engine_call.call(engine.scheduler, "info", [])["error"]
 
 
