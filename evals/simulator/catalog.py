@@ -1,12 +1,10 @@
-"""The GPUs and models that can be named: public figures, each with its source, and nothing else.
-
-`memory_gib` is what CUDA reports, `bandwidth_gb_s` and `tflops` are the makers' peaks (dense, 16
-bit in, 32 bit accumulated); what a server achieves of them is ACHIEVED below.
-"""
+"""The GPUs and models of `catalog.toml`, and what a server achieves of a card's peaks."""
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from importlib import resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,7 @@ class GPU:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What of a decoder-only transformer decides its memory and time; 16-bit weights and KV."""
+    """The sizes of a decoder-only transformer; weights and KV have 16 bits."""
 
     num_parameters: int
     num_layers: int
@@ -34,107 +32,16 @@ class ModelShape:
     dtype_bytes: int = 2
 
 
-PCIE3_GB_S, PCIE4_GB_S = 12.0, 25.0
-"""What copies from pinned memory reach on 16 lanes, of 15.8 and 31.5 GB/s; PCIe 5 is taken as 4,
-the end of the 12 to 25 GB/s that KV offloading is reported to reach."""
-
-GPUS = {
-    "rtx-6000": GPU(
-        23.65,
-        672.0,
-        130.5,
-        PCIE3_GB_S,
-        "NVIDIA Quadro RTX 6000 data sheet (Turing, 24 GB GDDR6, FP16 tensor cores)",
-    ),
-    "a100-40": GPU(
-        39.4,
-        1555.0,
-        312.0,
-        PCIE4_GB_S,
-        "NVIDIA A100 Tensor Core GPU data sheet (40 GB HBM2)",
-    ),
-    "l40s": GPU(
-        44.5,
-        864.0,
-        362.0,
-        PCIE4_GB_S,
-        "NVIDIA L40S data sheet (48 GB GDDR6 with ECC; 362.05 TFLOPS without sparsity)",
-    ),
-    "rtx-5090": GPU(
-        31.34,
-        1792.0,
-        209.5,
-        PCIE4_GB_S,
-        "NVIDIA RTX Blackwell GPU architecture paper; memory as the reference experiment saw it",
-    ),
-    "h100": GPU(
-        79.1,
-        3350.0,
-        989.4,
-        PCIE4_GB_S,
-        "NVIDIA H100 Tensor Core GPU data sheet (SXM5, 80 GB HBM3)",
-    ),
-    "h200": GPU(
-        139.8,
-        4800.0,
-        989.4,
-        PCIE4_GB_S,
-        "NVIDIA H200 Tensor Core GPU data sheet (SXM, 141 GB HBM3e)",
-    ),
-}
-
-MODELS = {
-    "llama-3.1-8b": ModelShape(
-        8_030_261_248,
-        32,
-        32,
-        8,
-        128,
-        131_072,
-        "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct, config.json",
-    ),
-    "llama-3.1-70b": ModelShape(
-        70_553_706_496,
-        80,
-        64,
-        8,
-        128,
-        131_072,
-        "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct, config.json",
-    ),
-    "qwen3-8b": ModelShape(
-        8_190_735_360,
-        36,
-        32,
-        8,
-        128,
-        40_960,
-        "https://huggingface.co/Qwen/Qwen3-8B, config.json",
-    ),
-    "qwen3-32b": ModelShape(
-        32_762_123_264,
-        64,
-        64,
-        8,
-        128,
-        40_960,
-        "https://huggingface.co/Qwen/Qwen3-32B, config.json",
-    ),
-    "smollm2-135m": ModelShape(
-        134_515_008,
-        30,
-        9,
-        3,
-        64,
-        8192,
-        "https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, config.json",
-    ),
-}
+_TABLES = tomllib.loads(
+    resources.files(__package__).joinpath("catalog.toml").read_text(encoding="utf-8")
+)
+GPUS = {name: GPU(**row) for name, row in _TABLES["gpus"].items()}
+MODELS = {name: ModelShape(**row) for name, row in _TABLES["models"].items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Achieved:
-    """What a server gets out of a card: shares of its peaks, and fixed times."""
+    """What a server achieves with a card: shares of its peaks, and fixed times."""
 
     bandwidth_share: float
     compute_share: float

@@ -194,7 +194,7 @@ def _from_profile(profile: Profile, model: str | None, limits: Limits) -> Machin
         max_num_batched_tokens=profile.max_num_batched_tokens,
         max_model_tokens=profile.max_model_tokens,
         request_s=profile.request_s,
-        pcie_bytes_s=catalog.PCIE4_GB_S * 1e9,
+        pcie_bytes_s=GPUS["h100"].pcie_gb_s * 1e9,
     )
 
 
