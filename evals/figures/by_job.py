@@ -1,4 +1,4 @@
-"""Figures of single jobs and turns, a panel for each load: durations, latency by turn."""
+"""Draws job durations and latencies by turn, with a panel for each load."""
 
 from __future__ import annotations
 
@@ -8,10 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from ..summary import Spread, mean
 from .runs import BARS, Group, Run, conditions
-from .style import FONT_PT, common_style, draw_line, in_order, legend_above, look, panel_grid, save
+from .style import (
+    FONT_PT,
+    common_style,
+    draw_line,
+    in_order,
+    legend_above,
+    look,
+    panel_grid,
+    save,
+    spreads,
+)
 
 _LOG_RATIO = 50
 _MIN_RANGE = 0.1
@@ -23,12 +33,12 @@ _MAX_TICKS = 12
 
 
 def draw_cumulative(group: Group, path: Path) -> Path:
-    """The share of jobs done within a time, all repeats together."""
+    """Draw the share of jobs done within a time, all repeats together."""
     return _draw(group, path, 2.9, _draw_durations, "jobs of all runs together")
 
 
 def draw_by_turn(group: Group, path: Path) -> Path:
-    """Mean latency turn by turn, and its spread over runs."""
+    """Draw the mean latency turn by turn, and its spread over runs."""
     return _draw(group, path, 3.1, _draw_turns, BARS)
 
 
@@ -69,38 +79,33 @@ def _draw_durations(axes: Any, runs: Sequence[Run]) -> None:
 
 
 def _draw_turns(axes: Any, runs: Sequence[Run]) -> None:
+    rows = [
+        (run.policy, turn + 1, latency_ms / 1000.0, run.summary["per_turn_avg_prompt_tokens"][turn])
+        for run in runs
+        for turn, latency_ms in enumerate(run.summary["per_turn_avg_latency_ms"])
+        if latency_ms is not None
+    ]
+    table = pd.DataFrame(rows, columns=["policy", "turn", "value", "prompt_tokens"])
     num_turns = 0
-    for policy in in_order([run.policy for run in runs]):
-        same = [run for run in runs if run.policy == policy]
-        latencies_ms = [run.summary["per_turn_avg_latency_ms"] for run in same]
-        line = {}
-        for turn in range(min(map(_num_shown, same))):
-            values_s = [means[turn] / 1000.0 for means in latencies_ms if means[turn] is not None]
-            if (spread := Spread.of(values_s)) is not None:
-                line[turn + 1.0] = spread
-        num_turns = max(num_turns, len(line))
+    for policy in in_order(table["policy"]):
+        # turns that few jobs of some run reach are noise
+        shown = min(_num_shown(run) for run in runs if run.policy == policy)
+        line = spreads(table[(table["policy"] == policy) & (table["turn"] <= shown)], "turn")
         draw_line(axes, policy, line)
+        num_turns = max(num_turns, len(line))
     axes.set(ylim=(0.0, None), xlabel="turn", ylabel="mean latency, seconds")
     if 0 < num_turns <= _MAX_TICKS:
-        _label_turns(axes, runs, num_turns)
+        lengths = table.groupby("turn")["prompt_tokens"].mean()
+        turns = range(1, num_turns + 1)
+        labels = [f"{n}\n{lengths[n]:.0f}" if n in lengths else f"{n}" for n in turns]
+        axes.set_xticks(turns, labels, fontsize=FONT_PT - 2)
+        axes.set_xlabel("turn, and the mean length of its prompt in tokens")
 
 
 def _num_shown(run: Run) -> int:
-    """Turns up to the last that enough jobs of the run reach."""
+    """Number of turns up to the last that `_MIN_ANSWERED` jobs of the run reach."""
     answered = Counter(
         turn.turn for job in run.outcome.jobs for turn in job.turns if turn.error is None
     )
     enough = [turn for turn, count in answered.items() if count >= _MIN_ANSWERED]
     return max(enough or answered) + 1
-
-
-def _label_turns(axes: Any, runs: Sequence[Run], num_turns: int) -> None:
-    """Write the prompt's length under each turn."""
-    lengths = [run.summary["per_turn_avg_prompt_tokens"] for run in runs]
-    labels = []
-    for turn in range(num_turns):
-        known = [means[turn] for means in lengths if turn < len(means) and means[turn] is not None]
-        length = mean(known)
-        labels.append(f"{turn + 1}" if length is None else f"{turn + 1}\n{length:.0f}")
-    axes.set_xticks(range(1, num_turns + 1), labels, fontsize=FONT_PT - 2)
-    axes.set_xlabel("turn, and the mean length of its prompt in tokens")

@@ -1,4 +1,4 @@
-"""The runs to draw: read from disk, checked, and grouped by the conditions they ran under.
+"""Reads runs from disk, checks them, and groups them by the conditions they ran under.
 
 Two runs share a figure if only policy, load, seed and repeat differ. Used by every figure of runs;
 draws nothing.
@@ -10,7 +10,7 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -56,51 +56,38 @@ _MAX_LISTED = 6
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the runs of one figure have in common; None where the rows do not say."""
+    """What the runs of one figure have in common; None where the rows do not say.
+
+    load_kind: a key of LOADS.
+    blocks: size of the KV pool as asked for by flag; None for all that the memory holds.
+    limits: keys of LIMITS with their values.
+    """
 
     gpu: str
     model: str | None
     workload: str | None
     tools: str | None
     load_kind: str | None
-    """A key of LOADS."""
     blocks: str | None
-    """Blocks of the KV pool as asked for by flag; None: as many as the memory holds."""
     is_simulated: bool
     limits: tuple[tuple[str, str], ...]
-    """Keys of LIMITS with their values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run with its summary and the load it ran under; `load` is None where none was set."""
+    """One run with its summary and the load it ran under; None for a load that was not set.
+
+    pair: runs of two policies with the same pair played the same jobs in the same round.
+    pool: blocks of the KV pool, by flag or as counted; None if it has no limit or is not known.
+    """
 
     outcome: RunOutcome
+    policy: str
     summary: Mapping[str, Any]
     setting: Setting
     load: float | None
-
-    @property
-    def policy(self) -> str:
-        return self.outcome.policy
-
-    @property
-    def pair(self) -> tuple[Any, ...]:
-        """Runs of two policies with the same pair played the same jobs in the same round."""
-        workload, metadata = self.outcome.workload, self.outcome.metadata
-        return (self.load, workload.get("seed"), metadata.get("repeat"))
-
-    @property
-    def pool(self) -> str | None:
-        """Blocks of the KV pool; None where it has no limit or is not known.
-
-        As asked for by flag, else as the server or the simulator counted them.
-        """
-        if _has_endless_pool(self.policy):
-            return None
-        metadata, server = self.outcome.metadata, self.outcome.server
-        facts = [metadata, server, metadata.get("server_info"), server.get("before")]
-        return _blocks(metadata.get("config")) or _name(_find(facts, "num_blocks"))
+    pair: tuple[Any, ...]
+    pool: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,63 +135,61 @@ def load_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     """
     runs, left_out = [], []
     for path in map(Path, paths):
-        for outcome in _read(path):
-            run = _run(path, outcome)
+        if path.is_file() and path.name not in (TURNS_FILE, RUN_FILE):
+            raise InputError(f"{path}: not a run: give its folder, {TURNS_FILE} or {RUN_FILE}")
+        try:
+            found = [_run(outcome) for outcome in read_runs([path])]
+        except (InputError, OSError) as error:
+            raise InputError(str(error)) from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(f"{path}: rows that cannot be drawn: {reason}") from error
+        for run in found:
             if run.summary["completed"]:
                 runs.append(run)
             else:
-                left_out.append(
-                    f"{path}: {run.policy}: none of its {len(outcome.jobs)} jobs is done, left out"
-                )
+                reason = f"none of its {run.summary['jobs']} jobs is done, left out"
+                left_out.append(f"{path}: {run.policy}: {reason}")
     if not runs:
         raise InputError("; ".join(left_out) or "no rows given")
     return runs, left_out
 
 
-def _read(path: Path) -> list[RunOutcome]:
-    if path.is_file() and path.name not in (TURNS_FILE, RUN_FILE):
-        raise InputError(f"{path}: not a run: give its folder, {TURNS_FILE} or {RUN_FILE}")
-    try:
-        return read_runs([path])
-    except (InputError, OSError) as error:
-        raise InputError(str(error)) from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"{path}: rows of another shape than {TURNS_FILE}: {reason}") from error
-
-
-def _run(path: Path, outcome: RunOutcome) -> Run:
-    try:
-        for job in outcome.jobs:
-            times = [job.arrived_s, job.ended_s]
-            times += [time for turn in job.turns for time in (turn.sent_s, turn.ended_s)]
-            if not job.turns:
-                raise ValueError(f"job {job.job_id!r} has no turn")
-            if not all(math.isfinite(time) for time in times):
-                raise ValueError(f"job {job.job_id!r} has a time that is not a finite number")
-        setting = _setting_of(outcome)
-        load = float(outcome.workload[setting.load_kind]) if setting.load_kind else None
-        return Run(outcome, summarize(outcome), setting, load)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path}: {outcome.policy}: values that cannot be drawn: {error}"
-        ) from error
-
-
-def _setting_of(outcome: RunOutcome) -> Setting:
-    metadata = outcome.metadata
+def _run(outcome: RunOutcome) -> Run:
+    """Raise ValueError, TypeError or AttributeError for values that cannot be drawn."""
+    for job in outcome.jobs:
+        times_s = [job.arrived_s, job.ended_s]
+        times_s += [time_s for turn in job.turns for time_s in (turn.sent_s, turn.ended_s)]
+        if not job.turns:
+            raise ValueError(f"job {job.job_id!r} has no turn")
+        if not all(map(math.isfinite, times_s)):
+            raise ValueError(f"job {job.job_id!r} has a time that is not a finite number")
+    workload, metadata, server = outcome.workload, outcome.metadata, outcome.server
     config = metadata.get("config")
-    flags: Sequence[Any] = [outcome.workload, config]
-    limits = {name: _name(_find(flags, name)) for name in LIMITS}
-    return Setting(
-        gpu=_name(_find([config, metadata], "gpu")) or "server",
-        model=_name(_find([config, metadata], "model")),
-        workload=_name(_find([outcome.workload], "name")),
-        tools=_name(_find(flags, "tools")),
-        load_kind=next((kind for kind in LOADS if outcome.workload.get(kind) is not None), None),
-        blocks=None if _has_endless_pool(outcome.policy) else _blocks(config),
+    limits = {name: _text(name, workload, config) for name in LIMITS}
+    blocks = None if _has_endless_pool(outcome.policy) else _blocks(config)
+    setting = Setting(
+        gpu=_text("gpu", config, metadata) or "server",
+        model=_text("model", config, metadata),
+        workload=_text("name", workload),
+        tools=_text("tools", workload, config),
+        load_kind=next((kind for kind in LOADS if workload.get(kind) is not None), None),
+        blocks=blocks,
         is_simulated=bool(metadata.get("is_simulated")),
         limits=tuple((name, value) for name, value in limits.items() if value is not None),
+    )
+    load = float(workload[setting.load_kind]) if setting.load_kind else None
+    counted = _text(
+        "num_blocks", metadata, server, metadata.get("server_info"), server.get("before")
+    )
+    return Run(
+        outcome,
+        outcome.policy,
+        summarize(outcome),
+        setting,
+        load,
+        pair=(load, workload.get("seed"), metadata.get("repeat")),
+        pool=None if _has_endless_pool(outcome.policy) else blocks or counted,
     )
 
 
@@ -215,30 +200,28 @@ def _has_endless_pool(policy: str) -> bool:
 
 def _blocks(config: Any) -> str | None:
     """The simulator's flag, compare's flag, or vLLM's among the flags of the server."""
-    for name in ("blocks", "num_gpu_blocks_override"):
-        value = _name(_find([config], name))
-        if value is not None:
-            return value
+    asked = _text("blocks", config) or _text("num_gpu_blocks_override", config)
     flags = config.get("server_flags") if isinstance(config, Mapping) else None
-    if isinstance(flags, list) and _BLOCK_FLAG in flags[:-1]:
+    if asked is None and isinstance(flags, list) and _BLOCK_FLAG in flags[:-1]:
         return str(flags[flags.index(_BLOCK_FLAG) + 1])
-    return None
+    return asked
 
 
-def _find(places: Sequence[Any], name: str) -> str | int | float | None:
-    """The value in the first place that has the name; None for a default, which says nothing."""
+def _text(name: str, *places: Any) -> str | None:
+    """The value in the first place that has the name, as text; None for a default.
+
+    A file (a calibrated profile, a trace, a model's folder) gives its own name.
+    """
     for place in places:
         value = place.get(name) if isinstance(place, Mapping) else None
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            return None if value == _DEFAULTS.get(name) else value
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            continue
+        if value == _DEFAULTS.get(name):
+            return None
+        if not isinstance(value, str):
+            return f"{value:g}" if isinstance(value, float) else str(value)
+        return Path(value).stem if "/" in value or value.endswith(".json") else value
     return None
-
-
-def _name(value: str | int | float | None) -> str | None:
-    """A value as text; of a file (a calibrated profile, a trace, a model's folder) its own name."""
-    if not isinstance(value, str):
-        return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    return Path(value).stem if "/" in value or value.endswith(".json") else value
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -247,14 +230,13 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     Runs on a pool without limit join every setting that differs in nothing else.
     """
     by_setting: dict[Setting, list[Run]] = {}
-    for run in runs:
-        if not _has_endless_pool(run.policy):
-            by_setting.setdefault(run.setting, []).append(run)
-    for run in runs:
+    for run in sorted(runs, key=lambda run: _has_endless_pool(run.policy)):
+        joined = [run.setting]
         if _has_endless_pool(run.policy):
             alike = [s for s in by_setting if replace(s, blocks=None) == run.setting]
-            for setting in alike or [run.setting]:
-                by_setting.setdefault(setting, []).append(run)
+            joined = alike or joined
+        for setting in joined:
+            by_setting.setdefault(setting, []).append(run)
     return [
         Group(setting, _slug(setting, list(by_setting)), tuple(its_runs))
         for setting, its_runs in by_setting.items()
@@ -266,43 +248,47 @@ def _slug(setting: Setting, others: Sequence[Setting]) -> str:
     alike = [other for other in others if other.gpu == setting.gpu]
     words = [setting.gpu]
     for field in fields(Setting):
-        if len({getattr(other, field.name) for other in alike}) > 1:
-            words += _words(getattr(setting, field.name))
+        value = getattr(setting, field.name)
+        if len({getattr(other, field.name) for other in alike}) == 1:
+            continue
+        if field.name == "is_simulated":
+            words.append("simulated" if value else "measured")
+        elif field.name == "limits":
+            words += [f"{name}-{limit}" for name, limit in value]
+        elif value is not None:
+            words.append(value)
     return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", word).strip("-.") or "none" for word in words)
-
-
-def _words(value: Any) -> Iterator[str]:
-    if isinstance(value, bool):
-        yield "simulated" if value else "measured"
-    elif isinstance(value, tuple):
-        yield from (f"{name}-{limit}" for name, limit in value)
-    elif value is not None:
-        yield str(value)
 
 
 def conditions(runs: Sequence[Run], width_in: float, *notes: str) -> str:
     """The text under a figure: machine, workload, model, pool, n, seeds, commit, and the notes."""
+    settings = [run.setting for run in runs]
+    workloads = [f"{s.workload} ({s.tools} tools)" if s.tools else s.workload for s in settings]
+    pools = dict.fromkeys((run.setting.gpu, run.pool) for run in runs if run.pool is not None)
+    sizes = [(gpu, f"{int(pool):,}" if pool.isdigit() else pool) for gpu, pool in pools]
+    several = ", ".join(f"{size} ({gpu})" for gpu, size in sizes)
+    pool_text = f"pool of {sizes[0][1]} blocks" if len(sizes) == 1 else f"pools of {several} blocks"
+    repeats = Counter((run.setting, run.policy, run.load) for run in runs).values()
+    num_jobs = sum(run.summary["jobs"] for run in runs)
+    missing = num_jobs - sum(run.summary["completed"] for run in runs)
     parts = [
-        _listed("on", [run.setting.gpu for run in runs]),
-        "simulated" if any(run.setting.is_simulated for run in runs) else "",
-        _listed("workload", [_workload(run.setting) for run in runs]),
-        *dict.fromkeys(LIMITS[name].format(n) for run in runs for name, n in run.setting.limits),
-        _listed("model", [run.setting.model for run in runs]),
-        _pools(runs),
-        _counts(runs),
+        _listed("on", [setting.gpu for setting in settings]),
+        "simulated" if any(setting.is_simulated for setting in settings) else "",
+        _listed("workload", workloads),
+        *dict.fromkeys(
+            LIMITS[name].format(n) for setting in settings for name, n in setting.limits
+        ),
+        _listed("model", [setting.model for setting in settings]),
+        pool_text if sizes else "",
+        f"n = {_range(repeats, 'run')} for each point, "
+        f"{_range([run.summary['jobs'] for run in runs], 'job')} in each run",
         _listed("seed", [run.outcome.workload.get("seed") for run in runs]),
         _listed("commit", [run.outcome.metadata.get("commit") for run in runs]),
-        _not_done(runs),
+        f"{missing:,} of {num_jobs:,} jobs failed or cut, not counted" if missing else "",
         *notes,
     ]
     text = "; ".join(part for part in parts if part)
     return textwrap.fill(text, int(width_in * _CHARS_PER_IN))
-
-
-def _workload(setting: Setting) -> str | None:
-    if setting.workload is None or setting.tools is None:
-        return setting.workload
-    return f"{setting.workload} ({setting.tools} tools)"
 
 
 def _listed(name: str, values: Sequence[Any]) -> str:
@@ -314,30 +300,8 @@ def _listed(name: str, values: Sequence[Any]) -> str:
     return f"{name}{'s' if len(known) > 1 and name != 'on' else ''} {shown}"
 
 
-def _pools(runs: Sequence[Run]) -> str:
-    pools = dict.fromkeys((run.setting.gpu, run.pool) for run in runs if run.pool is not None)
-    blocks = [(gpu, f"{int(pool):,}" if pool.isdigit() else pool) for gpu, pool in pools]
-    if len(blocks) == 1:
-        return f"pool of {blocks[0][1]} blocks"
-    listed = ", ".join(f"{pool} ({gpu})" for gpu, pool in blocks)
-    return f"pools of {listed} blocks" if blocks else ""
-
-
-def _counts(runs: Sequence[Run]) -> str:
-    jobs = {len(run.outcome.jobs) for run in runs}
-    repeats = Counter((run.setting, run.policy, run.load) for run in runs)
-    runs_a_point = _range(set(repeats.values()), "run")
-    return f"n = {runs_a_point} for each point, {_range(jobs, 'job')} in each run"
-
-
-def _range(numbers: set[int], noun: str) -> str:
+def _range(numbers: Collection[int], noun: str) -> str:
     least, most = min(numbers), max(numbers)
     if least == most:
         return f"{least:,} {noun}{'' if least == 1 else 's'}"
     return f"{least:,} to {most:,} {noun}s"
-
-
-def _not_done(runs: Sequence[Run]) -> str:
-    num_jobs = sum(run.summary["jobs"] for run in runs)
-    missing = num_jobs - sum(run.summary["completed"] for run in runs)
-    return f"{missing:,} of {num_jobs:,} jobs failed or cut, not counted" if missing else ""

@@ -1,33 +1,24 @@
-"""Sizes, type, and one colour and marker for each policy, the same in every figure.
+"""Sets sizes, type, and one colour and marker for each policy, the same in every figure.
 
-Draws on matplotlib's Agg canvas without pyplot, so nothing global is changed and no display is
-needed.
+Draws without pyplot, so nothing global is changed and no display is needed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+import pandas as pd
 from matplotlib.figure import Figure
 
-from ..summary import Spread
-
 BLACK, GREY, LIGHT = "#000000", "#767676", "#d9d9d9"
-ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = (
-    "#e69f00",
-    "#56b4e9",
-    "#009e73",
-    "#0072b2",
-    "#d55e00",
-    "#cc79a7",
-)
+ORANGE, SKY, GREEN = "#e69f00", "#56b4e9", "#009e73"
+BLUE, VERMILLION, PURPLE = "#0072b2", "#d55e00", "#cc79a7"
 """Colours that people with any colour blindness can tell apart; its yellow is too pale on white.
 
 Source: M. Okabe and K. Ito, Color Universal Design, 2008.
@@ -98,10 +89,10 @@ def look(policy: str) -> Look:
     return _SPARE[sum(policy.encode()) % len(_SPARE)]
 
 
-def in_order(policies: Sequence[str]) -> list[str]:
+def in_order(policies: Iterable[str]) -> list[str]:
     """Each policy once: the known ones first, fcfs leading, then the others by name."""
-    known = [name for name in _LOOKS if name in policies]
-    return [*known, *sorted(set(policies).difference(known))]
+    found = set(policies)
+    return [name for name in dict.fromkeys([*_LOOKS, *sorted(found)]) if name in found]
 
 
 def common_style() -> AbstractContextManager[None]:
@@ -111,24 +102,20 @@ def common_style() -> AbstractContextManager[None]:
 
 def new_figure(width_in: float, height_in: float) -> Any:
     """An empty figure that lays itself out."""
-    figure = Figure(figsize=(width_in, height_in), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width_in, height_in), layout="constrained")
 
 
-def draw_line(axes: Any, policy: str, line: Mapping[float, Spread]) -> None:
+def spreads(table: pd.DataFrame, keys: str | list[str]) -> pd.DataFrame:
+    """Columns mean, min and max of `value`, by the keys."""
+    return table.groupby(keys)["value"].agg(["mean", "min", "max"])
+
+
+def draw_line(axes: Any, policy: str, line: pd.DataFrame) -> None:
     """Draw a policy's means, with bars from the least to the largest value."""
-    spreads = list(line.values())
-    axes.errorbar(
-        list(line),
-        [spread.mean for spread in spreads],
-        yerr=[
-            [spread.mean - spread.least for spread in spreads],
-            [spread.most - spread.mean for spread in spreads],
-        ],
-        label=policy,
-        **look(policy).line(),
-    )
+    errors = (line["mean"] - line["min"], line["max"] - line["mean"])
+    # a mean of equal values may lie beside them by the last digit
+    bars = [error.clip(lower=0.0) for error in errors]
+    axes.errorbar(line.index, line["mean"], yerr=bars, label=policy, **look(policy).line())
 
 
 def panel_grid(num_panels: int, panel_in: tuple[float, float]) -> tuple[Any, list[Any], float]:

@@ -1,4 +1,4 @@
-"""Jobs over time, a lane for each: when it queued, ran, used tools, and held memory meanwhile.
+"""Draws jobs over time, a lane for each: queueing, running, tools, and memory held meanwhile.
 
 `draw_run_timeline` shows the same jobs under each policy (`agentkv plot`), `draw_record` what a
 server's event log holds (`agentkv record`).
@@ -7,9 +7,8 @@ server's event log holds (`agentkv record`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.patches import Patch
 
@@ -35,8 +34,7 @@ from .style import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Something that lasted; `kind` is a key of KINDS, `text` is written on it where it fits."""
 
     kind: str
@@ -45,18 +43,16 @@ class Span:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(NamedTuple):
     """One job's row; `marks` are keys of MARKS and times. Groups are set off by a line."""
 
     label: str
-    spans: tuple[Span, ...]
-    marks: tuple[tuple[str, float], ...] = ()
+    spans: list[Span]
+    marks: list[tuple[str, float]]
     group: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """How a kind of span is drawn: its place in the lane (0 to 1, upwards), and its colours."""
 
     label: str
@@ -65,6 +61,10 @@ class Kind:
     color: str
     ink: str = "white"
     hatch: str | None = None
+
+    def fill(self) -> dict[str, Any]:
+        edge = GREY if self.hatch else "none"
+        return {"facecolor": self.color, "hatch": self.hatch, "edgecolor": edge}
 
 
 _FOUND = "(share of the prompt found in the cache)"
@@ -82,11 +82,12 @@ KINDS = {
 }
 """In the order of drawing and of the legend."""
 MARKS = {
-    "evicted": ("cache was gone", "v", VERMILLION),
-    "lost": ("found less than half of its context", "v", VERMILLION),
-    "failed": ("failed or aborted", "X", VERMILLION),
-    "closed": ("job over", "|", "black"),
+    "evicted": ("cache was gone", "v", VERMILLION, 7),
+    "lost": ("found less than half of its context", "v", VERMILLION, 7),
+    "failed": ("failed or aborted", "X", VERMILLION, 7),
+    "closed": ("job over", "|", "black", 9),
 }
+"""Label, marker, colour and size."""
 _LANE_IN = 0.62
 _WIDTH_IN = 11.0
 _CHAR_IN = 0.075
@@ -124,115 +125,70 @@ def draw_lanes(
         axes.grid(axis="y", visible=False)
         axes.set(xlim=(0, (end_s - start_s) * 1.01), ylim=(0, len(lanes)), title=title)
         axes.set_xlabel(x_label)
-        _draw_legend(figure, axes, lanes)
+        used = {span.kind for lane in lanes for span in lane.spans}
+        handles: list[Any] = [
+            Patch(label=kind.label, **kind.fill()) for name, kind in KINDS.items() if name in used
+        ]
+        for name in sorted({name for lane in lanes for name, _ in lane.marks}):
+            label, marker, color, _ = MARKS[name]
+            handles += axes.plot([], [], marker, color=color, label=label)
+        place = "outside upper center"
+        figure.legend(handles=handles, loc=place, ncols=4, fontsize=FONT_PT - 1)
         return save(figure, path, conditions=conditions)
 
 
 def _draw_lane(axes: Any, lane: Lane, bottom: int, start_s: float, second_in: float) -> None:
-    for name, kind in KINDS.items():
-        for span in lane.spans:
-            if span.kind == name:
-                _draw_span(axes, span, kind, bottom, start_s, second_in)
+    order = list(KINDS)
+    for name, span_start_s, end_s, text in sorted(lane.spans, key=lambda s: order.index(s.kind)):
+        kind, left_s, width_s = KINDS[name], span_start_s - start_s, end_s - span_start_s
+        place = (bottom + kind.bottom, kind.height)
+        axes.broken_barh([(left_s, width_s)], place, linewidth=0.4, zorder=3, **kind.fill())
+        if text and len(text) * _CHAR_IN <= width_s * second_in:
+            # the text of a thin span stands above it
+            rise = kind.height + 0.12 if name in ("tool", "gap") else kind.height / 2
+            style = {"ha": "center", "va": "center", "fontsize": FONT_PT - 2, "zorder": 4}
+            axes.text(left_s + width_s / 2, place[0] + rise, text, color=kind.ink, **style)
     for name, at_s in lane.marks:
-        _, marker, color = MARKS[name]
-        axes.plot(
-            at_s - start_s,
-            bottom + (0.90 if name in ("evicted", "lost") else 0.58),
-            marker,
-            color=color,
-            markersize=9 if name == "closed" else 7,
-            zorder=5,
-            clip_on=False,
-        )
-
-
-def _draw_span(
-    axes: Any, span: Span, kind: Kind, bottom: int, start_s: float, second_in: float
-) -> None:
-    width_s = span.end_s - span.start_s
-    axes.broken_barh(
-        [(span.start_s - start_s, width_s)],
-        (bottom + kind.bottom, kind.height),
-        facecolor=kind.color,
-        hatch=kind.hatch,
-        edgecolor=GREY if kind.hatch else "none",
-        linewidth=0.4,
-        zorder=3,
-    )
-    if span.text and len(span.text) * _CHAR_IN <= width_s * second_in:
-        is_thin = span.kind in ("tool", "gap")  # its text stands above it
-        axes.text(
-            span.start_s - start_s + width_s / 2,
-            bottom
-            + (kind.bottom + kind.height + 0.12 if is_thin else kind.bottom + kind.height / 2),
-            span.text,
-            ha="center",
-            va="center",
-            fontsize=FONT_PT - 2,
-            color=kind.ink,
-            zorder=4,
-        )
-
-
-def _draw_legend(figure: Any, axes: Any, lanes: Sequence[Lane]) -> None:
-    used = {span.kind for lane in lanes for span in lane.spans}
-    handles: list[Any] = [
-        Patch(
-            facecolor=kind.color,
-            hatch=kind.hatch,
-            edgecolor=GREY if kind.hatch else "none",
-            label=kind.label,
-        )
-        for name, kind in KINDS.items()
-        if name in used
-    ]
-    for name in sorted({name for lane in lanes for name, _ in lane.marks}):
-        label, marker, color = MARKS[name]
-        handles += axes.plot([], [], marker, color=color, label=label)
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=FONT_PT - 1)
+        _, marker, color, size = MARKS[name]
+        height = bottom + (0.90 if marker == "v" else 0.58)
+        style = {"markersize": size, "zorder": 5, "clip_on": False}
+        axes.plot(at_s - start_s, height, marker, color=color, **style)
 
 
 def draw_run_timeline(group: Group, path: Path, *, baseline: str) -> Path:
-    """Under the heaviest load; the jobs are picked by their durations under the baseline."""
-    runs = _one_run_each(group.heaviest().runs)
+    """Draw jobs under the heaviest load, picked by their durations under the baseline."""
+    heaviest = group.heaviest().runs
+    first = {run.policy: run for run in reversed(heaviest)}
+    # where a policy was repeated, the run of the same jobs as the others'
+    first |= {run.policy: run for run in heaviest if run.pair == heaviest[0].pair}
+    runs = [first[policy] for policy in in_order(first)]
     leading = next((run for run in runs if run.policy == baseline), runs[0])
     shares = sorted(_SHARES[: max(1, _MAX_LANES // len(runs))])
+    common = set.intersection(
+        *({job.job_id for job in run.outcome.jobs if job.status == "done"} for run in runs)
+    )
+    ordered = sorted(
+        (job.duration_s, job.job_id) for job in leading.outcome.jobs if job.job_id in common
+    )
+    if not ordered:
+        raise InputError(f"{path.name}: no job is done under every policy")
+    picked = dict.fromkeys(ordered[round(share * (len(ordered) - 1))][1] for share in shares)
     lanes = [
         _run_lane(run, job)
-        for job_id in _picked(leading, runs, shares)
+        for job_id in picked
         for run in runs
         for job in run.outcome.jobs
         if job.job_id == job_id
     ]
-    if not lanes:
-        raise InputError(f"{path.name}: no job is done under every policy")
     places = ", ".join(f"{share:.0%}" for share in shares)
-    picked = f"jobs at {places} when ordered by duration under {leading.policy}"
+    note = f"jobs at {places} when ordered by duration under {leading.policy}"
     return draw_lanes(
         lanes,
         path,
         title=f"The same jobs under each policy, {group.at(runs[0].load).title()}",
-        conditions=conditions(runs, _WIDTH_IN, picked),
+        conditions=conditions(runs, _WIDTH_IN, note),
         x_label="seconds from the job's arrival",
     )
-
-
-def _one_run_each(runs: Sequence[Run]) -> list[Run]:
-    """The first run of each policy, of the same jobs where there are several."""
-    first = {run.policy: run for run in reversed(runs)}
-    first.update({run.policy: run for run in runs if run.pair == runs[0].pair})
-    return [first[policy] for policy in in_order(list(first))]
-
-
-def _picked(leading: Run, runs: Sequence[Run], shares: Sequence[float]) -> list[str]:
-    done = [{job.job_id for job in run.outcome.jobs if job.status == "done"} for run in runs]
-    common = set.intersection(*done)
-    ordered = sorted(
-        (job for job in leading.outcome.jobs if job.job_id in common),
-        key=lambda job: (job.duration_s, job.job_id),
-    )
-    places = [round(share * (len(ordered) - 1)) for share in shares] if ordered else []
-    return list(dict.fromkeys(ordered[place].job_id for place in places))
 
 
 def _run_lane(run: Run, job: JobOutcome) -> Lane:
@@ -253,11 +209,11 @@ def _run_lane(run: Run, job: JobOutcome) -> Lane:
         if turn.error is not None:
             marks.append(("failed", ended_s))
         context_tokens = turn.prompt_tokens + turn.output_tokens
-    return Lane(f"{job.job_id}\n{run.policy}", tuple(spans), tuple(marks), job.job_id)
+    return Lane(f"{job.job_id}\n{run.policy}", spans, marks, job.job_id)
 
 
 def draw_record(jobs: Sequence[JobRecord], path: Path, *, title: str) -> Path:
-    """A server's event log of these jobs; OSError if writing fails."""
+    """Draw a server's event log of these jobs; OSError if writing fails."""
     end_s = max(job.ended_s for job in jobs)
     return draw_lanes(
         [_record_lane(job, end_s) for job in jobs],
@@ -290,7 +246,7 @@ def _record_lane(job: JobRecord, end_s: float) -> Lane:
     if job.closed_s is not None:
         marks.append(("closed", job.closed_s))
     label = job.label if len(job.label) <= _MAX_LABEL_CHARS else f"…{job.label[-21:]}"
-    return Lane(label, tuple(spans), tuple(marks))
+    return Lane(label, spans, marks)
 
 
 def _turn_spans(turn: TurnRecord, end_s: float) -> Iterator[Span]:
