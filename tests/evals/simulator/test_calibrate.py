@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.simulator.calibrate import main
+from agentkv.evals.simulator.calibrate import TimedStep, fit, main
+from agentkv.evals.simulator.cost import Batch, FittedLine
 from agentkv.evals.simulator.machine import Limits, make_machine
 from agentkv.evals.simulator.simulate import main as simulate
 from agentkv.server.process import ServerProcess
@@ -15,7 +16,7 @@ from agentkv.testing.http_front import Answer, HttpFront
 
 
 def test_an_unreachable_server_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2, and no file."""
+    """An unreachable server exits with status 2 and leaves no file."""
     out = tmp_path / "profile.json"
     assert main(["--base-url", "http://127.0.0.1:9/v1", "--out", str(out)]) == 2
     assert "is the server running" in capsys.readouterr().err
@@ -23,7 +24,7 @@ def test_an_unreachable_server_is_told(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_profile_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unless --force says so; the server is not even asked."""
+    """Without --force an existing profile is kept, before the server is asked."""
     out = tmp_path / "profile.json"
     out.write_text("{}")
     assert main(["--base-url", "http://127.0.0.1:9/v1", "--out", str(out)]) == 2
@@ -33,7 +34,7 @@ def test_a_profile_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_an_out_that_cannot_be_is_told_before_measuring(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The server, whose measuring takes minutes, is not even asked."""
+    """An --out that cannot be made is refused before minutes of measuring."""
     (tmp_path / "file").write_text("")
     flags = ["--base-url", "http://127.0.0.1:9/v1", "--out", str(tmp_path / "file" / "p.json")]
     assert main(flags) == 2
@@ -43,7 +44,7 @@ def test_an_out_that_cannot_be_is_told_before_measuring(
 def test_a_probe_s_answer_of_another_shape_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit status 2, with what was asked for."""
+    """A server that ignores the number of tokens exits with status 2."""
     answers = {
         "/v1/models": {"data": [{"id": "m"}]},
         "/tokenize": {"tokens": list(range(500))},
@@ -59,7 +60,7 @@ def test_a_probe_s_answer_of_another_shape_is_told(
 
 
 def test_a_size_below_zero_is_told_before_measuring(tmp_path: Path) -> None:
-    """As argparse does."""
+    """A negative size exits with status 2."""
     flags = ["--base-url", "http://127.0.0.1:9/v1", "--out", str(tmp_path / "p.json")]
     with pytest.raises(SystemExit) as caught:
         main([*flags, "--kv-token-bytes", "-1"])
@@ -70,7 +71,7 @@ def test_a_size_below_zero_is_told_before_measuring(tmp_path: Path) -> None:
 def test_a_server_is_measured_and_simulated(
     tiny_fcfs_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The profile has the server's pool and times, and `simulate --gpu FILE` takes it."""
+    """A measured profile has the server's pool and times, and `simulate --gpu FILE` takes it."""
     out = tmp_path / "tiny.json"
     flags = ["--base-url", tiny_fcfs_server.base_url, "--out", str(out), "--name", "tiny-cpu"]
     flags += ["--rounds", "2"]
@@ -82,3 +83,62 @@ def test_a_server_is_measured_and_simulated(
     assert len(profile["measured"]["steps"]) >= 8
     assert make_machine(str(out), None, Limits()).name == "tiny-cpu"
     assert simulate(["--gpu", str(out), "--jobs", "5", "--jps", "1", "--json"]) == 0
+
+
+TRUE = FittedLine(0.02, 0.001, 1e-6, 0.002, 4e-6)
+REQUEST_S = 0.006
+
+
+def batches() -> list[tuple[Batch, bool]]:
+    found = []
+    for num_tokens in (16, 64, 256, 512, 1024, 1536):
+        batch = Batch()
+        batch.add_prefill(num_tokens, 0)
+        found.append((batch, True))
+    for num_requests, num_tokens in ((1, 64), (1, 1500), (2, 300), (4, 700), (8, 200)):
+        batch = Batch()
+        for _ in range(num_requests):
+            batch.add_decode(num_tokens)
+        found.append((batch, False))
+    return found
+
+
+def timed(scale: float = 1.0) -> list[TimedStep]:
+    return [
+        TimedStep(
+            batch,
+            (TRUE.step_s(batch) + REQUEST_S * has_request) * scale ** (-1) ** index,
+            has_request,
+        )
+        for index, (batch, has_request) in enumerate(batches())
+    ]
+
+
+def test_exact_times_give_the_constants_back() -> None:
+    """Exact times give all six constants back."""
+    found = fit(timed())
+    assert found.request_s == pytest.approx(REQUEST_S, rel=1e-4)
+    for name in FittedLine.__slots__:
+        assert getattr(found.cost, name) == pytest.approx(getattr(TRUE, name), rel=1e-4)
+    assert found.max_error < 1e-6
+
+
+def test_noise_shows_in_the_error_told() -> None:
+    """Times that are off by 10% show in the error of the fit, and are predicted within 15%."""
+    found = fit(timed(1.1))
+    assert 0.03 < found.mean_error < 0.1
+    for step in timed():
+        fitted_s = found.cost.step_s(step.batch) + found.request_s * step.has_request
+        assert fitted_s == pytest.approx(step.seconds, rel=0.15)
+
+
+def test_no_constant_is_below_zero() -> None:
+    """No constant is fitted below zero, even if times fall with size."""
+    steps = [
+        TimedStep(batch, 1.0 / (1 + batch.prefill_tokens + batch.context_tokens), has_request)
+        for batch, has_request in batches()
+    ]
+    found = fit(steps)
+    assert found.request_s >= 0.0
+    assert all(getattr(found.cost, name) >= 0.0 for name in FittedLine.__slots__)
+    assert found.cost.fixed_s > 0.0

@@ -9,12 +9,12 @@ from agentkv.evals.simulator.policies import parse_policy
 
 
 def test_fcfs_is_stock() -> None:
-    """It has no settings of ours, and so no tags and no signals."""
+    """fcfs has no agentkv settings."""
     assert parse_policy("fcfs").settings is None
 
 
 def test_continuum_comes_in_two_sets_of_rules() -> None:
-    """Those of the paper, and the released ones with a fixed TTL of 2 s."""
+    """continuum:paper and continuum:released stand for their settings."""
     assert parse_policy("continuum:paper").settings == {
         "policy": "continuum",
         "rules": "paper",
@@ -29,7 +29,7 @@ def test_continuum_comes_in_two_sets_of_rules() -> None:
 
 
 def test_suffixes_add_up() -> None:
-    """A DRAM tier and an unlimited pool go with any policy."""
+    """A DRAM tier and an unlimited pool go with any policy, in one name."""
     policy = parse_policy("context_serve+offload@infinite")
     assert policy.has_offload
     assert policy.is_infinite
@@ -44,13 +44,13 @@ def test_suffixes_add_up() -> None:
     ],
 )
 def test_unknown_names_list_the_known_ones(name: str) -> None:
-    """Also `priority`, for which no workload has the numbers."""
+    """An unknown name, `priority` included, is refused with the known ones."""
     with pytest.raises(InputError, match=r"allowed are fcfs, continuum, context_serve"):
         parse_policy(name)
 
 
 def test_settings_may_follow_the_name() -> None:
-    """As a JSON object, laid over what the name stands for; before the suffixes."""
+    """Settings after the name are laid over those that the name stands for."""
     policy = parse_policy('continuum:released{"fixed_ttl_s": 0.5}+offload@infinite')
     assert policy.settings == {
         "policy": "continuum",
@@ -63,7 +63,7 @@ def test_settings_may_follow_the_name() -> None:
 
 
 def test_settings_have_one_spelling() -> None:
-    """The name of a run does not depend on spaces and order."""
+    """The name of a policy does not depend on spaces or order in its settings."""
     first = parse_policy('continuum{"max_ttl_s": 5, "max_jobs": 10}')
     assert first == parse_policy('continuum{"max_jobs":10,"max_ttl_s":5}')
     assert first.name == 'continuum{"max_jobs":10,"max_ttl_s":5}'
@@ -81,7 +81,7 @@ def test_settings_have_one_spelling() -> None:
     ],
 )
 def test_wrong_settings_are_told(name: str, message: str) -> None:
-    """By the plugin's own reading of them."""
+    """Invalid settings are refused with the plugin's own message."""
     with pytest.raises(InputError, match="--policy: got") as caught:
         parse_policy(name)
     assert message in str(caught.value)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentkv.errors import InputError
+from agentkv.evals.event_log.jobs import jobs_of
+from agentkv.evals.event_log.reading import read_record
+from agentkv.evals.event_log.totals import passed_over
 from agentkv.evals.simulator.cost import Roofline
 from agentkv.evals.simulator.machine import alone_s
 from agentkv.evals.simulator.policies import parse_policy
@@ -31,26 +37,20 @@ BUSY = random_jobs(30)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_job_is_accounted_for(policy: str) -> None:
-    """Arrived = done + failed + cut, each once, with all its turns."""
-    _, run = simulate(BUSY, policy)
-    assert sorted(job.job_id for job in run.jobs) == sorted(plan.job_id for plan in BUSY.jobs)
-    assert {job.status for job in run.jobs} == {"done"}
+def test_jobs_blocks_and_seconds_are_accounted_for(policy: str) -> None:
+    """Every job ends once with all turns, all blocks are free, parts add up to durations."""
+    simulation, run = simulate(BUSY, policy)
     plans = {plan.job_id: plan for plan in BUSY.jobs}
+    assert sorted(job.job_id for job in run.jobs) == sorted(plans)
     for outcome in run.jobs:
         plan = plans[outcome.job_id]
-        assert [turn.output_tokens for turn in outcome.turns] == [
-            turn.output_tokens for turn in plan.turns
+        assert outcome.status == "done"
+        assert [(turn.prompt_tokens, turn.output_tokens) for turn in outcome.turns] == [
+            (plan.prompt_tokens(number), turn.output_tokens)
+            for number, turn in enumerate(plan.turns)
         ]
-        assert [turn.prompt_tokens for turn in outcome.turns] == [
-            plan.prompt_tokens(number) for number in range(len(plan.turns))
-        ]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_blocks_are_conserved(policy: str) -> None:
-    """At the end every block but the null block is free, and nothing is pinned."""
-    simulation, _ = simulate(BUSY, policy)
+        assert abs(outcome.parts.other_s) < 0.001
+        assert outcome.parts.tools_s == pytest.approx(plan.tool_s)
     engine = simulation.engine
     assert engine.num_free_blocks == simulation.machine.num_blocks - 1
     assert not engine.is_busy
@@ -58,19 +58,9 @@ def test_blocks_are_conserved(policy: str) -> None:
     assert retention is None or len(retention.pins) == len(retention.jobs) == 0
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_parts_add_up_to_the_duration(policy: str) -> None:
-    """Queueing and prefill, decode and tools; within a millisecond of virtual time."""
-    _, run = simulate(BUSY, policy)
-    assert all(abs(job.parts.other_s) < 0.001 for job in run.jobs)
-    plans = {plan.job_id: plan for plan in BUSY.jobs}
-    for outcome in run.jobs:
-        assert outcome.parts.tools_s == pytest.approx(plans[outcome.job_id].tool_s)
-
-
 @pytest.mark.parametrize("policy", ["fcfs", "continuum", "fcfs+offload"])
 def test_every_token_is_computed_once_or_counted(policy: str) -> None:
-    """Computed tokens are those not cached, and those of preempted turns anew."""
+    """Without preemption exactly the tokens that were not cached are computed, with it no fewer."""
     _, run = simulate(BUSY, policy)
     needed = sum(
         turn.prompt_tokens - turn.cached_tokens + turn.output_tokens - 1
@@ -85,7 +75,7 @@ def test_every_token_is_computed_once_or_counted(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_jumps_change_nothing(policy: str) -> None:
-    """Job by job the same as single steps, to the rounding of sums, and in fewer steps."""
+    """Jumps give every job the duration of single steps, to rounding, in fewer steps."""
     _, jumping = simulate(BUSY, policy)
     _, stepping = simulate(BUSY, policy, has_jumps=False)
     assert durations(jumping) == pytest.approx(durations(stepping), rel=0, abs=1e-9)
@@ -97,7 +87,7 @@ def test_jumps_change_nothing(policy: str) -> None:
 
 @pytest.mark.parametrize("has_jumps", [True, False])
 def test_our_policy_learns_the_price_of_the_machine(has_jumps: bool) -> None:
-    """What a context adds to the steps, by the roofline's own figures; jumps are no long steps."""
+    """The agentkv policy learns the roofline's prefill cost, with jumps and without."""
     chance = random.Random(1)
     jobs = [
         job(f"job-{number}", number * 0.2, (chance.randint(500, 3000), 60, 0.4), (500, 60, 0.0))
@@ -110,7 +100,7 @@ def test_our_policy_learns_the_price_of_the_machine(has_jumps: bool) -> None:
     assert isinstance(cost, Roofline)
     num_flop = 2000 * cost.token_flop + 2000**2 / 2 * cost.pair_flop
     assert learned.reload.seconds(2000) == pytest.approx(num_flop / cost.flop_per_s, rel=0.15)
-    assert 1.0 < learned.worth < 5.0
+    assert 1.0 < learned.compute_weight < 5.0
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -123,7 +113,7 @@ def test_our_policy_learns_the_price_of_the_machine(has_jumps: bool) -> None:
 def test_any_load_ends_with_everything_free(
     seed: int, num_blocks: int, policy: str, max_num_seqs: int
 ) -> None:
-    """Whatever the jobs, the pool and the policy: all jobs done, all blocks free, time adds up."""
+    """With random jobs, pools and policies all jobs are done, and all blocks free at the end."""
     workload = random_jobs(12, seed=seed, span_s=1.0)
     simulation, run = simulate(workload, policy, machine(num_blocks, max_num_seqs=max_num_seqs))
     assert {job.status for job in run.jobs} == {"done"}
@@ -133,7 +123,7 @@ def test_any_load_ends_with_everything_free(
 
 @pytest.mark.parametrize("policy", ["fcfs", "continuum", "context_serve"])
 def test_a_job_alone_takes_what_the_cost_model_says(policy: str) -> None:
-    """The closed form that slowdowns are against, chunked prefill included."""
+    """A job alone takes exactly `alone_s`, on which slowdowns are based."""
     plan = job("alone", 1.0, (5000, 30, 0.7), (17, 1, 3.0), (300, 50, 0.0))
     on = machine(1000)
     _, run = simulate(Workload("one", 0, (plan,), None), policy, on)
@@ -141,20 +131,20 @@ def test_a_job_alone_takes_what_the_cost_model_says(policy: str) -> None:
 
 
 def test_an_unlimited_pool_computes_nothing_twice() -> None:
-    """@infinite holds every context of the run."""
+    """With @infinite nothing is recomputed or preempted."""
     _, run = simulate(BUSY, "fcfs@infinite")
     assert run.counters["recomputed_tokens"] == run.counters["preemptions"] == 0
 
 
 def test_an_unlimited_pool_has_its_limit() -> None:
-    """Blocks are objects: a run that needs too many is refused."""
+    """@infinite is refused for a run that needs too many blocks."""
     jobs = tuple(job(f"job-{number}", 0.0, (100_000_000, 1, 0.0)) for number in range(2))
     with pytest.raises(InputError, match=r"@infinite: .* blocks for all contexts"):
         simulate(Workload("huge", 0, jobs, None), "fcfs@infinite")
 
 
 def test_scarce_memory_costs_fcfs_what_pins_save() -> None:
-    """The more of a context survives the tool, the less is computed again."""
+    """With scarce memory fcfs recomputes more than pins, a tier or an unlimited pool."""
     recomputed = {}
     for policy in ("fcfs", "continuum:released", "fcfs+offload", "fcfs@infinite"):
         _, run = simulate(random_jobs(60, span_s=4.0), policy, machine(400))
@@ -164,7 +154,7 @@ def test_scarce_memory_costs_fcfs_what_pins_save() -> None:
 
 
 def test_a_context_the_server_does_not_take_fails_its_job() -> None:
-    """As with a real server's HTTP 400; the others go on, and nothing is left behind."""
+    """A context beyond the server's limit fails its job alone and leaves no block behind."""
     long, short = job("long", 0.0, (100, 5, 0.1), (9000, 5, 0.0)), job("short", 0.0, (10, 5, 0.0))
     simulation, run = simulate(Workload("two", 0, (long, short), None), "continuum", machine(50))
     by_id = {job.job_id: job for job in run.jobs}
@@ -176,7 +166,7 @@ def test_a_context_the_server_does_not_take_fails_its_job() -> None:
 
 
 def test_a_closed_loop_keeps_so_many_jobs_running() -> None:
-    """The next job arrives when one ends."""
+    """In a closed loop the next job arrives when one ends."""
     jobs = tuple(job(f"job-{number}", 0.0, (50, 5, 0.2), (50, 5, 0.0)) for number in range(6))
     _, run = simulate(Workload("loop", 0, jobs, 2), "fcfs")
     arrivals = sorted(job.arrived_s for job in run.jobs)
@@ -185,7 +175,7 @@ def test_a_closed_loop_keeps_so_many_jobs_running() -> None:
 
 
 def test_what_is_interrupted_is_cut() -> None:
-    """Jobs under way count as cut, jobs yet to come as not arrived."""
+    """After an interrupt jobs under way count as cut, and later ones as not arrived."""
     simulation = Simulation(BUSY, machine(), parse_policy("fcfs"))
 
     def stop(job: object, num_ended: int) -> None:
@@ -197,3 +187,27 @@ def test_what_is_interrupted_is_cut() -> None:
     statuses = [job.status for job in simulation.result().jobs]
     assert statuses.count("done") == 5
     assert len(statuses) == simulation.num_arrived
+
+
+PATIENCE_S = 1.0
+
+
+def under_pressure(folder: Path) -> dict[str, Any]:
+    """Turns that were passed over, in a run of more jobs than fit."""
+    workload = random_jobs(60, seed=1)
+    policy = f"agentkv{json.dumps({'patience_s': PATIENCE_S})}"
+    _, run = simulate(workload, policy, machine(120), record_events=100_000)
+    path = folder / "timestamps.json"
+    path.write_text(json.dumps(run.record))
+    found = passed_over(jobs_of(read_record(str(path))), PATIENCE_S)
+    num_turns = found["first"]["turns"] + found["continuing"]["turns"]
+    assert num_turns == sum(len(job.turns) for job in workload.jobs)
+    assert found["first"]["turns"] == len(workload.jobs)
+    return found
+
+
+def test_no_later_job_goes_before_a_turn_that_has_waited_for_the_patience(tmp_path: Path) -> None:
+    """After the patience no later job goes first, though many turns wait for longer."""
+    for kind, count in under_pressure(tmp_path).items():
+        assert count["waited_longer"] >= 10, kind
+        assert count["passed_over"] == count["most"] == 0, kind

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkv import parse_tool_calls
+from agentkv.evals.simulator.agents import NO_COMMAND, Replies
+from agentkv.evals.simulator.engine import ContextHashes
 from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
 
 from .simulated import job, machine, simulate
@@ -23,7 +29,7 @@ def events_of(plan: JobPlan, policy: str) -> list[dict[str, Any]]:
 
 
 def test_a_job_is_told_as_the_client_tells_it() -> None:
-    """Each turn's arrival and end, each tool's start and end, then the release."""
+    """The server gets each turn, each tool's start and end, then the release."""
     events = events_of(job("a", 0.0, (100, 5, 0.5), (50, 5, 0.0)), "continuum")
     told = [event["event"] for event in events if event["event"] not in ("pinned", "unpinned")]
     assert told == [
@@ -40,7 +46,7 @@ def test_a_job_is_told_as_the_client_tells_it() -> None:
 
 
 def test_a_tool_takes_its_time_between_start_and_end() -> None:
-    """In virtual time, and as the finished signal says."""
+    """A tool's duration lies between its events and in the finished event."""
     events = events_of(job("a", 0.0, (100, 5, 0.5), (50, 5, 0.0)), "continuum")
     by_name = {event["event"]: event for event in events}
     started, finished = by_name["tool_started"], by_name["tool_finished"]
@@ -49,13 +55,13 @@ def test_a_tool_takes_its_time_between_start_and_end() -> None:
 
 
 def test_a_pin_that_outlives_its_tool_makes_the_next_turn_a_hit() -> None:
-    """All full blocks of the context are found."""
+    """A pin that outlives its tool makes all full blocks of the next turn a hit."""
     _, run = simulate(one(job("a", 0.0, (100, 14, 0.5), (50, 5, 0.0))), "continuum")
     assert run.jobs[0].turns[1].cached_tokens == (100 + 14 - 1) // 16 * 16
 
 
 def test_a_pin_ends_at_its_ttl_on_an_idle_server() -> None:
-    """The released rules pin for 2 s; the tool takes 10."""
+    """On an idle server a pin of the released rules expires after its 2 s."""
     events = events_of(job("a", 0.0, (100, 5, 10.0), (50, 5, 0.0)), "continuum:released")
     pinned = next(event for event in events if event["event"] == "pinned")
     unpinned = next(event for event in events if event["event"] == "unpinned")
@@ -64,7 +70,7 @@ def test_a_pin_ends_at_its_ttl_on_an_idle_server() -> None:
 
 
 def test_context_serve_reads_the_command_of_each_reply() -> None:
-    """It decides by the reply before the client has said anything, and frees what runs long."""
+    """context_serve decides by the reply's command, before the client reports it."""
     plan = JobPlan("a", 0.0, (TurnPlan(100, 5, "docker build .", 30.0), TurnPlan(50, 5, "", 0.0)))
     events = events_of(plan, "context_serve")
     decision = next(event for event in events if event["event"] == "decision")
@@ -73,6 +79,34 @@ def test_context_serve_reads_the_command_of_each_reply() -> None:
 
 
 def test_the_stock_scheduler_is_told_nothing() -> None:
-    """A server without the plugin keeps no record, and no request carries tags."""
+    """A stock server gets no tags and keeps no event log."""
     _, run = simulate(one(job("a", 0.0, (100, 5, 0.5), (50, 5, 0.0))), "fcfs")
     assert run.record is None
+
+
+@given(st.lists(st.sampled_from(["ls", "cat a.py", "pytest -q && echo done", "grep -rn 'x' ."])))
+def test_a_reply_reads_as_its_command(commands: list[str]) -> None:
+    """A reply reads as its command, and the same command has the same token."""
+    replies = Replies()
+    tokens = [replies.token_of(command) for command in commands]
+    for command, token in zip(commands, tokens, strict=True):
+        [call] = parse_tool_calls(replies.decode([token] * 3))
+        assert call.command == command
+        assert replies.token_of(command) == token
+
+
+def test_a_last_reply_runs_nothing() -> None:
+    """The reply of a last turn contains no tool call."""
+    replies = Replies()
+    assert replies.token_of("") == NO_COMMAND
+    assert parse_tool_calls(replies.decode([NO_COMMAND])) == []
+
+
+def test_blocks_of_a_context_keep_their_names() -> None:
+    """A longer context starts with the block names of a shorter one, which no other job shares."""
+    hashes = ContextHashes(7, 16)
+    short = hashes.up_to(100)
+    assert len(short) == 6
+    assert hashes.up_to(200)[:6] == short
+    assert hashes.up_to(200, skip=6) == hashes.up_to(200)[6:]
+    assert not set(hashes.up_to(1000)) & set(ContextHashes(8, 16).up_to(1000))

@@ -34,7 +34,7 @@ def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_the_document_has_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    """Under policies.<name>, for each policy in the order given, all of them numbers."""
+    """Each policy has the documented keys as numbers, in the order given."""
     assert main([*SMALL, "--policy", "continuum:paper", "--policy", "fcfs@infinite", "--json"]) == 0
     found = document(capsys)["policies"]
     assert list(found) == ["continuum:paper", "fcfs@infinite"]
@@ -45,7 +45,7 @@ def test_the_document_has_the_documented_keys(capsys: pytest.CaptureFixture[str]
 
 
 def test_json_is_all_there_is_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
-    """With --json; without it a table comes first."""
+    """With --json the document is the only line, without it a table precedes it."""
     main([*SMALL, "--policy", "fcfs", "--json"])
     assert len(capsys.readouterr().out.splitlines()) == 1
     main([*SMALL, "--policy", "fcfs"])
@@ -55,26 +55,26 @@ def test_json_is_all_there_is_on_standard_output(capsys: pytest.CaptureFixture[s
 
 
 def test_the_command_is_one_of_agentkvs(capsys: pytest.CaptureFixture[str]) -> None:
-    """`agentkv simulate`."""
+    """`agentkv simulate` runs the command."""
     assert agentkv(["simulate", *SMALL, "--policy", "fcfs", "--json"]) == 0
     assert document(capsys)["policies"]["fcfs"]["completed"] == 6
 
 
 def test_a_slowdown_of_one_is_a_job_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """One job after the other on a large pool."""
+    """Jobs that run one after the other have a slowdown of 1."""
     assert main([*SMALL[:-2], "--concurrency", "1", "--policy", "fcfs", "--json"]) == 0
     assert document(capsys)["policies"]["fcfs"]["slowdown_max"] == pytest.approx(1.0)
 
 
 def test_blocks_may_be_infinite(capsys: pytest.CaptureFixture[str]) -> None:
-    """For every policy of the run."""
+    """--blocks infinite gives every policy an unlimited pool."""
     flags = ["--gpu", "rtx-5090", "--blocks", "infinite", "--jobs", "20", "--jps", "8"]
     assert main([*flags, "--policy", "fcfs", "--json"]) == 0
     assert document(capsys)["policies"]["fcfs"]["recomputed_tokens"] == 0
 
 
 def test_a_slow_tier_makes_jobs_wait(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same jobs, whose contexts do not fit together, at two rates of the link."""
+    """A slower link to the tier makes the same jobs take longer."""
     flags = ["--gpu", "rtx-5090", "--blocks", "500", "--jobs", "20", "--concurrency", "10"]
     means_s = []
     for rate in ("25", "0.5"):
@@ -84,7 +84,7 @@ def test_a_slow_tier_makes_jobs_wait(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_each_policy_has_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Runs that `read_runs` gives back as they were."""
+    """Each policy's folder has a run that `read_runs` reads, and with --record its event log."""
     flags = [*SMALL, "--policy", "fcfs", "--policy", "continuum:released"]
     assert main([*flags, "--out", str(tmp_path), "--record"]) == 0
     runs = {run.policy: run for run in read_runs([tmp_path])}
@@ -98,7 +98,7 @@ def test_each_policy_has_its_files(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unless --force says so."""
+    """An existing run is overwritten with --force only."""
     flags = [*SMALL, "--policy", "fcfs", "--out", str(tmp_path)]
     assert main(flags) == 0
     assert main(flags) == 2
@@ -124,7 +124,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_bad_input_is_told(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit status 2, one line, no traceback."""
+    """Invalid input exits with status 2 and a message without a traceback."""
     assert main(flags) == 2
     told = capsys.readouterr().err
     assert message in told
@@ -142,7 +142,7 @@ def test_bad_input_is_told(
     ],
 )
 def test_bad_flags_exit_with_status_2(flags: list[str]) -> None:
-    """As argparse does."""
+    """Invalid flags exit with status 2."""
     with pytest.raises(SystemExit) as caught:
         main([*flags, "--jps", "1"] if flags != ["--gpu"] else flags)
     assert caught.value.code == 2
@@ -151,7 +151,7 @@ def test_bad_flags_exit_with_status_2(flags: list[str]) -> None:
 def test_a_tier_that_cannot_be_is_told_before_any_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not after the policies before it, whose results would be lost."""
+    """A tier that cannot be simulated is refused before the first run."""
     profile = tmp_path / "cpu.json"
     profile.write_text(json.dumps(PROFILE))
     flags = ["--gpu", str(profile), "--jobs", "2", "--jps", "1", "--out", str(tmp_path / "out")]
@@ -163,7 +163,7 @@ def test_a_tier_that_cannot_be_is_told_before_any_run(
 def test_a_trace_with_a_missing_field_names_line_and_field(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a file given with --trace."""
+    """An error in a --trace names its line and field."""
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"job_id": "a", "turn": 0, "n_turns": 1, "output_tokens": 3}\n')
     assert main(["--gpu", "h100", "--jps", "1", "--trace", str(trace)]) == 2
@@ -173,7 +173,7 @@ def test_a_trace_with_a_missing_field_names_line_and_field(
 
 
 def test_failed_jobs_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Contexts beyond what the server takes: exit status 1, and what to do."""
+    """Jobs beyond the longest context fail, with exit status 1 and advice."""
     assert main([*SMALL, "--max-model-len", "1000", "--policy", "fcfs", "--json"]) == 1
     captured = capsys.readouterr()
     assert "6 of 6 jobs failed" in captured.err
@@ -182,7 +182,7 @@ def test_failed_jobs_are_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_full_disk_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With what was simulated told on standard output, and exit status 1."""
+    """A full disk ends the run with status 1, and the document has what was simulated."""
     (tmp_path / "fcfs").mkdir()
     (tmp_path / "fcfs" / "turns.jsonl").symlink_to("/dev/full")
     flags = [*SMALL, "--policy", "fcfs", "--out", str(tmp_path), "--force", "--json"]
@@ -196,7 +196,7 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_folder_that_cannot_be_made_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit status 2, with its name."""
+    """An --out that cannot be made exits with status 2 and names the folder."""
     (tmp_path / "file").write_text("")
     assert main([*SMALL, "--policy", "fcfs", "--out", str(tmp_path / "file")]) == 2
     assert "file/fcfs" in capsys.readouterr().err
@@ -204,7 +204,7 @@ def test_a_folder_that_cannot_be_made_is_told(
 
 @pytest.mark.slow
 def test_what_was_simulated_is_kept_on_ctrl_c(tmp_path: Path) -> None:
-    """Rows, summary and document, with the jobs under way as cut; exit status 1."""
+    """Ctrl-C keeps rows, summary and document, with jobs under way as cut, and status 1."""
     flags = ["--gpu", "rtx-5090", "--jobs", "20000", "--jps", "1", "--policy", "fcfs", "--json"]
     command = [sys.executable, "-m", "agentkv.cli", "simulate", *flags, "--out", str(tmp_path)]
     with subprocess.Popen(
@@ -226,7 +226,7 @@ def test_what_was_simulated_is_kept_on_ctrl_c(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_between_two_policies_keeps_the_first(tmp_path: Path) -> None:
-    """While the second one's scheduler is being built: the document has the first."""
+    """Ctrl-C between two policies keeps the first one's results."""
     flags = [*SMALL, "--policy", "fcfs", "--policy", "continuum", "--json", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "agentkv.cli", "simulate", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -242,8 +242,8 @@ def test_ctrl_c_between_two_policies_keeps_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_seed_gives_the_same_bytes(tmp_path: Path) -> None:
-    """In two processes with different hash seeds: rows, summaries and the document."""
-    policies = ("fcfs", "continuum", "context_serve", "continuum+offload")
+    """Rows, summaries and document repeat byte for byte, with any hash seed."""
+    policies = ("fcfs", "context_serve", "continuum+offload", "agentkv+offload")
     outputs = []
     for hash_seed in ("1", "2"):
         out = tmp_path / hash_seed

@@ -30,29 +30,29 @@ def plan(*turns: LiveTurn, num_free_blocks: int = 100, left_s: float = math.inf)
 
 
 def test_a_jump_ends_with_the_first_turn_that_ends() -> None:
-    """Three steps, each a second."""
+    """A jump ends with the first turn that ends."""
     assert plan(decoding(3), decoding(7)) == [1.0, 2.0, 3.0]
 
 
 def test_a_jump_ends_with_the_step_in_which_an_event_falls() -> None:
-    """As a step under way does: an event at 2.5 s is heard at 3 s, one at 2 s at 2 s."""
+    """A jump ends with the step in which an event falls: one at 2.5 s is handled at 3 s."""
     assert plan(decoding(30), left_s=2.5) == [1.0, 2.0, 3.0]
     assert plan(decoding(30), left_s=2.0) == [1.0, 2.0]
 
 
 def test_a_jump_keeps_within_the_batch() -> None:
-    """Sixteen turns share 64 tokens."""
+    """The turns of a jump share the tokens of one batch."""
     assert len(plan(*[decoding(30)] * 16)) == 4
 
 
 def test_a_jump_takes_no_more_blocks_than_are_free() -> None:
-    """From 100 tokens on, block 7 ends with token 112; another block is needed beyond."""
+    """A jump stops before it needs more blocks than are free."""
     assert len(plan(decoding(30), num_free_blocks=0)) < 12
     assert len(plan(decoding(30), num_free_blocks=2)) == 30
 
 
 def test_no_jump_while_a_prompt_is_computed() -> None:
-    """Nor with nobody running, nor of a single step."""
+    """There is no jump while a prompt is computed, without turns, or of a single step."""
     prefilling = decoding(5)
     prefilling.num_generated = 2
     assert plan(decoding(5), prefilling) == plan() == plan(decoding(1)) == []

@@ -16,7 +16,7 @@ from .simulated import job, machine, random_jobs, simulate
 
 
 def test_the_longest_unused_context_goes_first() -> None:
-    """Of four blocks two go for two new ones."""
+    """A full tier evicts the least recently used context for a new one."""
     tier = DramTier(4)
     tier.put(["a0", "a1"])
     tier.put(["b0", "b1"])
@@ -25,7 +25,7 @@ def test_the_longest_unused_context_goes_first() -> None:
 
 
 def test_of_a_context_its_end_goes_first() -> None:
-    """What is left is a prefix, which is still worth something."""
+    """A context that is evicted in part loses its last blocks first."""
     tier = DramTier(3)
     tier.put(["a0", "a1"])
     tier.put(["b0", "b1"])
@@ -33,14 +33,14 @@ def test_of_a_context_its_end_goes_first() -> None:
 
 
 def test_what_is_held_ends_at_the_first_gap() -> None:
-    """A block behind a missing one cannot be used."""
+    """Blocks behind a missing one do not count as held."""
     tier = DramTier(10)
     tier.put(["a0", "a2"])
     assert tier.num_held(["a0", "a1", "a2"]) == 1
 
 
 def test_loads_queue_on_the_link() -> None:
-    """One after the other at the link's rate; idle time is lost."""
+    """Loads take their turn at the link's rate, and idle time is lost."""
     link = PcieLink(100.0)
     link.start("a", 100, 0.0)
     link.start("b", 200, 0.5)
@@ -54,13 +54,13 @@ def test_loads_queue_on_the_link() -> None:
 
 
 def two_jobs_that_evict_each_other() -> Workload:
-    """Each alone nearly fills the pool; the second runs while the first one's tool does."""
+    """Two jobs of which each nearly fills the pool; the second runs during the first one's tool."""
     first = job("first", 0.0, (2000, 5, 5.0), (100, 5, 0.0))
     return Workload("two", 0, (first, job("second", 1.0, (2500, 5, 0.0))), None)
 
 
 def test_an_evicted_context_is_reloaded() -> None:
-    """Nothing is computed twice: all full blocks of the first turn come back."""
+    """All full blocks of an evicted context are reloaded, and nothing is recomputed."""
     _, run = simulate(two_jobs_that_evict_each_other(), "fcfs+offload")
     first = next(job for job in run.jobs if job.job_id == "first")
     assert first.turns[1].cached_tokens == 2004 // 16 * 16
@@ -69,7 +69,7 @@ def test_an_evicted_context_is_reloaded() -> None:
 
 
 def test_a_reload_takes_its_bytes_over_the_link() -> None:
-    """The turn waits as long as the link needs, and then computes the rest."""
+    """A turn waits for its bytes to cross the link, and then computes the rest."""
     on = machine()
     _, run = simulate(two_jobs_that_evict_each_other(), "fcfs+offload", on)
     first = next(job for job in run.jobs if job.job_id == "first")
@@ -80,13 +80,13 @@ def test_a_reload_takes_its_bytes_over_the_link() -> None:
 
 
 def test_without_the_tier_the_context_is_computed_again() -> None:
-    """The same jobs on the stock server."""
+    """Without a tier the same jobs recompute the evicted context."""
     _, run = simulate(two_jobs_that_evict_each_other(), "fcfs")
     assert run.counters["recomputed_tokens"] > 1000
 
 
 def test_a_tier_without_room_is_no_tier() -> None:
-    """With DRAM for nothing all is as without."""
+    """A tier without room for a block changes nothing."""
     workload = random_jobs(20)
     _, without = simulate(workload, "fcfs")
     _, empty = simulate(workload, "fcfs+offload", dram_gib=1e-9)
@@ -96,7 +96,7 @@ def test_a_tier_without_room_is_no_tier() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_turn_that_preempts_itself_makes_room_for_the_next(seed: int) -> None:
-    """The last one that ran, while others wait with what was loaded for them: none is stuck."""
+    """If the last running turn preempts itself, turns with loaded KV run instead: none is stuck."""
     chance = random.Random(seed)
     jobs = [
         job(
@@ -116,7 +116,7 @@ def test_a_turn_that_preempts_itself_makes_room_for_the_next(seed: int) -> None:
 
 
 def test_the_price_of_a_load_is_that_of_the_link() -> None:
-    """Which the policy measures; a request may wait for others' loads besides."""
+    """The price of a load that the policy measures is at least that of the link."""
 
     def load_token_s(bytes_per_s: float) -> float:
         on = replace(machine(), pcie_bytes_s=bytes_per_s)
@@ -129,6 +129,6 @@ def test_the_price_of_a_load_is_that_of_the_link() -> None:
 
 
 def test_a_profile_must_say_how_large_kv_is() -> None:
-    """Without it there is no telling what fits."""
+    """+offload is refused for a profile that does not say how large KV is."""
     with pytest.raises(InputError, match=r"kv_token_bytes"):
         simulate(random_jobs(1), "fcfs+offload", replace(machine(), block_bytes=0))
