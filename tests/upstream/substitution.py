@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.integrations.vllm.policy.base import POLICY_CLASSES
+from agentkv.integrations.vllm.policy import POLICY_CLASSES
 
 STOCK = "stock"
 SCHEDULERS = (STOCK, *POLICY_CLASSES)
