@@ -1,6 +1,7 @@
 """Wakes an idle engine, so that pins expire on time and statistics arrive.
 
-An idle EngineCore blocks on its input queue; without a wake-up nothing would expire there.
+An idle EngineCore blocks on its input queue (EngineCoreProc._process_input_queue, core.py:1573 of
+vLLM 0.32.0); without a wake-up nothing would expire there. RetainingScheduler sets the deadlines.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class ExpiryTimer:
 
 
 class EngineWaker:
-    """The scheduler's way to its engine's busy loop; without an engine nothing happens."""
+    """The scheduler's way to its engine's busy loop.
+
+    Without an engine, as in the simulator and in most tests, it does nothing.
+    """
 
     def __init__(self) -> None:
         self._engine: Any = None

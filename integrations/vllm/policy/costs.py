@@ -21,7 +21,7 @@ REFIT_EVERY = 16
 WINDOW = 512
 """Rows kept: each step with prefills is one, the sums over the steps between two are another."""
 MIN_FIXED_SHARE = 0.05
-"""Bounds `compute_weight` at 20, whatever is measured."""
+"""Bounds `compute_weight` at 20."""
 MIN_EVENTS = 8
 """Loads and losses seen before OffloadStats reports a share."""
 KEPT = 1.0 - 1.0 / 64.0

@@ -1,4 +1,4 @@
-"""What the events of jobs mean for their pins, and for who gets memory; knows nothing of vLLM.
+"""Turns the events of jobs into pins, and decides which request gets memory; without vLLM.
 
 The scheduler calls `manager.RetentionManager`, which calls the scheduler as its `Host`.
 """

@@ -386,7 +386,7 @@ class RetentionManager:
         self.admission.job_ended(job)
         self.events.add(job.job_id, "closed", reason=reason, turns=job.num_turns)
 
-    # Who goes first, and who gets memory
+    # Order, victims and memory
 
     def step_begins(self) -> None:
         """Bring everything up to date before the scheduler looks at its queue."""

@@ -18,7 +18,7 @@ from . import Host
 
 
 class PinManager:
-    """The life of a pin, from a finished turn to whatever ends it."""
+    """The life of a pin, from a finished turn to its end, by one of the reasons of `PinEnd`."""
 
     def __init__(self, host: Host, telemetry: Telemetry, *, max_ttl_s: float) -> None:
         """`host` frees blocks and wakes at deadlines; no pin lasts longer than `max_ttl_s`."""

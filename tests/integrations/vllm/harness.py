@@ -44,7 +44,7 @@ class Vocabulary:
         self.is_open.set()
 
     def encode(self, text: str, num_tokens: int) -> list[int]:
-        """The text as exactly so many tokens, the last ones empty where it is short."""
+        """The text as exactly `num_tokens` tokens, the last ones empty where it is short."""
         size = -(-len(text) // num_tokens)
         pieces = [text[index * size : (index + 1) * size] for index in range(num_tokens)]
         self._pieces += pieces
@@ -80,10 +80,10 @@ def _offloading(num_bytes: int) -> dict[str, Any]:
 class Engine:
     """One scheduler, stepped by hand: `step()` schedules and feeds back one token per request.
 
-    With `offload_bytes` it has vLLM's own KV offloading to so much DRAM, whose worker here does
+    With `offload_bytes` it has vLLM's own KV offloading to that much DRAM, whose worker here does
     every transfer within the step, but loads only while `is_link_open`; those for the requests in
     `failing` fail. With `window_tokens` it has a layer with such a sliding window
-    beside the one with full attention: a second group of KV blocks. `policy_class` makes its
+    next to the one with full attention: a second group of KV blocks. `policy_class` makes its
     policy; or `without` are the rules of `agentkv` that are left out.
     """
 

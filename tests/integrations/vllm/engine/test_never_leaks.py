@@ -1,4 +1,4 @@
-"""A state machine on vLLM's real scheduler: nothing leaks, nothing sticks, whatever comes."""
+"""A state machine on vLLM's real scheduler: nothing leaks and nothing sticks under any events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who goes first: job-level first come, first served; stock order where no job is tagged."""
+"""Order of service: job-level first come, first served; stock order where no job is tagged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fill(engine: Engine) -> None:
 
 
 def test_later_turns_of_an_earlier_job_pass_a_later_job(make_engine: Callable[..., Engine]) -> None:
-    """Jobs are served in the order in which they arrived, whatever turn they are at."""
+    """Jobs are served in the order in which they arrived, at any of their turns."""
     engine = make_engine(max_num_seqs=1)
     engine.turn(prompt_of(20, salt=1), job_id="first")
     engine.scheduler.retention.end_all_pins("reset")

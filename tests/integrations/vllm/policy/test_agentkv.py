@@ -68,7 +68,7 @@ def test_under_pressure_turns_go_in_order_of_their_jobs_arrival() -> None:
 
 
 def test_holding_is_worth_what_loading_takes_of_what_is_loaded() -> None:
-    """And what computing anew costs the pool, for the rest."""
+    """What is loaded costs the seconds of loading, the rest what recomputing it costs the pool."""
     made = policy()
     assert made.price_s(RestoreCost(POOL_TOKENS // 10, 0.3)) == pytest.approx(3.0)
     rebuild = RestoreCost(POOL_TOKENS // 10, 0.3, 0.2, 0.9)
@@ -184,7 +184,7 @@ def test_nor_is_what_the_turn_comes_back_to() -> None:
 
 @pytest.mark.parametrize("turn", [None, turn_of(5, 5)])
 def test_if_nothing_runs_a_waiting_turn_may_take_all(turn: Turn | None) -> None:
-    """Whoever is first in line gets on: pins alone never keep an idle engine waiting."""
+    """The first in the queue proceeds: pins alone never keep an idle engine waiting."""
     pins = [pin_of(9, 4), pin_of(2, 4)]
     demand = AllocationRequest(turn, has_blocks=False, num_running=0, missing_blocks=500)
     assert list(pressed().pins_that_yield(pins, demand)) == pins
@@ -240,7 +240,7 @@ def test_a_new_job_waits_while_its_prompt_does_not_fit() -> None:
 
 
 def test_pressure_is_on_from_a_shortage_until_none_came_for_a_while() -> None:
-    """Each shortage extends it; only the flips are told."""
+    """Each shortage extends it; `rise` and `fall` report only changes."""
     pressure = Pressure()
     assert not pressure.is_on
     assert pressure.rise(10.0, 5.0)

@@ -16,7 +16,7 @@ MakeEngine = Callable[..., Engine]
 
 
 def engine_of(make_engine: MakeEngine, **options: Any) -> Engine:
-    """With a price of computing anew that makes it worth holding for seconds."""
+    """With a price of recomputing that makes it worth holding for seconds."""
     return make_engine(
         policy="agentkv",
         max_num_batched_tokens=1024,
@@ -87,7 +87,7 @@ def test_a_waiting_turn_takes_the_tail_of_the_newest_jobs_pin(make_engine: MakeE
 
 
 def test_what_is_left_of_a_pin_is_found_by_the_next_turn(make_engine: MakeEngine) -> None:
-    """The tail is computed anew, the rest is not."""
+    """The tail that was taken is recomputed, the rest of the context is not."""
     engine = engine_of(make_engine)
     pin_jobs(engine, "a", "b", "c")
     engine.turn(prompt_of(15 * 16, salt=9))
@@ -134,7 +134,7 @@ def test_a_running_turn_takes_idle_blocks_before_anything_is_preempted(
 
 
 def test_what_running_turns_need_in_one_step_is_taken_at_once(make_engine: MakeEngine) -> None:
-    """Four turns come to the end of a block together, and two do not: one cut of four blocks."""
+    """Four turns fill a block in the same step, and two do not: one cut takes four blocks."""
     engine = engine_of(make_engine, num_blocks=33, without=["admission"])
     pin_jobs(engine, "a", "b")
     for index in range(6):
@@ -242,7 +242,7 @@ def test_jobs_that_never_end_keep_nobody_out_for_longer_than_four_lifetimes(
 
 
 def test_no_claim_of_one_job_keeps_another_out(make_engine: MakeEngine) -> None:
-    """There is room, whatever the first says of the turns it will have."""
+    """The second job fits, however many turns the first one claims."""
     engine = engine_of(make_engine, num_blocks=201)
     first = engine.add(prompt_of(200, salt=1), max_tokens=99, job_id="a", expected_turns=10**6)
     engine.step()
@@ -252,7 +252,7 @@ def test_no_claim_of_one_job_keeps_another_out(make_engine: MakeEngine) -> None:
 
 
 def test_a_request_without_a_job_passes_one_that_is_held_back(make_engine: MakeEngine) -> None:
-    """Its memory is there: it does not wait for a job that has to."""
+    """A request that fits does not wait for a job that is held back."""
     engine = engine_of(make_engine, num_blocks=61)
     press(engine)
     engine.add(prompt_of(300, salt=1), max_tokens=40, job_id="a")
@@ -310,7 +310,7 @@ def test_pressure_ends_and_the_order_is_stocks_again(make_engine: MakeEngine) ->
 
 @pytest.mark.parametrize("without", ABLATIONS)
 def test_each_mechanism_can_be_left_out(make_engine: MakeEngine, without: str) -> None:
-    """The jobs still all come to their end."""
+    """All jobs end with each of the rules left out."""
     engine = engine_of(make_engine, without=[without])
     pin_jobs(engine, "a", "b", "c")
     for number, name in enumerate(("d", "e", "a", "b")):

@@ -20,7 +20,7 @@ from tests.integrations.vllm.harness import Engine, prompt_of
 
 
 class ArbitraryPolicy(Policy):
-    """Answers by chance whatever the contract allows."""
+    """Answers by chance, within the contract."""
 
     allows_partial_eviction = True
     has_admission_control = True
@@ -61,7 +61,7 @@ class ArbitraryPolicy(Policy):
 def test_a_policy_gives_up_all_pins_where_nothing_else_could_make_room(
     make: type[Policy],
 ) -> None:
-    """With no other request running, every pin yields, whoever asks: so nothing waits for ever."""
+    """With no other request running, every pin yields to any request: nothing waits for ever."""
     name = next((key for key, value in POLICY_CLASSES.items() if value is make), "agentkv")
     policy = make(read_settings({}, policy=name), 16_000)
     pins = [Pin(f"job-{order}", order, range(9), 0, 0.0, 9.0 + order, 9) for order in (5, 3, 1)]
@@ -75,7 +75,7 @@ def test_a_policy_gives_up_all_pins_where_nothing_else_could_make_room(
 def test_an_arbitrary_policy_within_the_contract_starves_and_leaks_nothing(
     make_engine: Callable[..., Engine],
 ) -> None:
-    """Whatever a policy answers within its contract, all turns end and all blocks come back."""
+    """If a policy keeps its contract, all turns end and all blocks come back."""
     engine = make_engine(num_blocks=60, policy_class=ArbitraryPolicy)
     for turn, job in itertools.product(range(4), range(8)):
         prompt = prompt_of(60 + 60 * turn, salt=job)

@@ -321,7 +321,7 @@ def test_impossible_durations_are_refused_by_name(
 
 
 def test_a_lone_surrogate_in_a_reply_is_survived(serve: Callable[..., Engine]) -> None:
-    """Tokens that are no valid text decode to replacement characters, or worse."""
+    """Tokens of invalid text decode to replacement characters, or worse."""
     engine = serve()
     engine.turn(prompt_of(100), reply="```bash\necho \ud800\n```", job_id="a")
     assert engine.pinned == {"a": 6}

@@ -1,4 +1,4 @@
-"""Who yields memory: pins, running turns, in which order, under both rule sets."""
+"""Which pins and running turns yield memory, and in which order, under both rule sets."""
 
 from __future__ import annotations
 

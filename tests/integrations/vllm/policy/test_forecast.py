@@ -51,7 +51,7 @@ def test_jobs_together_peak_where_growth_and_endings_balance() -> None:
 def test_the_peak_is_that_of_playing_it_out(
     jobs: list[JobDemand], newcomer: JobDemand, idle_weight: float
 ) -> None:
-    """Whatever jobs there are, and whatever part of the idle ones counts."""
+    """For any jobs, and any share of the idle ones that counts."""
     newcomer = newcomer._replace(is_idle=False)
     expected = peak_played_out([*jobs, newcomer], idle_weight)
     peak_blocks = residents(*jobs).peak_blocks_with(newcomer, idle_weight)

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from agentkv.integrations.vllm.retention.admission import (
+    DISCOUNT_PRIOR,
+    IdleKVDiscount,
+    StarvationGuard,
+)
 from tests.integrations.vllm.harness import Engine, prompt_of
 
 MakeEngine = Callable[..., Engine]
@@ -14,7 +21,7 @@ BIG = prompt_of(16 * 40, salt=51)
 
 
 def busy_engine(make_engine: MakeEngine, **options: Any) -> Engine:
-    """A long answer of one job runs; another as big as BIG is not expected to fit beside it."""
+    """A long answer of one job runs; another as big as BIG is not expected to fit next to it."""
     given = {"num_blocks": 129, "max_num_batched_tokens": 2048, **options}
     if "prefill_reload_s" not in given:
         given["prefill_reload_s"] = [0.0, 0.005, 0.0]
@@ -206,7 +213,7 @@ def test_with_several_groups_of_blocks_a_pin_yields_whole(make_engine: MakeEngin
 def test_the_gate_counts_the_blocks_of_all_groups(
     make_engine: MakeEngine, window_tokens: int | None, is_let_in: bool
 ) -> None:
-    """A job that fits beside another, unless layers with a long window have as much again."""
+    """A job that fits next to another, unless layers with a long window have as much again."""
     engine = make_engine(policy="agentkv", num_blocks=240, window_tokens=window_tokens)
     engine.turn(prompt_of(16 * 60, salt=1), job_id="before", is_last_step=True)
     engine.add(prompt_of(16 * 60, salt=2), max_tokens=300, job_id="busy", expected_turns=1)
@@ -221,7 +228,7 @@ def test_the_gate_counts_the_blocks_of_all_groups(
 
 
 def test_who_is_due_is_preempted_last_whatever_the_priorities(make_engine: MakeEngine) -> None:
-    """Also a request without a job, beside jobs that the client puts first."""
+    """Also a request without a job, among jobs that the client puts first."""
     engine = make_engine(policy="agentkv", num_blocks=65, without=["admission"])
     due = engine.add(prompt_of(16 * 14, salt=1), max_tokens=300)
     guard = engine.scheduler.retention.admission.guard
@@ -235,3 +242,170 @@ def test_who_is_due_is_preempted_last_whatever_the_priorities(make_engine: MakeE
         engine.step()
         assert due in engine.running()
     assert engine.scheduler.retention.counters.totals()["preemptions_total"] > 0
+
+
+MOST = 3
+LATER = 100
+
+
+@pytest.fixture
+def newcomers() -> StarvationGuard:
+    found = StarvationGuard()
+    for order, name in enumerate("abc"):
+        found.add(name, order)
+    return found
+
+
+def passes(newcomers: StarvationGuard, num: int) -> list[str | None]:
+    return [newcomers.overtaken_by(LATER, MOST) for _ in range(num)]
+
+
+def test_the_first_in_line_is_due_after_so_many_passes(newcomers: StarvationGuard) -> None:
+    """It is reported once, and stays starved until it ends."""
+    assert passes(newcomers, 8) == [None, None, None, "a", None, None, None, None]
+    newcomers.admitted("a")
+    assert newcomers.is_starved("a")
+    newcomers.ended("a")
+    assert not newcomers.is_starved("a")
+
+
+def test_who_is_first_does_not_pass_itself(newcomers: StarvationGuard) -> None:
+    """Nor does who came before it; who came later does, in line or not."""
+    orders = [newcomers.arrival_of("a"), newcomers.arrival_of("a"), -1]
+    assert orders[0] == 0
+    for order in orders:
+        assert newcomers.overtaken_by(order, 0) is None
+    assert newcomers.overtaken_by(newcomers.arrival_of("b"), 0) == "a"
+
+
+def test_the_count_begins_anew_when_the_first_is_let_in(newcomers: StarvationGuard) -> None:
+    """With the next in line."""
+    passes(newcomers, MOST)
+    newcomers.admitted("a")
+    assert passes(newcomers, 4) == [None, None, None, "b"]
+
+
+def test_another_that_is_let_in_does_not_put_the_first_off(newcomers: StarvationGuard) -> None:
+    """However many go before it."""
+    passes(newcomers, MOST)
+    newcomers.admitted("b")
+    assert passes(newcomers, 1) == ["a"]
+
+
+def test_one_that_is_gone_is_not_due(newcomers: StarvationGuard) -> None:
+    """The next in line was passed over as often."""
+    passes(newcomers, MOST)
+    newcomers.ended("a")
+    assert passes(newcomers, 1) == ["b"]
+
+
+def test_turns_that_came_before_do_not_count(newcomers: StarvationGuard) -> None:
+    """They were first in line themselves."""
+    newcomers.admitted("a")
+    assert [newcomers.overtaken_by(0, MOST) for _ in range(9)] == [None] * 9
+
+
+def test_nobody_in_line_is_not_passed_over() -> None:
+    """What went before the first came does not count for it."""
+    newcomers = StarvationGuard()
+    assert passes(newcomers, 9) == [None] * 9
+    newcomers.add("a", 0)
+    assert passes(newcomers, 4) == [None, None, None, "a"]
+    newcomers.ended("a")
+    assert passes(newcomers, 9) == [None] * 9
+    assert len(newcomers) == 0
+
+
+MEMORY_S = 100.0
+PRIOR_S = DISCOUNT_PRIOR * MEMORY_S
+
+
+def ask(balance: IdleKVDiscount, now_s: float, *, idle_share: float, held: bool = True) -> float:
+    balance.asked(now_s, is_held_back=held, idle_share=idle_share, memory_s=MEMORY_S)
+    return balance.idle_kv_weight
+
+
+def held_back(
+    balance: IdleKVDiscount, *, until_s: float, idle_share: float, from_s: int = 0
+) -> float:
+    """A job asks ten times a second and is not let in; the weight at the end."""
+    for tenth in range(from_s * 10, round(until_s * 10) + 1):
+        weight = ask(balance, tenth / 10, idle_share=idle_share)
+    return weight
+
+
+def test_before_anything_is_seen_idle_kv_counts_in_full() -> None:
+    """Also with the first job that is held back, however much is idle."""
+    balance = IdleKVDiscount()
+    assert balance.idle_kv_weight == 1.0
+    assert ask(balance, 50.0, idle_share=1.0) == 1.0
+
+
+def test_it_counts_less_while_a_job_waits_beside_it() -> None:
+    """Half of the pool for 10 s is 5 s of all of it, less what is forgotten of that by then."""
+    balance = IdleKVDiscount()
+    assert held_back(balance, until_s=10, idle_share=0.5) == pytest.approx(
+        PRIOR_S / (PRIOR_S + 5.0), abs=0.02
+    )
+
+
+def test_what_is_held_while_nobody_waits_costs_nothing() -> None:
+    """Neither with jobs that are let in nor once the one that waited has gone."""
+    balance = IdleKVDiscount()
+    for second in range(50):
+        assert ask(balance, second, idle_share=0.9, held=False) == 1.0
+    ask(balance, 50.0, idle_share=0.9)
+    balance.left()
+    assert ask(balance, 80.0, idle_share=0.9) == 1.0
+
+
+def test_what_it_takes_to_come_back_makes_it_count_again() -> None:
+    """As much of that as of holding weighs it in full, and more no more than that."""
+    balance = IdleKVDiscount()
+    low = held_back(balance, until_s=20, idle_share=0.5)
+    balance.restored(20.0, 4.0)
+    assert low < balance.idle_kv_weight < 1.0
+    balance.restored(20.0, 60.0)
+    assert balance.idle_kv_weight == 1.0
+
+
+def test_the_past_is_forgotten() -> None:
+    """After ten times the memory it is as at the beginning."""
+    balance = IdleKVDiscount()
+    assert held_back(balance, until_s=20, idle_share=0.9) < 0.2
+    balance.left()
+    assert ask(balance, 20 + 10 * MEMORY_S, idle_share=0.9) == pytest.approx(1.0, abs=0.01)
+
+
+def test_where_computing_costs_nothing_idle_kv_counts_in_full() -> None:
+    """No prefill has been measured: there is nothing to weigh."""
+    balance = IdleKVDiscount()
+    for second in range(9):
+        balance.asked(float(second), is_held_back=True, idle_share=1.0, memory_s=0.0)
+    balance.restored(9.0, 0.0)
+    assert 0.0 <= balance.idle_kv_weight <= 1.0
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 1e6),
+            st.booleans(),
+            st.floats(0, 1),
+            st.floats(0, 1e5),
+            st.none() | st.floats(0, 1e4),
+        ),
+        max_size=40,
+    )
+)
+def test_it_is_a_share_whatever_happens(
+    happenings: list[tuple[float, bool, float, float, float | None]],
+) -> None:
+    """From 0 to 1, for any order of events and any gap between them."""
+    balance, now_s = IdleKVDiscount(), 0.0
+    for elapsed_s, is_held_back, idle_share, memory_s, back_s in happenings:
+        now_s += elapsed_s
+        balance.asked(now_s, is_held_back=is_held_back, idle_share=idle_share, memory_s=memory_s)
+        if back_s is not None:
+            balance.restored(now_s, back_s)
+        assert 0.0 <= balance.idle_kv_weight <= 1.0
