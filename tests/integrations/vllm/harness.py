@@ -104,7 +104,8 @@ class Engine:
         self.clock = Clock()
         self.vocabulary = Vocabulary()
         self._replies: dict[str, list[int]] = {}
-        policy = type("Ablated", tuple(ABLATIONS[name] for name in without), {})
+        if without:
+            policy_class = type("Ablated", tuple(ABLATIONS[name] for name in without), {})
         self._hasher = sha256_hasher(BLOCK_TOKENS)
         self.scheduler = build_scheduler(
             SchedulerShape(
@@ -120,7 +121,7 @@ class Engine:
             ),
             clock=self.clock,
             decode=self.vocabulary.decode,
-            policy_class=policy if without else None,
+            policy_class=policy_class,
             scheduler_class=scheduler_class,
         )
         self._in_flight: list[tuple[Any, ModelRunnerOutput]] = []

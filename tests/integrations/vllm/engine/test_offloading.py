@@ -225,8 +225,8 @@ def test_new_jobs_count_at_the_gate_while_a_tier_loads_for_them(make_engine: Mak
 
 
 def test_a_loaded_turn_takes_what_it_still_needs(make_engine: MakeEngine) -> None:
-    """A request that has blocks must proceed: all that wait stand behind it, also the job whose idle
-    KV it may not have."""
+    """A request that has blocks must proceed: all that wait stand behind it, also the job whose
+    idle KV it may not have."""
     engine = make_engine(
         policy="agentkv",
         num_blocks=129,
