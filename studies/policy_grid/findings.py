@@ -1,4 +1,4 @@
-"""What a study's rows say: ratios between policies, regime by regime, and the project's targets.
+"""Ratios between policies from the rows of a study, regime by regime.
 
 A ratio is taken seed by seed against another policy with the same jobs, then as geometric mean over
 seeds. Geometric means over regimes are of the pressured ones, which all weigh the same.
@@ -12,17 +12,11 @@ from typing import Any
 import pandas as pd
 from scipy.stats import gmean
 
-from .policies import ANY_ORDER, IN_ORDER
-
-STOCK, RELEASED, PAPER = "fcfs", "continuum:released", "continuum:paper"
-UNLIMITED, LOSSLESS = "fcfs@infinite", "agentkv@lossless"
-SUBJECT, LIGHT = "agentkv", "light"
+STOCK, RELEASED = "fcfs", "continuum:released"
 PRESSURED_SHARE = 0.2
 """A regime is pressured if stock had computed more than this share of its tokens before. In a gap:
 of the 42 default regimes (swebench-mini, seed 0) 13 had at most 6.3%, where not even an infinite
 pool saved 1% (three tried), and 29 had 76% or more."""
-LIGHT_SHARE = 0.01
-"""Distance from stock that counts as the same; also what "never worse" allows for chance."""
 RATIO_KEYS = [
     *("mean_s", "p50_s", "p90_s", "p99_s", "max_s", "slowdown_p99", "slowdown_max"),
     *("ttft_first_p99_s", "ttft_first_max_s"),
@@ -30,33 +24,6 @@ RATIO_KEYS = [
 ]
 _NEEDED = ("tools", "pool_blocks", "load", "seed", "policy", "counters", "cpu_s", "jobs")
 REGIME = ["tools", "pool_blocks", "load"]
-TARGETS: Sequence[tuple[str | None, str, str, str, float | None]] = (
-    ("recorded", "mean JCT", "mean_s", STOCK, 0.40),
-    ("recorded", "p99 JCT", "p99_s", STOCK, 0.55),
-    ("recorded", "mean JCT", "mean_s", RELEASED, 0.92),
-    ("recorded", "p99 JCT", "p99_s", RELEASED, 0.97),
-    ("longtail", "mean JCT", "mean_s", STOCK, 0.50),
-    ("longtail", "p99 JCT", "p99_s", STOCK, 0.70),
-    ("longtail", "mean JCT", "mean_s", RELEASED, 0.75),
-    ("longtail", "p99 JCT", "p99_s", RELEASED, 0.85),
-    (None, "mean JCT", "mean_s", UNLIMITED, 1.3),
-    (None, "max JCT", "max_s", PAPER, 1.0),
-    (None, "max JCT", "max_s", RELEASED, 1.0),
-    (None, "max slowdown", "slowdown_max", STOCK, 1.0),
-    (None, "continuing TTFT p99", "ttft_continuing_p99_s", STOCK, 0.25),
-    (None, "continuing TTFT max", "ttft_continuing_max_s", STOCK, 1.0),
-    (None, "first-turn TTFT p99", "ttft_first_p99_s", STOCK, None),
-    (None, "first-turn TTFT max", "ttft_first_max_s", STOCK, None),
-    (None, "mean JCT", "mean_s", IN_ORDER, None),
-    (None, "mean JCT", "mean_s", ANY_ORDER, None),
-    (None, "p99 JCT", "p99_s", ANY_ORDER, None),
-    (None, "max JCT", "max_s", ANY_ORDER, None),
-    (None, "mean JCT", "mean_s", LOSSLESS, None),
-    (None, "p99 JCT", "p99_s", LOSSLESS, None),
-    (None, "continuing TTFT p99", "ttft_continuing_p99_s", LOSSLESS, None),
-)
-"""(tools or None for all, title, figure, policy it is divided by, most allowed or None if only
-shown): the project's goals, as geometric means over the pressured regimes."""
 
 
 class Findings:
@@ -115,43 +82,6 @@ class Findings:
         found.insert(0, "n", groups.count().max(axis=1))
         return found[found["n"] > 0]
 
-    def targets(self, policy: str) -> list[dict[str, Any]]:
-        """The project's goals for a policy: limit, value (None if not measured), worst regime."""
-        found = []
-        by_base = {to: self.over_seeds(to) for _, _, _, to, _ in TARGETS}
-        for tools in dict.fromkeys(tools for tools, *_ in self.regimes):
-            pressured = [regime for regime in self.pressured if regime[0] == tools]
-            for only, title, key, to, limit in TARGETS:
-                if only in (None, tools):
-                    ratios = _of(by_base[to], policy, pressured)[key]
-                    if limit is not None or ratios.notna().any():
-                        mean = geometric_mean(ratios)
-                        found.append(
-                            _target(f"{tools} tools: {title} over {to}", limit, mean, ratios)
-                        )
-        over_stock = by_base[STOCK]
-        light = _of(over_stock, policy, [r for r in self.regimes if r[2] == LIGHT])
-        distance = (light - 1.0).abs().max(axis=1)
-        name = "light load: largest distance of any figure from stock"
-        found.append(_target(name, LIGHT_SHARE, distance.max(), distance))
-        more = self._preemptions(policy) - self._preemptions(STOCK)
-        more = more[more.index.get_level_values("load") == LIGHT]
-        found.append(_target("light load: preemptions beyond stock's", 0.0, more.max(), more))
-        smallest = min((pool for _, pool, _ in self.regimes), default=0)
-        small = [regime for regime in self.regimes if regime[1] == smallest]
-        both = [_of(by_base[to], policy, small)["mean_s"] for to in (STOCK, RELEASED)]
-        worse = pd.concat(both, axis=1).max(axis=1, skipna=False)
-        name = f"{smallest:,} blocks: mean JCT over the better of {STOCK} and {RELEASED}"
-        found.append(_target(name, 1.0 + LIGHT_SHARE, worse.max(), worse))
-        calm = [regime for regime in self.regimes if regime not in self.pressured]
-        means = _of(over_stock, policy, calm)["mean_s"]
-        name = f"no pressure: mean JCT over {STOCK}, worst regime"
-        return [*found, _target(name, None, means.max(), means)]
-
-    def _preemptions(self, policy: str) -> Any:
-        own = self.frame[self.frame["policy"] == policy]
-        return own.set_index([*REGIME, "seed"])["preemptions"]
-
     def document(self) -> dict[str, Any]:
         """All but the regimes one by one, which are in the tables."""
         rows = self.rows
@@ -174,15 +104,7 @@ class Findings:
                 for tools, pool in sorted(one_x)
             ],
             "pressured_share": PRESSURED_SHARE,
-            "targets": {
-                policy: self.targets(policy) for policy in self.policies if is_subject(policy)
-            },
         }
-
-
-def is_subject(policy: str) -> bool:
-    """True for the policy that has targets: ours, with any settings, on the real pool."""
-    return policy.startswith(SUBJECT) and "@" not in policy
 
 
 def geometric_mean(values: pd.Series) -> float:
@@ -191,25 +113,3 @@ def geometric_mean(values: pd.Series) -> float:
     if not len(known) or known.min() <= 0.0:
         return float("nan") if not len(known) else 0.0
     return float(gmean(known))
-
-
-def _of(ratios: pd.DataFrame, policy: str, regimes: Sequence[Any]) -> pd.DataFrame:
-    """A policy's rows in these regimes."""
-    own = ratios[ratios.index.get_level_values("policy") == policy].droplevel("policy")
-    return own[own.index.isin(regimes)]
-
-
-def _target(name: str, limit: float | None, value: float, by_place: pd.Series) -> dict[str, Any]:
-    known = by_place.dropna()
-    if not len(known):
-        return {"name": name, "limit": limit, "value": None, "n": 0, "worst": "", "is_met": None}
-    tools, pool, load, *seed = known.idxmax()
-    place = f"{tools}, {pool:,} blocks, {load}" + "".join(f", seed {each}" for each in seed)
-    return {
-        "name": name,
-        "limit": limit,
-        "value": float(value),
-        "n": len(known),
-        "worst": f"{known.max():.3f} at {place}",
-        "is_met": None if limit is None else bool(value <= limit),
-    }

@@ -50,7 +50,7 @@ _VARIANTS = (PURPLE, GREEN, ORANGE, SKY, BLUE, VERMILLION)
 
 
 def tables(found: Findings, document: Document) -> str:
-    """Conditions, targets, geometric means over the pressured regimes, and each regime."""
+    """Conditions, geometric means over the pressured regimes, and each regime."""
     config = document["config"]
     machine = config.get("machine", {})
     lines = [
@@ -65,10 +65,6 @@ def tables(found: Findings, document: Document) -> str:
         lines.append(f"Rows were made by {len(document['codes'])} versions of the code.")
     if document["failed_units"]:
         lines.append(f"{len(document['failed_units'])} of {document['units']} units failed.")
-    for policy, targets in document["targets"].items():
-        measured = [target["is_met"] for target in targets if target["is_met"] is not None]
-        lines += ["", f"## Targets of {policy}: {sum(measured)} of {len(measured)} met", ""]
-        lines += map(_target, targets)
     for to in (STOCK, RELEASED):
         means = found.geometric_means(to)
         for tools, group in means.groupby(level="tools", sort=False):
@@ -93,16 +89,6 @@ def tables(found: Findings, document: Document) -> str:
         for entry in document["one_x"]
     ]
     return "\n".join([*lines, "", "## 1x", "", markdown_table(titles, rows)]) + "\n"
-
-
-def _target(target: Document) -> str:
-    limit = "" if target["limit"] is None else f" (at most {target['limit']:g})"
-    if target["value"] is None:
-        return f"- [ ] {target['name']}{limit}: not measured"
-    mark = "" if target["is_met"] is None else "[x] " if target["is_met"] else "[ ] "
-    places = f"{target['n']} place{'' if target['n'] == 1 else 's'}"
-    value = f"**{target['value']:.3f}**"
-    return f"- {mark}{target['name']}{limit}: {value} ({places}; worst {target['worst']})"
 
 
 def _regimes(found: Findings) -> Iterator[str]:
