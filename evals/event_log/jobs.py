@@ -8,10 +8,10 @@ or was not recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from .reading import Event, JobKey, Record
+from .reading import Event, Record
 
 KEPT_ENDS = ("returned",)
 """Ends of a pin that paid: the job's next turn took the blocks over."""
@@ -64,8 +64,7 @@ class TurnRecord:
         return self.is_continuing and self.expected_hit_tokens < repeatable
 
 
-@dataclass(frozen=True, slots=True)
-class Bubble:
+class Bubble(NamedTuple):
     """The time between a turn's end and the job's next start: tools first, then the queue."""
 
     ended_s: float
@@ -92,8 +91,6 @@ class PinRecord:
 
     pinned_s: float
     blocks: int
-    ttl_s: float
-    reason: str = ""
     ended_s: float | None = None
     end: str | None = None
 
@@ -142,21 +139,17 @@ class JobRecord:
 
 
 def jobs_of(record: Record) -> list[JobRecord]:
-    """All jobs of the log in the order of their first event."""
-    jobs = [job for key, events in record.events.items() for job in _lives(key, events)]
+    """All jobs of the log in the order of their first event; an id used after its close is new."""
+    jobs = []
+    for key, events in record.events.items():
+        life, replay = 0, None
+        for event in events:
+            if replay is None or (replay.job.close_reason and event.name == "arrival"):
+                life += 1
+                replay = _Replay(JobRecord(key.job_id, key.engine, event.at_s, event.at_s, life))
+                jobs.append(replay.job)
+            replay.take(event)
     return sorted(jobs, key=lambda job: (job.engine or 0, job.started_s))
-
-
-def _lives(key: JobKey, events: Iterable[Event]) -> list[JobRecord]:
-    """A job id that is used again after its close is another job."""
-    lives: list[_Replay] = []
-    for event in events:
-        if not lives or (lives[-1].job.close_reason and event.name == "arrival"):
-            first_s = event.at_s
-            job = JobRecord(key.job_id, key.engine, first_s, first_s, len(lives) + 1)
-            lives.append(_Replay(job))
-        lives[-1].take(event)
-    return [life.job for life in lives]
 
 
 class _Replay:
@@ -173,8 +166,7 @@ class _Replay:
     def take(self, event: Event) -> None:
         """Apply an event; an unknown one is ignored."""
         self.job.ended_s = max(self.job.ended_s, event.at_s)
-        handler = getattr(self, f"_on_{event.name}", None)
-        if handler is not None:
+        if handler := getattr(self, f"_on_{event.name}", None):
             handler(event)
 
     def _on_arrival(self, event: Event) -> None:
@@ -241,27 +233,28 @@ class _Replay:
             self._idle_since_s = at_s
 
     def _on_pinned(self, event: Event) -> None:
-        blocks, ttl_s = int(event.details["blocks"]), float(event.details["ttl_s"])
-        reason = str(event.details.get("reason", ""))
-        self.job.pins.append(PinRecord(event.at_s, blocks, ttl_s, reason))
+        self.job.pins.append(PinRecord(event.at_s, int(event.details["blocks"])))
 
     def _on_unpinned(self, event: Event) -> None:
         if not self.job.pins or self.job.pins[-1].ended_s is not None:
             pinned_s = event.at_s - event.details["held_s"]
-            self.job.pins.append(PinRecord(pinned_s, int(event.details["blocks"]), 0.0))
+            self.job.pins.append(PinRecord(pinned_s, int(event.details["blocks"])))
         pin = self.job.pins[-1]
         pin.ended_s, pin.end = event.at_s, str(event.details.get("reason", "unknown"))
 
     def _on_tool_started(self, event: Event) -> None:
-        self.job.tools.append(_tool(event, event.at_s))
+        name, command = (str(event.details.get(key) or "") for key in ("tool", "command"))
+        self.job.tools.append(ToolRecord(name, command, event.at_s))
 
     def _on_tool_finished(self, event: Event) -> None:
-        tool = _tool(event, event.at_s - float(event.details.get("duration_s") or 0.0))
-        open_tools = [other for other in self.job.tools if other.ended_s is None]
-        same = [other for other in open_tools if other.command == tool.command] or open_tools
-        if not same:
-            self.job.tools.append(tool)
-        (same or [tool])[0].ended_s = event.at_s
+        command = str(event.details.get("command") or "")
+        open_tools = [tool for tool in self.job.tools if tool.ended_s is None]
+        same = [tool for tool in open_tools if tool.command == command] or open_tools
+        if not same:  # the report of its start was lost
+            self._on_tool_started(event)
+            same = self.job.tools[-1:]
+            same[0].started_s -= float(event.details.get("duration_s") or 0.0)
+        same[0].ended_s = event.at_s
 
     def _end_tools(self, at_s: float) -> None:
         for tool in self.job.tools:
@@ -270,8 +263,3 @@ class _Replay:
     def _on_closed(self, event: Event) -> None:
         self.job.closed_s, self.job.close_reason = event.at_s, str(event.details.get("reason", ""))
         self._end_tools(event.at_s)
-
-
-def _tool(event: Event, started_s: float) -> ToolRecord:
-    name, command = (str(event.details.get(key) or "") for key in ("tool", "command"))
-    return ToolRecord(name, command, started_s)

@@ -10,9 +10,8 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentkv.client.transport import ServerAPI
 from agentkv.errors import InputError
@@ -34,8 +33,7 @@ _FILE_PATTERNS = ("scheduler_timestamps*.jsonl*", "timestamps.json")
 """Names in a server's --run-output-dir and in the folder of a run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One thing that happened to a job, in seconds since its engine started."""
 
     name: str
@@ -43,16 +41,14 @@ class Event:
     details: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class JobKey:
+class JobKey(NamedTuple):
     """A job on one engine: the clocks of two engines do not compare. None: there is only one."""
 
     job_id: str
     engine: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """Every job's events in order; `is_cut` if the last line was incomplete."""
 
     source: str
@@ -61,19 +57,31 @@ class Record:
 
 
 def read_record(source: str, *, api_key: str | None = None) -> Record:
-    """The event log of a server (its URL), a file, or the one log in a folder.
+    """Read the event log of a server (its URL), a file, or the one log in a folder.
 
     Raises InputError for one that cannot be read, is misshapen or empty, AgentKVServerError for a
     server without an answer.
     """
+    lines, is_cut = [], False
     if source.startswith(("http://", "https://")):
-        answer = ServerAPI(source, api_key=api_key).timestamps()
-        record = Record(source, _grouped(_answer_rows(source, answer)))
+        answer: Any = ServerAPI(source, api_key=api_key).timestamps()
     else:
-        record = _read_file(_file_of(Path(source)))
-    if not record.events:
+        path = _file_of(Path(source))
+        source, text = str(path), _text_of(path)
+        answer = _parsed(text)
+        if not isinstance(answer, dict) or "event" in answer:
+            answer, lines = None, text.splitlines()
+            is_cut = bool(lines) and not text.endswith("\n") and _parsed(lines[-1]) is None
+    rows = _line_rows(source, lines[:-1] if is_cut else lines)
+    if answer is not None:
+        rows = _answer_rows(source, answer)
+    events: dict[JobKey, list[Event]] = {}
+    for place, row in rows:
+        key, event = _checked(place, row)
+        events.setdefault(key, []).append(event)
+    if not events:
         raise InputError(f"{source}: no event of any job in it")
-    return record
+    return Record(source, events, is_cut)
 
 
 def _file_of(path: Path) -> Path:
@@ -87,19 +95,12 @@ def _file_of(path: Path) -> Path:
     return found[0]
 
 
-def _read_file(path: Path) -> Record:
-    """A saved answer of the server, or lines of events."""
+def _text_of(path: Path) -> str:
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            text = file.read().decode("utf-8")
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot read this record: {error}") from error
-    answer = _parsed(text)
-    if isinstance(answer, dict) and "event" not in answer:
-        return Record(str(path), _grouped(_answer_rows(str(path), answer)))
-    lines = text.splitlines()
-    is_cut = bool(lines) and not text.endswith("\n") and _parsed(lines[-1]) is None
-    return Record(str(path), _grouped(_file_rows(path, lines[:-1] if is_cut else lines)), is_cut)
 
 
 def _parsed(text: str) -> Any:
@@ -109,22 +110,22 @@ def _parsed(text: str) -> Any:
         return None
 
 
-_Row = tuple[JobKey, Event]
+_Rows = Iterator[tuple[str, Mapping[str, Any]]]
+"""Places for messages, and rows with the id of their job."""
 
 
-def _file_rows(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
+def _line_rows(source: str, lines: Iterable[str]) -> _Rows:
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            place = f"{path}: line {number}"
-            row = _object(place, _parsed(line))
-            yield _checked(place, row.get("job_id"), row)
+            place = f"{source}: line {number}"
+            yield place, _object(place, _parsed(line))
 
 
-def _answer_rows(source: str, answer: Mapping[str, Any]) -> Iterator[_Row]:
+def _answer_rows(source: str, answer: Mapping[str, Any]) -> _Rows:
     for job_id, rows in _object(f"{source}: 'jobs'", answer.get("jobs")).items():
-        for number, entry in enumerate(rows if isinstance(rows, list) else [rows], start=1):
+        for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
             place = f"{source}: job {job_id!r}, event {number}"
-            yield _checked(place, job_id, _object(place, entry))
+            yield place, {**_object(place, row), "job_id": job_id}
 
 
 def _object(place: str, value: Any) -> Mapping[str, Any]:
@@ -133,20 +134,18 @@ def _object(place: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _checked(place: str, job_id: Any, row: Mapping[str, Any]) -> _Row:
-    name: Any = row.get("event")
-    for field, value in (("job_id", job_id), ("event", name)):
-        if not isinstance(value, str):
-            raise InputError(f"{place}: {field} must be a string, got {value!r}")
+def _checked(place: str, row: Mapping[str, Any]) -> tuple[JobKey, Event]:
+    for field in ("job_id", "event"):
+        if not isinstance(row.get(field), str):
+            raise InputError(f"{place}: {field} must be a string, got {row.get(field)!r}")
+    name, engine = row["event"], row.get("engine")
     optional = [field for field in OPTIONAL_NUMBERS.get(name, ()) if row.get(field) is not None]
     for field in ("at_s", *NUMBERS.get(name, ()), *optional):
         if not _is_number(row.get(field)):
             seen = repr(row[field]) if field in row else "nothing"
             raise InputError(f"{place}: {name}: {field} must be a number, got {seen}")
-    engine = row.get("engine")
-    details = {key: row[key] for key in row if key not in ("job_id", "event", "at_s", "engine")}
-    key = JobKey(job_id, engine if isinstance(engine, int) else None)
-    return key, Event(name, float(row["at_s"]), details)
+    key = JobKey(row["job_id"], engine if isinstance(engine, int) else None)
+    return key, Event(name, float(row["at_s"]), row)
 
 
 def _is_number(value: Any) -> bool:
@@ -156,10 +155,3 @@ def _is_number(value: Any) -> bool:
         return math.isfinite(value)
     except OverflowError:  # a whole number that no float holds
         return False
-
-
-def _grouped(rows: Iterable[_Row]) -> dict[JobKey, list[Event]]:
-    grouped: dict[JobKey, list[Event]] = {}
-    for key, event in rows:
-        grouped.setdefault(key, []).append(event)
-    return grouped

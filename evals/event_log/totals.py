@@ -5,11 +5,11 @@ Used by `agentkv record`. A share or a mean of nothing is None.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from agentkv.integrations.vllm.settings import Settings
 
@@ -63,22 +63,17 @@ def job_row(job: JobRecord) -> dict[str, Any]:
     }
 
 
+_TURN_FIELDS = (
+    *("turn", "arrived_s", "started_s", "ended_s", "prompt_tokens", "hit_tokens"),
+    *("expected_hit_tokens", "lost_tokens", "is_diverged", "is_aborted", "is_retry"),
+)
+
+
 def _turn_row(turn: TurnRecord) -> dict[str, Any]:
-    waited_s = turn.waited_s
     return {
-        "turn": turn.turn,
-        "arrived_s": turn.arrived_s,
-        "started_s": turn.started_s,
-        "ended_s": turn.ended_s,
-        "waited_s": None if waited_s is None else round(waited_s, 6),
-        "prompt_tokens": turn.prompt_tokens,
-        "hit_tokens": turn.hit_tokens,
-        "expected_hit_tokens": turn.expected_hit_tokens,
-        "lost_tokens": turn.lost_tokens,
+        **{name: getattr(turn, name) for name in _TURN_FIELDS},
+        "waited_s": None if turn.waited_s is None else round(turn.waited_s, 6),
         "preemptions": len(turn.preempted_s),
-        "is_diverged": turn.is_diverged,
-        "is_aborted": turn.is_aborted,
-        "is_retry": turn.is_retry,
     }
 
 
@@ -127,68 +122,49 @@ def _waits(turns: Iterable[TurnRecord]) -> list[float]:
 def _spread(values: Iterable[float]) -> dict[str, Any]:
     times_s = list(values)
     shares = {"p50": 0.5, "p90": 0.9, "max": 1.0}
-    found = {
-        "mean": mean(times_s),
-        **{name: quantile(times_s, share) for name, share in shares.items()},
+    found = {"mean": mean(times_s)} | {key: quantile(times_s, at) for key, at in shares.items()}
+    return {"n": len(times_s)} | {
+        key: None if value is None else round(value, 6) for key, value in found.items()
     }
-    rounded = {name: None if value is None else round(value, 6) for name, value in found.items()}
-    return {"n": len(times_s), **rounded}
-
-
-class _Start(NamedTuple):
-    """A turn that got memory, and the time its job has been known for."""
-
-    started_s: float
-    arrived_s: float
-    job_started_s: float
-    is_first: bool
-    is_due: bool
 
 
 def passed_over(jobs: Iterable[JobRecord], after_s: float) -> dict[str, Any]:
-    """Turns that waited longer than `after_s`, and saw turns of later jobs start after that.
+    """Count turns that waited longer than `after_s` and then saw turns of later jobs start.
 
-    A job is later than another if its first event is; parents and priorities of jobs, which a
-    policy may go by, are not in the log. `first` turns of jobs are compared with other first turns
-    alone, `continuing` ones with all, each engine by itself. `most` is the largest number of later
-    turns that one of them saw. Turns that were due, which go before all, do not count as later.
+    A job is later than another of its engine if its first event is; parents and priorities of jobs
+    are not in the log. `first` turns are compared with other first turns alone, `continuing` ones
+    with all. `most` is the largest number of later turns that one of them saw. Turns that were due,
+    which go before all, do not count as later.
     """
-    names = ("turns", "waited_longer", "passed_over", "most")
-    first = {"after_s": after_s, **dict.fromkeys(names, 0)}
-    continuing = dict(first)
-    by_engine = sorted(jobs, key=_engine)
-    for _, same in groupby(by_engine, key=_engine):
-        starts = sorted(_starts(same))
-        opening = [start for start in starts if start.is_first]
-        _add(continuing, [start for start in starts if not start.is_first], starts)
-        _add(first, opening, opening)
-    return {"continuing": continuing, "first": first}
-
-
-def _engine(job: JobRecord) -> int:
-    return -1 if job.engine is None else job.engine
-
-
-def _starts(jobs: Iterable[JobRecord]) -> Iterable[_Start]:
-    for job in jobs:
-        for turn in job.turns:
-            if turn.started_s is not None:
-                times_s = turn.started_s, turn.arrived_s, job.started_s
-                yield _Start(*times_s, turn.turn == 1, turn.is_due)
-
-
-def _add(count: dict[str, Any], starts: Sequence[_Start], others: Sequence[_Start]) -> None:
-    times_s = [other.started_s for other in others]
-    for start in starts:
-        count["turns"] += 1
-        overdue_s = start.arrived_s + count["after_s"]
-        if start.started_s <= overdue_s:
-            continue
-        between = slice(bisect_right(times_s, overdue_s), bisect_left(times_s, start.started_s))
-        num_later = sum(
-            other.job_started_s > start.job_started_s and not other.is_due
-            for other in others[between]
+    rows = [
+        (
+            job.engine or 0,
+            job.started_s,
+            turn.arrived_s,
+            turn.started_s,
+            turn.turn == 1,
+            turn.is_due,
         )
-        count["waited_longer"] += 1
-        count["passed_over"] += num_later > 0
-        count["most"] = max(count["most"], num_later)
+        for job in jobs
+        for turn in job.turns
+        if turn.started_s is not None
+    ]
+    engine, known_s, arrived_s, started_s, first, due = np.array(rows, float).reshape(-1, 6).T
+    is_first, overdue_s = first == 1, arrived_s + after_s
+    counts = {}
+    groups = {"continuing": (~is_first, due == 0), "first": (is_first, is_first & (due == 0))}
+    for name, (is_counted, may_pass) in groups.items():
+        late = np.flatnonzero(is_counted & (started_s > overdue_s))
+        num_later = []
+        for turn in late:
+            is_later = may_pass & (engine == engine[turn]) & (known_s > known_s[turn])
+            is_between = (started_s > overdue_s[turn]) & (started_s < started_s[turn])
+            num_later.append(int(np.sum(is_later & is_between)))
+        counts[name] = {
+            "after_s": after_s,
+            "turns": int(is_counted.sum()),
+            "waited_longer": len(late),
+            "passed_over": sum(count > 0 for count in num_later),
+            "most": max(num_later, default=0),
+        }
+    return counts
