@@ -15,6 +15,7 @@ from agentkv.durations import KINDS, DurationPredictor, OfflineModels
 from agentkv.durations.trees import TreeEnsemble
 
 COMMANDS = ["ls", "pytest -q", "pip install x", "frobnicate", "", "cd /x && make | tail -3"]
+STATE_KEYS = ["effects", "groups", "contexts", "tools", "all", "a"]
 HOSTILE = ["\udcff\udcfe", "\x00", "x" * 1_000_000, "'", "$(" * 5000, "\n" * 100, "漢字"]
 
 
@@ -83,8 +84,9 @@ def test_an_unknown_kind_is_refused(kind: str, why: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_learned_survives_a_restart(kind: str, tmp_path: Path) -> None:
-    """A predictor that loads what another saved predicts the same, and counts on."""
+    """A missing file is not loaded, and one that another predictor saved gives its predictions."""
     before, after = DurationPredictor(kind), DurationPredictor(kind)
+    assert after.load(tmp_path / "state.json") is False
     for index in range(30):
         before.observe(f"make target{index % 4}", 1.0 + index, censored=index % 5 == 0)
     before.save(tmp_path / "state.json")
@@ -100,18 +102,12 @@ def test_what_was_learned_survives_a_restart(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "{",
-        "[]",
-        "null",
-        '{"format": 1}',
+        *("", "{", "[]", "null", '{"format": 1}', "[" * 100_000, "\x00\x01"),
         '{"format": 1, "kind": "KIND", "num_observed": 3, "state": 7}',
         '{"format": 1, "kind": "KIND", "num_observed": Infinity, "state": {}}',
         '{"format": 2, "kind": "KIND", "num_observed": 3, "state": {}}',
         '{"format": 1, "kind": "other", "num_observed": 3, "state": {}}',
         '{"format": 1, "kind": "KIND", "num_observed": 3, "state": {}, "models": [1]}',
-        "[" * 100_000,
-        "\x00\x01",
     ],
 )
 def test_a_corrupt_file_is_a_warning_and_a_fresh_start(
@@ -143,29 +139,24 @@ def test_trained_models_are_saved_with_what_was_learned(tmp_path: Path) -> None:
         assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
 
 
-def test_a_missing_file_is_a_fresh_start(tmp_path: Path) -> None:
-    """A missing file, as at the first start of a server, is not loaded."""
-    assert DurationPredictor().load(tmp_path / "none.json") is False
-
-
 @settings(max_examples=60, deadline=None)
 @given(
+    st.sampled_from(KINDS),
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(max_size=5),
         lambda inner: (
-            st.lists(inner, max_size=4)
-            | st.dictionaries(st.sampled_from(["effects", "groups", "a"]), inner)
+            st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(STATE_KEYS), inner)
         ),
-    )
+    ),
 )
 def test_no_state_file_breaks_the_predictor(
-    tmp_path_factory: pytest.TempPathFactory, state: object
+    tmp_path_factory: pytest.TempPathFactory, kind: str, state: object
 ) -> None:
-    """Loading returns and predicting works for any JSON in the file."""
+    """Loading returns and predicting works for any JSON in the file, for every kind."""
     path = tmp_path_factory.mktemp("state") / "state.json"
-    document = {"format": 1, "kind": "default", "num_observed": 1, "state": state}
+    document = {"format": 1, "kind": kind, "num_observed": 1, "state": state}
     path.write_text(json.dumps(document))
-    predictor = DurationPredictor()
+    predictor = DurationPredictor(kind)
     predictor.load(path)
     predictor.predict("make")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -49,26 +49,6 @@ def test_a_window_forgets_the_oldest(durations: list[float], size: int) -> None:
     assert len(window) == len(last)
     assert window.mean_s == pytest.approx(statistics.fmean(last), abs=1e-6)
     assert window.share_at_most(50.0) == sum(d <= 50.0 for d in last) / len(last)
-
-
-def test_eta_is_one_for_jobs_of_equal_length() -> None:
-    """With equal lengths each turn served is one turn less to come, so eta is 1."""
-    memoryfulness = Memoryfulness()
-    for _ in range(5):
-        memoryfulness.observe(8)
-    assert memoryfulness.eta == pytest.approx(1.0)
-
-
-def test_eta_is_near_zero_for_memoryless_jobs() -> None:
-    """With geometric lengths the turns served say nothing of those to come."""
-    chance = random.Random(7)
-    memoryfulness = Memoryfulness(num_jobs=4000)
-    for _ in range(4000):
-        length = 1
-        while chance.random() < 0.9:
-            length += 1
-        memoryfulness.observe(length)
-    assert memoryfulness.eta < 0.1
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=2, max_size=30), kept=st.integers(2, 10))
@@ -137,38 +117,25 @@ def test_prefill_reload_is_quadratic() -> None:
     assert PrefillReload(1.0, 0.5, 0.25).seconds(4) == 1.0 + 2.0 + 4.0
 
 
-def step(duration_s: float) -> object:
-    """The distribution of a wait that takes exactly this long."""
-    return lambda seconds: 1.0 if seconds < duration_s else 0.0
-
-
-def test_what_surely_comes_back_soon_is_held() -> None:
-    """Memory needed again after a tenth of its price is held until then."""
-    assert best_hold_s(step(0.1), 1.0) >= 0.1  # type: ignore[arg-type]
-
-
-def test_what_surely_takes_longer_than_its_price_is_let_go_at_once() -> None:
-    """Memory that is cheaper to rebuild than to hold is let go at once."""
-    assert best_hold_s(step(50.0), 1.0) == 0.0  # type: ignore[arg-type]
-
-
-def test_a_memoryless_wait_is_held_for_long_or_not_at_all() -> None:
-    """With a constant chance of return, if a second is worth holding, so is the next one."""
-    assert best_hold_s(lambda t: math.exp(-t / 0.5), 1.0) == HOLD_SHARES[-1]
-    assert best_hold_s(lambda t: math.exp(-t / 4.0), 1.0) == 0.0
-
-
-def test_a_long_tail_is_held_through_its_body_only() -> None:
-    """Waits that are mostly short, sometimes endless, are held while the short ones return."""
-    hold_s = best_hold_s(lambda t: 0.2 + 0.8 * math.exp(-t / 0.1), 4.0)
-    assert 0.1 < hold_s < 4.0
-
-
-@given(
-    price_s=st.floats(0.001, 1000.0),
-    rate=st.floats(0.001, 1000.0),
-    tail=st.floats(0.0, 1.0),
+@pytest.mark.parametrize(
+    ("p_over", "price_s", "least_s", "most_s"),
+    [
+        (lambda t: float(t < 0.1), 1.0, 0.1, HOLD_SHARES[-1]),
+        (lambda t: float(t < 50.0), 1.0, 0.0, 0.0),
+        (lambda t: math.exp(-t / 0.5), 1.0, HOLD_SHARES[-1], HOLD_SHARES[-1]),
+        (lambda t: math.exp(-t / 4.0), 1.0, 0.0, 0.0),
+        (lambda t: 0.2 + 0.8 * math.exp(-t / 0.1), 4.0, 0.1, 4.0),
+    ],
+    ids=["surely soon", "surely late", "memoryless, cheap", "memoryless, dear", "long tail"],
 )
+def test_memory_is_held_while_a_return_is_worth_it(
+    p_over: Callable[[float], float], price_s: float, least_s: float, most_s: float
+) -> None:
+    """A sure return is held for, a late one is not, and of a long tail only the body is."""
+    assert least_s <= best_hold_s(p_over, price_s) <= most_s
+
+
+@given(st.floats(0.001, 1000.0), st.floats(0.001, 1000.0), st.floats(0.0, 1.0))
 def test_the_hold_time_is_no_dearer_than_letting_go(
     price_s: float, rate: float, tail: float
 ) -> None:
