@@ -170,14 +170,17 @@ class _Replay:
             handler(event)
 
     def _on_arrival(self, event: Event) -> None:
-        turn, prompt_tokens = int(event.details["turn"]), int(event.details["prompt_length"])
         is_retry = bool(event.details.get("retry"))
-        self._add(TurnRecord(turn, event.at_s, prompt_tokens, is_retry))
+        self._add(int(event.details["turn"]), event.at_s, event, is_retry=is_retry)
         if not is_retry:
             # the client's report may have been lost: a new turn says that the tools are over
             self._end_tools(event.at_s)
 
-    def _add(self, turn: TurnRecord) -> None:
+    def _add(
+        self, number: int | None, at_s: float, event: Event, *, is_retry: bool = False
+    ) -> None:
+        prompt_tokens = int(event.details["prompt_length"])
+        turn = TurnRecord(number, at_s, prompt_tokens, is_retry)
         turn.context_before_tokens = self._context_tokens
         self.job.turns.append(turn)
         self._waiting.append(turn)
@@ -192,7 +195,7 @@ class _Replay:
     def _on_waiting_to_running(self, event: Event) -> None:
         prompt_tokens = int(event.details["prompt_length"])
         if not self._waiting:
-            self._add(TurnRecord(None, event.at_s - event.details["waited_s"], prompt_tokens))
+            self._add(None, event.at_s - event.details["waited_s"], event)
         same = [turn for turn in self._waiting if turn.prompt_tokens == prompt_tokens]
         turn = (same or self._waiting)[0]
         turn.started_s = event.at_s
@@ -218,19 +221,18 @@ class _Replay:
 
     def _on_finish(self, event: Event) -> None:
         self._context_tokens = int(event.details["context_length"])
-        self._end_turn(event.at_s, is_aborted=False)
+        self._end_turn(event)
 
-    def _on_aborted(self, event: Event) -> None:
-        self._end_turn(event.at_s, is_aborted=True)
-
-    def _end_turn(self, at_s: float, *, is_aborted: bool) -> None:
+    def _end_turn(self, event: Event) -> None:
         ending = self._running or self._waiting
         if not ending:
             return
         turn = ending.pop(0)
-        turn.ended_s, turn.is_aborted = at_s, is_aborted
+        turn.ended_s, turn.is_aborted = event.at_s, event.name == "aborted"
         if turn.started_s is not None and not self._running:
-            self._idle_since_s = at_s
+            self._idle_since_s = event.at_s
+
+    _on_aborted = _end_turn
 
     def _on_pinned(self, event: Event) -> None:
         self.job.pins.append(PinRecord(event.at_s, int(event.details["blocks"])))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -149,9 +149,6 @@ def _checked(place: str, row: Mapping[str, Any]) -> tuple[JobKey, Event]:
 
 
 def _is_number(value: Any) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number that no float holds
-        return False
+    """True for a number that a float holds; false for NaN, which compares with nothing."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max

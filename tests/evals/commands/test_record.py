@@ -18,22 +18,15 @@ def source(tmp_path: Path) -> str:
 
 
 def test_the_table_has_a_line_for_each_job(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The totals stand under the jobs' lines."""
-    assert main([source]) == 0
+    """The totals stand under the jobs' lines; --top bounds the table, not the totals."""
+    assert main([source, "--top", "2"]) == 0
     text = capsys.readouterr().out
     (line,) = [line for line in text.splitlines() if line.startswith("job-1 ")]
     shown = " ".join(line.split()[1:])
     assert shown == "2 5.50 3.00 0.25 50% 160 1 0.250 2 1 0 0 released"
+    assert "... 1 more jobs (--top 3 shows all)" in text
     assert "3 jobs, 6 turns (6 finished, 0 aborted), 0 preemptions" in text
     assert "6: 3 released, 3 returned" in text
-
-
-def test_further_jobs_are_counted(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """--top bounds the table, not the totals."""
-    assert main([source, "--top", "1"]) == 0
-    text = capsys.readouterr().out
-    assert "... 2 more jobs (--top 3 shows all)" in text
-    assert "3 jobs, 6 turns" in text
 
 
 @pytest.mark.parametrize(("flags", "jobs"), [((), [0, 1, 2]), (("--job", "job-2"), [2])])
@@ -49,19 +42,26 @@ def test_json_is_one_document_of_the_picked_jobs(
 
 
 @pytest.mark.parametrize(
-    ("flags", "seen"),
+    ("flags", "status", "seen"),
     [
-        (("--job", "job-9"), "no job 'job-9' in the record; it has 3: job-0"),
-        (("--timeline", "t.svg"), "allowed is a name with .png"),
-        (("--timeline", "t"), "allowed is a name with .png"),
+        (("--job", "job-9"), 2, "no job 'job-9' in the record; it has 3: job-0"),
+        (("--timeline", "t.svg"), 2, "allowed is a name with .png"),
+        (("--timeline", "t"), 2, "allowed is a name with .png"),
+        (("--timeline", "/proc/none/t.png"), 1, "cannot write /proc/none/t.png"),
     ],
 )
-def test_bad_usage_is_named(
-    source: str, flags: tuple[str, str], seen: str, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_shown_is_named(
+    source: str,
+    flags: tuple[str, str],
+    status: int,
+    seen: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An unknown job and a picture without .png give status 2 and what is allowed."""
-    assert main([source, *flags]) == 2
-    assert seen in capsys.readouterr().err
+    """Bad usage gives status 2; a picture that cannot be written gives 1, below the table."""
+    assert main([source, *flags]) == status
+    printed = capsys.readouterr()
+    assert seen in printed.err
+    assert ("3 jobs" in printed.out) == (status == 1)
 
 
 def test_the_picture_is_a_png_and_is_not_overwritten(source: str, tmp_path: Path) -> None:
@@ -71,16 +71,6 @@ def test_the_picture_is_a_png_and_is_not_overwritten(source: str, tmp_path: Path
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main([source, "--timeline", str(picture)]) == 2
     assert main([source, "--timeline", str(picture), "--force"]) == 0
-
-
-def test_a_picture_that_cannot_be_written_is_a_failure(
-    source: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The table is shown all the same, with status 1."""
-    assert main([source, "--timeline", "/proc/none/t.png"]) == 1
-    captured = capsys.readouterr()
-    assert "cannot write /proc/none/t.png" in captured.err
-    assert "3 jobs" in captured.out
 
 
 def test_a_record_that_cannot_be_read_is_bad_usage_and_a_torn_one_is_shown(

@@ -10,10 +10,10 @@ from agentkv.evals.event_log.jobs import jobs_of
 from agentkv.evals.event_log.reading import NUMBERS, Event, JobKey, Record
 from agentkv.evals.event_log.totals import job_row, totals
 from tests.evals.event_log.rows import (
+    CLOSED,
     TWO_TURNS,
     arrival,
-    closed,
-    evicted,
+    event,
     finish,
     job_of,
     pinned,
@@ -60,8 +60,8 @@ def test_a_preempted_turn_goes_on() -> None:
     rows = [
         arrival(0.0, 1, 50),
         start(0.0, 50, 0, 0),
-        {"event": "preempted", "at_s": 1.0},
-        {"event": "resumed", "at_s": 2.0, "hit_length": 48},
+        event("preempted", 1.0),
+        event("resumed", 2.0, hit_length=48),
         finish(3.0, 1, 64),
     ]
     (turn,) = job_of(*rows).turns
@@ -80,7 +80,7 @@ def test_a_record_may_begin_in_mid_job() -> None:
     """A log whose oldest events were dropped gives what the rest tells."""
     (turn,) = job_of(*TWO_TURNS[1:3]).turns
     assert (turn.turn, turn.arrived_s, turn.ended_s) == (None, 1.0, 2.0)
-    (pin,) = job_of(unpinned(5.0, "expired", 4, held_s=2.0), closed(5.0)).pins
+    (pin,) = job_of(unpinned(5.0, "expired", 4, held_s=2.0), event("closed", 5.0, **CLOSED)).pins
     assert (pin.pinned_s, pin.end) == (3.0, "expired")
     assert job_of(finish(2.0, 1, 112)).turns == []
 
@@ -97,7 +97,7 @@ def test_parallel_turns_are_told_apart_by_their_prompts() -> None:
 
 def test_an_aborted_turn_that_never_ran_opens_no_bubble() -> None:
     """The gap goes on from the last turn that ran."""
-    rows = [*TWO_TURNS[:3], arrival(3.0, 2, 160), {"event": "aborted", "at_s": 3.5}]
+    rows = [*TWO_TURNS[:3], arrival(3.0, 2, 160), event("aborted", 3.5)]
     job = job_of(*rows, arrival(4.0, 3, 160), start(4.5, 160, 112, 112, 0.5))
     assert job.turns[1].is_aborted
     assert [(bubble.tool_s, bubble.queued_s) for bubble in job.bubbles] == [(2.0, 0.5)]
@@ -137,7 +137,9 @@ def test_an_eviction_belongs_to_the_turn_that_starts_next() -> None:
     """Evicted tokens are lost to the next turn that starts, and to no other."""
     rows = [*TWO_TURNS[:-1], arrival(7.0, 3, 200), start(7.0, 200, 176, 176)]
     assert [turn.lost_tokens for turn in job_of(*rows).turns] == [0, 32, 0]
-    assert [turn.lost_tokens for turn in job_of(evicted(1.0, 5), *rows).turns] == [5, 32, 0]
+    assert [
+        turn.lost_tokens for turn in job_of(event("evicted", 1.0, lost_tokens=5), *rows).turns
+    ] == [5, 32, 0]
 
 
 NAMES = (*NUMBERS, "preempted", "aborted", "tool_started", "tool_finished", "decision")

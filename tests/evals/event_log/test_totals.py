@@ -20,6 +20,12 @@ def job(name: str, *turns: tuple[float, float | None], engine: int | None = None
     )
 
 
+def counted(jobs: list[JobRecord], kind: str) -> tuple[int, ...]:
+    """Turns, those that waited longer than 10 s, those passed over, and the most."""
+    count = passed_over(jobs, 10.0)[kind]
+    return tuple(count[name] for name in ("turns", "waited_longer", "passed_over", "most"))
+
+
 def test_a_turn_of_a_later_job_after_the_time_counts() -> None:
     """A later turn that starts before the time is over, or is of an earlier job, does not count."""
     jobs = [
@@ -27,28 +33,15 @@ def test_a_turn_of_a_later_job_after_the_time_counts() -> None:
         job("waits", (1.0, 1.0), (5.0, 20.0)),
         job("later", (2.0, 2.0), (13.0, 14.0), (15.5, 16.0), (18.0, 19.0)),
     ]
-    found = passed_over(jobs, 10.0)["continuing"]
-    assert (found["turns"], found["waited_longer"]) == (5, 2)
-    assert (found["passed_over"], found["most"]) == (2, 2)
+    assert counted(jobs, "continuing") == (5, 2, 2, 2)
     assert passed_over(jobs, 14.5)["continuing"]["most"] == 0
 
 
 def test_first_turns_are_passed_over_by_first_turns() -> None:
-    """Later turns of admitted jobs, and turns that never started, do not count for first turns."""
-    jobs = [
-        job("passed", (0.0, 30.0)),
-        job("passes", (1.0, 20.0), (21.0, 22.0)),
-        job("cut", (1.5, None)),
-        job("last", (2.5, 40.0)),
-    ]
-    found = passed_over(jobs, 10.0)["first"]
-    assert (found["turns"], found["waited_longer"]) == (3, 3)
-    assert (found["passed_over"], found["most"]) == (1, 1)
-
-
-def test_of_jobs_that_came_together_none_is_later() -> None:
-    """Two jobs that arrived at one time have no order."""
-    assert passed_over([job("a", (0.0, 30.0)), job("b", (0.0, 20.0))], 10.0)["first"]["most"] == 0
+    """Later turns, turns that never started and jobs that came together do not count as later."""
+    jobs = [job("passed", (0.0, 30.0)), job("together", (0.0, 25.0))]
+    jobs += [job("passes", (1.0, 20.0), (21.0, 22.0)), job("cut", (1.5, None))]
+    assert counted(jobs, "first") == (3, 3, 2, 1)
 
 
 def test_engines_do_not_compare() -> None:
