@@ -24,6 +24,7 @@ from agentkv.testing.vllm_scheduler import (
     sha256_hasher,
 )
 
+from ..policy_grid.ablation import WithoutAdmission
 from .rows import Row, ratio_row, timed, without_garbage_collection
 
 NUM_RUNNING, NUM_WAITING, NUM_PINNED = 200, 1000, 300
@@ -104,9 +105,9 @@ class LoadedEngine:
                 "fixed_ttl_s": 3600.0,
                 "max_ttl_s": 3600.0,
                 "prefill_reload_s": [0.0, 1.0, 0.0],
-                # So many new jobs would not be let in beside so much that is held.
-                "without": ["admission"] if situation.takes_pins else [],
             },
+            # That many new jobs would not be admitted next to that much pinned memory.
+            has_admission=not situation.takes_pins,
         )
         self._add(NUM_PINNED, situation.pinned_prompt_tokens, [2] * NUM_PINNED)
         while self.engine.counts() != (0, 0):
@@ -236,6 +237,7 @@ class BareEngine:
         block_tokens: int = 16,
         max_num_seqs: int,
         settings: dict[str, Any] | None = None,
+        has_admission: bool = True,
     ) -> None:
         shape = SchedulerShape(
             num_blocks=num_blocks,
@@ -249,7 +251,11 @@ class BareEngine:
         )
         self._hasher = sha256_hasher(block_tokens)
         # Without a model there is no tokenizer.
-        self.scheduler = build_scheduler(shape, decode=lambda token_ids: REPLY)
+        self.scheduler = build_scheduler(
+            shape,
+            decode=lambda token_ids: REPLY,
+            policy_class=None if has_admission or policy != "agentkv" else WithoutAdmission,
+        )
         if policy != "stock":
             self.scheduler.attach(Loop())
 
