@@ -57,6 +57,10 @@ def test_a_last_line_cut_off_is_left_out(tmp_path: Path) -> None:
     assert len(record.events[JobKey("a")]) == len(TWO_TURNS) - 1
 
 
+OF_A = '{"job_id": "a", "event": '
+NO_NUMBER = "at_s must be a number"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -66,24 +70,12 @@ def test_a_last_line_cut_off_is_left_out(tmp_path: Path) -> None:
         ("[1, 2]\n", r"line 1: needs a JSON object, got '\[1, 2\]'"),
         ("no JSON\n{}\n", "line 1: needs a JSON object"),
         ('{"event": "preempted", "at_s": 1.0}\n', "line 1: job_id must be a string, got None"),
-        ('{"job_id": "a", "event": 3, "at_s": 1}\n', "line 1: event must be a string, got 3"),
-        ('\n{"job_id": "a", "event": "preempted"}\n', "line 2: preempted: at_s must be a number"),
-        (
-            '{"job_id": "a", "event": "pinned", "at_s": 1, "ttl_s": 2}\n',
-            "line 1: pinned: blocks must be a number, got nothing",
-        ),
-        (
-            '{"job_id": "a", "event": "preempted", "at_s": NaN}\n',
-            "at_s must be a number, got nan",
-        ),
-        (
-            f'{{"job_id": "a", "event": "preempted", "at_s": {10**400}}}\n',
-            "at_s must be a number, got 1000",
-        ),
-        (
-            '{"job_id": "a", "event": "tool_finished", "at_s": 1, "duration_s": "2"}\n',
-            "tool_finished: duration_s must be a number, got '2'",
-        ),
+        (OF_A + '3, "at_s": 1}\n', "line 1: event must be a string, got 3"),
+        ("\n" + OF_A + '"preempted"}\n', f"line 2: preempted: {NO_NUMBER}"),
+        (OF_A + '"pinned", "at_s": 1, "ttl_s": 2}\n', "pinned: blocks must be .*, got nothing"),
+        (OF_A + '"preempted", "at_s": NaN}\n', f"{NO_NUMBER}, got nan"),
+        (OF_A + f'"preempted", "at_s": {10**400}}}\n', f"{NO_NUMBER}, got 1000"),
+        (OF_A + '"tool_finished", "at_s": 1, "duration_s": "2"}\n', "duration_s must .*, got '2'"),
         ('{"jobs": {"a": [{"event": "preempted"}]}}', "job 'a', event 1: preempted: at_s"),
         ('{"jobs": {"a": 7}}', "job 'a', event 1: needs a JSON object, got '7'"),
     ],

@@ -27,13 +27,6 @@ def groups_of(folder: Path, made: list[RunOutcome]) -> list[Group]:
     return grouped(load_runs([write_runs(folder, made)])[0])
 
 
-def test_runs_share_a_figure_if_only_policy_load_and_seed_differ(tmp_path: Path) -> None:
-    """Three policies, five loads and two seeds below one folder are one group."""
-    (group,) = groups_of(tmp_path, swept(seeds=(0, 1)))
-    assert (group.slug, len(group.runs)) == ("rtx6000", 30)
-    assert group.loads == [1, 2, 5, 8, 12]
-
-
 FCFS = made_run("fcfs", turns=8)
 SIMULATED = replace(FCFS, metadata={**FCFS.metadata, "is_simulated": True})
 
@@ -41,6 +34,7 @@ SIMULATED = replace(FCFS, metadata={**FCFS.metadata, "is_simulated": True})
 @pytest.mark.parametrize(
     ("made", "slugs"),
     [
+        (swept(seeds=(0, 1)), ["rtx6000"]),
         (
             [
                 *(made_run("fcfs", blocks=100), made_run("fcfs", blocks=200)),
@@ -80,18 +74,16 @@ SIMULATED = replace(FCFS, metadata={**FCFS.metadata, "is_simulated": True})
 def test_groups_are_named_after_what_sets_them_apart(
     tmp_path: Path, made: list[RunOutcome], slugs: list[str]
 ) -> None:
-    """Other jobs, machines or pools are groups of their own; a default that is spelled is none."""
+    """Other jobs, machines or pools make another group; policy, load, seed and defaults do not."""
     assert [group.slug for group in groups_of(tmp_path, made)] == slugs
 
 
 def test_an_infinite_pool_joins_every_finite_one(tmp_path: Path) -> None:
     """Runs on an infinite pool are part of every group they are compared with."""
-    made = [made_run("fcfs", blocks=blocks) for blocks in (100, 200)]
-    made.append(made_run("fcfs@infinite", blocks=None))
-    groups = groups_of(tmp_path, made)
-    assert [[run.policy for run in group.runs] for group in groups] == [
-        ["fcfs", "fcfs@infinite"]
-    ] * 2
+    made = [made_run("fcfs", blocks=100), made_run("fcfs", blocks=200)]
+    groups = groups_of(tmp_path, [made_run("fcfs@infinite", blocks=None), *made])
+    policies = [{run.policy for run in group.runs} for group in groups]
+    assert policies == [{"fcfs", "fcfs@infinite"}] * 2
 
 
 def test_blocks_are_found_among_the_servers_flags(tmp_path: Path) -> None:
