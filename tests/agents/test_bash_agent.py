@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -53,19 +53,25 @@ def bash(command: str) -> str:
     return f"```bash\n{command}\n```"
 
 
-def play(
-    agent: ModuleType, server: ScriptedServer, capsys: pytest.CaptureFixture[str], *options: str
-) -> tuple[int, dict[str, Any], str]:
-    """Exit status, JSON document and the text on standard error."""
-    status = agent.main(["--base-url", server.base_url, *OPTIONS, *options])
-    captured = capsys.readouterr()
-    return status, json.loads(captured.out), captured.err
+Play = Callable[..., tuple[int, dict[str, Any], str]]
 
 
-def test_the_history_only_grows(bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def play(bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]) -> Play:
+    """Runs the agent; gives its exit status, JSON document and the text on standard error."""
+
+    def play(server: ScriptedServer, *options: str) -> tuple[int, dict[str, Any], str]:
+        status = bash_agent.main(["--base-url", server.base_url, *OPTIONS, *options])
+        captured = capsys.readouterr()
+        return status, json.loads(captured.out), captured.err
+
+    return play
+
+
+def test_the_history_only_grows(play: Play) -> None:
     """Each prompt begins with all messages of the one before, so that its cache can be reused."""
     with ScriptedServer([bash("ls")]) as server:
-        status, _, text = play(bash_agent, server, capsys)
+        status, _, text = play(server)
         histories = [turn.body["messages"] for turn in server.turns]
     assert status == 0, text
     assert len(histories) == 5
@@ -74,23 +80,19 @@ def test_the_history_only_grows(bash_agent: ModuleType, capsys: pytest.CaptureFi
         assert later[len(earlier)] == {"role": "assistant", "content": bash("ls")}
 
 
-def test_the_output_of_a_command_reaches_the_model(
-    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_output_of_a_command_reaches_the_model(bash_agent: ModuleType, play: Play) -> None:
     """The next prompt holds what the command printed, then the user's words."""
     with ScriptedServer([bash("echo 40 + 2 is $((40 + 2))")]) as server:
-        play(bash_agent, server, capsys)
+        play(server)
         second = server.turns[1].body["messages"][-1]
     prompt = bash_agent.TOUR[1]
     assert second == {"role": "user", "content": f"Output:\n40 + 2 is 42\n\n{prompt}"}
 
 
-def test_a_reply_without_a_command_is_shown_and_the_tour_goes_on(
-    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reply_without_a_command_is_shown_and_the_tour_goes_on(play: Play) -> None:
     """Nothing is made up in its place: the turn counts, with no command and no exit status."""
     with ScriptedServer(["I would list the files.", bash("true")]) as server:
-        status, document, text = play(bash_agent, server, capsys)
+        status, document, text = play(server)
     first, *others = document["turns"]
     assert status == 0
     assert (first["command"], first["exit_status"], first["output"]) == (None, None, "")
@@ -98,12 +100,10 @@ def test_a_reply_without_a_command_is_shown_and_the_tour_goes_on(
     assert [turn["exit_status"] for turn in others] == [0] * 4
 
 
-def test_every_turn_is_tagged_and_the_last_of_the_tour_is_marked(
-    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_turn_is_tagged_and_the_last_of_the_tour_is_marked(play: Play) -> None:
     """All turns have one job id and their number, and only the fifth is the last step."""
     with ScriptedServer([bash("true")]) as server:
-        _, document, _ = play(bash_agent, server, capsys)
+        _, document, _ = play(server)
         tags = [turn.tags for turn in server.turns]
         commands = [event["command"] for _, event in server.tool_events]
     assert {tag["job_id"] for tag in tags} == {document["job"]["job_id"]}
@@ -124,46 +124,32 @@ def test_the_table_has_a_row_per_turn(bash_agent: ModuleType) -> None:
     assert len({len(line) for line in (header, first, second)}) == 1
 
 
-def test_a_task_ends_with_the_first_reply_that_calls_no_tool(
-    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("replies", "options", "commands"),
+    [
+        ([bash("ls"), bash("cat x"), "It has 18 lines."], (), ["ls", "cat x", None]),
+        ([bash("ls")], ("--max-turns", "4"), ["ls"] * 4),
+    ],
+    ids=["an answer", "the limit"],
+)
+def test_a_task_ends_with_an_answer_or_at_its_limit(
+    play: Play, replies: list[str], options: tuple[str, ...], commands: list[str | None]
 ) -> None:
-    """Two commands and an answer are three turns."""
-    replies = [bash("ls"), bash("cat main.py"), "It has 18 lines."]
+    """A reply that calls no tool ends the task, and so does the last of `--max-turns`."""
     with ScriptedServer(replies) as server:
-        status, document, _ = play(bash_agent, server, capsys, "--task", "Count the lines.")
+        status, document, _ = play(server, "--task", "Count the lines.", *options)
     assert status == 0
-    assert [turn["command"] for turn in document["turns"]] == ["ls", "cat main.py", None]
+    assert [turn["command"] for turn in document["turns"]] == commands
 
 
-def test_a_task_ends_at_its_limit(
-    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A model that never stops calling tools is stopped after `--max-turns`."""
-    with ScriptedServer([bash("ls")]) as server:
-        options = ("--task", "Go on for ever.", "--max-turns", "4")
-        _, document, _ = play(bash_agent, server, capsys, *options)
-    assert len(document["turns"]) == 4
-
-
-def test_a_server_that_refuses_a_turn_ends_the_job_with_its_table(
-    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_refuses_a_turn_ends_the_job_with_its_table(play: Play) -> None:
     """It ends with status 1, what was played so far and the server's reason."""
     with ScriptedServer([bash("true")], is_strict=True, has_plugin=True) as server:
-        status, document, text = play(bash_agent, server, capsys)
+        status, document, text = play(server)
     assert status == 1
     assert document["turns"] == []
     assert "turn 1 broke off" in document["problem"]
     assert "unknown field" in text
-
-
-def test_a_server_without_the_plugin_plays_the_tour_untagged(
-    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A strict endpoint without the plugin sees no unknown field."""
-    with ScriptedServer([bash("true")], is_strict=True, has_plugin=False) as server:
-        status, document, _ = play(bash_agent, server, capsys)
-    assert (status, len(document["turns"])) == (0, 5)
 
 
 def test_without_isolation_and_terminal_commands_are_refused_and_the_tour_goes_on(
@@ -182,12 +168,26 @@ def test_without_isolation_and_terminal_commands_are_refused_and_the_tour_goes_o
     assert all(turn["exit_status"] is None for turn in turns)
 
 
-def test_a_server_that_is_not_there_is_named(
-    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--base-url", "http://127.0.0.1:9/v1"], "no answer from http://127.0.0.1:9/v1"),
+        (["--base-url", "SERVER"], "--model"),
+        (["--model", "/nonexistent/nowhere"], "nowhere"),
+    ],
+    ids=["no server", "no list of models", "no model folder"],
+)
+def test_bad_usage_is_named(
+    arguments: list[str],
+    words: str,
+    bash_agent: ModuleType,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A server that does not answer gives status 2 and its address."""
-    assert bash_agent.main(["--base-url", "http://127.0.0.1:9/v1"]) == 2
-    assert "no answer from http://127.0.0.1:9/v1" in capsys.readouterr().err
+    """A server or model that cannot be had gives status 2 and its name before any turn."""
+    with ScriptedServer() as server:
+        given = [argument.replace("SERVER", server.base_url) for argument in arguments]
+        assert bash_agent.main(given) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", ["<html></html>", [], None])
@@ -235,20 +235,3 @@ def marked(mark: str) -> list[str]:
         except OSError:  # it has ended, or is another user's
             continue
     return found
-
-
-def test_a_server_that_does_not_list_models_needs_a_name(
-    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A server that lists no models gives status 2 and names `--model`."""
-    with ScriptedServer() as server:
-        assert bash_agent.main(["--base-url", server.base_url]) == 2
-    assert "--model" in capsys.readouterr().err
-
-
-def test_a_missing_model_folder_is_an_error_before_any_turn(
-    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """The embedded server's own reason is shown, with status 2."""
-    assert bash_agent.main(["--model", str(tmp_path / "nowhere")]) == 2
-    assert "nowhere" in capsys.readouterr().err

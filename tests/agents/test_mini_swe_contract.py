@@ -34,8 +34,7 @@ ODD_COMMAND = tool_call("", arguments='{"command": 5}')
 LOOPS: dict[str, tuple[Sequence[ScriptedReply], dict[str, Any]]] = {
     "commands": ([tool_call("echo a"), tool_call("echo b", "exit 3"), tool_call(SUBMIT)], {}),
     "format errors": ([NO_CALL, WRONG_TOOL, tool_call("true"), BAD_JSON, tool_call(SUBMIT)], {}),
-    "no arguments": ([NO_COMMAND, tool_call(SUBMIT)], {}),
-    "odd command": ([ODD_COMMAND, tool_call(SUBMIT)], {}),
+    "odd arguments": ([NO_COMMAND, ODD_COMMAND, tool_call(SUBMIT)], {}),
     "only format errors": ([NO_CALL], {}),
     "step limit": ([tool_call("true")], {"step_limit": 2}),
     "failed submission": ([tool_call(f"{SUBMIT}; false"), tool_call(SUBMIT)], {}),
@@ -109,9 +108,14 @@ def test_the_loop_is_that_of_the_base_classes(
     assert stock["num_calls"] > 0
 
 
-@pytest.mark.parametrize("agent_class", [DefaultAgent, AgentKVAgent])
-@pytest.mark.parametrize("has_plugin", [True, False])
-@pytest.mark.parametrize("provider", ["hosted_vllm", "openai"])
+@pytest.mark.parametrize(
+    ("agent_class", "has_plugin", "provider"),
+    [
+        (DefaultAgent, True, "hosted_vllm"),
+        (AgentKVAgent, False, "hosted_vllm"),
+        (AgentKVAgent, True, "openai"),
+    ],
+)
 def test_the_loop_is_the_same_everywhere(
     agent_class: type, has_plugin: bool, provider: str
 ) -> None:
@@ -123,7 +127,7 @@ def test_the_loop_is_the_same_everywhere(
 
 
 @pytest.mark.parametrize("provider", ["hosted_vllm", "openai"])
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 429, 500])
+@pytest.mark.parametrize("status", [400, 401, 429, 500])
 def test_errors_are_those_of_the_base_class(provider: str, status: int) -> None:
     """The error that reaches the caller and the exit message are the base class's."""
     replies = [tool_call("true")]

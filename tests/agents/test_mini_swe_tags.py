@@ -58,14 +58,27 @@ def paths(server: ScriptedServer) -> list[str]:
     return [request.path.rpartition("/")[2] for request in server.requests]
 
 
+@pytest.mark.parametrize("agent", [AgentKVAgent, DefaultAgent])
 @pytest.mark.parametrize("provider", ["hosted_vllm", "openai"])
-def test_every_turn_is_tagged(make_server: Any, provider: str) -> None:
-    """Turns are tagged through litellm's own HTTP (hosted_vllm) and through the OpenAI SDK."""
-    server = make_server(tool_call("true"), tool_call(SUBMIT))
-    run(server, instance_id="django-1", model_options={"model_name": f"{provider}/m"})
-    assert tags(server, "turn") == [1, 2]
-    (job_id,) = set(tags(server, "job_id"))
-    assert job_id.startswith("django-1.")
+def test_every_turn_is_tagged(make_server: Any, provider: str, agent: type) -> None:
+    """Turns are tagged by the model alone, through litellm's own HTTP and the OpenAI SDK."""
+    server = make_server(tool_call("true"))
+    run(server, agent=agent, step_limit=3, model_options={"model_name": f"{provider}/m"})
+    assert tags(server, "turn") == [1, 2, 3]
+    assert len(set(tags(server, "job_id"))) == 1
+    assert tags(server, "last_tool") == [None, "true", "true"]
+    assert tags(server, "is_last_step") == [None, None, True]
+
+
+@pytest.mark.parametrize("agent", [AgentKVAgent, DefaultAgent])
+def test_a_second_run_of_a_model_is_another_job(make_server: Any, agent: type) -> None:
+    """A second conversation is another job, and a failed submission goes on in the same one."""
+    server = make_server(tool_call(f"{SUBMIT}; false"), tool_call(SUBMIT), tool_call(SUBMIT))
+    model = AgentKVModel(**model_config(server, agentkv_job_id="a"))
+    for _ in range(2):
+        run(server, agent=agent, model=model)
+    assert tags(server, "job_id") == ["a", "a", "a.2"]
+    assert tags(server, "turn") == [1, 2, 1]
 
 
 def test_the_job_id_is_instance_and_run(make_server: Any) -> None:
@@ -75,16 +88,6 @@ def test_the_job_id_is_instance_and_run(make_server: Any) -> None:
     run(server, instance_id="i", model_options={"agentkv_run_id": "r", "agentkv_job_id": "exact"})
     run(server, instance_id="i" * 300, model_options={"agentkv_run_id": "r"})
     assert tags(server, "job_id") == ["i.r", "exact", f"{'i' * 254}.r"]
-
-
-def test_a_second_run_of_a_model_is_another_job(make_server: Any) -> None:
-    """A second run has another job id, or the server would take its turns for retries."""
-    server = make_server(tool_call(SUBMIT))
-    model = AgentKVModel(**model_config(server, agentkv_job_id="a"))
-    agents = [run(server, model=model) for _ in range(2)]
-    assert tags(server, "job_id") == ["a", "a.2"]
-    assert tags(server, "turn") == [1, 1]
-    assert [len(agent.turn_rows) for agent in agents] == [1, 1]
 
 
 @pytest.mark.parametrize("step_limit", [1, 3, 0])
@@ -132,14 +135,6 @@ def test_a_submission_is_released_before_it_is_run(make_server: Any) -> None:
     message = model.query([{"role": "user", "content": "go"}])
     server.wait_for(lambda server: server.released)
     assert message["extra"]["actions"][0]["command"].endswith(SUBMIT)
-
-
-def test_a_failed_submission_goes_on(make_server: Any) -> None:
-    """The turn after a failed submission is tagged as usual."""
-    server = make_server(tool_call(f"{SUBMIT}; false"), tool_call(SUBMIT))
-    agent = run(server, model_options={"agentkv_job_id": "a"})
-    assert agent.result["exit_status"] == "Submitted"
-    assert (tags(server, "job_id"), tags(server, "turn")) == (["a", "a"], [1, 2])
 
 
 ENDINGS: dict[str, tuple[ScriptedReply, dict[str, Any], str]] = {
@@ -289,34 +284,6 @@ def test_a_server_that_dies_costs_only_the_agent_its_reply(make_server: Any) -> 
     assert len(agent.turn_rows) == 1
 
 
-def test_the_stock_agent_is_tagged_by_the_model_alone(make_server: Any) -> None:
-    """The model class alone reports turns, tools and the last step."""
-    server = make_server(tool_call("true"))
-    run(server, agent=DefaultAgent, step_limit=3)
-    assert tags(server, "turn") == [1, 2, 3]
-    assert tags(server, "last_tool") == [None, "true", "true"]
-    assert tags(server, "is_last_step") == [None, None, True]
-
-
-def test_a_model_that_is_gone_is_released(make_server: Any) -> None:
-    """A model that is garbage-collected releases its job."""
-    server = make_server(ScriptedReply("hm"))
-    run(server, agent=DefaultAgent, model_options={"agentkv_job_id": "a"})
-    gc.collect()
-    server.wait_for(lambda server: server.released)
-    assert server.released == ["a"]
-
-
-def test_a_new_conversation_is_a_new_job(make_server: Any) -> None:
-    """With the stock agent, a second task of a model is another job."""
-    server = make_server(tool_call("true"), tool_call(SUBMIT), tool_call(SUBMIT))
-    model = AgentKVModel(**model_config(server, agentkv_job_id="a"))
-    for _ in range(2):
-        run(server, agent=DefaultAgent, model=model)
-    assert tags(server, "job_id") == ["a", "a", "a.2"]
-    assert tags(server, "turn") == [1, 2, 1]
-
-
 def test_an_agent_may_drop_its_history(make_server: Any) -> None:
     """In our agent's run a shorter conversation is still the same job."""
 
@@ -333,13 +300,18 @@ def test_an_agent_may_drop_its_history(make_server: Any) -> None:
     assert len(agent.turn_rows) == 3
 
 
-def test_an_error_that_ends_the_stock_agent_releases(make_server: Any) -> None:
-    """The exit message that the stock agent formats after an error releases the job."""
+@pytest.mark.parametrize("is_collected", [True, False])
+def test_the_end_of_a_stock_agent_releases(make_server: Any, is_collected: bool) -> None:
+    """A model that is garbage-collected or formats the exit message releases its job."""
     server = make_server(tool_call("true"))
     model = AgentKVModel(**model_config(server, agentkv_job_id="a"))
     model.query([{"role": "user", "content": "go"}])
-    model.format_message(role="exit", content="broken")
-    server.wait_for(lambda server: server.released)
+    if is_collected:
+        del model
+        gc.collect()
+    else:
+        model.format_message(role="exit", content="broken")
+    server.wait_for(lambda server: server.released == ["a"])
 
 
 @pytest.mark.slow
@@ -361,22 +333,14 @@ def test_the_end_of_the_process_releases(make_server: Any) -> None:
     assert server.released == ["a"]
 
 
-def test_a_session_around_the_stock_agent_is_its_job(make_server: Any) -> None:
-    """Calls of the stock agent inside a session belong to its job, which ends with it."""
-    server = make_server(tool_call("true"), tool_call(SUBMIT))
-    with agentkv.session(job_id="outer"):
-        run(server, agent=DefaultAgent, model_options={"model_name": "openai/m"})
-        assert "release" not in paths(server)[:-2]
-    assert tags(server, "job_id") == ["outer", "outer"]
-    assert tags(server, "turn") == [1, 2]
-
-
-def test_a_job_inside_a_session_names_its_parent(make_server: Any) -> None:
-    """A run of our agent inside a session has that session's job as its parent."""
+def test_a_session_around_an_agent(make_server: Any) -> None:
+    """A session is the job of the stock agent's calls, and the parent job of our agent's run."""
     server = make_server(tool_call(SUBMIT))
     with agentkv.session(job_id="outer"):
+        run(server, agent=DefaultAgent, model_options={"model_name": "openai/m"})
         run(server, instance_id="i", model_options={"agentkv_run_id": "r"})
-    assert (tags(server, "job_id"), tags(server, "parent_job_id")) == (["i.r"], ["outer"])
+    assert tags(server, "job_id") == ["outer", "i.r"]
+    assert tags(server, "parent_job_id") == [None, "outer"]
 
 
 def test_the_agent_runs_models_that_are_not_ours() -> None:

@@ -39,23 +39,6 @@ def test_solutions_decide_what_is_resolved(
     assert "**daemon-less grading**" in (tmp_path / "run" / "report.md").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("bubblewrap")
-def test_a_demo_does_not_overwrite_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A second one into the same folder needs --force, or goes on with --resume."""
-    flags = ["demo", "--model", "scripted:gold", "--slice", "0:1", "--out", str(tmp_path / "run")]
-    assert [command.main([*flags, *more]) for more in ([], [], ["--resume"])] == [0, 2, 0]
-    assert "--resume" in capsys.readouterr().err
-
-
-def test_a_scripted_demo_has_no_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    """The flags of the real server are refused with scripted solutions."""
-    assert command.main(["demo", "--model", "scripted:gold", "--policy", "fcfs"]) == 2
-    assert "--model demo" in capsys.readouterr().err
-
-
 def ask(server: ScriptedServer, problem: str, num_replies: int, **fields: Any) -> httpx.Response:
     """Ask for a reply in a conversation that has this many already."""
     task = {"role": "user", "content": f"Solve this:\n{problem}\nThank you."}

@@ -69,8 +69,8 @@ def test_a_sandbox_hides_the_host(sandbox: Any, tmp_path: Path) -> None:
     assert str(tmp_path) not in str(sandbox.serialize()) + str(sandbox.get_template_vars())
 
 
-def test_commands_that_fail_are_told_to_the_model(sandbox: Any) -> None:
-    """A command over the time limit, or one that cannot be started, is a result with its reason."""
+def test_the_model_gets_a_result_of_every_command(sandbox: Any) -> None:
+    """A time-out or a failed start is a result with its reason, and a submission ends the loop."""
     slow = sandbox.execute({"command": "echo begun; sleep 30"}, timeout=1)
     assert (slow["output"], slow["returncode"]) == ("begun\n", -1)
     assert "longer than 1 s" in slow["exception_info"]
@@ -78,10 +78,6 @@ def test_commands_that_fail_are_told_to_the_model(sandbox: Any) -> None:
     assert odd["returncode"] == 126
     assert odd["output"].startswith("cannot run: ")
     assert sandbox.execute({"command": "pwd"}, "/testbed/tests")["output"] == "/testbed/tests\n"
-
-
-def test_a_submission_ends_the_loop(sandbox: Any) -> None:
-    """The submit command raises mini-swe-agent's exception, which holds the patch."""
     with pytest.raises(Submitted) as caught:
         said(sandbox, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo the patch")
     assert caught.value.messages[0]["extra"]["submission"] == "the patch\n"

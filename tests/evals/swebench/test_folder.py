@@ -65,7 +65,7 @@ def test_errors_are_tried_again(tmp_path: Path, status: str, is_finished: bool) 
         assert ("a-1" in folder.finished) is is_finished
 
 
-@pytest.mark.parametrize("cut", range(1, 60, 7))
+@pytest.mark.parametrize("cut", [1, 15, 50])
 def test_a_row_cut_by_a_kill_is_dropped(tmp_path: Path, cut: int) -> None:
     """Half a line never damages the next one."""
     with RunFolder(tmp_path) as folder:

@@ -100,7 +100,6 @@ def test_a_change_without_effect_resolves_nothing(
     ("fields", "reason"),
     [
         ({"PASS_TO_PASS": None}, "lacks PASS_TO_PASS"),
-        ({"PASS_TO_PASS": ""}, "lacks PASS_TO_PASS"),
         ({"eval_script": ["ls"]}, "lacks eval_script"),
         ({"eval_script": "echo \ud83d"}, "no whole text"),
         ({"log_parser": "parse_log_of_nobody"}, "KeyError: 'parse_log_of_nobody'"),
@@ -157,9 +156,8 @@ def test_tests_see_neither_the_network_nor_the_host(tmp_path: Path) -> None:
     assert statuses(found) == {FIRST: "resolved"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_the_tests_that_run(tmp_path: Path, number: signal.Signals) -> None:
-    """It keeps the verdicts so far and leaves no worktree."""
+def test_an_interrupt_ends_the_tests_that_run(tmp_path: Path) -> None:
+    """SIGTERM ends an evaluation, which keeps the verdicts so far and leaves no worktree."""
     dataset = write_dataset(tmp_path, with_script(RUN_TESTS, "sleep 600; true"), {})
     folder = write_run(tmp_path / "run", TWO_PATCHES, dataset=dataset)
     program = [sys.executable, "-m", "agentkv.cli", "swebench", "eval", str(folder)]
@@ -168,12 +166,10 @@ def test_an_interrupt_ends_the_tests_that_run(tmp_path: Path, number: signal.Sig
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # a shell that runs the tests in the background has its children ignore it
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     assert any("[1/2]" in line for line in process.stderr)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "interrupted" in said
@@ -195,17 +191,6 @@ def test_verdicts_are_kept_until_patch_or_tests_change(tmp_path: Path) -> None:
     other = {"FAIL_TO_PASS": ["tests/test_csvline.py::test_that_is_not_there"]}
     dataset = write_dataset(tmp_path, other, {})
     assert statuses(graded(folder, dataset=dataset))[FIRST] == "unresolved"
-
-
-def test_the_command_prints_one_json_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Progress goes to standard error, the counts to standard output."""
-    folder = write_run(tmp_path, FIRST_PATCH)
-    assert command.main(["eval", str(folder), "--mode", "daemon-less"]) == 0
-    counts = {"instances": 1, "resolved": 1, "unresolved": 0, "empty": 0, "error": 0}
-    facts = {"policy": "continuum", "mode": "daemon-less", "run": str(folder)}
-    assert json.loads(capsys.readouterr().out) == {**counts, **facts}
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,30 +18,24 @@ def learned(predictor: Lookup, command: str, *durations_s: float) -> Lookup:
     return predictor
 
 
-@pytest.mark.parametrize(
-    ("seconds", "p_over"), [(0.5, 1.0), (1.0, 0.75), (2.0, 0.25), (3.9, 0.25), (4.0, 0.0)]
-)
-def test_share_over_is_counted(seconds: float, p_over: float) -> None:
-    """Of runs of 1, 2, 2 and 4 s the share that took strictly longer is returned."""
-    curve = KaplanMeier.of([(2.0, False), (1.0, False), (4.0, False), (2.0, False)])
-    assert curve.p_over(seconds) == pytest.approx(p_over)
-
-
-@pytest.mark.parametrize(
-    ("share", "seconds"), [(0.1, 1.0), (0.25, 1.0), (0.5, 2.0), (0.76, 4.0), (0.99, 4.0)]
-)
-def test_quantile_is_an_observed_duration(share: float, seconds: float) -> None:
-    """A quantile is the shortest duration within which that share of 1, 2, 2 and 4 s ended."""
-    curve = KaplanMeier.of([(2.0, False), (1.0, False), (4.0, False), (2.0, False)])
-    assert curve.quantile_s(share) == seconds
-
-
 def test_bounds_move_their_share_to_what_is_longer() -> None:
     """Kaplan and Meier by hand: 1 of 4 ended at 1 s, one was cut at 2 s, 1 of 2 left at 3 s."""
     curve = KaplanMeier.of([(1.0, False), (2.0, True), (3.0, False), (9.0, True)])
     assert curve.p_over(2.5) == pytest.approx(3 / 4)
     assert curve.p_over(3.0) == pytest.approx(3 / 8)
     assert curve.p_over(9.0) == 0
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.floats(0.01, 0.99))
+def test_measured_runs_are_counted(durations_s: list[float], share: float) -> None:
+    """P(over) is the share that took longer, and a quantile a duration that so many ended in."""
+    curve = KaplanMeier.of([(seconds, False) for seconds in durations_s])
+    for seconds in (0.5, *durations_s):
+        longer = sum(each > seconds for each in durations_s) / len(durations_s)
+        assert curve.p_over(seconds) == pytest.approx(longer)
+    quantile_s = curve.quantile_s(share)
+    assert quantile_s in durations_s
+    assert curve.p_over(quantile_s) <= 1 - share + 1e-9
 
 
 @given(RUNS)

@@ -43,24 +43,6 @@ def at_5_s(pairs: list[tuple[float, bool]]) -> pd.DataFrame:
     )
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "labels", "expected"),
-    [
-        ([0.1, 0.4, 0.35, 0.8], [False, False, True, True], 0.75),
-        ([0.5, 0.5, 0.5], [True, False, False], 0.5),
-        ([0.1, 0.5, 0.5, 0.9], [False, True, False, True], 0.875),
-        ([0.9, 0.1], [False, True], 0.0),
-        ([0.9, 0.1], [True, True], math.nan),
-    ],
-)
-def test_auc_counts_ordered_pairs(
-    probabilities: list[float], labels: list[bool], expected: float
-) -> None:
-    """AUC is the share of pairs in the right order, ties half; NaN for one class."""
-    rows = at_5_s(list(zip(probabilities, labels, strict=True)))
-    assert auc(rows, 5.0) == pytest.approx(expected, nan_ok=True)
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from([0.0, 0.2, 0.5, 1.0]), st.booleans()), min_size=1, max_size=30
