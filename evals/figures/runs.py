@@ -263,7 +263,12 @@ def _slug(setting: Setting, others: Sequence[Setting]) -> str:
 def conditions(runs: Sequence[Run], width_in: float, *notes: str) -> str:
     """The text under a figure: machine, workload, model, pool, n, seeds, commit, and the notes."""
     settings = [run.setting for run in runs]
-    workloads = [f"{s.workload} ({s.tools} tools)" if s.tools else s.workload for s in settings]
+    workloads = [
+        f"{setting.workload} ({setting.tools} tools)"
+        if setting.workload and setting.tools
+        else setting.workload
+        for setting in settings
+    ]
     pools = dict.fromkeys((run.setting.gpu, run.pool) for run in runs if run.pool is not None)
     sizes = [(gpu, f"{int(pool):,}" if pool.isdigit() else pool) for gpu, pool in pools]
     several = ", ".join(f"{size} ({gpu})" for gpu, size in sizes)
