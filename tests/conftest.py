@@ -24,6 +24,19 @@ TINY_ARGS = ("--block-size", "32", "--served-model-name", "tiny")
 DEMO_ARGS = ("--block-size", "32", "--served-model-name", "demo")
 
 
+SHARED_SERVERS = ("tiny_continuum_server", "demo_continuum_server", "tiny_fcfs_server")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the tests of each shared server together, so that it is started once."""
+
+    def rank(item: pytest.Item) -> int:
+        names = getattr(item, "fixturenames", ())
+        return next((i for i, name in enumerate(SHARED_SERVERS) if name in names), -1)
+
+    items.sort(key=rank)
+
+
 class ServerPool:
     """Servers by model, policy and flags; the one not asked for longest is stopped first."""
 

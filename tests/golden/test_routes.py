@@ -30,15 +30,11 @@ SETTINGS = {"prefill_reload_s": [0.0, 0.05, 0.0]}
 BAD_REQUESTS: tuple[tuple[str, str, Any], ...] = (
     ("GET", "jobs/no-such-job", None),
     ("POST", "jobs/no-such-job/tool", {"state": "started", "tool": "ls"}),
-    ("POST", "jobs/no-such-job/release", {}),
-    ("POST", "jobs/first/tool", {}),
+    *(("POST", "jobs/no-such-job/release", {}), ("POST", "jobs/first/tool", {})),
     ("POST", "jobs/first/tool", {"state": "paused", "tool": "ls"}),
     ("POST", "jobs/first/tool", {"state": "finished", "command": "ls", "duration_s": -1}),
-    ("POST", "jobs/first/tool", ["started"]),
-    ("GET", "jobs/first/tool", None),
-    ("POST", "info", {}),
-    ("DELETE", "jobs/first", None),
-    ("GET", "nothing", None),
+    *(("POST", "jobs/first/tool", ["started"]), ("GET", "jobs/first/tool", None)),
+    *(("POST", "info", {}), ("DELETE", "jobs/first", None), ("GET", "nothing", None)),
     ("GET", "", None),
 )
 BAD_TAGS: tuple[dict[str, Any], ...] = (

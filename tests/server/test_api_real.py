@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 from uuid import uuid4
 
 import httpx
@@ -164,51 +163,6 @@ def test_malformed_json_gets_vllms_own_answer(client: httpx.Client) -> None:
     for route in ROUTES:
         for body in (b'{"job_id": ', b"[1", b"", b"\xff\xfe"):
             assert client.post(route, content=body, headers=headers).status_code == 400
-
-
-def test_a_job_can_be_told_of_tools_and_released(client: httpx.Client) -> None:
-    """With an id that needs escaping; after the release the job is unknown."""
-    job_id = "team/a b?" + new_job_id()
-    assert generate(client, job_id=job_id).status_code == 200
-    path = f"/v1/agentkv/jobs/{quote(job_id, safe='')}"
-    pinned = client.get(path).json()
-    assert (pinned["job_id"], pinned["pinned_blocks"] > 0) == (job_id, True)
-    told = client.post(f"{path}/tool", json={"state": "started", "command": "ls -l"})
-    assert (told.status_code, told.json()["job_id"]) == (200, job_id)
-    assert client.get(path).json()["last_tool"] == "ls"
-    freed = client.post(f"{path}/release")
-    assert freed.json() == {"job_id": job_id, "freed_blocks": pinned["pinned_blocks"]}
-    for again in (client.get(path), client.post(f"{path}/release")):
-        assert again.status_code == 404
-
-
-def test_the_readings_hold_together(client: httpx.Client) -> None:
-    """info, stats, jobs and timestamps speak of the same job."""
-    job_id = new_job_id()
-    assert generate(client, job_id=job_id).status_code == 200
-    info = client.get("/v1/agentkv/info").json()
-    assert (info["policy"], info["wire_version"], info["block_size"]) == ("continuum", 1, 32)
-    assert client.get("/v1/agentkv/stats").json()["pins_total"]["none"] >= 1
-    assert job_id in [found["job_id"] for found in client.get("/v1/agentkv/jobs").json()["jobs"]]
-    events = client.get("/v1/agentkv/timestamps").json()["jobs"][job_id]
-    assert [event["event"] for event in events[:4]] == [
-        "arrival",
-        "waiting_to_running",
-        "finish",
-        "pinned",
-    ]
-
-
-def test_metrics_are_right_while_the_engine_is_idle(client: httpx.Client) -> None:
-    """The gauges go back to zero when the last pin expires, with no request to move them."""
-    assert generate(client, job_id=new_job_id()).status_code == 200
-    wait_until(lambda: (reading(client, "agentkv:pinned_blocks") or 0) > 0)
-    assert (reading(client, "vllm:kv_cache_usage_perc") or 0) > 0
-    expired = reading(client, "agentkv:pin_ends_total", reason="expired") or 0
-    wait_until(lambda: reading(client, "agentkv:pinned_blocks") == 0)
-    assert reading(client, "agentkv:pinned_jobs") == 0
-    assert reading(client, "vllm:kv_cache_usage_perc") == 0
-    assert (reading(client, "agentkv:pin_ends_total", reason="expired") or 0) > expired
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

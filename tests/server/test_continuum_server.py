@@ -28,6 +28,7 @@ def test_a_pin_expires_in_an_idle_engine_and_the_gauge_falls(
 ) -> None:
     """No request comes in between; the record says how long the pin was held: its TTL."""
     server = tiny_continuum_server
+    expired = metric(server, "agentkv:pin_ends_total", reason="expired")
     chat(server, WORDS, job_id="idle")
     wait_for(lambda: metric(server, PINNED) > 0)
     assert metric(server, USAGE) > 0
@@ -39,18 +40,7 @@ def test_a_pin_expires_in_an_idle_engine_and_the_gauge_falls(
     ]
     assert unpinned["reason"] == "expired"
     assert unpinned["held_s"] >= 2.0
-
-
-def test_a_release_moves_the_gauges_of_an_idle_engine(
-    tiny_continuum_server: ServerProcess,
-) -> None:
-    """POST release frees the blocks and says how many; a second one is a 404."""
-    server = tiny_continuum_server
-    chat(server, WORDS, job_id="released")
-    reply = release(server, "released")
-    assert reply.json()["freed_blocks"] > 0
-    wait_for(lambda: metric(server, USAGE) == 0 and metric(server, PINNED) == 0)
-    assert release(server, "released").status_code == 404
+    assert metric(server, "agentkv:pin_ends_total", reason="expired") > expired
 
 
 def test_the_next_turn_finds_its_whole_context(tiny_continuum_server: ServerProcess) -> None:
@@ -91,18 +81,6 @@ def test_several_choices_of_one_request_leave_one_pin(
     release(server, "choices")
 
 
-def test_stats_say_what_the_steps_did(tiny_continuum_server: ServerProcess) -> None:
-    """Mean batch size, tokens and usage per step, preemptions, what was learned."""
-    server = tiny_continuum_server
-    chat(server, WORDS)
-    stats = agentkv_get(server, "stats")
-    assert stats["steps"]["num_steps"] > 0
-    assert stats["steps"]["mean_batch_size"] >= 1
-    assert 0 < stats["steps"]["mean_kv_cache_usage"] <= stats["steps"]["max_kv_cache_usage"] <= 1
-    assert stats["preemptions_total"] >= 0
-    assert stats["learned"]["prefill_reload_s"][1] >= 0
-
-
 def test_the_timestamps_survive_the_end_of_the_server(
     make_server: Callable[..., ServerProcess], tmp_path: Path
 ) -> None:
@@ -115,30 +93,9 @@ def test_the_timestamps_survive_the_end_of_the_server(
     assert events[:4] == ["arrival", "waiting_to_running", "finish", "pinned"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            ["--additional-config", '{"agentkv": {"tttl": "fixed"}}'],
-            "unknown key 'tttl'; valid keys: rules, ttl, fixed_ttl_s",
-        ),
-        (["--no-enable-prefix-caching"], "prefix caching is off"),
-        (["--scheduler-cls", "some.Scheduler"], "both name a scheduler"),
-    ],
-)
-def test_a_wrong_start_is_refused_with_a_reason(
-    flags: list[str], message: str, make_server: Callable[..., ServerProcess]
-) -> None:
-    """The log's end says what was seen and what to do; no half-started server stays."""
-    server = make_server(*flags)
+def test_a_wrong_start_is_refused_with_a_reason(make_server: Callable[..., ServerProcess]) -> None:
+    """The error of a server with a wrong setting names the setting and the valid ones."""
+    server = make_server("--additional-config", '{"agentkv": {"tttl": "fixed"}}')
     server.start()
-    with pytest.raises(ServerStartError, match=message):
-        server.wait_until_ready()
-
-
-def test_a_missing_model_is_named_at_once(make_server: Callable[..., ServerProcess]) -> None:
-    """Before vLLM's long start."""
-    server = make_server(model="/nowhere/model")
-    server.start()
-    with pytest.raises(ServerStartError, match="no model in /nowhere/model"):
+    with pytest.raises(ServerStartError, match="unknown key 'tttl'; valid keys: rules, ttl"):
         server.wait_until_ready()

@@ -34,8 +34,7 @@ _GLM_VALUE = "<tool_call>a<arg_key>b</arg_key><arg_value>"
 @pytest.mark.parametrize(
     ("start", "unit", "end"),
     [
-        ("", _VALUES, ""),
-        ("", _VALUES, "</function>\n" * 1000),
+        *(("", _VALUES, ""), ("", _VALUES, "</function>\n" * 1000)),
         ("<function=a>", "\n<parameter=b>x", "\n</function>"),
         ("<function=a><parameter=b>", "<parameter=b></parameter>", "</function>"),
         ("<function=a>", "<parameter=b><<E\n</parameter>", "<function=z>\nE\n"),
@@ -47,16 +46,11 @@ _GLM_VALUE = "<tool_call>a<arg_key>b</arg_key><arg_value>"
         ("", "<tool_call><function=a><parameter=b>\n", ""),
         ("", "<tool_call><function=a><parameter=b>'\n", ""),
         ("", "<tool_call><function=a><parameter=b>\"'\n", "\n<tool_call><function=a>"),
-        ("", "<tool_call><function=a><parameter=b><<E\n", ""),
-        ("", f"{_GLM_VALUE}'\n", ""),
-        ("", "<bash>a<<E\n", "\nE\n</bash>"),
-        ("", "<bash>a<<E\n</bash>", "\nE\n</bash>"),
-        ("", "Ok. <think>a '</think>' ", ""),
-        ("", "<think a=", ""),
-        ("", "<analysis>\n'</analysis>' ", ""),
-        ("```bash\n", "``` a b\n", ""),
-        ("```bash\n", "<<'A b'\n", "```\nx\nA b\n"),
-        ("```bash\n<<'A b'\n", "a b\n", "```\nx"),
+        *(("", "<tool_call><function=a><parameter=b><<E\n", ""), ("", f"{_GLM_VALUE}'\n", "")),
+        *(("", "<bash>a<<E\n", "\nE\n</bash>"), ("", "<bash>a<<E\n</bash>", "\nE\n</bash>")),
+        *(("", "Ok. <think>a '</think>' ", ""), ("", "<think a=", "")),
+        *(("", "<analysis>\n'</analysis>' ", ""), ("```bash\n", "``` a b\n", "")),
+        *(("```bash\n", "<<'A b'\n", "```\nx\nA b\n"), ("```bash\n<<'A b'\n", "a b\n", "```\nx")),
     ],
 )
 def test_calls_within_calls_take_no_longer_than_others(start: str, unit: str, end: str) -> None:

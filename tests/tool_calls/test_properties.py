@@ -50,13 +50,6 @@ def assert_sound(calls: list[ToolCall]) -> None:
         assert call.command is None or call.command.strip()
 
 
-@settings(deadline=None)
-@given(st.text())
-def test_any_text_can_be_searched(text: str) -> None:
-    """No text makes the parser raise or return a blank command."""
-    assert_sound(parse_tool_calls(text))
-
-
 @settings(deadline=None, max_examples=500)
 @given(st.lists(PIECES | st.text(max_size=3), max_size=12))
 def test_any_mixture_of_formats_can_be_searched(pieces: list[str]) -> None:

@@ -137,13 +137,8 @@ def test_the_output_folder_flag_reaches_the_settings(model_config: Path, tmp_pat
 @pytest.mark.parametrize(
     ("version", "problem"),
     [
-        ("0.30.1", "older"),
-        ("0.31.0", None),
-        ("0.32.0+cpu", None),
-        ("0.33.2", None),
-        ("0.34.0", "newer"),
-        ("1.0", "newer"),
-        ("dev", None),
+        *(("0.30.1", "older"), ("0.31.0", None), ("0.32.0+cpu", None), ("0.33.2", None)),
+        *(("0.34.0", "newer"), ("1.0", "newer"), ("dev", None)),
     ],
 )
 def test_versions_are_judged(version: str, problem: str | None) -> None:

@@ -81,15 +81,9 @@ def test_an_oversized_session_id_is_named() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"job_id": "j"',
-        b'["job_id"]',
-        b'"job_id"',
-        b"",
-        b"\xff\xfe{\x00}\x00",
-        b'{"job_id": "j", "vllm_xargs": "text"}',
-        b'{"job_id": "j", "vllm_xargs": [1]}',
-        b"[" * 100_000 + b'"job_id"',
-        b'{"job_id": ' + b"9" * 5000 + b"}",
+        *(b'{"job_id": "j"', b'["job_id"]', b'"job_id"', b"", b"\xff\xfe{\x00}\x00"),
+        *(b'{"job_id": "j", "vllm_xargs": "text"}', b'{"job_id": "j", "vllm_xargs": [1]}'),
+        *(b"[" * 100_000 + b'"job_id"', b'{"job_id": ' + b"9" * 5000 + b"}"),
     ],
     ids=["cut", "list", "text", "empty", "utf-16", "xargs-text", "xargs-list", "deep", "long-int"],
 )
@@ -109,20 +103,10 @@ def test_a_body_that_needs_no_folding_is_the_same_object() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("job_id", 5),
-        ("job_id", ""),
-        ("job_id", "x" * 1_000_000),
-        ("job_id", ["j"]),
-        ("is_last_step", 1),
-        ("is_last_step", "true"),
-        ("turn", 0),
-        ("turn", 1.5),
-        ("turn", True),
-        ("expected_turns", -1),
-        ("last_tool", {}),
-        ("last_tool_s", float("nan")),
-        ("last_tool_s", -0.1),
-        ("last_tool_s", float("inf")),
+        *(("job_id", 5), ("job_id", ""), ("job_id", "x" * 1_000_000), ("job_id", ["j"])),
+        *(("is_last_step", 1), ("is_last_step", "true"), ("turn", 0), ("turn", 1.5)),
+        *(("turn", True), ("expected_turns", -1), ("last_tool", {}), ("last_tool_s", float("nan"))),
+        *(("last_tool_s", -0.1), ("last_tool_s", float("inf"))),
     ],
 )
 @pytest.mark.parametrize("place", ["top", "extra_body"])

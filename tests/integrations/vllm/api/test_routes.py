@@ -114,10 +114,8 @@ async def test_an_unknown_path_is_a_404(path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
-        ("POST", "/info", "GET, HEAD"),
-        ("DELETE", "/jobs/j", "GET, HEAD"),
-        ("POST", "/jobs/j", "GET, HEAD"),
-        ("GET", "/jobs/j/tool", "POST"),
+        *(("POST", "/info", "GET, HEAD"), ("DELETE", "/jobs/j", "GET, HEAD")),
+        *(("POST", "/jobs/j", "GET, HEAD"), ("GET", "/jobs/j/tool", "POST")),
         ("PUT", "/jobs/j/release", "POST"),
     ],
 )
@@ -132,14 +130,8 @@ async def test_a_wrong_method_is_a_405(method: str, path: str, allow: str) -> No
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        (b"", "body"),
-        (b"{", "body"),
-        (b"\xff", "body"),
-        (b"[" * 100_000, "body"),
-        ([], "body"),
-        ({}, "state"),
-        ({"state": "paused"}, "state"),
-        ({"state": "started", "tool": 5}, "tool"),
+        *((b"", "body"), (b"{", "body"), (b"\xff", "body"), (b"[" * 100_000, "body"), ([], "body")),
+        *(({}, "state"), ({"state": "paused"}, "state"), ({"state": "started", "tool": 5}, "tool")),
         ({"state": "started", "command": "x" * (1024 * 1024 + 1)}, "command"),
         ({"state": "finished", "duration_s": -1}, "duration_s"),
         (b'{"state": "finished", "duration_s": NaN}', "duration_s"),
