@@ -11,9 +11,8 @@ import pytest
 from agentkv.evals.swebench import batch
 from agentkv.evals.swebench.batch import Batch
 from agentkv.evals.swebench.environments import EnvironmentPlan
-from agentkv.evals.swebench.instances import load_instances
+from tests.evals.swebench.run_folders import SUITE
 
-SUITE = load_instances("demo")
 MODEL = {"model_name": "x", "model_class": "minisweagent.models.test_models.DeterministicModel"}
 
 

@@ -17,26 +17,16 @@ from tests.evals.swebench.run_folders import SUITE
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bubblewrap")
-@pytest.mark.parametrize(
-    ("model", "resolved", "unresolved"), [("scripted:gold", 6, 0), ("scripted:wrong", 0, 6)]
-)
+@pytest.mark.parametrize(("solution", "counts"), [("gold", (6, 0)), ("wrong", (0, 6))])
 def test_solutions_decide_what_is_resolved(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    model: str,
-    resolved: int,
-    unresolved: int,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], solution: str, counts: tuple[int, int]
 ) -> None:
     """Right solutions resolve all, wrong ones none, through the agent, sandbox and harness."""
-    flags = ["demo", "--model", model, "--out", str(tmp_path / "run"), "--json"]
+    flags = ["demo", "--model", f"scripted:{solution}", "--out", str(tmp_path / "run"), "--json"]
     assert command.main(flags) == 0
-    captured = capsys.readouterr()
-    document = json.loads(captured.out)
-    found = (document["resolved"], document["unresolved"], document["empty"], document["error"])
-    assert found == (resolved, unresolved, 0, 0), captured.err
-    assert (document["instances"], document["mode"]) == (6, "daemon-less")
-    assert (document["policy"], document["run"]) == ("scripted", str(tmp_path / "run"))
-    assert "**daemon-less grading**" in (tmp_path / "run" / "report.md").read_text()
+    document = json.loads(capsys.readouterr().out)
+    assert (document["resolved"], document["unresolved"]) == counts
+    assert document["mode"] == "daemon-less"
 
 
 def ask(server: ScriptedServer, problem: str, num_replies: int, **fields: Any) -> httpx.Response:

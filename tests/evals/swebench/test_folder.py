@@ -11,9 +11,7 @@ import pytest
 from agentkv.errors import AgentKVError
 from agentkv.evals.swebench.folder import RunFolder, read_run
 from agentkv.evals.swebench.instances import SwebenchError
-from tests.evals.swebench.run_folders import write_run
-
-PATCHES = {"a-1": "one", "a-2": "two", "a-3": "", "a-4": "four"}
+from tests.evals.swebench.run_folders import PATCHES, write_run
 
 
 def row(name: str, status: str = "Submitted") -> dict[str, Any]:
@@ -66,15 +64,17 @@ def test_errors_are_tried_again(tmp_path: Path, status: str, is_finished: bool) 
 
 
 @pytest.mark.parametrize("cut", [1, 15, 50])
-def test_a_row_cut_by_a_kill_is_dropped(tmp_path: Path, cut: int) -> None:
-    """Half a line never damages the next one."""
+def test_what_a_kill_left_is_dropped(tmp_path: Path, cut: int) -> None:
+    """A resumed run drops half a line and the copies of repositories that a kill left."""
     with RunFolder(tmp_path) as folder:
         folder.add(row("a-1"))
         folder.add(row("a-2"))
     path = tmp_path / "instances.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
+    (tmp_path / "worktrees" / "a-1.x").mkdir(parents=True)
     with RunFolder(tmp_path, resume=True) as folder:
         assert folder.finished == {"a-1"}
+        assert not (tmp_path / "worktrees").exists()
         folder.add(row("a-3"))
     names = [json.loads(line)["instance_id"] for line in path.read_text().splitlines()]
     assert names == ["a-1", "a-3"]
@@ -102,13 +102,6 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     """A second run in the same folder is refused while the first is at work."""
     with RunFolder(tmp_path), pytest.raises(SwebenchError, match="another run is at work"):
         RunFolder(tmp_path).__enter__()
-
-
-def test_worktrees_of_a_killed_run_are_removed(tmp_path: Path) -> None:
-    """Copies of repositories that a kill left behind are gone when the run goes on."""
-    (tmp_path / "worktrees" / "a-1.x").mkdir(parents=True)
-    with RunFolder(tmp_path):
-        assert not (tmp_path / "worktrees").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from minisweagent.run.benchmarks.swebench import get_swebench_docker_image_name
 
 from agentkv.evals.swebench.instances import (
     SwebenchError,
@@ -36,7 +37,7 @@ def test_a_json_file_loads_as_it_is(tmp_path: Path) -> None:
 
 
 def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
-    """The fingerprint depends on the instances, not on the kind of file."""
+    """The fingerprint depends on the instances alone, and a date of Parquet becomes text."""
     from pyarrow import Table, parquet
 
     rows = [ROW, {**ROW, "instance_id": "django__django-2"}]
@@ -45,6 +46,10 @@ def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
     parquet.write_table(Table.from_pylist(rows), tmp_path / "a.parquet")
     found = {fingerprint(load_instances(str(path))) for path in tmp_path.iterdir()}
     assert len(found) == 1
+    dated = Table.from_pylist([{**ROW, "created_at": datetime(2025, 1, 1)}])
+    parquet.write_table(dated, tmp_path / "a.parquet")
+    (instance,) = load_instances(str(tmp_path / "a.parquet"))
+    assert instance.raw["created_at"] == "2025-01-01 00:00:00"
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
@@ -54,16 +59,6 @@ def test_text_may_hold_any_character(tmp_path: Path, name: str) -> None:
     text = json.dumps([row] if name == "a.json" else row, ensure_ascii=False)
     (tmp_path / name).write_text(f"{text}\r\n", encoding="utf-8-sig")
     assert [one.raw for one in load_instances(str(tmp_path / name))] == [row]
-
-
-def test_dates_are_text(tmp_path: Path) -> None:
-    """Dates of a column become text, as the harness reads a JSON file."""
-    from pyarrow import Table, parquet
-
-    row = {**ROW, "created_at": datetime(2025, 1, 1)}
-    parquet.write_table(Table.from_pylist([row]), tmp_path / "a.parquet")
-    (instance,) = load_instances(str(tmp_path / "a.parquet"))
-    assert instance.raw["created_at"] == "2025-01-01 00:00:00"
 
 
 @pytest.mark.parametrize(
@@ -112,19 +107,18 @@ def test_filter_then_slice(slice_: str | None, filter_: str | None, names: list[
 
 
 @pytest.mark.parametrize(
-    ("slice_", "filter_", "words"),
+    ("choice", "words"),
     [
-        ("a:b", None, "START:END"),
-        ("::0", None, "START:END"),
-        (None, "(", "no regular expression"),
-        ("9:", None, "no instance is left of 6"),
-        (None, "django", "their ids are agentkv__textgrid-1"),
+        *(({"slice_": "a:b"}, "START:END"), ({"slice_": "::0"}, "START:END")),
+        ({"filter_": "("}, "no regular expression"),
+        ({"slice_": "9:"}, "no instance is left of 6"),
+        ({"filter_": "django"}, "their ids are agentkv__textgrid-1"),
     ],
 )
-def test_a_choice_of_nothing(slice_: str | None, filter_: str | None, words: str) -> None:
+def test_a_choice_of_nothing(choice: dict[str, str], words: str) -> None:
     """A malformed filter or slice, or one that leaves nothing, is refused."""
     with pytest.raises(SwebenchError, match=words):
-        select(load_instances("demo"), slice_=slice_, filter_=filter_)
+        select(load_instances("demo"), **{"slice_": None, "filter_": None, **choice})
 
 
 @pytest.mark.parametrize(
@@ -139,14 +133,8 @@ def test_a_choice_of_nothing(slice_: str | None, filter_: str | None, words: str
     ],
 )
 def test_the_image_is_named_with_its_registry(fields: dict[str, str], image: str) -> None:
-    """An image without a registry would make podman ask for one."""
+    """An image has its registry, and without a field the name that mini-swe-agent chooses."""
     assert image_name({**ROW, **fields}) == image
-
-
-def test_the_official_name_is_mini_swe_agents() -> None:
-    """For an instance without an image it is the name that mini-swe-agent chooses."""
-    from minisweagent.run.benchmarks.swebench import get_swebench_docker_image_name
-
     row = {**ROW, "instance_id": "Sphinx-Doc__sphinx-7"}
     assert image_name(row) == get_swebench_docker_image_name(row)
 

@@ -14,9 +14,8 @@ from agentkv.evals.swebench import command
 from agentkv.evals.swebench.grading import patch_sha256
 from agentkv.evals.swebench.instances import SwebenchError
 from agentkv.evals.swebench.report import compare, report, wilson
-from tests.evals.swebench.run_folders import row, write_eval, write_run
+from tests.evals.swebench.run_folders import PATCHES, row, write_eval, write_run
 
-PATCHES = {"a-1": "one", "a-2": "two", "a-3": "", "a-4": "four"}
 STATUSES = ("resolved", "unresolved", "empty", "error")
 
 

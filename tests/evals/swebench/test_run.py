@@ -18,14 +18,14 @@ import pytest
 
 from agentkv.evals.swebench import command
 from agentkv.evals.swebench.demo import solution_server
-from agentkv.evals.swebench.instances import SwebenchError, load_instances
+from agentkv.evals.swebench.instances import SwebenchError
 from agentkv.evals.swebench.run import RunPlan, run
 from agentkv.evals.workload.plans import arrival_times_s
 from agentkv.testing import ScriptedServer
+from tests.evals.swebench.run_folders import SUITE, gold_patches
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
-SUITE = tuple(load_instances("demo"))
-GOLD = {one.instance_id: one.patch for one in SUITE}
+GOLD = gold_patches()
 LIMIT_S = 90.0
 # each instance takes a second before its agent starts, so that a run has a middle
 SLOWLY = ("--workers", "1", "--slice", ":3", "--config", "run.env_startup_command=sleep 1")
@@ -195,7 +195,7 @@ def test_a_failed_instance_is_tried_again(plan: RunPlan) -> None:
 
 
 def test_an_instance_named_like_a_file_of_the_run_is_refused(plan: RunPlan) -> None:
-    """mini-swe-agent makes a folder per instance, which must not be run.json or eval."""
+    """An instance must not be named run.json or eval, as its folder lies beside those."""
     odd = replace(SUITE[0], instance_id="eval")
     with pytest.raises(SwebenchError, match="'eval' is the name of a file"):
         run(replace(plan, instances=(odd,)))
