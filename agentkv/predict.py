@@ -86,7 +86,7 @@ def _commands(words: Sequence[str]) -> Sequence[str]:
             lines = sys.stdin.buffer.read().decode("utf-8", "replace").splitlines()
             commands.extend(line for line in lines if line.strip())
         else:
-            # bytes that are no UTF-8 come as surrogates, which cannot be printed
+            # bytes outside UTF-8 come as surrogates, which cannot be printed
             commands.append(word.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
     return commands
 

@@ -1,6 +1,6 @@
 """Reads from a bash text the programs that it runs, by a walk over tree-sitter's syntax tree.
 
-Called by the predictors of durations, and by whoever looks into a tool call. Text that is not bash
+Called by the predictors of durations, and by code that looks into tool calls. Other text
 gives what could be read of it, never an error. Knows nothing of durations.
 """
 

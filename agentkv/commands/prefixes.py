@@ -226,7 +226,7 @@ def _takes_next(word: str, with_value: frozenset[str]) -> bool:
 
 
 def _behind_options(argv: tuple[str, ...], index: int, with_value: frozenset[str]) -> int:
-    """The index of the first word from `index` on that is no option and no option's value."""
+    """Index of the first word from `index` on that is neither an option nor the value of one."""
     while index < len(argv) and argv[index][:1] == "-":
         if argv[index] == "--":
             return index + 1

@@ -2,7 +2,7 @@
 
 One builder for this repository's tests, the simulator and the cost benchmarks. Importing it imports
 vLLM, so `agentkv.testing` does not; names are of vLLM 0.32.0. It knows nothing of jobs or policies:
-whoever steps the scheduler plays the model runner with `runner_output`.
+the caller steps the scheduler and plays the model runner with `runner_output`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def parse_tool_calls(message: object) -> list[ToolCall]:
     Calls in fields of the message win over its text, which is then talk about them. In text, calls
     in a model's own format win over blocks of bash. A call without a name or with broken arguments
     is left out; `command` is None if its tool runs no bash or has nothing to run. Never raises,
-    whatever the message is; linear in its length.
+    for any message; linear in its length.
     """
     try:
         body = body_of(message)

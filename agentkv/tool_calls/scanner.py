@@ -57,7 +57,7 @@ _QUOTES = "'\"`"
 def calls_in_text(text: str) -> list[ToolCall]:
     """Return the calls written in a text, in order; linear in its length.
 
-    Calls in a model's own format turn blocks of bash beside them into talk, and calls outside of a
+    Calls in a model's own format turn blocks of bash next to them into talk, and calls outside of a
     draft (`<scratchpad>`) turn those within it into talk.
     """
     scan = _Scan(text)

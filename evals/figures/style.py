@@ -113,7 +113,7 @@ def spreads(table: pd.DataFrame, keys: str | list[str]) -> pd.DataFrame:
 def draw_line(axes: Any, policy: str, line: pd.DataFrame) -> None:
     """Draw a policy's means, with bars from the least to the largest value."""
     errors = (line["mean"] - line["min"], line["max"] - line["mean"])
-    # a mean of equal values may lie beside them by the last digit
+    # a mean of equal values may differ from them in the last digit
     bars = [error.clip(lower=0.0) for error in errors]
     axes.errorbar(line.index, line["mean"], yerr=bars, label=policy, **look(policy).line())
 

@@ -64,7 +64,7 @@ ACHIEVED = Achieved(
     sequence_s=5e-6,
     request_s=0.005,
     # Peak activation 1.01 GiB, 0.09 other, and the rest of what the reference measured as taken
-    # (16.09 GiB) beside 14.96 GiB of weights. Larger batches take more.
+    # (16.09 GiB) in addition to 14.96 GiB of weights. Larger batches take more.
     overhead_gib=1.13,
     # Tensor parallelism: what is left of each card's share, and two all-reduces a layer of about
     # 10 microseconds over NVLink. Assumed; calibrate where it matters.

@@ -82,7 +82,7 @@ class Roofline:
 
 
 def roofline(gpu: GPU, model: ModelShape, num_gpus: int) -> Roofline:
-    """The roofline of a model on so many equal cards, tensor parallel."""
+    """The roofline of a model on `num_gpus` equal cards, tensor parallel."""
     is_parallel = num_gpus > 1
     cards = num_gpus * (ACHIEVED.parallel_share if is_parallel else 1.0)
     return Roofline(

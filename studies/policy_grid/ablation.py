@@ -72,7 +72,7 @@ class WithoutTails(AgentKVPolicy):
 
 
 class WithoutPrediction(AgentKVPolicy):
-    """A pin is held for what restoring its context is worth, whatever runs."""
+    """A pin is held for what restoring its context is worth, without regard to running turns."""
 
     def decide(
         self, command: str | None, cost: RestoreCost, prediction: Prediction | None = None

@@ -57,7 +57,7 @@ def ideal_entry(
     }
 
 
-# Work: the engine's time that a job takes whatever the policy
+# Work: the engine's time that a job takes under any policy
 
 
 def least_works_s(jobs: Sequence[JobPlan], machine: Machine) -> list[float]:
@@ -134,7 +134,7 @@ class _Engine:
         return max(0.0, self.cost.token_flop / self.cost.flop_per_s - self._weights_s / budget)
 
     def _held_s(self, context_tokens: int, idle_s: float) -> float:
-        """The price of holding a context, but for a tail that costs nothing to compute anew."""
+        """The price of holding a context, but for a tail that costs nothing to compute again."""
         free_tokens = self._weights_s / self._token_s if self._token_s else math.inf
         held_tokens = max(0.0, context_tokens - free_tokens)
         return self.price * idle_s * held_tokens / self.pool_tokens
