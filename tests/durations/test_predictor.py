@@ -73,7 +73,6 @@ def test_a_duration_that_is_none_is_refused(duration_s: float) -> None:
     [
         ("oracle", r"unknown predictor 'oracle'; known: default, context_serve"),
         ("empirical", r"'empirical' is not installed .*python -m studies.predictor"),
-        ("first_word", r"'first_word' is not installed .*python -m studies.predictor"),
     ],
 )
 def test_an_unknown_kind_is_refused(kind: str, why: str) -> None:

@@ -67,23 +67,15 @@ def test_eta_equals_the_correlation_over_the_jobs_kept(lengths: list[int], kept:
 
 
 def test_a_cold_start_uses_the_default() -> None:
-    """With fewer than K durations in all the TTL is the fixed default."""
+    """Under K durations in all the TTL is the default, and under K of a tool it is that of all."""
     rule = ContinuumTTL(cold_start_ttl_s=2.0, cold_start_samples=100)
     for _ in range(99):
         rule.durations.observe("ls", 0.1)
     assert rule.ttl("ls", 10.0).seconds == 2.0
     rule.durations.observe("ls", 0.1)
-    assert rule.ttl("ls", 10.0).seconds == 0.1
-
-
-def test_an_unknown_tool_uses_the_distribution_over_all() -> None:
-    """A tool with fewer than K durations has the TTL of the distribution over all tools."""
-    rule = ContinuumTTL(cold_start_samples=10)
-    for _ in range(10):
-        rule.durations.observe("ls", 0.1)
     rule.durations.observe("make", 60.0)
-    assert rule.ttl("make", 5.0).seconds == 0.1
-    assert rule.ttl(None, 5.0).seconds == 0.1
+    for tool in ("ls", "make", None):
+        assert rule.ttl(tool, 10.0).seconds == 0.1
 
 
 def test_the_benefit_adds_queueing_and_reload() -> None:
