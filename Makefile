@@ -74,8 +74,8 @@ check: $(STAMP) docs
 	$(BIN)/ruff check .
 	$(BIN)/mypy agentkv examples studies
 	$(BIN)/lint-imports
-	-$(BIN)/python -m tests.house.floor_plan
-	-$(BIN)/python -m tests.house.words
+	$(BIN)/python -m tests.house.floor_plan
+	$(BIN)/python -m tests.house.words
 
 # The site, in site/; a link that leads nowhere is an error.
 docs: $(STAMP)

@@ -91,7 +91,7 @@ class LoadedEngine:
             folder,
             policy,
             is_async=is_async,
-            # The null block, one per running turn, and what is pinned beside; for stock that is
+            # The null block, one per running turn, and the pinned blocks; for stock those are
             # free, and only there where its running turns are to have it too.
             num_blocks=1
             + NUM_RUNNING
@@ -125,7 +125,7 @@ class LoadedEngine:
 
     def _add(self, num: int, prompt_tokens: int, lengths: list[int]) -> None:
         for index, length in enumerate(lengths[:num]):
-            # With blocks of 16 tokens as many come to the end of one in each step.
+            # With blocks of 16 tokens the same number fills one in each step.
             num_tokens = prompt_tokens + index % 16
             prompt = [self._random.randrange(1000) for _ in range(num_tokens)]
             self.engine.add(f"job{next(self._numbers)}", prompt, max_tokens=length)

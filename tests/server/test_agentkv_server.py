@@ -25,7 +25,7 @@ POOL_TOKENS = 199 * 32  # one block is the null block
 LONG = " ".join([WORDS] * 9)
 """With the turns to come two jobs that begin like this do not fit."""
 PRICE_S = 9.0
-"""What computing a context anew is worth, in seconds of holding."""
+"""Worth of computing a context again, in seconds of holding."""
 
 
 @pytest.fixture

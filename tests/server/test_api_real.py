@@ -158,7 +158,7 @@ def test_a_wrong_tag_is_a_400_and_the_server_lives_on(
 
 
 def test_malformed_json_gets_vllms_own_answer(client: httpx.Client) -> None:
-    """A body that is no JSON is left to vLLM, with our keys in it or not."""
+    """A body other than JSON is left to vLLM, with our keys in it or not."""
     headers = {"content-type": "application/json"}
     for route in ROUTES:
         for body in (b'{"job_id": ', b"[1", b"", b"\xff\xfe"):
@@ -218,7 +218,7 @@ def two_api_servers(server_pool: ServerPool, tiny_model_dir: Path) -> ServerProc
 
 
 def test_two_api_servers_are_one_server(two_api_servers: ServerProcess) -> None:
-    """Whichever process takes a connection: same jobs, same totals, same series."""
+    """Jobs, totals and series are the same in every API server process."""
     root_url, key = two_api_servers.root_url, {"Authorization": f"Bearer {API_KEYS[1]}"}
     job_ids = [new_job_id() for _ in range(12)]
     for job_id in job_ids:  # a connection each, which the kernel hands to either process

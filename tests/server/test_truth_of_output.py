@@ -65,7 +65,7 @@ TOOLS = {
 """Started between turns, so that turns are pinned for different times and freed at once."""
 MODES = {"single": (NUM_SINGLE_JOBS, 1), "concurrent": (NUM_JOBS, NUM_JOBS)}
 NOISE = 1e-4
-"""Logprobs closer than this count as equal, whatever stock's spread: float32 over two layers."""
+"""Logprobs closer than this count as equal, for any spread of stock's: float32 over two layers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.server
 def verify(
     server: ServerProcess, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[int, dict[str, Any], str]:
-    """Exit status, JSON document and the text beside it."""
+    """Exit status, JSON document and the text before it."""
     # on a busy machine a gap of the default second may outlast the TTL of two
     flags = ["--base-url", server.base_url, "--json", "--gap-s", "0.4", *options]
     status = agentkv_command(["verify-pin", *flags])

@@ -11,13 +11,13 @@ from pathlib import Path
 
 VERSION = "0.32.0"
 BUILD_TOOLS = ("setuptools_rust", "setuptools_scm")
-"""What vLLM's setup.py imports before pip gets the metadata it insists on, beside torch."""
+"""What vLLM's setup.py imports before pip gets the metadata it insists on, in addition to torch."""
 
 
 def fetch_tests(cache: Path) -> Path:
     """The folder that holds vLLM's `tests` package; downloads 45 MB the first time.
 
-    Unpacked beside and moved into place, so an interrupted run leaves nothing half done.
+    Unpacked next to it and moved into place, so an interrupted run leaves nothing half done.
     Raises subprocess.CalledProcessError when pip fails.
     """
     unpacked = cache / f"vllm-{VERSION}"

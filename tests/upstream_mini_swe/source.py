@@ -15,7 +15,7 @@ VERSION = version("mini-swe-agent")
 def fetch_sdist(cache: Path) -> Path:
     """The unpacked source distribution of the installed version; downloaded the first time.
 
-    Unpacked beside and moved into place, so an interrupted run leaves nothing half done.
+    Unpacked next to it and moved into place, so an interrupted run leaves nothing half done.
     Raises subprocess.CalledProcessError when pip fails.
     """
     unpacked = cache / f"mini_swe_agent-{VERSION}"

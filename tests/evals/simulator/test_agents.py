@@ -1,4 +1,4 @@
-"""What the simulated server is told, and that policies act on it as on a real server."""
+"""Simulated agents report to the server as real ones do, and policies act on it."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def test_a_failed_instance_is_tried_again(plan: RunPlan) -> None:
 
 
 def test_an_instance_named_like_a_file_of_the_run_is_refused(plan: RunPlan) -> None:
-    """An instance must not be named run.json or eval, as its folder lies beside those."""
+    """An instance must not be named run.json or eval, as its folder lies next to those."""
     odd = replace(SUITE[0], instance_id="eval")
     with pytest.raises(SwebenchError, match="'eval' is the name of a file"):
         run(replace(plan, instances=(odd,)))

@@ -28,7 +28,7 @@ def test_bounds_move_their_share_to_what_is_longer() -> None:
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.floats(0.01, 0.99))
 def test_measured_runs_are_counted(durations_s: list[float], share: float) -> None:
-    """P(over) is the share that took longer, and a quantile a duration that so many ended in."""
+    """P(over) is the share that took longer; a quantile is the time in which that share ended."""
     curve = KaplanMeier.of([(seconds, False) for seconds in durations_s])
     for seconds in (0.5, *durations_s):
         longer = sum(each > seconds for each in durations_s) / len(durations_s)

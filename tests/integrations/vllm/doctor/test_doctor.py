@@ -29,7 +29,7 @@ def local(
     environment: Mapping[str, str] | None = None,
     report: Mapping[str, Any] | None = None,
 ) -> dict[str, Check]:
-    """The checks of a machine with these packages beside the usual ones."""
+    """The checks of a machine with these packages and the usual ones."""
     installed = {**PACKAGES, **(packages or {})}
     return by_name(
         check_installation(
@@ -212,7 +212,7 @@ def test_a_stuck_engine_is_told_from_a_missing_plugin() -> None:
 def test_this_installation_loads_the_plugin(capsys: pytest.CaptureFixture[str]) -> None:
     """The real probe: vLLM's own loader finds the entry point, and its parser has our policy.
 
-    With a dead server beside it the command exits with 1 and prints one JSON document.
+    With a dead server the command exits with 1 and prints one JSON document.
     """
     status = main(["--url", "http://127.0.0.1:9", "--json"])
     document = json.loads(capsys.readouterr().out)
