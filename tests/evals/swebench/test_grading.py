@@ -97,43 +97,30 @@ def test_a_change_without_effect_resolves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("fields", "patch", "reason"),
     [
-        ({"PASS_TO_PASS": None}, "lacks PASS_TO_PASS"),
-        ({"eval_script": ["ls"]}, "lacks eval_script"),
-        ({"eval_script": "echo \ud83d"}, "no whole text"),
-        ({"log_parser": "parse_log_of_nobody"}, "KeyError: 'parse_log_of_nobody'"),
-        ({"image_assets": "{"}, "JSONDecodeError"),
+        ({"PASS_TO_PASS": None}, "", "lacks PASS_TO_PASS"),
+        ({"eval_script": ["ls"]}, "", "lacks eval_script"),
+        ({"eval_script": "echo \ud83d"}, "", "no whole text"),
+        ({"log_parser": "parse_log_of_nobody"}, "", "KeyError: 'parse_log_of_nobody'"),
+        ({"image_assets": "{"}, "", "JSONDecodeError"),
+        ({"instance_id": "django__django-1"}, "", "container image"),
+        (with_script(RUN_TESTS, "sleep 60; true"), "", "than 8 s"),
+        ({}, f"{SUITE[0].patch}\ud83d", "no whole text"),
     ],
 )
-def test_an_odd_field_is_an_error_of_its_instance(
-    tmp_path: Path, fields: dict[str, Any], reason: str
+def test_what_cannot_be_graded_is_an_error_of_its_instance(
+    tmp_path: Path, fields: dict[str, Any], patch: str, reason: str
 ) -> None:
-    """The other instances are graded, also one whose version is empty."""
-    dataset = write_dataset(tmp_path, fields, {"version": ""})
-    found = graded(write_run(tmp_path / "run", TWO_PATCHES, dataset=dataset))["results"]
-    assert (found[FIRST]["status"], found[SECOND]["status"]) == ("error", "resolved")
-    assert reason in found[FIRST]["detail"]
-
-
-@pytest.mark.parametrize(
-    ("patch", "fields", "options", "reason"),
-    [
-        (f"{SUITE[0].patch}\ud83d", {}, {}, "no whole text"),
-        (SUITE[0].patch, with_script(RUN_TESTS, "sleep 60; true"), {"time_limit_s": 1}, "than 1 s"),
-        (SUITE[0].patch, {"instance_id": "django__django-1"}, {}, "container image"),
-    ],
-    ids=["half a character", "time limit", "no repository"],
-)
-def test_a_patch_that_cannot_be_graded_is_an_error(
-    tmp_path: Path, patch: str, fields: dict[str, Any], options: dict[str, Any], reason: str
-) -> None:
-    """Half a character, tests that hang, and an instance without a repository have a reason."""
+    """An odd field or patch has its reason, and the other instance is graded."""
     name = fields.get("instance_id", FIRST)
-    dataset = write_dataset(tmp_path, fields)
-    result = graded(write_run(tmp_path / "run", {name: patch}, dataset=dataset), **options)
-    assert result["results"][name]["status"] == "error"
-    assert reason in result["results"][name]["detail"]
+    dataset = write_dataset(tmp_path, fields, {"version": ""})
+    patches = {name: patch or SUITE[0].patch, SECOND: SUITE[1].patch}
+    folder = write_run(tmp_path / "run", patches, dataset=dataset)
+    limit = {"time_limit_s": 8} if "than" in reason else {}
+    found = graded(folder, **limit)["results"]
+    assert (found[name]["status"], found[SECOND]["status"]) == ("error", "resolved")
+    assert reason in found[name]["detail"]
 
 
 def test_an_instance_that_did_not_run_is_an_error(tmp_path: Path) -> None:
