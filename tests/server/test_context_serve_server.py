@@ -39,7 +39,11 @@ def state_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server(server_pool: ServerPool, tiny_model_dir: Path, state_path: Path) -> ServerProcess:
     """The tiny model under context_serve; it has a state at start, and saves twice a second."""
-    settings = {"predictor_state": str(state_path), "predictor_save_s": 0.5}
+    settings = {
+        "predictor": "default",
+        "predictor_state": str(state_path),
+        "predictor_save_s": 0.5,
+    }
     config = ("--additional-config", json.dumps({"agentkv": settings}))
     return server_pool.get(tiny_model_dir, *TINY_ARGS, *config, policy="context_serve")
 
@@ -122,7 +126,7 @@ def test_what_the_client_says_counts_more_than_the_reply(server: ServerProcess) 
 
 
 def test_what_an_earlier_server_learned_is_known(server: ServerProcess) -> None:
-    """The file that was there at start."""
+    """A server knows what an earlier one learned, from the file that it left."""
     says(server, "earlier", KNOWN)
     assert agentkv_get(server, "jobs/earlier")["predicted_speed"] == "slow"
 

@@ -37,12 +37,8 @@ SETTINGS = {
 }
 # Long enough that no pin expires because the machine is busy.
 LONG_TTL = ("--additional-config", '{"agentkv": {"ttl": "fixed", "fixed_ttl_s": 60.0}}')
-# Holding is worth a tenth of a second for each of the pool's tokens: memory alone ends it. All jobs
-# are let in at once, or memory would suffice.
-LONG_HOLD = (
-    "--additional-config",
-    '{"agentkv": {"prefill_reload_s": [0.0, 0.1, 0.0], "without": ["admission"]}}',
-)
+# Holding is worth a tenth of a second for each of the pool's tokens: memory alone ends it.
+LONG_HOLD = ("--additional-config", '{"agentkv": {"prefill_reload_s": [0.0, 0.1, 0.0]}}')
 POLICIES = {
     "fcfs": (),
     "continuum": LONG_TTL,
