@@ -1,14 +1,18 @@
-"""The fields that travel between client and server, and the values that each may have.
+"""The fields and headers that travel between client and server, and the values each may have.
 
 The client checks its caller's arguments with it, the server plugin the requests that arrive. Knows
-names, types and ranges; knows nothing about HTTP, sessions or vLLM.
+names, types and ranges; knows nothing about connections, sessions or vLLM.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
+from urllib.parse import quote, unquote_to_bytes
 
 from agentkv.errors import TagError
 
@@ -30,6 +34,20 @@ MAX_TURN = 1_000_000
 MAX_TOOL_CHARS = 4096
 MAX_COMMAND_CHARS = 1024 * 1024
 MAX_DURATION_S = 31_536_000.0  # a year: anything longer is a broken clock, not a tool
+MAX_TOOL_HEADER_CHARS = 1024  # servers and proxies allow 8 KiB or more for all headers together
+
+SESSION_HEADER = "X-Session-ID"
+"""vLLM's own header for a session. Every request of a job carries it: routers are sticky by it."""
+
+TAG_HEADERS: Mapping[str, str] = {
+    "job_id": "X-AgentKV-Job",
+    "is_last_step": "X-AgentKV-Last-Step",
+    "parent_job_id": "X-AgentKV-Parent",
+    "turn": "X-AgentKV-Turn",
+    "expected_turns": "X-AgentKV-Expected-Turns",
+    "last_tool": "X-AgentKV-Last-Tool",
+    "last_tool_s": "X-AgentKV-Last-Tool-S",
+}
 
 # Session headers of coding agents, lower case, with the tag that each one sets. If a request
 # carries several for one tag, the first in this order counts.
@@ -42,6 +60,9 @@ SESSION_HEADERS: Mapping[str, str] = {
     "x-dynamo-parent-session-id": "parent_job_id",
     "x-dynamo-session-final": "is_last_step",
 }
+
+READ_HEADERS = frozenset((*(name.lower() for name in TAG_HEADERS.values()), *SESSION_HEADERS))
+"""All headers that can set a tag, lower case."""
 
 _HEADER_FLAGS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
 
@@ -63,6 +84,19 @@ class Tags:
     def as_fields(self) -> dict[str, str | int | float | bool]:
         """The fields that are set, for a request body."""
         return {name: value for name in TAG_FIELDS if (value := getattr(self, name)) is not None}
+
+    def as_headers(self) -> dict[str, str]:
+        """The fields that are set as headers, and the job's id as `X-Session-ID`, too.
+
+        Text is percent-encoded where a header cannot hold it; a long `last_tool` is cut.
+        """
+        headers = {
+            TAG_HEADERS[name]: _header_value(name, value)
+            for name, value in self.as_fields().items()
+        }
+        if self.job_id is not None:
+            headers[SESSION_HEADER] = headers[TAG_HEADERS["job_id"]]
+        return headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +134,80 @@ def parse_tags(raw: Mapping[str, object], *, flags_as_numbers: bool = False) -> 
 
 
 def fields_from_headers(headers: Mapping[str, str]) -> dict[str, object]:
-    """Read the tags that the session headers of a request set, without checking them.
+    """Read the tags that the headers of a request set, without checking them.
 
-    `headers` has lower-case names. A flag other than true or false stays text, so that `parse_tags`
-    rejects it by name.
+    `headers` has lower-case names; an empty header counts as absent. Our own headers come before
+    those of coding agents. A number or flag that is none stays text, which `parse_tags` rejects.
     """
-    found: dict[str, object] = {}
-    for name, tag in SESSION_HEADERS.items():
-        value = headers.get(name)
-        if value is None or tag in found:
-            continue
-        is_flag = tag == "is_last_step"
-        found[tag] = _HEADER_FLAGS.get(value.strip().lower(), value) if is_flag else value
+    return {tag: value for tag, (_, value) in _read_headers(headers).items()}
+
+
+def parse_header_tags(headers: Mapping[str, str]) -> Tags:
+    """Read and check the tags that the headers of a request set; names are in lower case.
+
+    Raises TagError for the first wrong value; it names the header.
+    """
+    found = _read_headers(headers)
+    try:
+        return parse_tags({tag: value for tag, (_, value) in found.items()})
+    except TagError as error:
+        header, _ = found[error.field]
+        raise TagError(header, error.value, error.allowed) from None
+
+
+def _read_headers(headers: Mapping[str, str]) -> dict[str, tuple[str, object]]:
+    """Return, by tag, the header that sets it and its value."""
+    found: dict[str, tuple[str, object]] = {}
+    for tag, header in TAG_HEADERS.items():
+        if text := headers.get(header.lower()):
+            found[tag] = (header, _from_header(tag, text))
+    for header, tag in SESSION_HEADERS.items():
+        if (text := headers.get(header)) and tag not in found:
+            found[tag] = (header, _as_flag(text) if tag == "is_last_step" else text)
     return found
+
+
+# What a header cannot hold as it is: "%" itself, anything but printable ASCII, and a blank at
+# either end, which HTTP strips.
+_ENCODED = re.compile(r"[^\x20-\x7e]|%|^ | \Z")
+
+
+def _header_value(tag: str, value: str | int | float | bool) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value)
+    encoded = _encode(value)
+    if tag != "last_tool" or len(encoded) <= MAX_TOOL_HEADER_CHARS:
+        return encoded
+
+    def encoded_chars(index: int) -> int:
+        return len(_encode(value[: index + 1]))
+
+    fits = range(min(len(value), MAX_TOOL_HEADER_CHARS))
+    return _encode(value[: bisect_right(fits, MAX_TOOL_HEADER_CHARS, key=encoded_chars)])
+
+
+def _encode(text: str) -> str:
+    return _ENCODED.sub(lambda found: quote(found[0], safe="", errors="replace"), text)
+
+
+def _from_header(tag: str, text: str) -> object:
+    """Decode one of our own headers; text that should be a number or flag stays as it is."""
+    if tag == "is_last_step":
+        return _as_flag(text)
+    if tag in ("turn", "expected_turns", "last_tool_s"):
+        try:
+            number = json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+        return number if type(number) in (int, float) else text
+    # Servers read the bytes of a header as Latin-1. What is no UTF-8 becomes a lone surrogate,
+    # which `parse_tags` rejects.
+    raw = text.encode("latin-1", errors="replace")
+    return unquote_to_bytes(raw).decode(errors="surrogateescape")
+
+
+def _as_flag(text: str) -> bool | str:
+    return _HEADER_FLAGS.get(text.strip().lower(), text)
 
 
 def parse_tool_event(body: object) -> ToolEvent:

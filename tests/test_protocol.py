@@ -16,11 +16,14 @@ from agentkv import AgentKVError, TagError
 from agentkv.protocol import (
     MAX_COMMAND_CHARS,
     MAX_DURATION_S,
+    MAX_TOOL_HEADER_CHARS,
     MAX_TURN,
     SESSION_HEADERS,
     TAG_FIELDS,
+    TAG_HEADERS,
     Tags,
     fields_from_headers,
+    parse_header_tags,
     parse_tags,
     parse_tool_event,
 )
@@ -155,22 +158,113 @@ def test_a_megabyte_of_command_is_accepted() -> None:
     assert parse_tool_event({"state": "started", "command": command}).command == command
 
 
-@pytest.mark.parametrize(("header", "tag"), SESSION_HEADERS.items())
-def test_each_session_header_sets_its_tag(header: str, tag: str) -> None:
-    """The session headers of coding agents become tags."""
-    value, expected = ("true", True) if tag == "is_last_step" else ("abc", "abc")
-    assert fields_from_headers({header: value, "accept": "*/*"}) == {tag: expected}
+valid_texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=256)
+valid_turns = st.integers(1, MAX_TURN)
+valid_tags = st.builds(
+    Tags,
+    job_id=st.none() | valid_texts,
+    is_last_step=st.none() | st.booleans(),
+    parent_job_id=st.none() | valid_texts,
+    turn=st.none() | valid_turns,
+    expected_turns=st.none() | valid_turns,
+    last_tool=st.none() | st.text(st.sampled_from(" %\t\nxé✓"), min_size=1, max_size=1500),
+    last_tool_s=st.none() | st.floats(0, MAX_DURATION_S),
+)
+
+
+@settings(deadline=None)
+@given(valid_tags)
+def test_every_tag_survives_as_a_header(tags: Tags) -> None:
+    """What `as_headers` writes is legal in HTTP and reads back the same; a long tool is cut."""
+    headers = {name.lower(): value for name, value in tags.as_headers().items()}
+    for value in headers.values():
+        assert value == value.strip()
+        assert value.isascii()
+        assert value.isprintable()
+    read = parse_header_tags(headers).as_fields()
+    written = tags.as_fields()
+    tool, whole_tool = str(read.pop("last_tool", "")), str(written.pop("last_tool", ""))
+    assert read == written
+    assert whole_tool.startswith(tool)
+    if tool != whole_tool:
+        spare_chars = MAX_TOOL_HEADER_CHARS - len(headers["x-agentkv-last-tool"])
+        assert 0 <= spare_chars < 9  # the longest character takes nine
+
+
+def test_the_headers_of_a_tagged_request_look_like_this() -> None:
+    """Only what a header cannot hold is encoded, and X-Session-ID repeats the job's id."""
+    tags = Tags("työ 7/100%", False, "root", 3, 30, " ls -l\n", 1.5)
+    assert tags.as_headers() == {
+        "X-AgentKV-Job": "ty%C3%B6 7/100%25",
+        "X-AgentKV-Last-Step": "false",
+        "X-AgentKV-Parent": "root",
+        "X-AgentKV-Turn": "3",
+        "X-AgentKV-Expected-Turns": "30",
+        "X-AgentKV-Last-Tool": "%20ls -l%0A",
+        "X-AgentKV-Last-Tool-S": "1.5",
+        "X-Session-ID": "ty%C3%B6 7/100%25",
+    }
+    assert Tags(turn=1).as_headers() == {"X-AgentKV-Turn": "1"}
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        *(("X-AgentKV-Job", text) for text in ("x" * 257, "%FF", "\xe9")),
+        ("X-AgentKV-Parent", "x" * 257),
+        *(("X-AgentKV-Last-Step", text) for text in ("maybe", "2")),
+        *(("X-AgentKV-Turn", text) for text in ("0", "-1", "1.0", "one", "true", "9" * 5000)),
+        *(("X-AgentKV-Turn", text) for text in ("1_0", "[" * 50_000, "null", str(MAX_TURN + 1))),
+        ("X-AgentKV-Expected-Turns", "0"),
+        ("X-AgentKV-Last-Tool", "x" * 4097),
+        *(("X-AgentKV-Last-Tool-S", text) for text in ("nan", "NaN", "1e999", "-0.1", "1 s")),
+        ("x-session-id", "x" * 257),
+        ("x-dynamo-parent-session-id", "x" * 257),
+        ("x-dynamo-session-final", "maybe"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_a_wrong_header_is_refused_by_name(header: str, text: str) -> None:
+    """The checks of the fields hold for headers, and the error names the header."""
+    assert refused(parse_header_tags, {"accept": "*/*", header.lower(): text}) == header
+
+
+@pytest.mark.parametrize(
+    ("header", "text", "tags"),
+    [
+        ("x-agentkv-job", "ty%C3%B6", Tags(job_id="työ")),
+        ("x-agentkv-job", "ty\xc3\xb6", Tags(job_id="työ")),  # UTF-8 that was not encoded
+        ("x-agentkv-job", "50%", Tags(job_id="50%")),
+        ("x-agentkv-last-step", "1", Tags(is_last_step=True)),
+        ("x-agentkv-last-tool-s", "2", Tags(last_tool_s=2.0)),
+        ("x-agentkv-job", "", Tags()),
+        ("x-session-id", "ty%C3%B6", Tags(job_id="ty%C3%B6")),
+        *(
+            (
+                name,
+                *(
+                    ("true", Tags(is_last_step=True))
+                    if tag == "is_last_step"
+                    else ("abc", Tags(**{tag: "abc"}))
+                ),
+            )
+            for name, tag in SESSION_HEADERS.items()
+        ),
+    ],
+)
+def test_each_header_sets_its_tag(header: str, text: str, tags: Tags) -> None:
+    """Our headers are decoded, those of coding agents are taken as they are."""
+    headers = {header: text, "accept": "*/*"}
+    assert parse_header_tags(headers) == tags
+    assert fields_from_headers(headers) == tags.as_fields()
 
 
 def test_the_first_header_of_the_table_counts() -> None:
-    """Of several headers for one tag, vLLM's own comes first."""
-    assert fields_from_headers({"session-id": "b", "x-session-id": "a"}) == {"job_id": "a"}
-
-
-def test_a_flag_header_with_other_text_is_refused() -> None:
-    """A flag header that is neither true nor false is an error, not a false flag."""
-    raw = fields_from_headers({"x-dynamo-session-final": "maybe"})
-    assert refused(parse_tags, raw) == "is_last_step"
+    """Of several headers for one tag, our own comes first, then vLLM's."""
+    headers = {"session-id": "c", "x-session-id": "b", TAG_HEADERS["job_id"].lower(): "a"}
+    assert fields_from_headers(headers) == {"job_id": "a"}
+    del headers["x-agentkv-job"]
+    assert fields_from_headers(headers) == {"job_id": "b"}
 
 
 def test_a_tag_error_is_a_value_error_and_can_be_pickled() -> None:

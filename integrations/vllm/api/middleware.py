@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentkv.errors import TagError
-from agentkv.protocol import SESSION_HEADERS, TAG_FIELDS, Tags, fields_from_headers, parse_tags
+from agentkv.protocol import READ_HEADERS, TAG_FIELDS, Tags, parse_header_tags, parse_tags
 
 from ..server_policy import TokenVerifier, find_token_verifier, served_policy
 from .engine_client import EngineLink
@@ -26,7 +26,7 @@ _ANTHROPIC_PATH = "/v1/messages"
 _TAGGED_PATHS = frozenset(
     ("/v1/chat/completions", "/v1/completions", "/v1/responses", _ANTHROPIC_PATH)
 )
-_HEADER_NAMES = frozenset(name.encode() for name in SESSION_HEADERS)
+_HEADER_NAMES = frozenset(name.encode() for name in READ_HEADERS)
 
 # vLLM takes this header into `request.session_id` itself, on all four routes, and the scheduler
 # falls back to that: alone it needs no folding, and so no parsing of the body.
@@ -99,21 +99,15 @@ def _path(scope: Scope) -> str:
 
 
 def _fold_request(scope: Scope, body: bytes) -> bytes:
-    headers = _session_headers(scope)
-    if may_hold_tags(body) or headers.keys() - {_NATIVE_HEADER}:
-        return fold(body, fields_from_headers(headers))
-    if headers:
-        parse_tags(fields_from_headers(headers))
-    return body
-
-
-def _session_headers(scope: Scope) -> dict[str, str]:
-    """Return the non-empty session headers; vLLM treats an empty one as absent, too."""
-    return {
+    headers = {
         name.decode(): value.decode("latin-1")
         for name, value in scope["headers"]
         if name in _HEADER_NAMES and value
     }
+    header_tags = parse_header_tags(headers)
+    if may_hold_tags(body) or headers.keys() - {_NATIVE_HEADER}:
+        return fold(body, header_tags)
+    return body
 
 
 _SESSION_FIELD = "session_id"
@@ -131,7 +125,7 @@ def may_hold_tags(body: bytes) -> bool:
     return any(key_end in body for key_end in _KEY_ENDS)
 
 
-def fold(body: bytes, header_fields: Mapping[str, object]) -> bytes:
+def fold(body: bytes, header_tags: Tags) -> bytes:
     """Return the body with its tags, and those of the headers, under `vllm_xargs`.
 
     A tag given twice is taken from the top level first, then from a nested `extra_body`, then from
@@ -147,7 +141,7 @@ def fold(body: bytes, header_fields: Mapping[str, object]) -> bytes:
         xargs = {}
     elif not isinstance(xargs, dict):
         return body
-    folded = _as_xargs(_collect(request, xargs, header_fields))
+    folded = _as_xargs(_collect(request, xargs, header_tags))
     if folded.items() <= xargs.items():
         return body
     return _with_xargs(body, request, {**xargs, **folded})
@@ -162,11 +156,11 @@ def _parse_object(body: bytes) -> dict[str, Any] | None:
 
 
 def _collect(
-    request: dict[str, Any], xargs: dict[str, Any], header_fields: Mapping[str, object]
+    request: dict[str, Any], xargs: dict[str, Any], header_tags: Tags
 ) -> dict[str, str | int | float | bool]:
     nested = request.get("extra_body")
     by_rising_precedence = (
-        _parse_place(header_fields),
+        header_tags,
         _parse_place(xargs, flags_as_numbers=True),
         _parse_place(nested) if isinstance(nested, dict) else Tags(),
         _parse_place(request),

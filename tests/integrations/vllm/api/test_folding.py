@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from agentkv.errors import TagError
 from agentkv.integrations.vllm.api.middleware import fold, may_hold_tags
+from agentkv.protocol import Tags
 
+NO_TAGS = Tags()
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -19,8 +21,8 @@ JSON = st.recursive(
 )
 
 
-def folded(request: object, headers: dict[str, object] | None = None) -> Any:
-    return json.loads(fold(json.dumps(request).encode(), headers or {}))
+def folded(request: object, header_tags: Tags = NO_TAGS) -> Any:
+    return json.loads(fold(json.dumps(request).encode(), header_tags))
 
 
 def test_every_field_reaches_the_xargs() -> None:
@@ -40,7 +42,7 @@ def test_every_field_reaches_the_xargs() -> None:
 def test_the_rest_of_the_body_keeps_its_bytes() -> None:
     """Folding appends one member: spacing, escapes and order of all else stay as they were."""
     body = b'{ "prompt" : "\\u00e9 \\ud83d\\ude00",\n "job_id":"j", "n":1.0 } \n'
-    assert fold(body, {}) == body[:-4] + b' ,"vllm_xargs":{"job_id": "j"}} \n'
+    assert fold(body, NO_TAGS) == body[:-4] + b' ,"vllm_xargs":{"job_id": "j"}} \n'
 
 
 def test_places_count_in_the_order_of_the_contract() -> None:
@@ -50,8 +52,8 @@ def test_places_count_in_the_order_of_the_contract() -> None:
         "extra_body": {"job_id": "nested", "turn": 2},
         "vllm_xargs": {"job_id": "xargs", "turn": 3, "expected_turns": 4},
     }
-    headers: dict[str, object] = {"job_id": "h", "expected_turns": 5, "parent_job_id": "up"}
-    assert folded(request, headers)["vllm_xargs"] == {
+    header_tags = Tags(job_id="h", expected_turns=5, parent_job_id="up")
+    assert folded(request, header_tags)["vllm_xargs"] == {
         "job_id": "top",
         "turn": 2,
         "expected_turns": 4,
@@ -67,7 +69,7 @@ def test_the_callers_own_xargs_are_kept() -> None:
 
 def test_session_id_stands_in_for_a_missing_job_id() -> None:
     """vLLM's own session_id counts as job_id, and yields to a job_id in the same place."""
-    assert folded({"session_id": "s"}, {"job_id": "h"})["vllm_xargs"] == {"job_id": "s"}
+    assert folded({"session_id": "s"}, Tags(job_id="h"))["vllm_xargs"] == {"job_id": "s"}
     assert folded({"session_id": "s", "job_id": "j"})["vllm_xargs"] == {"job_id": "j"}
     assert folded({"extra_body": {"session_id": "n"}})["vllm_xargs"] == {"job_id": "n"}
 
@@ -75,7 +77,7 @@ def test_session_id_stands_in_for_a_missing_job_id() -> None:
 def test_an_oversized_session_id_is_named() -> None:
     """The error speaks of the field the caller wrote, not of job_id."""
     with pytest.raises(TagError, match="session_id: "):
-        fold(json.dumps({"session_id": "s" * 257}).encode(), {})
+        fold(json.dumps({"session_id": "s" * 257}).encode(), NO_TAGS)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +91,15 @@ def test_an_oversized_session_id_is_named() -> None:
 )
 def test_what_vllm_rejects_is_left_to_vllm(body: bytes) -> None:
     """Malformed JSON, other types than objects and wrong xargs are left for vLLM to answer."""
-    assert fold(body, {"job_id": "h"}) is body
+    assert fold(body, Tags(job_id="h")) is body
 
 
 def test_a_body_that_needs_no_folding_is_the_same_object() -> None:
     """A body with tags only deep inside, or already in the xargs, is not copied."""
     deep = b'{"messages": [{"turn": "x", "job_id": 5}]}'
     ready = b'{"vllm_xargs": {"job_id": "j", "is_last_step": true}}'
-    assert fold(deep, {}) is deep
-    assert fold(ready, {}) is ready
+    assert fold(deep, NO_TAGS) is deep
+    assert fold(ready, NO_TAGS) is ready
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,12 @@ def test_a_body_that_needs_no_folding_is_the_same_object() -> None:
     [
         *(("job_id", 5), ("job_id", ""), ("job_id", "x" * 1_000_000), ("job_id", ["j"])),
         *(("is_last_step", 1), ("is_last_step", "true"), ("turn", 0), ("turn", 1.5)),
-        *(("turn", True), ("expected_turns", -1), ("last_tool", {}), ("last_tool_s", float("nan"))),
+        *(
+            ("turn", True),
+            ("expected_turns", -1),
+            ("last_tool", {}),
+            ("last_tool_s", float("nan")),
+        ),
         *(("last_tool_s", -0.1), ("last_tool_s", float("inf"))),
     ],
 )
@@ -115,23 +122,21 @@ def test_a_wrong_field_is_named_in_a_short_message(place: str, field: str, value
     tags = {field: value}
     request = tags if place == "top" else {"extra_body": tags}
     with pytest.raises(TagError, match=f"^{field}: got ") as caught:
-        fold(json.dumps(request).encode(), {})
+        fold(json.dumps(request).encode(), NO_TAGS)
     assert caught.value.field == field
     assert len(str(caught.value)) < 300
 
 
 def test_a_wrong_field_is_found_even_where_another_place_outranks_it() -> None:
-    """A good top level does not hide a bad value in the xargs or the headers."""
+    """A good top level does not hide a bad value in the xargs."""
     with pytest.raises(TagError, match="turn: "):
-        fold(b'{"turn": 1, "vllm_xargs": {"turn": "two"}}', {})
-    with pytest.raises(TagError, match="is_last_step: "):
-        fold(b'{"is_last_step": true}', {"is_last_step": "maybe"})
+        fold(b'{"turn": 1, "vllm_xargs": {"turn": "two"}}', NO_TAGS)
 
 
 def test_null_fields_are_absent() -> None:
     """A client that sends null for what it does not know is served as without the field."""
     body = b'{"job_id": null, "turn": null, "extra_body": null, "vllm_xargs": null}'
-    assert fold(body, {}) is body
+    assert fold(body, NO_TAGS) is body
 
 
 def test_keys_quoted_in_a_prompt_cost_no_parsing() -> None:

@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
+from agentkv.protocol import Tags
 from tests.integrations.vllm.api.fake_engine import TAGGED_PATHS, FakeEngineCore, make_app
 
 pytestmark = pytest.mark.asyncio
@@ -88,12 +89,17 @@ async def test_other_policies_see_their_bytes(policy: str | None) -> None:
             {"job_id": "d", "is_last_step": 1},
         ),
         ({"session-id": "c", "x-parent-session-id": ""}, {"job_id": "c"}),
+        (
+            Tags("työ", True, "up", 2, 9, "ls %\n", 0.5).as_headers(),
+            {
+                **{"job_id": "työ", "is_last_step": 1, "parent_job_id": "up", "turn": 2},
+                **{"expected_turns": 9, "last_tool": "ls %\n", "last_tool_s": 0.5},
+            },
+        ),
     ],
 )
-async def test_session_headers_of_coding_agents_are_tags(
-    headers: dict[str, str], xargs: dict[str, Any]
-) -> None:
-    """Each known header becomes its tag; an empty one counts as absent."""
+async def test_headers_are_tags(headers: dict[str, str], xargs: dict[str, Any]) -> None:
+    """Our headers and those of coding agents become tags; an empty one counts as absent."""
     assert (await seen(make_app(), {"model": "m"}, headers=headers))["vllm_xargs"] == xargs
 
 
@@ -127,10 +133,30 @@ async def test_a_wrong_field_gets_a_400_that_names_it(path: str) -> None:
     assert core.asked == [("bad_tag", [])]
 
 
-@pytest.mark.parametrize("headers", [{"x-session-id": "s" * 257}, {"x-dynamo-session-final": "?"}])
-async def test_a_wrong_header_gets_a_400(headers: dict[str, str]) -> None:
-    """Headers are held to the same limits as fields, the native one included."""
-    assert (await post(make_app(core=counting_engine()), {}, headers=headers)).status_code == 400
+@pytest.mark.parametrize("path", TAGGED_PATHS)
+async def test_the_body_comes_before_the_headers(path: str) -> None:
+    """A field is taken from the body where both have it, and else from the header."""
+    headers = Tags(job_id="h", turn=7, last_tool="ls").as_headers()
+    tagged = await seen(make_app(), {"job_id": "b", "turn": 2}, path=path, headers=headers)
+    assert tagged["vllm_xargs"] == {"job_id": "b", "turn": 2, "last_tool": "ls"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x-session-id", "s" * 257),
+        ("x-dynamo-session-final", "?"),
+        ("X-AgentKV-Turn", "seven"),
+        ("X-AgentKV-Job", "%FF"),
+    ],
+)
+async def test_a_wrong_header_gets_a_400_that_names_it(name: str, text: str) -> None:
+    """Headers are held to the limits of the fields, the native one included."""
+    for body in ({}, {"job_id": "j", "turn": 1}):
+        reply = await post(make_app(core=counting_engine()), body, headers={name: text})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == name
+        assert f"{name}: got " in reply.json()["error"]["message"]
 
 
 async def test_a_bad_tag_is_answered_when_the_engine_is_dead() -> None:
