@@ -11,6 +11,8 @@ import io
 import os
 import sys
 
+from agentkv.errors import AgentKVError
+
 COMMANDS = {
     "serve": ("integrations.vllm.serve", "vllm", "start a vLLM server with one of our policies"),
     "doctor": ("integrations.vllm.doctor", "vllm", "check the installation and a server"),
@@ -74,6 +76,10 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"agentkv {argv[0]}: interrupted", file=sys.stderr)
         return 1
+    except (AgentKVError, OSError) as error:
+        # a command that has begun keeps what it has and says so itself
+        print(f"agentkv {argv[0]}: {error}", file=sys.stderr)
+        return 2
     return status
 
 

@@ -50,16 +50,6 @@ class TurnOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class JobParts:
-    """Where a job's time went, in seconds; the four add up to its duration."""
-
-    to_first_token_s: float
-    decode_s: float
-    tools_s: float
-    other_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class JobOutcome:
     """One job from its arrival to its end.
 
@@ -78,13 +68,15 @@ class JobOutcome:
         return self.ended_s - self.arrived_s
 
     @property
-    def parts(self) -> JobParts:
-        """The duration taken apart; `other_s` is the load generator's own time."""
-        to_first_token_s = sum(turn.to_first_token_s for turn in self.turns)
-        decode_s = sum(turn.decode_s for turn in self.turns)
-        tools_s = sum(turn.tool_s for turn in self.turns)
-        other_s = self.duration_s - to_first_token_s - decode_s - tools_s
-        return JobParts(to_first_token_s, decode_s, tools_s, other_s)
+    def parts(self) -> dict[str, float]:
+        """The duration taken apart, in seconds; `other_s` is the load generator's own time."""
+        known_s = {
+            "to_first_token_s": sum(turn.to_first_token_s for turn in self.turns),
+            "decode_s": sum(turn.decode_s for turn in self.turns),
+            "tools_s": sum(turn.tool_s for turn in self.turns),
+        }
+        first_s, decode_s, tools_s = known_s.values()
+        return known_s | {"other_s": self.duration_s - first_s - decode_s - tools_s}
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,15 +82,22 @@ def read_rows(path: Path, needed: Iterable[str] = ()) -> list[dict[str, Any]]:
     """
     rows = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-            missing = [name for name in needed if name not in row]
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{path}: line {number} is no JSON row: {error}") from error
-        if missing:
+        row = json_object(f"{path}: line {number}", line)
+        if missing := [name for name in needed if name not in row]:
             raise InputError(f"{path}: line {number} lacks {', '.join(missing)}")
         rows.append(row)
     return rows
+
+
+def json_object(place: str, text: str | bytes) -> dict[str, Any]:
+    """Parse one JSON object; InputError, which begins with its place, for anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{place} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{place} is no JSON object: {str(value)[:80]}")
+    return value
 
 
 class RunWriter:
@@ -152,14 +159,6 @@ class RunWriter:
         self._turns.__exit__()
 
 
-def write_run(folder: Path, run: RunOutcome, *, force: bool = False) -> None:
-    """Write a finished run, both files at once."""
-    with RunWriter(folder, row_facts(run.policy, run.workload, run.metadata), force=force) as files:
-        for job in run.jobs:
-            files.add_job(job)
-        files.finish(run)
-
-
 def row_facts(
     policy: str, workload: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -193,7 +192,8 @@ def _read_run(turns_file: Path) -> RunOutcome:
     by_job: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_job.setdefault(row["job_id"], []).append(row)
-    document = _document(turns_file.with_name(RUN_FILE))
+    run_file = turns_file.with_name(RUN_FILE)
+    document = json_object(str(run_file), run_file.read_bytes()) if run_file.exists() else {}
     first = rows[0] if rows else {}
     workload = {name: first.get(name) for name in _LOADS} | {"name": first.get("workload")}
     metadata = {name: first[name] for name in _FACTS if name in first}
@@ -204,16 +204,6 @@ def _read_run(turns_file: Path) -> RunOutcome:
         server=document.get("server", {}),
         metadata=document.get("metadata") or metadata,
     )
-
-
-def _document(run_file: Path) -> dict[str, Any]:
-    if not run_file.exists():
-        return {}
-    try:
-        document = json.loads(run_file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{run_file}: is not JSON: {error}") from error
-    return document if isinstance(document, dict) else {}
 
 
 def _job(job_id: str, rows: Sequence[Mapping[str, Any]]) -> JobOutcome:
@@ -248,17 +238,13 @@ def provenance(*packages: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
-        commit = _git("rev-parse", "--short", "HEAD")
-        is_changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
+        # no tag: the hash alone
+        done = subprocess.run([*command, "--exclude=*"], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return f"{commit}-dirty" if is_changed else commit
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return done.stdout.strip()
 
 
 def time_stamp() -> str:

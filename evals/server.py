@@ -10,8 +10,8 @@ from __future__ import annotations
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -31,11 +31,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _MAX_OUTPUT_TOKENS = 32
 
 
-class ServerError(AgentKVError):
-    """The server cannot be reached, or lacks what the measurement needs."""
-
-
-class TurnError(ServerError):
+class TurnError(AgentKVServerError):
     """The server did not answer a turn, so the run cannot go on."""
 
 
@@ -93,7 +89,8 @@ class Snapshot:
 class ServerUnderTest:
     """A server behind `base_url` (with or without `/v1`); a context manager.
 
-    Every method raises ServerError if the server cannot be reached.
+    Every method raises AgentKVServerError if the server cannot be reached, or answers something
+    else than the measurement needs.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
@@ -103,7 +100,7 @@ class ServerUnderTest:
         try:
             self._http = httpx.Client(base_url=self.root_url, headers=headers, timeout=_TIMEOUT_S)
         except httpx.InvalidURL as error:
-            raise ServerError(f"{base_url}: not a URL: {error}") from error
+            raise AgentKVServerError(f"{base_url}: not a URL: {error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -116,7 +113,7 @@ class ServerUnderTest:
         offered = self._models()
         names = [str(entry["id"]) for entry in offered]
         if model is not None and model not in names:
-            raise ServerError(
+            raise AgentKVServerError(
                 f"{self.root_url} does not serve {model!r}; it serves {', '.join(names)}"
             )
         chosen = offered[0 if model is None else names.index(model)]
@@ -133,13 +130,9 @@ class ServerUnderTest:
         if facts.info is None:
             return parse_block_pool(self._page())
         info = facts.info
-        try:
+        with _read(f"/v1/agentkv/info does not tell block size and number of blocks: {info}"):
             num_blocks = int(info["num_blocks"]) // int(info.get("num_engines", 1))
             return BlockPool(int(info["block_size"]), num_blocks)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise ServerError(
-                f"/v1/agentkv/info does not tell block size and number of blocks: {info}"
-            ) from error
 
     def tokenize(self, model: str, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of each text, without special ones, from vLLM's `/tokenize`."""
@@ -149,12 +142,9 @@ class ServerUnderTest:
             body = {"model": model, "prompt": text, "add_special_tokens": False}
             answer = self._request("POST", "/tokenize", body)
             if not answer.is_success:
-                raise ServerError(f"{self.root_url} has no /tokenize; {hint}")
-            try:
+                raise AgentKVServerError(f"{self.root_url} has no /tokenize; {hint}")
+            with _read(f"{answer.url} gives no tokens: {answer.text[:200]}; {hint}"):
                 token_ids.append([int(token) for token in answer.json()["tokens"]])
-            except (LookupError, TypeError, ValueError) as error:
-                seen = answer.text[:200]
-                raise ServerError(f"{answer.url} gives no tokens: {seen}; {hint}") from error
         return token_ids
 
     def counters(self) -> dict[str, Any]:
@@ -171,7 +161,7 @@ class ServerUnderTest:
         """Same as `counters`; `{"error": ...}` from a server that no longer answers."""
         try:
             return self.counters()
-        except ServerError as error:
+        except AgentKVServerError as error:
             return {"error": str(error)}
 
     def timestamps(self) -> dict[str, Any] | None:
@@ -205,7 +195,7 @@ class ServerUnderTest:
         latency_s = time.monotonic() - started_s
         if not response.is_success:
             raise TurnError(f"HTTP {response.status_code}: {response.text[:300]}")
-        try:
+        with _read(f"no chat reply with its usage: {response.text[:300]}", TurnError):
             answer = response.json()
             usage = answer["usage"]
             return Reply(
@@ -215,8 +205,6 @@ class ServerUnderTest:
                 cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
                 latency_s=latency_s,
             )
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise TurnError(f"no chat reply with its usage: {response.text[:300]}") from error
 
     def ttl_left_s(self, job_id: str) -> float | None:
         """Seconds until the job's pin expires; None if nothing is pinned or known of it."""
@@ -244,16 +232,14 @@ class ServerUnderTest:
     def _models(self) -> list[dict[str, Any]]:
         answer = self._request("GET", "/v1/models")
         if not answer.is_success:
-            raise ServerError(
+            raise AgentKVServerError(
                 f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}: is this the base "
                 "URL of an OpenAI-compatible server, and the API key right (--api-key)?"
             )
-        try:
+        with _read(f"{answer.url} names no model: {answer.text[:200]}"):
             models = [entry for entry in answer.json()["data"] if entry["id"]]
-        except (LookupError, TypeError, ValueError) as error:
-            raise ServerError(f"{answer.url} names no model: {answer.text[:200]}") from error
         if not models:
-            raise ServerError(f"{self.root_url} serves no model")
+            raise AgentKVServerError(f"{self.root_url} serves no model")
         return models
 
     def _version(self) -> str | None:
@@ -271,17 +257,19 @@ class ServerUnderTest:
         except StatusError as error:
             if error.status < 500:
                 return None
-            raise ServerError(str(error)) from error
-        except AgentKVServerError as error:
-            raise ServerError(str(error)) from error
+            raise
         if "policy" not in info:
-            raise ServerError(f"{self.root_url}/v1/agentkv/info names no policy: {info}"[:300])
+            raise AgentKVServerError(
+                f"{self.root_url}/v1/agentkv/info names no policy: {info}"[:300]
+            )
         return info
 
     def _page(self) -> str:
         answer = self._request("GET", "/metrics")
         if not answer.is_success:
-            raise ServerError(f"{answer.url}: HTTP {answer.status_code}: is this a vLLM server?")
+            raise AgentKVServerError(
+                f"{answer.url}: HTTP {answer.status_code}: is this a vLLM server?"
+            )
         return answer.text
 
     def _request(
@@ -290,10 +278,19 @@ class ServerUnderTest:
         try:
             return self._http.request(method, path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise ServerError(
+            raise AgentKVServerError(
                 f"{self.root_url}{path}: no answer ({type(error).__name__}: {error}): is the "
                 "server running, and is --base-url right?"
             ) from error
+
+
+@contextmanager
+def _read(failure: str, error_type: type[AgentKVError] = AgentKVServerError) -> Iterator[None]:
+    """Raise `failure` if what the block reads is not in the answer, or not of its type."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise error_type(failure) from error
 
 
 def metric_totals(page: str) -> dict[str, float]:
@@ -303,7 +300,7 @@ def metric_totals(page: str) -> dict[str, float]:
     """
     try:
         samples = _samples(page)
-    except ServerError:
+    except AgentKVServerError:
         return {}
     return {
         name: sum(value for _, value in found)
@@ -319,11 +316,11 @@ def preemptions_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
 
 
 def parse_snapshot(page: str) -> Snapshot:
-    """Parse a page of `/metrics`; raises ServerError if the KV cache's usage is not on it."""
+    """Parse a page of `/metrics`; AgentKVServerError if it lacks the KV cache's usage."""
     samples = _samples(page)
     usage = samples["vllm:kv_cache_usage_perc"]
     if not usage:
-        raise ServerError(
+        raise AgentKVServerError(
             "/metrics has no vllm:kv_cache_usage_perc: is this a vLLM server, and does it run"
             " without --disable-log-stats?"
         )
@@ -345,11 +342,11 @@ def parse_snapshot(page: str) -> Snapshot:
 
 
 def parse_block_pool(page: str) -> BlockPool:
-    """The pool as vLLM's `cache_config_info` states it; raises ServerError if it does not."""
+    """The pool as vLLM's `cache_config_info` states it; AgentKVServerError if it does not."""
     for labels, _ in _samples(page)["vllm:cache_config_info"]:
         with suppress(KeyError, ValueError):
             return BlockPool(int(labels["block_size"]), int(labels["num_gpu_blocks"]) - 1)
-    raise ServerError("/metrics does not tell block size and number of blocks")
+    raise AgentKVServerError("/metrics does not tell block size and number of blocks")
 
 
 def _samples(page: str) -> defaultdict[str, list[tuple[Mapping[str, str], float]]]:
@@ -359,5 +356,5 @@ def _samples(page: str) -> defaultdict[str, list[tuple[Mapping[str, str], float]
             for sample in family.samples:
                 found[sample.name].append((sample.labels, sample.value))
     except ValueError as error:
-        raise ServerError(f"/metrics is not Prometheus text: {error}") from error
+        raise AgentKVServerError(f"/metrics is not Prometheus text: {error}") from error
     return found

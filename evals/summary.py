@@ -22,6 +22,7 @@ COMPARED = (
     *("hit_rate", "recomputed_tokens", "preemptions"),
 )
 """Numbers of a run's summary that `compare` averages over repeats and sets against a baseline's."""
+JOB_PARTS = ("to_first_token_s", "decode_s", "tools_s", "other_s")
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -68,7 +69,8 @@ def summarize(run: RunOutcome) -> dict[str, Any]:
         **_slowdowns(done),
         **_times_to_first_token(answered),
         **_tokens(run, answered),
-        **_parts(done),
+        # the mean job taken apart; the four add up to mean_s
+        **{f"mean_{name}": mean([job.parts[name] for job in done]) for name in JOB_PARTS},
         **_by_turn(answered),
         # the names that the reference experiment's result files have
         "avg_duration_s": mean(durations_s),
@@ -100,9 +102,8 @@ def _times_to_first_token(answered: Sequence[TurnOutcome]) -> dict[str, float | 
     continuing = [turn.to_first_token_s for turn in answered if turn.turn > 0]
     found = {"ttft_mean_s": mean([*first, *continuing])}
     for name, times_s in (("first", first), ("continuing", continuing)):
-        found[f"ttft_{name}_mean_s"] = mean(times_s)
-        found[f"ttft_{name}_p99_s"] = quantile(times_s, 0.99)
-        found[f"ttft_{name}_max_s"] = quantile(times_s, 1.0)
+        described = describe_durations(times_s)
+        found |= {f"ttft_{name}_{key}": described[key] for key in ("mean_s", "p99_s", "max_s")}
     return found
 
 
@@ -137,23 +138,15 @@ def _recomputed_tokens(jobs: Sequence[JobOutcome]) -> int:
     )
 
 
-def _parts(done: Sequence[JobOutcome]) -> dict[str, float | None]:
-    """The mean job taken apart; the four add up to mean_s."""
-    parts = [job.parts for job in done]
-    names = ("to_first_token_s", "decode_s", "tools_s", "other_s")
-    return {f"mean_{name}": mean([getattr(part, name) for part in parts]) for name in names}
-
-
 def _by_turn(answered: Sequence[TurnOutcome]) -> dict[str, list[float | None]]:
     """A list per number with one entry a turn, up to the last turn that any job had."""
     num_turns = max((turn.turn for turn in answered), default=-1) + 1
     turns: list[list[TurnOutcome]] = [[] for _ in range(num_turns)]
     for turn in answered:
         turns[turn.turn].append(turn)
-    latencies_ms = [[turn.latency_s * 1000.0 for turn in same] for same in turns]
     ttfts_ms = [[turn.to_first_token_s * 1000.0 for turn in same] for same in turns]
     return {
-        "per_turn_avg_latency_ms": [mean(times) for times in latencies_ms],
+        "per_turn_avg_latency_ms": [mean([t.latency_s * 1000.0 for t in same]) for same in turns],
         "per_turn_avg_prompt_tokens": [mean([t.prompt_tokens for t in same]) for same in turns],
         "per_turn_avg_cached_tokens": [mean([t.cached_tokens for t in same]) for same in turns],
         "per_turn_avg_ttft_ms": [mean(times) for times in ttfts_ms],
@@ -202,23 +195,19 @@ def _result(
     pairs = [(run, base[repeat]) for repeat, run in repeats.items() if repeat in base]
     paired = [(summarize(run), summarize(other)) for run, other in pairs]
     outputs = [_same_outputs(run, other) for run, other in pairs]
-    ratios = {
-        name: [
-            found[name] / other[name]
-            for found, other in paired
-            if other[name] and found[name] is not None
-        ]
-        for name in COMPARED
-    }
-    values = {name: [s[name] for s in summaries if s[name] is not None] for name in COMPARED}
+    values: dict[str, Spread | None] = {}
+    ratios: dict[str, Spread | None] = {}
+    for name in COMPARED:
+        values[name] = Spread.of([s[name] for s in summaries if s[name] is not None])
+        both = [(found[name], other[name]) for found, other in paired]
+        ratios[name] = Spread.of([mine / its for mine, its in both if its and mine is not None])
+    counts = ("jobs", "completed", "failed", "cut")
     return PolicyResult(
         policy=policy,
         repeats=len(repeats),
-        **{
-            name: sum(s[name] for s in summaries) for name in ("jobs", "completed", "failed", "cut")
-        },
-        values={name: Spread.of(found) for name, found in values.items()},
-        ratios={name: Spread.of(found) for name, found in ratios.items()},
+        **{name: sum(s[name] for s in summaries) for name in counts},
+        values=values,
+        ratios=ratios,
         turns_compared=sum(compared for compared, _ in outputs),
         turns_differing=sum(differing for _, differing in outputs),
     )

@@ -15,10 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentkv.errors import AgentKVError
-
 from ..options import (
-    BAD_USAGE,
     DONE,
     FAILED,
     add_json,
@@ -44,22 +41,28 @@ _FIRST_TOKENS = [
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """0: all jobs done; 1: some failed or were cut; 2: nothing could be measured."""
+def main(argv: Sequence[str]) -> int:
+    """0: all jobs done; 1: some failed or were cut. Raises before the first request."""
     options = _parser().parse_args(argv)
     fill_in(options, DEFAULTS)
-    try:
-        if options.policy is not None:
-            server_policy(options.policy)
-        workload = workload_of(options)
-        described = describe_workload(options, workload)
-        run, reason = load_server(workload, described, _load_options(options))
-    except (AgentKVError, OSError) as error:
-        print(f"agentkv bench: {error}", file=sys.stderr)
-        return BAD_USAGE
-    except KeyboardInterrupt:
-        print("agentkv bench: interrupted before the first request", file=sys.stderr)
-        return FAILED
+    if options.policy is not None:
+        server_policy(options.policy)
+    workload = workload_of(options)
+    config = {name: value for name, value in vars(options).items() if name != "api_key"}
+    load = LoadOptions(
+        base_url=options.base_url,
+        policy=options.policy,
+        model=options.model,
+        api_key=options.api_key,
+        mode=options.mode,
+        request_timeout_s=options.timeout_s,
+        limit_s=options.limit_s,
+        max_output_tokens=options.max_output_tokens,
+        out=None if options.out is None else Path(options.out),
+        force=options.force,
+        config=config,
+    )
+    run, reason = load_server(workload, describe_workload(options, workload), load)
     if reason is not None:
         print(f"agentkv bench: ended early: {reason}", file=sys.stderr)
     summary = summarize(run)
@@ -118,23 +121,6 @@ def _times(found: Mapping[str, Any], names: Sequence[str]) -> str:
     return ", ".join(f"{name.removesuffix('_s')} {cell(found[name], '.2f')} s" for name in names)
 
 
-def _load_options(options: argparse.Namespace) -> LoadOptions:
-    config = {name: value for name, value in vars(options).items() if name != "api_key"}
-    return LoadOptions(
-        base_url=options.base_url,
-        policy=options.policy,
-        model=options.model,
-        api_key=options.api_key,
-        mode=options.mode,
-        request_timeout_s=options.timeout_s,
-        limit_s=options.limit_s,
-        max_output_tokens=options.max_output_tokens,
-        out=None if options.out is None else Path(options.out),
-        force=options.force,
-        config=config,
-    )
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="agentkv bench",
@@ -162,7 +148,3 @@ def _parser() -> argparse.ArgumentParser:
     add_kept(run, "write turns.jsonl as turns end, and run.json")
     add_json(run)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,7 +21,6 @@ from agentkv.errors import AgentKVError, InputError, RunError
 from agentkv.server.process import ServerProcess
 
 from ..options import (
-    BAD_USAGE,
     DONE,
     FAILED,
     add_json,
@@ -120,17 +119,13 @@ class ComparePlan:
         return [(policy, repeat) for repeat in range(self.repeats) for policy in self.policies]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """0: all jobs of all runs done; 1: some were not, or it broke off; 2: bad usage."""
+def main(argv: Sequence[str]) -> int:
+    """0: all jobs of all runs done; 1: some were not, or it broke off. Raises before the first."""
     options = _parser().parse_args(argv)
     profile = GPU if options.gpu else CPU
     fill_in(options, dict(profile.workload))
-    try:
-        plan = _plan(options, profile)
-        check_folders(plan, resume=options.resume, force=options.force)
-    except (AgentKVError, OSError) as error:
-        print(f"agentkv compare: {error}", file=sys.stderr)
-        return BAD_USAGE
+    plan = _plan(options, profile)
+    check_folders(plan, resume=options.resume, force=options.force)
     runs, trouble = _collect(plan, resume=options.resume)
     if trouble is not None:
         print(f"agentkv compare: {trouble}", file=sys.stderr)
@@ -344,7 +339,3 @@ def _parser() -> argparse.ArgumentParser:
     add_json(runs)
     add("server_flags", nargs="*", metavar="-- FLAG", help="more flags for the servers")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

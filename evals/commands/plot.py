@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentkv.errors import AgentKVError, InputError
+from agentkv.errors import InputError
 
 from ..figures.against_load import (
     DURATIONS,
@@ -51,23 +51,22 @@ Drawing = tuple[str, str, Callable[[Path], Path]]
 """Kind, name of the file, and what draws it; InputError where the runs are not enough for it."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """0: drawn; 1: a figure could not be written; 2: rows, kinds or folder that cannot be used."""
+def main(argv: Sequence[str]) -> int:
+    """0: drawn; 1: a figure could not be written; 2: none could be drawn.
+
+    Raises InputError for rows, kinds or a folder that cannot be used.
+    """
     options = _parser().parse_args(argv)
     out = Path(options.out)
-    try:
-        runs, left_out = load_runs(options.rows)
-        policies = [run.policy for run in runs]
-        # without the usual baseline figures lack their ratios; one that was named must be there
-        if options.baseline not in (DEFAULT_BASELINE, *policies):
-            seen = ", ".join(in_order(policies))
-            raise InputError(f"--baseline: got {options.baseline!r}, the rows have {seen}")
-        planned = list(drawings(grouped(runs), options.kind or list(KINDS), options.baseline))
-        for _, file, _ in planned:
-            require_free(out / file, force=options.force)
-    except AgentKVError as error:
-        print(f"agentkv plot: {error}", file=sys.stderr)
-        return BAD_USAGE
+    runs, left_out = load_runs(options.rows)
+    policies = [run.policy for run in runs]
+    # without the usual baseline figures lack their ratios; one that was named must be there
+    if options.baseline not in (DEFAULT_BASELINE, *policies):
+        seen = ", ".join(in_order(policies))
+        raise InputError(f"--baseline: got {options.baseline!r}, the rows have {seen}")
+    planned = list(drawings(grouped(runs), options.kind or list(KINDS), options.baseline))
+    for _, file, _ in planned:
+        require_free(out / file, force=options.force)
     for line in left_out:
         print(line, file=sys.stderr)
     written: list[dict[str, str]] = []
@@ -140,7 +139,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--baseline", default=DEFAULT_BASELINE, metavar="POLICY", help=baseline_help)
     add_kept(parser, "folder for the figures", is_required=True)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

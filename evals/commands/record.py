@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentkv.errors import AgentKVError
+from agentkv.errors import AgentKVError, InputError
 
 from ..event_log.jobs import JobRecord, jobs_of
 from ..event_log.reading import read_record
 from ..event_log.totals import DEFAULT_AFTER_S, job_row, passed_over, totals
-from ..options import BAD_USAGE, DONE, FAILED, add_json, seconds, whole_number
+from ..options import DONE, FAILED, add_json, seconds, whole_number
 from ..rows import require_free
 from ..tables import cell, text_table
 
@@ -36,21 +36,17 @@ LEGEND = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """0: read and shown; 1: the picture could not be written; 2: no such record, job or place."""
+def main(argv: Sequence[str]) -> int:
+    """0: read and shown; 1: the picture could not be written. Raises InputError for bad usage."""
     options = _parser().parse_args(argv)
-    picture = None if options.timeline is None else Path(options.timeline)
-    try:
-        if picture is not None and picture.suffix.lower() != ".png":
-            raise AgentKVError(f"--timeline: got {options.timeline}, allowed is a name with .png")
-        if picture is not None:
-            require_free(picture, force=options.force, flag="--timeline")
-        record = read_record(options.source, api_key=options.api_key)
-        all_jobs = jobs_of(record)
-        jobs = _chosen(all_jobs, options.job)
-    except AgentKVError as error:
-        print(f"agentkv record: {error}", file=sys.stderr)
-        return BAD_USAGE
+    picture = options.timeline
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise InputError(f"--timeline: got {picture}, allowed is a name with .png")
+    if picture is not None:
+        require_free(picture, force=options.force, flag="--timeline")
+    record = read_record(options.source, api_key=options.api_key)
+    all_jobs = jobs_of(record)
+    jobs = _chosen(all_jobs, options.job)
     if record.is_cut:
         print(f"{record.source}: the last line is incomplete, left out", file=sys.stderr)
     rows = [job_row(job) for job in jobs]
@@ -68,7 +64,7 @@ def _chosen(jobs: Sequence[JobRecord], names: Sequence[str] | None) -> list[JobR
     missing = [name for name in names or () if name not in known]
     if missing:
         some = ", ".join(sorted(known)[:5])
-        raise AgentKVError(f"no job {missing[0]!r} in the record; it has {len(known)}: {some}, ...")
+        raise InputError(f"no job {missing[0]!r} in the record; it has {len(known)}: {some}, ...")
     return [job for job in jobs if not names or job.job_id in names]
 
 
@@ -172,12 +168,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--top", type=whole_number(1), default=40, metavar="N", help=top_help)
     after_help = "count turns passed over after this many seconds of waiting (default %(default)g)"
     add("--after", type=seconds, default=DEFAULT_AFTER_S, metavar="S", help=after_help)
-    add("--timeline", metavar="PNG", help="also draw the jobs, at most 12, over time")
+    add("--timeline", type=Path, metavar="PNG", help="also draw the jobs, at most 12, over time")
     add("--force", action="store_true", help="overwrite the picture")
     add("--api-key", help="sent as a bearer token")
     add_json(parser)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

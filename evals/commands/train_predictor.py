@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,34 +19,26 @@ from typing import Any
 
 from agentkv.durations import DurationPredictor, OfflineModels
 from agentkv.durations.trees import train_boosted, train_prior
-from agentkv.errors import AgentKVError
+from agentkv.errors import InputError
 
-from ..options import add_json
+from ..options import DONE, add_json
 from ..rows import provenance, require_free
-from ..workload.traces import Trace, read_traces
+from ..workload.traces import Trace, read_trace
 
-DONE, FAILED, BAD_USAGE = 0, 1, 2
 KINDS = ("default", "context_serve", "boosted")
 """Predictors that start from trees."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0: written; 1: LightGBM is missing; 2: no traces to train on, or --out taken."""
+def main(argv: Sequence[str]) -> int:
+    """0: written. Raises InputError for no traces to train on, or --out taken."""
     options = _parser().parse_args(argv)
+    require_free(options.out, force=options.force)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    traces = [read_trace(path) for path in options.traces]
     try:
-        require_free(options.out, force=options.force)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        document = train(read_traces(options.traces), options.out, options.kind, options.seed)
-    except (AgentKVError, ValueError, OSError) as error:
-        print(f"agentkv train-predictor: {error}", file=sys.stderr)
-        return BAD_USAGE
-    except ModuleNotFoundError as error:
-        print(
-            f"agentkv train-predictor: the package {error.name!r} is missing: "
-            "run `pip install 'agentkv-serving[bench]'`",
-            file=sys.stderr,
-        )
-        return FAILED
+        document = train(traces, options.out, options.kind, options.seed)
+    except ValueError as error:
+        raise InputError(str(error)) from error
     if not options.json:
         print(
             f"trained on {document['num_commands']} commands ({document['num_skipped']} lines "
@@ -107,7 +98,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--force", action="store_true", help="overwrite FILE")
     add_json(parser)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,17 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import agentkv
-from agentkv.errors import AgentKVError
 
-from ..options import BAD_USAGE, DONE, FAILED, add_json, add_kept, add_server, seconds
+from ..options import DONE, FAILED, add_json, add_kept, add_server, seconds
 from ..pin_experiment import PinExperiment, PinRun, TTLTrial, TurnRow
 from ..rows import require_free, write_whole
 from ..server import ServerUnderTest, TurnError
@@ -38,35 +36,29 @@ LEGEND = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """0: pins hold and end as they should; 1: they do not, and why; 2: nothing could be checked."""
+def main(argv: Sequence[str]) -> int:
+    """0: pins hold and end as they should; 1: they do not. Raises where nothing can be checked."""
     options = _parser().parse_args(argv)
     # With --json, standard output carries the document and nothing else.
     say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     result_file = None if options.out is None else Path(options.out) / "verify_pin.json"
+    if result_file is not None:
+        require_free(result_file, force=options.force)
+        result_file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if result_file is not None:
-            require_free(result_file, force=options.force)
-            result_file.parent.mkdir(parents=True, exist_ok=True)
         run = _experiment(options, say)
     except TurnError as error:
         print(f"the run broke off: {error}", file=sys.stderr)
         return FAILED
-    except AgentKVError as error:
-        print(f"{options.base_url}: {error}", file=sys.stderr)
-        return BAD_USAGE
-    except OSError as error:
-        print(f"{result_file} cannot be written: {error}", file=sys.stderr)
-        return BAD_USAGE
     checks = judge(run)
     say("\n".join([ttl_line(run.ttl_trial), "", *verdict_lines(run, checks)]))
-    has_passed = all(check.has_passed for check in checks)
+    has_passed = not any(checks.values())
     document = {
         "agentkv_version": agentkv.__version__,
         "passed": has_passed,
         "checks": [
-            {"name": check.name, "passed": check.has_passed, "problems": list(check.problems)}
-            for check in checks
+            {"name": name, "passed": not problems, "problems": problems}
+            for name, problems in checks.items()
         ],
         **run.as_dict(),
     }
@@ -141,20 +133,8 @@ def ttl_line(trial: TTLTrial) -> str:
     return f"left alone: {trial.blocks_after} blocks after its turn, TTL {ttl}, {seen}"
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One claim about pinning; `problems` is empty if it held."""
-
-    name: str
-    problems: tuple[str, ...]
-
-    @property
-    def has_passed(self) -> bool:
-        return not self.problems
-
-
-def judge(run: PinRun) -> list[Check]:
-    """The verdict on each claim, in the order in which the experiment meets them."""
+def judge(run: PinRun) -> dict[str, list[str]]:
+    """What speaks against each claim, in the order in which the experiment meets them."""
     claims = {
         "usage constant in every gap": _moves_in_gaps(run),
         "usage grows turn by turn": _missing_growth(run),
@@ -163,16 +143,16 @@ def judge(run: PinRun) -> list[Check]:
         "cached tokens on the next turn": _missing_hits(run),
         "no other traffic during the run": _foreign_traffic(run),
     }
-    return [Check(name, tuple(problems)) for name, problems in claims.items()]
+    return {name: list(problems) for name, problems in claims.items()}
 
 
-def verdict_lines(run: PinRun, checks: Sequence[Check]) -> list[str]:
+def verdict_lines(run: PinRun, checks: Mapping[str, Sequence[str]]) -> list[str]:
     """Each check with its reasons; a hint at the end if a stock policy explains the failure."""
     lines = []
-    for check in checks:
-        lines.append(f"{'ok  ' if check.has_passed else 'FAIL'}  {check.name}")
-        lines.extend(f"        {problem}" for problem in check.problems)
-    if run.policy is None and not all(check.has_passed for check in checks):
+    for name, problems in checks.items():
+        lines.append(f"{'FAIL' if problems else 'ok  '}  {name}")
+        lines.extend(f"        {problem}" for problem in problems)
+    if run.policy is None and any(checks.values()):
         lines.append(NO_POLICY_HINT)
     return lines
 
@@ -237,7 +217,3 @@ def _parser() -> argparse.ArgumentParser:
     add_json(parser)
     add_kept(parser, "also write verify_pin.json into this folder")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

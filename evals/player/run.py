@@ -74,8 +74,8 @@ def load_server(
 ) -> tuple[RunOutcome, str | None]:
     """Run the workload; returns the outcome and, if the run ended early, why.
 
-    Raises ServerError, InputError or OSError before anything is
-    sent. Later failures end the run and are returned with what was measured.
+    Raises AgentKVServerError, InputError or OSError before anything is sent. Later failures end the
+    run and are returned with what was measured.
     """
     forget_servers()  # another server may have been at this address
     with ExitStack() as stack:
@@ -162,10 +162,6 @@ async def _drive(
     The run's id is part of every job id on the server, so that two runs never share a job.
     """
     run_id = uuid.uuid4().hex[:8]
-    start_s = time.monotonic()
-
-    def clock() -> float:
-        return time.monotonic() - start_s
 
     def keep_row(job: JobOutcome, turn: TurnOutcome, is_last: bool) -> None:
         try:
@@ -179,6 +175,10 @@ async def _drive(
 
     async with _client(server.root_url, options) as client:
         start_s = time.monotonic()
+
+        def clock() -> float:
+            return time.monotonic() - start_s
+
         player = JobPlayer(
             client,
             lambda job: conversation(job, run_id),
@@ -230,23 +230,18 @@ def _stopped_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def restore(number: signal.Signals) -> None:
-        loop.remove_signal_handler(number)
-        signal.signal(number, before[number])
+    def stop_once(number: int, _: object) -> None:
+        name = signal.Signals(number)
+        signal.signal(name, before[name])
+        loop.call_soon_threadsafe(stop, f"interrupted ({name.name})")
 
-    def stop_once(number: signal.Signals) -> None:
-        restore(number)
-        stop(f"interrupted ({number.name})")
-
-    for number in before:
-        loop.add_signal_handler(number, stop_once, number)
+    before = {n: signal.signal(n, stop_once) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number in before:
-            restore(number)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(slots=True)
@@ -303,43 +298,35 @@ class LoadRun:
         self._play = play
         self._clock = clock
         self._is_alive = is_alive
-        self._stopping = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
         self._outcomes: list[JobOutcome] = []
 
     def stop(self, reason: str) -> None:
         """Start no more jobs and cut those that run. The first reason counts."""
-        self.stopped_because = self.stopped_because or reason
-        self._stopping.set()
+        if self.stopped_because is None:
+            self.stopped_because = reason
+            for task in self._tasks:
+                task.cancel()
 
     async def run(self) -> tuple[JobOutcome, ...]:
         """Play all jobs; returns those that arrived, in the order of their arrival."""
-        starters = self._closed_loop() if self._workload.concurrency else self._open_loop()
-        tasks = [asyncio.ensure_future(starter) for starter in starters]
-        all_over = asyncio.gather(*tasks, return_exceptions=True)
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        either: set[asyncio.Future[Any]] = {all_over, stopping}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        for task in (*tasks, stopping):
-            task.cancel()
-        for ending in await all_over:
-            if isinstance(ending, Exception):
+        jobs = iter(self._workload.jobs)
+        if self._workload.concurrency:
+            starters = [self._play_in_turn(jobs) for _ in range(self._workload.concurrency)]
+        else:
+            starters = [self._play_at(job) for job in jobs]
+        self._tasks = [asyncio.create_task(starter) for starter in starters]
+        for ending in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(ending, Exception):  # and no CancelledError
                 raise ending
         return tuple(sorted(self._outcomes, key=lambda job: (job.arrived_s, job.job_id)))
 
-    def _open_loop(self) -> list[Awaitable[None]]:
-        return [self._play_at(job) for job in self._workload.jobs]
-
-    def _closed_loop(self) -> list[Awaitable[None]]:
-        """Workers that take one job after the other from the same iterator."""
-        jobs = iter(self._workload.jobs)
-
-        async def work() -> None:
-            for job in jobs:
-                await self._play_now(job)
-                if self._stopping.is_set():
-                    break
-
-        return [work() for _ in range(self._workload.concurrency or 0)]
+    async def _play_in_turn(self, jobs: Iterator[JobPlan]) -> None:
+        """Play one job after the other, taken from an iterator that several share."""
+        for job in jobs:
+            await self._play_now(job)
+            if self.stopped_because is not None:
+                break
 
     async def _play_at(self, job: JobPlan) -> None:
         await asyncio.sleep(max(0.0, job.arrival_s - self._clock()))

@@ -56,7 +56,7 @@ def serving(
     """Yield the server at `base_url`, or one started here, after checking its policy.
 
     A server started here logs to `out` and is stopped on exit. Raises ServerStartError,
-    ServerError or InputError.
+    AgentKVServerError or InputError.
     """
     forget_servers()  # another server may have been at this address
     if base_url is not None:

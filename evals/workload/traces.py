@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentkv.durations.trees import Bound
 from agentkv.errors import InputError
 
+from ..rows import json_object
 from .plans import TurnPlan
 
 CENSORED_AT_MOST_S = 3.0
@@ -43,14 +43,6 @@ class TracedCommand:
     command: str
     duration_s: float
     bound: Bound = "exact"
-
-    def is_over(self, threshold_s: float) -> bool | None:
-        """True if it ran longer; None if the bound leaves that open."""
-        if self.bound == "exact":
-            return self.duration_s > threshold_s
-        if self.bound == "upper":
-            return False if self.duration_s <= threshold_s else None
-        return True if self.duration_s >= threshold_s else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +89,6 @@ class _JobLine(_Line):
 LineT = TypeVar("LineT", bound=_Line)
 
 
-def read_traces(paths: Sequence[str | Path]) -> list[Trace]:
-    """Every file in turn; InputError for the first that cannot be used."""
-    return [read_trace(path) for path in paths]
-
-
 def read_trace(path: str | Path) -> Trace:
     """The file's commands in time order; InputError if it is unreadable, misshapen or empty.
 
@@ -112,12 +99,8 @@ def read_trace(path: str | Path) -> Trace:
     path = Path(path)
     rows, num_skipped = [], 0
     for number, fields in json_lines(path):
-        place = f"{path}: line {number}"
-        if "tool_s_from" in fields:
-            row = _measured_turn(path, number, _parsed(_TurnLine, place, fields, _TURN_FIELDS))
-        else:
-            line = _parsed(_DurationLine, place, fields, _DURATION_FIELDS)
-            row = _measured_command(path, number, line)
+        measured = _measured_turn if "tool_s_from" in fields else _measured_command
+        row = measured(path, number, fields)
         if row is None:
             num_skipped += 1
         else:
@@ -130,7 +113,8 @@ def read_trace(path: str | Path) -> Trace:
     return Trace(str(path), tuple(sorted(rows, key=lambda row: row.order)), num_skipped)
 
 
-def _measured_command(path: Path, number: int, line: _DurationLine) -> TracedCommand:
+def _measured_command(path: Path, number: int, fields: dict[str, Any]) -> TracedCommand:
+    line = _parsed(_DurationLine, f"{path}: line {number}", fields, _DURATION_FIELDS)
     duration_s = line.duration_s
     bound: Bound = "exact"
     if line.censored:
@@ -147,7 +131,8 @@ def _measured_command(path: Path, number: int, line: _DurationLine) -> TracedCom
     return TracedCommand(str(path), line.session, order, line.command, duration_s, bound)
 
 
-def _measured_turn(path: Path, number: int, line: _TurnLine) -> TracedCommand | None:
+def _measured_turn(path: Path, number: int, fields: dict[str, Any]) -> TracedCommand | None:
+    line = _parsed(_TurnLine, f"{path}: line {number}", fields, _TURN_FIELDS)
     if line.tool_s_from not in MEASURED_TURNS or line.command is None or line.tool_s is None:
         return None
     bound: Bound = "lower" if line.tool_s_from == "timeout" else "exact"
@@ -199,21 +184,9 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield number, _json_object(f"{path}: line {number}", line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: line {number} is not UTF-8 text: {error}") from error
+                    yield number, json_object(f"{path}: line {number}", line)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read after line {number}: {error}") from error
-
-
-def _json_object(place: str, line: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{place} is not JSON ({error}): {_clip(line)}") from error
-    if not isinstance(fields, dict):
-        raise InputError(f"{place} is no JSON object: {_clip(line)}")
-    return fields
 
 
 def _parsed(model: type[LineT], place: str, fields: dict[str, Any], needed: str) -> LineT:
@@ -222,12 +195,8 @@ def _parsed(model: type[LineT], place: str, fields: dict[str, Any], needed: str)
         return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        seen = _clip(repr(fields[name]) if name in fields else f"fields {', '.join(fields)}")
+        name = str(first["loc"][0])
+        seen = repr(fields[name]) if name in fields else f"fields {', '.join(fields)}"
         raise InputError(
-            f"{place}: {name}: {first['msg']}; seen: {seen}; a line needs {needed}"
+            f"{place}: {name}: {first['msg']}; seen: {seen[:100]}; a line needs {needed}"
         ) from error
-
-
-def _clip(text: str, num_chars: int = 100) -> str:
-    return text if len(text) <= num_chars else f"{text[:num_chars]}..."

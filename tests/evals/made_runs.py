@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from agentkv.evals.outcomes import JobOutcome, RunOutcome, TurnOutcome
+from agentkv.evals.rows import RunWriter, row_facts
 
 
 def turn(number: int = 0, *, sent_s: float = 0.0, **fields: Any) -> TurnOutcome:
@@ -44,3 +46,13 @@ def run(*jobs: JobOutcome, policy: str = "fcfs", **fields: Any) -> RunOutcome:
         "metadata": {"repeat": 0, "commit": "abc", "versions": {"agentkv": "0"}, "config": {}},
     }
     return RunOutcome(policy=policy, jobs=jobs, **(values | fields))
+
+
+def write_run(folder: Path, made: RunOutcome, *, force: bool = False) -> Path:
+    """Write the run as the commands do."""
+    facts = row_facts(made.policy, made.workload, made.metadata)
+    with RunWriter(folder, facts, force=force) as files:
+        for each in made.jobs:
+            files.add_job(each)
+        files.finish(made)
+    return folder

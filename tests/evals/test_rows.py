@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.rows import RUN_FILE, TURNS_FILE, RunWriter, read_runs, row_facts, write_run
+from agentkv.evals.rows import RUN_FILE, TURNS_FILE, RunWriter, read_runs, row_facts
 from agentkv.evals.summary import summarize
-from tests.evals.made_runs import job, run, turn
+from tests.evals.made_runs import job, run, turn, write_run
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "seen"),
-    [("{}", "line 1 lacks job_id"), ("nonsense", "line 1 is no JSON row"), ("3", "line 1")],
+    [("{}", "line 1 lacks job_id"), ("nonsense", "line 1 is not JSON"), ("3", "line 1")],
 )
 def test_a_misshapen_row_is_named(tmp_path: Path, line: str, seen: str) -> None:
     """The message about a row has its line and what it lacks."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from agentkv.errors import AgentKVServerError
 from agentkv.evals.server import (
     BlockPool,
-    ServerError,
     ServerUnderTest,
     Snapshot,
     TurnError,
@@ -54,14 +54,14 @@ def test_the_server_tells_what_it_is() -> None:
 @pytest.mark.parametrize("url", ["nonsense", "http://", "http://127.0.0.1:1"])
 def test_an_address_without_a_server_is_named(url: str) -> None:
     """A malformed address and one without a listener name what to check."""
-    refused = pytest.raises(ServerError, match=r"--base-url|not a URL")
+    refused = pytest.raises(AgentKVServerError, match=r"--base-url|not a URL")
     with refused, ServerUnderTest(url) as server:
         server.facts(None)
 
 
 def test_a_server_without_models_is_refused() -> None:
     """A server without /v1/models is named with its status and what to check."""
-    refused = pytest.raises(ServerError, match=r"HTTP 404.*--api-key")
+    refused = pytest.raises(AgentKVServerError, match=r"HTTP 404.*--api-key")
     with ScriptedServer() as scripted, ServerUnderTest(scripted.base_url) as server, refused:
         server.facts(None)
 
@@ -74,9 +74,9 @@ def test_a_server_that_answers_something_else_is_named(body: Any) -> None:
     front.start()
     try:
         with ServerUnderTest(front.url) as server:
-            with pytest.raises(ServerError, match="/v1/agentkv/info"):
+            with pytest.raises(AgentKVServerError, match="/v1/agentkv/info"):
                 server.facts(None)
-            with pytest.raises(ServerError, match="/tokenize gives no tokens"):
+            with pytest.raises(AgentKVServerError, match="/tokenize gives no tokens"):
                 server.tokenize("m", ["text"])
     finally:
         front.stop()
@@ -115,11 +115,11 @@ def test_held_blocks_follow_from_the_usage() -> None:
 
 def test_a_page_that_lacks_what_is_needed_says_so() -> None:
     """Missing usage, a missing pool and HTML are errors, not guesses."""
-    with pytest.raises(ServerError, match="--disable-log-stats"):
+    with pytest.raises(AgentKVServerError, match="--disable-log-stats"):
         parse_snapshot("# HELP other Something else.\n# TYPE other gauge\nother 1.0\n")
-    with pytest.raises(ServerError, match="block size"):
+    with pytest.raises(AgentKVServerError, match="block size"):
         parse_block_pool(STOCK_PAGE.replace('num_gpu_blocks="728"', 'num_gpu_blocks="None"'))
-    with pytest.raises(ServerError, match="Prometheus"):
+    with pytest.raises(AgentKVServerError, match="Prometheus"):
         parse_snapshot("<html><body>not here</body></html>\n")
 
 

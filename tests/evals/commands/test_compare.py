@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from agentkv.cli import main as agentkv_command
+from agentkv.cli import main as agentkv
 from agentkv.errors import InputError
 from agentkv.evals.commands.compare import CPU, GPU, ComparePlan, check_folders, run_all
 from agentkv.evals.policies import server_policy
-from agentkv.evals.rows import write_run
 from agentkv.evals.workload.workloads import make_workload
-from tests.evals.made_runs import job, run
+from tests.evals.made_runs import job, run, write_run
 
 DESCRIBED = {"name": "reference", "seed": 0}
 FLAGS = ("--block-size", "32")
@@ -115,7 +114,7 @@ def test_bad_usage_is_status_2_and_named(
 ) -> None:
     """Bad usage starts no server and writes nothing."""
     out = tmp_path / "out"
-    assert agentkv_command(["compare", "--out", str(out), *options]) == 2
+    assert agentkv(["compare", "--out", str(out), *options]) == 2
     assert seen in capsys.readouterr().err
     assert not out.exists()
 
@@ -125,7 +124,7 @@ def test_a_server_that_does_not_start_is_told(
 ) -> None:
     """A server that fails gives status 1, the end of its log, and a document without runs."""
     options = ("--policy", "fcfs", "--out", str(tmp_path), "--model", str(tmp_path / "no-model"))
-    assert agentkv_command(["compare", *options]) == 1
+    assert agentkv(["compare", *options]) == 1
     captured = capsys.readouterr()
     assert "no model in" in captured.err
     found = json.loads(captured.out.splitlines()[-1])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.evals.commands.plot import main
+from agentkv.cli import main as agentkv
 from agentkv.evals.outcomes import JobOutcome, RunOutcome, TurnOutcome
 from tests.evals.figures.made_runs import made_run, swept, write_runs
 
@@ -26,7 +26,7 @@ def plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Plot:
         if not rows.exists():
             write_runs(rows, runs)
         kind_flags = [word for kind in kinds for word in ("--kind", kind)]
-        status = main([str(rows), "--out", str(tmp_path / out), *kind_flags, *flags])
+        status = agentkv(["plot", str(rows), "--out", str(tmp_path / out), *kind_flags, *flags])
         printed = capsys.readouterr()
         return status, printed.err + printed.out
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.commands.record import main
+from agentkv.cli import main as agentkv
 from tests.evals.event_log.rows import TWO_TURNS, write_record
 
 
@@ -19,7 +19,7 @@ def source(tmp_path: Path) -> str:
 
 def test_the_table_has_a_line_for_each_job(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The totals stand under the jobs' lines; --top bounds the table, not the totals."""
-    assert main([source, "--top", "2"]) == 0
+    assert agentkv(["record", source, "--top", "2"]) == 0
     text = capsys.readouterr().out
     (line,) = [line for line in text.splitlines() if line.startswith("job-1 ")]
     shown = " ".join(line.split()[1:])
@@ -34,7 +34,7 @@ def test_json_is_one_document_of_the_picked_jobs(
     source: str, flags: tuple[str, ...], jobs: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The document has totals and, for each job picked by --job, its turns."""
-    assert main([source, "--json", *flags]) == 0
+    assert agentkv(["record", source, "--json", *flags]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["totals"]["turns_evicted"] == len(jobs)
     assert [job["job_id"] for job in document["jobs"]] == [f"job-{number}" for number in jobs]
@@ -58,7 +58,7 @@ def test_what_cannot_be_shown_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Bad usage gives status 2; a picture that cannot be written gives 1, below the table."""
-    assert main([source, *flags]) == status
+    assert agentkv(["record", source, *flags]) == status
     printed = capsys.readouterr()
     assert seen in printed.err
     assert ("3 jobs" in printed.out) == (status == 1)
@@ -67,19 +67,19 @@ def test_what_cannot_be_shown_is_named(
 def test_the_picture_is_a_png_and_is_not_overwritten(source: str, tmp_path: Path) -> None:
     """A picture that exists is refused without --force."""
     picture = tmp_path / "t.png"
-    assert main([source, "--timeline", str(picture)]) == 0
+    assert agentkv(["record", source, "--timeline", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert main([source, "--timeline", str(picture)]) == 2
-    assert main([source, "--timeline", str(picture), "--force"]) == 0
+    assert agentkv(["record", source, "--timeline", str(picture)]) == 2
+    assert agentkv(["record", source, "--timeline", str(picture), "--force"]) == 0
 
 
 def test_a_record_that_cannot_be_read_is_bad_usage_and_a_torn_one_is_shown(
     source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A missing file is named with status 2; an incomplete last line is mentioned and left out."""
-    assert main([f"{source}-none"]) == 2
+    assert agentkv(["record", f"{source}-none"]) == 2
     assert "scheduler_timestamps.jsonl-none" in capsys.readouterr().err
     path = Path(source)
     path.write_text(path.read_text()[:-9], encoding="utf-8")
-    assert main([source]) == 0
+    assert agentkv(["record", source]) == 0
     assert "the last line is incomplete" in capsys.readouterr().err

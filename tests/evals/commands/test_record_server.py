@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.commands.record import main
+from agentkv.cli import main as agentkv
 from agentkv.server.process import ServerProcess
 from tests.server.chat import WORDS, agentkv_get, chat
 
@@ -24,7 +24,7 @@ def test_a_servers_record_is_read_over_http(
     capsys.readouterr()
     picture = tmp_path / "t.png"
     url = tiny_continuum_server.base_url
-    assert main([url, "--json", "--job", "recorded", "--timeline", str(picture)]) == 0
+    assert agentkv(["record", url, "--json", "--job", "recorded", "--timeline", str(picture)]) == 0
     (job,) = json.loads(capsys.readouterr().out)["jobs"]
     assert (job["turns_finished"], job["pins"], job["pins_kept"]) == (2, 1, 1)
     assert job["close_reason"] == "last_step"

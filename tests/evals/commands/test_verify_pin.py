@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from agentkv.cli import main as agentkv
 from agentkv.evals.commands.verify_pin import (
     NO_POLICY_HINT,
     header,
     judge,
-    main,
     row_line,
     ttl_line,
     verdict_lines,
@@ -29,9 +29,9 @@ LAST_STEP, TTL = "usage zero after the last step", "usage zero after a TTL runs 
 HITS, TRAFFIC = "cached tokens on the next turn", "no other traffic during the run"
 
 
-def failures(run: PinRun) -> dict[str, tuple[str, ...]]:
+def failures(run: PinRun) -> dict[str, list[str]]:
     """The problems of each check that failed."""
-    return {check.name: check.problems for check in judge(run) if not check.has_passed}
+    return {name: problems for name, problems in judge(run).items() if problems}
 
 
 def with_row(turn: int, **changes: Any) -> PinRun:
@@ -51,9 +51,9 @@ def test_the_run_under_fcfs_fails_for_holding_nothing() -> None:
     """Usage that is constant at zero does not count as held."""
     held = "no block was held when the turn had ended"
     assert failures(FCFS) == {
-        GAPS: tuple(f"turn {turn}: {held}" for turn in (1, 2, 3, 4)),
-        GROWTH: tuple(f"turn {turn}: 0 blocks, 0 before it" for turn in (1, 2, 3, 4)),
-        TTL: ("no block was held after the second job's turn, so no TTL could run out",),
+        GAPS: [f"turn {turn}: {held}" for turn in (1, 2, 3, 4)],
+        GROWTH: [f"turn {turn}: 0 blocks, 0 before it" for turn in (1, 2, 3, 4)],
+        TTL: ["no block was held after the second job's turn, so no TTL could run out"],
     }
 
 
@@ -100,7 +100,7 @@ def test_the_run_under_fcfs_fails_for_holding_nothing() -> None:
 )
 def test_each_fault_fails_its_check_and_is_named(run: PinRun, check: str, problem: str) -> None:
     """A run with one thing wrong fails the check for it, with the turn and what was seen."""
-    assert failures(run)[check] == (problem,)
+    assert failures(run)[check] == [problem]
 
 
 def test_a_row_stands_under_its_header() -> None:
@@ -146,7 +146,7 @@ def test_a_server_of_another_kind_is_bad_usage(
     front = HttpFront(lambda _, path, *rest: answers(path))
     front.start()
     try:
-        assert main(["--base-url", front.url]) == 2
+        assert agentkv(["verify-pin", "--base-url", front.url]) == 2
     finally:
         front.stop()
     assert seen in capsys.readouterr().err
@@ -154,7 +154,7 @@ def test_a_server_of_another_kind_is_bad_usage(
 
 def test_a_server_that_does_not_answer_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     """An address on which nobody listens gives status 2 and one line that names it."""
-    assert main(["--base-url", NOBODY]) == 2
+    assert agentkv(["verify-pin", "--base-url", NOBODY]) == 2
     captured = capsys.readouterr()
     assert NOBODY in captured.err
     assert captured.out == ""
@@ -164,7 +164,7 @@ def test_a_server_that_does_not_answer_is_bad_usage(capsys: pytest.CaptureFixtur
 def test_bad_options_are_bad_usage(options: list[str]) -> None:
     """A missing or misplaced value ends with argparse's own status, 2."""
     with pytest.raises(SystemExit) as raised:
-        main(options)
+        agentkv(["verify-pin", *options])
     assert raised.value.code == 2
 
 
@@ -173,9 +173,9 @@ def test_an_out_that_cannot_be_used_is_bad_usage_before_the_run(
 ) -> None:
     """A file in place of the folder, and a result that exists, are refused at once."""
     (tmp_path / "file").write_text("")
-    assert main(["--base-url", NOBODY, "--out", str(tmp_path / "file")]) == 2
-    assert "verify_pin.json cannot be written" in capsys.readouterr().err
+    assert agentkv(["verify-pin", "--base-url", NOBODY, "--out", str(tmp_path / "file")]) == 2
+    assert "File exists" in capsys.readouterr().err
     (tmp_path / "verify_pin.json").write_text("{}")
-    assert main(["--base-url", NOBODY, "--out", str(tmp_path)]) == 2
+    assert agentkv(["verify-pin", "--base-url", NOBODY, "--out", str(tmp_path)]) == 2
     assert "--force" in capsys.readouterr().err
     assert (tmp_path / "verify_pin.json").read_text() == "{}"

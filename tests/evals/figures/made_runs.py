@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.evals.outcomes import JobOutcome, RunOutcome, TurnOutcome
-from agentkv.evals.rows import write_run
+from tests.evals.made_runs import write_run
 
 PROMPTS = (92, 469, 811, 1343, 1655, 2241, 2665, 2915)
 TOOLS_S = (0.1, 0.08, 0.08, 0.14, 3.5, 0.08, 0.2, 0.0)
