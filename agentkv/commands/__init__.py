@@ -3,18 +3,7 @@
 `analyze_command` is the door. Imports no other room.
 """
 
-from agentkv.commands.analysis import (
-    MAX_ANALYZED_BYTES,
-    CommandAnalysis,
-    analyze_command,
-    forget_analyses,
-)
+from agentkv.commands.analysis import CommandAnalysis, analyze_command, forget_analyses
 from agentkv.commands.program import Program
 
-__all__ = [
-    "MAX_ANALYZED_BYTES",
-    "CommandAnalysis",
-    "Program",
-    "analyze_command",
-    "forget_analyses",
-]
+__all__ = ["CommandAnalysis", "Program", "analyze_command", "forget_analyses"]

@@ -7,7 +7,7 @@ gives what could be read of it, never an error. Knows nothing of durations.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import islice
 
@@ -17,16 +17,14 @@ from agentkv.commands.prefixes import Unwrapped, runs_for_each, unwrap
 from agentkv.commands.program import INTERPRETERS, Program
 from agentkv.commands.quantities import is_endless, num_rounds
 from agentkv.commands.shell import MAX_PROGRAMS, ProgramList, product
-from agentkv.commands.syntax import MAX_PARSED_BYTES, elide_heredocs, parse, text_of, word_of
-
-MAX_ANALYZED_BYTES = MAX_PARSED_BYTES
-"""Length read of a command, after its long here-documents are cut."""
+from agentkv.commands.syntax import MAX_ANALYZED_BYTES, elide_heredocs, parse, text_of, word_of
 
 _MAX_DEPTH = 40
 _SCRIPT_DEPTH = 13
 """Depth that a quoted script (`bash -c '...'`) costs: three may be nested."""
 _STDIN_CHARS = 400
-_MAX_INNER_WORDS = 64
+_MAX_WORDS = 64
+"""Read of a program that another one runs."""
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
 _BODIES = frozenset({"do_group", "compound_statement"})
 _BRANCHES = frozenset({"elif_clause", "else_clause"})
@@ -40,7 +38,6 @@ _ONE_BY_ONE = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "--exec"})
 _TOGETHER = frozenset({"-X", "--exec-batch"})
 _EXECUTING = _ONE_BY_ONE | _TOGETHER
 _MAX_EXECUTED = 8
-_MAX_EXECUTED_WORDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +61,10 @@ class CommandAnalysis:
     """Rounds of the first outermost loop if the text gives them, as `for i in 1 2 3` does."""
 
 
+_SHAPE = [field.name for field in fields(CommandAnalysis)][2:]
+"""What a walk counts by the same name."""
+
+
 def analyze_command(text: str) -> CommandAnalysis:
     """Read a bash text of any length; only its first 2 kB count, long here-documents cut out.
 
@@ -84,18 +85,8 @@ def _analyze(text: str) -> CommandAnalysis:
     walk = _Walk()
     walk.read_script(text)
     programs = [program for program in walk.programs if program.name not in ("cd", "pushd")]
-    return CommandAnalysis(
-        text,
-        tuple(programs or walk.programs[:1]),
-        walk.num_pipes,
-        walk.num_sequences,
-        walk.has_and,
-        walk.has_semicolon,
-        walk.has_redirect,
-        walk.has_loop,
-        walk.has_subshell,
-        walk.loop_count,
-    )
+    shape = {name: getattr(walk, name) for name in _SHAPE}
+    return CommandAnalysis(text, tuple(programs or walk.programs[:1]), **shape)
 
 
 def forget_analyses() -> None:
@@ -106,15 +97,11 @@ def forget_analyses() -> None:
 class _Walk:
     """One walk over the syntax tree of a command, which collects programs and shape."""
 
+    num_pipes = num_sequences = 0
+    has_and = has_semicolon = has_redirect = has_loop = has_subshell = False
+    loop_count: int | None = None
+
     def __init__(self) -> None:
-        self.num_pipes = 0
-        self.num_sequences = 0
-        self.has_and = False
-        self.has_semicolon = False
-        self.has_redirect = False
-        self.has_loop = False
-        self.has_subshell = False
-        self.loop_count: int | None = None
         self._found = ProgramList()
         self.programs: list[Program] = self._found.programs
         self._stdin = ""
@@ -125,7 +112,7 @@ class _Walk:
         root = parse(text)
         if root is not None:
             self._read_children(root, depth)
-        elif words := tuple(text.split()[:64]):
+        elif words := tuple(text.split()[:_MAX_WORDS]):
             self._add_program(words, _MAX_DEPTH)
 
     def _read_children(self, node: Node, depth: int) -> None:
@@ -193,16 +180,14 @@ class _Walk:
                 words.append(word_of(child))
                 if kind not in _PLAIN_WORDS:
                     self._read_nested(child, depth)
-        if not words:
-            return
-        if here_string is None:
+        if words and here_string is None:
             self._add_program(tuple(words), depth)
-            return
-        first, outer = len(self.programs), self._stdin
-        self._stdin = here_string
-        self._add_program(tuple(words), depth)
-        self._stdin = outer
-        self._found.change(first, has_input=True)
+        elif words and here_string is not None:
+            first, outer = len(self.programs), self._stdin
+            self._stdin = here_string
+            self._add_program(tuple(words), depth)
+            self._stdin = outer
+            self._found.change(first, has_input=True)
 
     def _read_nested(self, node: Node, depth: int) -> None:
         """Read the programs in the substitutions of a word, which run before the command."""
@@ -296,7 +281,7 @@ class _Walk:
         if found.counts_itself or not self._read_text(found, depth):
             self._found.append(found.argv)
         if found.inner:
-            self._add_program(found.inner[:_MAX_INNER_WORDS], depth + 1)
+            self._add_program(found.inner[:_MAX_WORDS], depth + 1)
         elif found.counts_itself:
             self._read_text(found, depth)
         if found.counts_itself and len(self.programs) > first + 1:
@@ -336,5 +321,5 @@ def _executed(argv: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], bool]]:
         if end <= start + 1:
             return
         is_together = argv[start] in _TOGETHER or argv[end : end + 1] == ("+",)
-        yield argv[start + 1 : min(end, start + 1 + _MAX_EXECUTED_WORDS)], not is_together
+        yield argv[start + 1 : min(end, start + 1 + _MAX_WORDS)], not is_together
         start = end + 1

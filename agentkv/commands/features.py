@@ -7,73 +7,46 @@ search ...), the class of a program comes from the tables here.
 from __future__ import annotations
 
 from agentkv.commands.analysis import CommandAnalysis
-from agentkv.commands.program import Program
+from agentkv.commands.program import Program, by_name
 
 CLASSES = ("read", "search", "edit", "build", "test", "git", "network", "install")
-FEATURES = (
-    "num_arguments",
-    "num_chars",
-    "num_programs",
-    "num_pipes",
-    "has_pipe",
-    "has_redirect",
-    "has_semicolon",
-    "has_and",
-    "has_loop",
-    "has_subshell",
-    "has_flag_r",
-    "has_flag_v",
-    "has_flag_f",
-    *(f"is_{name}" for name in CLASSES),
-    "is_python_c",
-    "is_python_m",
-    "is_python_test",
-    "has_python_file",
+_CLASS_OF_NAME = by_name(
+    {
+        "cat head tail less more ls stat wc file tree du df nl od xxd strings bat exa": "read",
+        "grep egrep fgrep rg ag ack find fd locate which whereis git-grep": "search",
+        "sed awk gawk perl tee touch mv cp rm mkdir ln chmod patch ed truncate": "edit",
+        "make cmake ninja gcc cc clang g++ rustc tsc webpack vite esbuild mvn gradle gradlew bazel"
+        " msbuild javac swiftc meson tox": "build",
+        "pytest py.test jest vitest mocha ctest phpunit rspec nosetests unittest gotestsum nextest"
+        " playwright cypress bats runtests.py": "test",
+        "git gh hub glab": "git",
+        "curl wget ssh scp rsync ping nc dig nslookup aria2c http": "network",
+        "pip apt apt-get yum dnf brew conda mamba apk pacman pipx snap gem": "install",
+    }
 )
-
-_BY_NAME = {
-    "read": "cat head tail less more ls stat wc file tree du df nl od xxd strings bat exa",
-    "search": "grep egrep fgrep rg ag ack find fd locate which whereis git-grep",
-    "edit": "sed awk gawk perl tee touch mv cp rm mkdir ln chmod patch ed truncate",
-    "build": "make cmake ninja gcc cc clang g++ rustc tsc webpack vite esbuild mvn gradle gradlew "
-    "bazel msbuild javac swiftc meson tox",
-    "test": "pytest py.test jest vitest mocha ctest phpunit rspec nosetests unittest gotestsum "
-    "nextest playwright cypress bats runtests.py",
-    "git": "git gh hub glab",
-    "network": "curl wget ssh scp rsync ping nc dig nslookup aria2c http",
-    "install": "pip apt apt-get yum dnf brew conda mamba apk pacman pipx snap gem",
-}
-_BY_SUBCOMMAND = {
-    "build": "build compile package bundle assemble vet lint check clippy fmt",
-    "test": "test tests pytest unittest nose bench e2e",
-    "install": "install add ci sync update upgrade restore download get i",
-    "network": "clone fetch pull push",
-}
-_CLASS_OF_NAME = {name: kind for kind, names in _BY_NAME.items() for name in names.split()}
-_CLASS_OF_SUBCOMMAND = {
-    name: kind for kind, names in _BY_SUBCOMMAND.items() for name in names.split()
-}
+_CLASS_OF_SUBCOMMAND = by_name(
+    {
+        "build compile package bundle assemble vet lint check clippy fmt": "build",
+        "test tests pytest unittest nose bench e2e": "test",
+        "install add ci sync update upgrade restore download get i": "install",
+        "clone fetch pull push": "network",
+    }
+)
 
 
 def program_classes(program: Program) -> set[str]:
     """The classes of CLASSES that a program belongs to: none, one or several."""
-    found = set()
-    if program.name in _CLASS_OF_NAME:
-        found.add(_CLASS_OF_NAME[program.name])
-    for part in program.key.split(":")[1:]:
-        if part in _CLASS_OF_SUBCOMMAND:
-            found.add(_CLASS_OF_SUBCOMMAND[part])
-    return found
+    subcommands = program.key.split(":")[1:]
+    found = (_CLASS_OF_NAME.get(program.name), *map(_CLASS_OF_SUBCOMMAND.get, subcommands))
+    return {kind for kind in found if kind}
 
 
 def command_features(command: CommandAnalysis) -> list[float]:
-    """The values of FEATURES, in that order; flags are 0 or 1."""
+    """The features of a command as the trees number them; flags are 0 or 1."""
     programs = command.programs
     words = [word for program in programs for word in program.argv]
     flags = "".join(word for word in words if word[:1] == "-" and word[1:2] != "-")
-    classes: set[str] = set()
-    for program in programs:
-        classes |= program_classes(program)
+    classes = set().union(*map(program_classes, programs))
     pythons = [program for program in programs if program.name == "python"]
     is_python_test = any("test" in word for program in pythons for word in program.argv[1:])
     return [

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from itertools import dropwhile
 from typing import NamedTuple
 
-from agentkv.commands.program import SHELLS, invocation
+from agentkv.commands.program import SHELLS, invocation, word_set
 from agentkv.commands.quantities import duration_s
 from agentkv.commands.wrappers import GLOBAL_OPTIONS, RUNNERS, TASK_NAMES, WRAPPERS, Wrapper
 
@@ -18,18 +19,14 @@ MAX_PREFIXES = 8
 _RUNNER_NAMES = frozenset(runner.partition(" ")[0] for runner in RUNNERS)
 _NAMES = frozenset({"parallel", *WRAPPERS, *_RUNNER_NAMES})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
-_TIMEOUTS = frozenset({"timeout", "gtimeout"})
-_LOGINS = frozenset({"ssh", "su"})
 _SPLIT_OPTIONS = frozenset({"-S", "--split-string"})
 _ATTACHED_SPLIT = re.compile(r"-[iv0]{0,3}S(.+)", re.DOTALL)
 _FOR_EACH = re.compile(r"-[0rtx]{0,3}(?:[iI].*|[nL][0-9]*)|--(?:replace|max-args|max-lines)\b.*")
 _SIDE_BY_SIDE = re.compile(r"-P.*|--max-procs\b.*")
 _INPUTS = frozenset({":::", ":::+", "::::", "::::+"})
-_PARALLEL = frozenset(
-    """
-    -j -N -n -L -a -I -d -C -S --jobs --colsep --timeout --delay --joblog --results --tagstring
-    --retries --load --memfree --max-args --arg-file --max-procs --workdir --halt
-    """.split()  # noqa: SIM905 - the list reads best as text
+_PARALLEL = word_set(
+    "-j -N -n -L -a -I -d -C -S --jobs --colsep --timeout --delay --joblog --results --tagstring"
+    " --retries --load --memfree --max-args --arg-file --max-procs --workdir --halt"
 )
 
 
@@ -55,8 +52,7 @@ def unwrap(argv: tuple[str, ...]) -> Unwrapped:
     """
     timeout_s: float | None = None
     for _ in range(MAX_PREFIXES):
-        bare = argv[_num_assignments(argv) :]
-        if not bare:
+        if not (bare := _without_assignments(argv)):
             return Unwrapped(argv, timeout_s)
         name = bare[0].rsplit("/", 1)[-1]
         if name == "eval":
@@ -67,13 +63,11 @@ def unwrap(argv: tuple[str, ...]) -> Unwrapped:
             return Unwrapped(bare, timeout_s, script, reads_script=found.kind == "stdin")
         behind = _behind(name, bare) if name in _NAMES else None
         if behind is None:
-            is_login = name in _LOGINS
+            is_login = name in ("ssh", "su")
             return Unwrapped(bare, timeout_s, reads_script=is_login, counts_itself=name == "ssh")
         timeout_s = tighter(timeout_s, behind.timeout_s)
         if behind.counts_itself or behind.script is not None:
-            return Unwrapped(
-                bare, timeout_s, behind.script, behind.argv, counts_itself=behind.counts_itself
-            )
+            return behind._replace(argv=bare, timeout_s=timeout_s, inner=behind.argv)
         argv = behind.argv
     return Unwrapped(argv, timeout_s)
 
@@ -93,11 +87,8 @@ def tighter(limit_s: float | None, other_s: float | None) -> float | None:
     return min(limit_s, other_s)
 
 
-def _num_assignments(argv: tuple[str, ...]) -> int:
-    for count, word in enumerate(argv):
-        if not _ASSIGNMENT.fullmatch(word):
-            return count
-    return len(argv)
+def _without_assignments(argv: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dropwhile(_ASSIGNMENT.fullmatch, argv))
 
 
 def _behind(name: str, argv: tuple[str, ...]) -> Unwrapped | None:
@@ -116,12 +107,12 @@ def _behind(name: str, argv: tuple[str, ...]) -> Unwrapped | None:
     if index is None:
         return None
     limit_s = None
-    if name in _TIMEOUTS and index < len(argv):
+    if name in ("timeout", "gtimeout") and index < len(argv):
         seconds = duration_s(argv[index])
         limit_s = None if not seconds or math.isinf(seconds) else seconds
         index += 1
     rest = argv[index:]
-    if not rest[_num_assignments(rest) :]:
+    if not _without_assignments(rest):
         return None
     if wrapper.has_tasks:
         if name == "hatch" and ":" in rest[0]:

@@ -7,12 +7,25 @@ Knows nothing of syntax: it is given words.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
-# The first word behind these is an operand (a file, a pattern), never a subcommand.
-TAKES_OPERANDS = frozenset(
+_Value = TypeVar("_Value")
+
+
+def word_set(text: str) -> frozenset[str]:
+    """The words of a text, for tables that read best as text."""
+    return frozenset(text.split())
+
+
+def by_name(table: Mapping[str, _Value]) -> dict[str, _Value]:
+    """A table with an entry for each name, from one whose keys list the names of like programs."""
+    return {name: value for names, value in table.items() for name in names.split()}
+
+
+TAKES_OPERANDS = word_set(
     """
     [ alias awk base64 basename bc break cat cd chmod chown cksum cmp column comm continue cp curl
     cut date dd declare df diff dirname du echo ed egrep eval exit export expr false fd fgrep file
@@ -23,64 +36,59 @@ TAKES_OPERANDS = frozenset(
     source split ssh stat strings tac tail tar tee test touch tr trap tree true truncate type umask
     unalias uname uniq unset unzip vi vim wait watch wc wget which who whoami xargs xxd xz yes yq
     zcat zip zstd
-    """.split()  # noqa: SIM905 - a table of 120 words reads best as text
-)
-# Their subcommand names a task of the project, which distinguishes one run from the next.
-RUNS_TASKS = frozenset(
     """
-    bun deno devbox hatch make mise npm pdm pipenv pixi pnpm poetry rake rye task yarn
-    """.split()  # noqa: SIM905 - the list reads best as text
 )
-_TASK_VERBS = frozenset({"run", "run-script", "exec", "task", "r"})
-_TASK_SCRIPTS = frozenset({"manage.py", "artisan"})
-_CONTAINERS = frozenset({"compose", "container", "image", "buildx"})
-_NESTED = {
-    **dict.fromkeys(("docker", "podman", "nerdctl"), _CONTAINERS),
-    "gh": frozenset({"pr", "run", "issue"}),
-    "uv": frozenset({"pip", "run", "tool"}),
-    "aws": frozenset({"s3"}),
-    "git": frozenset({"lfs"}),
-    "go": frozenset({"mod", "tool"}),
-    **dict.fromkeys(("conda", "mamba", "micromamba"), frozenset({"env"})),
-    **dict.fromkeys(("az", "gcloud"), frozenset({"container", "run"})),
-    **dict.fromkeys(RUNS_TASKS, _TASK_VERBS),
-}
+"""The first word behind these is an operand (a file, a pattern), never a subcommand."""
+_RUNS_TASKS = "bun deno devbox hatch make mise npm pdm pipenv pixi pnpm poetry rake rye task yarn"
+RUNS_TASKS = word_set(_RUNS_TASKS)
+"""Their subcommand names a task of the project, which distinguishes one run from the next."""
+_TASK_SCRIPTS = word_set("manage.py artisan")
+_NESTED = by_name(
+    {
+        "docker podman nerdctl": word_set("compose container image buildx"),
+        "gh": word_set("pr run issue"),
+        "uv": word_set("pip run tool"),
+        "aws": word_set("s3"),
+        "git": word_set("lfs"),
+        "go": word_set("mod tool"),
+        "conda mamba micromamba": word_set("env"),
+        "az gcloud": word_set("container run"),
+        _RUNS_TASKS: word_set("run run-script exec task r"),
+    }
+)
 """The subcommands of a program that have subcommands of their own."""
-# Options of the program itself that take a value and stand before its subcommand.
-_VALUE_OPTIONS = frozenset(
-    {"-C", "-c", "--git-dir", "--work-tree", "-n", "--namespace", "--prefix", "-f", "--file"}
+_VALUE_OPTIONS = word_set("-C -c --git-dir --work-tree -n --namespace --prefix -f --file")
+"""Options of the program itself that take a value and stand before its subcommand."""
+_PACKAGES = _VALUE_OPTIONS | word_set("-w --workspace --filter -F --cwd --dir")
+_COMPOSE = _VALUE_OPTIONS | word_set(
+    "--context -H --host --config -p --project-name --project-directory --profile --env-file"
 )
-_PACKAGES = _VALUE_OPTIONS | {"-w", "--workspace", "--filter", "-F", "--cwd", "--dir"}
-_COMPOSE = _VALUE_OPTIONS | {
-    *("--context", "-H", "--host", "--config", "-p", "--project-name", "--project-directory"),
-    *("--profile", "--env-file"),
-}
-_OWN_VALUE_OPTIONS = {
-    **dict.fromkeys(("npm", "pnpm", "bun"), _PACKAGES),
-    "yarn": _PACKAGES | {"workspace"},
-    **dict.fromkeys(("docker", "docker-compose", "podman", "nerdctl"), _COMPOSE),
-    "kubectl": _VALUE_OPTIONS | {"--context", "--kubeconfig", "--cluster", "-s"},
-    "uv": _VALUE_OPTIONS | {"--project", "--directory"},
-    "hatch": _VALUE_OPTIONS | {"-e", "--env"},
-    "mvn": _VALUE_OPTIONS | {"-pl", "--projects", "-P", "-T"},
-    "make": _VALUE_OPTIONS | {"-I", "-W", "-o"},
-    "cmake": frozenset({"-B", "-S", "-G", "-D", "-C", "-A", "-T", "--preset"}),
-    "celery": _VALUE_OPTIONS | {"-A", "--app"},
-    **dict.fromkeys(("gradle", "gradlew"), frozenset({"-x", "-p", "-b", "-I", "-c", "--tests"})),
-}
+_OWN_VALUE_OPTIONS = by_name(
+    {
+        "npm pnpm bun": _PACKAGES,
+        "yarn": _PACKAGES | word_set("workspace"),
+        "docker docker-compose podman nerdctl": _COMPOSE,
+        "kubectl": _VALUE_OPTIONS | word_set("--context --kubeconfig --cluster -s"),
+        "uv": _VALUE_OPTIONS | word_set("--project --directory"),
+        "hatch": _VALUE_OPTIONS | word_set("-e --env"),
+        "mvn": _VALUE_OPTIONS | word_set("-pl --projects -P -T"),
+        "make": _VALUE_OPTIONS | word_set("-I -W -o"),
+        "cmake": word_set("-B -S -G -D -C -A -T --preset"),
+        "celery": _VALUE_OPTIONS | word_set("-A --app"),
+        "gradle gradlew": word_set("-x -p -b -I -c --tests"),
+    }
+)
 _NO_SUBCOMMAND = {"make": re.compile(r"[0-9]+|\w+[:+?]?=.*"), "cargo": re.compile(r"\+.*")}
 """Words before the subcommand: `make -j 8 V=1 test`, `cargo +nightly test`."""
 _SUBCOMMAND = re.compile(r"[a-z][a-z0-9:_-]{0,30}")
-_OWN_SUBCOMMANDS = {
-    "mix": re.compile(r"[a-z][a-z0-9._]{0,30}"),
-    **dict.fromkeys(("gradle", "gradlew"), re.compile(r":?[a-z][A-Za-z0-9:_-]{0,60}")),
-}
+_MIX, _GRADLE = re.compile(r"[a-z][a-z0-9._]{0,30}"), re.compile(r":?[a-z][A-Za-z0-9:_-]{0,60}")
+_OWN_SUBCOMMANDS = {"mix": _MIX, "gradle": _GRADLE, "gradlew": _GRADLE}
 _MODES = {
-    "cmake": frozenset({"--build", "--install"}),
-    "dpkg": frozenset({"-i", "--install"}),
-    "node": frozenset({"--test"}),
-    "pacman": frozenset({"-S", "-Sy", "-Syu", "-U"}),
-    "rpm": frozenset({"-i", "-ivh", "-U", "-Uvh"}),
+    "cmake": word_set("--build --install"),
+    "dpkg": word_set("-i --install"),
+    "node": word_set("--test"),
+    "pacman": word_set("-S -Sy -Syu -U"),
+    "rpm": word_set("-i -ivh -U -Uvh"),
 }
 """Options that act as a subcommand."""
 _VERSION_SUFFIX = re.compile(r"^(python|pip|node|ruby|perl|php|gcc|clang|go)-?[0-9][0-9.]*$")
@@ -151,9 +159,7 @@ def key_and_code(name: str, argv: tuple[str, ...]) -> tuple[str, str]:
             return f"{name}:{mode}", ""
     if name in INTERPRETERS:
         found = invocation(name, argv)
-        if found.kind == "code":
-            return f"{name}:-{_GRAMMARS[name].code[0]}", found.what
-        return _interpreter_key(name, found), ""
+        return _interpreter_key(name, found), found.what if found.kind == "code" else ""
     if name in TAKES_OPERANDS:
         return name, ""
     return ":".join((name, *_subcommands(name, argv))), ""
@@ -208,6 +214,8 @@ def _subcommands(name: str, argv: tuple[str, ...]) -> list[str]:
 
 
 def _interpreter_key(name: str, found: Invocation) -> str:
+    if found.kind == "code":
+        return f"{name}:-{_GRAMMARS[name].code[0]}"
     if found.kind == "module" and found.what:
         return f"{name}:-m:{found.what[:_SCRIPT_CHARS]}"
     if found.kind == "script":
@@ -241,32 +249,22 @@ class _Grammar(NamedTuple):
     valued: str = ""
     attached: str = ""
     """Their value is the rest of the word, even if empty: `perl -Mstrict`."""
-    long_valued: frozenset[str] = frozenset()
-    long_code: frozenset[str] = frozenset()
+    long_valued: Sequence[str] = ()
+    long_code: Sequence[str] = ()
     is_shell: bool = False
 
 
-_SHELL = _Grammar(
-    code="c", valued="oO", long_valued=frozenset({"--rcfile", "--init-file"}), is_shell=True
-)
+_NODE = ("--require", "--import", "--loader", "--experimental-loader", "--conditions")
+_SHELL = _Grammar("c", valued="oO", long_valued=("--rcfile", "--init-file"), is_shell=True)
 _GRAMMARS = {
-    "python": _Grammar(
-        "c", "m", "WXQ", long_valued=frozenset({"--check-hash-based-pycs", "--jit"})
-    ),
-    "node": _Grammar(
-        "ep",
-        valued="rC",
-        long_valued=frozenset(
-            {"--require", "--import", "--loader", "--experimental-loader", "--conditions"}
-        ),
-        long_code=frozenset({"--eval", "--print"}),
-    ),
+    "python": _Grammar("c", "m", "WXQ", long_valued=("--check-hash-based-pycs", "--jit")),
+    "node": _Grammar("ep", valued="rC", long_valued=_NODE, long_code=("--eval", "--print")),
     "ruby": _Grammar("e", valued="ICEr", attached="WKTx"),
     "perl": _Grammar("eE", valued="I", attached="MmFDiCx"),
-    "php": _Grammar("r", valued="dcSt", long_code=frozenset({"--run"})),
+    "php": _Grammar("r", valued="dcSt", long_code=("--run",)),
     "Rscript": _Grammar("e"),
     **dict.fromkeys(("bash", "sh", "zsh", "dash", "ksh"), _SHELL),
-    "fish": _Grammar(code="c", valued="dDf", long_code=frozenset({"--command"}), is_shell=True),
+    "fish": _Grammar("c", valued="dDf", long_code=("--command",), is_shell=True),
 }
 INTERPRETERS = frozenset(_GRAMMARS)
 SHELLS = frozenset(name for name, grammar in _GRAMMARS.items() if grammar.is_shell)
@@ -280,60 +278,46 @@ def invocation(name: str, argv: tuple[str, ...]) -> Invocation:
     index = 1
     while index < min(len(argv), _MAX_WORDS):
         word = argv[index]
+        index += 1
         if word == "-":
             return Invocation("stdin")
-        if word == "--" and index + 1 < len(argv):
-            return Invocation("script", argv[index + 1], argv[index + 2 :])
+        if word == "--" and index < len(argv):
+            return Invocation("script", argv[index], argv[index + 1 :])
         if word[:1] != "-":
-            return Invocation("script", word, argv[index + 1 :])
-        found = _code_or_module(grammar, argv, index)
-        if found is not None:
-            return found
-        index += 2 if _takes_next_word(grammar, word) else 1
+            return Invocation("script", word, argv[index:])
+        kind, value = _option(grammar, word)
+        if kind and not value:  # it is the next word
+            value = "".join(argv[index : index + 1])
+            index += 1
+        if kind == "code" or kind == "module":
+            return Invocation(kind, value, argv[index:])
     return Invocation("stdin", is_explicit=False)
 
 
-def _code_or_module(grammar: _Grammar, argv: tuple[str, ...], index: int) -> Invocation | None:
-    """Read `-c CODE`, `-cCODE`, `-uc CODE`, `-m MODULE` and the like; None for another option."""
-    word = argv[index]
+def _option(grammar: _Grammar, word: str) -> tuple[_Kind | Literal["other"] | None, str]:
+    """The kind of value that an option takes, None without one, and the value attached to it."""
     if word[:2] == "--":
-        name, has_value, value = word.partition("=")
-        if name not in grammar.long_code:
-            return None
-        return _option_value("code", value if has_value else "", argv, index)
+        name, _, value = word.partition("=")
+        if name in grammar.long_code:
+            return "code", value
+        return "other" if word in grammar.long_valued else None, ""
     for position, letter in enumerate(word[1:], 2):
         if letter in grammar.code:
-            return _option_value("code", word[position:], argv, index)
+            return "code", word[position:]
         if letter in grammar.module:
-            return _option_value("module", word[position:], argv, index)
-        if letter in grammar.valued or letter in grammar.attached:
-            break
-    return None
-
-
-def _option_value(kind: _Kind, attached: str, argv: tuple[str, ...], index: int) -> Invocation:
-    """The invocation of an option's value, attached to the option or in the next word."""
-    if attached:
-        return Invocation(kind, attached, argv[index + 1 :])
-    return Invocation(kind, "".join(argv[index + 1 : index + 2]), argv[index + 2 :])
-
-
-def _takes_next_word(grammar: _Grammar, word: str) -> bool:
-    if word[:2] == "--":
-        return word in grammar.long_valued
-    for position, letter in enumerate(word[1:], 2):
-        if letter in grammar.attached:
-            return False
+            return "module", word[position:]
         if letter in grammar.valued:
-            return position == len(word)
-    return False
+            return "other", word[position:]
+        if letter in grammar.attached:
+            break
+    return None, ""
 
 
 def _shell_invocation(grammar: _Grammar, argv: tuple[str, ...]) -> Invocation:
     """Read a shell, whose code is the first operand behind all options: `bash -co pipefail X`."""
     has_code = reads_input = False
     index = 1
-    while index < len(argv):
+    while index < len(argv) and argv[index][:1] in ("-", "+"):
         word = argv[index]
         index += 1
         if word in ("-", "--"):
@@ -341,13 +325,10 @@ def _shell_invocation(grammar: _Grammar, argv: tuple[str, ...]) -> Invocation:
         if word[:2] == "--":
             has_code |= word in grammar.long_code
             index += word in grammar.long_valued
-        elif word[:1] in ("-", "+"):
+        else:
             has_code |= word[0] == "-" and "c" in word
             reads_input |= word[0] == "-" and "s" in word
             index += sum(letter in grammar.valued for letter in word[1:])
-        else:
-            index -= 1
-            break
     if has_code:
         return Invocation("code", "".join(argv[index : index + 1]), argv[index + 1 :])
     if reads_input or index >= len(argv) or argv[index] in ("/dev/stdin", "/dev/fd/0"):

@@ -102,13 +102,11 @@ def duration_s(word: str) -> float | None:
 
     Arithmetic on constants (`$((60*10))`) and defaults (`${N:-10}`) are evaluated.
     """
-    match = _DURATION.fullmatch(word)
-    if match:
+    if match := _DURATION.fullmatch(word):
         if match["hex"]:
             return float(int(match["hex"], 16))
         return float(match["number"]) * _SECONDS[match["unit"].lower()]
-    match = _DEFAULT.fullmatch(word)
-    if match:
+    if match := _DEFAULT.fullmatch(word):
         return duration_s(match["number"] + (match["own"] or match["unit"]))
     match = _ARITHMETIC.fullmatch(word)
     total = _sum(match["text"]) if match else None

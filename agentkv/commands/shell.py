@@ -44,7 +44,7 @@ class ProgramList:
             awaited = self.jobs.awaited(argv)
             for index, program in enumerate(self.programs):
                 if program.job in awaited:
-                    self.programs[index] = replace(program, is_background=False)
+                    self.change(index, index + 1, is_background=False)
         elif name in _KILLERS:
             self.jobs.end(argv)
         key, code = key_and_code(name, argv)
@@ -70,15 +70,15 @@ class ProgramList:
         """Add the programs of a function; False if none of that name is defined."""
         if function not in self._functions:
             return False
-        for program in self._functions[function][: MAX_PROGRAMS - len(self.programs)]:
-            self.programs.append(
-                replace(
-                    program,
-                    is_in_loop=program.is_in_loop or self.loop_depth > 0,
-                    rounds=product(program.rounds, self.rounds),
-                    has_input=program.has_input or self.is_piped,
-                )
+        self.programs += [
+            replace(
+                program,
+                is_in_loop=program.is_in_loop or self.loop_depth > 0,
+                rounds=product(program.rounds, self.rounds),
+                has_input=program.has_input or self.is_piped,
             )
+            for program in self._functions[function][: MAX_PROGRAMS - len(self.programs)]
+        ]
         return True
 
     def leaves_shell_from(self, first: int) -> bool:
@@ -90,19 +90,18 @@ class ProgramList:
 
         A loop starts the jobs of all its rounds at once, so its rounds do not multiply theirs.
         """
-        job = self.jobs.start()
+        self.jobs.num_started += 1
         for index, program in enumerate(self.programs[first:], first):
             own, around = program.rounds, self.rounds
             rounds = 1 if own is None or not around else max(1, own // around)
-            self.programs[index] = replace(program, is_background=True, job=job, rounds=rounds)
+            job = self.jobs.num_started
+            self.change(index, index + 1, is_background=True, job=job, rounds=rounds)
 
     def limit_from(self, first: int, timeout_s: float) -> None:
         """Limit the programs from `first` on to `timeout_s` together, in each round."""
         limit_s = None if self.rounds is None else timeout_s * self.rounds
-        self.programs[first:] = [
-            replace(program, timeout_s=tighter(program.timeout_s, limit_s))
-            for program in self.programs[first:]
-        ]
+        for index, program in enumerate(self.programs[first:], first):
+            self.change(index, index + 1, timeout_s=tighter(program.timeout_s, limit_s))
 
     def change(self, first: int, end: int | None = None, **changes: object) -> None:
         """Change fields of the programs from `first` up to `end`."""
@@ -122,20 +121,15 @@ class BackgroundJobs:
     """The jobs started with `&`, numbered from 1 as the shell does."""
 
     def __init__(self) -> None:
-        self._num_started = 0
+        self.num_started = 0
         self._by_variable: dict[str, int] = {}
         self._ended: set[int] = set()
-
-    def start(self) -> int:
-        """The number of a new job."""
-        self._num_started += 1
-        return self._num_started
 
     def assign(self, assignment: str) -> None:
         """Read an assignment: after `PID=$!` the variable names the job started last."""
         name, _, value = assignment.partition("=")
         if value.strip('"') in _LAST:
-            self._by_variable[name] = self._num_started
+            self._by_variable[name] = self.num_started
 
     def end(self, argv: tuple[str, ...]) -> None:
         """Read a `kill` or the like: the jobs it ends are not awaited later."""
@@ -150,13 +144,13 @@ class BackgroundJobs:
         """The jobs that these words name; all if they name none or an unknown one."""
         numbers = [self._number(word) for word in words if word[:1] != "-"]
         if not numbers or None in numbers:
-            return set(range(1, self._num_started + 1))
+            return set(range(1, self.num_started + 1))
         return {number for number in numbers if number is not None}
 
     def _number(self, word: str) -> int | None:
         word = word.strip('"')
         if word in _LAST or word in ("%%", "%+", "%"):
-            return self._num_started
+            return self.num_started
         if word[:1] == "%":
             return int(word[1:]) if word[1:].isdecimal() and len(word) < 5 else None
         match = _VARIABLE.fullmatch(word)

@@ -12,8 +12,9 @@ from threading import Lock
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-MAX_PARSED_BYTES = 2048
-"""The parser's worst time grows with the square of the length: 25 ms at this one."""
+MAX_ANALYZED_BYTES = 2048
+"""Length read of a command, after its long here-documents are cut. The parser's worst time grows
+with the square of it: 25 ms at this one."""
 _ALWAYS_PARSED_BYTES = 256
 """Up to this length even the worst text takes under a millisecond, with no watch on progress."""
 _MAX_PROGRESS_CALLS = 64
@@ -41,7 +42,7 @@ def parse(text: str) -> Node | None:
 
     May be called from any thread.
     """
-    source = text.encode("utf-8", "replace")[:MAX_PARSED_BYTES]
+    source = text.encode("utf-8", "replace")[:MAX_ANALYZED_BYTES]
     with _PARSER_LOCK:
         if len(source) <= _ALWAYS_PARSED_BYTES:
             return _PARSER.parse(source).root_node

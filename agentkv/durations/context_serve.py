@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
 from agentkv.commands.features import command_features, program_classes
-from agentkv.commands.program import module_argv, program_key
+from agentkv.commands.program import module_argv, program_key, word_set
 from agentkv.durations.posterior import LogWindow
 from agentkv.durations.prediction import (
     ANY_COMMAND,
@@ -36,21 +35,18 @@ from agentkv.durations.prediction import (
 from agentkv.durations.trees import TreeEnsemble
 
 FAST_TTL_S = 3.0
-FAST_PROGRAMS = frozenset(
-    """
-    ls cat head tail echo pwd cd which type wc basename dirname readlink stat true false date
-    whoami hostname uname env export set unset printf touch mkdir rmdir mv cp rm ln chmod chown
-    """.split()  # noqa: SIM905 - the list as published reads best as text
+FAST_PROGRAMS = word_set(
+    "ls cat head tail echo pwd cd which type wc basename dirname readlink stat true false date"
+    " whoami hostname uname env export set unset printf touch mkdir rmdir mv cp rm ln chmod chown"
 )
-FAST_KEYS = frozenset(
-    {f"git:{name}" for name in ("status", "log", "diff", "show", "branch", "rev-parse", "remote")}
-    | {"python:-c"}
+FAST_KEYS = word_set(
+    "git:status git:log git:diff git:show git:branch git:rev-parse git:remote python:-c"
 )
-SLOW_PROGRAMS = frozenset({"make", "cmake", "mvn", "gradle", "wget"})
-SLOW_KEYS = frozenset(
-    {"cargo:build", "go:build", "docker:build", "docker:pull", "git:clone"}
-    | {f"{name}:install" for name in ("apt", "apt-get", "pip", "npm", "yarn", "conda")}
-    | {f"python:{name}.py" for name in ("train", "eval", "benchmark", "setup")}
+SLOW_PROGRAMS = word_set("make cmake mvn gradle wget")
+SLOW_KEYS = word_set(
+    "cargo:build go:build docker:build docker:pull git:clone apt:install apt-get:install"
+    " pip:install npm:install yarn:install conda:install python:train.py python:eval.py"
+    " python:benchmark.py python:setup.py"
 )
 # Letters of one-letter options that take a value: the rest of such a word is no option.
 _CURL_VALUES = frozenset("AbcCdDeEFhHKmPQrtTuUwxXyYz")
@@ -159,15 +155,11 @@ class BayesEstimator:
         mean, variance = math.log(max(duration_s, _MIN_DURATION_S)), 0.0
         if censored:
             mean, variance = self.best_level(command).window.posterior().beyond(mean)
-        for window in self._windows_of(command):
+        windows = [self._all]
+        if (program := main_program(command)) is not None:
+            windows += self._contexts.to_observe(program.key), self._tools.to_observe(program.name)
+        for window in windows:
             window.add(mean, variance)
-
-    def _windows_of(self, command: CommandAnalysis) -> Iterator[LogWindow]:
-        program = main_program(command)
-        if program is not None:
-            yield self._contexts.to_observe(program.key)
-            yield self._tools.to_observe(program.name)
-        yield self._all
 
     def state(self) -> dict[str, Any]:
         return {
@@ -263,26 +255,23 @@ class Level(NamedTuple):
         return "commands of any kind" if self.key is None else f"`{self.key}`"
 
 
-class RecentWindows:
+class RecentWindows(OrderedDict[str, LogWindow]):
     """At most `limit` windows by key; the one that was not observed for longest is dropped."""
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self._limit = limit
-        self._windows: OrderedDict[str, LogWindow] = OrderedDict()
-
-    def get(self, key: str) -> LogWindow | None:
-        return self._windows.get(key)
 
     def to_observe(self, key: str) -> LogWindow:
         """Return the window of a key, made if missing, and mark it as the latest observed."""
-        window = self._windows.setdefault(key, LogWindow())
-        self._windows.move_to_end(key)
-        if len(self._windows) > self._limit:
-            self._windows.popitem(last=False)
+        window = self.setdefault(key, LogWindow())
+        self.move_to_end(key)
+        if len(self) > self._limit:
+            self.popitem(last=False)
         return window
 
     def state(self) -> dict[str, Any]:
-        return {key: window.state() for key, window in self._windows.items()}
+        return {key: window.state() for key, window in self.items()}
 
     def restore(self, state: Any) -> None:
         if not isinstance(state, dict):

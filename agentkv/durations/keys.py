@@ -9,15 +9,12 @@ import re
 from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
-from agentkv.commands.program import module_of
+from agentkv.commands.program import module_of, word_set
 from agentkv.durations.typical import mode_of
 
 # They shape another program's output; their own time hardly counts.
-_FILTERS = frozenset(
-    {
-        *("awk", "cat", "cut", "echo", "exit", "grep", "head", "jq", "printf", "sed", "sort"),
-        *("tail", "tee", "test", "tr", "true", "uniq", "wc"),
-    }
+_FILTERS = word_set(
+    "awk cat cut echo exit grep head jq printf sed sort tail tee test tr true uniq wc"
 )
 _NUMBER = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{7,40}\b|\d+")
 _MAX_WORD_CHARS = 60

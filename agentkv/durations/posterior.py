@@ -150,9 +150,9 @@ def t_survival(t: float, num_degrees: float) -> float:
 
 def t_density(t: float, num_degrees: float) -> float:
     """Density of a Student-t variable at t."""
-    return math.exp(
-        _log_density_at_zero(num_degrees) - (num_degrees + 1) / 2 * math.log1p(t * t / num_degrees)
-    )
+    log_gammas = math.lgamma((num_degrees + 1) / 2) - math.lgamma(num_degrees / 2)
+    log_at_zero = log_gammas - 0.5 * math.log(num_degrees * math.pi)
+    return math.exp(log_at_zero - (num_degrees + 1) / 2 * math.log1p(t * t / num_degrees))
 
 
 @lru_cache(maxsize=4096)
@@ -174,25 +174,12 @@ def t_quantile(share: float, num_degrees: float) -> float:
     return -t if share < 0.5 else t
 
 
-@lru_cache(maxsize=1024)
-def _log_density_at_zero(num_degrees: float) -> float:
-    return (
-        math.lgamma((num_degrees + 1) / 2)
-        - math.lgamma(num_degrees / 2)
-        - 0.5 * math.log(num_degrees * math.pi)
-    )
-
-
-@lru_cache(maxsize=2048)
-def _log_beta(a: float, b: float) -> float:
-    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-
-
 def _incomplete_beta(x: float, a: float, b: float) -> float:
     """I_x(a, b) for 0 <= x < 1. Source: DLMF 8.17.8, a series of positive terms."""
     if x <= 0.0:
         return 0.0
-    term = math.exp(a * math.log(x) + b * math.log1p(-x) - _log_beta(a, b)) / a
+    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    term = math.exp(a * math.log(x) + b * math.log1p(-x) - log_beta) / a
     total = term
     while term > total * _PRECISION:
         term *= x * (a + b) / (a + 1.0)

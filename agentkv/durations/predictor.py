@@ -10,16 +10,31 @@ import json
 import logging
 import math
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agentkv.commands import analyze_command
+from agentkv.durations.backoff import BackoffEstimator
+from agentkv.durations.context_serve import (
+    BayesEstimator,
+    BoostedEstimator,
+    ContextServeEstimator,
+    RulesEstimator,
+)
 from agentkv.durations.prediction import Estimator, Prediction
 from agentkv.durations.trees import OfflineModels
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("default", "context_serve", "rules", "bayes", "boosted")
+_ESTIMATORS: Mapping[str, Callable[[OfflineModels], Estimator]] = {
+    "default": lambda models: BackoffEstimator(models.prior),
+    "context_serve": lambda models: ContextServeEstimator(models.boosted),
+    "rules": lambda _: RulesEstimator(),
+    "bayes": lambda _: BayesEstimator(),
+    "boosted": lambda models: BoostedEstimator(models.boosted),
+}
+KINDS = tuple(_ESTIMATORS)
 MIN_DURATION_S = 1e-3
 MAX_DURATION_S = 1e6
 """Durations are clipped to these; 0 and a billion seconds are no outliers of a fit."""
@@ -110,7 +125,7 @@ class DurationPredictor:
     def _start_afresh(self, models: OfflineModels) -> None:
         self.num_observed = 0
         self._models = models
-        self._estimator = _estimator(self.kind, models)
+        self._estimator = _ESTIMATORS[self.kind](models)
 
     def _restore(self, document: dict[str, Any]) -> None:
         if document["format"] != _FORMAT or document["kind"] != self.kind:
@@ -123,19 +138,3 @@ class DurationPredictor:
         if not isinstance(document["num_observed"], int):
             raise TypeError(f"num_observed is {document['num_observed']!r:.20}")
         self.num_observed = document["num_observed"]
-
-
-def _estimator(kind: str, models: OfflineModels) -> Estimator:
-    if kind == "default":
-        from agentkv.durations.backoff import BackoffEstimator
-
-        return BackoffEstimator(models.prior)
-    from agentkv.durations import context_serve
-
-    if kind == "rules":
-        return context_serve.RulesEstimator()
-    if kind == "bayes":
-        return context_serve.BayesEstimator()
-    if kind == "boosted":
-        return context_serve.BoostedEstimator(models.boosted)
-    return context_serve.ContextServeEstimator(models.boosted)

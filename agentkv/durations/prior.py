@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
-from agentkv.commands.program import INTERPRETERS
+from agentkv.commands.program import INTERPRETERS, word_set
 from agentkv.durations.typical import ENDLESS_S, IMPORT_S, UNKNOWN_S, mode_of, typical_s
 
 LASTING_S = 1.0
@@ -54,9 +54,7 @@ _PATTERNS = [
 ]
 _OTHER_LETTERS = frozenset({"-k", "-t"})
 """They select tests, but name a tag, a file or a key of a program that runs none."""
-_NO_TESTS = frozenset(
-    {"curl", "docker", "kubectl", "make", "ninja", "nerdctl", "podman", "ssh", "tmux", "wait-on"}
-)
+_NO_TESTS = word_set("curl docker kubectl make ninja nerdctl podman ssh tmux wait-on")
 _INLINE_WAIT = re.compile(r"\bsleep['\", (]{1,4}([0-9]{1,6}(?:\.[0-9]{1,6})?)\b")
 _MAX_FLAG_CHARS = 600
 _NO_TIMEOUT_S = 3600.0

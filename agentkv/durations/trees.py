@@ -66,39 +66,23 @@ _LN_ABOVE_BOUND = 0.7
 class TreeEnsemble:
     """The sum of trees over a vector of numeric features."""
 
-    __slots__ = ("_trees",)
+    __slots__ = ("trees",)
 
     def __init__(self, trees: Sequence[Node | float]) -> None:
-        self._trees = tuple(trees)
-
-    def __len__(self) -> int:
-        return len(self._trees)
+        self.trees = tuple(trees)
 
     def raw_score(self, features: Sequence[float]) -> float:
         """Return the sum of the leaves reached: a log-odds, or a mean, as the model was trained."""
         total = 0.0
-        for node in self._trees:
+        for node in self.trees:
             while type(node) is tuple:
                 node = node[2] if features[node[0]] <= node[1] else node[3]
             total += node  # type: ignore[operator]
         return total
 
-    @classmethod
-    def from_lightgbm(cls, dump: dict[str, Any]) -> TreeEnsemble:
-        """Convert `Booster.dump_model()`, for numeric features without missing values."""
-        return cls([_from_lightgbm(tree["tree_structure"]) for tree in dump["tree_info"]])
-
-    def to_json(self) -> tuple[Node | float, ...]:
-        """Return nested tuples, which JSON writes as lists."""
-        return self._trees
-
-    @classmethod
-    def from_json(cls, trees: list[Any]) -> TreeEnsemble:
-        """Take back what `to_json` returned. Raises TypeError or ValueError for other data."""
-        return cls([_from_json(tree) for tree in trees])
-
 
 def _from_lightgbm(node: dict[str, Any]) -> Node | float:
+    """Convert a tree of `Booster.dump_model()`, for numeric features without missing values."""
     if "leaf_value" in node:
         return float(f"{node['leaf_value']:.5g}")
     if node["decision_type"] != "<=":
@@ -133,13 +117,16 @@ class OfflineModels:
         return OfflineModels.from_dict(json.loads(text))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON data."""
-        return {"boosted": self.boosted.to_json(), "prior": self.prior.to_json()}
+        """Return nested tuples, which JSON writes as lists."""
+        return {"boosted": self.boosted.trees, "prior": self.prior.trees}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> OfflineModels:
         """Take back what `to_dict` returned. Raises KeyError, TypeError or ValueError otherwise."""
-        return cls(TreeEnsemble.from_json(data["boosted"]), TreeEnsemble.from_json(data["prior"]))
+        boosted, prior = (
+            TreeEnsemble(list(map(_from_json, data[name]))) for name in ("boosted", "prior")
+        )
+        return cls(boosted, prior)
 
 
 class MeasuredRun(Protocol):
@@ -218,8 +205,8 @@ def _trained(data: Any, settings: dict[str, Any], num_trees: int, seed: int) -> 
 
     if len(data.label) < MIN_RUNS:
         raise ValueError(f"{len(data.label)} runs are too few, {MIN_RUNS} are needed")
-    booster = lightgbm.train({**settings, "seed": seed}, data, num_trees)
-    return TreeEnsemble.from_lightgbm(booster.dump_model())
+    dump = lightgbm.train({**settings, "seed": seed}, data, num_trees).dump_model()
+    return TreeEnsemble([_from_lightgbm(tree["tree_structure"]) for tree in dump["tree_info"]])
 
 
 def _ln_s(run: MeasuredRun) -> float:

@@ -117,10 +117,8 @@ def _strings(value: object) -> list[str] | None:
 
 def _strip_blank_lines(text: str) -> str:
     """The text without blank lines at its start and end; the other lines keep their blanks."""
-    if not (core := text.strip()):
+    start, end = len(text) - len(text.lstrip()), len(text.rstrip())
+    if start > end:
         return ""
-    start = text.index(core[0])
-    end = start + len(core)
-    first_line = text.rfind("\n", 0, start) + 1
     line_end = text.find("\n", end)
-    return text[first_line : line_end if line_end >= 0 else len(text)]
+    return text[text.rfind("\n", 0, start) + 1 : line_end if line_end >= 0 else None]

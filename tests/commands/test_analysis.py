@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentkv.commands import MAX_ANALYZED_BYTES, analyze_command
+from agentkv.commands import analyze_command
+from agentkv.commands.syntax import MAX_ANALYZED_BYTES
 
 HEREDOC = "cat > a.py <<'EOF'\n{body}\nEOF\npython a.py"
 
