@@ -16,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from typing import Any
 
+from agentkv.testing.reply_bodies import error_body
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -26,9 +28,9 @@ class Answer:
     cut_after_events: int | None = None
 
 
-def error_answer(status: int, message: str) -> Answer:
-    """An error in the shape that OpenAI-compatible servers use."""
-    return Answer(status, {"error": {"message": message, "type": "scripted", "code": status}})
+def error_answer(status: int, message: str, path: str = "") -> Answer:
+    """An error in the shape that the API of `path` uses, OpenAI's or Anthropic's."""
+    return Answer(status, error_body(path, status, message))
 
 
 Answerer = Callable[[str, str, Mapping[str, str], Any], Answer]
@@ -104,7 +106,7 @@ def _handler_class(answer: Answerer) -> type[BaseHTTPRequestHandler]:
             try:
                 body = json.loads(self.rfile.read(length) or b"null")
             except ValueError:
-                self._send_json(error_answer(400, "malformed JSON"))
+                self._send_json(error_answer(400, "malformed JSON", self.path.partition("?")[0]))
             else:
                 self._reply(body)
 

@@ -1,4 +1,4 @@
-"""Scripted replies in the shapes of the OpenAI API: JSON bodies and streams of events.
+"""Scripted replies in the shapes of OpenAI's and Anthropic's APIs: JSON bodies and event streams.
 
 The scripted server sends them; tests of parsers read them directly. Knows nothing about HTTP.
 """
@@ -13,13 +13,23 @@ from typing import Any
 Body = dict[str, Any]
 
 MODEL = "scripted"
+MESSAGES_PATH = "/v1/messages"
+
+_ANTHROPIC_ERRORS: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedReply:
     """One reply of the server; a token count of None is not reported.
 
-    tool_calls: in the shape of a chat message's `tool_calls`; a response gets them as items.
+    tool_calls: in the shape of a chat message's `tool_calls`; a response gets them as items, a
+        message as `tool_use` blocks.
     delay_s: how long the server waits before it answers.
     cut_after_events: number of events after which a stream breaks off, as when a server dies.
     """
@@ -35,6 +45,8 @@ class ScriptedReply:
 
 def json_body(path: str, reply: ScriptedReply) -> Body:
     """The whole reply of a route as one JSON object."""
+    if path == MESSAGES_PATH:
+        return _message(reply)
     if path == "/v1/responses":
         return _response(reply)
     if path == "/v1/completions":
@@ -43,20 +55,23 @@ def json_body(path: str, reply: ScriptedReply) -> Body:
     message: Body = {"role": "assistant", "content": reply.text}
     if reply.tool_calls:
         message["tool_calls"] = [dict(call) for call in reply.tool_calls]
-    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+    choice = {"index": 0, "message": message, **_finish(reply), "logprobs": None}
     return _with_usage(_completion("chat.completion", choice), reply)
 
 
 def stream_events(path: str, reply: ScriptedReply, *, include_usage: bool) -> Iterator[bytes]:
     """The reply of a route as server-sent events, one word of text in each."""
-    if path == "/v1/responses":
-        for event in _response_events(reply):
+    if path in ("/v1/responses", MESSAGES_PATH):
+        events = _message_events if path == MESSAGES_PATH else _response_events
+        for event in events(reply):
             yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
         return
     is_chat = path == "/v1/chat/completions"
     kind = "chat.completion.chunk" if is_chat else "text_completion"
     for word in [*_words(reply.text), None]:
-        choice: Body = {"index": 0, "finish_reason": "stop" if word is None else None}
+        choice: Body = {"index": 0, "finish_reason": None}
+        if word is None:
+            choice |= _finish(reply)
         if is_chat:
             choice["delta"] = {} if word is None else {"role": "assistant", "content": word}
         else:
@@ -70,6 +85,18 @@ def stream_events(path: str, reply: ScriptedReply, *, include_usage: bool) -> It
     if include_usage:
         yield _data(_with_usage({**_completion(kind, {}), "choices": []}, reply))
     yield b"data: [DONE]\n\n"
+
+
+def error_body(path: str, status: int, message: str) -> Body:
+    """An error in the shape of the API that a route belongs to."""
+    if path == MESSAGES_PATH:
+        kind = _ANTHROPIC_ERRORS.get(status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"error": {"message": message, "type": "scripted", "code": status}}
+
+
+def _finish(reply: ScriptedReply) -> Body:
+    return {"finish_reason": "tool_calls" if reply.tool_calls else "stop"}
 
 
 def _completion(kind: str, choice: Body) -> Body:
@@ -167,6 +194,60 @@ def _response_events(reply: ScriptedReply) -> Iterator[Body]:
     ]
     for number, event in enumerate(events):
         yield {**event, "sequence_number": number}
+
+
+def _message(reply: ScriptedReply) -> Body:
+    blocks: list[Body] = [{"type": "text", "text": reply.text}] if reply.text else []
+    for number, call in enumerate(reply.tool_calls, 1):
+        block = {"type": "tool_use", "id": call.get("id", f"toolu-{number}")}
+        function = call["function"]
+        arguments = json.loads(function["arguments"])
+        blocks.append({**block, "name": function["name"], "input": arguments})
+    return {
+        "id": "msg-1",
+        "type": "message",
+        "role": "assistant",
+        "model": MODEL,
+        "content": blocks,
+        "stop_reason": "tool_use" if reply.tool_calls else "end_turn",
+        "stop_sequence": None,
+        "usage": _message_usage(reply),
+    }
+
+
+def _message_usage(reply: ScriptedReply) -> Body:
+    """Anthropic's `input_tokens` leaves out those that were read from the cache."""
+    usage = {"output_tokens": reply.output_tokens}
+    if reply.prompt_tokens is not None:
+        usage["input_tokens"] = reply.prompt_tokens - (reply.cached_tokens or 0)
+        if reply.cached_tokens is not None:
+            usage["cache_read_input_tokens"] = reply.cached_tokens
+    return usage
+
+
+def _message_events(reply: ScriptedReply) -> Iterator[Body]:
+    message = _message(reply)
+    start: Body = {
+        "content": [],
+        "stop_reason": None,
+        "usage": {**message["usage"], "output_tokens": 1},
+    }
+    yield {"type": "message_start", "message": {**message, **start}}
+    for index, block in enumerate(message["content"]):
+        if block["type"] == "text":
+            empty: Body = {"text": ""}
+            deltas = [{"type": "text_delta", "text": word} for word in _words(block["text"])]
+        else:
+            empty = {"input": {}}
+            pieces = _words(json.dumps(block["input"]))
+            deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+        yield {"type": "content_block_start", "index": index, "content_block": {**block, **empty}}
+        for delta in deltas:
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+    end = {name: message[name] for name in ("stop_reason", "stop_sequence")}
+    yield {"type": "message_delta", "delta": end, "usage": message["usage"]}
+    yield {"type": "message_stop"}
 
 
 def _words(text: str) -> list[str]:

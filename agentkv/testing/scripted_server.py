@@ -1,4 +1,4 @@
-"""A fake OpenAI-compatible server with scripted replies, with the agentkv routes or without.
+"""A fake of vLLM's OpenAI and Anthropic APIs with scripted replies, with our routes or without.
 
 Real HTTP on 127.0.0.1, one thread per connection, so that clients, time-outs and retries behave as
 they do against vLLM. It records the requests that arrive, and pins nothing.
@@ -13,20 +13,27 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import unquote
 
-from agentkv.protocol import TAG_FIELDS, WIRE_VERSION
+from agentkv.protocol import TAG_FIELDS, WIRE_VERSION, fields_from_headers
 from agentkv.testing.http_front import Answer, HttpFront, error_answer
-from agentkv.testing.reply_bodies import ScriptedReply, json_body, stream_events
+from agentkv.testing.reply_bodies import MESSAGES_PATH, ScriptedReply, json_body, stream_events
 
-_STANDARD_FIELDS = (
+_OPENAI_FIELDS = (
     "model messages prompt input instructions stream stream_options temperature top_p max_tokens "
     "max_completion_tokens max_output_tokens n stop seed tools tool_choice response_format text "
     "user store"
 )
-STANDARD_FIELDS = frozenset(_STANDARD_FIELDS.split())
+_ANTHROPIC_FIELDS = (
+    "model messages max_tokens system stream temperature top_p top_k stop_sequences tools "
+    "tool_choice metadata thinking output_config context_management service_tier"
+)
+STANDARD_FIELDS = frozenset(_OPENAI_FIELDS.split())
 """The fields that a strict endpoint accepts here; OpenAI's own accepts more."""
+MESSAGES_FIELDS = frozenset(_ANTHROPIC_FIELDS.split())
+"""Those of `/v1/messages`."""
 _JOB_ROUTE = re.compile(r"/v1/agentkv/jobs/(.+)/(tool|release)")
-GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
-
+GENERATION_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH}
+)
 
 ReplyFunction = Callable[[Mapping[str, Any]], ScriptedReply | None]
 
@@ -41,10 +48,16 @@ class RecordedRequest:
     body: Any
 
     @property
+    def route(self) -> str:
+        """The path without its query."""
+        return self.path.partition("?")[0]
+
+    @property
     def tags(self) -> dict[str, Any]:
-        """The agentkv fields at the top level of the body."""
+        """The tags at the top level of the body, then those of the headers."""
         body = self.body if isinstance(self.body, dict) else {}
-        return {name: body[name] for name in TAG_FIELDS if name in body}
+        tags = {**fields_from_headers(self.headers), **body}
+        return {name: tags[name] for name in TAG_FIELDS if name in tags}
 
 
 class ScriptedServer:
@@ -54,7 +67,7 @@ class ScriptedServer:
     model: a name that `/v1/models` lists; without one the server lists no models.
     has_plugin: serve `/v1/agentkv/...`; otherwise these are 404, as on a stock server.
     is_strict: answer 400 to unknown body fields, as hosted endpoints do.
-    api_key: answer 401 to requests without it.
+    api_key: answer 401 to requests without it as their bearer token.
     info_delay_s: how long `/v1/agentkv/info` takes.
     info: fields that replace those of `/v1/agentkv/info`.
     """
@@ -103,7 +116,7 @@ class ScriptedServer:
     @property
     def turns(self) -> list[RecordedRequest]:
         """The requests for a reply of the model, failed ones included."""
-        return [request for request in self.requests if request.path in GENERATION_PATHS]
+        return [request for request in self.requests if request.route in GENERATION_PATHS]
 
     @property
     def tool_events(self) -> list[tuple[str, dict[str, Any]]]:
@@ -155,17 +168,18 @@ class ScriptedServer:
 
     def _answer(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> Answer:
         request = RecordedRequest(method, path, headers, body)
+        route = request.route
         with self._arrived:
             self._requests.append(request)
             self._arrived.notify_all()
         if self._api_key is not None and headers.get("authorization") != f"Bearer {self._api_key}":
-            return error_answer(401, "wrong or missing API key")
-        if path in GENERATION_PATHS and method == "POST":
+            return error_answer(401, "wrong or missing API key", route)
+        if route in GENERATION_PATHS and method == "POST":
             return self._play(request)
-        if path == "/v1/models" and self.model is not None:
+        if route == "/v1/models" and self.model is not None:
             return Answer(200, {"object": "list", "data": [{"id": self.model, "object": "model"}]})
-        if path.startswith("/v1/agentkv/") and self.has_plugin:
-            return self._answer_agentkv(method, path)
+        if route.startswith("/v1/agentkv/") and self.has_plugin:
+            return self._answer_agentkv(method, route)
         return error_answer(404, "Not Found")
 
     def _answer_agentkv(self, method: str, path: str) -> Answer:
@@ -180,12 +194,14 @@ class ScriptedServer:
         return Answer(200, {"job_id": job_id}) if is_known else error_answer(404, "unknown job")
 
     def _play(self, request: RecordedRequest) -> Answer:
+        path = request.route
+        known = MESSAGES_FIELDS if path == MESSAGES_PATH else STANDARD_FIELDS
         with self._arrived:
             if self._failures:
-                return error_answer(self._failures.pop(0), "scripted failure")
-            unknown = [name for name in request.body if name not in STANDARD_FIELDS]
+                return error_answer(self._failures.pop(0), "scripted failure", path)
+            unknown = [name for name in request.body if name not in known]
             if self._is_strict and unknown:
-                return error_answer(400, f"unknown field: {unknown[0]}")
+                return error_answer(400, f"unknown field: {unknown[0]}", path)
             if not callable(self._replies):
                 played: str | ScriptedReply | None
                 played = self._replies[min(self._num_played, len(self._replies) - 1)]
@@ -193,11 +209,11 @@ class ScriptedServer:
         if callable(self._replies):
             played = self._replies(request.body)
         if played is None:
-            return error_answer(400, "there is no reply to this request")
+            return error_answer(400, "there is no reply to this request", path)
         reply = played if isinstance(played, ScriptedReply) else ScriptedReply(played)
         self._stopping.wait(reply.delay_s)
         if not request.body.get("stream"):
-            return Answer(200, json_body(request.path, reply))
+            return Answer(200, json_body(path, reply))
         include_usage = bool((request.body.get("stream_options") or {}).get("include_usage"))
-        events = stream_events(request.path, reply, include_usage=include_usage)
+        events = stream_events(path, reply, include_usage=include_usage)
         return Answer(200, events, cut_after_events=reply.cut_after_events)

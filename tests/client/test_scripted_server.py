@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from agentkv.protocol import Tags
 from agentkv.testing import ScriptedReply, ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
@@ -92,6 +93,78 @@ def test_scripted_tool_calls_arrive_however_they_are_asked_for(stream: bool) -> 
             output = client.responses.create(model="m", input="hi").output
     assert [call.function.name for call in calls] == ["bash"]
     assert [(item.name, item.call_id) for item in output[1:]] == [("bash", "c")]
+
+
+MESSAGES: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": []}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_anthropic_sdk_reads_scripted_messages(stream: bool) -> None:
+    """Text, tool calls and usage arrive through /v1/messages, whole or streamed."""
+    anthropic = pytest.importorskip("anthropic")
+    function = {"name": "Bash", "arguments": '{"command": "ls -l", "description": "List"}'}
+    reply = ScriptedReply("let me see", tool_calls=[{"id": "c", "function": function}])
+    with (
+        ScriptedServer([reply, "done"], is_strict=True) as server,
+        anthropic.Anthropic(base_url=server.root_url, api_key="key") as client,
+    ):
+        for expected in ("tool_use", "end_turn"):
+            if stream:
+                with client.messages.stream(**MESSAGES) as events:
+                    message = events.get_final_message()
+            else:
+                message = client.messages.create(**MESSAGES)
+            assert message.stop_reason == expected
+            if expected == "tool_use":
+                text, call = message.content
+                assert text.text == "let me see"
+                assert (call.id, call.name) == ("c", "Bash")
+                assert call.input == {"command": "ls -l", "description": "List"}
+            usage = message.usage
+            assert (usage.input_tokens, usage.cache_read_input_tokens) == (20, 80)
+            assert usage.output_tokens == 5
+        assert [turn.path for turn in server.turns] == ["/v1/messages"] * 2
+
+
+def test_errors_of_messages_have_anthropics_shape() -> None:
+    """A strict server, a wrong key and ordered failures answer as Anthropic's API does."""
+    with (
+        ScriptedServer(is_strict=True, api_key="key") as server,
+        httpx.Client(base_url=server.base_url) as client,
+    ):
+
+        def kind_of(status: int, **request: Any) -> str:
+            reply = client.post("/messages?beta=true", **request)
+            body = reply.json()
+            assert (reply.status_code, body["type"]) == (status, "error")
+            assert body["error"]["message"]
+            return str(body["error"]["type"])
+
+        assert kind_of(401, json=MESSAGES) == "authentication_error"
+        client.headers["Authorization"] = "Bearer key"
+        assert kind_of(400, json={**MESSAGES, "job_id": "j"}) == "invalid_request_error"
+        assert kind_of(400, content=b"{broken") == "invalid_request_error"
+        server.fail_next(529, 503)
+        assert kind_of(529, json=MESSAGES) == "overloaded_error"
+        assert kind_of(503, json=MESSAGES) == "api_error"
+        assert client.post("/messages", json=MESSAGES).status_code == 200
+
+
+def test_tags_are_recorded_from_body_and_headers() -> None:
+    """A request's tags are those of its body, then of its headers; its job can be released."""
+    headers = Tags("from header", turn=3, last_tool_s=0.5).as_headers()
+    with ScriptedServer() as server:
+        url = f"{server.base_url}/messages"
+        httpx.post(url, json=MESSAGES, headers=headers)
+        httpx.post(url, json={**MESSAGES, "job_id": "from body"}, headers=headers)
+        tags = {"turn": 3, "last_tool_s": 0.5}
+        assert [turn.tags for turn in server.turns] == [
+            {"job_id": "from header", **tags},
+            {"job_id": "from body", **tags},
+        ]
+        release = f"{server.base_url}/agentkv/jobs/from%20header/release"
+        assert httpx.post(release).json() == {"job_id": "from header"}
+        assert server.released == ["from header"]
 
 
 def test_a_function_may_choose_the_reply() -> None:
