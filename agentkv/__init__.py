@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from agentkv.client.feedback import flush
 from agentkv.client.job import Job, current_job
 from agentkv.client.ledger import JobSummary
-from agentkv.client.openai_sdk import uninstrument
+from agentkv.client.patches import instrumented, uninstrument
 from agentkv.client.session import Session, session
 from agentkv.client.transport import ServerAPI
 from agentkv.errors import AgentKVError, AgentKVServerError, ServerStartError, TagError
@@ -35,6 +35,7 @@ __all__ = [
     "analyze_command",
     "current_job",
     "flush",
+    "instrumented",
     "parse_tool_calls",
     "session",
     "uninstrument",

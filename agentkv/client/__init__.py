@@ -1,5 +1,5 @@
-"""The client: a session, its jobs, and their calls through the OpenAI SDK.
+"""The client: a session, its jobs, and their calls through the OpenAI and Anthropic SDKs.
 
-The public names are those of `agentkv` itself. The modules, from the top down: session, openai_sdk,
-tagged_call, job, threads, server, transport, feedback, ledger, replies, context.
+The public names are those of `agentkv` itself. The modules, from the top down: session,
+sdk_clients, tagged_call, job, server, transport, feedback, ledger, replies, context, patches.
 """

@@ -10,10 +10,10 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextvars import Context
 from dataclasses import dataclass
@@ -54,6 +54,11 @@ class Delivery:
     body: Mapping[str, object] | None = None
     client: Any = None
 
+    @property
+    def is_release(self) -> bool:
+        """True for the one delivery that frees memory, which a full queue keeps."""
+        return self.path.endswith("/release")
+
     def __str__(self) -> str:
         return f"{self.method} /v1/agentkv{self.path} to {self.server.root_url}"
 
@@ -62,21 +67,30 @@ class FeedbackSender:
     """The queue of one server and the thread that empties it, started by the first delivery."""
 
     def __init__(self, *, max_queued: int = MAX_QUEUED) -> None:
-        self._queue: queue.Queue[Delivery] = queue.Queue(max_queued)
+        self._max_queued = max_queued
+        # Not queue.Queue: gevent and eventlet replace it by one without `join` on a deadline.
+        self._changed = threading.Condition()
+        self._queued: deque[Delivery] = deque()
+        self._num_unsent = 0
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_silent = False
         self._warned: set[str] = set()
 
     def submit(self, delivery: Delivery) -> None:
-        """Queue a delivery; never waits, and drops it when the queue is full.
+        """Queue a delivery; never waits.
 
-        If no thread can start, it stays in the queue and the next delivery tries again.
+        A full queue drops it, but drops its oldest tool event for a release. If no thread can
+        start, the delivery stays in the queue and the next one tries again.
         """
-        try:
-            self._queue.put_nowait(delivery)
-        except queue.Full:
-            self._warn_of_drop(delivery, f"{self._queue.maxsize} deliveries are waiting already")
+        with self._changed:
+            dropped = self._make_room_for(delivery)
+            if dropped is not delivery:
+                self._queued.append(delivery)
+                self._num_unsent += 1
+                self._changed.notify_all()
+        if dropped is not None:
+            self._warn_of_drop(dropped, f"{self._max_queued} deliveries are waiting already")
         if self._thread is None:
             try:
                 self._start()
@@ -93,24 +107,30 @@ class FeedbackSender:
 
         False if that takes longer than `timeout_s`, or if no thread can start.
         """
-        deadline_s = time.monotonic() + timeout_s
         if self._thread is None and self.num_waiting:
             try:
                 self._start()
             except RuntimeError:
                 return False
-        with self._queue.all_tasks_done:
-            while self._queue.unfinished_tasks:
-                remaining_s = deadline_s - time.monotonic()
-                if remaining_s <= 0:
-                    return False
-                self._queue.all_tasks_done.wait(remaining_s)
-        return True
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._num_unsent, timeout_s)
 
     @property
     def num_waiting(self) -> int:
         """Deliveries neither sent nor dropped yet."""
-        return self._queue.unfinished_tasks
+        return self._num_unsent
+
+    def _make_room_for(self, delivery: Delivery) -> Delivery | None:
+        """The delivery to drop so that this one fits: None, a queued tool event, or this one."""
+        if len(self._queued) < self._max_queued:
+            return None
+        if delivery.is_release:
+            for index, queued in enumerate(self._queued):
+                if not queued.is_release:
+                    del self._queued[index]
+                    self._num_unsent -= 1
+                    return queued
+        return delivery
 
     def _start(self) -> None:
         """Start the thread, unless it runs; RuntimeError if the system has no thread to spare."""
@@ -127,14 +147,18 @@ class FeedbackSender:
 
     def _deliver_all(self) -> None:
         while True:
-            delivery = self._queue.get()
+            with self._changed:
+                self._changed.wait_for(lambda: self._queued)
+                delivery = self._queued.popleft()
             try:
                 self._deliver(delivery)
             except Exception as error:
                 self._warn_of_drop(delivery, error)
             finally:
-                self._queue.task_done()
                 del delivery  # or the client it went by would live until the next one
+                with self._changed:
+                    self._num_unsent -= 1
+                    self._changed.notify_all()
 
     def _deliver(self, delivery: Delivery) -> None:
         import tenacity

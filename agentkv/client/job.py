@@ -1,4 +1,4 @@
-"""One agent job as the client sees it: its id, its tools, and the servers it used.
+"""One agent job as the client sees it: its id, its tools, and its links to the servers it used.
 
 A session makes it and ends it; `tagged_call` numbers its turns through `ledger`.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Any, Generic, Self, TypeVar, cast
 
 from agentkv.client import context
 from agentkv.client.ledger import JobSummary, OpenTurn, TurnLedger
-from agentkv.client.server import Server
-from agentkv.client.transport import job_path
-from agentkv.protocol import MAX_TOOL_CHARS, Tags, ToolEvent, parse_turn_count
+from agentkv.client.server import Link, Server
+from agentkv.client.transport import ServerTransport, job_path
+from agentkv.protocol import MAX_TOOL_CHARS, SESSION_HEADER, Tags, ToolEvent, parse_turn_count
 from agentkv.tool_calls import ToolCall
 
 ClientT = TypeVar("ClientT")
@@ -38,6 +39,7 @@ class Job(Generic[ClientT]):
         expected_turns: int | None,
         server_url: str | None,
         on_missing_server: str,
+        has_headers: bool,
     ) -> None:
         self.job_id = job_id
         self.parent_job_id = parent_job_id
@@ -46,8 +48,12 @@ class Job(Generic[ClientT]):
         self.server_url = server_url
         self.on_missing_server = on_missing_server
         self.ledger = TurnLedger(job_id, clock=time.monotonic)
-        self.servers: list[Server] = []
-        self.path = job_path(job_id)
+        self.has_headers = has_headers
+        self.links: dict[Server, Link] = {}
+        self._path = job_path(job_id)
+        self._headers: dict[str, str] = {}
+        if has_headers:
+            self._headers[SESSION_HEADER] = Tags(job_id=job_id).as_headers()[SESSION_HEADER]
         self._expected_turns = expected_turns
         self._is_ended = False
         self._process_id = os.getpid()
@@ -94,6 +100,19 @@ class Job(Generic[ClientT]):
             last_tool_s=None if tool is None else tool.duration_s,
         )
 
+    def link_to(
+        self, server: Server, client: Any, headers: Mapping[str, str], *, is_direct: bool = True
+    ) -> Link:
+        """The way to a server for this job, by an SDK client or by connections of our own."""
+        link = self.links.get(server)
+        if link is None or not link.transport.is_by(client, headers):
+            transport = ServerTransport(
+                client, headers, job_headers=self._headers, is_direct=is_direct
+            )
+            link = Link(server, transport)
+        server.notice_another_key(link.transport)
+        return link
+
     def end(self) -> None:
         """End the job: its servers free what they hold for it. Never waits."""
         if not self.is_over:
@@ -102,8 +121,13 @@ class Job(Generic[ClientT]):
 
     def release(self) -> None:
         """Make the servers free what they hold for this job now. Never waits."""
-        for server in self.servers:
-            server.submit("POST", f"{self.path}/release", {})
+        self.tell_servers("release", {})
+
+    def tell_servers(self, action: str, body: Mapping[str, object]) -> None:
+        """Post to one of the job's routes on every server it used, in the background."""
+        for link in list(self.links.values()):
+            if link.server.may_have_plugin:
+                link.submit("POST", f"{self._path}/{action}", body)
 
 
 class ToolRun:
@@ -145,10 +169,9 @@ class ToolRun:
         self.__exit__(*exc_info)
 
     def _report(self, fields: dict[str, str | int | float]) -> None:
-        """Tell the servers of the job, in the background; before its first turn it has none."""
+        """Tell the servers of the job; before its first turn it has none."""
         if not self._job.is_over:
-            for server in self._job.servers:
-                server.submit("POST", f"{self._job.path}/tool", fields)
+            self._job.tell_servers("tool", fields)
 
 
 def _sendable(text: str | None) -> str | None:
@@ -162,3 +185,13 @@ def _sendable(text: str | None) -> str | None:
 def current_job() -> Job[Any] | None:
     """The job of the innermost session that this thread or task is in; None outside of any."""
     return cast("Job[Any] | None", context.current())
+
+
+def job_covering(client: object) -> Job[Any] | None:
+    """The innermost live job of a session that was entered with this client, or without one."""
+    job = cast("Job[Any] | None", context.innermost())
+    while job is not None:
+        if (job.covered_client is None or job.covered_client is client) and not job.is_over:
+            return job
+        job = job.enclosing
+    return None

@@ -1,8 +1,9 @@
-"""Reads the token usage of an OpenAI SDK reply, and detects when the reply has arrived.
+"""Reads the token usage of a reply, and detects when the reply has arrived.
 
-`tagged_call` uses it to close a turn. The caller's objects are passed on unchanged: a reply that is
-still arriving is watched at the HTTP response below it, since every way to read one, sync or async,
-httpx or httpx2, ends in its `iter_bytes` and `close`. Knows nothing of jobs or turns.
+`tagged_call` uses it to close a turn. The caller's objects are passed on: a reply that is still
+arriving is watched at the HTTP response, whose readers are replaced until its end. Every way to
+read one of httpx or httpx2, sync or async, ends in `iter_bytes` and `close`, every way to read one
+of requests in `iter_content`. Knows nothing of jobs or turns.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import astuple, dataclass
+from functools import partial
 from typing import Any
 
 _USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*\{')
@@ -30,21 +32,31 @@ OnComplete = Callable[[Usage | None, float], None]
 
 
 def read_usage(reply: object) -> Usage | None:
-    """Read the usage of a chat completion, a completion, a response, or an event with one of them.
+    """Read the usage of a chat completion, completion, response, message, or an event with one.
 
-    Takes the SDK's objects and plain JSON alike.
+    Takes the objects of the SDKs and plain JSON alike.
     """
-    usage = _member(reply, "usage") or _member(_member(reply, "response"), "usage")
+    usage = (
+        _member(reply, "usage")
+        or _member(_member(reply, "response"), "usage")
+        or _member(_member(reply, "message"), "usage")
+    )
     if usage is None:
         return None
-    is_responses_shape = _member(usage, "input_tokens") is not None
-    prompt, output = ("input", "output") if is_responses_shape else ("prompt", "completion")
-    details = _member(usage, f"{prompt}_tokens_details")
-    return Usage(
-        prompt_tokens=_count(usage, f"{prompt}_tokens"),
-        cached_tokens=None if details is None else _count(details, "cached_tokens"),
-        output_tokens=_count(usage, f"{output}_tokens"),
-    )
+    prompt_tokens = _count(usage, "prompt_tokens")
+    details = _member(usage, "prompt_tokens_details") or _member(usage, "input_tokens_details")
+    cached_tokens = _count(details, "cached_tokens")
+    if prompt_tokens is None:
+        prompt_tokens = _count(usage, "input_tokens")
+        if details is None:  # a message's input tokens are those that no cache had
+            cached_tokens = _count(usage, "cache_read_input_tokens")
+            if prompt_tokens is not None:
+                prompt_tokens += cached_tokens or 0
+                prompt_tokens += _count(usage, "cache_creation_input_tokens") or 0
+    output_tokens = _count(usage, "completion_tokens")
+    if output_tokens is None:
+        output_tokens = _count(usage, "output_tokens")
+    return Usage(prompt_tokens, cached_tokens, output_tokens)
 
 
 def read_usage_json(text: bytes) -> Usage | None:
@@ -67,13 +79,13 @@ def _count(holder: object, name: str) -> int | None:
 class UsageScanner:
     """Finds the usage in the bytes of a reply as they arrive: one JSON document, or SSE lines.
 
-    Keeps only the unfinished line and the last line with a usage object; JSON is parsed once, at
-    the end.
+    Keeps only the unfinished line and the first and last line with a usage object, since a message
+    begins with its input tokens and ends with its output tokens; JSON is parsed at the end.
     """
 
     def __init__(self) -> None:
         self._unfinished_line: list[bytes] = []
-        self._usage_line = b""
+        self._first_line = self._last_line = b""
 
     def feed(self, chunk: bytes) -> None:
         """Add the next bytes of the body."""
@@ -86,30 +98,67 @@ class UsageScanner:
     def usage(self) -> Usage | None:
         """The usage found so far."""
         self._keep(b"".join(self._unfinished_line))
-        return read_usage_json(self._usage_line.removeprefix(b"data:"))
+        last = read_usage_json(self._last_line.removeprefix(b"data:"))
+        if last is None or self._first_line is self._last_line:
+            return last
+        first = read_usage_json(self._first_line.removeprefix(b"data:")) or Usage()
+        counts = zip(astuple(last), astuple(first), strict=True)
+        return Usage(*(before if count is None else count for count, before in counts))
 
     def _keep(self, line: bytes) -> None:
         if _USAGE_OBJECT.search(line):
-            self._usage_line = line
+            self._first_line = self._first_line or line
+            self._last_line = line
 
 
 def when_complete(reply: object, on_complete: OnComplete) -> None:
     """Call `on_complete(usage, when)` once the reply has arrived: now, or when its stream ends.
 
-    A stream that is dropped without being read to its end or closed never completes.
+    Takes what an SDK returns, and responses of httpx. A stream that is dropped without being read
+    to its end or closed never completes.
     """
-    response = _http_response(reply)
+    response = _httpx_response(reply)
     if response is None:
         on_complete(read_usage(reply), time.monotonic())
     elif response.is_closed:
-        scanner = UsageScanner()
-        scanner.feed(response.content)
-        on_complete(read_usage_json(response.content) or scanner.usage(), time.monotonic())
+        on_complete(_usage_in(response.content), time.monotonic())
     else:
-        _BodyWatch(response, on_complete)
+        _watch_httpx(response, _BodyWatch(response, on_complete))
 
 
-def _http_response(reply: object) -> Any | None:
+def when_requests_complete(response: Any, on_complete: OnComplete, *, is_stream: bool) -> None:
+    """The same for a response of requests."""
+    if not is_stream:
+        on_complete(_usage_in(response.content or b""), time.monotonic())
+        return
+    watch = _BodyWatch(response, on_complete)
+    iter_content, close = response.iter_content, response.close
+
+    def watched_content(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        return watch.chunks(iter_content(*args, **kwargs))
+
+    watch.replace(iter_content=watched_content, close=lambda: watch.closing(close))
+
+
+def when_aiohttp_complete(response: Any, on_complete: OnComplete) -> None:
+    """The same for a response of aiohttp, which hands out its body through `content`."""
+    watch = _BodyWatch(response, on_complete)
+    close, release = response.close, response.release
+    watch.replace(
+        content=_WatchedContent(response.content, watch),
+        close=lambda: watch.closing(close),
+        release=lambda: watch.closing(release),
+    )
+
+
+def _usage_in(body: bytes) -> Usage | None:
+    """The usage in a whole body: a JSON document, or a stream that was read to its end."""
+    scanner = UsageScanner()
+    scanner.feed(body)
+    return read_usage_json(body) or scanner.usage()
+
+
+def _httpx_response(reply: object) -> Any | None:
     """The HTTP response of a stream or a raw reply; None for a parsed one, which has arrived."""
     if hasattr(type(reply), "model_fields"):  # pydantic looks up a missing attribute slowly
         return None
@@ -124,72 +173,134 @@ def _http_response(reply: object) -> Any | None:
 
 
 class _BodyWatch:
-    """Replaces four methods of one HTTP response while its body arrives."""
+    """Replaces attributes of one HTTP response while its body arrives, and notes what is read."""
 
     def __init__(self, response: Any, on_complete: OnComplete) -> None:
+        self._response = response
+        self._replaced: Mapping[str, Any] = {}
+        self._own_attributes: dict[str, Any] = {}
         self._scanner = UsageScanner()
         self._on_complete: OnComplete | None = on_complete
         self._last_bytes_at_s: float | None = None
         self._is_reading = False
         self._is_closed = False
-        self._iter_bytes = response.iter_bytes
-        self._aiter_bytes = response.aiter_bytes
-        self._close = response.close
-        self._aclose = response.aclose
-        response.iter_bytes = self.iter_bytes
-        response.aiter_bytes = self.aiter_bytes
-        response.close = self.close
-        response.aclose = self.aclose
 
-    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+    def replace(self, **attributes: Any) -> None:
+        """Replace attributes of the response until its body is complete."""
+        attributes_before = vars(self._response)
+        for name, value in attributes.items():
+            if name in attributes_before:
+                self._own_attributes[name] = attributes_before[name]
+            attributes_before[name] = value
+        self._replaced = attributes
+
+    def chunks(self, body: Iterator[Any]) -> Iterator[Any]:
+        """Pass on a body that is read to its end or given up."""
         self._is_reading = True
         try:
-            for chunk in self._iter_bytes(chunk_size):
-                self._note(chunk)
+            for chunk in body:
+                self.note(chunk)
                 yield chunk
                 self._is_reading = True
+            self._is_closed = True
         finally:
             self._stop_reading()
 
-    async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+    async def chunks_async(self, body: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """The same for an asynchronous body."""
         self._is_reading = True
         try:
-            async for chunk in self._aiter_bytes(chunk_size):
-                self._note(chunk)
+            async for chunk in body:
+                self.note(chunk)
                 yield chunk
                 self._is_reading = True
+            self._is_closed = True
         finally:
             self._stop_reading()
 
-    def close(self) -> None:
+    def closing(self, close: Callable[[], Any]) -> Any:
+        """Close the response."""
         try:
-            self._close()
+            return close()
         finally:
             self._note_closed()
 
-    async def aclose(self) -> None:
+    async def closing_async(self, close: Callable[[], Awaitable[Any]]) -> Any:
+        """The same for an asynchronous response."""
         try:
-            await self._aclose()
+            return await close()
         finally:
             self._note_closed()
 
-    def _note(self, chunk: bytes) -> None:
+    def note(self, chunk: Any) -> None:
+        """Take in what the caller has read: bytes, text, or bytes and the end of a chunk."""
         self._is_reading = False
         self._last_bytes_at_s = time.monotonic()
-        self._scanner.feed(chunk)
+        data = chunk[0] if isinstance(chunk, tuple) else chunk
+        self._scanner.feed(data.encode() if isinstance(data, str) else data)
+
+    def complete(self) -> None:
+        """Give the response its attributes back, and say that it has arrived; once."""
+        on_complete, self._on_complete = self._on_complete, None
+        if on_complete is not None:
+            attributes = vars(self._response)
+            for name, value in self._replaced.items():
+                if attributes.get(name) is value:
+                    del attributes[name]
+            attributes.update(self._own_attributes)
+            on_complete(self._scanner.usage(), self._last_bytes_at_s or time.monotonic())
 
     def _stop_reading(self) -> None:
         self._is_reading = False
         if self._is_closed:
-            self._complete()
+            self.complete()
 
     def _note_closed(self) -> None:
         # httpx closes a response before it hands out the rest of a chunk that it cut up
         self._is_closed = True
         if not self._is_reading:
-            self._complete()
+            self.complete()
 
-    def _complete(self) -> None:
-        on_complete, self._on_complete = self._on_complete, None
-        if on_complete is not None:
-            on_complete(self._scanner.usage(), self._last_bytes_at_s or time.monotonic())
+
+def _watch_httpx(response: Any, watch: _BodyWatch) -> None:
+    iter_bytes, aiter_bytes = response.iter_bytes, response.aiter_bytes
+    close, aclose = response.close, response.aclose
+
+    def watched_bytes(chunk_size: int | None = None) -> Iterator[bytes]:
+        return watch.chunks(iter_bytes(chunk_size))
+
+    def watched_bytes_async(chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        return watch.chunks_async(aiter_bytes(chunk_size))
+
+    watch.replace(
+        iter_bytes=watched_bytes,
+        aiter_bytes=watched_bytes_async,
+        close=lambda: watch.closing(close),
+        aclose=lambda: watch.closing_async(aclose),
+    )
+
+
+class _WatchedContent:
+    """aiohttp's stream of a body, each of whose readers tells a watch what it read."""
+
+    def __init__(self, content: Any, watch: _BodyWatch) -> None:
+        self._content = content
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._content, name)
+        if name in ("read", "readany", "readchunk", "readexactly", "readline", "readuntil"):
+            return partial(self._read, method)
+        if name in ("iter_any", "iter_chunked", "iter_chunks"):
+            return lambda *args: self._watch.chunks_async(method(*args))
+        return method
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._watch.chunks_async(aiter(self._content))
+
+    async def _read(self, method: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+        piece = await method(*args, **kwargs)
+        self._watch.note(piece)
+        if self._content.at_eof():
+            self._watch.complete()
+        return piece

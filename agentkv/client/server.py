@@ -1,8 +1,8 @@
 """The servers that this process has called: whether each one has the agentkv plugin.
 
-A tagged call asks its server once, over the transport that the call itself uses. A server that did
-not answer is asked again in the background, so that the agent waits for it at most once. Jobs hand
-their tool events and releases to the servers they used.
+A call that needs to know asks its server once, over the transport of its job; others have it asked
+in the background. So is a server that did not answer, so that the agent waits for it at most once.
+Each job hands its tool events and releases to the servers it used, by a link of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextvars import Context
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,7 +38,7 @@ _PASSING_STATUSES = _REFUSALS | {408, 429}
 
 
 class Server:
-    """One server, the transport to it, and whether it takes tags. Safe to share between threads.
+    """One server, and whether it takes tags. Safe to share between threads.
 
     `info` is its answer to the question for the plugin, `missing` the reason why it cannot be sent
     tags; both are None until it was asked.
@@ -47,10 +48,9 @@ class Server:
         self.root_url = root_url
         self.info: dict[str, Any] | None = None
         self.missing: str | None = None
-        self._transport = ServerTransport()
-        self._feedback = sender_to(root_url)
+        self.feedback = sender_to(root_url)
         self._lock = threading.Lock()
-        self._ask_again_at_s: float | None = None
+        self._ask_at_s: float | None = 0.0
         self._refused_headers: Mapping[str, str] | None = None
         self._is_warned = False
 
@@ -64,64 +64,70 @@ class Server:
         """True if the server said that it understands the tags."""
         return self.info is not None
 
-    def reach_by(self, client: Any, headers: Mapping[str, str], *, is_direct: bool = True) -> None:
-        """Use this transport from now on; see ServerTransport.
+    @property
+    def may_have_plugin(self) -> bool:
+        """True unless the server was asked and does not take tags."""
+        return self.has_plugin or self.is_unasked
 
-        A server that refused another key counts as unasked again.
-        """
-        if not self._transport.is_by(client, headers):
-            self._transport = ServerTransport(client, headers, is_direct=is_direct)
-        if self._refused_headers is not None and self._transport.headers() != self._refused_headers:
-            self._refused_headers = self.missing = None
-
-    def ask(self, *, force: bool = False) -> None:
+    def ask(self, by: ServerTransport, *, force: bool = False) -> None:
         """Ask the server unless it was asked already; waits for CALL_TIMEOUT_S at most.
 
         force: ask again if the plugin was not found.
         """
         if not self._lock.acquire(timeout=CALL_TIMEOUT_S):
-            self._note_silence()
+            self._note_silence(by)
             return
         try:
             if self._must_be_asked(force):
-                self._learn_from(partial(_in_time, self._question()))
+                self._learn_from(partial(_in_time, self._question(by)), by)
         finally:
             self._lock.release()
 
-    async def ask_async(self, *, force: bool = False) -> None:
+    async def ask_async(self, by: ServerTransport, *, force: bool = False) -> None:
         """The same on an event loop, by the asynchronous client of the transport if it has one."""
         import anyio.to_thread  # not asyncio's: the caller may run on trio
 
-        if not self._transport.is_async:
+        if not by.is_async:
             try:
-                await anyio.to_thread.run_sync(partial(self.ask, force=force))
+                await anyio.to_thread.run_sync(partial(self.ask, by, force=force))
             except RuntimeError as error:
-                self._note_failure(_no_thread(error))
+                self._note_failure(_no_thread(error), by)
             return
         is_acquired = False
         with anyio.move_on_after(CALL_TIMEOUT_S):
             while not (is_acquired := self._lock.acquire(blocking=False)):
                 await anyio.sleep(0.005)
         if not is_acquired:
-            self._note_silence()
+            self._note_silence(by)
             return
         try:
             if self._must_be_asked(force):
                 try:
-                    info = await self._transport.info(self.root_url)
+                    info = await by.info(self.root_url)
                 except AgentKVServerError as error:
-                    self._note_failure(error)
+                    self._note_failure(error, by)
                 else:
                     self._note(info)
         finally:
             self._lock.release()
 
-    def ask_again_if_due(self) -> None:
-        """Ask a server that did not answer once more, in the background."""
-        due_at_s = self._ask_again_at_s
-        if due_at_s is not None and time.monotonic() >= due_at_s:
-            self._ask_again_at_s = None
-            self.submit("GET", "/info")
+    def ask_in_background(self, link: Link) -> None:
+        """Have the server asked if it never was, or did not answer and it is time to try again."""
+        due_at_s = self._ask_at_s
+        if not self.has_plugin and due_at_s is not None and time.monotonic() >= due_at_s:
+            self._ask_at_s = None
+            link.submit("GET", "/info")
+
+    def learn(self, by: ServerTransport) -> None:
+        """Ask and note the answer, in the feedback thread."""
+        if not self.has_plugin:
+            self._learn_from(self._question(by), by)
+
+    def notice_another_key(self, by: ServerTransport) -> None:
+        """Count a server that refused another key than this one as unasked again."""
+        if self._refused_headers is not None and by.headers() != self._refused_headers:
+            self._refused_headers = self.missing = None
+            self._ask_at_s = 0.0
 
     def require_plugin(self) -> None:
         """Raise AgentKVServerError with the reason if the server cannot take tags."""
@@ -129,57 +135,73 @@ class Server:
             raise AgentKVServerError(f"{self.missing}; needed because of on_missing_server='raise'")
 
     def warn_once(self) -> None:
-        """Warn, once per process, that calls to this server go out untouched, and why."""
+        """Warn, once per process, that calls to this server have no effect there, and why."""
         if not self._is_warned:
             self._is_warned = True
-            logger.warning("agentkv: %s. Calls go out untouched.", self.missing)
+            logger.warning("agentkv: %s. Calls go out with their bodies untouched.", self.missing)
 
-    def submit(self, method: str, path: str, body: Mapping[str, object] | None = None) -> None:
-        """Make a call in the background; the result of `GET /info` is noted."""
-        self._feedback.submit(Delivery(self, method, path, body, self._transport.client()))
-
-    def deliver(self, method: str, path: str, body: Mapping[str, object] | None) -> None:
-        """Make a submitted call; runs in the feedback thread, raises AgentKVServerError."""
-        if (method, path) == ("GET", "/info"):
-            self._learn_from(self._question())
-        else:
-            self._transport.send(method, route(self.root_url, path), body)
-
-    def _question(self) -> Callable[[], dict[str, Any]]:
-        return ServerAPI(self.root_url, send=self._transport.send).info
+    def _question(self, by: ServerTransport) -> Callable[[], dict[str, Any]]:
+        return ServerAPI(self.root_url, send=by.send).info
 
     def _must_be_asked(self, force: bool) -> bool:
         return self.is_unasked or (force and not self.has_plugin)
 
-    def _learn_from(self, question: Callable[[], dict[str, Any]]) -> None:
+    def _learn_from(self, question: Callable[[], dict[str, Any]], by: ServerTransport) -> None:
         try:
             info = question()
         except AgentKVServerError as error:
-            self._note_failure(error)
+            self._note_failure(error, by)
         else:
             self._note(info)
 
-    def _note_silence(self) -> None:
+    def _note_silence(self, by: ServerTransport) -> None:
         """Another caller is asking, perhaps on a loop that has stopped, and got no answer yet."""
         if self.is_unasked:
-            self._note_failure(NoAnswerError(f"no answer within {CALL_TIMEOUT_S:g} s"))
+            self._note_failure(NoAnswerError(f"no answer within {CALL_TIMEOUT_S:g} s"), by)
 
-    def _note_failure(self, error: AgentKVServerError) -> None:
+    def _note_failure(self, error: AgentKVServerError, by: ServerTransport) -> None:
         self.missing = f"no agentkv plugin found at {self.root_url} ({error})"
         if isinstance(error, StatusError) and error.status in _REFUSALS:
-            self._refused_headers = self._transport.headers()
-        if _is_passing(error):
-            self._ask_again_at_s = time.monotonic() + ASK_AGAIN_AFTER_S
+            self._refused_headers = by.headers()
+        self._ask_at_s = time.monotonic() + ASK_AGAIN_AFTER_S if _is_passing(error) else None
 
     def _note(self, info: dict[str, Any]) -> None:
         version = info.get("wire_version")
         if version == WIRE_VERSION:
             self.info = info
             return
+        self._ask_at_s = None
         self.missing = (
             f"the server at {self.root_url} speaks agentkv wire version {version!r}, "
             f"this client {WIRE_VERSION}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A job's way to a server: the transport has the keys and headers of this job's calls."""
+
+    server: Server
+    transport: ServerTransport
+
+    @property
+    def root_url(self) -> str:
+        """The server's root."""
+        return self.server.root_url
+
+    def submit(self, method: str, path: str, body: Mapping[str, object] | None = None) -> None:
+        """Make a call in the background; the result of `GET /info` is noted."""
+        self.server.feedback.submit(Delivery(self, method, path, body, self.transport.client()))
+
+    def deliver(self, method: str, path: str, body: Mapping[str, object] | None) -> None:
+        """Make a submitted call; runs in the feedback thread, raises AgentKVServerError.
+
+        Until the server was found to have the plugin, only the question for it is sent.
+        """
+        if (method, path) == ("GET", "/info"):
+            self.server.learn(self.transport)
+        elif self.server.has_plugin:
+            self.transport.send(method, route(self.root_url, path), body)
 
 
 def _in_time(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:

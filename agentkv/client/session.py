@@ -22,10 +22,10 @@ from typing import (
     runtime_checkable,
 )
 
-from agentkv.client import context, openai_sdk
-from agentkv.client.job import Job, current_job
-from agentkv.client.server import Server, server_at
-from agentkv.client.tagged_call import server_of
+from agentkv.client import context, sdk_clients
+from agentkv.client.job import Job, current_job, job_covering
+from agentkv.client.patches import cover, uncover
+from agentkv.client.server import Link, server_at
 from agentkv.protocol import parse_tags
 
 ClientT = TypeVar("ClientT")
@@ -58,12 +58,13 @@ class Session(Generic[ClientT]):
         expected_turns: int | None,
         server: str | URL | None,
         on_missing_server: OnMissingServer,
+        headers: bool,
     ) -> None:
         if on_missing_server not in get_args(OnMissingServer):
             allowed = ", ".join(map(repr, get_args(OnMissingServer)))
             raise ValueError(f"on_missing_server: got {on_missing_server!r}, allowed is {allowed}")
         if client is not None:
-            openai_sdk.require_client(client)
+            _require_client(client)
         given = {
             "job_id": job_id,
             "parent_job_id": parent_job_id,
@@ -73,21 +74,24 @@ class Session(Generic[ClientT]):
         self._client = client
         self._server_url = None if server is None else _text_of(server)
         self._on_missing_server = on_missing_server
+        self._has_headers = headers
         self._entered: list[Job[ClientT]] = []
 
     def __enter__(self) -> Job[ClientT]:
-        server = self._required_server()
-        if server is not None:
-            server.ask(force=True)
-            server.require_plugin()
-        return self._enter()
+        job = self._new_job()
+        link = self._required_link(job)
+        if link is not None:
+            link.server.ask(link.transport, force=True)
+            link.server.require_plugin()
+        return self._enter(job)
 
     async def __aenter__(self) -> Job[ClientT]:
-        server = self._required_server()
-        if server is not None:
-            await server.ask_async(force=True)
-            server.require_plugin()
-        return self._enter()
+        job = self._new_job()
+        link = self._required_link(job)
+        if link is not None:
+            await link.server.ask_async(link.transport, force=True)
+            link.server.require_plugin()
+        return self._enter(job)
 
     def __exit__(self, *exc_info: object) -> None:
         current: Any = context.innermost()
@@ -99,7 +103,7 @@ class Session(Generic[ClientT]):
         job.end()
         context.leave()
         if self._client is not None:
-            openai_sdk.uncover(self._client)
+            uncover(self._client)
 
     async def __aexit__(self, *exc_info: object) -> None:
         self.__exit__(*exc_info)
@@ -127,13 +131,13 @@ class Session(Generic[ClientT]):
 
         return run
 
-    def _enter(self) -> Job[ClientT]:
+    def _new_job(self) -> Job[ClientT]:
         enclosing = current_job()
         job_id = self._tags.job_id or uuid.uuid4().hex
         parent_job_id = self._tags.parent_job_id
         if parent_job_id is None and enclosing is not None and enclosing.job_id != job_id:
             parent_job_id = enclosing.job_id
-        job: Job[ClientT] = Job(
+        return Job(
             job_id,
             covered_client=self._client,
             enclosing=enclosing,
@@ -141,25 +145,47 @@ class Session(Generic[ClientT]):
             expected_turns=self._tags.expected_turns,
             server_url=self._server_url,
             on_missing_server=self._on_missing_server,
+            has_headers=self._has_headers,
         )
-        if self._client is None:
-            job.client = self._client
-            openai_sdk.instrument()
+
+    def _enter(self, job: Job[ClientT]) -> Job[ClientT]:
+        client = self._client
+        if client is None:
+            job.client = client
+            for patch in sdk_clients.SDK_PATCHES:
+                patch.install()
         else:
-            job.client = openai_sdk.tagged_client(self._client, job)
-            openai_sdk.cover(self._client)
-        openai_sdk.inherit_jobs_in_threads()
+            job.client = sdk_clients.drop_in(client, lambda _: None if job.is_over else job)
+            cover(client, sdk_clients.tagging_methods(client, lambda _: job_covering(client)))
+        for patch in context.THREAD_PATCHES:
+            patch.install()
         self._entered.append(job)
         context.enter(job)
         return job
 
-    def _required_server(self) -> Server | None:
+    def _required_link(self, job: Job[ClientT]) -> Link | None:
         """The server to ask on entry, if a missing plugin is an error and the server is known."""
         if self._on_missing_server != "raise":
             return None
         if self._client is not None:
-            return server_of(self._client, self._server_url)
-        return None if self._server_url is None else server_at(self._server_url)
+            return sdk_clients.link_of(job, self._client)
+        return (
+            None if self._server_url is None else job.link_to(server_at(self._server_url), None, {})
+        )
+
+
+def _require_client(client: object) -> None:
+    """Raise TypeError unless `client` is a client that a session can tag."""
+    if isinstance(client, type):
+        raise TypeError(
+            f"session(client): got the class {client.__name__}, allowed is a client made of it: "
+            f"session({client.__name__}(...))"
+        )
+    if not sdk_clients.is_sdk_client(client):
+        raise TypeError(
+            f"session(client): got {type(client).__name__}, allowed is an OpenAI or Anthropic "
+            "client, sync or async (or none: then every such client is covered)"
+        )
 
 
 def _text_of(url: str | URL) -> str:
@@ -180,6 +206,7 @@ def session(
     expected_turns: int | None = None,
     server: str | URL | None = None,
     on_missing_server: OnMissingServer = "warn",
+    headers: bool = True,
 ) -> Session[None]: ...
 
 
@@ -192,6 +219,7 @@ def session(
     expected_turns: int | None = None,
     server: str | URL | None = None,
     on_missing_server: OnMissingServer = "warn",
+    headers: bool = True,
 ) -> Session[ClientT]: ...
 
 
@@ -203,22 +231,25 @@ def session(
     expected_turns: int | None = None,
     server: str | URL | None = None,
     on_missing_server: OnMissingServer = "warn",
+    headers: bool = True,
 ) -> Session[Any]:
     """One agent job: `with session() as job`, `async with`, or a decorator (a job per call).
 
-    client: an OpenAI or AsyncOpenAI client. Its calls inside the block are tagged, and so are those
-        of `job.client`, a drop-in that stays with this job in any thread or task. Nothing else is
-        touched but threads, which inherit the job. Without a client, every client of the OpenAI SDK
-        is covered, until `agentkv.uninstrument()`.
+    client: an OpenAI or Anthropic client, sync or async. Its calls inside the block are tagged, and
+        so are those of `job.client`, a drop-in that stays with this job in any thread or task.
+        Nothing else is touched but threads, which inherit the job. Without a client, every client
+        of the two SDKs is covered, until `agentkv.uninstrument()`.
     job_id: 1 to 256 characters; by default a new one for each job.
     parent_job_id: the job that spawned this one; by default that of the enclosing session.
     expected_turns: a hint. `job.limit_turns(n)` is a promise, `job.last_step()` the certain end.
     server: URL of the vLLM server if it is not the client's base URL (a gateway in between); it
         gets the client's key. Without a client, each client's own address is asked, and this one
         only with on_missing_server="raise": other clients may belong to other providers.
-    on_missing_server: what to do about a server without the plugin. Calls go out untouched; "warn"
-        says so once, "ignore" does not, "raise" raises AgentKVServerError instead: on entry if
-        the server is known by then, else with the first call.
+    on_missing_server: what to do about a server without the plugin. It gets the tags as headers
+        alone, so that a strict endpoint accepts them; "warn" says so once, "ignore" does not,
+        "raise" raises AgentKVServerError instead: on entry if the server is known by then, else
+        with the first call.
+    headers: False sends the tags as body fields alone.
 
     Leaving it, also by an exception, releases the job on the server, in the background. Raises
     TagError for an id or number out of range, TypeError for a wrong client or server.
@@ -230,4 +261,5 @@ def session(
         expected_turns=expected_turns,
         server=server,
         on_missing_server=on_missing_server,
+        headers=headers,
     )

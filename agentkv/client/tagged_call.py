@@ -1,31 +1,32 @@
-"""One request of the OpenAI SDK as a turn of a job: tagged, numbered, timed.
+"""One request as a turn of a job: tagged, numbered, timed, whichever library sends it.
 
-`openai_sdk` makes one before it sends a request. It works on the SDK's `options` object, the same
-in versions 2 and 3, before the SDK turns it into HTTP and retries it: a retry has the same turn.
-Knows nothing about how a request is intercepted or sent.
+`sdk_clients` and `http_clients` say how the requests of their libraries are read and tagged;
+`tagging` puts that around the library's method. A request that runs inside of another tagged one,
+as an SDK's runs over httpx, is the same turn.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from typing import Any
 
 from agentkv.client.job import Job
 from agentkv.client.ledger import OpenTurn
-from agentkv.client.replies import Usage, read_usage, when_complete
-from agentkv.client.server import Server, server_at
-from agentkv.client.transport import texts_of
+from agentkv.client.patches import Method
+from agentkv.client.replies import OnComplete, Usage, when_complete
+from agentkv.client.server import Link
+from agentkv.errors import AgentKVServerError
 from agentkv.protocol import fields_from_headers
 
 logger = logging.getLogger(__name__)
 
-TAGGED_PATHS = frozenset({"/chat/completions", "/completions", "/responses"})
+JobFinder = Callable[[Any], Job[Any] | None]
+"""Returns the job that a request of a client belongs to, if any."""
 
-# True while a tagged request is being sent: the SDK's methods may be wrapped twice around it, by
-# job.client and by the instrumented class, and it is one turn.
 _is_under_way: ContextVar[bool] = ContextVar("agentkv_call_under_way", default=False)
 _has_logged_failure = False
 
@@ -33,123 +34,172 @@ _has_logged_failure = False
 class TaggedCall:
     """A request about to be sent: `begin` before, then `fail` or `complete` after sending.
 
-    `options` are those to send: the caller's, and tagged after `begin`.
+    `begin` sets `headers` and `fields`, the tags to send with it; a subclass puts them into the
+    arguments of its library's method.
     """
 
-    def __init__(self, job: Job[Any], server: Server, options: Any) -> None:
-        self.options = options
-        self.server = server
-        self._job = job
+    takes_fields = True
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+
+    def __init__(self, job: Job[Any], link: Link) -> None:
+        self.job = job
+        self.link = link
+        self.headers: Mapping[str, str] = {}
+        self.fields: Mapping[str, object] = {}
         self._turn: OpenTurn | None = None
         self._token: Token[bool] | None = None
-        self._parse: Callable[[Any], Any] | None = None
-        self._has_arrived = False
-        self._usage: Usage | None = None
+
+    @property
+    def must_ask(self) -> bool:
+        """True if the server has to be asked for the plugin before this request can be tagged."""
+        is_needed = self.takes_fields or self.job.on_missing_server == "raise"
+        return is_needed and self.link.server.is_unasked
 
     def begin(self) -> None:
-        """Open the turn and tag the request, if its server, asked before, has the plugin.
+        """Open the turn and tag the request: with headers, and a server with the plugin by fields.
 
-        Otherwise warn or raise AgentKVServerError, as the session wants.
+        Without the plugin, warn or raise AgentKVServerError, as the session wants.
         """
-        job, server, update = self._job, self.server, dict[str, Any]()
-        has_plugin = server.has_plugin
-        if not has_plugin:
-            self._note_missing_plugin()
-        parse = getattr(self.options, "post_parser", None)
-        if callable(parse):
-            self._parse = parse
-            update["post_parser"] = self._parse_arrived
+        job, server = self.job, self.link.server
+        if server.missing is not None and not server.has_plugin:
+            if job.on_missing_server == "raise":
+                server.require_plugin()
+            if job.on_missing_server == "warn":
+                server.warn_once()
         self._turn = job.ledger.begin()
-        if has_plugin:
-            fields = job.tags(self._turn).as_fields()
-            update["extra_json"] = {**fields, **(self.options.extra_json or {})}
-            if server not in job.servers:
-                job.servers.append(server)
-        if update:
-            self.options = self.options.model_copy(update=update)
+        try:
+            tags = job.tags(self._turn)
+            if job.has_headers:
+                self.headers = tags.as_headers()
+            if self.takes_fields and server.has_plugin:
+                self.fields = tags.as_fields()
+            self.tag()
+        except BaseException:
+            job.ledger.fail(self._turn)
+            raise
+        job.links[server] = self.link
         self._token = _is_under_way.set(True)
+
+    def tag(self) -> None:
+        """Put `headers` and `fields` into the request."""
+
+    @property
+    def has_begun(self) -> bool:
+        """True after `begin`, unless that failed."""
+        return self._token is not None
+
+    def __enter__(self) -> None:
+        """Send the request inside of it: an exception closes the turn."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """Close the turn of a request that raised an error."""
-        self._end_sending()
-        assert self._turn is not None
-        # an error about a successful (2xx) answer: the SDK rejected what the model wrote
-        is_answered = getattr(getattr(error, "response", None), "is_success", False) is True
-        if self._has_arrived or is_answered:
-            self._finish(self._usage, time.monotonic())
-        else:
-            self._job.ledger.fail(self._turn)
+        self.end_sending()
+        self.close_unanswered()
 
-    def complete(self, reply: object) -> None:
+    def complete(self, reply: Any) -> None:
         """Close the turn when its reply has arrived, now or later; the reply stays unchanged."""
-        self._end_sending()
+        self.end_sending()
         try:
-            when_complete(reply, self._finish)
+            self.watch(reply, self.close)
         except Exception:
             log_failure("could not read a reply")
 
-    def _note_missing_plugin(self) -> None:
-        server = self.server
-        if self._job.on_missing_server == "raise":
-            server.require_plugin()
-        if self._job.on_missing_server == "warn":
-            server.warn_once()
-        server.ask_again_if_due()
+    def watch(self, reply: Any, on_complete: OnComplete) -> None:
+        """Call `on_complete` once the reply has arrived."""
+        when_complete(reply, on_complete)
 
-    def _parse_arrived(self, reply: Any) -> Any:
-        """Note that a reply reached the SDK's parser, which may reject what the model wrote."""
-        self._has_arrived = True
-        try:
-            self._usage = read_usage(reply)
-        except Exception:
-            log_failure("could not read a reply")
-        assert self._parse is not None
-        return self._parse(reply)
+    def end_sending(self) -> None:
+        """Note that the request was sent; a server never asked for the plugin is asked now."""
+        assert self._token is not None
+        _is_under_way.reset(self._token)
+        self.link.server.ask_in_background(self.link)
 
-    def _end_sending(self) -> None:
-        if self._token is not None:
-            _is_under_way.reset(self._token)
-
-    def _finish(self, usage: Usage | None, ended_at_s: float) -> None:
+    def close(self, usage: Usage | None, ended_at_s: float) -> None:
+        """Close the turn: the model answered."""
         assert self._turn is not None
-        self._job.ledger.finish(self._turn, usage, ended_at_s=ended_at_s)
-        if self._job.is_over:  # this turn was pinned after the job's release
-            self._job.release()
+        self.job.ledger.finish(self._turn, usage, ended_at_s=ended_at_s)
+        if self.job.is_over:  # this turn was pinned after the job's release
+            self.job.release()
+
+    def close_unanswered(self) -> None:
+        """Close the turn: there was no answer, and a retry has the same number."""
+        assert self._turn is not None
+        self.job.ledger.fail(self._turn)
 
 
-def call_for(job: Job[Any] | None, client: Any, options: Any) -> TaggedCall | None:
-    """The tagged call that a request of `client` becomes; does no I/O.
-
-    None outside of a job, inside of another tagged call, for other routes, and for a request that
-    the caller tagged by hand.
-    """
-    if job is None or _is_under_way.get() or options.url not in TAGGED_PATHS:
-        return None
-    body, extra = options.json_data, options.extra_json or {}
-    headers = texts_of(options.headers) if isinstance(options.headers, Mapping) else {}
-    is_taggable = isinstance(body, Mapping) and isinstance(extra, Mapping)
-    if not is_taggable or _is_tagged_by_hand(body, extra, headers):
-        return None
-    # Without a client the session applies to any server: each client knows its own.
-    server_url = None if job.covered_client is None else job.server_url
-    return TaggedCall(job, server_of(client, server_url, headers), options)
+Prepare = Callable[..., TaggedCall | None]
+"""Makes the call of `(job, client, *args, **kwargs)`, or None if the request is no turn."""
 
 
-def server_of(
-    client: Any, server_url: str | None, headers: Mapping[str, str] | None = None
-) -> Server:
-    """The server that a client's requests go to, unless the session names another one."""
-    server = server_at(server_url or str(client.base_url))
-    server.reach_by(client, headers or {}, is_direct=server_url is None)
-    return server
+def tagging(original: Method, find_job: JobFinder, prepare: Prepare) -> Method:
+    """A library's method that sends requests, sync or async, with its calls made turns of a job."""
+
+    def turn_of(client: Any, args: Any, kwargs: Any) -> TaggedCall | None:
+        job = find_job(client)
+        if job is None or _is_under_way.get():
+            return None
+        return prepare(job, client, *args, **kwargs)
+
+    @functools.wraps(original)
+    def send(client: Any, *args: Any, **kwargs: Any) -> Any:
+        call = None
+        with _UNTOUCHED_ON_FAILURE:
+            call = turn_of(client, args, kwargs)
+            if call is not None:
+                if call.must_ask:
+                    call.link.server.ask(call.link.transport)
+                call.begin()
+        if call is None or not call.has_begun:
+            return original(client, *args, **kwargs)
+        with call:
+            reply = original(client, *call.args, **call.kwargs)
+        call.complete(reply)
+        return reply
+
+    @functools.wraps(original)
+    async def send_async(client: Any, *args: Any, **kwargs: Any) -> Any:
+        call = None
+        with _UNTOUCHED_ON_FAILURE:
+            call = turn_of(client, args, kwargs)
+            if call is not None:
+                if call.must_ask:
+                    await call.link.server.ask_async(call.link.transport)
+                call.begin()
+        if call is None or not call.has_begun:
+            return await original(client, *args, **kwargs)
+        with call:
+            reply = await original(client, *call.args, **call.kwargs)
+        call.complete(reply)
+        return reply
+
+    return send_async if inspect.iscoroutinefunction(original) else send
 
 
-def _is_tagged_by_hand(
-    body: Mapping[str, Any], extra: Mapping[str, Any], headers: Mapping[str, str]
-) -> bool:
-    """True if a request names a job already, in any form that the server understands."""
-    for place in (body, extra):
-        for holder in (place, place.get("extra_body"), place.get("vllm_xargs")):
+class _UntouchedOnFailure:
+    """Passes over an error of ours, so that the request goes out as the caller made it."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, AgentKVServerError):
+            return False
+        log_failure("could not tag a request, which goes out untouched")
+        return True
+
+
+_UNTOUCHED_ON_FAILURE = _UntouchedOnFailure()
+
+
+def names_a_job(body: Any, headers: Mapping[str, str]) -> bool:
+    """True if a request was tagged by hand: it names a job in any form that the server reads."""
+    if isinstance(body, Mapping):
+        for holder in (body, body.get("extra_body"), body.get("vllm_xargs")):
             if isinstance(holder, Mapping) and ("job_id" in holder or "session_id" in holder):
                 return True
     if not headers:

@@ -88,6 +88,7 @@ class ServerAPI:
 class ServerTransport:
     """One way to call a server: by an SDK client, with `headers` in addition to the client's own.
 
+    job_headers: sent with every call, whoever makes it; no part of the key that a server checks.
     is_direct: the client's calls go to this very server, so that it can call the routes itself.
     """
 
@@ -96,10 +97,12 @@ class ServerTransport:
         client: Any = None,
         headers: Mapping[str, str] | None = None,
         *,
+        job_headers: Mapping[str, str] | None = None,
         is_direct: bool = True,
     ) -> None:
         self.client: Callable[[], Any] = (lambda: None) if client is None else weakref.ref(client)
         self._own_headers = dict(headers or {})
+        self._job_headers = dict(job_headers or {})
         self._is_direct = is_direct
         self._last_headers = self._own_headers
         self.headers()
@@ -109,7 +112,7 @@ class ServerTransport:
         return client is not None and self.client() is client and self._own_headers == headers
 
     def headers(self) -> Mapping[str, str]:
-        """The client's current key and headers, for connections of our own."""
+        """The client's current key and headers, without those of the job."""
         client = self.client()
         if client is not None:
             all_headers = {**client.auth_headers, **client.default_headers, **self._own_headers}
@@ -124,11 +127,11 @@ class ServerTransport:
 
     def send(self, method: str, url: str, body: Body) -> Any:
         """Make one request from any thread; returns the JSON, raises AgentKVServerError."""
-        headers, client = self.headers(), self.client()
+        headers, client = {**self.headers(), **self._job_headers}, self.client()
         if client is None or not self._is_direct or _is_async(client) or client.is_closed():
             return send_request(method, url, body, headers=headers)
         try:
-            return _sdk_request(client, method, url, body, self._own_headers)
+            return self._request_by(client, method, url, body)
         except Exception as error:  # the SDK's, or that of a transport its owner gave it
             raise _failure_of(error, url) from error
 
@@ -139,20 +142,20 @@ class ServerTransport:
         url = route(root_url, "/info")
         try:
             with anyio.fail_after(CALL_TIMEOUT_S):
-                answer = await _sdk_request(self.client(), "GET", url, None, self._own_headers)
+                answer = await self._request_by(self.client(), "GET", url, None)
         except TimeoutError as error:
             raise NoAnswerError(f"{url}: no answer within {CALL_TIMEOUT_S:g} s") from error
         except Exception as error:
             raise _failure_of(error, url) from error
         return _object_of(answer, url)
 
-
-def _sdk_request(client: Any, method: str, url: str, body: Body, headers: Mapping[str, str]) -> Any:
-    """The JSON of the reply, or, for an asynchronous client, an awaitable of it."""
-    options = {"timeout": CALL_TIMEOUT_S, "max_retries": 0, "headers": headers}
-    if method == "GET":
-        return client.get(url, cast_to=object, options=options)
-    return client.post(url, cast_to=object, body=body, options=options)
+    def _request_by(self, client: Any, method: str, url: str, body: Body) -> Any:
+        """The JSON of the reply, or, for an asynchronous client, an awaitable of it."""
+        headers = {**self._own_headers, **self._job_headers}
+        options = {"timeout": CALL_TIMEOUT_S, "max_retries": 0, "headers": headers}
+        if method == "GET":
+            return client.get(url, cast_to=object, options=options)
+        return client.post(url, cast_to=object, body=body, options=options)
 
 
 def _failure_of(error: Exception, url: str) -> AgentKVServerError:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import litellm
 from minisweagent.models.litellm_model import LitellmModel
@@ -19,7 +18,7 @@ from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
 from agentkv.client.context import job_made_current
 from agentkv.client.job import Job
 from agentkv.client.replies import read_usage
-from agentkv.client.server import Server, server_at
+from agentkv.client.server import Link, server_at
 from agentkv.client.tagged_call import TaggedCall
 
 from .jobs import JobOfModel, TurnLog
@@ -45,17 +44,6 @@ _warned_models: set[str] = set()
 _has_logged_failure = False
 
 
-@dataclass(frozen=True, slots=True)
-class BodyExtras:
-    """litellm's `extra_body` in the shape of the OpenAI SDK's options, as TaggedCall reads them."""
-
-    extra_json: Mapping[str, Any] = field(default_factory=dict)
-
-    def model_copy(self, *, update: Mapping[str, Any]) -> Self:
-        """Return a copy with other extras."""
-        return type(self)(**update)
-
-
 def tagged_call(
     job: Job[Any], model_name: str, call_options: Mapping[str, Any], server_url: str | None
 ) -> TaggedCall | None:
@@ -64,11 +52,10 @@ def tagged_call(
     None if the call names no server of its own, or if the caller set a `job_id` by hand. The
     first call to a server waits for its answer, about 3 s at most.
     """
-    extras = call_options.get("extra_body") or {}
-    if "job_id" in extras:
+    if "job_id" in (call_options.get("extra_body") or {}):
         return None
-    server = _server_of(model_name, call_options, server_url)
-    if server is None:
+    link = _link_of(job, model_name, call_options, server_url)
+    if link is None:
         if model_name not in _warned_models:
             _warned_models.add(model_name)
             logger.warning(
@@ -77,15 +64,15 @@ def tagged_call(
                 model_name,
             )
         return None
-    call = TaggedCall(job, server, BodyExtras(extras))
-    server.ask()
+    call = TaggedCall(job, link)
+    link.server.ask(link.transport)
     call.begin()
     return call
 
 
-def _server_of(
-    model_name: str, call_options: Mapping[str, Any], server_url: str | None
-) -> Server | None:
+def _link_of(
+    job: Job[Any], model_name: str, call_options: Mapping[str, Any], server_url: str | None
+) -> Link | None:
     """Resolve the server as litellm does; None for a provider's own endpoint."""
     provider = call_options.get("custom_llm_provider") or _provider(model_name)
     url = server_url or call_options.get("api_base") or call_options.get("base_url")
@@ -97,10 +84,16 @@ def _server_of(
     if key is None and provider in _KEY_VARIABLES:
         key = litellm.get_secret_str(_KEY_VARIABLES[provider])
     authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
-    server = server_at(str(url))
     headers = {**authorization, **(call_options.get("extra_headers") or {})}
-    server.reach_by(None, headers)
-    return server
+    return job.link_to(server_at(str(url)), None, headers)
+
+
+def _as_litellm_options(call: TaggedCall, call_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tags as litellm's options, in addition to the caller's own."""
+    return {
+        "extra_headers": {**call.headers, **(call_options.get("extra_headers") or {})},
+        "extra_body": {**call.fields, **(call_options.get("extra_body") or {})},
+    }
 
 
 def _provider(model_name: str) -> str:
@@ -186,20 +179,12 @@ class AgentKVModel(LitellmModel):
             with job_made_current(None):  # an enclosing session must not tag it either
                 response = super()._query(messages, **kwargs)
         else:
-            response = self._query_as_turn(call, messages, kwargs)
+            with call:
+                tags = _as_litellm_options(call, self.config.model_kwargs | kwargs)
+                response = super()._query(messages, **kwargs | tags)
+            call.complete(response)
         with _loop_goes_on():
             self.agentkv_turns.note_reply(read_usage(response))
-        return response
-
-    def _query_as_turn(self, call: TaggedCall, messages: list[Message], kwargs: Message) -> Any:
-        if call.options.extra_json:
-            kwargs = {**kwargs, "extra_body": call.options.extra_json}
-        try:
-            response = super()._query(messages, **kwargs)
-        except BaseException as error:
-            call.fail(error)
-            raise
-        call.complete(response)
         return response
 
     def _notice_new_conversation(self, messages: list[Message]) -> None:

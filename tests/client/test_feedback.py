@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -106,6 +107,28 @@ def test_a_full_queue_drops_and_does_not_wait(caplog: pytest.LogCaptureFixture) 
     assert len(caplog.records) == 1
 
 
+def test_a_full_queue_drops_tool_events_before_releases(caplog: pytest.LogCaptureFixture) -> None:
+    """A release takes the place of the oldest tool event; among releases the newest is dropped."""
+    sender = FeedbackSender(max_queued=3)
+    may_go_on, is_busy = threading.Event(), threading.Event()
+    sent: list[str] = []
+
+    def submit(path: str, action: Callable[[], object] = lambda: None) -> None:
+        inbox = Inbox(action=lambda: (sent.append(path), action()))
+        sender.submit(Delivery(inbox, "POST", path))
+
+    submit("/busy", lambda: (is_busy.set(), may_go_on.wait(20)))
+    assert is_busy.wait(20)
+    for path in ("/a/tool", "/a/release", "/b/tool", "/c/tool", "/b/release", "/c/release"):
+        submit(path)
+    submit("/d/release")
+    may_go_on.set()
+    assert sender.flush(timeout_s=20)
+    assert sent == ["/busy", "/a/release", "/b/release", "/c/release"]
+    assert sender.num_waiting == 0
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize("has_next", [True, False], ids=["another delivery", "a flush"])
 def test_without_a_free_thread_deliveries_wait_for_one(
     has_next: bool,
@@ -124,6 +147,17 @@ def test_without_a_free_thread_deliveries_wait_for_one(
     assert [inbox.num_calls for inbox in inboxes] == [1, 1, int(has_next)]
     (record,) = caplog.records
     assert "no free thread for POST /v1/agentkv/jobs/a/tool" in record.getMessage()
+
+
+def test_the_queue_of_another_library_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gevent and eventlet replace `queue.Queue` by one that no flush can wait for."""
+
+    class WithoutInternals:
+        def __init__(self, *_: object) -> None:
+            raise AssertionError("queue.Queue was used")
+
+    monkeypatch.setattr(queue, "Queue", WithoutInternals)
+    assert calls(FeedbackSender(), Inbox(), Inbox()) == [1, 1]
 
 
 def test_a_server_that_hangs_delays_no_other() -> None:

@@ -34,7 +34,7 @@ def client_of(server: ScriptedServer, **options: Any) -> openai.OpenAI:
 def test_a_server_without_the_plugin_gets_no_tags_and_one_warning(
     plain: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is asked once and gets plain calls, since a strict endpoint answers 400 to tags."""
+    """It is asked once and gets plain bodies, since a strict endpoint answers 400 to tags there."""
     with client_of(plain) as client:
         for _ in range(2):
             with agentkv.session(client) as job:
@@ -43,19 +43,20 @@ def test_a_server_without_the_plugin_gets_no_tags_and_one_warning(
                     pass
                 job.client.chat.completions.create(**CHAT)
     assert [turn.tags for turn in plain.turns] == [{}] * 4
+    assert [turn.headers["x-agentkv-turn"] for turn in plain.turns] == ["1", "2"] * 2
     assert job.summary().turns == 2
     assert agentkv.flush()
     assert len(plain.requests) == 5  # the four turns and one question
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "Calls go out untouched" in record.getMessage()
+    assert "Calls go out with their bodies untouched" in record.getMessage()
     assert plain.root_url in record.getMessage()
 
 
 def test_ignore_logs_nothing_about_a_missing_plugin(
     plain: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """on_missing_server="ignore" sends calls untouched without a warning."""
+    """on_missing_server="ignore" sends calls with plain bodies, without a warning."""
     with client_of(plain) as client, agentkv.session(client, on_missing_server="ignore") as job:
         job.client.chat.completions.create(**CHAT)
     assert caplog.records == []
@@ -126,7 +127,7 @@ def test_another_wire_version_gets_no_tags(
 def test_a_slow_server_costs_the_agent_one_short_time_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """After the time-out its calls go out untouched, without waiting again."""
+    """After the time-out its calls go out with plain bodies, without waiting again."""
     with (
         ScriptedServer(info_delay_s=CALL_TIMEOUT_S + 5) as server,
         client_of(server) as client,
@@ -212,7 +213,7 @@ async def test_without_a_free_thread_the_call_goes_out_untouched(
     assert [turn.tags for turn in server.turns] == [{}] * 3
     (record,) = caplog.records
     assert "no free thread to ask it from" in record.getMessage()
-    assert "Calls go out untouched" in record.getMessage()
+    assert "Calls go out with their bodies untouched" in record.getMessage()
 
 
 def test_a_tool_runs_without_a_free_thread(
@@ -264,4 +265,4 @@ def test_an_odd_proxy_in_the_environment_costs_only_the_tags(
     assert [turn.tags for turn in server.turns] == [{}, {}]
     (record,) = caplog.records
     assert "ALL_PROXY" in record.getMessage()
-    assert "Calls go out untouched" in record.getMessage()
+    assert "Calls go out with their bodies untouched" in record.getMessage()

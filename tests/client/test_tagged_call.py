@@ -14,6 +14,7 @@ import pydantic
 import pytest
 
 import agentkv
+from agentkv.protocol import READ_HEADERS, TAG_FIELDS, parse_header_tags, parse_tags
 from agentkv.testing import ScriptedReply, ScriptedServer
 
 TEXT = '{"word": "two"}'
@@ -201,16 +202,20 @@ def test_a_session_adds_its_tags_and_changes_nothing_else(
 ) -> None:
     """Body and headers are those of a plain request; the caller's own extra_body wins."""
     extra = {"top_k": 5, "turn": 77}
+    options: dict[str, Any] = {"extra_body": extra, "extra_headers": {"X-Note": "n"}}
     with agentkv.session(client, job_id="a") as job:
-        job.client.chat.completions.create(**CHAT, temperature=0, extra_body=extra)
-    client.chat.completions.create(**CHAT, temperature=0, extra_body=extra)
-    assert extra == {"top_k": 5, "turn": 77}
+        job.client.chat.completions.create(**CHAT, temperature=0, **options)
+    client.chat.completions.create(**CHAT, temperature=0, **options)
+    assert options == {"extra_body": {"top_k": 5, "turn": 77}, "extra_headers": {"X-Note": "n"}}
     tagged, plain = server.turns
     assert tagged.body == {**plain.body, "job_id": "a"}
-    same = {"host", "content-length", "x-stainless-retry-count"}
-    assert {k: v for k, v in tagged.headers.items() if k not in same} == {
-        k: v for k, v in plain.headers.items() if k not in same
+    changed = {*tagged.headers.items()} - {*plain.headers.items()}
+    assert changed - {("content-length", tagged.headers["content-length"])} == {
+        ("x-session-id", "a"),
+        ("x-agentkv-job", "a"),
+        ("x-agentkv-turn", "1"),
     }
+    assert plain.headers.keys() < tagged.headers.keys()
 
 
 @pytest.mark.parametrize(
@@ -221,6 +226,7 @@ def test_a_session_adds_its_tags_and_changes_nothing_else(
         {"extra_body": {"extra_body": {"job_id": "by-hand"}}},
         {"extra_body": {"session_id": "by-hand"}},
         {"extra_headers": {"X-Session-ID": "by-hand"}},
+        {"extra_headers": {"x-agentkv-job": "by-hand"}},
     ],
     ids=str,
 )
@@ -232,6 +238,40 @@ def test_a_request_tagged_by_hand_is_left_alone(
         job.client.chat.completions.create(**CHAT, **by_hand)
     assert server.turns[0].tags.get("job_id") != "ours"
     assert job.summary().turns == 0
+
+
+def test_every_tag_travels_as_a_header_too(server: ScriptedServer, client: openai.OpenAI) -> None:
+    """What the body says is said by headers as well, percent-encoded where they cannot hold it."""
+    with (
+        agentkv.session(job_id="työ"),
+        agentkv.session(client, job_id="a", expected_turns=9) as job,
+    ):
+        job.client.chat.completions.create(**CHAT)
+        with job.tool("echo ä"):
+            pass
+        job.last_step()
+        job.client.chat.completions.create(**CHAT)
+    for turn in server.turns:
+        assert parse_header_tags(turn.headers) == parse_tags(turn.tags)
+    assert server.turns[1].headers["x-agentkv-parent"] == "ty%C3%B6"
+    assert server.turns[1].tags.keys() == set(TAG_FIELDS)
+
+
+@pytest.mark.parametrize("has_plugin", [True, False])
+def test_without_headers_a_job_travels_in_bodies_alone(
+    has_plugin: bool, client: openai.OpenAI
+) -> None:
+    """session(headers=False) sends none with a turn, the question, a tool or the release."""
+    with ScriptedServer(has_plugin=has_plugin) as server:
+        client = client.with_options(base_url=server.base_url)
+        with agentkv.session(client, headers=False, on_missing_server="ignore") as job:
+            job.client.chat.completions.create(**CHAT)
+            with job.tool("ls"):
+                pass
+        assert agentkv.flush(timeout_s=20)
+    assert bool(server.turns[0].tags) is has_plugin
+    assert len(server.requests) == (5 if has_plugin else 2)
+    assert not any(READ_HEADERS & request.headers.keys() for request in server.requests)
 
 
 def test_a_retry_has_the_number_of_the_turn(server: ScriptedServer, client: openai.OpenAI) -> None:

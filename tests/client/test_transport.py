@@ -15,6 +15,7 @@ import openai
 import pytest
 
 import agentkv
+from agentkv.client.context import job_made_current
 from agentkv.client.transport import CALL_TIMEOUT_S
 from agentkv.testing import ScriptedServer
 
@@ -103,6 +104,43 @@ def test_a_server_that_is_called_with_many_keys_is_one_server(
     assert paths.count("/v1/agentkv/info") == 1
     assert (len(server.tool_events), len(server.released)) == (2, 1)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("keeps_clients", [True, False])
+def test_jobs_that_take_turns_keep_their_own_headers(keeps_clients: bool) -> None:
+    """The question, tools and releases of a job carry the id and the headers of its own client."""
+    with ScriptedServer() as server:
+        clients = [
+            openai.OpenAI(
+                base_url=server.base_url, api_key=name, default_headers={"X-Gateway": name}
+            )
+            for name in ("a", "b")
+        ]
+        sessions = [agentkv.session(client, job_id=client.api_key) for client in clients]
+        if not keeps_clients:
+            sessions = [agentkv.session(job_id=client.api_key) for client in clients]
+        jobs = [session.__enter__() for session in sessions]
+        for _ in range(3):
+            for client, job in zip(clients, jobs, strict=True):
+                with job_made_current(job):
+                    client.chat.completions.create(**CHAT)
+                    with job.tool("ls"):
+                        pass
+        if not keeps_clients:
+            for client in clients:
+                client.close()
+            clients.clear()
+        for session in sessions:
+            session.__exit__(None, None, None)
+        assert agentkv.flush(timeout_s=20)
+    assert sorted(server.released) == ["a", "b"]
+    assert len(server.tool_events) == 12
+    for request in server.requests:
+        job_id = request.headers["x-session-id"]
+        assert request.headers["x-gateway"] == job_id
+        assert request.headers["authorization"] == f"Bearer {job_id}"
+        assert request.tags.get("job_id", job_id) == job_id
+        assert "/jobs/" not in request.path or f"/jobs/{job_id}/" in request.path
 
 
 class Elsewhere(httpx.HTTPTransport):
