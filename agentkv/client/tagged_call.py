@@ -1,4 +1,4 @@
-"""One request as a turn of a job: tagged, numbered, timed, whichever library sends it.
+"""One request as a turn of a job: tagged, numbered, timed, in any library that sends it.
 
 `sdk_clients` and `http_clients` say how the requests of their libraries are read and tagged;
 `tagging` puts that around the library's method. A request that runs inside of another tagged one,

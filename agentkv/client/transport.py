@@ -88,7 +88,7 @@ class ServerAPI:
 class ServerTransport:
     """One way to call a server: by an SDK client, with `headers` in addition to the client's own.
 
-    job_headers: sent with every call, whoever makes it; no part of the key that a server checks.
+    job_headers: sent with every call, too; they are no part of the key that a server may refuse.
     is_direct: the client's calls go to this very server, so that it can call the routes itself.
     """
 

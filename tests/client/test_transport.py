@@ -126,6 +126,7 @@ def test_jobs_that_take_turns_keep_their_own_headers(keeps_clients: bool) -> Non
                     client.chat.completions.create(**CHAT)
                     with job.tool("ls"):
                         pass
+        assert agentkv.flush(timeout_s=20)  # or a client is closed while it sends
         if not keeps_clients:
             for client in clients:
                 client.close()
