@@ -1,8 +1,8 @@
 """Runs the bash that a model writes: under bubblewrap where it works, else only when approved.
 
 Used by the bash agent, by SWE-bench's environment and by its grading without containers. Isolated
-means no network, no writes outside the
-workspace and no sight of the home folder. Knows nothing about models or sessions.
+means no network, no writes outside the workspace and no sight of the home folder. Knows nothing
+about models or sessions.
 """
 
 from __future__ import annotations
@@ -61,98 +61,10 @@ class ClippedOutput:
         return f"{head}\n[... {self._num_left_out_bytes} bytes left out ...]\n{tail}"
 
 
-def run_bounded(
-    argv: Sequence[str],
-    *,
-    cwd: Path,
-    environment: Mapping[str, str],
-    time_limit_s: float,
-    output_limit_bytes: int,
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> CommandResult:
-    """Run `argv` with standard input empty and both outputs merged; return within the limit.
-
-    `is_stopped` is polled every 50 ms; once true, the time limit counts as reached. The rest of
-    the process group is always killed, so a child that holds the output open delays nothing.
-    Raises OSError or ValueError if the process cannot be started.
-    """
-    started_s = time.monotonic()
-    process = subprocess.Popen(
-        argv,
-        cwd=cwd,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    output = ClippedOutput(output_limit_bytes)
-    try:
-        with process.stdout as pipe:  # type: ignore[union-attr]  # PIPE was asked for
-            deadline_s = started_s + time_limit_s
-            has_ended = _read_until_exit(process, pipe, output, deadline_s, is_stopped)
-    finally:
-        _kill_group(process)
-    duration_s = time.monotonic() - started_s
-    returncode = _shell_status(process.wait()) if has_ended else None
-    return CommandResult(output.text(), returncode, duration_s, timed_out=not has_ended)
-
-
-def _read_until_exit(
-    process: subprocess.Popen[bytes],
-    pipe: IO[bytes],
-    output: ClippedOutput,
-    deadline_s: float,
-    is_stopped: Callable[[], bool],
-) -> bool:
-    """Read until the process exits; return False if the deadline or the stop came first."""
-    os.set_blocking(pipe.fileno(), False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        while (left_s := deadline_s - time.monotonic()) > 0 and not is_stopped():
-            has_exited = process.poll() is not None
-            is_readable = bool(selector.select(0 if has_exited else min(left_s, _EXIT_POLL_S)))
-            chunk = os.read(pipe.fileno(), _READ_BYTES) if is_readable else None
-            if chunk:
-                output.add(chunk)
-            if has_exited:
-                return True
-            if chunk == b"":
-                return _wait_until(process, deadline_s)
-    return False
-
-
-def _wait_until(process: subprocess.Popen[bytes], deadline_s: float) -> bool:
-    try:
-        process.wait(max(0.0, deadline_s - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):  # the whole group has exited
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _shell_status(returncode: int) -> int:
-    """Convert a death by signal to 128 + signal, as bash inside the sandbox reports it."""
-    return 128 - returncode if returncode < 0 else returncode
-
-
 # Programs and what they load. The home folders, /var and most of /etc stay out of sight.
 _SYSTEM_PATHS = (
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/etc/alternatives",
-    "/etc/ld.so.cache",
-    "/etc/passwd",
-    "/etc/group",
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"),
+    *("/etc/alternatives", "/etc/ld.so.cache", "/etc/passwd", "/etc/group"),
 )
 _TRIAL_LIMIT_S = 10.0
 INSIDE_PATH = Path("/project")
@@ -173,26 +85,12 @@ def sandboxed_argv(
     `scratch` is mounted as `/tmp`; without it, every command gets an empty `/tmp`.
     """
     visible = [*_SYSTEM_PATHS, *_python_paths()]
-    tmp = ["--tmpfs", "/tmp"] if scratch is None else ["--bind", str(scratch), "/tmp"]
+    tmp = ("--tmpfs", "/tmp") if scratch is None else ("--bind", str(scratch), "/tmp")
     return [
-        program,
-        "--unshare-all",
-        "--die-with-parent",
-        "--cap-drop",
-        "ALL",
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-        *tmp,
+        *(program, "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
+        *("--proc", "/proc", "--dev", "/dev", *tmp),
         *(part for path in visible for part in ("--ro-bind-try", path, path)),
-        "--bind",
-        str(workspace),
-        str(inside),
-        "--remount-ro",
-        "/",
-        "--chdir",
-        str(inside),
+        *("--bind", str(workspace), str(inside), "--remount-ro", "/", "--chdir", str(inside)),
         "--clearenv",
         *(part for name, value in environment.items() for part in ("--setenv", name, value)),
         *argv,
@@ -220,11 +118,7 @@ def _works(program: str) -> bool:
     trial = sandboxed_argv(program, ["true"], workspace=Path("/usr"), environment={})
     try:
         finished = subprocess.run(
-            trial,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TRIAL_LIMIT_S,
+            trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRIAL_LIMIT_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -240,17 +134,20 @@ def _python_paths() -> list[str]:
 
 # A runaway `cat` into a file stops here, in the 1024-byte units of bash's ulimit.
 _MAX_FILE_KIB = 64 * 1024
-# The whole environment of a command: nothing is inherited, so no API key of the user's leaks.
-_ENVIRONMENT = {
+CLEAN_ENVIRONMENT: Mapping[str, str] = {
     "PATH": os.pathsep.join([f"{sys.prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]),
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "TERM": "dumb",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # plugins of our environment, not of the project's
+}
+"""The whole environment of a command: nothing is inherited, so no API key of the user's leaks."""
+_PROJECT_ENVIRONMENT = {
+    **CLEAN_ENVIRONMENT,
     "PAGER": "cat",
     "GIT_OPTIONAL_LOCKS": "0",  # `git status` leaves the repository as it was
-    "PYTHONDONTWRITEBYTECODE": "1",
     "PYTEST_ADDOPTS": "-q -p no:cacheprovider",
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # plugins of our environment, not of the project's
 }
 _CANNOT_RUN = 126  # bash's own status for a command that cannot be executed
 
@@ -263,7 +160,8 @@ class Sandbox:
     refusal: called before each command that would run without isolation: None lets it run, a text
         is the reason for refusing and becomes the command's output. Without isolation a child
         that leaves the process group outlives the command.
-    inside, scratch: as for `sandboxed_argv`. is_stopped: as for `run_bounded`.
+    inside, scratch: as for `sandboxed_argv`.
+    is_stopped: polled every 50 ms; once true, the time limit counts as reached.
     """
 
     workspace: Path
@@ -274,7 +172,7 @@ class Sandbox:
     max_file_kib: int = _MAX_FILE_KIB
     inside: Path = INSIDE_PATH
     scratch: Path | None = None
-    environment: Mapping[str, str] = field(default_factory=lambda: _ENVIRONMENT)
+    environment: Mapping[str, str] = field(default_factory=lambda: _PROJECT_ENVIRONMENT)
     is_stopped: Callable[[], bool] = lambda: False
 
     @property
@@ -283,20 +181,66 @@ class Sandbox:
         return self.bubblewrap is not None
 
     def run(self, command: str) -> CommandResult:
-        """Run one command and return within the time limit; its failure is a result, no error."""
+        """Run one command and return within the time limit; its failure is a result, no error.
+
+        Standard input is empty and both outputs are merged. The rest of the process group is always
+        killed, so a child that holds the output open delays nothing.
+        """
         if not self.is_isolated and (reason := self.refusal(command)) is not None:
             return CommandResult(f"not run: {reason}", None, 0.0, timed_out=False)
+        started_s = time.monotonic()
         try:
-            return run_bounded(
+            process = subprocess.Popen(
                 self._argv(command),
                 cwd=self.workspace,
-                environment=self.environment,
-                time_limit_s=self.time_limit_s,
-                output_limit_bytes=self.output_limit_bytes,
-                is_stopped=self.is_stopped,
+                env=dict(self.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         except (OSError, ValueError) as error:  # a NUL, a lone surrogate, 128 KiB of command
             return CommandResult(f"cannot run: {error}", _CANNOT_RUN, 0.0, timed_out=False)
+        output = ClippedOutput(self.output_limit_bytes)
+        try:
+            with process.stdout as pipe:  # type: ignore[union-attr]  # PIPE was asked for
+                deadline_s = started_s + self.time_limit_s
+                has_ended = self._read_until_exit(process, pipe, output, deadline_s)
+        finally:
+            with suppress(ProcessLookupError):  # the whole group has exited
+                os.killpg(process.pid, signal.SIGKILL)
+            status = process.wait()
+        duration_s = time.monotonic() - started_s
+        if not has_ended:
+            return CommandResult(output.text(), None, duration_s, timed_out=True)
+        # a death by signal is 128 + signal, as bash inside the sandbox reports it
+        status = status if status >= 0 else 128 - status
+        return CommandResult(output.text(), status, duration_s, timed_out=False)
+
+    def _read_until_exit(
+        self,
+        process: subprocess.Popen[bytes],
+        pipe: IO[bytes],
+        output: ClippedOutput,
+        deadline_s: float,
+    ) -> bool:
+        """Read until the process exits; return False if the deadline or the stop came first."""
+        os.set_blocking(pipe.fileno(), False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while (left_s := deadline_s - time.monotonic()) > 0 and not self.is_stopped():
+                has_exited = process.poll() is not None
+                is_readable = bool(selector.select(0 if has_exited else min(left_s, _EXIT_POLL_S)))
+                chunk = os.read(pipe.fileno(), _READ_BYTES) if is_readable else None
+                if chunk:
+                    output.add(chunk)
+                if has_exited:
+                    return True
+                if chunk == b"":  # closed, by a process that may go on
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(max(0.0, deadline_s - time.monotonic()))
+                    return process.poll() is not None
+        return False
 
     def _argv(self, command: str) -> list[str]:
         limit = f'ulimit -f {self.max_file_kib}; exec bash --noprofile --norc -c "$1"'
@@ -313,20 +257,13 @@ class Sandbox:
         )
 
 
-def open_sandbox(
-    workspace: Path,
-    *,
-    runs_unasked: bool,
-    time_limit_s: float = 30.0,
-    output_limit_bytes: int = 2000,
-) -> Sandbox:
+def open_sandbox(workspace: Path, *, runs_unasked: bool, output_limit_bytes: int) -> Sandbox:
     """Return a sandbox over bubblewrap if it works here, else one that asks on the terminal.
 
     `runs_unasked` (an agent's `--yes`) skips the question, and with it the last protection.
     """
     return Sandbox(
         workspace=workspace,
-        time_limit_s=time_limit_s,
         output_limit_bytes=output_limit_bytes,
         bubblewrap=find_bubblewrap(),
         refusal=(lambda command: None) if runs_unasked else ask_on_terminal,

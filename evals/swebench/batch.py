@@ -8,25 +8,25 @@ and a row of times per instance. Knows nothing about policies.
 from __future__ import annotations
 
 import math
-import signal
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from minisweagent.exceptions import UserInterruption
 from minisweagent.run.benchmarks import swebench
 from minisweagent.run.benchmarks.utils.batch_progress import RunBatchProgressManager
+from rich.console import Console
+from rich.live import Live
 
 from agentkv.agents.mini_swe.batch import AgentKVProgressAgent, substitute
 
 from .environments import EnvironmentPlan
-from .folder import ERROR_PREFIX, PREDICTIONS_FILE
+from .folder import ERROR_PREFIX, PREDICTIONS_FILE, RunFolder
 from .instances import Instance
 
 TICK_S = 0.25
@@ -89,62 +89,59 @@ class BatchAgent(AgentKVProgressAgent):
 class Batch(RunBatchProgressManager):
     """mini-swe-agent's progress manager, which also starts and stops the instances' threads.
 
+    folder: receives the row of each instance that ended. A failed instance stops nothing, a row
+        that cannot be written stops the batch.
     config: mini-swe-agent's configuration, with the model's server in it.
-    keep: receives the row of each instance that ended, from the instance's thread; an exception
-        stops the batch. A failed instance stops nothing.
+    clock: seconds since the run first began.
     server_gone: returns why the server no longer answers, or None.
     """
 
     def __init__(
         self,
         instances: Sequence[Instance],
-        out: Path,
+        folder: RunFolder,
         config: Mapping[str, Any],
         environments: EnvironmentPlan,
         *,
         clock: Callable[[], float],
-        keep: Callable[[dict[str, Any]], None],
         server_gone: Callable[[], str | None],
     ) -> None:
         super().__init__(len(instances))
         self.playing: dict[str, Playing] = {}
         self.stopped_because: str | None = None
         self._instances = instances
-        self._out = out
+        self._folder = folder
         self._config = config
         self._environments = environments
         self._clock = clock
-        self._keep = keep
         self._server_gone = server_gone
         self._changed = threading.Event()
         self._is_terminal = sys.stderr.isatty()
         substitute(ProgressTrackingAgent=BatchAgent, get_sb_environment=self._start_environment)
 
     def play(
-        self,
-        job_id: Callable[[str], str],
-        *,
-        num_workers: int | None,
-        starts_s: Sequence[float] | None = None,
+        self, suffix: str, *, num_workers: int | None, starts_s: Sequence[float] | None = None
     ) -> None:
         """Block until all instances ended, or the batch is stopped and what ran has ended.
 
-        `starts_s` are the instances' start times from now on, however many are under way; None
-        starts one whenever fewer than `num_workers` are. A first Ctrl-C lets each agent finish its
-        step, a second one abandons them.
+        `suffix` makes an instance's id the id of its job. `starts_s` are the instances' start
+        times from now on, however many are under way; None starts one whenever fewer than
+        `num_workers` are. A first Ctrl-C lets each agent finish its step, a second one abandons
+        them.
         """
         waiting = deque(zip(starts_s or [0.0] * len(self._instances), self._instances, strict=True))
         limit = num_workers or len(waiting)
         began_s = checked_s = time.monotonic()
         deadline_s = math.inf
-        with self._shown():
+        shown = Live(self.render_group, console=Console(stderr=True), refresh_per_second=4)
+        with shown if self._is_terminal else nullcontext():
             while waiting or self.playing:
                 try:
                     now_s = time.monotonic()
                     while waiting and len(self.playing) < limit and not self.stopped_because:
                         if waiting[0][0] > now_s - began_s:
                             break
-                        self._start(waiting.popleft()[1], job_id)
+                        self._start(waiting.popleft()[1], suffix)
                     if self.stopped_because:
                         waiting.clear()
                     self._changed.wait(TICK_S)
@@ -191,30 +188,19 @@ class Batch(RunBatchProgressManager):
         if not self._is_terminal:
             _say(f"{instance_id}: {exit_status}; {self.summary()}")
 
-    def _shown(self) -> Any:
-        if not self._is_terminal:
-            return nullcontext()
-        from rich.console import Console
-        from rich.live import Live
-
-        return Live(self.render_group, console=Console(stderr=True), refresh_per_second=4)
-
-    def _start(self, instance: Instance, job_id: Callable[[str], str]) -> None:
+    def _start(self, instance: Instance, suffix: str) -> None:
         name = instance.instance_id
-        self.playing[name] = playing = Playing(instance, job_id(name), self._clock())
+        self.playing[name] = playing = Playing(instance, f"{name}{suffix}", self._clock())
         # daemon: an agent that waits for a dead server must not keep the process alive
         threading.Thread(target=self._play, args=(playing,), name=name, daemon=True).start()
 
     def _play(self, playing: Playing) -> None:
-        instance = playing.instance
-        name = instance.instance_id
-        model = {**self._config["model"], "agentkv_job_id": playing.job_id}
-        texts = {"instance_id": name, "problem_statement": instance.problem_statement}
+        name, out = playing.instance.instance_id, self._folder.path
+        config = {**self._config}
+        config["model"] = {**config["model"], "agentkv_job_id": playing.job_id}
         try:
             with playing.stack:
-                swebench.process_instance(
-                    {**instance.raw, **texts}, self._out, {**self._config, "model": model}, self
-                )
+                swebench.process_instance(playing.instance.raw, out, config, self)
         except OSError as error:  # the trajectory or preds.json could not be written
             self.stop(f"an instance could not be kept: {error}")
         except Exception as error:
@@ -222,9 +208,9 @@ class Batch(RunBatchProgressManager):
             self.on_uncaught_exception(name, error)
         try:
             if self._is_result(playing):
-                self._keep(playing.row(self._clock()))
+                self._folder.add(playing.row(self._clock()))
             else:
-                swebench.remove_from_preds_file(self._out / PREDICTIONS_FILE, name)
+                swebench.remove_from_preds_file(out / PREDICTIONS_FILE, name)
         except Exception as error:  # not of the instance's own making
             self.stop(f"an instance could not be kept: {error}")
         finally:
@@ -247,19 +233,6 @@ class Batch(RunBatchProgressManager):
         except Exception as error:
             playing.error = error
             raise
-
-
-@contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """Turn SIGTERM into KeyboardInterrupt, so that containers and servers do not outlive us."""
-    if threading.current_thread() is not threading.main_thread():  # which alone receives signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _say(text: str) -> None:

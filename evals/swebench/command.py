@@ -10,6 +10,7 @@ import argparse
 import inspect
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -28,20 +29,25 @@ from .instances import (
     KINDS,
     MODES,
     SUITE,
+    TIME_LIMIT_S,
     HarnessError,
     SwebenchError,
     load_instances,
     select,
 )
+from .plan import RunPlan
 
 DEFAULT_POLICY = "continuum"
 TOOL_FLAG = "--enable-auto-tool-choice"
+_AS_GIVEN = (
+    *("model", "base_url", "api_key", "server_flags"),
+    *("jps", "seed", "repositories", "step_limit"),
+)
+"""Flags of `run` that the plan has by the same name."""
 QUIET = {
     "MSWEA_SILENT_STARTUP": "1",  # a banner on standard output
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # a download of prices, at import
 }
-_TIME_LIMIT_S = 1800
-"""Seconds for the tests of an instance. Source: swebench 5.0.2, its default."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     for name, value in QUIET.items():  # before the first import of mini-swe-agent
         os.environ.setdefault(name, value)
+    # containers and servers must not outlive us: SIGTERM ends us as SIGINT does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     name = f"agentkv swebench {options.subcommand}"
     try:
         status: int = options.play(options)
@@ -68,8 +76,6 @@ def _run(options: argparse.Namespace) -> int:
     so that Ctrl-C, a crash or a dead server lose nothing that was finished: --resume goes on.
     Without --base-url a server with the --policy is started; flags after `--` go to it.
     """
-    from .run import RunPlan
-
     policy = options.policy
     if policy is not None:
         server_policy(policy)
@@ -85,28 +91,18 @@ def _run(options: argparse.Namespace) -> int:
             "the agent's commands are tool calls, which a server gives only with "
             f"`-- {TOOL_FLAG} --tool-call-parser NAME`: add both, or --text for commands as text"
         )
-    instances = select(
-        load_instances(options.instances), slice_=options.slice, filter_=options.filter
-    )
-    name = f"swebench-{(policy or 'run').replace(':', '-')}-{time_stamp()}"
+    found = load_instances(options.instances)
     plan = RunPlan(
         source=options.instances,
-        instances=tuple(instances),
-        out=Path(options.out or name),
+        instances=select(found, slice_=options.slice, filter_=options.filter),
+        out=Path(options.out or f"swebench-{(policy or 'run').replace(':', '-')}-{time_stamp()}"),
         policy=policy,
-        model=options.model,
-        base_url=options.base_url,
-        api_key=options.api_key,
-        server_flags=tuple(options.server_flags),
         workers=None if options.jps is not None else options.workers or 1,
-        jps=options.jps,
-        seed=options.seed,
         environment=options.environment
         or ("bubblewrap" if options.instances == SUITE else "docker"),
-        repositories=options.repositories,
-        step_limit=options.step_limit,
         is_text=options.text,
-        configs=tuple(options.config or ()),
+        configs=options.config,
+        **{name: getattr(options, name) for name in _AS_GIVEN},
     )
     document = _played(plan, options)
     if not options.json:
@@ -166,15 +162,14 @@ def _demo(options: argparse.Namespace) -> int:
     real server with the 135M demo model, which resolves little or nothing. Exit status 0 means
     that every instance was played and graded, resolved or not.
     """
-    from .demo import MODEL_CONFIG, SCRIPTED, note_on, solution_server
     from .grading import evaluate
     from .report import report
-    from .run import RunPlan
+    from .suite import MODEL_CONFIG, SCRIPTED, solution_server
 
     solution = SCRIPTED.get(options.model)
     if solution is not None and (options.policy or options.base_url):
         raise SwebenchError("--policy and --base-url are for the real server: --model demo")
-    instances = tuple(select(load_instances(SUITE), slice_=options.slice))
+    instances = select(load_instances(SUITE), slice_=options.slice)
     out = Path(options.out or f"{tempfile.mkdtemp(prefix='agentkv-swebench-')}/run")
     with solution_server(instances, solution) if solution else nullcontext() as server:
         base_url = options.base_url if server is None else server.base_url
@@ -189,7 +184,7 @@ def _demo(options: argparse.Namespace) -> int:
             step_limit=options.step_limit,
             # a model of this size makes no tool calls
             is_text=server is None,
-            configs=() if server else (str(MODEL_CONFIG),),
+            configs=[] if server else [str(MODEL_CONFIG)],
         )
         document = _played(plan, options)
     _say(_result_text(document))
@@ -197,19 +192,21 @@ def _demo(options: argparse.Namespace) -> int:
     page = Path(report([out])["files"]["markdown"])
     if not options.json:
         print(page.read_text(encoding="utf-8"))
-    print(json.dumps({**counts, "model": options.model, "note": note_on(options.model)}))
+    note = "a 135M model: it resolves little or nothing; the run itself is sound"
+    if solution is not None:
+        note = "scripted solutions, no model: token counts are words, nothing is cached or pinned"
+    print(json.dumps({**counts, "model": options.model, "note": note}))
     return _status_of(document)
 
 
-def _played(plan: Any, options: argparse.Namespace) -> dict[str, Any]:
+def _played(plan: RunPlan, options: argparse.Namespace) -> dict[str, Any]:
     """Run the plan, or describe it with --dry-run; raises SwebenchError if commands cannot run."""
     from .environments import missing
     from .run import run
 
     problem = missing(plan.environment, is_unsafe_allowed=options.i_know_this_is_unsafe)
     if getattr(options, "dry_run", False):
-        described: dict[str, Any] = plan.describe(problem)
-        return described
+        return plan.describe(problem)
     if problem is not None:
         raise SwebenchError(problem)
     return run(plan, resume=options.resume, force=options.force)
@@ -296,6 +293,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--config",
         action="append",
+        default=[],
         metavar="SPEC",
         help="mini-swe-agent configuration over its SWE-bench default: a file, or key.key=value",
     )
@@ -322,7 +320,7 @@ def _add_eval_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--time-limit-s",
         type=whole_number(1),
-        default=_TIME_LIMIT_S,
+        default=TIME_LIMIT_S,
         help="seconds for the tests of one instance; default: %(default)s",
     )
     add("--redo", action="store_true", help="grade again what has a verdict")

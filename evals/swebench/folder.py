@@ -11,11 +11,11 @@ import fcntl
 import json
 import shutil
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ..rows import RowFile, read_rows, write_whole
 from .instances import SwebenchError
@@ -29,6 +29,7 @@ _LEFT_OVERS = (*_OF_A_RUN, WORKTREES, LOG_FILE, SERVER_LOG, EVAL_FILE, EVAL_FOLD
 _REPORT_FILES = ("report.md", "report.json", "report.png")
 RESERVED_NAMES = frozenset({*_LEFT_OVERS, *_REPORT_FILES, REPOSITORIES, SERVER_NOTE, ".lock"})
 """Names that no instance may have: mini-swe-agent makes a folder for each."""
+_ROW_FIELDS = ("instance_id", "start_s", "end_s", "exit_status", "turns")
 _FINAL_ERRORS = frozenset({f"{ERROR_PREFIX}ContextWindowExceededError"})
 """Errors that another attempt would only repeat."""
 
@@ -41,18 +42,9 @@ class SwebenchRun:
     document: Mapping[str, Any]
     rows: Mapping[str, Mapping[str, Any]]
     predictions: Mapping[str, Mapping[str, Any]]
-
-    @property
-    def instance_ids(self) -> tuple[str, ...]:
-        return tuple(self.document["instance_ids"])
-
-    @property
-    def run_id(self) -> str:
-        return str(self.document["run_id"])
-
-    @property
-    def policy(self) -> str:
-        return str(self.document["policy"])
+    run_id: str
+    policy: str
+    instance_ids: tuple[str, ...]
 
     def patch(self, instance_id: str) -> str:
         """Return the instance's patch, empty if there is none."""
@@ -66,8 +58,7 @@ def read_run(folder: Path) -> SwebenchRun:
         raise SwebenchError(
             f"{folder}: no {RUN_FILE}: is this the --out of `agentkv swebench run`?"
         )
-    missing = [name for name in ("run_id", "policy", "instance_ids") if name not in document]
-    if missing:
+    if missing := [name for name in ("run_id", "policy", "instance_ids") if name not in document]:
         raise SwebenchError(f"{folder / RUN_FILE}: lacks {', '.join(missing)}")
     ids = document["instance_ids"]
     are_names = isinstance(ids, list) and all(isinstance(name, str) for name in ids)
@@ -75,11 +66,12 @@ def read_run(folder: Path) -> SwebenchRun:
         raise SwebenchError(f"{folder / RUN_FILE}: instance_ids is no list of names, each once")
     rows = _rows_by_id(folder / ROWS_FILE)
     predictions = read_object(folder / PREDICTIONS_FILE) or {}
-    submitted = {name for name, row in rows.items() if row.get("exit_status") == "Submitted"}
+    submitted = {name for name, row in rows.items() if row["exit_status"] == "Submitted"}
     for name in sorted(submitted | set(predictions)):
         if not isinstance(predictions.get(name), dict):  # it is written before the row
             raise SwebenchError(f"{folder / PREDICTIONS_FILE}: has no prediction of {name}")
-    return SwebenchRun(folder, document, rows, predictions)
+    run_id, policy = str(document["run_id"]), str(document["policy"])
+    return SwebenchRun(folder, document, rows, predictions, run_id, policy, tuple(ids))
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -95,31 +87,50 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return found
 
 
-class RunFolder:
-    """A context manager that holds the folder against other processes.
+@contextmanager
+def open_run(path: Path, *, resume: bool = False, force: bool = False) -> Iterator[RunFolder]:
+    """Hold the folder against other processes inside the block.
 
     Raises SwebenchError if it holds a run already, unless resumed or overwritten.
     """
+    present = [name for name in _OF_A_RUN if (path / name).exists()]
+    if present and not (resume or force):
+        raise SwebenchError(
+            f"{path / present[0]} exists: choose another --out, --resume to go on with the "
+            "run there, or --force to throw it away"
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / ".lock").open("wb") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise SwebenchError(f"{path}: another run is at work there") from error
+        if force and not resume:
+            trajectories = [trajectory.parent for trajectory in path.glob("*/*.traj.json")]
+            for left_over in (*trajectories, *(path / name for name in _LEFT_OVERS)):
+                _remove(left_over)
+        _remove(path / WORKTREES)  # what a run that was killed left behind
+        try:
+            yield RunFolder(path)
+        finally:
+            _remove(path / WORKTREES)
 
-    def __init__(self, path: Path, *, resume: bool = False, force: bool = False) -> None:
-        present = [name for name in _OF_A_RUN if (path / name).exists()]
-        if present and not (resume or force):
-            raise SwebenchError(
-                f"{path / present[0]} exists: choose another --out, --resume to go on with the "
-                "run there, or --force to throw it away"
-            )
+
+class RunFolder:
+    """What is on disk of a run under way; `rows` has the last row of each instance that has one.
+
+    document: the content of run.json; empty before the first `write`.
+    """
+
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._is_overwritten = force and not resume
+        self.document = read_object(path / RUN_FILE) or {}
+        self.rows = _rows_by_id(path / ROWS_FILE)
         self._lock = threading.Lock()
-        self._document: dict[str, Any] = {}
-        self._rows: dict[str, dict[str, Any]] = {}
-        self._row_file: RowFile | None = None
-
-    @property
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """The last row of each instance that has one."""
-        with self._lock:
-            return dict(self._rows)
+        try:
+            read_object(path / PREDICTIONS_FILE)
+        except SwebenchError:  # mini-swe-agent writes in place, which a kill may have cut
+            self._rebuild_predictions()
 
     @property
     def finished(self) -> set[str]:
@@ -127,85 +138,40 @@ class RunFolder:
 
         An error around the agent (server, image, disk) may not occur again.
         """
-        statuses = {name: str(row.get("exit_status")) for name, row in self.rows.items()}
+        statuses = {name: str(row["exit_status"]) for name, row in self.rows.items()}
         return {
             name
             for name, status in statuses.items()
             if not status.startswith(ERROR_PREFIX) or status in _FINAL_ERRORS
         }
 
-    @property
-    def document(self) -> dict[str, Any]:
-        """The content of run.json; empty before the first `write`."""
-        return dict(self._document)
-
     def write(self, **fields: Any) -> None:
         """Change these fields of run.json."""
-        self._document |= fields
-        write_whole(self.path / RUN_FILE, json.dumps(self._document, indent=1) + "\n")
+        self.document |= fields
+        write_whole(self.path / RUN_FILE, json.dumps(self.document, indent=1) + "\n")
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Append the row of an instance that ended; thread-safe. Raises OSError on a full disk."""
-        with self._lock:
-            if self._row_file is None:  # no file that would stand in the way of another attempt
-                rows = RowFile(self.path / ROWS_FILE, append=True)
-                self._row_file = self._stack.enter_context(rows)
-            self._row_file.add(row)
-            self._rows[row["instance_id"]] = dict(row)
+        with self._lock, RowFile(self.path / ROWS_FILE, append=True) as rows:
+            rows.add(row)
+            self.rows[row["instance_id"]] = dict(row)
 
-    def __enter__(self) -> Self:
-        self.path.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            held = stack.enter_context((self.path / ".lock").open("wb"))
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise SwebenchError(f"{self.path}: another run is at work there") from error
-            self._open()
-            stack.callback(_remove, self.path / WORKTREES)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
-
-    def _open(self) -> None:
-        if self._is_overwritten:
-            trajectories = [path.parent for path in self.path.glob("*/*.traj.json")]
-            for path in (*trajectories, *(self.path / name for name in _LEFT_OVERS)):
-                _remove(path)
-        _remove(self.path / WORKTREES)  # what a run that was killed left behind
-        self._document = read_object(self.path / RUN_FILE) or {}
-        self._rows = _rows_by_id(self.path / ROWS_FILE)
-        self._repair_predictions()
-
-    def _repair_predictions(self) -> None:
-        """Rebuild preds.json from the trajectories: mini-swe-agent's write may be cut by a kill."""
-        path = self.path / PREDICTIONS_FILE
-        try:
-            read_object(path)
-        except SwebenchError:
-            model = f"openai/{self._document.get('model')}"
-            patches = {name: self._submission(name) for name in self._rows}
-            predictions = {
-                name: {"model_name_or_path": model, "instance_id": name, "model_patch": patch}
-                for name, patch in patches.items()
+    def _rebuild_predictions(self) -> None:
+        """Take the patches from the trajectories."""
+        predictions = {}
+        for name in self.rows:
+            saved = read_object(self.path / name / f"{name}.traj.json") or {}
+            predictions[name] = {
+                "model_name_or_path": f"openai/{self.document.get('model')}",
+                "instance_id": name,
+                "model_patch": str(saved.get("info", {}).get("submission") or ""),
             }
-            write_whole(path, json.dumps(predictions, indent=2))
-
-    def _submission(self, name: str) -> str:
-        saved = read_object(self.path / name / f"{name}.traj.json") or {}
-        return str(saved.get("info", {}).get("submission") or "")
+        write_whole(self.path / PREDICTIONS_FILE, json.dumps(predictions, indent=2))
 
 
 def _rows_by_id(path: Path) -> dict[str, dict[str, Any]]:
-    if not path.exists():
-        return {}
-    rows = read_rows(path)
-    try:
-        return {row["instance_id"]: row for row in rows}
-    except (LookupError, TypeError) as error:
-        raise SwebenchError(f"{path}: a line is no row of an instance: {error}") from error
+    rows = read_rows(path, _ROW_FIELDS) if path.exists() else []
+    return {row["instance_id"]: row for row in rows}
 
 
 def _remove(path: Path) -> None:

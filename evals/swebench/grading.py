@@ -9,22 +9,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ..rows import provenance, write_whole
-from .batch import terminate_as_interrupt
-from .environments import find_repositories
+from .environments import find_repository
 from .folder import EVAL_FILE, EVAL_FOLDER, REPOSITORIES, SwebenchRun, read_object, read_run
 from .harness import STATUSES, ContainerHarness, LocalHarness, Verdict
-from .instances import CONTAINERS, DAEMON_LESS, Instance, SwebenchError, fingerprint, load_instances
-from .run import disk_needed
+from .instances import (
+    CONTAINERS,
+    DAEMON_LESS,
+    TIME_LIMIT_S,
+    Instance,
+    SwebenchError,
+    fingerprint,
+    load_instances,
+)
+from .plan import disk_needed
 
-TIME_LIMIT_S = 1800
-"""Seconds for the tests of an instance. Source: swebench 5.0.2, its default."""
 _SAME = ("mode", "harness_version", "dataset_sha256")
 """What an earlier verdict must have in common with one of now to be kept."""
 _TEXTS = ("eval_script", "log_parser", "eval_type")
@@ -54,11 +60,12 @@ def evaluate(
     run = read_run(folder)
     found = load_instances(dataset or str(run.document.get("dataset")))
     instances = {one.instance_id: one for one in found if one.instance_id in run.instance_ids}
-    in_order = [instances[name] for name in run.instance_ids if name in instances]
     facts = {
         "mode": mode,
         "harness_version": harness_version(),
-        "dataset_sha256": fingerprint(in_order),
+        "dataset_sha256": fingerprint(
+            [instances[name] for name in run.instance_ids if name in instances]
+        ),
         "run_id": run.run_id,
         "policy": run.policy,
         **provenance("swebench", "docker"),
@@ -66,50 +73,63 @@ def evaluate(
     before, earlier = (None if is_redone else read_eval(folder)) or ({}, {})
     if any(before.get(name) != facts[name] for name in _SAME):
         earlier = {}
-    settled, kept, to_grade = _sorted(run, instances, earlier, needs_image=mode in CONTAINERS)
+    verdicts: dict[str, Verdict] = {}
+    to_grade: list[Instance] = []
+    for name in run.instance_ids:
+        known = _settled(run, name, instances.get(name), needs_image=mode in CONTAINERS)
+        digest, old = patch_sha256(run.patch(name)), earlier.get(name)
+        if known is not None:
+            verdicts[name] = replace(known, patch_sha256=digest)
+        elif old is not None and old.status != "error" and old.patch_sha256 == digest:
+            verdicts[name] = old
+        else:
+            to_grade.append(instances[name])
+    counts = Counter(verdict.status for verdict in verdicts.values())
+    num_kept = counts["resolved"] + counts["unresolved"]
     if is_dry:
-        return _described(run, facts, settled, len(kept), to_grade)
+        needed = to_grade if mode in CONTAINERS else []
+        images = sorted({str(one.raw["image"]) for one in needed})
+        return {
+            "dry_run": True,
+            **{name: facts[name] for name in ("run_id", "policy", "mode", "harness_version")},
+            "to_grade": len(to_grade),
+            "graded_before": num_kept,
+            **{status: counts[status] for status in ("empty", "error")},
+            "disk": disk_needed(len(images), folder),
+            "images": images,
+        }
     home = folder / EVAL_FOLDER / mode
     harness: LocalHarness | ContainerHarness
-
-    def find_repository(instance: Instance) -> Path:
-        suite_folder = home / REPOSITORIES
-        found = find_repositories([instance], given=repositories, suite_folder=suite_folder)
-        return found[instance.instance_id]
-
     if mode == DAEMON_LESS:
-        harness = LocalHarness(home, workers, time_limit_s, find_repository)
+        find = partial(find_repository, given=repositories, suite_folder=home / REPOSITORIES)
+        harness = LocalHarness(home, workers, time_limit_s, find)
     else:
         harness = ContainerHarness(home, workers, time_limit_s, mode, run.run_id)
     if to_grade:
         harness.check()
-    verdicts = {**settled, **kept}
     _write_eval(run, facts, verdicts)
-    say(f"{len(to_grade)} patches to grade, {len(kept)} graded before ({mode})")
-    num_graded = 0
+    say(f"{len(to_grade)} patches to grade, {num_kept} graded before ({mode})")
+    num_known = len(verdicts)
 
-    def on_verdict(instance_id: str, verdict: Verdict) -> None:
-        nonlocal num_graded
-        num_graded += 1
-        verdicts[instance_id] = replace(verdict, patch_sha256=patch_sha256(run.patch(instance_id)))
+    def on_verdict(name: str, verdict: Verdict) -> None:
+        verdicts[name] = replace(verdict, patch_sha256=patch_sha256(run.patch(name)))
         _write_eval(run, facts, verdicts)
         why = f": {verdict.detail}" if verdict.detail else ""
-        say(f"[{num_graded}/{len(to_grade)}] {instance_id} {verdict.status}{why}")
+        say(f"[{len(verdicts) - num_known}/{len(to_grade)}] {name} {verdict.status}{why}")
 
     if to_grade:
         predictions = {
             name: {"model_name_or_path": run.policy, **run.predictions[name], "instance_id": name}
             for name in (one.instance_id for one in to_grade)
         }
-        with terminate_as_interrupt():
-            harness.grade(to_grade, predictions, on_verdict)
+        harness.grade(to_grade, predictions, on_verdict)
     counts = Counter(verdict.status for verdict in verdicts.values())
     return {
         "instances": len(run.instance_ids),
         **{status: counts[status] for status in STATUSES},
         "policy": run.policy,
         "mode": mode,
-        "run": str(run.folder),
+        "run": str(folder),
     }
 
 
@@ -129,21 +149,16 @@ def read_eval(folder: Path) -> tuple[dict[str, Any], dict[str, Verdict]] | None:
     Raises SwebenchError if the file is damaged.
     """
     path = folder / EVAL_FILE
-    document = read_object(path)
-    if document is None:
+    if (document := read_object(path)) is None:
         return None
     try:
-        verdicts = {
-            name: Verdict(entry["status"], entry.get("detail", ""), entry.get("patch_sha256", ""))
-            for name, entry in document.pop("results").items()
-        }
-    except (LookupError, TypeError, AttributeError) as error:
+        verdicts = {name: Verdict(**entry) for name, entry in document.pop("results").items()}
+        if unknown := {verdict.status for verdict in verdicts.values()} - set(STATUSES):
+            raise ValueError(f"unknown status {sorted(unknown)}")
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise SwebenchError(
             f"{path}: is no evaluation ({error}): grade again with --redo"
         ) from error
-    unknown = {verdict.status for verdict in verdicts.values()} - set(STATUSES)
-    if unknown:
-        raise SwebenchError(f"{path}: unknown status {sorted(unknown)}: grade again with --redo")
     return document, verdicts
 
 
@@ -152,49 +167,25 @@ def patch_sha256(patch: str) -> str:
     return hashlib.sha256(patch.encode(errors="surrogatepass")).hexdigest()
 
 
-def _sorted(
-    run: SwebenchRun,
-    instances: Mapping[str, Instance],
-    earlier: Mapping[str, Verdict],
-    *,
-    needs_image: bool,
-) -> tuple[dict[str, Verdict], dict[str, Verdict], list[Instance]]:
-    """Sort the run's instances: settled without tests, graded before, and to be graded."""
-    settled: dict[str, Verdict] = {}
-    kept: dict[str, Verdict] = {}
-    to_grade: list[Instance] = []
-    for instance_id in run.instance_ids:
-        digest = patch_sha256(run.patch(instance_id))
-        instance, before = instances.get(instance_id), earlier.get(instance_id)
-        known = _settled(run, instance_id, instance, needs_image=needs_image)
-        if known is not None:
-            settled[instance_id] = replace(known, patch_sha256=digest)
-        elif before and before.status != "error" and before.patch_sha256 == digest:
-            kept[instance_id] = before
-        elif instance is not None:
-            to_grade.append(instance)
-    return settled, kept, to_grade
-
-
 def _settled(
-    run: SwebenchRun, instance_id: str, instance: Instance | None, *, needs_image: bool
+    run: SwebenchRun, name: str, instance: Instance | None, *, needs_image: bool
 ) -> Verdict | None:
     """Return the verdict that needs no tests; None if the patch has to be graded."""
     if instance is None:
         return Verdict("error", "the dataset lacks this instance")
-    row = run.rows.get(instance_id)
-    if row is None and instance_id not in run.predictions:
+    row = run.rows.get(name)
+    if row is None and name not in run.predictions:
         return Verdict("error", "not run: the run ended before it came to this instance")
-    if not run.patch(instance_id).strip():
+    if not run.patch(name).strip():
         if row and row.get("error"):
             return Verdict("error", f"the agent failed: {row['error']}")
         return Verdict("empty", f"no patch; the agent ended with {(row or {}).get('exit_status')}")
     raw = instance.raw
     texts = (*_TEXTS, "image") if needs_image else _TEXTS
-    is_there = {name: isinstance(raw.get(name), str) and raw[name] for name in texts}
+    is_there = {field: isinstance(raw.get(field), str) and raw[field] for field in texts}
     is_there["version"] = "version" in raw
     is_there["PASS_TO_PASS"] = raw.get("PASS_TO_PASS") not in (None, "")
-    if missing := [name for name, is_good in is_there.items() if not is_good]:
+    if missing := [field for field, is_good in is_there.items() if not is_good]:
         return Verdict("error", f"the instance lacks {', '.join(missing)}")
     if not instance.fail_to_pass:
         # the harness would count it as resolved: compute_fail_to_pass of an empty list is 1
@@ -210,26 +201,3 @@ def _write_eval(
     results = {name: asdict(verdicts[name]) for name in run.instance_ids if name in verdicts}
     text = json.dumps({**facts, "results": results}, indent=1) + "\n"
     write_whole(run.folder / EVAL_FILE, text)
-
-
-def _described(
-    run: SwebenchRun,
-    facts: Mapping[str, Any],
-    settled: Mapping[str, Verdict],
-    num_kept: int,
-    to_grade: Sequence[Instance],
-) -> dict[str, Any]:
-    """Return what --dry-run prints."""
-    images = sorted(
-        {str(one.raw["image"]) for one in to_grade} if facts["mode"] in CONTAINERS else ()
-    )
-    counts = Counter(verdict.status for verdict in settled.values())
-    return {
-        "dry_run": True,
-        **{name: facts[name] for name in ("run_id", "policy", "mode", "harness_version")},
-        "to_grade": len(to_grade),
-        "graded_before": num_kept,
-        **{status: counts[status] for status in ("empty", "error")},
-        "disk": disk_needed(len(images), run.folder),
-        "images": images,
-    }

@@ -19,14 +19,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from typing import Any, Literal
 
-from agentkv.agents.sandbox import CommandResult, find_bubblewrap
+from agentkv.agents.sandbox import Sandbox, find_bubblewrap
 
-from .environments import Worktree, fresh_worktree, sandbox_at_testbed
+from .environments import fresh_sandbox
 from .folder import WORKTREES
 from .instances import HarnessError, Instance, SwebenchError
 
@@ -41,7 +41,6 @@ _LOG_LIMIT_BYTES = 64 * 1024 * 1024
 _MAX_REASON_CHARS = 300
 _NOT_APPLIED = ">>>>> Patch Apply Failed:"
 _OTHER_MODES = "use --mode podman, or --mode daemon-less where the instances allow it"
-_RESET = "git checkout -- . ; git clean -fd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +74,8 @@ class ContainerHarness:
             done = subprocess.run([program, "version"], capture_output=True, text=True)
             if done.returncode:
                 said = " ".join(done.stderr.strip().splitlines()[-1:])
-                raise SwebenchError(
-                    f"no docker daemon answers ({said}): start one, or {_OTHER_MODES}"
-                )
+                advice = f"start one, or {_OTHER_MODES}"
+                raise SwebenchError(f"no docker daemon answers ({said}): {advice}")
 
     def grade(
         self, instances: Sequence[Instance], predictions: Predictions, on_verdict: OnVerdict
@@ -87,52 +85,53 @@ class ContainerHarness:
         Removes what the harness left of these instances first, as it would take results from
         there by run id and model name, not by patch. Raises HarnessError if it fails.
         """
-        reports = {name: self._report_folder(one) for name, one in predictions.items()}
-        for report_folder in reports.values():
-            shutil.rmtree(report_folder, ignore_errors=True)
-        command = self._command(instances, predictions)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        patches = [dict(predictions[one.instance_id]) for one in instances]
+        # Source: swebench 5.0.2, harness/run_evaluation.py, run_instance
+        runs = self.folder / "logs" / "run_evaluation" / self.run_id
+        pending = {
+            one["instance_id"]: runs / one["model_name_or_path"].replace("/", "__")
+            for one in patches
+        }
+        for name, model_folder in pending.items():
+            shutil.rmtree(model_folder / name, ignore_errors=True)
+        files = {
+            "--dataset_name": ("instances.json", [one.raw for one in instances]),
+            "--predictions_path": ("predictions.json", patches),
+        }
+        command = [sys.executable, "-m", "swebench.harness.run_evaluation"]
+        for flag, (file_name, content) in files.items():
+            path = self.folder.resolve() / file_name
+            path.write_text(json.dumps(content))
+            command += [flag, str(path)]
+        command += ["--run_id", self.run_id, "--report_dir", str(self.folder.resolve())]
+        command += ["--max_workers", str(self.workers), "--timeout", str(self.time_limit_s)]
 
         def collect() -> None:
-            for name, report_folder in list(reports.items()):
-                if (found := _reported(name, report_folder)) is not None:
-                    del reports[name]
-                    on_verdict(name, found)
+            for name, model_folder in list(pending.items()):
+                try:
+                    report = json.loads((model_folder / name / "report.json").read_text())
+                except (OSError, ValueError):  # not there yet, or half written
+                    continue
+                del pending[name]
+                on_verdict(name, verdict_of(report[name]))
 
         with _engine_environment(self.engine) as environment:
             try:
                 status = self._run(command, environment, collect)
             except BaseException:
-                self._remove_containers(environment)
+                # of the instances that were under way when the harness was killed
+                remove = [sys.executable, "-m", "swebench.harness.remove_containers"]
+                remove += ["--run_id", self.run_id]
+                subprocess.run(remove, env=environment, capture_output=True)
                 raise
         if status:
             log = self.folder / LOG_NAME
             raise HarnessError(
                 f"the harness ended with status {status}; the end of {log}:\n{_tail(log, 15)}"
             )
-        for name, report_folder in reports.items():
-            on_verdict(name, failure(name, report_folder))
-
-    def _report_folder(self, prediction: Mapping[str, str]) -> Path:
-        """Return where the harness writes about one instance.
-
-        Source: swebench 5.0.2, harness/run_evaluation.py, run_instance.
-        """
-        model = prediction["model_name_or_path"].replace("/", "__")
-        logs = self.folder / "logs" / "run_evaluation"
-        return logs / self.run_id / model / prediction["instance_id"]
-
-    def _command(self, instances: Sequence[Instance], predictions: Predictions) -> list[str]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        dataset, patches = self.folder / "instances.json", self.folder / "predictions.json"
-        dataset.write_text(json.dumps([one.raw for one in instances]))
-        patches.write_text(json.dumps([dict(predictions[one.instance_id]) for one in instances]))
-        return [
-            *(sys.executable, "-m", "swebench.harness.run_evaluation"),
-            *("--dataset_name", str(dataset.resolve())),
-            *("--predictions_path", str(patches.resolve())),
-            *("--run_id", self.run_id, "--report_dir", str(self.folder.resolve())),
-            *("--max_workers", str(self.workers), "--timeout", str(self.time_limit_s)),
-        ]
+        for name, model_folder in pending.items():
+            on_verdict(name, failure(name, model_folder / name))
 
     def _run(
         self, command: Sequence[str], environment: Mapping[str, str], collect: Callable[[], None]
@@ -147,29 +146,16 @@ class ContainerHarness:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # on Ctrl-C the harness would wait for what runs
             )
-            try:
-                while process.poll() is None:
-                    collect()
-                    time.sleep(_POLL_S)
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        try:
+            while process.poll() is None:
+                collect()
+                time.sleep(_POLL_S)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         collect()
         return process.returncode
-
-    def _remove_containers(self, environment: Mapping[str, str]) -> None:
-        """Remove the containers of instances that were under way when the harness was killed.
-
-        Source: swebench 5.0.2, harness/run_evaluation.py, create_container: their names.
-        """
-        # looked up in this PATH, which may hold a stand-in
-        docker = shutil.which("docker", path=environment.get("PATH")) or "docker"
-        listing = [docker, "ps", "--all", "--format", "{{.Names}}"]
-        listed = subprocess.run(listing, env=environment, capture_output=True, text=True).stdout
-        names = [name for name in listed.split() if name.startswith("sweb.eval.")]
-        if names := [name for name in names if f".{self.run_id}" in name]:
-            subprocess.run([docker, "rm", "--force", *names], env=environment, capture_output=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +169,11 @@ class LocalHarness:
     workers: int
     time_limit_s: float
     find_repository: Callable[[Instance], Path]
-    _bubblewrap: str | None = field(default_factory=find_bubblewrap)
     _stopped: Event = field(default_factory=Event)
 
     def check(self) -> None:
         """Raise SwebenchError unless bubblewrap works here."""
-        if self._bubblewrap is None:
+        if find_bubblewrap() is None:
             raise SwebenchError("no bubblewrap that works here: tests never run outside a sandbox")
 
     def grade(
@@ -213,79 +198,72 @@ class LocalHarness:
                 raise
 
     def _verdict(self, instance: Instance, prediction: Mapping[str, str]) -> Verdict:
-        logs = self.folder / instance.instance_id
-        logs.mkdir(parents=True, exist_ok=True)
         try:
             repository = self.find_repository(instance)
-            with fresh_worktree(instance, repository, self.folder / WORKTREES) as worktree:
-                return self._graded(instance, prediction, worktree, logs)
+            with fresh_sandbox(instance, repository, self.folder / WORKTREES) as sandbox:
+                limited = replace(
+                    sandbox,
+                    output_limit_bytes=_LOG_LIMIT_BYTES,
+                    is_stopped=self._stopped.is_set,
+                )
+                return self._graded(instance, prediction, limited)
         except SwebenchError as error:
             return Verdict("error", str(error))
-        except UnicodeEncodeError as error:  # half of a character, which JSON can contain
-            return Verdict("error", f"the patch or the eval script is no whole text: {error}")
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            # raised by the harness for an odd field or log, and for half of a character, which
+            # JSON can contain
+            return Verdict("error", f"the harness: {type(error).__name__}: {error}")
 
     def _graded(
-        self, instance: Instance, prediction: Mapping[str, str], worktree: Worktree, logs: Path
+        self, instance: Instance, prediction: Mapping[str, str], sandbox: Sandbox
     ) -> Verdict:
-        """Apply the patch, run the eval script, grade the log; all of it is kept in `logs`."""
+        """Apply the patch, run the eval script, grade the log; all of it is kept on disk."""
         from swebench.harness.grading import get_eval_report
         from swebench.harness.utils import make_test_spec
 
-        with _failures_named():
-            spec = make_test_spec({"image": None, **instance.raw})
-        # both files before anything of the model's runs, and could put a link in their place
-        for name, text in (
-            ("patch.diff", prediction["model_patch"]),
-            ("eval.sh", spec.eval_script),
-        ):
-            for folder in (worktree.scratch, logs):
+        logs = self.folder / instance.instance_id
+        logs.mkdir(parents=True, exist_ok=True)
+        spec = make_test_spec({"image": None, **instance.raw})
+        files = {"patch.diff": prediction["model_patch"], "eval.sh": spec.eval_script}
+        # both before anything of the model's runs, and could put a link in their place
+        for name, text in files.items():
+            for folder in (sandbox.scratch or logs, logs):
                 (folder / name).write_text(text, encoding="utf-8", newline="")
-        if (refusal := self._apply(worktree)) is not None:
+        if (refusal := _apply(replace(sandbox, time_limit_s=_APPLY_LIMIT_S))) is not None:
             said = " ".join(refusal.split())  # git names the file that failed at the end
             return Verdict("error", f"the patch does not apply: {said[-_MAX_REASON_CHARS:]}")
-        result = self._run(worktree, "/bin/bash /tmp/eval.sh", self.time_limit_s)
+        result = replace(sandbox, time_limit_s=self.time_limit_s).run("/bin/bash /tmp/eval.sh")
         log_path = logs / "test_output.txt"
         log_path.write_text(result.output, encoding="utf-8", newline="")
         if result.timed_out:
             return Verdict("error", f"the tests ran longer than {self.time_limit_s:g} s")
-        with _failures_named():
-            report = get_eval_report(
-                test_spec=spec,
-                prediction=dict(prediction),
-                test_log_path=str(log_path),
-                include_tests_status=True,
-            )[instance.instance_id]
+        report = get_eval_report(
+            test_spec=spec,
+            prediction=dict(prediction),
+            test_log_path=str(log_path),
+            include_tests_status=True,
+        )[instance.instance_id]
         (logs / "report.json").write_text(json.dumps(report, indent=1) + "\n")
         return verdict_of(report)
 
-    def _apply(self, worktree: Worktree) -> str | None:
-        """Try the harness's commands in its order; None if one worked, else the last's message.
 
-        Source: swebench 5.0.2, harness/run_evaluation.py, run_instance.
-        """
-        from swebench.harness.run_evaluation import GIT_APPLY_CMDS
+def _apply(sandbox: Sandbox) -> str | None:
+    """Try the harness's commands in its order; None if one worked, else the last's message.
 
-        said = ""
-        for attempt, command in enumerate(GIT_APPLY_CMDS):
-            if attempt:
-                self._run(worktree, _RESET, _APPLY_LIMIT_S)
-            result = self._run(worktree, f"{command} /tmp/patch.diff", _APPLY_LIMIT_S)
-            if result.returncode == 0:
-                return None
-            said = result.output or said
-        check = "git apply --check --reverse /tmp/patch.diff"
-        is_applied = self._run(worktree, check, _APPLY_LIMIT_S).returncode == 0
-        return None if is_applied else said
+    Source: swebench 5.0.2, harness/run_evaluation.py, run_instance.
+    """
+    from swebench.harness.run_evaluation import GIT_APPLY_CMDS
 
-    def _run(self, worktree: Worktree, command: str, limit_s: float) -> CommandResult:
-        assert self._bubblewrap is not None, "check() comes first"
-        return sandbox_at_testbed(
-            self._bubblewrap,
-            worktree,
-            time_limit_s=limit_s,
-            output_limit_bytes=_LOG_LIMIT_BYTES,
-            is_stopped=self._stopped.is_set,
-        ).run(command)
+    said = ""
+    for attempt, command in enumerate(GIT_APPLY_CMDS):
+        if attempt:
+            sandbox.run("git checkout -- . ; git clean -fd")
+        result = sandbox.run(f"{command} /tmp/patch.diff")
+        if result.returncode == 0:
+            return None
+        said = result.output or said
+    is_applied = sandbox.run("git apply --check --reverse /tmp/patch.diff").returncode == 0
+    return None if is_applied else said
 
 
 def verdict_of(report: Mapping[str, Any]) -> Verdict:
@@ -296,10 +274,9 @@ def verdict_of(report: Mapping[str, Any]) -> Verdict:
         reason = report.get("infra_failure_reason")
         return Verdict("unresolved", f"no readable test output{f' ({reason})' if reason else ''}")
     failures = []
-    for kind in ("FAIL_TO_PASS", "PASS_TO_PASS"):
-        tests = report.get("tests_status", {}).get(kind, {})
-        if failed := tests.get("failure", []):
-            total = len(failed) + len(tests.get("success", []))
+    for kind, tests in report.get("tests_status", {}).items():
+        if kind in ("FAIL_TO_PASS", "PASS_TO_PASS") and (failed := tests["failure"]):
+            total = len(failed) + len(tests["success"])
             failures.append(f"{len(failed)} of {total} {kind} fail, first {failed[0]}")
     return Verdict("unresolved", "; ".join(failures) or "tests fail")
 
@@ -318,23 +295,6 @@ def failure(instance_id: str, report_folder: Path) -> Verdict:
         last = errors[-1] if errors else _tail(log, 1)
         said = last.rpartition(f"Error in evaluation for {instance_id}: ")[2]
     return Verdict("error", " ".join(said.split())[:_MAX_REASON_CHARS])
-
-
-def _reported(instance_id: str, report_folder: Path) -> Verdict | None:
-    try:
-        report: dict[str, Any] = json.loads((report_folder / "report.json").read_text())
-    except (OSError, ValueError):  # not there yet, or half written
-        return None
-    return verdict_of(report[instance_id])
-
-
-@contextmanager
-def _failures_named() -> Iterator[None]:
-    """Turn what an odd field or log makes the harness raise into an error of that instance."""
-    try:
-        yield
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise HarnessError(f"the harness: {type(error).__name__}: {error}") from error
 
 
 def _tail(path: Path, num_lines: int) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,10 @@ SUITE = "demo"
 SUITE_FILE = Path(__file__).parent / "suite" / "instances.json"
 HUB_NAMES = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-bench_Lite"}
 """Source: the names that swebench 5.0.2's documentation gives; both have a split `test`."""
+TIME_LIMIT_S = 1800
+"""Seconds for the tests of an instance. Source: swebench 5.0.2, its default."""
 _FILE_KINDS = (".json", ".jsonl", ".parquet")
 _REQUIRED = ("instance_id", "problem_statement", "repo", "base_commit")
-_SHOWN_IDS = 3
 _MAX_ID_BYTES = 200  # files and jobs are named after an instance; both end at 255 bytes
 
 
@@ -62,11 +65,9 @@ def load_instances(source: str) -> list[Instance]:
     if not rows:
         raise SwebenchError(f"{source}: holds no instance")
     instances = [_instance(row, f"{source}: row {number}") for number, row in enumerate(rows)]
-    seen: set[str] = set()
-    for instance in instances:
-        if instance.instance_id in seen:
-            raise SwebenchError(f"{source}: {instance.instance_id} is there twice")
-        seen.add(instance.instance_id)
+    counts = Counter(one.instance_id for one in instances)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise SwebenchError(f"{source}: {twice[0]} is there twice")
     return instances
 
 
@@ -84,11 +85,10 @@ def select(
     except re.error as error:
         raise SwebenchError(f"filter {filter_!r}: is no regular expression: {error}") from error
     except (TypeError, ValueError) as error:
-        raise SwebenchError(
-            f"slice: got {slice_!r}, allowed is START:END or START:END:STEP"
-        ) from error
+        allowed = "START:END or START:END:STEP"
+        raise SwebenchError(f"slice: got {slice_!r}, allowed is {allowed}") from error
     if not chosen:
-        ids = ", ".join(one.instance_id for one in instances[:_SHOWN_IDS])
+        ids = ", ".join(one.instance_id for one in instances[:3])
         raise SwebenchError(
             f"no instance is left of {len(instances)} (filter {filter_!r}, slice {slice_!r}); "
             f"their ids are {ids}, ..."
@@ -118,41 +118,30 @@ def image_name(row: Mapping[str, Any]) -> str:
 
 
 def _instance(row: Mapping[str, Any], where: str) -> Instance:
-    missing = [name for name in _REQUIRED if not row.get(name)]
-    if missing:
-        raise SwebenchError(
-            f"{where} lacks {', '.join(missing)}; it has {', '.join(map(str, row)) or 'nothing'}"
-        )
-    name = str(row["instance_id"])
+    if missing := [name for name in _REQUIRED if not row.get(name)]:
+        found = ", ".join(map(str, row)) or "nothing"
+        raise SwebenchError(f"{where} lacks {', '.join(missing)}; it has {found}")
+    texts = {name: str(row[name]) for name in _REQUIRED}
+    name = texts["instance_id"]
     is_file_name = name.isprintable() and "/" not in name and name not in (".", "..")
     if not is_file_name or len(name.encode()) > _MAX_ID_BYTES:
         raise SwebenchError(
             f"{where}: instance_id is {name[:80]!r}, allowed is what can be the name of a file, "
             f"of {_MAX_ID_BYTES} bytes at most"
         )
+    tests = row.get("FAIL_TO_PASS") or []
+    with suppress(ValueError):  # the official files hold the list as JSON text
+        tests = json.loads(tests) if isinstance(tests, str) else tests
+    if not isinstance(tests, list):
+        seen = str(tests)[:80]
+        raise SwebenchError(f"{where}: FAIL_TO_PASS is {seen!r}, allowed is a list of tests")
     return Instance(
-        instance_id=name,
-        repo=str(row["repo"]),
-        base_commit=str(row["base_commit"]),
-        problem_statement=str(row["problem_statement"]),
+        **texts,
         patch=str(row.get("patch") or ""),
-        fail_to_pass=_test_names(row.get("FAIL_TO_PASS"), where),
+        fail_to_pass=tuple(map(str, tests)),
         image=image_name(row),
-        raw=dict(row),
+        raw={**row, **texts},
     )
-
-
-def _test_names(given: Any, where: str) -> tuple[str, ...]:
-    """Read a list of tests, which the official files hold as JSON text."""
-    try:
-        names = json.loads(given) if isinstance(given, str) and given else given or []
-    except ValueError:
-        names = None
-    if not isinstance(names, list):
-        raise SwebenchError(
-            f"{where}: FAIL_TO_PASS is {str(given)[:80]!r}, allowed is a list of tests"
-        )
-    return tuple(map(str, names))
 
 
 def _rows(source: str) -> list[Mapping[str, Any]]:
@@ -160,34 +149,25 @@ def _rows(source: str) -> list[Mapping[str, Any]]:
         return _rows_of_hub(HUB_NAMES[source])
     path = SUITE_FILE if source == SUITE else Path(source)
     if path.suffix not in _FILE_KINDS:
-        raise SwebenchError(
-            f"{source}: allowed is a file ({', '.join(_FILE_KINDS)}), "
-            f"{', '.join(HUB_NAMES)} or {SUITE}"
-        )
+        kinds, names = ", ".join(_FILE_KINDS), ", ".join(HUB_NAMES)
+        raise SwebenchError(f"{source}: allowed is a file ({kinds}), {names} or {SUITE}")
+    rows: Any
     try:
-        rows = _rows_of_file(path)
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            rows = _plain(parquet.read_table(path).to_pylist())
+        elif path.suffix == ".jsonl":
+            # not splitlines: JSON text may contain other line ends, such as U+2028
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
+            rows = [json.loads(line) for line in lines if line.strip()]
+        else:
+            rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:  # pyarrow's errors are among them
         raise SwebenchError(f"{path}: cannot be read: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise SwebenchError(f"{path}: holds {type(rows).__name__}, allowed is a list of instances")
     return rows
-
-
-def _rows_of_file(path: Path) -> Any:
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        return _plain(parquet.read_table(path).to_pylist())
-    text = path.read_text(encoding="utf-8-sig")
-    if path.suffix == ".jsonl":
-        # not splitlines: JSON text may contain other line ends, such as U+2028
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
-    return json.loads(text)
-
-
-def _plain(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Convert to JSON values: the harness reads a JSON file, and a column may hold dates."""
-    return [json.loads(json.dumps(row, default=str)) for row in rows]
 
 
 def _rows_of_hub(name: str) -> list[Mapping[str, Any]]:
@@ -200,3 +180,8 @@ def _rows_of_hub(name: str) -> list[Mapping[str, Any]]:
             f"{name} could not be fetched ({type(error).__name__}: {str(error)[:200]}): without a "
             "network, give its file instead (.parquet)"
         ) from error
+
+
+def _plain(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Convert to JSON values: the harness reads a JSON file, and a column may hold dates."""
+    return [json.loads(json.dumps(row, default=str)) for row in rows]

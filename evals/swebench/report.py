@@ -7,21 +7,24 @@ the page and the figure are made from that document alone.
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..figures.style import in_order
+import pandas as pd
+from scipy.stats import binomtest
+
+from ..figures.style import common_style, in_order, legend_above, look, panel_grid, save
 from ..rows import write_whole
 from ..summary import describe_durations, mean
 from ..tables import cell, markdown_table
-from .figure import draw
 from .folder import ERROR_PREFIX, SwebenchRun, read_run
 from .grading import patch_sha256, read_eval
-from .harness import STATUSES, Verdict
+from .harness import STATUSES
 from .instances import DAEMON_LESS, SwebenchError
 
 MARKDOWN_FILE, JSON_FILE, FIGURE_FILE = "report.md", "report.json", "report.png"
@@ -30,7 +33,6 @@ _DAEMON_LESS_WARNING = (
     "**daemon-less grading**: not a result of the official evaluation, which runs in the "
     "instances' images"
 )
-_Z_95 = 1.959964  # two-sided 95% of the normal distribution
 _MAX_NAMED = 3
 _MAX_REASONS = 40
 _SHARES = ("mean", "p50", "p90", "p99", "max")
@@ -46,6 +48,11 @@ _ROWS = (
     ("preemptions", "preemptions", ",", ""),
 )
 """Heading, name of the number, format, unit."""
+_TURN_FIELDS = ("turn", "llm_s", "tool_s", "prompt_tokens", "cached_tokens", "output_tokens")
+_PANEL_IN = (4.4, 2.9)
+_CHARS_PER_IN = 19
+_MIN_INSTANCES = 0.2
+"""Turns that fewer than this share of the jobs reached are not drawn: they tell of few jobs."""
 
 Entry = dict[str, Any]
 """One run in the document, all its numbers flat."""
@@ -101,28 +108,20 @@ def compare(folders: Sequence[Path], baseline: str | None = None) -> dict[str, A
     return {"baseline": chosen[0]["name"], "conditions": conditions, "runs": entries}
 
 
-def wilson(successes: int, trials: int) -> tuple[float, float] | None:
-    """Return the 95% interval of a rate; None without trials.
-
-    Source: E. B. Wilson, Probable inference, the law of succession, and statistical inference,
-    1927 (the score interval, without continuity correction).
-    """
-    if not trials:
-        return None
-    rate = successes / trials
-    spread = _Z_95**2 / trials
-    middle = (rate + spread / 2) / (1 + spread)
-    half = _Z_95 * math.sqrt(rate * (1 - rate) / trials + spread / (4 * trials)) / (1 + spread)
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
 def _entry(run: SwebenchRun, name: str) -> Entry:
-    facts, found = read_eval(run.folder) or ({}, {})
+    facts, graded = read_eval(run.folder) or ({}, {})
     verdicts = {  # a resumed run may have other patches than those that were graded
-        one: found[one]
+        one: graded[one]
         for one in run.instance_ids
-        if one in found and found[one].patch_sha256 == patch_sha256(run.patch(one))
+        if one in graded and graded[one].patch_sha256 == patch_sha256(run.patch(one))
     }
+    total = len(run.instance_ids)
+    counts = Counter(verdict.status for verdict in verdicts.values())
+    rates: Entry = dict.fromkeys(("pass_rate", "pass_rate_low", "pass_rate_high"))
+    if facts and 0 < counts.total() == total:  # it is of all instances of the run
+        found = binomtest(counts["resolved"], total)
+        low, high = found.proportion_ci(0.95, method="wilson")
+        rates = dict(zip(rates, map(float, (found.statistic, low, high)), strict=True))
     return {
         "name": name,
         "policy": run.policy,
@@ -130,97 +129,69 @@ def _entry(run: SwebenchRun, name: str) -> Entry:
         "run": str(run.folder),
         "mode": facts.get("mode"),
         "harness_version": facts.get("harness_version"),
-        **_outcomes(run, verdicts if facts else None),
+        "instances": total,
+        **{status: counts[status] if facts else None for status in STATUSES},
+        "not_graded": total - counts.total(),
+        **rates,
         **_numbers(run),
         "results": {one: asdict(verdict) for one, verdict in verdicts.items()},
     }
 
 
-def _outcomes(run: SwebenchRun, verdicts: Mapping[str, Verdict] | None) -> Entry:
-    """A pass rate is of all instances of the run, so there is none until all are graded."""
-    total = len(run.instance_ids)
-    counts = Counter(verdict.status for verdict in (verdicts or {}).values())
-    rates: Entry = dict.fromkeys(("pass_rate", "pass_rate_low", "pass_rate_high"))
-    interval = wilson(counts["resolved"], total)
-    if verdicts is not None and len(verdicts) == total and interval is not None:
-        rates = dict(zip(rates, (counts["resolved"] / total, *interval), strict=True))
-    found: Entry = {one: None if verdicts is None else counts[one] for one in STATUSES}
-    return {"instances": total, **found, "not_graded": total - counts.total(), **rates}
-
-
 def _numbers(run: SwebenchRun) -> Entry:
     """Times in seconds and tokens, of instances whose agent ended by itself or at a limit."""
     rows = [run.rows[name] for name in run.instance_ids if name in run.rows]
-    ended = [
-        row
-        for row in rows
-        if not row.get("error") and not str(row.get("exit_status")).startswith(ERROR_PREFIX)
-    ]
-    jobs_s = sorted(map(_job_s, ended))
-    turns = [row.get("turns") or [] for row in ended]
-    every = [turn for one in turns for turn in one]
-    by_turn: defaultdict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for one in turns:
-        for number, turn in enumerate(one):
-            by_turn[number].append(turn)
+    ended = [row for row in rows if not row["exit_status"].startswith(ERROR_PREFIX)]
+    jobs_s = sorted(row["end_s"] - row["start_s"] for row in ended)
+    turns = pd.DataFrame([turn for row in ended for turn in row["turns"]], columns=_TURN_FIELDS)
+    by_turn = [same for _, same in turns.groupby("turn")]
+    # the first turn of a job has no tokens of its own to find again
+    is_first = turns["turn"] == 1
     stats = run.document.get("server_stats") or {}  # None under a stock policy
     pins = stats.get("pins_total")
     return {
         "completed": len(ended),
         "failed": len(rows) - len(ended),
         "not_run": len(run.instance_ids) - len(rows),
-        "exit_statuses": dict(Counter(str(row.get("exit_status")) for row in rows).most_common()),
+        "exit_statuses": dict(Counter(row["exit_status"] for row in rows).most_common()),
         "jobs_s": jobs_s,
         **_durations("jct", jobs_s),
-        "turns_mean": mean([float(row.get("num_turns") or 0) for row in ended]),
-        **_durations("turn_llm", _known(every, "llm_s")),
-        **_durations("turn_tool", _known(every, "tool_s")),
-        "per_turn_llm_mean_s": [mean(_known(same, "llm_s")) for same in by_turn.values()],
-        "per_turn_cached_share": [_cached_share(same) for same in by_turn.values()],
-        "per_turn_instances": [float(len(same)) for same in by_turn.values()],
-        "prompt_tokens": sum(int(turn.get("prompt_tokens") or 0) for turn in every),
-        "output_tokens": sum(int(turn.get("output_tokens") or 0) for turn in every),
-        # the first turn of a job has no tokens of its own to find again
-        "cached_share": _cached_share(turn for one in turns for turn in one[1:]),
-        "cached_share_first": _cached_share(turn for one in turns for turn in one[:1]),
+        "turns_mean": mean([len(row["turns"]) for row in ended]),
+        **_durations("turn_llm", turns["llm_s"]),
+        **_durations("turn_tool", turns["tool_s"]),
+        "per_turn_llm_mean_s": [mean(same["llm_s"]) for same in by_turn],
+        "per_turn_cached_share": [_cached_share(same) for same in by_turn],
+        "per_turn_instances": [float(len(same)) for same in by_turn],
+        "prompt_tokens": int(turns["prompt_tokens"].sum()),
+        "output_tokens": int(turns["output_tokens"].sum()),
+        "cached_share": _cached_share(turns[~is_first]),
+        "cached_share_first": _cached_share(turns[is_first]),
         "pins": None if pins is None else sum(pins.values()),
         "pin_ends": stats.get("pin_ends_total"),
         "preemptions": stats.get("preemptions_total"),
     }
 
 
-def _job_s(row: Mapping[str, Any]) -> float:
-    try:
-        return float(row["end_s"]) - float(row["start_s"])
-    except (LookupError, TypeError, ValueError) as error:
-        raise SwebenchError(
-            f"the row of {row['instance_id']} has no start_s and end_s in seconds"
-        ) from error
-
-
-def _durations(name: str, values: Sequence[float]) -> dict[str, float | None]:
+def _durations(name: str, values: Any) -> dict[str, float | None]:
     found = describe_durations(values)
     return {f"{name}_{share}_s": found[f"{share}_s"] for share in _SHARES}
 
 
-def _known(turns: Iterable[Mapping[str, Any]], name: str) -> list[float]:
-    return [float(turn[name]) for turn in turns if turn.get(name) is not None]
-
-
-def _cached_share(turns: Iterable[Mapping[str, Any]]) -> float | None:
+def _cached_share(turns: pd.DataFrame) -> float | None:
     """Divide cached by prompt tokens, over the turns whose server reported cached ones."""
-    told = [turn for turn in turns if turn.get("cached_tokens") is not None]
-    prompt_tokens = sum(int(turn.get("prompt_tokens") or 0) for turn in told)
-    cached_tokens = sum(int(turn["cached_tokens"]) for turn in told)
-    return cached_tokens / prompt_tokens if prompt_tokens else None
+    told = turns.dropna(subset="cached_tokens")
+    prompt_tokens = told["prompt_tokens"].sum()
+    return float(told["cached_tokens"].sum() / prompt_tokens) if prompt_tokens else None
 
 
 def _relate(entry: Entry, baseline: Entry) -> None:
     """Add the ratios to the baseline, and the instances resolved in one of both only."""
-    values = {f"jct_{share}_s": baseline[f"jct_{share}_s"] for share in _SHARES}
+    names = [f"jct_{share}_s" for share in _SHARES]
     entry["ratios"] = {
-        name: entry[name] / value if entry is not baseline and value and entry[name] else None
-        for name, value in values.items()
+        name: entry[name] / baseline[name]
+        if entry is not baseline and baseline[name] and entry[name]
+        else None
+        for name in names
     }
     here, there = (
         {name for name, result in one["results"].items() if result["status"] == "resolved"}
@@ -359,3 +330,63 @@ def _counted(counts: Mapping[str, int]) -> str:
 def _pins(run: Entry) -> str:
     ends = _counted(run["pin_ends"] or {})
     return cell(run["pins"], "d") + (f" ({ends})" if ends else "")
+
+
+def draw(document: Mapping[str, Any], path: Path) -> None:
+    """Write the PNG; a panel for which no run has a number is left out. OSError if that fails."""
+    runs = document["runs"]
+    panels = [one for one in _PANELS if any(run[one[0]] is not None for run in runs)]
+    with common_style():
+        figure, axes, width_in = panel_grid(max(1, len(panels)), _PANEL_IN)
+        for each, (_, draw_run, settings) in zip(axes, panels, strict=False):
+            for place, run in enumerate(runs):
+                draw_run(each, run, place, look(run["policy"]).line())
+            each.set(**dict(zip(_SETTINGS, settings, strict=True)))
+        if panels:
+            legend_above(figure, axes)
+        text = "; ".join(line.replace("**", "") for line in document["conditions"])
+        save(figure, path, conditions=textwrap.fill(text, int(width_in * _CHARS_PER_IN)))
+
+
+def _draw_pass_rate(axes: Any, run: Entry, place: int, style: dict[str, Any]) -> None:
+    if (rate := run["pass_rate"]) is not None:
+        errors = [[100 * (rate - run["pass_rate_low"])], [100 * (run["pass_rate_high"] - rate)]]
+        style = {**style, "linestyle": "none"}
+        axes.errorbar([place], [100 * rate], yerr=errors, label=run["name"], **style)
+    axes.set(xlim=(-0.5, place + 0.5), xticks=[])
+
+
+def _draw_completion(axes: Any, run: Entry, place: int, style: dict[str, Any]) -> None:
+    if times_s := run["jobs_s"]:
+        num_jobs = len(times_s)
+        shares = [100 * number / num_jobs for number in range(num_jobs + 1)]
+        style = {**style, "drawstyle": "steps-post", "markevery": max(1, num_jobs // 6)}
+        axes.plot([times_s[0], *times_s], shares, label=run["name"], **style)
+
+
+def _draw_by_turn(
+    name: str, scale: float, axes: Any, run: Entry, place: int, style: dict[str, Any]
+) -> None:
+    numbers = zip(run[name], run["per_turn_instances"], strict=True)
+    found = {
+        turn: scale * value
+        for turn, (value, count) in enumerate(numbers, start=1)
+        if value is not None and count >= _MIN_INSTANCES * run["completed"]
+    }
+    if found:
+        style = {**style, "markevery": max(1, len(found) // 10), "label": run["name"]}
+        axes.plot(list(found), list(found.values()), **style)
+
+
+_SETTINGS = ("title", "xlabel", "ylabel", "xlim", "ylim")
+_RATE = ("Pass rate, 95% Wilson interval", "", "% of instances", None, (-3, 103))
+_JCT = ("Job completion time", "seconds", "% of jobs done", (0, None), (0, 101))
+_LATENCY = ("Mean latency of a turn", "turn", "seconds", None, (0, None))
+_CACHED = ("Cached share of the prompt", "turn", "% of prompt tokens", None, (-3, 103))
+_PANELS: tuple[tuple[str, Callable[..., None], tuple[Any, ...]], ...] = (
+    ("pass_rate", _draw_pass_rate, _RATE),
+    ("jct_mean_s", _draw_completion, _JCT),
+    ("jct_mean_s", partial(_draw_by_turn, "per_turn_llm_mean_s", 1.0), _LATENCY),
+    ("cached_share", partial(_draw_by_turn, "per_turn_cached_share", 100.0), _CACHED),
+)
+"""Number that a run must have, what draws a run, settings of the axes."""

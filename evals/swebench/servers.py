@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from agentkv.server.process import ServerProcess
 from ..policies import STOCK_POLICIES, check_policy, server_policy
 from ..server import ServerUnderTest
 from .folder import SERVER_LOG, SERVER_NOTE
+from .plan import RunPlan
 
 READY_TIMEOUT_S = 3600.0
 """A 70B model is read from a network disk in this time."""
@@ -44,51 +45,59 @@ class Served:
 
 
 @contextmanager
-def serving(
-    out: Path,
-    policy: str | None,
-    model: str | None,
-    *,
-    base_url: str | None,
-    api_key: str | None,
-    server_flags: Sequence[str],
-) -> Iterator[Served]:
-    """Yield the server at `base_url`, or one started here, after checking its policy.
+def serving(plan: RunPlan) -> Iterator[Served]:
+    """Yield the plan's server, or one started for it, after checking its policy.
 
-    A server started here logs to `out` and is stopped on exit. Raises ServerStartError,
+    A server started here logs to the run's folder and is stopped on exit. Raises ServerStartError,
     AgentKVServerError or InputError.
     """
     forget_servers()  # another server may have been at this address
-    if base_url is not None:
-        with ServerUnderTest(base_url, api_key=api_key) as server:
-            yield _served(server, policy, model, server.silence)
+    if plan.base_url is not None:
+        with ServerUnderTest(plan.base_url, api_key=plan.api_key) as server:
+            yield _served(server, plan.policy, plan.model, server.silence)
         return
-    assert policy is not None, "a server started here runs a policy"
-    chosen = server_policy(policy)
+    chosen = server_policy(str(plan.policy))
     process = ServerProcess(
-        model,
+        plan.model,
         policy=chosen.scheduling_policy,
-        args=(*server_flags, *chosen.flags()),
-        log_path=out / SERVER_LOG,
+        args=(*plan.server_flags, *chosen.flags()),
+        log_path=plan.out / SERVER_LOG,
         ready_timeout_s=READY_TIMEOUT_S,
     )
 
     def gone() -> str | None:
-        tail = "" if process.is_alive else process.log_tail(_LOG_LINES)
-        ended = f"the server ended; the end of its log, {process.log_path}:\n{tail}"
-        return None if process.is_alive else ended
+        if process.is_alive:
+            return None
+        tail = process.log_tail(_LOG_LINES)
+        return f"the server ended; the end of its log, {process.log_path}:\n{tail}"
 
-    end_left_over(out)
+    end_left_over(plan.out)
     try:
         process.start()
-        note_server(out, process.pid)
+        note_server(plan.out, process.pid)
         process.wait_until_ready()
         # no model: its first one is the one it was started with, under any served name
         with ServerUnderTest(process.base_url) as server:
-            yield _served(server, policy, None, gone)
+            yield _served(server, plan.policy, None, gone)
     finally:
         process.stop()
-        (out / SERVER_NOTE).unlink(missing_ok=True)
+        (plan.out / SERVER_NOTE).unlink(missing_ok=True)
+
+
+def _served(
+    server: ServerUnderTest, policy: str | None, model: str | None, gone: Callable[[], str | None]
+) -> Served:
+    facts = server.facts(model)
+    if policy is not None:
+        check_policy(server_policy(policy), facts.info)
+    return Served(
+        base_url=f"{server.root_url}/v1",
+        model=facts.model,
+        policy=policy or facts.policy or STOCK_POLICIES[0],
+        info=facts.info,
+        gone=gone,
+        totals=lambda: server.counters_or_error().get("agentkv"),
+    )
 
 
 def added_totals(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> Any:
@@ -109,6 +118,15 @@ def summed_totals(first: Mapping[str, Any] | None, second: Mapping[str, Any] | N
     if first is None or second is None:
         return first if second is None else second
     return _combined(first, second, 1)
+
+
+def _combined(value: Any, other: Any, sign: int) -> Any:
+    """Add or subtract numbers, or mappings of numbers by label."""
+    if isinstance(value, Mapping) or isinstance(other, Mapping):
+        mine, theirs = value or {}, other or {}
+        names = dict.fromkeys([*mine, *theirs])
+        return {name: _combined(mine.get(name, 0), theirs.get(name), sign) for name in names}
+    return value + sign * (other or 0)
 
 
 def note_server(folder: Path, pid: int | None) -> None:
@@ -132,22 +150,6 @@ def end_left_over(folder: Path) -> bool:
     return is_ours
 
 
-def _served(
-    server: ServerUnderTest, policy: str | None, model: str | None, gone: Callable[[], str | None]
-) -> Served:
-    facts = server.facts(model)
-    if policy is not None:
-        check_policy(server_policy(policy), facts.info)
-    return Served(
-        base_url=f"{server.root_url}/v1",
-        model=facts.model,
-        policy=policy or facts.policy or STOCK_POLICIES[0],
-        info=facts.info,
-        gone=gone,
-        totals=lambda: server.counters_or_error().get("agentkv"),
-    )
-
-
 def _started_ticks(pid: int | None) -> int | None:
     """Return when the process started, in clock ticks since boot; None if there is none.
 
@@ -158,12 +160,3 @@ def _started_ticks(pid: int | None) -> int | None:
     except OSError:
         return None
     return int(stat.rpartition(")")[2].split()[19])
-
-
-def _combined(value: Any, other: Any, sign: int) -> Any:
-    """Add or subtract numbers, or mappings of numbers by label."""
-    if isinstance(value, Mapping) or isinstance(other, Mapping):
-        mine, theirs = value or {}, other or {}
-        names = dict.fromkeys([*mine, *theirs])
-        return {name: _combined(mine.get(name, 0), theirs.get(name), sign) for name in names}
-    return value + sign * (other or 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentkv.evals.swebench.instances import Instance, load_instances
 
-SUITE = tuple(load_instances("demo"))
+SUITE = load_instances("demo")
 PATCHES = {"a-1": "one", "a-2": "two", "a-3": "", "a-4": "four"}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentkv.evals.swebench import command
-from agentkv.evals.swebench.run import IMAGE_BYTES
+from agentkv.evals.swebench.plan import IMAGE_BYTES
 
 VERIFIED = Path(__file__).parents[4] / "shared" / "swebench" / "Verified.test.parquet"
 TOOLS = ("--", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")

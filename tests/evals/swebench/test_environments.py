@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,8 +16,8 @@ from minisweagent.exceptions import Submitted
 from agentkv.agents.workspace import commit_all
 from agentkv.evals.swebench.environments import (
     EnvironmentPlan,
-    find_repositories,
-    fresh_worktree,
+    find_repository,
+    fresh_sandbox,
     missing,
     prepare_suite,
 )
@@ -64,7 +62,6 @@ def test_a_sandbox_hides_the_host(sandbox: Any, tmp_path: Path) -> None:
     """A command sees no file or variable of the host, and the trajectory names no host folder."""
     (tmp_path / "secret").write_text("x")
     assert said(sandbox, f"cat {tmp_path}/secret")[0] != 0
-    assert said(sandbox, f"ls {Path.home()}/.bashrc {Path.home()}/.ssh")[0] != 0
     assert said(sandbox, "env | grep -c PYTEST_CURRENT_TEST") == (1, "0")
     assert str(tmp_path) not in str(sandbox.serialize()) + str(sandbox.get_template_vars())
 
@@ -74,9 +71,7 @@ def test_the_model_gets_a_result_of_every_command(sandbox: Any) -> None:
     slow = sandbox.execute({"command": "echo begun; sleep 30"}, timeout=1)
     assert (slow["output"], slow["returncode"]) == ("begun\n", -1)
     assert "longer than 1 s" in slow["exception_info"]
-    odd = sandbox.execute({"command": "echo a\0b"})
-    assert odd["returncode"] == 126
-    assert odd["output"].startswith("cannot run: ")
+    assert sandbox.execute({"command": "echo a\0b"})["returncode"] == 126
     assert sandbox.execute({"command": "pwd"}, "/testbed/tests")["output"] == "/testbed/tests\n"
     with pytest.raises(Submitted) as caught:
         said(sandbox, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo the patch")
@@ -91,18 +86,24 @@ def test_environments_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch
     assert "docker is not installed" in str(missing("docker", is_unsafe_allowed=False))
 
 
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'Error: manifest unknown' >&2; exit 125", "status 125.*manifest unknown"),
+        ("sleep 60", "no container after 1 s: pull it beforehand"),
+    ],
+)
 def test_an_image_that_cannot_be_had_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
 ) -> None:
     """The error holds the image and the container program's own words."""
     program = tmp_path / "podman"
-    program.write_text("#!/bin/sh\necho 'Error: manifest unknown' >&2\nexit 125\n")
+    program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    with ExitStack() as stack, pytest.raises(SwebenchError) as caught:
-        EnvironmentPlan("podman", {}, tmp_path / "w").start(INSTANCE, CONFIG, stack)
-    for words in (INSTANCE.image, "status 125", "manifest unknown"):
-        assert words in str(caught.value)
+    config = {"environment": {"pull_timeout": 1}}
+    with ExitStack() as stack, pytest.raises(SwebenchError, match=f"{INSTANCE.image}: .*{words}"):
+        EnvironmentPlan("podman", {}, tmp_path / "w").start(INSTANCE, config, stack)
 
 
 def test_local_commands_run_in_a_copy(repositories: dict[str, Path], tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def instance(repository: Path) -> Instance:
     return replace(INSTANCE, instance_id="me__thing-1", repo="me/thing", base_commit=commit)
 
 
-def test_a_worktree_holds_the_instances_commit_alone(
+def test_a_clone_holds_the_instances_commit_alone(
     instance: Instance, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy has that commit and no later one, touches no other repository, and is deleted."""
@@ -146,15 +147,14 @@ def test_a_worktree_holds_the_instances_commit_alone(
     with ExitStack() as stack:
         with monkeypatch.context() as hook:  # git sets GIT_DIR for its hooks
             hook.setenv("GIT_DIR", str(other / ".git"))
-            worktree = stack.enter_context(fresh_worktree(instance, repository, Path("w")))
+            clone = stack.enter_context(fresh_sandbox(instance, repository, Path("w"))).workspace
         assert git(other, "rev-parse", "HEAD") == before
-        assert worktree.path.is_absolute()
-        assert worktree.scratch.is_absolute()
-        assert (worktree.path / "thing.py").read_text() == "bug"
-        assert git(worktree.path, "log", "--all", "--format=%H") == instance.base_commit
-        assert git(worktree.path, "status", "--porcelain") == ""
+        assert clone.is_absolute()
+        assert (clone / "thing.py").read_text() == "bug"
+        assert git(clone, "log", "--all", "--format=%H") == instance.base_commit
+        assert git(clone, "status", "--porcelain") == ""
         with pytest.raises(subprocess.CalledProcessError):
-            git(worktree.path, "cat-file", "-e", solution)
+            git(clone, "cat-file", "-e", solution)
         stack.enter_context(pytest.raises(RuntimeError))
         raise RuntimeError
     assert list((tmp_path / "w").iterdir()) == []
@@ -165,18 +165,19 @@ def test_clones_are_found_by_instance_or_repository(
 ) -> None:
     """A folder named like the instance goes first; without any, the error says what is needed."""
     clones, suite = repository.parent, tmp_path / "suite"
-    found = find_repositories([instance], given=clones, suite_folder=suite)
-    assert found == {"me__thing-1": repository}
+    assert find_repository(instance, given=clones, suite_folder=suite) == repository
     (clones / "me__thing-1").mkdir()
-    found = find_repositories([instance], given=clones, suite_folder=suite)
-    assert found == {"me__thing-1": clones / "me__thing-1"}
+    found = find_repository(instance, given=clones, suite_folder=suite)
+    assert found == clones / "me__thing-1"
     for given, words in ((tmp_path, "has none of the folders"), (None, "image")):
         with pytest.raises(SwebenchError, match=words):
-            find_repositories([instance], given=given, suite_folder=suite)
+            find_repository(instance, given=given, suite_folder=suite)
 
 
-def test_the_suites_commits_are_the_same_everywhere(tmp_path: Path) -> None:
-    """Preparing twice changes nothing, and a repository at another commit is refused."""
+def test_the_suites_commits_are_the_same_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preparing twice changes nothing; a repository at another commit is refused, as is no git."""
     paths = prepare_suite(tmp_path)
     assert set(paths) == {one.instance_id for one in SUITE}
     assert (len(SUITE), len(set(paths.values()))) == (6, 3)
@@ -186,37 +187,6 @@ def test_the_suites_commits_are_the_same_everywhere(tmp_path: Path) -> None:
     git(paths[INSTANCE.instance_id], "commit", "--quiet", "--allow-empty", "--message", "More")
     with pytest.raises(SwebenchError, match="is at commit"):
         prepare_suite(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("instance", SUITE, ids=lambda one: one.instance_id)
-def test_the_solution_is_what_makes_the_tests_pass(
-    instance: Instance, repositories: dict[str, Path], tmp_path: Path
-) -> None:
-    """FAIL_TO_PASS and PASS_TO_PASS are what the solution turns and keeps, in other files."""
-    test_patch = instance.raw["test_patch"]
-    assert "b/tests/" not in instance.patch
-    assert all("/tests/" in line for line in test_patch.splitlines() if "+++" in line)
-    with fresh_worktree(instance, repositories[instance.instance_id], tmp_path) as worktree:
-        outcomes = []
-        for patch in (test_patch, instance.patch):
-            command = ["git", "apply", "-"]
-            subprocess.run(command, cwd=worktree.path, input=patch, text=True, check=True)
-            outcomes.append(_outcomes(instance, worktree.path))
-    before, after = outcomes
-    passed = {name for name, outcome in before.items() if outcome == "PASSED"}
-    assert set(before) - passed == {*instance.fail_to_pass}
-    assert passed == {*json.loads(json.dumps(instance.raw["PASS_TO_PASS"]))}
-    assert set(after) == set(before)
-    assert set(after.values()) == {"PASSED"}
-
-
-def _outcomes(instance: Instance, folder: Path) -> dict[str, str]:
-    """Run the instance's test files, and return pytest's word on each test."""
-    files = {name.partition("::")[0] for name in instance.fail_to_pass}
-    command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", *sorted(files)]
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    lines = [line.split() for line in done.stdout.splitlines()]
-    words = ("PASSED", "FAILED", "ERROR")
-    return {line[1]: line[0] for line in lines if line and line[0] in words}
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(SwebenchError, match="git is not installed"):
+        prepare_suite(tmp_path)

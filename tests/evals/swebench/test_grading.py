@@ -17,10 +17,11 @@ from agentkv.evals.swebench.instances import SwebenchError
 from tests.evals.swebench.run_folders import SUITE, gold_patches, row, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
-FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH = (instance.instance_id for instance in SUITE)
-FIRST_PATCH = {FIRST: SUITE[0].patch}
-TWO_PATCHES = {FIRST: SUITE[0].patch, SECOND: SUITE[1].patch}
+FIRST, SECOND = (instance.instance_id for instance in SUITE[:2])
+GOLD = SUITE[0].patch
+FIRST_PATCH, TWO_PATCHES = {FIRST: GOLD}, {FIRST: GOLD, SECOND: SUITE[1].patch}
 RUN_TESTS = "python3 -m pytest"
+WRONG = "diff --git a/NOTES b/NOTES\nnew file mode 100644\n--- /dev/null\n+++ b/NOTES\n"
 
 
 def graded(folder: Path, **options: Any) -> dict[str, Any]:
@@ -36,7 +37,6 @@ def statuses(document: dict[str, Any]) -> dict[str, str]:
 
 def write_dataset(folder: Path, *changes: dict[str, Any]) -> str:
     """A dataset of the suite's first instances, each with these fields changed."""
-    folder.mkdir(exist_ok=True)
     raws = [one.raw | change for one, change in zip(SUITE, changes, strict=False)]
     (folder / "dataset.json").write_text(json.dumps(raws))
     return str(folder / "dataset.json")
@@ -46,101 +46,78 @@ def with_script(old: str, new: str) -> dict[str, str]:
     return {"eval_script": SUITE[0].raw["eval_script"].replace(old, new)}
 
 
+CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any] | None, str, str]] = {
+    "right": ({}, GOLD, {}, "resolved", ""),
+    "no effect": ({}, f"{WRONG}@@ -0,0 +1 @@\n+x\n", {}, "unresolved", "2 of 2 FAIL_TO_PASS fail"),
+    "no output": (
+        with_script("-m pytest", "-m nothing"),
+        GOLD,
+        {},
+        "unresolved",
+        "no readable test output",
+    ),
+    "no patch": ({}, " \n", {"exit_status": "LimitsExceeded"}, "empty", "LimitsExceeded"),
+    "no agent": (
+        {},
+        "",
+        {"exit_status": "error:ConnectionError", "error": "no answer"},
+        "error",
+        "the agent failed: no answer",
+    ),
+    "not run": ({}, "", None, "error", "not run"),
+    "no file": ({}, GOLD.replace("csvline", "nothing"), {}, "error", "the patch does not apply"),
+    "half a character": ({}, f"{GOLD}\ud83d", {}, "error", "UnicodeEncodeError"),
+    "odd script": ({"eval_script": "echo \ud83d"}, GOLD, {}, "error", "UnicodeEncodeError"),
+    "no script": ({"eval_script": ["ls"]}, GOLD, {}, "error", "lacks eval_script"),
+    "no goal": ({"FAIL_TO_PASS": []}, GOLD, {}, "error", "no FAIL_TO_PASS tests"),
+    "no list": ({"PASS_TO_PASS": None}, GOLD, {}, "error", "lacks PASS_TO_PASS"),
+    "no parser": ({"log_parser": "nobody's"}, GOLD, {}, "error", 'KeyError: "nobody\'s"'),
+    "odd assets": ({"image_assets": "{"}, GOLD, {}, "error", "JSONDecodeError"),
+    "no clone": ({"repo": "django/django"}, GOLD, {}, "error", "none of the folders no clone,"),
+    "too slow": (with_script(RUN_TESTS, "sleep 60; true"), GOLD, {}, "error", "than 15 s"),
+}
+
+
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The evaluation of six instances, each of which ends in another way."""
-    folder = tmp_path_factory.mktemp("mixed")
-    script = SUITE[3].raw["eval_script"].replace("-m pytest", "-m no_such_runner")
-    changes = [{}, {}, {"FAIL_TO_PASS": []}, {"eval_script": script}, {}, {}]
-    dataset = write_dataset(folder, *changes)
-    gold = gold_patches()
-    no_file = gold[SECOND].replace("textgrid/grid.py", "textgrid/no_such_file.py")
-    patches = {**gold, SECOND: no_file, FIFTH: "  \n"}
-    rows = [row(name) for name in patches if name != FIFTH]
-    rows.append(row(FIFTH, exit_status="LimitsExceeded"))
-    write_run(folder / "run", patches, dataset=dataset, rows=rows)
-    return graded(folder / "run", workers=2)
+def results(
+    tmp_path_factory: pytest.TempPathFactory, repositories: dict[str, Path]
+) -> dict[str, Any]:
+    """The evaluation of a run of instances, each of which ends in another way."""
+    folder = tmp_path_factory.mktemp("cases")
+    raws = [SUITE[0].raw | case[0] | {"instance_id": name} for name, case in CASES.items()]
+    (folder / "dataset.json").write_text(json.dumps(raws))
+    ran = {name: case for name, case in CASES.items() if case[2] is not None}
+    rows = [row(name, **(fields or {})) for name, (_, _, fields, _, _) in ran.items()]
+    patches = {name: case[1] for name, case in ran.items()}
+    dataset = str(folder / "dataset.json")
+    write_run(folder / "run", patches, dataset=dataset, rows=rows, instance_ids=list(CASES))
+    clones = next(iter(repositories.values())).parent
+    limits = {"workers": 2, "time_limit_s": 15}
+    found: dict[str, Any] = graded(folder / "run", repositories=clones, **limits)["results"]
+    return found
 
 
-@pytest.mark.parametrize(
-    ("instance_id", "status", "reason"),
-    [
-        (FIRST, "resolved", ""),
-        (SECOND, "error", "the patch does not apply"),
-        (THIRD, "error", "no FAIL_TO_PASS tests"),
-        (FOURTH, "unresolved", "no readable test output"),
-        (FIFTH, "empty", "LimitsExceeded"),
-        (SIXTH, "resolved", ""),
-    ],
-)
-def test_each_result_has_its_reason(
-    mixed: dict[str, Any], instance_id: str, status: str, reason: str
-) -> None:
-    """A bad patch, no tests, no output or no patch is the result of that instance alone."""
-    result = mixed["results"][instance_id]
-    assert result["status"] == status
-    assert reason in result["detail"]
-    assert mixed["mode"] == "daemon-less"
-    assert mixed["harness_version"].startswith("5.")
+@pytest.mark.parametrize("name", CASES)
+def test_each_result_has_its_reason(results: dict[str, Any], name: str) -> None:
+    """An odd patch, field or end of the agent is the result of that instance alone."""
+    *_, status, reason = CASES[name]
+    assert results[name]["status"] == status
+    assert reason in results[name]["detail"]
 
 
-def test_a_change_without_effect_resolves_nothing(
+def test_tests_see_neither_the_network_nor_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests still fail after a patch that repairs nothing; the run's folder may be relative."""
+    """A look outside of the sandbox would fail this instance; the run's folder may be relative."""
     monkeypatch.chdir(tmp_path)
-    wrong = "diff --git a/NOTES b/NOTES\nnew file mode 100644\n--- /dev/null\n+++ b/NOTES\n"
-    folder = write_run(Path("runs/ours"), {FIRST: f"{wrong}@@ -0,0 +1 @@\n+looked at\n"})
-    result = graded(folder)["results"][FIRST]
-    assert result["status"] == "unresolved"
-    assert "2 of 2 FAIL_TO_PASS fail" in result["detail"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "patch", "reason"),
-    [
-        ({"PASS_TO_PASS": None}, "", "lacks PASS_TO_PASS"),
-        ({"eval_script": ["ls"]}, "", "lacks eval_script"),
-        ({"eval_script": "echo \ud83d"}, "", "no whole text"),
-        ({"log_parser": "parse_log_of_nobody"}, "", "KeyError: 'parse_log_of_nobody'"),
-        ({"image_assets": "{"}, "", "JSONDecodeError"),
-        ({"instance_id": "django__django-1"}, "", "container image"),
-        (with_script(RUN_TESTS, "sleep 60; true"), "", "than 8 s"),
-        ({}, f"{SUITE[0].patch}\ud83d", "no whole text"),
-    ],
-)
-def test_what_cannot_be_graded_is_an_error_of_its_instance(
-    tmp_path: Path, fields: dict[str, Any], patch: str, reason: str
-) -> None:
-    """An odd field or patch has its reason, and the other instance is graded."""
-    name = fields.get("instance_id", FIRST)
-    dataset = write_dataset(tmp_path, fields, {"version": ""})
-    patches = {name: patch or SUITE[0].patch, SECOND: SUITE[1].patch}
-    folder = write_run(tmp_path / "run", patches, dataset=dataset)
-    limit = {"time_limit_s": 8} if "than" in reason else {}
-    found = graded(folder, **limit)["results"]
-    assert (found[name]["status"], found[SECOND]["status"]) == ("error", "resolved")
-    assert reason in found[name]["detail"]
-
-
-def test_an_instance_that_did_not_run_is_an_error(tmp_path: Path) -> None:
-    """A run cut short has a result for each instance, and a failed agent's error is the reason."""
-    failed = row(FIRST, exit_status="error:ConnectionError", error="no answer from the server")
-    folder = write_run(tmp_path, {FIRST: ""}, rows=[failed], instance_ids=[FIRST, SECOND])
-    found = graded(folder)["results"]
-    assert (found[FIRST]["status"], found[SECOND]["status"]) == ("error", "error")
-    assert "no answer from the server" in found[FIRST]["detail"]
-    assert "not run" in found[SECOND]["detail"]
-
-
-def test_tests_see_neither_the_network_nor_the_host(tmp_path: Path) -> None:
-    """A look outside of the sandbox would fail this instance."""
     (tmp_path / "secret").write_text("")
     looks = f"[ -e {tmp_path / 'secret'} ] || [ $(grep -c : /proc/net/dev) -gt 1 ] || touch /usr/x"
     probe = with_script(RUN_TESTS, f"if {looks}; then exit 1; fi; {RUN_TESTS}")
     dataset = write_dataset(tmp_path, probe)
-    found = graded(write_run(tmp_path / "run", FIRST_PATCH, dataset=dataset))
+    found = graded(write_run(Path("runs/ours"), FIRST_PATCH, dataset=dataset))
     assert statuses(found) == {FIRST: "resolved"}
+    assert found["mode"] == "daemon-less"
+    assert found["harness_version"].startswith("5.")
 
 
 def test_an_interrupt_ends_the_tests_that_run(tmp_path: Path) -> None:
@@ -194,7 +171,8 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_damaged_evaluation_is_named(tmp_path: Path) -> None:
     """A file of another shape is not taken for an empty evaluation, and --redo replaces it."""
     write_run(tmp_path, FIRST_PATCH)
-    (tmp_path / "eval.json").write_text('{"results": {"a-1": {}}}')
-    with pytest.raises(SwebenchError, match="--redo"):
-        graded(tmp_path)
+    for entry in ({}, {"status": "good"}):
+        (tmp_path / "eval.json").write_text(json.dumps({"results": {"a-1": entry}}))
+        with pytest.raises(SwebenchError, match="--redo"):
+            graded(tmp_path)
     assert statuses(graded(tmp_path, is_redone=True)) == {FIRST: "resolved"}

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 from agentkv.evals.swebench import command
-from agentkv.evals.swebench.demo import solution_server
 from agentkv.evals.swebench.instances import SwebenchError
-from agentkv.evals.swebench.run import RunPlan, run
+from agentkv.evals.swebench.plan import RunPlan
+from agentkv.evals.swebench.run import run
+from agentkv.evals.swebench.suite import commands, solution_server
 from agentkv.evals.workload.plans import arrival_times_s
 from agentkv.testing import ScriptedServer
+from tests.agents.mini_swe_replies import fenced
 from tests.evals.swebench.run_folders import SUITE, gold_patches
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
@@ -30,7 +32,6 @@ LIMIT_S = 90.0
 # each instance takes a second before its agent starts, so that a run has a middle
 SLOWLY = ("--workers", "1", "--slice", ":3", "--config", "run.env_startup_command=sleep 1")
 Whole = tuple[RunPlan, dict[str, Any], ScriptedServer]
-THREE = dict(list(GOLD.items())[:3])
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,7 @@ def plan(server: ScriptedServer, tmp_path: Path) -> RunPlan:
 
 
 @pytest.fixture(scope="module")
-def whole(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Whole]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     """A run of all six, its document, and the server of its own."""
     with solution_server(SUITE, "gold") as server:
         plan = plan_of(server, tmp_path_factory.mktemp("whole") / "run", step_limit=30)
@@ -71,11 +70,9 @@ def patches(out: Path) -> dict[str, str]:
     return {name: entry["model_patch"] for name, entry in found.items()}
 
 
-def test_every_instance_hands_in_the_solution(
-    whole: Whole,
-) -> None:
-    """The patches are those that the agents' commands made, and each row has times and turns."""
-    plan, document, _ = whole
+def test_every_instance_hands_in_the_solution(whole: Whole) -> None:
+    """The patches are those that the agents' commands made; every turn of every job is tagged."""
+    plan, document, server = whole
     assert document["exit_statuses"] == {"Submitted": 6}
     assert document["ended_early"] is None
     assert patches(plan.out) == GOLD
@@ -86,22 +83,16 @@ def test_every_instance_hands_in_the_solution(
         assert 0.0 <= row["start_s"] < row["start_s"] + spent_s < row["end_s"]
         assert row["turns"][0]["command"] == "git status --short && ls"
         assert row["turns"][0]["prompt_tokens"] > 100
-
-
-def test_tags_reach_the_server(whole: Whole) -> None:
-    """Each instance is one job, whose four turns are counted and whose end releases it."""
-    plan, _, server = whole
     job_ids = {row["job_id"] for row in rows(plan.out)}
     tags = {(turn.tags["job_id"], turn.tags["turn"]) for turn in server.turns}
     assert tags == {(job_id, turn) for job_id in job_ids for turn in (1, 2, 3, 4)}
     assert set(server.released) == job_ids
 
 
-def test_a_run_folder_tells_how_it_was_made(
-    whole: Whole,
-) -> None:
-    """run.json has every condition, trajectories are mini-swe-agent's, and no file is left over."""
-    plan, *_ = whole
+def test_a_run_folder_tells_how_it_was_made(whole: Whole) -> None:
+    """run.json has every condition, trajectories are mini-swe-agent's, and a resume adds none."""
+    plan, result, _ = whole
+    assert run(replace(plan, base_url="http://127.0.0.1:9/v1"), resume=True) == result
     document = json.loads((plan.out / "run.json").read_text())
     assert document["instance_ids"] == list(GOLD)
     assert (document["policy"], document["model"]) == ("scripted", "scripted-gold")
@@ -117,15 +108,6 @@ def test_a_run_folder_tells_how_it_was_made(
     assert SUITE[0].problem_statement.strip() in saved["messages"][1]["content"]
     files = {"run.json", "instances.jsonl", "preds.json", "repositories", ".lock"}
     assert {path.name for path in plan.out.iterdir()} - {"agents.log"} == files | set(GOLD)
-
-
-def test_resuming_a_whole_run_plays_nothing(
-    whole: Whole,
-) -> None:
-    """A run that is over gives the same document, and needs no server."""
-    plan, document, _ = whole
-    assert run(replace(plan, base_url="http://127.0.0.1:9/v1"), resume=True) == document
-    assert len(rows(plan.out)) == 6
 
 
 @pytest.mark.parametrize(
@@ -147,7 +129,7 @@ def test_a_run_is_resumed_under_its_own_conditions_only(
 
 def test_a_run_is_not_resumed_on_another_model(plan: RunPlan) -> None:
     """A server with another model is refused, and run.json stays as it was."""
-    plan = replace(plan, instances=SUITE[:1], configs=("run.env_startup_command=exit 1",))
+    plan = replace(plan, instances=SUITE[:1], configs=["run.env_startup_command=exit 1"])
     run(plan)
     before = (plan.out / "run.json").read_text()
     with (
@@ -159,15 +141,18 @@ def test_a_run_is_not_resumed_on_another_model(plan: RunPlan) -> None:
 
 
 def test_a_relative_folder_and_text_mode_work(
-    plan: RunPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sandbox finds a relative --out, and commands as fenced text give the same patch."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo").mkdir()  # a folder of this name is not the dataset
-    plan = replace(plan, instances=SUITE[:1], out=Path("runs/ours"), step_limit=4, is_text=True)
-    assert run(plan)["exit_statuses"] == {"Submitted": 1}
-    assert patches(plan.out) == {SUITE[0].instance_id: SUITE[0].patch}
-    assert json.loads((plan.out / "run.json").read_text())["dataset"] == "demo"
+    instance, out = SUITE[0], Path("runs/ours")
+    replies = [fenced(text) for text in commands(instance, "gold")]
+    with ScriptedServer(replies, model="text") as server:
+        plan = plan_of(server, out, instances=[instance], step_limit=4, is_text=True)
+        assert run(plan)["exit_statuses"] == {"Submitted": 1}
+    assert patches(out) == {instance.instance_id: instance.patch}
+    assert json.loads((out / "run.json").read_text())["dataset"] == "demo"
 
 
 def test_instances_start_at_random_with_jps(plan: RunPlan) -> None:
@@ -183,7 +168,7 @@ def test_instances_start_at_random_with_jps(plan: RunPlan) -> None:
 def test_a_failed_instance_is_tried_again(plan: RunPlan) -> None:
     """Its error is in its row alone, and --resume plays it again under another job id."""
     broken = replace(SUITE[1], base_commit="0" * 40)
-    plan = replace(plan, instances=(SUITE[0], broken, SUITE[2]))
+    plan = replace(plan, instances=[SUITE[0], broken, SUITE[2]])
     document = run(plan)
     assert document["exit_statuses"] == {"Submitted": 2, "error:SwebenchError": 1}
     assert "not our ref" in document["errors"][broken.instance_id]
@@ -198,24 +183,17 @@ def test_an_instance_named_like_a_file_of_the_run_is_refused(plan: RunPlan) -> N
     """An instance must not be named run.json or eval, as its folder lies next to those."""
     odd = replace(SUITE[0], instance_id="eval")
     with pytest.raises(SwebenchError, match="'eval' is the name of a file"):
-        run(replace(plan, instances=(odd,)))
+        run(replace(plan, instances=[odd]))
 
 
-def test_a_policy_that_the_server_does_not_run_is_bad_usage(
+def test_the_command_names_bad_usage_and_prints_one_document_last(
     plan: RunPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is written that would stand in the way of the next attempt."""
-    arguments = ["--base-url", str(plan.base_url), "--policy", "continuum", "--out", str(plan.out)]
-    assert command.main(["run", *arguments]) == 2
+    """Another policy than the server's leaves nothing behind; the text is before the document."""
+    arguments = ["--base-url", str(plan.base_url), "--out", str(plan.out), "--slice", ":1"]
+    assert command.main(["run", *arguments, "--policy", "continuum"]) == 2
     assert "the server runs 'scripted'" in capsys.readouterr().err
     assert not (plan.out / "run.json").exists()
-
-
-def test_the_command_prints_one_document_last(
-    plan: RunPlan, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The text for a person goes before it, and mini-swe-agent prints nothing there."""
-    arguments = ["--base-url", str(plan.base_url), "--out", str(plan.out), "--slice", ":1"]
     assert command.main(["run", *arguments]) == 0
     *text, last = capsys.readouterr().out.splitlines()
     assert json.loads(last)["exit_statuses"] == {"Submitted": 1}
@@ -262,10 +240,8 @@ def test_a_killed_run_is_gone_on_with(server: ScriptedServer, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["over"] == len(rows(out)) == 3
     assert rows(out)[: len(kept)] == kept
-    assert {row["instance_id"]: row["exit_status"] for row in rows(out)} == dict.fromkeys(
-        THREE, "Submitted"
-    )
-    assert patches(out) == THREE
+    assert {row["exit_status"] for row in rows(out)} == {"Submitted"}
+    assert patches(out) == dict(list(GOLD.items())[:3])
     document = json.loads((out / "run.json").read_text())
     assert document["ended_at"] is not None
     assert [one["stopped_because"] for one in document["sessions"]] == ["killed", None]
