@@ -16,7 +16,6 @@ from typing import Any
 from agentkv.commands import analyze_command
 from agentkv.durations import KINDS, DurationPredictor, Prediction
 
-DONE, BAD_USAGE = 0, 2
 THRESHOLDS_S = (1, 2, 5, 10)
 _MAX_SHOWN_CHARS = 100
 
@@ -24,28 +23,27 @@ _MAX_SHOWN_CHARS = 100
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0: predicted; 2: no command, or a state file that cannot be used."""
     options = _parser().parse_args(argv)
-    commands = list(_commands(options.commands))
-    if not commands:
-        print("agentkv predict: no command on standard input", file=sys.stderr)
-        return BAD_USAGE
+    commands = _commands(options.commands)
     predictor = DurationPredictor(options.kind, seed=options.seed)
-    if options.state is not None and not predictor.load(Path(options.state)):
-        print(
-            f"agentkv predict: {options.state}: no saved state of the predictor {options.kind!r}; "
-            "give what `agentkv train-predictor` or DurationPredictor.save wrote, or no --state",
-            file=sys.stderr,
+    problem = None if commands else "no command on standard input"
+    if commands and options.state is not None and not predictor.load(Path(options.state)):
+        problem = (
+            f"{options.state}: no saved state of the predictor {options.kind!r}; "
+            "give what `agentkv train-predictor` or DurationPredictor.save wrote, or no --state"
         )
-        return BAD_USAGE
-    rows = [as_dict(command, predictor.predict(command)) for command in commands]
+    if problem:
+        print(f"agentkv predict: {problem}", file=sys.stderr)
+        return 2
+    rows = [_as_dict(command, predictor.predict(command)) for command in commands]
     if options.json:
         document = {"kind": options.kind, "num_observed": predictor.num_observed}
         print(json.dumps({**document, "predictions": rows}))
     else:
-        print("\n\n".join(map(describe, rows)))
-    return DONE
+        print("\n\n".join(map(_described, rows)))
+    return 0
 
 
-def as_dict(command: str, prediction: Prediction) -> dict[str, Any]:
+def _as_dict(command: str, prediction: Prediction) -> dict[str, Any]:
     """Return one prediction as JSON data."""
     return {
         "command": command,
@@ -60,7 +58,7 @@ def as_dict(command: str, prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def describe(row: dict[str, Any]) -> str:
+def _described(row: dict[str, Any]) -> str:
     """Return one prediction as a few lines of text."""
     consequences = {
         "fast": f"its cache is pinned for {row['ttl_s']:.3g} s",

@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 
 from agentkv.commands.syntax import HEREDOC_OPENER
@@ -76,6 +75,7 @@ class ReplyText:
         self.floor = 0
         self.num_unbalanced = 0
         self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
+        self._line_ends: dict[re.Pattern[str], dict[str, list[int]]] = {}
         self._num_json = self._num_broken = 0
         self._num_searches = 0
 
@@ -128,7 +128,11 @@ class ReplyText:
     def heredoc_end(self, delimiter: str, start: int) -> int | None:
         """The end of the line that closes a here-document open at `start`; None if none does."""
         delimiter = delimiter.strip()
-        lines = self._lines_of_a_word if _WORD.fullmatch(delimiter) else self._short_lines
+        line = _LINE_OF_A_WORD if _WORD.fullmatch(delimiter) else _SHORT_LINE
+        if (lines := self._line_ends.get(line)) is None:
+            lines = self._line_ends[line] = {}
+            for match in islice(line.finditer(self.text), _MAX_LINES):
+                lines.setdefault(match[1].rstrip(), []).append(match.end())
         ends = lines.get(delimiter, ())
         index = bisect_left(ends, start)
         return ends[index] if index < len(ends) else None
@@ -160,20 +164,6 @@ class ReplyText:
         return any(
             self.heredoc_end(opener["delimiter"], opener.end()) is None for opener in openers
         )
-
-    @cached_property
-    def _lines_of_a_word(self) -> Mapping[str, Sequence[int]]:
-        return self._ends_of(_LINE_OF_A_WORD)
-
-    @cached_property
-    def _short_lines(self) -> Mapping[str, Sequence[int]]:
-        return self._ends_of(_SHORT_LINE)
-
-    def _ends_of(self, line: re.Pattern[str]) -> Mapping[str, Sequence[int]]:
-        ends: dict[str, list[int]] = {}
-        for match in islice(line.finditer(self.text), _MAX_LINES):
-            ends.setdefault(match[1].rstrip(), []).append(match.end())
-        return ends
 
 
 class ShellQuotes:

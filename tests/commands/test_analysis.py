@@ -2,12 +2,14 @@
 
 import random
 import time
+from collections.abc import Callable
+from dataclasses import astuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentkv.commands import analyze_command
+from agentkv.commands import CommandAnalysis, analyze_command
 from agentkv.commands.syntax import MAX_ANALYZED_BYTES
 
 HEREDOC = "cat > a.py <<'EOF'\n{body}\nEOF\npython a.py"
@@ -147,151 +149,137 @@ def test_text_gives_its_programs(text: str, keys: list[str]) -> None:
     assert [program.key for program in analyze_command(text).programs] == keys
 
 
-def test_argv_is_what_the_shell_would_pass() -> None:
-    """In argv quotes are removed, quoted words stay whole, and expansions stay as written."""
-    (program,) = analyze_command("""python x.py "a b" 'c d' e\\ f $HOME --g="h i" """).programs
-    assert program.argv == ("python", "x.py", "a b", "c d", "e f", "$HOME", "--g=h i")
+def rounds(command: CommandAnalysis) -> list[int | None]:
+    return [program.rounds for program in command.programs]
+
+
+def awaited(command: CommandAnalysis) -> list[str]:
+    return [program.name for program in command.programs if not program.is_background]
+
+
+def is_endless(command: CommandAnalysis) -> bool:
+    return any(program.is_endless for program in command.programs)
+
+
+FACTS: dict[str, tuple[Callable[[CommandAnalysis], object], list[tuple[str, object]]]] = {
+    "the tightest `timeout` is the limit, through `bash -c`; 0 and infinity set none": (
+        lambda command: command.programs[0].timeout_s,
+        [
+            *(("timeout 60 make", 60.0), ("timeout 1.5m make", 90.0), ("make", None)),
+            *(("timeout -s KILL 2h make", 7200.0), ("timeout 5 bash -c 'make'", 5.0)),
+            ("timeout 100 timeout 30 make", 30.0),
+            ("timeout 100 bash -c 'timeout 30 make'", 30.0),
+            *(("timeout 1e2 make", 100.0), ("timeout 60 docker exec c make", 60.0)),
+            *(("for i in 1 2 3; do timeout 5 make; done", 15.0), ("timeout 0 make", None)),
+            *(("timeout 0s make", None), ("timeout -k 5 0.0 make", None)),
+            *(("timeout infinity make", None), ("timeout $T make", None)),
+        ],
+    ),
+    "a background job counts if a later `wait` awaits it and no `kill` ends it": (
+        awaited,
+        [
+            *(("sleep 30 & wait", ["sleep", "wait"]), ("make &", []), ("make & ls", ["ls"])),
+            ("sleep 30 & ls; wait $!", ["sleep", "ls", "wait"]),
+            ("(make; ls) & wait %1", ["make", "ls", "wait"]),
+            ("for i in 1 2; do make & done; wait", ["make", "wait"]),
+            ("bash -c 'make & wait'", ["make", "wait"]),
+            ('make & A=$!; ls & B=$!; wait "$A"', ["make", "wait"]),
+            ("make & ls & wait $!", ["ls", "wait"]),
+            ("make & PID=$!; ls; kill $PID; wait $PID", ["ls", "kill", "wait"]),
+            ("make & sleep 2; kill %1; wait", ["sleep", "kill", "wait"]),
+            ("make & kill -0 $!; wait", ["make", "kill", "wait"]),
+        ],
+    ),
+    "rounds of nested loops multiply; `break` makes them unknown, `&` starts all at once": (
+        rounds,
+        [
+            *(("make", [1]), ("for i in 1 2 3; do make; done; ls", [3, 1])),
+            ("for i in 1 2 3; do for j in {1..4}; do make; done; done", [12]),
+            ("for i in $(seq 2 4); do make; done", [1, 3]),
+            ("while read x; do make; done < f", [None, None]),
+            ("for i in 1 2 3; do make && break; done", [None, None]),
+            ("for i in 1 2; do for j in 1 2; do make && break; done; ls; done", [None, None, 2]),
+            *(("for i in 1 2; do make & done", [1]), ("find . -exec make \\;", [1, None])),
+            *(("find . -exec make {} +", [1, 1]), ("ls | xargs -n1 make -C", [1, None])),
+            *(("ls | xargs -0 -I {} make {}", [1, None]), ("ls | xargs -P 4 -n 1 make", [1, 1])),
+            ("ls | xargs make", [1, 1]),
+        ],
+    ),
+    "a loop is endless if its condition always holds and its body has no way out": (
+        is_endless,
+        [
+            *(("while true; do ls; done", True), ("while :; do ls; sleep 1; done", True)),
+            *(("while [ 1 ]; do ls; done", True), ("while sleep 5; do ls; done", True)),
+            *(("until false; do ls; done", True), ("for ((;;)); do ls; done", True)),
+            ("while true; do for i in 1 2; do ls && break; done; done", True),
+            ("exit_code=1; while true; do ls; done", True),
+            ("while true; do ls && break; done", False),
+            ("while true; do if ls; then exit 0; fi; done", False),
+            *(("while false; do ls; done", False), ("until true; do ls; done", False)),
+            *(("while read x; do ls; done", False), ("for ((i=0; i<3; i++)); do ls; done", False)),
+        ],
+    ),
+    "a pipe, a file, a here-document and a here-string are input, the terminal is not": (
+        lambda command: next(each.has_input for each in command.programs if each.name == "cat"),
+        [
+            *(("cat", False), ("cat > x", False), ("cat < x", True), ("ls | cat", True)),
+            *(("cat <<EOF\nx\nEOF", True), ("cat <<EOF\nEOF", True), ("cat <<< x", True)),
+            *(("cat > x <<EOF\nno end", True), ("while cat; do :; done < x", True)),
+        ],
+    ),
+    "loops over words, ranges, `seq` and counters have known rounds, other loops have not": (
+        lambda command: command.loop_count,
+        [
+            *(("for i in 1 2 3; do make; done", 3), ("for i in {1..50}; do make; done", 50)),
+            *(("for f in *.py; do make; done", None), ("for i in $(seq 9); do make; done", 9)),
+            ("for i in `seq 2 3 9`; do make; done", 3),
+            ("for ((i = 0; i < 7; i++)); do make; done", 7),
+            ("for ((i=1;i<=7;i++)); do make; done", 7),
+            ("for i in $(seq $n); do make; done", None),
+            ("for i in $(ls); do make; done", None),
+            ("for i in 1 2 3; do make && break; done", None),
+            *(("while true; do make; done", None), ("make", None)),
+        ],
+    ),
+    "the code behind `-c` is kept, with any options before it": (
+        lambda command: command.programs[0].code,
+        [
+            *(("python -c 'a(); b'", "a(); b"), ("python -W ignore -uc'a()' x", "a()")),
+            ("python -m pytest -c x", ""),
+        ],
+    ),
+    "in argv quotes are removed, quoted words stay whole, and expansions as written": (
+        lambda command: command.programs[0].argv[1:],
+        [
+            ("""x "a b" 'c d' e\\ f $HOME --g="h i" """, ("a b", "c d", "e f", "$HOME", "--g=h i")),
+        ],
+    ),
+    "a program that reads a pipe or is in a loop is marked": (
+        lambda command: [(each.is_piped, each.is_in_loop) for each in command.programs],
+        [
+            ("make | tail -5", [(False, False), (True, False)]),
+            ("for i in 1 2; do make; done", [(False, True)]),
+        ],
+    ),
+    "pipes, sequences, redirects, loops and subshells are counted over the whole text": (
+        lambda command: astuple(command)[2:],
+        [
+            ("a | b | c > out; (d && e) || f", (2, 3, True, True, True, False, True, None)),
+            ("ls", (0, 0, False, False, False, False, False, None)),
+        ],
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("text", "timeout_s"),
-    [
-        *(("timeout 60 make", 60.0), ("timeout 1.5m make", 90.0)),
-        *(("timeout -s KILL 2h make", 7200.0), ("timeout 5 bash -c 'make'", 5.0)),
-        *(("timeout 100 timeout 30 make", 30.0), ("timeout 100 bash -c 'timeout 30 make'", 30.0)),
-        *(("timeout 1e2 make", 100.0), ("timeout 60 docker exec c make", 60.0)),
-        *(("for i in 1 2 3; do timeout 5 make; done", 15.0), ("make", None)),
-        # no limit
-        *(("timeout 0 make", None), ("timeout 0s make", None), ("timeout -k 5 0.0 make", None)),
-        *(("timeout infinity make", None), ("timeout $T make", None)),
-    ],
+    ("fact", "text", "expected"),
+    [(fact, *case) for fact, (_, cases) in FACTS.items() for case in cases],
+    ids=[text[:40] for _, cases in FACTS.values() for text, _ in cases],
 )
-def test_timeout_before_a_program_is_its_limit(text: str, timeout_s: float | None) -> None:
-    """The tightest `timeout` is the program's limit, through `bash -c`; 0 and infinity set none."""
-    assert analyze_command(text).programs[0].timeout_s == timeout_s
-
-
-def test_background_pipe_and_loop_are_marked() -> None:
-    """A program is marked if it runs in the background, reads a pipe, or is in a loop."""
-    server, client = analyze_command("python server.py & curl localhost").programs
-    assert server.is_background
-    assert not client.is_background
-    first, second = analyze_command("make | tail -5").programs
-    assert (first.is_piped, second.is_piped) == (False, True)
-    (looped,) = analyze_command("for i in 1 2 3; do make; done").programs
-    assert looped.is_in_loop
-
-
-@pytest.mark.parametrize(
-    ("text", "awaited"),
-    [
-        ("sleep 30 & wait", ["sleep", "wait"]),
-        ("sleep 30 & ls; wait $!", ["sleep", "ls", "wait"]),
-        ("(make; ls) & wait %1", ["make", "ls", "wait"]),
-        ("for i in 1 2; do make & done; wait", ["make", "wait"]),
-        ("bash -c 'make & wait'", ["make", "wait"]),
-        ('make & A=$!; ls & B=$!; wait "$A"', ["make", "wait"]),
-        *(("make & ls & wait $!", ["ls", "wait"]), ("make &", []), ("make & ls", ["ls"])),
-        # what was ended is not waited for
-        ("make & PID=$!; ls; kill $PID; wait $PID", ["ls", "kill", "wait"]),
-        ("make & sleep 2; kill %1; wait", ["sleep", "kill", "wait"]),
-        ("make & kill -0 $!; wait", ["make", "kill", "wait"]),
-    ],
-)
-def test_wait_brings_jobs_back(text: str, awaited: list[str]) -> None:
-    """A background job counts if a later `wait` awaits it and no `kill` ends it."""
-    programs = analyze_command(text).programs
-    assert [program.name for program in programs if not program.is_background] == awaited
-
-
-@pytest.mark.parametrize(
-    ("text", "rounds"),
-    [
-        *(("make", [1]), ("for i in 1 2 3; do make; done; ls", [3, 1])),
-        ("for i in 1 2 3; do for j in {1..4}; do make; done; done", [12]),
-        ("for i in $(seq 2 4); do make; done", [1, 3]),
-        ("while read x; do make; done < f", [None, None]),
-        ("for i in 1 2 3; do make && break; done", [None, None]),
-        ("for i in 1 2; do for j in 1 2; do make && break; done; ls; done", [None, None, 2]),
-        *(("for i in 1 2; do make & done", [1]), ("find . -exec make \\;", [1, None])),
-        *(("find . -exec make {} +", [1, 1]), ("ls | xargs -n1 make -C", [1, None])),
-        *(("ls | xargs -0 -I {} make {}", [1, None]), ("ls | xargs -P 4 -n 1 make", [1, 1])),
-        ("ls | xargs make", [1, 1]),
-    ],
-)
-def test_rounds_of_a_program_multiply(text: str, rounds: list[int | None]) -> None:
-    """Rounds of nested loops multiply; `break` makes them unknown, `&` starts all at once."""
-    assert [program.rounds for program in analyze_command(text).programs] == rounds
-
-
-@pytest.mark.parametrize(
-    ("text", "is_endless"),
-    [
-        *(("while true; do ls; done", True), ("while :; do ls; sleep 1; done", True)),
-        *(("while [ 1 ]; do ls; done", True), ("while sleep 5; do ls; done", True)),
-        *(("until false; do ls; done", True), ("for ((;;)); do ls; done", True)),
-        ("while true; do for i in 1 2; do ls && break; done; done", True),
-        ("exit_code=1; while true; do ls; done", True),
-        ("while true; do ls && break; done", False),
-        ("while true; do if ls; then exit 0; fi; done", False),
-        *(("while false; do ls; done", False), ("until true; do ls; done", False)),
-        *(("while read x; do ls; done", False), ("for ((i=0; i<3; i++)); do ls; done", False)),
-    ],
-)
-def test_a_loop_that_nothing_ends_is_endless(text: str, is_endless: bool) -> None:
-    """A loop is endless if its condition always holds and its body has no way out."""
-    assert any(program.is_endless for program in analyze_command(text).programs) == is_endless
-
-
-@pytest.mark.parametrize(
-    ("text", "has_input"),
-    [
-        *(("cat", False), ("cat > x", False), ("cat < x", True), ("ls | cat", True)),
-        *(("cat <<EOF\nx\nEOF", True), ("cat <<EOF\nEOF", True), ("cat <<< x", True)),
-        *(("cat > x <<EOF\nno end", True), ("while cat; do :; done < x", True)),
-    ],
-)
-def test_given_input_is_marked(text: str, has_input: bool) -> None:
-    """A pipe, a file, a here-document and a here-string count as input, the terminal does not."""
-    programs = analyze_command(text).programs
-    assert next(p for p in programs if p.name == "cat").has_input == has_input
-
-
-def test_inline_code_is_kept() -> None:
-    """The code behind `-c` is kept, with any options before it, and is empty for a module."""
-    code = "import time; time.sleep(9)"
-    for text in (f"python -c '{code}'", f"python -W ignore -uc'{code}' x"):
-        assert analyze_command(text).programs[0].code == code
-    assert analyze_command("python -m pytest -c x").programs[0].code == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        *(("for i in 1 2 3; do make; done", 3), ("for i in {1..50}; do make; done", 50)),
-        *(("for f in *.py; do make; done", None), ("for i in $(seq 9); do make; done", 9)),
-        ("for i in `seq 2 3 9`; do make; done", 3),
-        ("for ((i = 0; i < 7; i++)); do make; done", 7),
-        *(("for ((i=1;i<=7;i++)); do make; done", 7), ("for i in $(seq $n); do make; done", None)),
-        ("for i in $(ls); do make; done", None),
-        *(("for i in 1 2 3; do make && break; done", None), ("while true; do make; done", None)),
-        ("make", None),
-    ],
-)
-def test_rounds_of_a_loop_are_known_where_the_text_says_them(text: str, count: int | None) -> None:
-    """Loops over words, ranges, `seq` and counters have known rounds, other expansions have not."""
-    assert analyze_command(text).loop_count == count
-
-
-def test_shape_around_the_programs_is_counted() -> None:
-    """Pipes, sequences, redirects, loops and subshells are counted over the whole text."""
-    command = analyze_command("a | b | c > out; (d && e) || f")
-    assert (command.num_pipes, command.num_sequences) == (2, 3)
-    assert command.has_redirect
-    assert command.has_and
-    assert command.has_semicolon
-    assert command.has_subshell
-    assert not command.has_loop
+def test_what_surrounds_a_program_is_read(fact: str, text: str, expected: object) -> None:
+    """Limits, jobs, rounds, input, code and shape follow from the text, by each of FACTS."""
+    read, _ = FACTS[fact]
+    assert read(analyze_command(text)) == expected
 
 
 @pytest.mark.parametrize(
@@ -318,27 +306,9 @@ def test_any_shell_like_text_is_read(text: str) -> None:
 
 
 ATOMS = [
-    "<<<a `",
-    "2>&1 `",
-    "a|",
-    "a=(",
-    "$(",
-    "${",
-    "(",
-    "a;",
-    "<<A\n",
-    "bash -c '",
-    "ssh h ",
-    "find -exec ",
-    "docker exec c ",
-    "f(){ f;f;};f;",
-    "sleep 5 & wait;",
-    "sleep $((1+",
-    "bash <<E\n",
-    "env -S ",
-    "if ",
-    "'",
-    "{a,",
+    *("<<<a `", "2>&1 `", "a|", "a=(", "$(", "${", "(", "a;", "<<A\n", "bash -c '", "ssh h "),
+    *("find -exec ", "docker exec c ", "f(){ f;f;};f;", "sleep 5 & wait;", "sleep $((1+"),
+    *("bash <<E\n", "env -S ", "if ", "'", "{a,"),
 ]
 
 

@@ -147,10 +147,50 @@ def test_a_text_never_seen_has_its_ratio_to_another(
 def learned(*runs: tuple[str, float], times: int = 10, censored: bool = False) -> DurationPredictor:
     """A predictor that has seen these runs `times` times."""
     predictor = DurationPredictor()
-    for _ in range(times):
-        for command, duration_s in runs:
-            predictor.observe(command, duration_s, censored=censored)
+    for command, duration_s in runs * times:
+        predictor.observe(command, duration_s, censored=censored)
     return predictor
+
+
+WAITS = [("sleep 1", 1.0), ("tail log", 0.02)] * 10
+SCRIPTS = [("ls -la", 0.05), ("./build.sh", 300.0), ("./test.sh --help", 0.1)] * 20
+TARGETS = [("go test ./small", 0.5)] * 10 + [("go test ./integration", 60.0)] * 3
+LEARNED: dict[str, list[tuple[list[tuple[str, float]], str, str | tuple[float, float]]]] = {
+    "runs of `sleep 1` say nothing of another sleep, nor a `tail` of one that follows": [
+        (WAITS, "sleep 600", (300, 900)),
+        *((WAITS, "sleep $N", "uncertain"), (WAITS, "tail -f log", "slow")),
+    ],
+    "runs of minutes say nothing of a program's help, nor its help of its runs": [
+        *(
+            (SCRIPTS, f"./build.sh {asked}", (0, 2))
+            for asked in ("--help", "--version", "-h", "-V")
+        ),
+        *((SCRIPTS, "./build.sh -j2", (100, 900)), (SCRIPTS, "./test.sh", "uncertain")),
+    ],
+    "three runs of the very command outweigh ten of its program with another target": [
+        *((TARGETS, "go test ./integration", (20, 90)), (TARGETS, "go test ./small", (0, 1))),
+    ],
+    "a hundred rounds of `echo` are fast: a run is mostly the trip there and back": [
+        ([("echo x", 0.05)] * 30, "for i in {1..100}; do echo x; done", "fast"),
+    ],
+    "after a change from 1 s to 10 s, five runs are enough to follow": [
+        ([("make", 1.0)] * 30 + [("make", 10.0)] * 5, "make", (5, 15)),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("runs", "asked", "expected"), [case for cases in LEARNED.values() for case in cases]
+)
+def test_the_runs_most_alike_count(
+    runs: list[tuple[str, float]], asked: str, expected: str | tuple[float, float]
+) -> None:
+    """Speed, or bounds of the median, follow the latest and most alike runs, by each of LEARNED."""
+    prediction = learned(*runs, times=1).predict(asked)
+    if isinstance(expected, str):
+        assert prediction.speed == expected
+    else:
+        assert expected[0] < prediction.p50_s < expected[1]
 
 
 @pytest.mark.parametrize(("duration_s", "speed"), [(8.0, "slow"), (0.2, "fast")])
@@ -160,33 +200,6 @@ def test_runs_of_an_unlisted_tool_decide_its_speed(duration_s: float, speed: str
     prediction = learned(*runs, times=1).predict("frobnicate --job 77")
     assert prediction.speed == speed
     assert (prediction.ttl_s > prediction.p90_s) is (speed == "fast")
-
-
-def test_a_wait_is_believed_against_other_waits() -> None:
-    """Ten runs of `sleep 1` say nothing of `sleep 600`, nor of a `sleep` of unknown length."""
-    predictor = learned(("sleep 1", 1.0), ("tail log", 0.02))
-    assert predictor.predict("sleep 600").p50_s > 300
-    assert predictor.predict("sleep $N").speed == "uncertain"
-    assert predictor.predict("tail -f log").speed == "slow"
-
-
-@pytest.mark.parametrize("question", ["--help", "--version", "-h", "-V"])
-def test_a_slow_program_answers_questions_at_once(question: str) -> None:
-    """Runs of minutes say nothing of a program's help, and its help nothing of its runs."""
-    runs = ("ls -la", 0.05), ("./build.sh", 300.0), ("./test.sh --help", 0.1)
-    predictor = learned(*runs, times=20)
-    assert predictor.predict(f"./build.sh {question}").p50_s < 2
-    assert predictor.predict("./build.sh -j2").p50_s > 100
-    assert predictor.predict("./test.sh").speed == "uncertain"
-
-
-def test_the_most_alike_run_counts_most() -> None:
-    """Three runs of the very command outweigh ten of its program with another target."""
-    predictor = learned(("go test ./small", 0.5))
-    for _ in range(3):
-        predictor.observe("go test ./integration", 60.0)
-    assert predictor.predict("go test ./integration").p50_s > 20
-    assert predictor.predict("go test ./small").p50_s < 1
 
 
 @pytest.mark.parametrize(
@@ -217,24 +230,6 @@ def test_rounds_multiply_what_one_run_took(seen: str, asked: str, times: float) 
     assert predictor.predict(asked).p50_s == pytest.approx(4.0 * times, rel=0.3)
 
 
-def test_rounds_of_small_tools_count_as_one_run() -> None:
-    """A hundred rounds of `echo` are still fast: a run is mostly the trip there and back."""
-    predictor = learned(("echo x", 0.05), times=30)
-    assert predictor.predict("for i in {1..100}; do echo x; done").speed == "fast"
-
-
-def test_a_cut_off_loop_teaches_the_least_time_of_a_round() -> None:
-    """Of twenty rounds cut at 60 s one takes 3 s or more, not 60."""
-    predictor = learned(("for i in {1..20}; do ./t.sh; done", 60.0), censored=True)
-    assert 3 < predictor.predict("./t.sh").p50_s < 30
-
-
-def test_recent_runs_count_more() -> None:
-    """After a change from 1 s to 10 s, five runs are enough to follow."""
-    runs = [("make", 1.0)] * 30 + [("make", 10.0)] * 5
-    assert learned(*runs, times=1).predict("make").p50_s > 5
-
-
 def test_a_cut_off_run_teaches_that_it_takes_longer() -> None:
     """Runs cut at 30 s say that it takes longer, and those cut by the text's own limit do not."""
     cut = learned(("weird job", 30.0), times=5, censored=True).predict("weird job")
@@ -242,6 +237,9 @@ def test_a_cut_off_run_teaches_that_it_takes_longer() -> None:
     assert cut.p_over(30.0) > 0.8
     in_text = learned(("timeout 3 make", 3.0), times=5).predict("timeout 3 make")
     assert in_text.p_over(4.0) < 0.01
+    # of twenty rounds cut at 60 s one takes 3 s or more, not 60
+    predictor = learned(("for i in {1..20}; do ./t.sh; done", 60.0), censored=True)
+    assert 3 < predictor.predict("./t.sh").p50_s < 30
 
 
 def test_a_prediction_explains_itself() -> None:

@@ -1,4 +1,4 @@
-"""Student's t equals SciPy 1.17, and the posterior its conjugate update."""
+"""Student's t equals SciPy's, and the posterior its conjugate update."""
 
 import json
 import math
@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from agentkv.durations.posterior import (
     WINDOW,
@@ -20,45 +21,18 @@ from agentkv.durations.posterior import (
 DEGREES = st.sampled_from([1.0, 2.0, 2.5, 3.0, 7.0, 25.0, 202.0])
 
 
-@pytest.mark.parametrize(
-    ("t", "num_degrees", "survival"),
-    [
-        *((0, 3, 0.5), (1, 1, 0.25), (-1.5, 4, 0.896), (2, 10, 0.03669401738537018)),
-        *((2.5, 2.5, 0.0522849815390777), (6.5, 200, 3.13361720515586e-10)),
-        (40, 202, 3.037391631891732e-98),
-    ],
-)
-def test_survival_is_the_tail_area(t: float, num_degrees: float, survival: float) -> None:
-    """Tail areas are right in the middle, far out, and for fractional degrees of freedom."""
-    assert t_survival(t, num_degrees) == pytest.approx(survival, rel=1e-9)
+@given(st.floats(-40, 40), DEGREES)
+def test_student_t_equals_scipys(t: float, num_degrees: float) -> None:
+    """Tail areas and densities are SciPy's, in the middle, far out, and for fractional degrees."""
+    assert t_survival(t, num_degrees) == pytest.approx(stats.t.sf(t, num_degrees), rel=1e-9)
+    assert t_density(t, num_degrees) == pytest.approx(stats.t.pdf(t, num_degrees), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("share", "num_degrees", "quantile"),
-    [
-        *((0.9, 2, 1.8856180831641272), (0.9, 7, 1.4149239276505086)),
-        *((0.95, 202, 1.652431963580074), (0.1, 3, -1.6377443536962089), (0.5, 9, 0.0)),
-        (0.999999, 4, 41.5778541501515),
-    ],
-)
-def test_quantile_is_the_known_one(share: float, num_degrees: float, quantile: float) -> None:
-    """Quantiles are right on both sides of the middle and in the heavy tail."""
-    assert t_quantile(share, num_degrees) == pytest.approx(quantile, rel=1e-9)
-
-
-@given(st.floats(0.001, 0.999), DEGREES)
+@given(st.floats(1e-6, 1 - 1e-6), DEGREES)
 def test_quantile_inverts_survival(share: float, num_degrees: float) -> None:
     """The tail area at a quantile is the rest of the share, and far out it stays within 0..1."""
     assert t_survival(t_quantile(share, num_degrees), num_degrees) == pytest.approx(1 - share)
     assert 0 <= t_survival(1e200 * share, num_degrees) <= 1
-
-
-@given(st.floats(-20, 20), DEGREES)
-def test_density_is_the_slope_of_survival(t: float, num_degrees: float) -> None:
-    """The tail area falls at the rate of the density."""
-    step = 1e-4
-    fall = t_survival(t - step, num_degrees) - t_survival(t + step, num_degrees)
-    assert fall / (2 * step) == pytest.approx(t_density(t, num_degrees), rel=1e-3, abs=1e-10)
 
 
 LOGS = st.floats(-7, 14)

@@ -14,58 +14,39 @@ from agentkv.durations import DurationPredictor
 from agentkv.predict import main
 
 
-def type_in(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    """Standard input with these bytes."""
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-
-
-def test_a_person_reads_what_and_why(capsys: pytest.CaptureFixture[str]) -> None:
-    """Speed, times, chances, programs and the reason follow the command."""
-    assert agentkv(["predict", "cd /testbed && python3.11 -m pytest -q"]) == 0
-    first, *rest = capsys.readouterr().out.splitlines()
-    assert first == "cd /testbed && python3.11 -m pytest -q"
-    text = "\n".join(rest)
-    for part in ("p50", "p90", "P(over)", "5 s: 0.", "python:-m:pytest", "source"):
-        assert part in text
-
-
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
+        (["cd /testbed && python3.11 -m pytest -q"], "programs  python:-m:pytest"),
         (["ls", "--kind", "rules"], "pinned for 3 s"),
         (["pip install x", "--kind", "rules"], "freed at once"),
         (["grep \udcff ."], "\ufffd"),
         (["echo " + "x" * 1_000_000 + "\nls"], "echo xxx"),
     ],
-    ids=["pinned", "freed", "no UTF-8", "long"],
+    ids=["programs", "pinned", "freed", "no UTF-8", "long"],
 )
-def test_a_person_reads_the_consequence(
+def test_a_person_reads_what_and_why(
     argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The pin of each verdict is printed, for a command clipped to a line of valid text."""
-    assert main(argv) == 0
+    """Pin, times, chances, programs and reason follow the command, a line of valid text."""
+    assert agentkv(["predict", *argv]) == 0
     printed = capsys.readouterr().out
-    assert said in printed
+    for part in (said, "p50", "p90", "P(over)", "5 s: 0.", "source"):
+        assert part in printed
     assert len(printed.splitlines()[0]) < 120
 
 
 def test_lines_of_standard_input_are_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each line is a command; blank ones are skipped, bytes outside UTF-8 are replaced."""
-    type_in(monkeypatch, b"ls\n\ngrep \xff .\n")
-    assert main(["-", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["predictions"]
+    """Each line is a command, without blank ones and bytes outside UTF-8; no line is bad usage."""
+    for content, status in ((b"ls\n\ngrep \xff .\n", 0), (b"\n", 2)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        assert main(["-", "--json"]) == status
+    printed = capsys.readouterr()
+    rows = json.loads(printed.out)["predictions"]
     assert [row["command"] for row in rows] == ["ls", "grep \ufffd ."]
-
-
-def test_no_command_is_bad_usage(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Empty standard input is exit status 2 and one line."""
-    type_in(monkeypatch, b"\n")
-    assert main(["-"]) == 2
-    assert "no command" in capsys.readouterr().err
+    assert "no command" in printed.err
 
 
 def test_what_was_learned_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,16 +160,6 @@ def test_no_state_file_breaks_the_predictor(
     predictor.predict("make")
 
 
-def test_the_same_seed_and_runs_give_the_same_predictions() -> None:
-    """Two predictors that observe the same runs predict the same."""
-    first, second = DurationPredictor(seed=3), DurationPredictor(seed=3)
-    for predictor in (first, second):
-        for index in range(50):
-            predictor.observe(f"tool{index % 7} --n {index}", 0.1 + index % 11)
-    assert first.predict("tool3 --n 5").explanation == second.predict("tool3 --n 5").explanation
-    assert first.predict("tool3 --n 5").p90_s == second.predict("tool3 --n 5").p90_s
-
-
 def test_the_package_offers_the_predictor_and_the_analysis() -> None:
     """`agentkv` exports the public names; an unknown one is an AttributeError as usual."""
     assert agentkv.DurationPredictor is DurationPredictor

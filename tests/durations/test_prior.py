@@ -48,15 +48,3 @@ def test_limit_holds_for_the_whole(text: str, seconds: float | None) -> None:
     times = timed(analyze_command(text))
     main = max(times, key=lambda each: each.seconds).program
     assert limit_s(times, main) == (None if seconds is None else pytest.approx(seconds))
-
-
-@pytest.mark.parametrize(
-    ("text", "is_known"),
-    [
-        *(("ls", True), ("sleep 5", True), ("sleep $N", False), ("frobnicate", False)),
-        *(("read x", False), ("wait", False), ("make & wait", True)),
-    ],
-)
-def test_unknown_lengths_are_marked(text: str, is_known: bool) -> None:
-    """Unlisted programs, and waits whose length the text does not say, are not known."""
-    assert all(each.is_known for each in timed(analyze_command(text))) == is_known

@@ -23,15 +23,11 @@ def test_the_calls_of_a_reply_are_found(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.id)
-def test_the_token_that_ends_a_turn_changes_nothing(case: Case) -> None:
-    """An end-of-turn token behind the reply, as some servers decode it, changes no call."""
+def test_end_tokens_and_line_ends_change_nothing(case: Case) -> None:
+    """Tokens that end a turn, as some servers decode them, and Windows line ends change nothing."""
+    found = parse_tool_calls(case.reply)
     for end in ("<|im_end|>", "\n<|eot_id|>", "</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>"):
-        assert parse_tool_calls(case.reply + end) == parse_tool_calls(case.reply)
-
-
-@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.id)
-def test_line_ends_of_windows_change_nothing(case: Case) -> None:
-    """A reply with Windows line ends gives the same commands, with the line ends of a shell."""
+        assert parse_tool_calls(case.reply + end) == found
     reply = case.reply.replace("\r\n", "\n")
     assert parse_tool_calls(reply.replace("\n", "\r\n")) == parse_tool_calls(reply)
 

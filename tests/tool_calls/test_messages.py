@@ -46,6 +46,7 @@ RUN_BY_PROVIDER = [
     {"type": "mcp_call", "name": "bash", "arguments": '{"command": "ls"}'},
     {"type": "server_tool_use", "name": "bash", "input": {"command": "ls"}},
 ]
+NOTHING: list[object] = [None, "", b"", {}, [], (), 3, {"content": None}, object]
 MESSAGES: dict[str, tuple[object, list[str]]] = {
     "structured calls make text talk": ({"content": TALK, "tool_calls": [STRUCTURED]}, ["ls -la"]),
     "broken ones as well": (chat_call("bash", "{broken") | {"content": TALK}, []),
@@ -79,10 +80,7 @@ MESSAGES: dict[str, tuple[object, list[str]]] = {
     ),
     "a message that is a text": ({"message": TALK}, []),
     "bytes": (b"```bash\necho \xff\n```", ["echo \ufffd"]),
-    **{
-        f"nothing: {nothing!r}": (nothing, [])
-        for nothing in (None, "", b"", {}, [], (), 3, {"content": None}, object)
-    },
+    **{f"nothing: {empty!r}": (empty, []) for empty in NOTHING},
     "no choices": ({"choices": []}, []),
     "an empty choice": ({"choices": [None]}, []),
 }
@@ -167,95 +165,88 @@ def test_a_call_without_a_name_is_none(name: object) -> None:
     assert parse_tool_calls(chat_call(name, '{"command": "ls"}')) == []
 
 
-def test_parallel_calls_keep_their_order_and_ids() -> None:
-    """All parallel calls of a message are returned in order with their ids."""
-    calls = [
-        {"id": str(index), "function": {"name": "bash", "arguments": f'{{"cmd": "echo {index}"}}'}}
-        for index in range(5)
-    ]
-    found = parse_tool_calls({"tool_calls": calls})
-    assert [(call.call_id, call.command) for call in found] == [
-        (str(index), f"echo {index}") for index in range(5)
-    ]
+USE = {"type": "tool_use", "id": "c", "name": "bash", "input": {"command": "ls"}}
+LANGCHAIN = {"name": "bash", "args": {"command": "ls"}, "id": "c", "type": "tool_call"}
+LS = ToolCall("bash", "ls", {"command": "ls"}, "c")
 
 
-def test_a_custom_tool_of_chat_takes_text() -> None:
-    """The text of a custom tool call is the command of a bash tool and the input of another."""
-    calls = [
-        {"id": "1", "type": "custom", "custom": {"name": "shell", "input": "ls"}},
-        {"id": "2", "type": "custom", "custom": {"name": "apply_patch", "input": "*** Begin"}},
-    ]
-    assert parse_tool_calls({"tool_calls": calls}) == [
-        ToolCall("shell", "ls", {"command": "ls"}, "1"),
-        ToolCall("apply_patch", None, {"input": "*** Begin"}, "2"),
-    ]
+def items(*calls: dict[str, Any]) -> dict[str, Any]:
+    """A response of OpenAI's with these calls next to a text."""
+    text = {"type": "message", "content": [{"type": "output_text", "text": TALK}]}
+    return {"output": [text, *({**call, "call_id": "c"} for call in calls)]}
 
 
-def test_anthropic_blocks_are_read() -> None:
-    """Anthropic's `tool_use` blocks are read as objects and as dicts."""
-    use = {"type": "tool_use", "id": "toolu-1", "name": "bash", "input": {"command": "ls"}}
-    blocks = [SimpleNamespace(type="text", text="I look."), SimpleNamespace(**use), use]
-    calls = parse_tool_calls(SimpleNamespace(content=blocks))
-    assert [(call.call_id, call.command) for call in calls] == [("toolu-1", "ls")] * 2
+CALLS: dict[str, tuple[object, list[ToolCall]]] = {
+    "parallel calls in order": (
+        {"tool_calls": [STRUCTURED | {"id": str(index)} for index in range(5)]},
+        [ToolCall("bash", "ls -la", {"command": "ls -la"}, str(index)) for index in range(5)],
+    ),
+    "a custom tool of chat that runs bash": (
+        {"tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "bash", "input": "ls"}}]},
+        [LS],
+    ),
+    "another custom tool of chat": (
+        {"tool_calls": [{"id": "c", "custom": {"name": "apply_patch", "input": "***"}}]},
+        [ToolCall("apply_patch", None, {"input": "***"}, "c")],
+    ),
+    "Anthropic's, as objects and dicts": (
+        SimpleNamespace(content=[SimpleNamespace(**TEXT), SimpleNamespace(**USE), USE]),
+        [LS, LS],
+    ),
+    "LangChain's, as objects": (SimpleNamespace(content="", tool_calls=[LANGCHAIN]), [LS]),
+    "LangChain's, as dicts": ({"tool_calls": [LANGCHAIN]}, [LS]),
+    "LangChain's generation": (
+        SimpleNamespace(message=SimpleNamespace(content="", tool_calls=[LANGCHAIN]), text=""),
+        [LS],
+    ),
+    "function_call": (items(ITEM), [LS]),
+    "custom_tool_call": (items({"type": "custom_tool_call", "name": "bash", "input": "ls"}), [LS]),
+    "local_shell_call": (
+        items({"type": "local_shell_call", "action": {"type": "exec", "command": ["ls", "a b"]}}),
+        [ToolCall("local_shell", "ls 'a b'", {"command": ["ls", "a b"]}, "c")],
+    ),
+    "shell_call": (
+        items({"type": "shell_call", "action": {"commands": ["ls", "pwd"]}}),
+        [ToolCall("shell", "ls\npwd", {"commands": ["ls", "pwd"]}, "c")],
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("item", "name", "command"),
-    [
-        ({"type": "function_call", "name": "bash", "arguments": '{"cmd":"ls"}'}, "bash", "ls"),
-        ({"type": "custom_tool_call", "name": "shell", "input": "ls"}, "shell", "ls"),
-        (
-            {"type": "local_shell_call", "action": {"type": "exec", "command": ["ls", "a b"]}},
-            "local_shell",
-            "ls 'a b'",
-        ),
-        ({"type": "shell_call", "action": {"commands": ["ls", "pwd"]}}, "shell", "ls\npwd"),
-    ],
-)
-def test_calls_of_responses_are_read(item: dict[str, Any], name: str, command: str) -> None:
-    """Each kind of call among the output items of OpenAI's responses is read."""
-    text = {"type": "message", "content": [{"type": "output_text", "text": "```bash\nrm x\n```"}]}
-    found = parse_tool_calls({"output": [text, {**item, "call_id": "c"}]})
-    assert [(call.name, call.command, call.call_id) for call in found] == [(name, command, "c")]
+@pytest.mark.parametrize(("message", "expected"), CALLS.values(), ids=CALLS)
+def test_calls_keep_their_names_arguments_and_ids(
+    message: object, expected: list[ToolCall]
+) -> None:
+    """Every API's calls come back in order, with name, arguments, command and id."""
+    assert parse_tool_calls(message) == expected
 
 
 def test_replies_of_the_sdk_are_read() -> None:
-    """Chat, completions and responses are read as the SDK returns them."""
-    text = "Sure.\n```bash\nls\n```"
-    replies: list[str | ScriptedReply] = [ScriptedReply(text, tool_calls=[STRUCTURED]), *[text] * 3]
+    """Chats, completions and responses are read, whole, raw, by choice and at a stream's end."""
+    replies: list[str | ScriptedReply] = [ScriptedReply("", tool_calls=[STRUCTURED]), *[BASH] * 6]
     with (
         ScriptedServer(replies) as server,
         openai.OpenAI(base_url=server.base_url, api_key="key") as client,
     ):
-        structured = client.chat.completions.create(model="m", messages=[])
-        assert commands(structured) == ["ls -la"]
-        assert commands(client.chat.completions.create(model="m", messages=[])) == ["ls"]
-        assert commands(client.completions.create(model="m", prompt="p")) == ["ls"]
-        assert commands(client.responses.create(model="m", input="p")) == ["ls"]
-
-
-def test_wrappers_of_a_reply_are_opened() -> None:
-    """A choice, a raw response and the last event of a stream give the calls of their reply."""
-    text = "Sure.\n```bash\nls\n```"
-    with (
-        ScriptedServer([text] * 5) as server,
-        openai.OpenAI(base_url=server.base_url, api_key="key") as client,
-    ):
-        choice = client.chat.completions.create(model="m", messages=[]).choices[0]
-        assert commands(choice) == commands(choice.model_dump()) == ["ls"]
-        assert commands(client.completions.create(model="m", prompt="p").choices[0]) == ["ls"]
-        raw = client.chat.completions.with_raw_response.create(model="m", messages=[])
-        assert commands(raw) == ["ls"]
-        assert commands(client.responses.with_raw_response.create(model="m", input="p")) == ["ls"]
-        *_, completed = client.responses.create(model="m", input="p", stream=True)
+        chat, responses = client.chat.completions, client.responses
+        assert commands(chat.create(model="m", messages=[])) == ["ls -la"]
+        completion = client.completions.create(model="m", prompt="p")
+        *_, completed = responses.create(model="m", input="p", stream=True)
         assert completed.type == "response.completed"
-        assert commands(completed) == commands(completed.model_dump()) == ["ls"]
+        reply = chat.create(model="m", messages=[])
+        for message in (
+            *(reply, reply.choices[0], reply.choices[0].model_dump()),
+            *(completion, completion.choices[0], completed, completed.model_dump()),
+            chat.with_raw_response.create(model="m", messages=[]),
+            responses.create(model="m", input="p"),
+            responses.with_raw_response.create(model="m", input="p"),
+        ):
+            assert commands(message) == ["ls"]
 
 
 @pytest.mark.asyncio
 async def test_a_raw_reply_of_an_async_client_is_read() -> None:
     """An async client's raw response is read; one not yet read gives no call and no warning."""
-    with ScriptedServer(["```bash\nls\n```"] * 2) as server:
+    with ScriptedServer([BASH] * 2) as server:
         async with openai.AsyncOpenAI(base_url=server.base_url, api_key="key") as client:
             create = client.chat.completions.with_raw_response.create
             assert commands(await create(model="m", messages=[])) == ["ls"]
@@ -264,33 +255,13 @@ async def test_a_raw_reply_of_an_async_client_is_read() -> None:
                 assert commands(unread) == []
 
 
-def test_calls_of_langchain_are_read() -> None:
-    """LangChain's calls, whose arguments are called `args`, are read as objects and dicts."""
-    call = {"name": "bash", "args": {"command": "ls"}, "id": "c", "type": "tool_call"}
-    expected = [ToolCall("bash", "ls", {"command": "ls"}, "c")]
-    message = SimpleNamespace(content="", tool_calls=[call])
-    assert parse_tool_calls(message) == parse_tool_calls({"tool_calls": [call]}) == expected
-    assert parse_tool_calls(SimpleNamespace(message=message, text="")) == expected
-
-
 def test_a_response_of_the_sdk_with_calls_is_read() -> None:
     """A response as the SDK's model validates it is read, with reasoning before the call."""
-    output = [
-        {"type": "reasoning", "id": "r", "summary": []},
-        {"type": "function_call", "call_id": "c", "name": "bash", "arguments": '{"command":"ls"}'},
-    ]
-    document = {
-        "id": "1",
-        "created_at": 1,
-        "model": "m",
-        "object": "response",
-        "output": output,
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-    }
-    response = Response.model_construct(output=Response.model_validate(document).output)
-    assert [call.call_id for call in parse_tool_calls(response)] == ["c"]
+    output = [{"type": "reasoning", "id": "r", "summary": []}, {**ITEM, "call_id": "c"}]
+    document = {"id": "1", "created_at": 1, "model": "m", "object": "response", "output": output}
+    settings = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    response = Response.model_validate({**document, **settings})
+    assert parse_tool_calls(Response.model_construct(output=response.output)) == [LS]
 
 
 class Unfriendly:
@@ -313,16 +284,11 @@ class UnfriendlyMapping(dict[str, object]):
 class Unreadable:
     """Raises when asked for its truth, its text or its equality."""
 
-    __hash__ = None  # type: ignore[assignment]
-
-    def __bool__(self) -> bool:
+    def refuse(self, *_: object) -> Any:
         raise ValueError("the truth value of an array is ambiguous")
 
-    def __str__(self) -> str:
-        raise RuntimeError("str")
-
-    def __eq__(self, other: object) -> bool:
-        raise RuntimeError("eq")
+    __bool__ = __str__ = __eq__ = refuse
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Classless(Unreadable):
@@ -336,45 +302,30 @@ class Classless(Unreadable):
     def __class__(self, value: type) -> None: ...
 
 
-def messages_with(odd: object) -> list[object]:
-    return [
-        odd,
-        [odd],
-        {"choices": odd},
-        {"choices": [odd]},
-        {"choices": [{"message": odd}]},
-        {"choices": [{"text": odd}]},
-        {"message": odd},
-        {"response": {"message": odd}},
-        {"http_response": odd},
-        {"http_response": {"text": odd}},
-        {"type": odd},
-        {"tool_calls": odd},
-        {"tool_calls": [odd]},
-        {"tool_calls": [{"function": odd}]},
-        {"tool_calls": [{"custom": odd}]},
-        {"function_call": odd},
-        {"content": odd},
-        {"content": [odd]},
-        {"content": [{"type": odd, "text": "```bash\nls\n```"}]},
-        {"content": [{"type": "text", "text": odd}]},
-        {"content": [{"type": "tool_use", "name": odd, "input": odd}]},
-        {"output": [{"type": "message", "content": odd}]},
-        {"output": [{"type": "local_shell_call", "action": odd}]},
-        chat_call(odd, "{}"),
-        chat_call("bash", odd),
-        *(chat_call("bash", {"command": value}) for value in (odd, [odd], ["ls", odd])),
-    ]
+def with_each_part_replaced(message: Any, odd: object) -> Iterator[object]:
+    """Copies of a message, in each of which another of its parts, small or large, is odd."""
+    yield odd
+    if isinstance(message, dict):
+        for key, part in message.items():
+            yield from ({**message, key: other} for other in with_each_part_replaced(part, odd))
+    elif isinstance(message, list):
+        for index, part in enumerate(message):
+            for other in with_each_part_replaced(part, odd):
+                yield [*message[:index], other, *message[index + 1 :]]
 
 
 @pytest.mark.parametrize("kind", [Unfriendly, UnfriendlyMapping, Unreadable, Classless])
-def test_objects_that_raise_give_no_call(kind: type) -> None:
-    """An object that raises on access gives no call, in any place of a message or argument."""
-    for message in messages_with(kind()):
-        assert [call for call in parse_tool_calls(message) if call.command] == []
+def test_objects_that_raise_are_no_error(kind: type) -> None:
+    """An object that raises on access, in any place of a message, raises nothing and is no text."""
+    wrapped = {"choices": [{"message": {"content": [TEXT]}, "text": "", "finish_reason": "stop"}]}
+    for message in (
+        *(wrapped, {"response": {"message": wrapped}}, {"http_response": {"text": ""}}),
+        *(message for message, _ in (*MESSAGES.values(), *CALLS.values())),
+    ):
+        for odd in with_each_part_replaced(message, kind()):
+            assert all(isinstance(command, str | None) for command in commands(odd))
     for value in (kind(), [kind()], ["ls", kind()]):
-        call = chat_call("bash", {"command": value})
-        assert [call.command for call in parse_tool_calls(call)] in ([None], [])
+        assert commands(chat_call("bash", {"command": value})) in ([None], [])
 
 
 def test_calls_next_to_objects_without_a_truth_value_are_read() -> None:
