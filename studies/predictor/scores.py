@@ -8,8 +8,6 @@ nothing of predictors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,24 +58,21 @@ def intervals(forecasts: pd.DataFrame, *, num_resamples: int, seed: int) -> dict
     if len(groups) == 1:
         groups = [np.array([index]) for index in groups[0]]
     errors = log_errors(forecasts)
-    measures: dict[str, Callable[[Any], float]] = {
-        "median_abs_log_error": lambda drawn: float(pd.Series(errors[drawn]).median())
-    }
-    for threshold_s in THRESHOLDS_S:
-        probabilities = forecasts[f"over_{threshold_s:g}"].to_numpy()
-        labels = is_over(forecasts, threshold_s).to_numpy()
-        measures[f"auc_{threshold_s:g}"] = partial(_auc_of_drawn, probabilities, labels)
     rng = np.random.default_rng(seed)
     draws = [
         np.concatenate([groups[pick] for pick in rng.integers(len(groups), size=len(groups))])
         for _ in range(num_resamples)
     ]
-    found: dict[str, Any] = {}
-    for name, measure in measures.items():
-        values = np.array([measure(drawn) for drawn in draws])
-        is_defined = num_resamples > 0 and not np.isnan(values).all()
-        found[name] = np.nanpercentile(values, [2.5, 97.5]).tolist() if is_defined else None
-    return found
+    values = {"median_abs_log_error": [pd.Series(errors[drawn]).median() for drawn in draws]}
+    for threshold_s in THRESHOLDS_S:
+        probabilities = forecasts[f"over_{threshold_s:g}"].to_numpy()
+        labels = is_over(forecasts, threshold_s).to_numpy()
+        aucs = [_auc(probabilities[drawn], labels[drawn]) for drawn in draws]
+        values[f"auc_{threshold_s:g}"] = aucs
+    return {
+        name: None if np.isnan(found).all() else np.nanpercentile(found, [2.5, 97.5]).tolist()
+        for name, found in values.items()
+    }
 
 
 def is_over(rows: pd.DataFrame, threshold_s: float) -> pd.Series:
@@ -91,18 +86,14 @@ def is_over(rows: pd.DataFrame, threshold_s: float) -> pd.Series:
 def auc(forecasts: pd.DataFrame, threshold_s: float) -> float:
     """P(a longer command scores above a shorter one), ties half; NaN if one class is missing."""
     probabilities = forecasts[f"over_{threshold_s:g}"].to_numpy()
-    return _auc_of_drawn(probabilities, is_over(forecasts, threshold_s).to_numpy(), slice(None))
+    return _auc(probabilities, is_over(forecasts, threshold_s).to_numpy())
 
 
-def _auc_of_drawn(probabilities: Any, labels: Any, drawn: Any) -> float:
-    known = ~np.isnan(labels[drawn])
-    is_positive = labels[drawn][known] == 1.0
-    num_positives = int(is_positive.sum())
-    num_pairs = num_positives * (len(is_positive) - num_positives)
-    if not num_pairs:
-        return math.nan
-    ranks = stats.rankdata(probabilities[drawn][known])
-    return float((ranks[is_positive].sum() - num_positives * (num_positives + 1) / 2) / num_pairs)
+def _auc(probabilities: Any, labels: Any) -> float:
+    long, short = probabilities[labels == 1.0], probabilities[labels == 0.0]
+    num_pairs = len(long) * len(short)
+    num_won = stats.rankdata(np.concatenate([long, short]))[: len(long)].sum()
+    return (num_won - len(long) * (len(long) + 1) / 2) / num_pairs if num_pairs else math.nan
 
 
 def log_errors(forecasts: pd.DataFrame) -> Any:

@@ -54,6 +54,5 @@ def row(
         "cpu_s": 2.0,
         "error": error,
         "commit": "abc",
-        "code": "def",
         "config": CONFIG,
     }

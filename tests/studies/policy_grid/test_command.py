@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +15,14 @@ import pytest
 from agentkv.evals.simulator.simulate import main as simulate
 from studies.policy_grid.__main__ import main as play_grid
 from studies.policy_grid.__main__ import read_units
+from tests.evals.simulator.test_machine import PROFILE
 
 from .made_rows import row as made_row
 
 SMALL = ["--jobs", "4", "--max-turns", "3", "--pools", "300", "--loads", "1x", "closed-2"]
 SMALL += ["--tools", "recorded", "--seeds", "0", "--workers", "1"]
-POLICIES = ["--policy", "fcfs", "--policy", "continuum:released"]
+STOCK = ["--policy", "fcfs"]
+POLICIES = [*STOCK, "--policy", "continuum:released"]
 
 
 def study(*flags: str, out: Path) -> int:
@@ -32,10 +35,23 @@ def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_every_unit_has_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study of POLICIES, complete."""
+    out = tmp_path_factory.mktemp("played")
+    assert study(*POLICIES, out=out) == 0
+    return out
+
+
+@pytest.fixture
+def copied(played: Path, tmp_path: Path) -> Path:
+    """A copy of the complete study, which a test may change."""
+    return Path(shutil.copytree(played, tmp_path / "copied"))
+
+
+def test_every_unit_has_its_row(played: Path) -> None:
     """Two loads and two policies make four rows, one document, tables and a figure."""
-    assert study(*POLICIES, out=tmp_path) == 0
-    rows = read_units(tmp_path)
+    rows = read_units(played)
     assert {(row["load"], row["policy"]) for row in rows} == {
         (load, policy) for load in ("1x", "closed-2") for policy in ("fcfs", "continuum:released")
     }
@@ -44,159 +60,124 @@ def test_every_unit_has_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert row["mean_s"] > 0
         assert row["slowdown_max"] >= 1.0
         assert row["error"] is None
-    found = document(capsys)
-    assert found["units"] == 4
-    assert found["figures"] == ["ratios-recorded.png"]
-    assert json.loads((tmp_path / "study.json").read_text()) == found
-    assert "# Study" in (tmp_path / "tables.md").read_text()
+    found = json.loads((played / "study.json").read_text())
+    assert (found["units"], found["figures"]) == (4, ["ratios-recorded.png"])
+    assert "# Study" in (played / "tables.md").read_text()
 
 
 def test_a_policy_sees_the_jobs_that_simulate_plays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    played: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A row equals what `agentkv simulate` says of the same jobs at the same rate."""
-    assert study("--policy", "fcfs", out=tmp_path) == 0
-    [row] = [row for row in read_units(tmp_path) if row["load"] == "1x"]
-    capsys.readouterr()
+    row = read_units(played)[0]
+    assert (row["load"], row["policy"]) == ("1x", "fcfs")
     flags = ["--gpu", "h100", "--workload", "swebench", "--jobs", "4", "--max-turns", "3"]
-    flags += ["--blocks", "300", "--jps", str(row["jps"]), "--policy", "fcfs", "--json"]
-    assert simulate(flags) == 0
+    assert simulate([*flags, "--blocks", "300", "--jps", str(row["jps"]), *STOCK, "--json"]) == 0
     entry = document(capsys)["policies"]["fcfs"]
     assert {key: row[key] for key in entry} == entry
 
 
-def test_ideals_stand_beside_the_policies(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_study_goes_on_with_other_policies(
+    copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rows of ideals have durations of jobs, none of turns, and are no better than stock."""
+    """Resumed for ideals, a study keeps its rows; theirs have no turns and are no worse."""
+    before = read_units(copied)
     ideals = ["--policy", "ideal:in-order", "--policy", "ideal:any-order"]
-    assert study("--policy", "fcfs", *ideals, out=tmp_path) == 0
-    found = document(capsys)
-    assert found["units"] == 6
-    rows = [row for row in read_units(tmp_path) if row["load"] == "closed-2"]
-    stock_s, in_order_s, any_order_s = (row["mean_s"] for row in rows)
-    assert stock_s > in_order_s >= any_order_s > 0
-    assert rows[0]["max_s"] > rows[1]["max_s"] >= rows[2]["max_s"] > rows[2]["p99_s"] > 0
-    assert rows[1]["ttft_first_p99_s"] is None
-    assert "| ideal:in-order" in (tmp_path / "tables.md").read_text()
+    assert study(*STOCK, *ideals, "--resume", out=copied) == 0
+    assert (read_units(copied)[:4], document(capsys)["units"]) == (before, 8)
+    rows = {row["policy"]: row for row in read_units(copied) if row["load"] == "closed-2"}
+    stock, in_order, any_order = (rows[name] for name in ("fcfs", *ideals[1::2]))
+    assert stock["mean_s"] > in_order["mean_s"] >= any_order["mean_s"] > 0
+    assert stock["max_s"] > in_order["max_s"] >= any_order["max_s"] > any_order["p99_s"] > 0
+    assert in_order["ttft_first_p99_s"] is None
+    assert "| ideal:in-order" in (copied / "tables.md").read_text()
 
 
-def test_a_study_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A study is overwritten with --force only, which deletes its rows."""
-    assert study(*POLICIES, out=tmp_path) == 0
-    assert study("--policy", "fcfs", out=tmp_path) == 2
-    assert "exists: --resume it, --force, or another --out" in capsys.readouterr().err
-    assert study("--policy", "fcfs", "--force", out=tmp_path) == 0
-    assert len(read_units(tmp_path)) == 2
-
-
-def test_resuming_plays_only_what_is_missing(tmp_path: Path) -> None:
+def test_resuming_plays_only_what_is_missing(copied: Path) -> None:
     """A torn last line and a failed unit are played again with --resume, others keep their rows."""
-    assert study("--policy", "fcfs", out=tmp_path) == 0
-    path = tmp_path / "rows.jsonl"
-    first, second = (json.loads(line) for line in path.read_text().splitlines())
-    failed = {**second, "error": "killed"}
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in (first, failed)) + '{"unit": "x')
-    assert study(*POLICIES, "--resume", out=tmp_path) == 0
-    rows = read_units(tmp_path)
-    assert rows[0] == first
-    assert len(rows) == 4
-    assert [row["error"] for row in rows] == [None] * 4
+    path = copied / "rows.jsonl"
+    *rows, last = (json.loads(line) for line in path.read_text().splitlines())
+    failed = {**last, "error": "killed"}
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in (*rows[1:], failed)) + '{"unit": "x')
+    assert study(*POLICIES, "--resume", out=copied) == 0
+    found = read_units(copied)
+    assert found[:2] == rows[1:]
+    assert [row["error"] for row in found] == [None] * 4
 
 
-def test_a_policy_can_be_played_again(tmp_path: Path) -> None:
-    """With --again the units of a policy are replayed, and rows of others stay."""
-    assert study(*POLICIES, out=tmp_path) == 0
-    before = {row["unit"]: row for row in read_units(tmp_path)}
-    assert study(*POLICIES, "--resume", "--again", "continuum:released", out=tmp_path) == 0
-    for row in read_units(tmp_path):
-        is_same = row["wall_s"] == before[row["unit"]]["wall_s"]
-        assert is_same == (row["policy"] == "fcfs")
-        assert row["mean_s"] == before[row["unit"]]["mean_s"]
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "exists: --resume it, --force, or another --out"),
+        (["--jobs", "5", "--resume"], "made with num_jobs = 4, now it is 5"),
+    ],
+)
+def test_a_study_is_neither_overwritten_nor_mixed(
+    flags: list[str], message: str, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other jobs are refused; an existing study needs --resume, or --force to be deleted."""
+    assert study(*STOCK, *flags, out=copied) == 2
+    assert message in capsys.readouterr().err
+    assert len(read_units(copied)) == 4
+    assert study(*STOCK, "--force", out=copied) == 0
+    assert len(read_units(copied)) == 2
 
 
-def test_the_last_whole_row_of_a_unit_counts(tmp_path: Path) -> None:
-    """Of a unit's rows the last counts, at the place of its first; foreign lines are skipped."""
-    foreign = {name: value for name, value in made_row("agentkv", 9.0).items() if name != "one_x"}
-    rows = [made_row("fcfs", 1.0), made_row("agentkv", 2.0), made_row("fcfs", 3.0), foreign]
+def test_the_last_row_of_a_unit_counts(tmp_path: Path) -> None:
+    """Of a unit's rows the last counts, at the place of its first."""
+    rows = [made_row("fcfs", 1.0), made_row("agentkv", 2.0), made_row("fcfs", 3.0)]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
     assert [each["mean_s"] for each in read_units(tmp_path)] == [3.0, 2.0]
 
 
-def test_other_jobs_do_not_mix_with_those_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Resuming with another configuration is refused with the setting that differs."""
-    assert study("--policy", "fcfs", out=tmp_path) == 0
-    assert study("--policy", "fcfs", "--jobs", "5", "--resume", out=tmp_path) == 2
-    assert "made with num_jobs = 4, now it is 5" in capsys.readouterr().err
-
-
-def test_tables_are_made_from_rows_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_are_made_from_rows_alone(copied: Path) -> None:
     """--tables makes the same tables and figures from rows.jsonl alone."""
-    assert study(*POLICIES, out=tmp_path) == 0
-    tables = (tmp_path / "tables.md").read_bytes()
-    for path in tmp_path.iterdir():
+    tables = (copied / "tables.md").read_bytes()
+    for path in copied.iterdir():
         if path.name != "rows.jsonl":
             path.unlink()
-    assert play_grid(["--tables", str(tmp_path)]) == 0
-    assert (tmp_path / "tables.md").read_bytes() == tables
-    assert (tmp_path / "ratios-recorded.png").exists()
-    assert play_grid(["--tables", str(tmp_path / "none")]) == 2
+    assert play_grid(["--tables", str(copied)]) == 0
+    assert (copied / "tables.md").read_bytes() == tables
+    assert (copied / "ratios-recorded.png").exists()
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", '{"unit": "of another version"}\n'])
-def test_tables_need_a_row(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no row of a unit in it"),
+        ('{"unit": "of another version"}\n', "line 1 lacks tools"),
+        (None, "no rows.jsonl in it"),
+    ],
+)
+def test_tables_need_a_row(
+    text: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """--tables refuses a study without a row of this version."""
-    (tmp_path / "rows.jsonl").write_text(text)
+    if text is not None:
+        (tmp_path / "rows.jsonl").write_text(text)
     assert play_grid(["--tables", str(tmp_path)]) == 2
-    assert "no row of a unit in it" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "study.json").exists()
 
 
-def test_two_files_of_tools_have_two_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two --tools files of the same name are refused, since rows have no folder."""
-    files = [str(tmp_path / folder / "tools.jsonl") for folder in "ab"]
-    assert study("--tools", *files, out=tmp_path / "out") == 2
-    assert "two files of one name" in capsys.readouterr().err
-
-
-def test_a_unit_that_fails_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A unit that fails leaves a row with its error, the others go on, and the exit status is 1."""
-    profile = {
-        **{"name": "small", "model": "m", "request_s": 0.001, "num_blocks": 300},
-        **{"block_tokens": 16, "max_num_seqs": 8, "max_num_batched_tokens": 512},
-        "max_model_tokens": 8192,
-        "step": {
-            **{"fixed_s": 0.001, "prefill_token_s": 1e-5, "prefill_pair_s": 0.0},
-            **{"decode_s": 1e-4, "context_token_s": 1e-8},
-        },
-    }
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    """A calibrated server's profile, which has no size of the KV of a token."""
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps(profile))
-    flags = ["--gpu", str(path), "--policy", "fcfs+offload", "--policy", "fcfs"]
-    assert study(*flags, out=tmp_path / "out") == 1
-    errors = {(row["load"], row["policy"]): row["error"] for row in read_units(tmp_path / "out")}
-    assert {place for place, error in errors.items() if error is None} == {
-        ("1x", "fcfs"),
-        ("closed-2", "fcfs"),
-    }
+    path.write_text(json.dumps(PROFILE))
+    return str(path)
+
+
+def test_a_unit_that_fails_is_a_row(
+    profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A unit that fails leaves a row with its error, the others go on, and the exit status is 1."""
+    out = tmp_path / "out"
+    assert study("--gpu", profile, "--policy", "fcfs+offload", *STOCK, out=out) == 1
+    errors = {(row["load"], row["policy"]): row["error"] for row in read_units(out)}
+    assert errors["1x", "fcfs"] is errors["closed-2", "fcfs"] is None
     assert "kv_token_bytes" in errors["1x", "fcfs+offload"]
     assert len(document(capsys)["failed_units"]) == 2
-
-
-def test_settings_are_ablated_by_name(tmp_path: Path) -> None:
-    """A policy with settings is a policy of its own in the rows."""
-    flags = ["--policy", "continuum", "--policy", 'continuum{"max_ttl_s": 1}', "--loads", "1x"]
-    assert study(*flags, out=tmp_path) == 0
-    assert [row["policy"] for row in read_units(tmp_path)] == [
-        "continuum",
-        'continuum{"max_ttl_s":1}',
-    ]
 
 
 @pytest.mark.parametrize(
@@ -205,19 +186,26 @@ def test_settings_are_ablated_by_name(tmp_path: Path) -> None:
         (["--policy", "lifo"], "allowed are fcfs, continuum"),
         (["--loads", "heavy"], "--loads: got 'heavy'"),
         (["--tools", "hammer"], "hammer"),
+        (["--tools", "a/tools.jsonl", "b/tools.jsonl"], "two files of one name"),
         (["--part", "tune"], "only the jobs of a --trace are split"),
         (["--trace", "/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--gpu", "abacus"], "--gpu: got 'abacus'"),
+        (["--gpu", "PROFILE", "--policy", "ideal:in-order"], "need a GPU of the catalog"),
     ],
 )
-def test_bad_input_is_told(
-    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_bad_input_is_refused(
+    flags: list[str],
+    message: str,
+    profile: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Invalid input exits with status 2 and one line, and writes nothing."""
-    assert study(*flags, out=tmp_path / "out") == 2
-    told = capsys.readouterr().err
-    assert told.startswith("python -m studies.policy_grid: ")
-    assert message in told
+    given = [profile if flag == "PROFILE" else flag for flag in flags]
+    assert study(*given, out=tmp_path / "out") == 2
+    reported = capsys.readouterr().err
+    assert reported.startswith("python -m studies.policy_grid: ")
+    assert message in reported
     assert not (tmp_path / "out").exists()
 
 
@@ -227,35 +215,25 @@ def test_bad_input_is_told(
 def test_flags_that_do_not_go_together(flags: list[str]) -> None:
     """Flags that exclude each other exit with status 2."""
     with pytest.raises(SystemExit) as caught:
-        play_grid([*flags])
+        play_grid(flags)
     assert caught.value.code == 2
 
 
-def command(out: Path, *flags: str) -> list[str]:
-    start = [sys.executable, "-m", "studies.policy_grid", *SMALL, *flags]
-    return [*start, "--out", str(out)]
-
-
 @pytest.mark.slow
-def test_workers_give_the_rows_of_one_process(tmp_path: Path) -> None:
-    """Two workers give the rows of one process, except for times and sources."""
-    for name, num_workers in (("one", "1"), ("two", "2")):
-        flags = [*POLICIES, "--workers", num_workers]
-        subprocess.run(command(tmp_path / name, *flags), check=True, capture_output=True)
-    # the sources may be edited between the two
-    of_the_run = dict.fromkeys(("wall_s", "cpu_s", "commit", "code"))
+def test_workers_give_the_rows_of_one_process(played: Path, tmp_path: Path) -> None:
+    """Two workers give the rows of one process, except for times."""
+    assert study(*POLICIES, "--workers", "2", out=tmp_path) == 0
+    of_the_run = dict.fromkeys(("wall_s", "cpu_s", "commit"))  # sources may change in between
     one, two = (
-        {row["unit"]: row | of_the_run for row in read_units(tmp_path / name)}
-        for name in ("one", "two")
+        {row["unit"]: row | of_the_run for row in read_units(out)} for out in (played, tmp_path)
     )
     assert one == two
 
 
 @pytest.mark.slow
-def test_a_unit_has_its_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_unit_has_its_time(tmp_path: Path) -> None:
     """A unit beyond --unit-limit-s has failed."""
-    flags = ["--policy", "fcfs", "--workers", "2", "--unit-limit-s", "0.2"]
-    assert study(*flags, out=tmp_path) == 1
+    assert study(*STOCK, "--workers", "2", "--unit-limit-s", "0.2", out=tmp_path) == 1
     errors = [row["error"] for row in read_units(tmp_path)]
     assert errors == ["took longer than --unit-limit-s 0.2"] * 2
 
@@ -264,9 +242,10 @@ def test_a_unit_has_its_time(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("num_workers", ["1", "2"])
 def test_ctrl_c_keeps_what_there_is(tmp_path: Path, num_workers: str) -> None:
     """Ctrl-C keeps rows, tables and document, with exit status 1."""
-    flags = ["--policy", "fcfs", "--seeds", *map(str, range(200)), "--workers", num_workers]
+    flags = [*STOCK, "--seeds", *map(str, range(200)), "--workers", num_workers]
+    command = [sys.executable, "-m", "studies.policy_grid", *SMALL, *flags, "--out", str(tmp_path)]
     with subprocess.Popen(
-        command(tmp_path, *flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
         assert any(": 3/400 " in line for line in process.stderr)

@@ -79,8 +79,8 @@ def test_tables_show_spread_and_failures() -> None:
 
 
 def test_tables_warn_of_unequal_rows() -> None:
-    """The tables warn of two versions of the code, and of means over different regimes."""
-    assert "2 versions of the code" in report([*ROWS[:2], {**ROWS[2], "code": "fff"}])
+    """The tables warn of means over different regimes, and name each commit of their rows."""
+    assert "commit abc, fff" in report([*ROWS[:2], {**ROWS[2], "commit": "fff"}])
     warning = "Means over different numbers of regimes are not to be compared."
     assert warning in report([*ROWS, row("fcfs", 1.0, load="2x")])
     assert warning not in report(ROWS)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import accumulate, permutations
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,7 +15,6 @@ from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.simulator.machine import Limits, Machine, alone_s, make_machine
 from agentkv.evals.summary import describe_durations, summarize
 from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
-from studies.policy_grid.__main__ import main as play_grid
 from studies.policy_grid.ideals import (
     Ideal,
     closed_ideal,
@@ -27,7 +24,6 @@ from studies.policy_grid.ideals import (
 )
 from studies.policy_grid.policies import ANY_ORDER, IDEALS, IN_ORDER
 from tests.evals.simulator.simulated import random_jobs, simulate
-from tests.evals.simulator.test_machine import PROFILE
 
 POLICIES = ("fcfs", "continuum:released", "agentkv")
 
@@ -157,14 +153,3 @@ def test_no_job_is_faster_than_alone() -> None:
         found = ideal(name, workload, machine(300))
         assert found["mean_s"] == found["p50_s"] == found["max_s"]
         assert found["max_s"] == alone_s(job(30.0), machine(300)) > 30.0
-
-
-def test_a_profile_of_a_server_has_no_ideal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Ideals are refused for a calibrated profile, whose steps do not tell the weights apart."""
-    profile = tmp_path / "profile.json"
-    profile.write_text(json.dumps(PROFILE))
-    flags = ["--gpu", str(profile), "--policy", IN_ORDER, "--out", str(tmp_path / "s")]
-    assert play_grid(flags) == 2
-    assert "need a GPU of the catalog, got a profile" in capsys.readouterr().err
