@@ -140,9 +140,7 @@ class ServerUnderTest:
         hint = "exact prompt lengths need it: use --mode live, or a vLLM server"
         for text in texts:
             body = {"model": model, "prompt": text, "add_special_tokens": False}
-            answer = self._request("POST", "/tokenize", body)
-            if not answer.is_success:
-                raise AgentKVServerError(f"{self.root_url} has no /tokenize; {hint}")
+            answer = self._request("POST", "/tokenize", body, hint=hint)
             with _read(f"{answer.url} gives no tokens: {answer.text[:200]}; {hint}"):
                 token_ids.append([int(token) for token in answer.json()["tokens"]])
         return token_ids
@@ -230,12 +228,8 @@ class ServerUnderTest:
             return f"the server at {self.root_url} is gone: {error}"
 
     def _models(self) -> list[dict[str, Any]]:
-        answer = self._request("GET", "/v1/models")
-        if not answer.is_success:
-            raise AgentKVServerError(
-                f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}: is this the base "
-                "URL of an OpenAI-compatible server, and the API key right (--api-key)?"
-            )
+        hint = "is this an OpenAI-compatible server's base URL, and the API key right (--api-key)?"
+        answer = self._request("GET", "/v1/models", hint=hint)
         with _read(f"{answer.url} names no model: {answer.text[:200]}"):
             models = [entry for entry in answer.json()["data"] if entry["id"]]
         if not models:
@@ -265,23 +259,23 @@ class ServerUnderTest:
         return info
 
     def _page(self) -> str:
-        answer = self._request("GET", "/metrics")
-        if not answer.is_success:
-            raise AgentKVServerError(
-                f"{answer.url}: HTTP {answer.status_code}: is this a vLLM server?"
-            )
-        return answer.text
+        return self._request("GET", "/metrics", hint="is this a vLLM server?").text
 
     def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, hint: str = ""
     ) -> httpx.Response:
+        """The answer, of any status if there is no hint on what an HTTP error may mean."""
         try:
-            return self._http.request(method, path, json=body)
+            answer = self._http.request(method, path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise AgentKVServerError(
                 f"{self.root_url}{path}: no answer ({type(error).__name__}: {error}): is the "
                 "server running, and is --base-url right?"
             ) from error
+        if hint and not answer.is_success:
+            seen = f"HTTP {answer.status_code} {answer.text[:200]}"
+            raise AgentKVServerError(f"{answer.url}: {seen}: {hint}")
+        return answer
 
 
 @contextmanager

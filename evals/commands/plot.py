@@ -21,7 +21,7 @@ from ..figures.against_load import (
     DURATIONS,
     FIRST_TOKENS,
     HITS,
-    draw_savings,
+    SAVED,
     draw_side_by_side,
     draw_sweep,
 )
@@ -119,7 +119,11 @@ def drawings(groups: Sequence[Group], kinds: Sequence[str], baseline: str) -> It
         combined = partial(draw_sweep, same, DURATIONS)
         planned += [
             ("combined", f"{load}_sweep_combined.png", combined),
-            ("speedup", f"{load}_sweep_speedup.png", partial(draw_savings, same, baseline)),
+            (
+                "speedup",
+                f"{load}_sweep_speedup.png",
+                partial(draw_sweep, same, SAVED, baseline=baseline),
+            ),
         ]
     return (drawing for drawing in planned if drawing[0] in kinds)
 

@@ -6,15 +6,17 @@ Knows the shape of the events (integrations/vllm/telemetry/event_log.py), not wh
 from __future__ import annotations
 
 import gzip
-import json
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentkv.client.transport import ServerAPI
 from agentkv.errors import InputError
+
+from ..rows import json_object
 
 NUMBERS = {
     "arrival": ("turn", "prompt_length"),
@@ -62,19 +64,16 @@ def read_record(source: str, *, api_key: str | None = None) -> Record:
     Raises InputError for one that cannot be read, is misshapen or empty, AgentKVServerError for a
     server without an answer.
     """
-    lines, is_cut = [], False
+    answer, text = None, ""
     if source.startswith(("http://", "https://")):
-        answer: Any = ServerAPI(source, api_key=api_key).timestamps()
+        answer = ServerAPI(source, api_key=api_key).timestamps()
     else:
         path = _file_of(Path(source))
         source, text = str(path), _text_of(path)
-        answer = _parsed(text)
-        if not isinstance(answer, dict) or "event" in answer:
-            answer, lines = None, text.splitlines()
-            is_cut = bool(lines) and not text.endswith("\n") and _parsed(lines[-1]) is None
-    rows = _line_rows(source, lines[:-1] if is_cut else lines)
-    if answer is not None:
-        rows = _answer_rows(source, answer)
+        with suppress(InputError):
+            document = json_object(source, text)
+            answer = None if "event" in document else document  # a log of one line
+    rows, is_cut = _line_rows(source, text) if answer is None else _answer_rows(source, answer)
     events: dict[JobKey, list[Event]] = {}
     for place, row in rows:
         key, event = _checked(place, row)
@@ -103,29 +102,31 @@ def _text_of(path: Path) -> str:
         raise InputError(f"{path}: cannot read this record: {error}") from error
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-_Rows = Iterator[tuple[str, Mapping[str, Any]]]
+_Rows = list[tuple[str, Mapping[str, Any]]]
 """Places for messages, and rows with the id of their job."""
 
 
-def _line_rows(source: str, lines: Iterable[str]) -> _Rows:
+def _line_rows(source: str, text: str) -> tuple[_Rows, bool]:
+    """The rows, and whether a last line without its line feed is incomplete."""
+    rows: _Rows = []
+    *lines, last = text.split("\n")
     for number, line in enumerate(lines, start=1):
         if line.strip():
             place = f"{source}: line {number}"
-            yield place, _object(place, _parsed(line))
+            rows.append((place, json_object(place, line)))
+    with suppress(InputError):
+        rows.append((f"{source}: last line", json_object(source, last)))
+        last = ""
+    return rows, bool(last.strip())
 
 
-def _answer_rows(source: str, answer: Mapping[str, Any]) -> _Rows:
-    for job_id, rows in _object(f"{source}: 'jobs'", answer.get("jobs")).items():
-        for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
+def _answer_rows(source: str, answer: Mapping[str, Any]) -> tuple[_Rows, bool]:
+    rows: _Rows = []
+    for job_id, events in _object(f"{source}: 'jobs'", answer.get("jobs")).items():
+        for number, row in enumerate(events if isinstance(events, list) else [events], start=1):
             place = f"{source}: job {job_id!r}, event {number}"
-            yield place, {**_object(place, row), "job_id": job_id}
+            rows.append((place, {**_object(place, row), "job_id": job_id}))
+    return rows, False
 
 
 def _object(place: str, value: Any) -> Mapping[str, Any]:

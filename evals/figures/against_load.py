@@ -56,6 +56,8 @@ FIRST_TOKENS = (
     Quantity("ttft_first_p99_s", "Time to first token, first turn, p99", "seconds"),
     Quantity("ttft_continuing_p99_s", "Time to first token, later turns, p99", "seconds"),
 )
+SAVED = (Quantity("mean_s", "Mean duration saved", "% of {} (above 0: faster)"),)
+"""Drawn against a baseline, whose name is in the unit."""
 HITS = (
     Quantity("hit_rate", "Hit rate of later turns", "% of their prompt tokens", 100.0, (0, 100)),
 )
@@ -126,17 +128,10 @@ def draw_sweep(
                 _scale_y(axes, lines["mean"], quantity.limits)
             title = quantity.title
             axes.set_title(title if len(groups) == 1 else f"{group.slug}: {title.lower()}")
-            axes.set_ylabel(quantity.unit)
+            axes.set_ylabel(quantity.unit.format(baseline))
         legend_above(figure, panels)
         runs = [run for group in groups for run in group.runs]
         return save(figure, path, conditions=conditions(runs, width_in, BARS))
-
-
-def draw_savings(groups: Sequence[Group], baseline: str, path: Path) -> Path:
-    """Draw how much shorter than under `baseline` the mean job is."""
-    unit = f"% of {baseline} (above 0: faster)"
-    saved = Quantity("mean_s", "Mean duration saved", unit)
-    return draw_sweep(groups, [saved], path, baseline=baseline)
 
 
 def _draw_lines(axes: Any, lines: pd.DataFrame, group: Group) -> None:

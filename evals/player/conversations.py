@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from agentkv import parse_tool_calls
+from agentkv.errors import RunError
 
 from ..workload.plans import JobPlan
 
@@ -27,10 +28,6 @@ LIVE_PROMPT = (
     "You are a coding agent in a shell. Answer each message with exactly one bash command in a "
     "```bash block, without any explanation."
 )
-
-
-class ReplayError(Exception):
-    """The reply cannot be continued: the server did not say which tokens it generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +92,7 @@ class ReplayConversation:
     def end_turn(self, turn: int) -> str:
         """End the turn after a complete reply; returns the command to run."""
         if not self._output_token_ids:
-            raise ReplayError("the reply has no token ids: use a vLLM server, or --mode live")
+            raise RunError("the reply has no token ids: use a vLLM server, or --mode live")
         self._token_ids += self._output_token_ids
         return self._job.turns[turn].command
 

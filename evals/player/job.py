@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import agentkv
 from agentkv.client.replies import Usage, read_usage
+from agentkv.errors import RunError
 
 from ..outcomes import JobOutcome, JobStatus, TurnOutcome
 from ..workload.plans import JobPlan
 from .conversations import Conversation
 
-CUT = "cut: the run ended first"
 _END_OF_STREAM = "data: [DONE]"
 _MAX_ERROR_CHARS = 300
 
 OnTurn = Callable[[JobOutcome, TurnOutcome, bool], None]
 """Called with the job so far, each turn as it ends, and whether it is the job's last."""
-
-
-class StreamError(Exception):
-    """The server ended a reply with an error of its own, or before its end."""
 
 
 @dataclass(slots=True)
@@ -96,7 +92,7 @@ class JobPlayer:
             await self._exchange(job.client, conversation, number, reply)
             command = conversation.end_turn(number)
         except asyncio.CancelledError:
-            error, ending = CUT, "cut"
+            error, ending = "cut: the run ended first", "cut"
         except Exception as failure:  # of any kind: this job failed and the others go on
             error, ending = _describe(failure), "failed"
         ended_s = self._clock()
@@ -140,20 +136,17 @@ class JobPlayer:
                     continue
                 event = json.loads(line.removeprefix("data:"))
                 if "error" in event:
-                    raise StreamError(str(event["error"]))
+                    raise RunError(str(event["error"]))
                 if conversation.read(event) and reply.first_token_s is None:
                     reply.first_token_s = self._clock()
                 reply.usage = read_usage(event) or reply.usage
-                reply.is_whole = reply.is_whole or _is_finished(event)
+                # not every server closes a stream as OpenAI's does
+                is_finished = any(part.get("finish_reason") for part in event.get("choices", ()))
+                reply.is_whole = reply.is_whole or is_finished
         if not reply.is_whole:
-            raise StreamError("no stream of events, or one that broke off before its end")
+            raise RunError("no stream of events, or one that broke off before its end")
         if reply.usage.cached_tokens is not None:
             self.has_seen_cached_tokens = True
-
-
-def _is_finished(event: Mapping[str, Any]) -> bool:
-    """True if a choice says why it ended: not every server closes a stream as OpenAI's does."""
-    return any(choice.get("finish_reason") for choice in event.get("choices", ()))
 
 
 async def _run_tool(job: Any, command: str, tool_s: float) -> bool:

@@ -16,8 +16,6 @@ from .jobs import BFCL, SWEBENCH, redraw_tools, reference_turns, synthetic_turns
 from .plans import JobPlan, TurnPlan, Workload, arrival_times_s
 from .traces import TracedJob, read_traced_jobs
 
-__all__ = ["WORKLOADS", "InputError", "make_workload"]
-
 _MAKERS: dict[str, Callable[[random.Random], tuple[TurnPlan, ...]]] = {
     "reference": reference_turns,
     "swebench": partial(synthetic_turns, SWEBENCH),
@@ -57,13 +55,9 @@ def make_workload(
     A job depends on seed and number alone: neither the rate nor the number of jobs changes it.
     Raises InputError for anything out of range.
     """
-    counts = {
-        "num_jobs": num_jobs,
-        "concurrency": concurrency,
-        "max_turns": max_turns,
-        "max_context_tokens": max_context_tokens,
-    }
-    for what, number in counts.items():
+    counts = (num_jobs, concurrency, max_turns, max_context_tokens)
+    names = ("num_jobs", "concurrency", "max_turns", "max_context_tokens")
+    for what, number in zip(names, counts, strict=True):
         if number is not None and number < 1:
             raise InputError(f"{what}: got {number}, allowed is a whole number from 1 on")
     for what, amount in (("duration_s", duration_s), ("token_scale", token_scale)):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 from agentkv.testing.http_front import Answer, HttpFront, error_answer
@@ -104,6 +105,17 @@ class FakeVllm:
             yield _event({"choices": [{"delta": {"content": text}}]})
         yield _event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}})
         yield b"data: [DONE]\n\n"
+
+
+@contextmanager
+def answering(answer: Callable[[str], Answer]) -> Iterator[str]:
+    """A server that answers by path; yields its root URL."""
+    front = HttpFront(lambda _, path, *rest: answer(path))
+    front.start()
+    try:
+        yield front.url
+    finally:
+        front.stop()
 
 
 def _event(body: dict[str, Any]) -> bytes:

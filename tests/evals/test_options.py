@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.options import add_workload_options, describe_workload, fill_in, workload_of
+from agentkv.evals.options import (
+    add_workload_options,
+    fill_in,
+    seconds,
+    share,
+    whole_number,
+    workload_of,
+)
 from agentkv.evals.workload.plans import Workload
 
 DEFAULTS = {"jps": 1.0, "duration": 60.0}
@@ -78,10 +85,11 @@ def test_no_flag_is_given_in_vain(flags: tuple[str, ...], message: str) -> None:
         made(*flags)
 
 
-def test_the_description_makes_the_workload_again() -> None:
-    """The description holds every flag that was given or filled in."""
-    options = parse("--jobs", "3", "--turns", "2", "--seed", "9")
-    described = describe_workload(options, workload_of(options))
-    assert described["name"] == "reference"
-    assert described["num_jobs"] == described["jobs"] == 3
-    assert (described["turns"], described["seed"], described["jps"]) == (2, 9, 1.0)
+@pytest.mark.parametrize(
+    ("flag_type", "text"),
+    [(seconds, "nan"), (seconds, "0"), (seconds, "-5"), (whole_number(1), "0"), (share, "1.1")],
+)
+def test_numbers_out_of_range_are_refused(flag_type: Any, text: str) -> None:
+    """argparse refuses limits that would cut or fail every job."""
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{text}: must be"):
+        flag_type(text)

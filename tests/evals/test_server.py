@@ -19,8 +19,8 @@ from agentkv.evals.server import (
     preemptions_between,
 )
 from agentkv.testing import ScriptedServer
-from agentkv.testing.http_front import Answer, HttpFront
-from tests.evals.fake_vllm import FakeVllm
+from agentkv.testing.http_front import Answer
+from tests.evals.fake_vllm import FakeVllm, answering
 
 PAGE = (Path(__file__).parent / "metrics_continuum.txt").read_text(encoding="utf-8")
 
@@ -42,15 +42,6 @@ def test_preemptions_are_a_difference() -> None:
     assert preemptions_between(readings[0], {"error": "gone"}) is None
 
 
-def test_the_server_tells_what_it_is() -> None:
-    """Facts are model, longest context, version, and the plugin's own if it is installed."""
-    with FakeVllm(policy="continuum") as fake, ServerUnderTest(fake.base_url) as server:
-        facts = server.facts(None)
-    assert (facts.model, facts.max_context_tokens, facts.vllm_version) == ("fake", 4096, "0.0.fake")
-    assert facts.info is not None
-    assert facts.info["policy"] == "continuum"
-
-
 @pytest.mark.parametrize("url", ["nonsense", "http://", "http://127.0.0.1:1"])
 def test_an_address_without_a_server_is_named(url: str) -> None:
     """A malformed address and one without a listener name what to check."""
@@ -68,18 +59,18 @@ def test_a_server_without_models_is_refused() -> None:
 
 @pytest.mark.parametrize("body", [[], {}, "hello", None])
 def test_a_server_that_answers_something_else_is_named(body: Any) -> None:
-    """A proxy that answers everything alike is refused with the route that was wrong."""
+    """A proxy that answers everything alike is refused, route by route, and so is its chat."""
     models = {"data": [{"id": "m", "max_model_len": "long"}]}
-    front = HttpFront(lambda _, path, *rest: Answer(200, models if "models" in path else body))
-    front.start()
-    try:
-        with ServerUnderTest(front.url) as server:
-            with pytest.raises(AgentKVServerError, match="/v1/agentkv/info"):
-                server.facts(None)
-            with pytest.raises(AgentKVServerError, match="/tokenize gives no tokens"):
-                server.tokenize("m", ["text"])
-    finally:
-        front.stop()
+    with (
+        answering(lambda path: Answer(200, models if "models" in path else body)) as url,
+        ServerUnderTest(url) as server,
+    ):
+        with pytest.raises(AgentKVServerError, match="/v1/agentkv/info"):
+            server.facts(None)
+        with pytest.raises(AgentKVServerError, match="/tokenize gives no tokens"):
+            server.tokenize("m", ["text"])
+        with pytest.raises(TurnError, match="no chat reply"):
+            server.chat("m", [], job_id="job", is_last_step=False)
 
 
 # Recorded from vLLM 0.32.0 under continuum after the bash agent's tour; other series are left out.
@@ -123,15 +114,12 @@ def test_a_page_that_lacks_what_is_needed_says_so() -> None:
         parse_snapshot("<html><body>not here</body></html>\n")
 
 
-def test_a_turn_without_a_reply_is_an_error() -> None:
-    """An answer without usage and a refusal raise TurnError with what came back."""
-    front = HttpFront(lambda *request: Answer(200, {}))
-    front.start()
-    try:
-        with ServerUnderTest(front.url) as server, pytest.raises(TurnError, match="no chat reply"):
-            server.chat("m", [], job_id="job", is_last_step=False)
-    finally:
-        front.stop()
+def test_the_server_tells_what_it_is() -> None:
+    """Facts are model, longest context, version, and the plugin's own if it is installed."""
+    with FakeVllm(policy="continuum") as fake, ServerUnderTest(fake.base_url) as server:
+        facts = server.facts(None)
+    assert (facts.model, facts.max_context_tokens, facts.vllm_version) == ("fake", 4096, "0.0.fake")
+    assert facts.policy == "continuum"
 
 
 def test_silence_means_that_nothing_listens() -> None:

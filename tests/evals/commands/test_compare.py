@@ -52,16 +52,6 @@ def test_repeats_are_interleaved(tmp_path: Path) -> None:
     ]
 
 
-def test_complete_runs_are_resumed_without_a_server(tmp_path: Path) -> None:
-    """With --resume, four complete runs on disk are read and not made again."""
-    plan = make_plan(tmp_path)
-    write_all(plan)
-    found = list(run_all(plan, resume=True))
-    assert [(run.policy, run.metadata["repeat"]) for run in found] == [
-        (policy.name, repeat) for policy, repeat in plan.runs()
-    ]
-
-
 def test_runs_of_other_jobs_are_not_resumed(tmp_path: Path) -> None:
     """Runs of other jobs or with other server flags would be compared in vain and are refused."""
     write_all(make_plan(tmp_path))
@@ -99,24 +89,6 @@ def test_a_profiles_jobs_fit_its_server(profile: Any) -> None:
     if profile.num_blocks is not None:
         capacity = (profile.num_blocks - 1) * int(flags["--block-size"])
         assert int(flags["--max-model-len"]) <= capacity
-
-
-@pytest.mark.parametrize(
-    ("options", "seen"),
-    [
-        (("--policy", "lifo"), "'lifo', allowed are fcfs"),
-        (("--jobs", "0"), "num_jobs: got 0"),
-        (("--jps", "-1"), "jps: got -1.0"),
-    ],
-)
-def test_bad_usage_is_status_2_and_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str, ...], seen: str
-) -> None:
-    """Bad usage starts no server and writes nothing."""
-    out = tmp_path / "out"
-    assert agentkv(["compare", "--out", str(out), *options]) == 2
-    assert seen in capsys.readouterr().err
-    assert not out.exists()
 
 
 def test_a_server_that_does_not_start_is_told(
