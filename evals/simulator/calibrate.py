@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -25,9 +26,9 @@ from scipy.optimize import nnls
 
 from agentkv.errors import AgentKVError, RunError
 
-from ..options import BAD_USAGE, DONE, FAILED, whole_number
+from ..options import BAD_USAGE, DONE, FAILED, add_server, whole_number
 from ..rows import require_free
-from ..server import BlockPool, ServerFacts, ServerUnderTest
+from ..server import ServerUnderTest
 from ..workload.sample_text import sample_text
 from . import catalog
 from .cost import Batch, FittedLine
@@ -91,45 +92,33 @@ def _measure(options: argparse.Namespace, report: Callable[[str], None]) -> Prof
         seed=options.seed,
     ) as timer:
         steps = timer.time_all(options.rounds, report)
-    return _profile(options, facts, pool, steps, fit(steps))
-
-
-def _profile(
-    options: argparse.Namespace,
-    facts: ServerFacts,
-    pool: BlockPool,
-    steps: Sequence[TimedStep],
-    found: Fit,
-) -> Profile:
-    return Profile.model_validate(
-        {
-            "name": options.name,
-            "model": facts.model,
-            "step": asdict(found.cost),
-            "request_s": found.request_s,
-            "num_blocks": pool.num_blocks + 1,  # and the null block
-            "block_tokens": pool.block_size,
-            "kv_token_bytes": options.kv_token_bytes,
-            "max_num_seqs": options.max_num_seqs,
-            "max_num_batched_tokens": options.max_num_batched_tokens,
-            "max_model_tokens": facts.max_context_tokens or pool.num_blocks * pool.block_size,
-            "measured": {
-                "vllm_version": facts.vllm_version,
-                "mean_error": found.mean_error,
-                "max_error": found.max_error,
-                "steps": [
-                    {
-                        "prefill_tokens": step.batch.prefill_tokens,
-                        "decodes": step.batch.num_decodes,
-                        "context_tokens": step.batch.context_tokens,
-                        "measured_s": step.seconds,
-                        "fitted_s": found.cost.step_s(step.batch)
-                        + step.has_request * found.request_s,
-                    }
-                    for step in steps
-                ],
-            },
-        }
+    found = fit(steps)
+    return Profile(
+        name=options.name,
+        model=facts.model,
+        step=found.cost,
+        request_s=found.request_s,
+        num_blocks=pool.num_blocks + 1,  # and the null block
+        block_tokens=pool.block_size,
+        kv_token_bytes=options.kv_token_bytes,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_tokens=max_tokens,
+        measured={
+            "vllm_version": facts.vllm_version,
+            "mean_error": found.mean_error,
+            "max_error": found.max_error,
+            "steps": [
+                {
+                    "prefill_tokens": step.batch.prefill_tokens,
+                    "decodes": step.batch.num_decodes,
+                    "context_tokens": step.batch.context_tokens,
+                    "measured_s": step.seconds,
+                    "fitted_s": found.cost.step_s(step.batch) + step.has_request * found.request_s,
+                }
+                for step in steps
+            ],
+        },
     )
 
 
@@ -167,15 +156,8 @@ def fit(steps: Sequence[TimedStep]) -> Fit:
     seconds = np.array([step.seconds for step in steps])
     terms = np.array(
         [
-            [
-                float(step.has_request),
-                1.0,
-                step.batch.prefill_tokens,
-                step.batch.prefill_pairs,
-                step.batch.num_decodes,
-                step.batch.context_tokens,
-            ]
-            for step in steps
+            (s.has_request, 1.0, b.prefill_tokens, b.prefill_pairs, b.num_decodes, b.context_tokens)
+            for s, b in ((step, step.batch) for step in steps)
         ]
     )
     relative = terms / seconds[:, None]
@@ -267,13 +249,8 @@ class StepTimer:
             return time.monotonic() - sent_s
 
     def _complete(self, prompt: list[int], output_tokens: int) -> None:
-        body = {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
+        body = {"model": self._model, "prompt": prompt, "max_tokens": output_tokens}
+        body |= {"temperature": 0, "ignore_eos": True}
         try:
             answer = self._http.post("/v1/completions", json=body)
         except httpx.HTTPError as error:
@@ -323,36 +300,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--base-url", required=True, metavar="URL", help="the server, with or without /v1")
     add("--out", required=True, metavar="FILE", help="where the profile goes")
     add("--name", default="calibrated", help="what the machine is called in results")
-    add("--model", help="default: the first that the server offers")
-    add("--api-key", help="sent as a bearer token")
-    add(
-        "--max-num-seqs",
-        type=whole_number(1),
-        default=catalog.NUM_SEQS,
-        metavar="N",
-        help="as the server was started; it does not tell (default %(default)s)",
-    )
-    add(
-        "--max-num-batched-tokens",
-        type=whole_number(1),
-        default=catalog.BATCH_TOKENS,
-        metavar="N",
-        help="as the server was started; it does not tell (default %(default)s)",
-    )
-    add(
-        "--kv-token-bytes",
-        type=whole_number(0),
-        default=0,
-        metavar="N",
-        help="bytes of KV per token, which only +offload needs",
-    )
-    add(
-        "--rounds",
-        type=whole_number(1),
-        default=4,
-        metavar="N",
-        help="times each probe is sent; the fastest counts (default %(default)s)",
-    )
+    add_server(parser)
+    count: dict[str, Any] = {"type": whole_number(1), "metavar": "N"}
+    as_started = "as the server was started; it does not tell (default %(default)s)"
+    add("--max-num-seqs", default=catalog.NUM_SEQS, help=as_started, **count)
+    add("--max-num-batched-tokens", default=catalog.BATCH_TOKENS, help=as_started, **count)
+    size = "bytes of KV per token, which only +offload needs"
+    add("--kv-token-bytes", type=whole_number(0), default=0, metavar="N", help=size)
+    rounds = "times each probe is sent; the fastest counts (default %(default)s)"
+    add("--rounds", default=4, help=rounds, **count)
     add("--seed", type=int, default=0, help="of the prompts (default %(default)s)")
     add("--force", action="store_true", help="overwrite the file")
     return parser

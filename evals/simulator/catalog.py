@@ -1,4 +1,4 @@
-"""The GPUs and models of `catalog.toml`, and what a server achieves of a card's peaks."""
+"""The figures of `catalog.toml`: GPUs, models, and what a server achieves of a card's peaks."""
 
 from __future__ import annotations
 
@@ -53,24 +53,7 @@ class Achieved:
     all_reduce_s: float
 
 
-ACHIEVED = Achieved(
-    # These five reproduce turns 2 to 5 of the reference's single job on an RTX 5090 within 6%
-    # (tests/evals/simulator/test_cost.py). Its decode alone, 12 ms a token, gives the share of
-    # the bandwidth and the step's fixed cost; the share of the FLOPs is the usual one for prefill
-    # of a few hundred to a few thousand tokens.
-    bandwidth_share=0.80,
-    compute_share=0.70,
-    step_s=0.001,
-    sequence_s=5e-6,
-    request_s=0.005,
-    # Peak activation 1.01 GiB, 0.09 other, and the rest of what the reference measured as taken
-    # (16.09 GiB) in addition to 14.96 GiB of weights. Larger batches take more.
-    overhead_gib=1.13,
-    # Tensor parallelism: what is left of each card's share, and two all-reduces a layer of about
-    # 10 microseconds over NVLink. Assumed; calibrate where it matters.
-    parallel_share=0.9,
-    all_reduce_s=20e-6,
-)
+ACHIEVED = Achieved(**_TABLES["achieved"])
 
 GPU_MEMORY_UTILIZATION = 0.92
 """vLLM's default. Source: vllm/config/cache.py (0.32.0)."""

@@ -6,7 +6,9 @@ Knows batches as counts of tokens; nothing of requests, blocks or vLLM.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import ConfigDict, Field
 
 from .catalog import ACHIEVED, GPU, ModelShape
 
@@ -104,15 +106,23 @@ def kv_token_bytes(model: ModelShape) -> int:
     return 2 * model.num_layers * model.num_kv_heads * model.head_size * model.dtype_bytes
 
 
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 @dataclass(frozen=True, slots=True)
 class FittedLine:
-    """A step's seconds as a sum over what it computes, fitted to a running server."""
+    """A step's seconds as a sum over what it computes, fitted to a running server.
 
-    fixed_s: float
-    prefill_token_s: float
-    prefill_pair_s: float
-    decode_s: float
-    context_token_s: float
+    The bounds hold where it is read from a profile.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    fixed_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    prefill_token_s: _Seconds
+    prefill_pair_s: _Seconds
+    decode_s: _Seconds
+    context_token_s: _Seconds
 
     def step_s(self, batch: Batch) -> float:
         """Seconds one step with this batch takes."""

@@ -108,21 +108,11 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
     def _store(self, request: Any, num_tokens: int) -> None:
         self._tier.put(request.block_hashes[: num_tokens // self._block_tokens])
 
-    # The abstract worker side is never called: the simulated engine runs the loads.
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+    def _of_the_worker(self, *args: Any, **kwargs: Any) -> None:
+        """Stand in for vLLM's abstract worker side: the simulated engine runs the loads."""
         raise NotImplementedError
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        raise NotImplementedError
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        raise NotImplementedError
-
-    def wait_for_save(self) -> None:
-        raise NotImplementedError
+    start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = _of_the_worker
 
 
 class PcieLink:

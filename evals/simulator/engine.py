@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentkv.errors import RunError
 from agentkv.testing.vllm_scheduler import make_request, runner_output
 
-from .cost import Batch, CostModel
+from .cost import Batch
 from .dram_tier import PcieLink
 from .machine import Machine
 
@@ -51,17 +51,12 @@ class ContextHashes:
             self._names.append(_pack_block_name(self._job_number, index))
         return self._names[skip:num_blocks]
 
-    def hasher(self) -> Callable[[Any], list[bytes]]:
-        """The function that vLLM calls whenever a request gained tokens."""
-        block_tokens = self._block_tokens
-
-        def new_hashes(request: Any) -> list[bytes]:
-            num_tokens, num_hashed = request.num_tokens, len(request.block_hashes)
-            if num_tokens < (num_hashed + 1) * block_tokens:
-                return []
-            return self.up_to(num_tokens, skip=num_hashed)
-
-        return new_hashes
+    def new_hashes(self, request: Any) -> list[bytes]:
+        """Names of a request's new full blocks: vLLM asks whenever it has gained tokens."""
+        num_hashed = len(request.block_hashes)
+        if request.num_tokens < (num_hashed + 1) * self._block_tokens:
+            return []
+        return self.up_to(request.num_tokens, skip=num_hashed)
 
 
 @dataclass(slots=True)
@@ -100,52 +95,43 @@ class LiveTurn:
         return self.output_tokens - self.num_generated
 
 
-@dataclass(frozen=True, slots=True)
-class JumpPlanner:
-    """Plans several decode steps at once, where the scheduler would decide the same in each.
+def plan_jump(
+    turns: Sequence[LiveTurn], machine: Machine, *, num_free_blocks: int, left_s: float
+) -> list[float]:
+    """End of each decode step that may be done at once, in seconds from the start of the first.
 
-    A jump hands each running request several tokens to compute, as speculative decoding does, and
-    prices every step of it. It ends before anything happens: a request's last token, an event, the
-    end of free memory. So it changes only how long the simulation takes.
+    Where the scheduler would decide the same in several steps, a jump hands each running request
+    several tokens to compute, as speculative decoding does, and prices every step of it. It ends
+    before anything happens (a request's last token, the end of free memory), and with the first
+    step to end at or after `left_s`, as a step under way would. So it changes only how long the
+    simulation takes. Empty where no jump of two steps or more is possible.
     """
+    if not turns or any(turn.is_prefilling for turn in turns):
+        return []
+    limit = min(turn.num_left for turn in turns)
+    limit = min(limit, machine.max_num_batched_tokens // len(turns))
+    size = machine.block_tokens
 
-    cost: CostModel
-    block_tokens: int
-    max_batch_tokens: int
-
-    def plan(
-        self, turns: Sequence[LiveTurn], *, num_free_blocks: int, left_s: float
-    ) -> list[float]:
-        """End of each step of a jump of all running turns, in seconds from its start.
-
-        The last step is the first to end at or after `left_s`, as a step under way would. Empty
-        where no jump of two steps or more is possible.
-        """
-        if not turns or any(turn.is_prefilling for turn in turns):
-            return []
-        limit = min(turn.num_left for turn in turns)
-        limit = min(limit, self.max_batch_tokens // len(turns))
-        while limit > 1 and self._num_new_blocks(turns, limit) > num_free_blocks:
-            limit //= 2
-        if limit < 2:
-            return []
-        batch = Batch()
-        for turn in turns:
-            batch.add_decode(turn.computed_tokens)
-        ends_s: list[float] = []
-        end_s = 0.0
-        while len(ends_s) < limit and end_s < left_s:
-            end_s += self.cost.step_s(batch)
-            ends_s.append(end_s)
-            batch.context_tokens += batch.num_decodes
-        return ends_s if len(ends_s) > 1 else []
-
-    def _num_new_blocks(self, turns: Sequence[LiveTurn], num_tokens: int) -> int:
-        size = self.block_tokens
+    def num_new_blocks(num_tokens: int) -> int:
         return sum(
             -(-(turn.computed_tokens + num_tokens) // size) - -(-turn.computed_tokens // size)
             for turn in turns
         )
+
+    while limit > 1 and num_new_blocks(limit) > num_free_blocks:
+        limit //= 2
+    if limit < 2:
+        return []
+    batch = Batch()
+    for turn in turns:
+        batch.add_decode(turn.computed_tokens)
+    ends_s: list[float] = []
+    end_s = 0.0
+    while len(ends_s) < limit and end_s < left_s:
+        end_s += machine.cost.step_s(batch)
+        ends_s.append(end_s)
+        batch.context_tokens += batch.num_decodes
+    return ends_s if len(ends_s) > 1 else []
 
 
 @dataclass(slots=True)
@@ -164,9 +150,6 @@ class EngineCounters:
     reloaded_tokens: int = 0
     reloads: int = 0
 
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
-
 
 class SimulatedEngine:
     """One engine. Requests are added between steps, as vLLM reads its input queue between them."""
@@ -180,9 +163,6 @@ class SimulatedEngine:
         self._machine = machine
         self._clock = clock
         self._turns: dict[str, LiveTurn] = {}
-        self._planner = JumpPlanner(
-            machine.cost, machine.block_tokens, machine.max_num_batched_tokens
-        )
         self._has_jumps = has_jumps
         self._link = PcieLink(machine.pcie_bytes_s)
         self._prompt = [0] * machine.max_model_tokens
@@ -211,7 +191,7 @@ class SimulatedEngine:
             self._prompt[: turn.prompt_tokens],
             max_tokens=turn.output_tokens,
             tags=turn.tags,
-            block_hasher=turn.hashes.hasher(),
+            block_hasher=turn.hashes.new_hashes,
         )
         self._turns[turn.request_id] = turn
         self._is_settled = False
@@ -262,8 +242,9 @@ class SimulatedEngine:
             return 0.0
         until_s = min(until_s, self._link.next_done_s, self.next_expiry_s)
         turns = [self._turns[request.request_id] for request in self.scheduler.running]
-        ends_s = self._planner.plan(
-            turns, num_free_blocks=self.num_free_blocks, left_s=until_s - self._clock.now_s
+        left_s = until_s - self._clock.now_s
+        ends_s = plan_jump(
+            turns, self._machine, num_free_blocks=self.num_free_blocks, left_s=left_s
         )
         if not ends_s:
             return 0.0

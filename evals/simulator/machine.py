@@ -73,25 +73,15 @@ class Machine:
         return fields
 
 
-class _Step(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    fixed_s: float = Field(gt=0, allow_inf_nan=False)
-    prefill_token_s: float = Field(ge=0, allow_inf_nan=False)
-    prefill_pair_s: float = Field(ge=0, allow_inf_nan=False)
-    decode_s: float = Field(ge=0, allow_inf_nan=False)
-    context_token_s: float = Field(ge=0, allow_inf_nan=False)
-
-
 class Profile(BaseModel):
     """A measured server, as `agentkv simulate calibrate` writes it and `--gpu FILE` reads it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: str = Field(PROFILE_FORMAT, pattern=f"^{PROFILE_FORMAT}$")
+    format: str = Field(default=PROFILE_FORMAT, pattern=f"^{PROFILE_FORMAT}$")
     name: str
     model: str
-    step: _Step
+    step: FittedLine
     request_s: float = Field(ge=0, allow_inf_nan=False)
     num_blocks: int = Field(ge=2)
     block_tokens: int = Field(ge=1)
@@ -102,10 +92,6 @@ class Profile(BaseModel):
     max_model_tokens: int = Field(ge=1)
     measured: dict[str, Any] = Field(default_factory=dict)
     """The points to which the constants were fitted, and the errors of the fit."""
-
-    @property
-    def cost(self) -> FittedLine:
-        return FittedLine(**self.step.model_dump())
 
 
 def read_profile(path: Path) -> Profile:
@@ -186,7 +172,7 @@ def _from_profile(profile: Profile, model: str | None, limits: Limits) -> Machin
     return Machine(
         name=profile.name,
         model=model or profile.model,
-        cost=profile.cost,
+        cost=profile.step,
         num_blocks=limits.num_blocks or profile.num_blocks,
         block_tokens=block_tokens,
         block_bytes=profile.kv_token_bytes * block_tokens,

@@ -7,7 +7,7 @@ of files or flags.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agentkv.errors import InputError
@@ -133,7 +133,7 @@ class Simulation:
         totals = {} if retention is None else retention.counters.totals()
         return SimulatedRun(
             tuple(self._jobs + cut),
-            {**self.engine.counters.as_dict(), "virtual_s": now_s, **totals},
+            {**asdict(self.engine.counters), "virtual_s": now_s, **totals},
             None if retention is None else retention.events.as_dict(),
         )
 

@@ -11,11 +11,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentkv.errors import AgentKVError, InputError, RunError
 
@@ -41,9 +41,6 @@ from ..workload.plans import Workload
 from . import catalog
 from .machine import DEFAULT_DRAM_GIB, Limits, Machine, alone_s, make_machine
 from .policies import PolicyChoice, parse_policy
-
-if TYPE_CHECKING:
-    from .run import SimulatedRun
 
 DEFAULT_POLICIES = ("fcfs", "continuum")
 DEFAULT_JOBS = 200
@@ -217,6 +214,7 @@ def _run_policy(
     facts = row_facts(policy.name, plan.described, metadata)
     writer = None if folder is None else RunWriter(folder, facts, force=options.force)
     num_jobs = len(plan.workload.jobs)
+    reasons: list[str] = []
     with writer or nullcontext(), progress(policy.name, num_jobs) as show:
 
         def job_ended(job: JobOutcome, num_ended: int) -> None:
@@ -230,38 +228,30 @@ def _run_policy(
                 f"of {num_jobs} jobs",
             )
 
-        reason = _failure(lambda: simulation.run(on_job_end=job_ended))
-        result = simulation.result()
-        machine = simulation.machine.as_dict()
-        run = RunOutcome(
-            policy.name,
-            plan.described,
-            result.jobs,
-            result.counters,
-            {**metadata, "machine": machine, "num_blocks": machine["num_blocks"]},
-        )
-        if writer is not None:
-            reason = _failure(lambda: _finish(writer, run, result)) or reason
-    return run, reason and f"{policy.name}: {reason}"
+        with _what_is_there_counts(reasons):
+            simulation.run(on_job_end=job_ended)
+        result, machine = simulation.result(), simulation.machine.as_dict()
+        metadata |= {"machine": machine, "num_blocks": machine["num_blocks"]}
+        run = RunOutcome(policy.name, plan.described, result.jobs, result.counters, metadata)
+        with _what_is_there_counts(reasons):
+            if writer is not None:
+                for job in result.jobs:
+                    if job.status == "cut":
+                        writer.add_job(job)
+                has_record = result.record is not None and result.record["jobs"]
+                writer.finish(run, result.record if has_record else None)
+    return run, f"{policy.name}: {reasons[-1]}" if reasons else None
 
 
-def _failure(action: Callable[[], object]) -> str | None:
-    """Run it; return the reason for an early end that leaves results worth keeping."""
+@contextmanager
+def _what_is_there_counts(reasons: list[str]) -> Iterator[None]:
+    """Note the reason of an early end that leaves results worth keeping."""
     try:
-        action()
+        yield
     except KeyboardInterrupt:
-        return "interrupted"
+        reasons.append("interrupted")
     except (RunError, OSError) as error:
-        return str(error)
-    return None
-
-
-def _finish(writer: RunWriter, run: RunOutcome, result: SimulatedRun) -> None:
-    for job in result.jobs:
-        if job.status == "cut":
-            writer.add_job(job)
-    has_record = result.record is not None and result.record["jobs"]
-    writer.finish(run, result.record if has_record else None)
+        reasons.append(str(error))
 
 
 def _warn_of_failures(run: RunOutcome) -> None:
@@ -313,19 +303,10 @@ def _parser() -> argparse.ArgumentParser:
         """(continuum{"max_ttl_s": 5}), +offload (a DRAM tier) and @infinite (an unlimited """
         f"pool); may be given several times (default {' and '.join(DEFAULT_POLICIES)})",
     )
-    add(
-        "--dram-gib",
-        type=positive,
-        default=DEFAULT_DRAM_GIB,
-        metavar="GIB",
-        help="memory of the tier of +offload policies (default %(default)g)",
-    )
-    add(
-        "--dram-gb-s",
-        type=positive,
-        metavar="GB",
-        help="rate at which the tier is loaded from, in GB/s (default: the GPU's PCIe)",
-    )
+    size = "memory of the tier of +offload policies (default %(default)g)"
+    add("--dram-gib", type=positive, default=DEFAULT_DRAM_GIB, metavar="GIB", help=size)
+    rate = "rate at which the tier is loaded from, in GB/s (default: the GPU's PCIe)"
+    add("--dram-gb-s", type=positive, metavar="GB", help=rate)
     add("--exact", action="store_true", help="single steps, no jumps: slower, same results")
     add("--record", action="store_true", help="with --out: also keep each policy's event log")
     add("--out", metavar="DIR", help="write each policy's run.json and turns.jsonl below DIR")
@@ -337,23 +318,13 @@ def _parser() -> argparse.ArgumentParser:
 def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("machine").add_argument
     count = whole_number(1)
-    add(
-        "--gpu",
-        required=True,
-        metavar="NAME|FILE",
-        help=f"one of {', '.join(catalog.GPUS)}, or a profile written by calibrate",
-    )
-    add(
-        "--model",
-        metavar="NAME",
-        help=f"one of {', '.join(catalog.MODELS)} (default llama-3.1-8b)",
-    )
+    gpus = f"one of {', '.join(catalog.GPUS)}, or a profile written by calibrate"
+    add("--gpu", required=True, metavar="NAME|FILE", help=gpus)
+    models = f"one of {', '.join(catalog.MODELS)} (default llama-3.1-8b)"
+    add("--model", metavar="NAME", help=models)
     add("--num-gpus", type=count, default=1, metavar="N", help="tensor parallel (default 1)")
-    add(
-        "--blocks",
-        metavar="N|infinite",
-        help="KV blocks in the pool, as --num-gpu-blocks-override (default: what fits the GPU)",
-    )
+    pool = "KV blocks in the pool, as --num-gpu-blocks-override (default: what fits the GPU)"
+    add("--blocks", metavar="N|infinite", help=pool)
     add("--block-size", type=count, metavar="TOKENS", help="tokens per block (default 16)")
     add(
         "--gpu-memory-utilization",
@@ -363,18 +334,10 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
         help="share of the memory that the server takes (default %(default)s, vLLM's)",
     )
     add("--max-num-seqs", type=count, metavar="N", help="running turns at most (vLLM's default)")
-    add(
-        "--max-num-batched-tokens",
-        type=count,
-        metavar="N",
-        help="tokens of one step at most (vLLM's default)",
-    )
-    add(
-        "--max-model-len",
-        type=count,
-        metavar="TOKENS",
-        help="longest context taken (default: the model's, or the pool's if that is less)",
-    )
+    batch = "tokens of one step at most (vLLM's default)"
+    add("--max-num-batched-tokens", type=count, metavar="N", help=batch)
+    longest = "longest context taken (default: the model's, or the pool's if that is less)"
+    add("--max-model-len", type=count, metavar="TOKENS", help=longest)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from agentkv.evals.simulator.cost import FittedLine
-from agentkv.evals.simulator.engine import ContextHashes, JumpPlanner, LiveTurn
+from agentkv.evals.simulator.engine import ContextHashes, LiveTurn, plan_jump
+
+from .simulated import machine
 
 ONE_SECOND_A_STEP = FittedLine(1.0, 0.0, 0.0, 0.0, 0.0)
-PLANNER = JumpPlanner(ONE_SECOND_A_STEP, block_tokens=16, max_batch_tokens=64)
+MACHINE = replace(machine(), cost=ONE_SECOND_A_STEP, max_num_batched_tokens=64)
 
 
 def decoding(num_left: int, computed_tokens: int = 100) -> LiveTurn:
@@ -26,7 +29,7 @@ def decoding(num_left: int, computed_tokens: int = 100) -> LiveTurn:
 
 
 def plan(*turns: LiveTurn, num_free_blocks: int = 100, left_s: float = math.inf) -> list[float]:
-    return PLANNER.plan(turns, num_free_blocks=num_free_blocks, left_s=left_s)
+    return plan_jump(turns, MACHINE, num_free_blocks=num_free_blocks, left_s=left_s)
 
 
 def test_a_jump_ends_with_the_first_turn_that_ends() -> None:
