@@ -157,7 +157,7 @@ class Batch(RunBatchProgressManager):
                     if self.stopped_because:
                         break
                     self.stop("interrupted")
-                    _say("stopping: agents end with their step; Ctrl-C again abandons them")
+                    _tell("stopping: agents end with their step; Ctrl-C again abandons them")
         for abandoned in list(self.playing.values()):
             abandoned.stack.close()  # a container would outlive us
 
@@ -180,13 +180,13 @@ class Batch(RunBatchProgressManager):
     def on_instance_start(self, instance_id: str) -> None:
         super().on_instance_start(instance_id)
         if not self._is_terminal:
-            _say(f"{instance_id}: begins")
+            _tell(f"{instance_id}: begins")
 
     def on_instance_end(self, instance_id: str, exit_status: str | None) -> None:
         super().on_instance_end(instance_id, exit_status)
         self.playing[instance_id].exit_status = exit_status
         if not self._is_terminal:
-            _say(f"{instance_id}: {exit_status}; {self.summary()}")
+            _tell(f"{instance_id}: {exit_status}; {self.summary()}")
 
     def _start(self, instance: Instance, suffix: str) -> None:
         name = instance.instance_id
@@ -235,5 +235,5 @@ class Batch(RunBatchProgressManager):
             raise
 
 
-def _say(text: str) -> None:
+def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

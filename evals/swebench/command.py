@@ -39,11 +39,9 @@ from .plan import RunPlan
 
 DEFAULT_POLICY = "continuum"
 TOOL_FLAG = "--enable-auto-tool-choice"
-_AS_GIVEN = (
-    *("model", "base_url", "api_key", "server_flags"),
-    *("jps", "seed", "repositories", "step_limit"),
-)
-"""Flags of `run` that the plan has by the same name."""
+_AS_GIVEN = "model base_url api_key server_flags jps seed repositories step_limit is_text configs"
+"""What the plan of a run takes from the flag of that name."""
+_COUNT = whole_number(1)
 QUIET = {
     "MSWEA_SILENT_STARTUP": "1",  # a banner on standard output
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # a download of prices, at import
@@ -61,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = options.play(options)
     except KeyboardInterrupt:
-        _say(f"{name}: interrupted; what is finished is kept")
+        _tell(f"{name}: interrupted; what is finished is kept")
         return FAILED
     except (AgentKVError, OSError) as error:
-        _say(f"{name}: {error}")
+        _tell(f"{name}: {error}")
         return FAILED if isinstance(error, (HarnessError, OSError)) else BAD_USAGE
     return status
 
@@ -76,17 +74,13 @@ def _run(options: argparse.Namespace) -> int:
     so that Ctrl-C, a crash or a dead server lose nothing that was finished: --resume goes on.
     Without --base-url a server with the --policy is started; flags after `--` go to it.
     """
-    policy = options.policy
+    policy = options.policy or (None if options.base_url else DEFAULT_POLICY)
     if policy is not None:
-        server_policy(policy)
-    elif options.base_url is None:
-        policy = DEFAULT_POLICY
+        server_policy(policy)  # InputError for a name that there is not
     if options.base_url is not None and options.server_flags:
-        raise SwebenchError(
-            "flags after -- are for a server that is started here, and --base-url names one that "
-            "runs: drop one of the two"
-        )
-    if options.base_url is None and not options.text and TOOL_FLAG not in options.server_flags:
+        what = "flags after -- are for a server that is started here, and --base-url names one that"
+        raise SwebenchError(f"{what} runs: drop one of the two")
+    if options.base_url is None and not options.is_text and TOOL_FLAG not in options.server_flags:
         raise SwebenchError(
             "the agent's commands are tool calls, which a server gives only with "
             f"`-- {TOOL_FLAG} --tool-call-parser NAME`: add both, or --text for commands as text"
@@ -100,9 +94,7 @@ def _run(options: argparse.Namespace) -> int:
         workers=None if options.jps is not None else options.workers or 1,
         environment=options.environment
         or ("bubblewrap" if options.instances == SUITE else "docker"),
-        is_text=options.text,
-        configs=options.config,
-        **{name: getattr(options, name) for name in _AS_GIVEN},
+        **{name: getattr(options, name) for name in _AS_GIVEN.split()},
     )
     document = _played(plan, options)
     if not options.json:
@@ -129,7 +121,7 @@ def _eval(options: argparse.Namespace) -> int:
         time_limit_s=options.time_limit_s,
         is_redone=options.redo,
         is_dry=options.dry_run,
-        say=_say,
+        say=_tell,
     )
     print(json.dumps(document))
     return DONE
@@ -139,15 +131,10 @@ def _report(options: argparse.Namespace) -> int:
     """Compare graded runs: pass rate, completion times, cache; as Markdown, JSON and a figure."""
     from .report import report
 
-    out = options.out
-    if out is None and len(options.run_dirs) > 1:
-        out = f"swebench-report-{time_stamp()}"
-    document = report(
-        options.run_dirs,
-        None if out is None else Path(out),
-        baseline=options.baseline,
-        is_forced=options.force,
-    )
+    runs, out = options.run_dirs, options.out
+    if out is None:
+        out = runs[0] if len(runs) == 1 else f"swebench-report-{time_stamp()}"
+    document = report(runs, Path(out), baseline=options.baseline, is_forced=options.force)
     page = Path(document["files"]["markdown"]).read_text(encoding="utf-8")
     print(page, file=sys.stderr if options.json else sys.stdout)
     print(json.dumps(document))
@@ -187,9 +174,9 @@ def _demo(options: argparse.Namespace) -> int:
             configs=[] if server else [str(MODEL_CONFIG)],
         )
         document = _played(plan, options)
-    _say(_result_text(document))
-    counts = evaluate(out, mode=options.mode, workers=options.workers, say=_say)
-    page = Path(report([out])["files"]["markdown"])
+    _tell(_result_text(document))
+    counts = evaluate(out, mode=options.mode, workers=options.workers, say=_tell)
+    page = Path(report([out], out)["files"]["markdown"])
     if not options.json:
         print(page.read_text(encoding="utf-8"))
     note = "a 135M model: it resolves little or nothing; the run itself is sound"
@@ -226,7 +213,7 @@ def _result_text(document: dict[str, Any]) -> str:
     return "\n".join([*lines, f"in {document['run']}"])
 
 
-def _say(text: str) -> None:
+def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -236,6 +223,7 @@ def _parser() -> argparse.ArgumentParser:
         description="An agent on SWE-bench, its patches graded by the official harness.",
     )
     commands = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
+    as_it_is = argparse.RawDescriptionHelpFormatter
     for name, play, add_flags in (
         ("run", _run, _add_run_flags),
         ("eval", _eval, _add_eval_flags),
@@ -243,12 +231,8 @@ def _parser() -> argparse.ArgumentParser:
         ("demo", _demo, _add_demo_flags),
     ):
         text = inspect.getdoc(play) or ""
-        command = commands.add_parser(
-            name,
-            help=text.partition("\n")[0],
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        first = text.partition("\n")[0]
+        command = commands.add_parser(name, help=first, description=text, formatter_class=as_it_is)
         command.set_defaults(play=play)
         add_flags(command)
     return parser
@@ -256,47 +240,31 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("instances").add_argument
-    add(
-        "--instances",
-        default=SUITE,
-        metavar="SOURCE",
-        help=f"a .json, .jsonl or .parquet file, {', '.join(HUB_NAMES)} from the hub, or {SUITE}: "
-        "six small ones of ours (default %(default)s)",
-    )
+    files = f"a .json, .jsonl or .parquet file, or {', '.join(HUB_NAMES)} from the hub"
+    what = f"{files}, or {SUITE}: six small ones of ours (default %(default)s)"
+    add("--instances", default=SUITE, metavar="SOURCE", help=what)
     add("--filter", metavar="REGEX", help="only those whose id begins with a match")
     add("--slice", metavar="A:B", help="only these of them, as in Python")
     add = parser.add_argument_group("server").add_argument
-    add(
-        "--policy",
-        metavar="NAME",
-        help=f"one of {', '.join(policy_names())} (default {DEFAULT_POLICY}; with --base-url that "
-        "of the server)",
-    )
+    default = f"default {DEFAULT_POLICY}; with --base-url that of the server"
+    add("--policy", metavar="NAME", help=f"one of {', '.join(policy_names())} ({default})")
     add("--base-url", metavar="URL", help="a running server; its policy is checked")
     add("--model", help="name or folder (default: the demo model, or the server's first)")
     add("--api-key", help="sent as a bearer token; kept nowhere")
     add("server_flags", nargs="*", metavar="-- FLAG", help="flags for the server started here")
     add = parser.add_argument_group("agents").add_argument
     starts = parser.add_mutually_exclusive_group()
-    starts.add_argument("--workers", type=whole_number(1), metavar="N", help="at once (default 1)")
+    starts.add_argument("--workers", type=_COUNT, metavar="N", help="at once (default 1)")
     starts.add_argument("--jps", type=positive, metavar="R", help="or: R start a second, at random")
     add("--seed", type=int, default=0, help="of the starts with --jps (default %(default)s)")
     _add_environment(add, f"docker; for {SUITE} bubblewrap")
-    add(
-        "--repositories",
-        type=Path,
-        metavar="DIR",
-        help="clones by instance id or OWNER__NAME, for instances without a container",
-    )
-    add("--step-limit", type=whole_number(1), metavar="N", help="model calls per instance")
-    add("--text", action="store_true", help="commands as fenced text, not as tool calls")
-    add(
-        "--config",
-        action="append",
-        default=[],
-        metavar="SPEC",
-        help="mini-swe-agent configuration over its SWE-bench default: a file, or key.key=value",
-    )
+    what = "clones by instance id or OWNER__NAME, for instances without a container"
+    add("--repositories", type=Path, metavar="DIR", help=what)
+    add("--step-limit", type=_COUNT, metavar="N", help="model calls per instance")
+    what = "commands as fenced text, not as tool calls"
+    add("--text", dest="is_text", action="store_true", help=what)
+    what = "mini-swe-agent configuration over its SWE-bench default: a file, or key.key=value"
+    add("--config", dest="configs", action="append", default=[], metavar="SPEC", help=what)
     _add_output(parser, "the run's folder (default swebench-POLICY-TIME)")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
 
@@ -306,23 +274,13 @@ def _add_eval_flags(parser: argparse.ArgumentParser) -> None:
     add("run_dir", type=Path, help="the --out of `agentkv swebench run`")
     add("--mode", choices=MODES, default="docker", help="default: %(default)s")
     add("--dataset", help="default: the one that the run names")
-    add(
-        "--repositories",
-        type=Path,
-        help="clones for daemon-less, of instances that are not of the suite",
-    )
-    add(
-        "--workers",
-        type=whole_number(1),
-        default=max(1, (os.cpu_count() or 1) * 3 // 4),
-        help="instances graded at once; default: three quarters of the cores",
-    )
-    add(
-        "--time-limit-s",
-        type=whole_number(1),
-        default=TIME_LIMIT_S,
-        help="seconds for the tests of one instance; default: %(default)s",
-    )
+    what = "clones for daemon-less, of instances that are not of the suite"
+    add("--repositories", type=Path, help=what)
+    cores = max(1, (os.cpu_count() or 1) * 3 // 4)
+    what = "instances graded at once; default: three quarters of the cores"
+    add("--workers", type=_COUNT, default=cores, help=what)
+    what = "seconds for the tests of one instance; default: %(default)s"
+    add("--time-limit-s", type=_COUNT, default=TIME_LIMIT_S, help=what)
     add("--redo", action="store_true", help="grade again what has a verdict")
     add("--dry-run", action="store_true", help="only say what would be graded")
 
@@ -341,8 +299,8 @@ def _add_demo_flags(parser: argparse.ArgumentParser) -> None:
     add("--policy", help=f"of the real server (default: {DEFAULT_POLICY})")
     add("--base-url", metavar="URL", help="a running server with the demo model")
     add("--slice", metavar="A:B", help="only these of the instances")
-    add("--workers", type=whole_number(1), default=2, help="at once (default %(default)s)")
-    add("--step-limit", type=whole_number(1), default=6, help="default: %(default)s")
+    add("--workers", type=_COUNT, default=2, help="at once (default %(default)s)")
+    add("--step-limit", type=_COUNT, default=6, help="default: %(default)s")
     _add_environment(add, "bubblewrap")
     add("--mode", choices=MODES, default=DAEMON_LESS, help="of grading (default: %(default)s)")
     _add_output(parser, "the run's folder (default: a new temporary one)")

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..rows import RowFile, read_rows, write_whole
+from agentkv.errors import InputError
+
+from ..rows import RowFile, json_object, read_rows, write_whole
 from .instances import SwebenchError
 
 RUN_FILE, ROWS_FILE, PREDICTIONS_FILE = "run.json", "instances.jsonl", "preds.json"
@@ -52,7 +54,7 @@ class SwebenchRun:
 
 
 def read_run(folder: Path) -> SwebenchRun:
-    """Read a run; raises SwebenchError if the folder holds none, or a damaged one."""
+    """Read a run; raises SwebenchError or InputError if there is none, or a damaged one."""
     document = read_object(folder / RUN_FILE)
     if document is None:
         raise SwebenchError(
@@ -75,16 +77,8 @@ def read_run(folder: Path) -> SwebenchRun:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if there is no such file. Raises SwebenchError for other content."""
-    if not path.exists():
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SwebenchError(f"{path}: is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise SwebenchError(f"{path}: holds {type(found).__name__}, not an object")
-    return found
+    """Read a JSON object; None if there is no such file. Raises InputError for other content."""
+    return json_object(str(path), path.read_bytes()) if path.exists() else None
 
 
 @contextmanager
@@ -129,7 +123,7 @@ class RunFolder:
         self._lock = threading.Lock()
         try:
             read_object(path / PREDICTIONS_FILE)
-        except SwebenchError:  # mini-swe-agent writes in place, which a kill may have cut
+        except InputError:  # mini-swe-agent writes in place, which a kill may have cut
             self._rebuild_predictions()
 
     @property

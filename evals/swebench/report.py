@@ -19,7 +19,7 @@ import pandas as pd
 from scipy.stats import binomtest
 
 from ..figures.style import common_style, in_order, legend_above, look, panel_grid, save
-from ..rows import write_whole
+from ..rows import require_free, write_whole
 from ..summary import describe_durations, mean
 from ..tables import cell, markdown_table
 from .folder import ERROR_PREFIX, SwebenchRun, read_run
@@ -33,7 +33,6 @@ _DAEMON_LESS_WARNING = (
     "**daemon-less grading**: not a result of the official evaluation, which runs in the "
     "instances' images"
 )
-_MAX_NAMED = 3
 _MAX_REASONS = 40
 _SHARES = ("mean", "p50", "p90", "p99", "max")
 _ROWS = (
@@ -59,27 +58,21 @@ Entry = dict[str, Any]
 
 
 def report(
-    folders: Sequence[Path],
-    out: Path | None = None,
-    *,
-    baseline: str | None = None,
-    is_forced: bool = False,
+    folders: Sequence[Path], out: Path, *, baseline: str | None = None, is_forced: bool = False
 ) -> dict[str, Any]:
     """Write the three files, and return the content of the JSON one.
 
     A run's own folder is written again without asking; elsewhere an existing report stays unless
-    `is_forced`. Raises SwebenchError for that, and for runs on different instances.
+    `is_forced`. Raises InputError for that, and SwebenchError for runs on different instances.
     """
     document = compare(folders, baseline)
-    folder = folders[0] if out is None else out
-    if folder not in folders and (folder / JSON_FILE).exists() and not is_forced:
-        raise SwebenchError(f"{folder / JSON_FILE} exists: choose another --out, or --force")
-    folder.mkdir(parents=True, exist_ok=True)
+    require_free(out / JSON_FILE, force=is_forced or out in folders)
+    out.mkdir(parents=True, exist_ok=True)
     files = {"markdown": MARKDOWN_FILE, "json": JSON_FILE, "figure": FIGURE_FILE}
-    document["files"] = {kind: str(folder / name) for kind, name in files.items()}
-    draw(document, folder / FIGURE_FILE)
-    write_whole(folder / MARKDOWN_FILE, page(document))
-    write_whole(folder / JSON_FILE, json.dumps(document, indent=1) + "\n")
+    document["files"] = {kind: str(out / name) for kind, name in files.items()}
+    draw(document, out / FIGURE_FILE)
+    write_whole(out / MARKDOWN_FILE, page(document))
+    write_whole(out / JSON_FILE, json.dumps(document, indent=1) + "\n")
     return document
 
 
@@ -203,19 +196,18 @@ def _relate(entry: Entry, baseline: Entry) -> None:
 
 
 def _check_same_instances(first: SwebenchRun, other: SwebenchRun) -> None:
-    apart = set(first.instance_ids) ^ set(other.instance_ids)
-    if apart:
-        named = ", ".join(sorted(apart)[:_MAX_NAMED])
-        raise SwebenchError(
-            f"{first.folder} and {other.folder} are not of the same instances: {len(apart)} are "
-            f"in one only, such as {named}: run both on the same --slice and --filter"
-        )
+    ones, others = set(first.instance_ids), set(other.instance_ids)
     shas = [run.document.get("dataset_sha256") for run in (first, other)]
-    if shas[0] != shas[1]:
-        raise SwebenchError(
-            f"{first.folder} and {other.folder} are not of the same dataset: its sha256 is "
-            f"{shas[0]} and {shas[1]}, so instances of one name may differ"
-        )
+    if apart := sorted(ones ^ others):
+        why = f"instances: {len(apart)} are in one only, such as {', '.join(apart[:3])}"
+    elif shas[0] != shas[1]:
+        why = f"dataset: its sha256 is {shas[0]} and {shas[1]}"
+    else:
+        return
+    raise SwebenchError(
+        f"{first.folder} and {other.folder} are not of the same {why}: run both on the same "
+        "--instances, --slice and --filter"
+    )
 
 
 def _listed(runs: Sequence[SwebenchRun], name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentkv.evals.swebench import command
+from agentkv.evals.swebench.instances import image_name, load_instances
 from agentkv.evals.swebench.plan import IMAGE_BYTES
 
 VERIFIED = Path(__file__).parents[4] / "shared" / "swebench" / "Verified.test.parquet"
@@ -39,12 +40,14 @@ def test_a_dry_run_starts_and_writes_nothing(
 @pytest.mark.skipif(not VERIFIED.exists(), reason="the file of SWE-bench Verified is not here")
 def test_the_plan_of_the_full_run(capsys: pytest.CaptureFixture[str]) -> None:
     """It has 500 instances, their official images and the disk that these take."""
+    instances = load_instances(str(VERIFIED))
+    assert all(one.fail_to_pass and one.raw["eval_script"] and one.patch for one in instances)
+    official = [image_name({**one.raw, "image": None}) for one in instances]
     document = described(
         capsys, "--instances", str(VERIFIED), "--workers", "16", "--environment", "docker", *TOOLS
     )
     assert document["instances"] == len(document["images"]) == 500
-    image = "docker.io/swebench/sweb.eval.x86_64.astropy_1776_astropy-12907:latest"
-    assert document["images"]["astropy__astropy-12907"] == image
+    assert list(document["images"].values()) == official
     assert document["disk"]["images_bytes_estimate"] == 500 * IMAGE_BYTES
     assert document["step_limit"] == 250
 

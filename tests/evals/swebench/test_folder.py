@@ -88,14 +88,14 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("run.json", None, "is this the --out"),
-        ("run.json", "[]", "holds list"),
+        ("run.json", "[]", "no JSON object"),
         ("run.json", '{"run_id": "r"}', "lacks policy, instance_ids"),
         ("run.json", '{"run_id": "r", "policy": "p", "instance_ids": null}', "no list of names"),
         ("run.json", '{"run_id": "r", "policy": "p", "instance_ids": ["a", "a"]}', "each once"),
         ("preds.json", '{"a-1": "one"}', "no prediction of a-1"),
         ("preds.json", "{}", "no prediction of a-1"),
         ("instances.jsonl", '{"instance_id": "a-1"}\nwhat\n', "line 1 lacks start_s, end_s"),
-        ("instances.jsonl", "[]\n", "line 1 lacks instance_id"),
+        ("instances.jsonl", "[]\n", "line 1 is no JSON object"),
     ],
 )
 def test_a_damaged_run_is_named(tmp_path: Path, name: str, content: str | None, words: str) -> None:

@@ -137,16 +137,3 @@ def test_the_image_is_named_with_its_registry(fields: dict[str, str], image: str
     assert image_name({**ROW, **fields}) == image
     row = {**ROW, "instance_id": "Sphinx-Doc__sphinx-7"}
     assert image_name(row) == get_swebench_docker_image_name(row)
-
-
-VERIFIED = Path(__file__).parents[4] / "shared" / "swebench" / "Verified.test.parquet"
-
-
-@pytest.mark.skipif(not VERIFIED.exists(), reason="the file of SWE-bench Verified is not here")
-def test_verified_is_whole() -> None:
-    """All 500 load with their tests, and have the images of the official names."""
-    instances = load_instances(str(VERIFIED))
-    assert len(instances) == 500
-    assert all(one.fail_to_pass and one.raw["eval_script"] and one.patch for one in instances)
-    without = [{**one.raw, "image": None} for one in instances]
-    assert [image_name(row) for row in without] == [one.image for one in instances]

@@ -33,6 +33,13 @@ def summary_of(folder: Path) -> dict[str, Any]:
     return dict(found)
 
 
+def page_of(*folders: Path) -> str:
+    """The Markdown of a report on these runs, with single blanks."""
+    document = report(folders, folders[0] / "report")
+    assert Path(document["files"]["figure"]).read_bytes().startswith(b"\x89PNG")
+    return " ".join(Path(document["files"]["markdown"]).read_text().split())
+
+
 def test_the_numbers_of_a_graded_run(tmp_path: Path) -> None:
     """The pass rate is of all instances, latencies of all turns, cached shares of later turns."""
     summary = summary_of(write_graded(tmp_path))
@@ -78,11 +85,10 @@ def test_a_run_graded_in_part_has_no_pass_rate(tmp_path: Path, is_graded: bool) 
     """A patch that changed since, or an evaluation that stopped early, counts as not graded."""
     folder = write_graded(tmp_path, STATUSES if is_graded else ())
     write_run(folder, {**PATCHES, "a-1": "one, changed"})
-    document = report([folder])
-    run = document["runs"][0]
+    run = summary_of(folder)
     assert (run["pass_rate"], run["resolved"], run["error"]) == (None, 0, int(is_graded))
     assert run["not_graded"] == (1 if is_graded else 4)
-    assert any("not graded yet" in line for line in document["conditions"])
+    assert "not graded yet" in page_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -107,16 +113,15 @@ def test_policies_stand_side_by_side(tmp_path: Path) -> None:
     slow = [row(name, job_s=20.0) for name in PATCHES]
     fcfs = write_graded(tmp_path / "fcfs", policy="fcfs", rows=slow)
     continuum = write_graded(tmp_path / "continuum", ("unresolved", "resolved", "empty", "error"))
-    document = report([continuum, fcfs], tmp_path / "report")
-    page = " ".join(Path(document["files"]["markdown"]).read_text().split())
+    document, page = compare([continuum, fcfs]), page_of(continuum, fcfs)
     assert [run["name"] for run in document["runs"]] == ["fcfs", "continuum"]
     assert document["runs"][1]["ratios"]["jct_mean_s"] == 0.5
-    assert "| JCT mean | 20.0 s | 10.0 s (x 0.50) |" in page
-    assert "1 resolved here and not under fcfs, 1 the other way round" in page
-    assert "`a-4`: error: why a-4" in page
-    assert "`a-3`: empty: why a-3" in page
-    assert "![report.png](report.png)" in page
-    assert Path(document["files"]["figure"]).read_bytes().startswith(b"\x89PNG")
+    for words in (
+        "| JCT mean | 20.0 s | 10.0 s (x 0.50) |",
+        "1 resolved here and not under fcfs, 1 the other way round",
+        *("`a-4`: error: why a-4", "`a-3`: empty: why a-3", "![report.png](report.png)"),
+    ):
+        assert words in page
     with pytest.raises(SwebenchError, match="the runs are fcfs, continuum"):
         compare([fcfs, continuum], baseline="priority")
 
@@ -125,7 +130,7 @@ def test_grading_of_another_kind_is_labelled(tmp_path: Path) -> None:
     """Daemon-less grading is named in the conditions, and so is another version of the harness."""
     local = write_graded(tmp_path / "local", mode="daemon-less")
     real, other = (write_graded(tmp_path / name, policy=name) for name in ("fcfs", "priority"))
-    page = Path(report([local, real], tmp_path / "report")["files"]["markdown"]).read_text()
+    page = page_of(local, real)
     assert "**daemon-less grading**" in page
     assert "**the runs were not graded alike**" in page
     assert "official harness, docker (swebench 5.0.2)" in page
@@ -139,38 +144,28 @@ def test_grading_of_another_kind_is_labelled(tmp_path: Path) -> None:
 
 def test_a_run_without_grades_or_rows_is_reported(tmp_path: Path) -> None:
     """Completion times need no grading, and nothing is made up for what did not run."""
-    document = report([write_run(tmp_path / "a", PATCHES)])
-    page = " ".join(Path(document["files"]["markdown"]).read_text().split())
-    assert "| pass rate (95% Wilson) | not graded |" in page
-    assert document["runs"][0]["jct_mean_s"] == 10.0
-    document = report([write_run(tmp_path / "b", {}, instance_ids=["a-1"], ended_at=None)])
-    assert document["runs"][0]["not_run"] == 1
-    assert any("not run to its end" in line for line in document["conditions"])
+    folder = write_run(tmp_path / "a", PATCHES)
+    assert "| pass rate (95% Wilson) | not graded |" in page_of(folder)
+    assert summary_of(folder)["jct_mean_s"] == 10.0
+    folder = write_run(tmp_path / "b", {}, instance_ids=["a-1"], ended_at=None)
+    assert "not run to its end" in page_of(folder)
+    assert summary_of(folder)["not_run"] == 1
 
 
-def test_another_report_is_overwritten_only_with_force(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run's own folder is written again; another one needs --force."""
-    folder = str(write_graded(tmp_path / "run"))
-    out = ["report", folder, "--out", str(tmp_path / "report")]
-    assert [command.main([*out, *more]) for more in ([], [], ["--force"])] == [0, 2, 0]
-    assert "--force" in capsys.readouterr().err
-    assert [command.main(["report", folder]) for _ in range(2)] == [0, 0]
-
-
-def test_several_runs_are_reported_in_a_folder_of_their_own(
+def test_reports_are_written_where_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without --out the last line names a new folder; with --json it is the only one."""
+    """A run's own folder is written again, another needs --force, several get one of their own."""
     monkeypatch.chdir(tmp_path)
-    folders = [str(write_graded(tmp_path / name)) for name in ("ours", "stock")]
-    assert command.main(["report", *folders]) == 0
+    ours, stock = (str(write_graded(tmp_path / name)) for name in ("ours", "stock"))
+    out = ["report", ours, "--out", str(tmp_path / "report")]
+    assert [command.main([*out, *more]) for more in ([], [], ["--force"])] == [0, 2, 0]
+    assert "--force" in capsys.readouterr().err
+    assert [command.main(["report", ours, "--json"]) for _ in range(2)] == [0, 0]
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert command.main(["report", ours, stock]) == 0
     (folder,) = tmp_path.glob("swebench-report-*")
     printed = capsys.readouterr().out
     assert printed.startswith("# SWE-bench")
     files = json.loads(printed.splitlines()[-1])["files"]
     assert files["markdown"] == f"{folder.name}/report.md"
-    assert (folder / "report.md").exists()
-    assert command.main(["report", folders[0], "--json"]) == 0
-    json.loads(capsys.readouterr().out)
