@@ -28,26 +28,15 @@ def events_of(plan: JobPlan, policy: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_job_is_told_as_the_client_tells_it() -> None:
-    """The server gets each turn, each tool's start and end, then the release."""
-    events = events_of(job("a", 0.0, (100, 5, 0.5), (50, 5, 0.0)), "continuum")
-    told = [event["event"] for event in events if event["event"] not in ("pinned", "unpinned")]
-    assert told == [
-        "arrival",
-        "waiting_to_running",
-        "finish",
-        "tool_started",
-        "tool_finished",
-        "arrival",
-        "waiting_to_running",
-        "finish",
-        "closed",
-    ]
+TWO_TURNS = job("a", 0.0, (100, 14, 0.5), (50, 5, 0.0))
 
 
-def test_a_tool_takes_its_time_between_start_and_end() -> None:
-    """A tool's duration lies between its events and in the finished event."""
-    events = events_of(job("a", 0.0, (100, 5, 0.5), (50, 5, 0.0)), "continuum")
+def test_the_server_gets_what_a_client_sends() -> None:
+    """The server gets each turn, each tool's start and end with its duration, then the release."""
+    events = events_of(TWO_TURNS, "continuum")
+    names = [event["event"] for event in events if event["event"] not in ("pinned", "unpinned")]
+    turn = ["arrival", "waiting_to_running", "finish"]
+    assert names == [*turn, "tool_started", "tool_finished", *turn, "closed"]
     by_name = {event["event"]: event for event in events}
     started, finished = by_name["tool_started"], by_name["tool_finished"]
     assert abs(finished["at_s"] - started["at_s"] - 0.5) < 1e-5
@@ -56,7 +45,7 @@ def test_a_tool_takes_its_time_between_start_and_end() -> None:
 
 def test_a_pin_that_outlives_its_tool_makes_the_next_turn_a_hit() -> None:
     """A pin that outlives its tool makes all full blocks of the next turn a hit."""
-    _, run = simulate(one(job("a", 0.0, (100, 14, 0.5), (50, 5, 0.0))), "continuum")
+    _, run = simulate(one(TWO_TURNS), "continuum")
     assert run.jobs[0].turns[1].cached_tokens == (100 + 14 - 1) // 16 * 16
 
 
@@ -78,10 +67,9 @@ def test_context_serve_reads_the_command_of_each_reply() -> None:
     assert decision["speed"] == "slow"
 
 
-def test_the_stock_scheduler_is_told_nothing() -> None:
+def test_the_stock_scheduler_gets_no_tags() -> None:
     """A stock server gets no tags and keeps no event log."""
-    _, run = simulate(one(job("a", 0.0, (100, 5, 0.5), (50, 5, 0.0))), "fcfs")
-    assert run.record is None
+    assert simulate(one(TWO_TURNS), "fcfs")[1].record is None
 
 
 @given(st.lists(st.sampled_from(["ls", "cat a.py", "pytest -q && echo done", "grep -rn 'x' ."])))

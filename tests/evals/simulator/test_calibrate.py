@@ -14,31 +14,27 @@ from agentkv.evals.simulator.simulate import main as simulate
 from agentkv.server.process import ServerProcess
 from agentkv.testing.http_front import Answer, HttpFront
 
-
-def test_an_unreachable_server_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An unreachable server exits with status 2 and leaves no file."""
-    out = tmp_path / "profile.json"
-    assert main(["--base-url", "http://127.0.0.1:9/v1", "--out", str(out)]) == 2
-    assert "is the server running" in capsys.readouterr().err
-    assert not out.exists()
+NOWHERE = ["--base-url", "http://127.0.0.1:9/v1"]
 
 
-def test_a_profile_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without --force an existing profile is kept, before the server is asked."""
-    out = tmp_path / "profile.json"
-    out.write_text("{}")
-    assert main(["--base-url", "http://127.0.0.1:9/v1", "--out", str(out)]) == 2
-    assert "exists: choose another --out, or --force" in capsys.readouterr().err
-
-
-def test_an_out_that_cannot_be_is_told_before_measuring(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("profile.json", "is the server running"),
+        ("there.json", "exists: choose another --out, or --force"),
+        ("there.json/p.json", "there.json"),
+    ],
+)
+def test_nothing_is_measured_in_vain(
+    out: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An --out that cannot be made is refused before minutes of measuring."""
-    (tmp_path / "file").write_text("")
-    flags = ["--base-url", "http://127.0.0.1:9/v1", "--out", str(tmp_path / "file" / "p.json")]
-    assert main(flags) == 2
-    assert "is the server running" not in capsys.readouterr().err
+    """An --out that exists or cannot be made is refused before the server is asked."""
+    (tmp_path / "there.json").write_text("{}")
+    assert main([*NOWHERE, "--out", str(tmp_path / out)]) == 2
+    reported = capsys.readouterr().err
+    assert message in reported
+    assert ("is the server running" in reported) is (out == "profile.json")
+    assert not (tmp_path / "profile.json").exists()
 
 
 def test_a_probe_s_answer_of_another_shape_is_told(
@@ -61,9 +57,8 @@ def test_a_probe_s_answer_of_another_shape_is_told(
 
 def test_a_size_below_zero_is_told_before_measuring(tmp_path: Path) -> None:
     """A negative size exits with status 2."""
-    flags = ["--base-url", "http://127.0.0.1:9/v1", "--out", str(tmp_path / "p.json")]
     with pytest.raises(SystemExit) as caught:
-        main([*flags, "--kv-token-bytes", "-1"])
+        main([*NOWHERE, "--out", str(tmp_path / "p.json"), "--kv-token-bytes", "-1"])
     assert caught.value.code == 2
 
 

@@ -15,28 +15,24 @@ from agentkv.evals.workload.plans import Workload
 from .simulated import job, machine, random_jobs, simulate
 
 
-def test_the_longest_unused_context_goes_first() -> None:
-    """A full tier evicts the least recently used context for a new one."""
-    tier = DramTier(4)
-    tier.put(["a0", "a1"])
-    tier.put(["b0", "b1"])
-    tier.put(["c0", "c1"])
-    assert [tier.num_held([f"{job}0", f"{job}1"]) for job in "abc"] == [0, 2, 2]
-
-
-def test_of_a_context_its_end_goes_first() -> None:
-    """A context that is evicted in part loses its last blocks first."""
-    tier = DramTier(3)
-    tier.put(["a0", "a1"])
-    tier.put(["b0", "b1"])
-    assert tier.num_held(["a0", "a1"]) == 1
-
-
-def test_what_is_held_ends_at_the_first_gap() -> None:
-    """Blocks behind a missing one do not count as held."""
-    tier = DramTier(10)
-    tier.put(["a0", "a2"])
-    assert tier.num_held(["a0", "a1", "a2"]) == 1
+@pytest.mark.parametrize(
+    ("num_blocks", "put", "asked", "num_held"),
+    [
+        (4, ("a0 a1", "b0 b1", "c0 c1"), "a0 a1", 0),
+        (4, ("a0 a1", "b0 b1", "c0 c1"), "b0 b1", 2),
+        (4, ("a0 a1", "b0 b1", "a0 a1", "c0 c1"), "a0 a1", 2),
+        (3, ("a0 a1", "b0 b1"), "a0 a1", 1),
+        (10, ("a0 a2",), "a0 a1 a2", 1),
+    ],
+)
+def test_the_longest_unused_context_goes_first(
+    num_blocks: int, put: tuple[str, ...], asked: str, num_held: int
+) -> None:
+    """A full tier evicts the least recently used context from its end; a gap ends what is held."""
+    tier = DramTier(num_blocks)
+    for names in put:
+        tier.put(names.split())
+    assert tier.num_held(asked.split()) == num_held
 
 
 def test_loads_queue_on_the_link() -> None:
@@ -59,30 +55,18 @@ def two_jobs_that_evict_each_other() -> Workload:
     return Workload("two", 0, (first, job("second", 1.0, (2500, 5, 0.0))), None)
 
 
-def test_an_evicted_context_is_reloaded() -> None:
-    """All full blocks of an evicted context are reloaded, and nothing is recomputed."""
-    _, run = simulate(two_jobs_that_evict_each_other(), "fcfs+offload")
-    first = next(job for job in run.jobs if job.job_id == "first")
-    assert first.turns[1].cached_tokens == 2004 // 16 * 16
-    assert run.counters["recomputed_tokens"] == 0
-    assert 0 < run.counters["reloaded_tokens"] <= 2000
-
-
-def test_a_reload_takes_its_bytes_over_the_link() -> None:
-    """A turn waits for its bytes to cross the link, and then computes the rest."""
+def test_an_evicted_context_is_reloaded_over_the_link() -> None:
+    """All full blocks of an evicted context cross the link; without a tier they are recomputed."""
     on = machine()
     _, run = simulate(two_jobs_that_evict_each_other(), "fcfs+offload", on)
-    first = next(job for job in run.jobs if job.job_id == "first")
-    num_blocks = run.counters["reloaded_tokens"] // on.block_tokens
-    waited_s = first.turns[1].to_first_token_s
-    load_s = num_blocks * on.block_bytes / on.pcie_bytes_s
-    assert load_s < waited_s < load_s + 0.05
-
-
-def test_without_the_tier_the_context_is_computed_again() -> None:
-    """Without a tier the same jobs recompute the evicted context."""
-    _, run = simulate(two_jobs_that_evict_each_other(), "fcfs")
-    assert run.counters["recomputed_tokens"] > 1000
+    turn = next(job for job in run.jobs if job.job_id == "first").turns[1]
+    assert turn.cached_tokens == 2004 // 16 * 16
+    assert run.counters["recomputed_tokens"] == 0
+    assert 0 < run.counters["reloaded_tokens"] <= 2000
+    num_bytes = run.counters["reloaded_tokens"] // on.block_tokens * on.block_bytes
+    assert 0.0 < turn.to_first_token_s - num_bytes / on.pcie_bytes_s < 0.05
+    _, without = simulate(two_jobs_that_evict_each_other(), "fcfs", on)
+    assert without.counters["recomputed_tokens"] > 1000
 
 
 def test_a_tier_without_room_is_no_tier() -> None:

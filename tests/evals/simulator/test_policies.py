@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agentkv.errors import InputError
 from agentkv.evals.simulator.policies import parse_policy
 
-
-def test_fcfs_is_stock() -> None:
-    """fcfs has no agentkv settings."""
-    assert parse_policy("fcfs").settings is None
+RELEASED = {"policy": "continuum", "rules": "released", "ttl": "fixed", "fixed_ttl_s": 2.0}
 
 
-def test_continuum_comes_in_two_sets_of_rules() -> None:
-    """continuum:paper and continuum:released stand for their settings."""
-    assert parse_policy("continuum:paper").settings == {
-        "policy": "continuum",
-        "rules": "paper",
-        "ttl": "paper",
-    }
-    assert parse_policy("continuum:released").settings == {
-        "policy": "continuum",
-        "rules": "released",
-        "ttl": "fixed",
-        "fixed_ttl_s": 2.0,
-    }
-
-
-def test_suffixes_add_up() -> None:
-    """A DRAM tier and an unlimited pool go with any policy, in one name."""
-    policy = parse_policy("context_serve+offload@infinite")
-    assert policy.has_offload
-    assert policy.is_infinite
-    assert policy.settings == {"policy": "context_serve"}
+@pytest.mark.parametrize(
+    ("name", "settings", "suffixes"),
+    [
+        ("fcfs", None, ""),
+        ("continuum:paper", {"policy": "continuum", "rules": "paper", "ttl": "paper"}, ""),
+        ("continuum:released", RELEASED, ""),
+        ("context_serve+offload@infinite", {"policy": "context_serve"}, "+offload@infinite"),
+        ('continuum:released{"fixed_ttl_s": 0.5}', {**RELEASED, "fixed_ttl_s": 0.5}, ""),
+        ("fcfs{}@infinite", None, "@infinite"),
+    ],
+)
+def test_a_name_stands_for_settings_and_suffixes(
+    name: str, settings: dict[str, Any] | None, suffixes: str
+) -> None:
+    """Settings after the name are laid over its own; a tier and an unlimited pool go with any."""
+    policy = parse_policy(name)
+    assert policy.settings == settings
+    assert policy.has_offload is ("+offload" in suffixes)
+    assert policy.is_infinite is ("@infinite" in suffixes)
 
 
 @pytest.mark.parametrize(
@@ -47,19 +44,6 @@ def test_unknown_names_list_the_known_ones(name: str) -> None:
     """An unknown name, `priority` included, is refused with the known ones."""
     with pytest.raises(InputError, match=r"allowed are fcfs, continuum, context_serve"):
         parse_policy(name)
-
-
-def test_settings_may_follow_the_name() -> None:
-    """Settings after the name are laid over those that the name stands for."""
-    policy = parse_policy('continuum:released{"fixed_ttl_s": 0.5}+offload@infinite')
-    assert policy.settings == {
-        "policy": "continuum",
-        "rules": "released",
-        "ttl": "fixed",
-        "fixed_ttl_s": 0.5,
-    }
-    assert policy.has_offload
-    assert policy.is_infinite
 
 
 def test_settings_have_one_spelling() -> None:
