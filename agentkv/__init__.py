@@ -6,7 +6,7 @@ from agentkv.client.feedback import flush
 from agentkv.client.job import Job, current_job
 from agentkv.client.ledger import JobSummary
 from agentkv.client.patches import instrumented, uninstrument
-from agentkv.client.session import Session, session
+from agentkv.client.session import Session, instrument, session
 from agentkv.client.transport import ServerAPI
 from agentkv.errors import AgentKVError, AgentKVServerError, ServerStartError, TagError
 from agentkv.tool_calls import ToolCall, parse_tool_calls
@@ -35,6 +35,7 @@ __all__ = [
     "analyze_command",
     "current_job",
     "flush",
+    "instrument",
     "instrumented",
     "parse_tool_calls",
     "session",

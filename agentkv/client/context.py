@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from agentkv.client.patches import Method, MethodPatch
+from agentkv.client.patches import Method, Patch
 
 
 class NestedJob(Protocol):
@@ -67,7 +67,7 @@ def leave() -> None:
 
 # Only our own variable is carried over: copying the whole context would change what other
 # libraries see (decimal's precision is in there too).
-def _inheriting_start(original: Method, patch: MethodPatch) -> Method:
+def _inheriting_start(original: Method, patch: Patch) -> Method:
     @functools.wraps(original)
     def start(self: threading.Thread) -> None:
         job = current() if patch.is_active else None
@@ -101,7 +101,7 @@ def _restore_run(thread: threading.Thread, own_run: Callable[[], None] | None) -
         vars(thread)["run"] = own_run
 
 
-def _inheriting_submit(original: Callable[..., Future[Any]], patch: MethodPatch) -> Method:
+def _inheriting_submit(original: Callable[..., Future[Any]], patch: Patch) -> Method:
     @functools.wraps(original)
     def submit(
         self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
@@ -121,7 +121,7 @@ def _call_in_job(job: NestedJob, fn: Callable[..., Any], /, *args: Any, **kwargs
 
 
 THREAD_PATCHES = (
-    MethodPatch("threading", "Thread", "start", _inheriting_start),
-    MethodPatch("concurrent.futures.thread", "ThreadPoolExecutor", "submit", _inheriting_submit),
+    Patch("threading:Thread.start", _inheriting_start),
+    Patch("concurrent.futures.thread:ThreadPoolExecutor.submit", _inheriting_submit),
 )
 """Carry the current job into new threads and into work for thread pools."""

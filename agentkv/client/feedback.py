@@ -135,6 +135,7 @@ class FeedbackSender:
     def _start(self) -> None:
         """Start the thread, unless it runs; RuntimeError if the system has no thread to spare."""
         # Imported here and not by the thread: a child forked in mid-import keeps half a module.
+        import httpx  # noqa: F401
         import tenacity  # noqa: F401
 
         with self._start_lock:

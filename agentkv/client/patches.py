@@ -1,12 +1,14 @@
-"""Replaces methods of other people's classes and clients, visibly and reversibly.
+"""Replaces functions of other packages and methods of clients, visibly and reversibly.
 
-`context`, `sdk_clients` and `http_clients` list the methods; sessions install them, `instrumented`
-names those in place, `uninstrument` restores all. A class whose module is not imported yet is
-patched as soon as it is. Knows nothing of jobs or requests.
+`context`, `sdk_clients` and `http_clients` list patches; sessions and `instrument` install them,
+`instrumented` names those in place, `uninstrument` restores all. A module that is not imported yet
+is patched as soon as it is. Knows nothing of jobs or requests.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import sys
 import threading
@@ -26,72 +28,97 @@ Method = Callable[..., Any]
 _lock = threading.RLock()
 
 
-class MethodPatch:
-    """Replaces `owner.name` of a module by `wrap(original, patch)`, once at a time.
+class Patch:
+    """Replaces one function of another package by `wrap(original, patch)`, once at a time.
 
-    If other code has replaced the method on top of ours, it cannot be restored. The replacement
+    target: `module:Class.method` or `module:function`. The module is not imported because of it.
+
+    If other code has replaced the function on top of ours, it cannot be restored. The replacement
     then stays below theirs, so it must pass every call on to the original unless `is_active`.
     """
 
-    def __init__(
-        self, module: str, owner: str, name: str, wrap: Callable[[Method, MethodPatch], Method]
-    ) -> None:
-        self.module = module
+    def __init__(self, target: str, wrap: Callable[[Method, Patch], Method]) -> None:
+        self.target = target
+        self.module, _, self._path = target.partition(":")
         self.is_active = False
-        self._owner_name = owner
-        self._name = name
         self._wrap = wrap
         self._owner: Any = None
-        self._original: Method | None = None
-        self._replacement: Method | None = None
+        self._original: Any = None
+        self._replacement: Any = None
 
     def __str__(self) -> str:
         public = [part for part in self.module.split(".") if not part.startswith("_")]
-        return ".".join([*public, self._owner_name, self._name])
+        return ".".join([*public, self._path])
 
     @property
     def is_in_place(self) -> bool:
-        """True if the method is replaced, perhaps below a replacement by other code."""
+        """True if the function is replaced, perhaps below a replacement by other code."""
         return self.is_active and self._replacement is not None
 
     def install(self) -> None:
-        """Replace the method now, or once its module is imported; not if it is replaced already."""
+        """Replace the function now, or once its module is imported; a second call does nothing.
+
+        A module without the function is left as it is, with a warning.
+        """
         with _lock:
+            _patches[self.target] = self
             self.is_active = True
-            _patches.setdefault(str(self), self)
-            if self._replacement is None:
-                self._owner = getattr(sys.modules.get(self.module), self._owner_name, None)
-                if self._owner is None:
+            if self._replacement is not None:
+                return
+            module = sys.modules.get(self.module)
+            if module is None:
+                _import_watch.wait_for(self)
+                return
+            try:
+                self._replace_in(module)
+            except AttributeError as error:
+                if getattr(module.__spec__, "_initializing", False):  # another thread imports it
                     _import_watch.wait_for(self)
                     return
-                self._original = getattr(self._owner, self._name)
-                self._replacement = self._wrap(self._original, self)
-                setattr(self._owner, self._name, self._replacement)
+                logger.warning(
+                    "agentkv: cannot follow %s (%s); the program is not affected", self, error
+                )
+
+    def _replace_in(self, module: ModuleType) -> None:
+        *outer, name = self._path.split(".")
+        owner: Any = functools.reduce(getattr, outer, module)
+        found = inspect.getattr_static(owner, name)
+        if isinstance(found, classmethod | staticmethod):
+            self._replacement = type(found)(self._wrap(found.__func__, self))
+        else:
+            self._replacement = self._wrap(found, self)
+        self._owner, self._original = owner, vars(owner).get(name)
+        setattr(owner, name, self._replacement)
 
     def remove(self) -> None:
         """Restore the original, or deactivate the replacement where that is not possible."""
         with _lock:
             self.is_active = False
             _import_watch.forget(self)
-            if self._owner and getattr(self._owner, self._name) is self._replacement:
-                setattr(self._owner, self._name, self._original)
-                self._original = self._replacement = None
+            name = self._path.rpartition(".")[2]
+            if self._owner is None or vars(self._owner).get(name) is not self._replacement:
+                return
+            if self._original is None:  # the class inherits it
+                delattr(self._owner, name)
+            else:
+                setattr(self._owner, name, self._original)
+            self._owner = self._original = self._replacement = None
 
 
-_patches: dict[str, MethodPatch] = {}
-"""Every patch that was ever installed, by its text."""
+_patches: dict[str, Patch] = {}
+"""Every patch that was ever installed, by its target."""
 
 
 def instrumented() -> list[str]:
-    """The methods that agentkv has replaced by now, such as `httpx.Client.send`.
+    """The functions of other packages that agentkv has replaced, such as `httpx.Client.send`.
 
-    Those of a library that is not imported yet are missing, and come with its import.
+    Those of a package that is not imported yet are missing, and come with its import.
     """
-    return sorted(name for name, patch in _patches.items() if patch.is_in_place)
+    return sorted(str(patch) for patch in list(_patches.values()) if patch.is_in_place)
 
 
 def uninstrument() -> None:
-    """Restore every method that `instrument()` and sessions have replaced.
+    """Restore every function that `instrument()` and sessions have replaced.
 
     Sessions with a client go on working; the next session replaces what it needs again.
     """
@@ -106,9 +133,9 @@ class _ImportWatch(MetaPathFinder):
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[MethodPatch]] = {}
+        self._waiting: dict[str, list[Patch]] = {}
 
-    def wait_for(self, patch: MethodPatch) -> None:
+    def wait_for(self, patch: Patch) -> None:
         """Install this patch once its module is imported."""
         waiting = self._waiting.setdefault(patch.module, [])
         if patch not in waiting:
@@ -116,7 +143,7 @@ class _ImportWatch(MetaPathFinder):
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
-    def forget(self, patch: MethodPatch) -> None:
+    def forget(self, patch: Patch) -> None:
         """Wait no longer for the module of this patch."""
         waiting = self._waiting.get(patch.module, [])
         if patch in waiting:
@@ -129,19 +156,20 @@ class _ImportWatch(MetaPathFinder):
     ) -> ModuleSpec | None:
         if not self._waiting.get(fullname):
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
+        others = (finder for finder in list(sys.meta_path) if finder is not self)
         specs = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         loader: Any = getattr(spec, "loader", None)
-        if hasattr(loader, "exec_module"):
-            execute = loader.exec_module
+        if not hasattr(loader, "exec_module") or isinstance(loader, type):
+            return spec
+        execute = loader.exec_module
 
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self._install(fullname)
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._install(fullname)
 
-            with suppress(AttributeError):  # else the next session installs them
-                loader.exec_module = exec_module
+        with suppress(AttributeError):  # a loader without attributes: the next session installs
+            loader.exec_module = exec_module
         return spec
 
     def _install(self, module: str) -> None:
@@ -151,7 +179,7 @@ class _ImportWatch(MetaPathFinder):
                     self.forget(patch)
                     patch.install()
         except Exception:
-            logger.exception("agentkv could not instrument %s, which works as without it", module)
+            logger.exception("agentkv cannot follow %s; the program is not affected", module)
 
 
 _import_watch = _ImportWatch()

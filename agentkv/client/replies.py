@@ -114,8 +114,8 @@ class UsageScanner:
 def when_complete(reply: object, on_complete: OnComplete) -> None:
     """Call `on_complete(usage, when)` once the reply has arrived: now, or when its stream ends.
 
-    Takes what an SDK returns, and responses of httpx. A stream that is dropped without being read
-    to its end or closed never completes.
+    Takes what an SDK returns, and responses of httpx. A stream ends when it was read, closed or
+    dropped by its reader; one that nobody reads or closes never completes.
     """
     response = _httpx_response(reply)
     if response is None:
@@ -183,7 +183,6 @@ class _BodyWatch:
         self._on_complete: OnComplete | None = on_complete
         self._last_bytes_at_s: float | None = None
         self._is_reading = False
-        self._is_closed = False
 
     def replace(self, **attributes: Any) -> None:
         """Replace attributes of the response until its body is complete."""
@@ -195,16 +194,16 @@ class _BodyWatch:
         self._replaced = attributes
 
     def chunks(self, body: Iterator[Any]) -> Iterator[Any]:
-        """Pass on a body that is read to its end or given up."""
+        """Pass on a body until its end, or until its reader drops it."""
         self._is_reading = True
         try:
             for chunk in body:
                 self.note(chunk)
                 yield chunk
                 self._is_reading = True
-            self._is_closed = True
         finally:
-            self._stop_reading()
+            self._is_reading = False
+            self.complete()
 
     async def chunks_async(self, body: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """The same for an asynchronous body."""
@@ -214,9 +213,9 @@ class _BodyWatch:
                 self.note(chunk)
                 yield chunk
                 self._is_reading = True
-            self._is_closed = True
         finally:
-            self._stop_reading()
+            self._is_reading = False
+            self.complete()
 
     def closing(self, close: Callable[[], Any]) -> Any:
         """Close the response."""
@@ -237,7 +236,10 @@ class _BodyWatch:
         self._is_reading = False
         self._last_bytes_at_s = time.monotonic()
         data = chunk[0] if isinstance(chunk, tuple) else chunk
-        self._scanner.feed(data.encode() if isinstance(data, str) else data)
+        data = data.encode() if isinstance(data, str) else data
+        self._scanner.feed(data)
+        if data[-16:].rstrip().endswith(b"[DONE]"):  # some readers stop here and leave the rest
+            self.complete()
 
     def complete(self) -> None:
         """Give the response its attributes back, and say that it has arrived; once."""
@@ -250,14 +252,8 @@ class _BodyWatch:
             attributes.update(self._own_attributes)
             on_complete(self._scanner.usage(), self._last_bytes_at_s or time.monotonic())
 
-    def _stop_reading(self) -> None:
-        self._is_reading = False
-        if self._is_closed:
-            self.complete()
-
     def _note_closed(self) -> None:
         # httpx closes a response before it hands out the rest of a chunk that it cut up
-        self._is_closed = True
         if not self._is_reading:
             self.complete()
 

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from agentkv.client.job import Job, job_covering
-from agentkv.client.patches import Method, MethodPatch, copy_of, is_covered
+from agentkv.client.patches import Method, Patch, copy_of, is_covered
 from agentkv.client.replies import Usage, read_usage
 from agentkv.client.server import Link, server_at
 from agentkv.client.tagged_call import JobFinder, TaggedCall, log_failure, names_a_job, tagging
@@ -103,13 +103,13 @@ def link_of(job: Job[Any], client: Any, headers: Mapping[str, str] | None = None
     return job.link_to(server, client, headers or {}, is_direct=server_url is None)
 
 
-def _tagging_any_client(original: Method, patch: MethodPatch) -> Method:
+def _tagging_any_client(original: Method, patch: Patch) -> Method:
     find_job: JobFinder = lambda client: job_covering(client) if patch.is_active else None  # noqa: E731
     return tagging(original, find_job, _prepare)
 
 
 SDK_PATCHES = tuple(
-    MethodPatch(f"{package}._base_client", owner, "request", _tagging_any_client)
+    Patch(f"{package}._base_client:{owner}.request", _tagging_any_client)
     for package in _PACKAGES
     for owner in ("SyncAPIClient", "AsyncAPIClient")
 )

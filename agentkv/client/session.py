@@ -22,7 +22,7 @@ from typing import (
     runtime_checkable,
 )
 
-from agentkv.client import context, sdk_clients
+from agentkv.client import context, http_clients, sdk_clients
 from agentkv.client.job import Job, current_job, job_covering
 from agentkv.client.patches import cover, uncover
 from agentkv.client.server import Link, server_at
@@ -149,16 +149,16 @@ class Session(Generic[ClientT]):
         )
 
     def _enter(self, job: Job[ClientT]) -> Job[ClientT]:
-        client = self._client
+        client: Any = self._client
         if client is None:
-            job.client = client
-            for patch in sdk_clients.SDK_PATCHES:
-                patch.install()
+            job.client = cast(ClientT, client)
+            instrument()
         else:
-            job.client = sdk_clients.drop_in(client, lambda _: None if job.is_over else job)
-            cover(client, sdk_clients.tagging_methods(client, lambda _: job_covering(client)))
-        for patch in context.THREAD_PATCHES:
-            patch.install()
+            library = http_clients if http_clients.is_http_client(client) else sdk_clients
+            job.client = library.drop_in(client, lambda _: None if job.is_over else job)
+            cover(client, library.tagging_methods(client, lambda _: job_covering(client)))
+            for patch in context.THREAD_PATCHES:
+                patch.install()
         self._entered.append(job)
         context.enter(job)
         return job
@@ -167,11 +167,32 @@ class Session(Generic[ClientT]):
         """The server to ask on entry, if a missing plugin is an error and the server is known."""
         if self._on_missing_server != "raise":
             return None
-        if self._client is not None:
-            return sdk_clients.link_of(job, self._client)
-        return (
-            None if self._server_url is None else job.link_to(server_at(self._server_url), None, {})
-        )
+        url, client = self._server_url, cast(Any, self._client)
+        if client is None:
+            return None if url is None else job.link_to(server_at(url), None, {})
+        if not http_clients.is_http_client(client):
+            return sdk_clients.link_of(job, client)
+        url = url or str(getattr(client, "base_url", ""))
+        return http_clients.link_of(job, client, url, client.headers) if url else None
+
+
+def instrument() -> None:
+    """Have agentkv follow the calls of every library it knows, from now on; once per process.
+
+    Inside of a session each call of the OpenAI and Anthropic SDKs, and each request to a model over
+    httpx, requests or aiohttp, is a turn, and threads and thread pools inherit the job. Clients
+    made before and after count, and so do libraries that are imported later: none is imported for
+    it. `session()` without a client does the same when it is entered. Outside of sessions nothing
+    is changed. `instrumented()` lists what is replaced by now, `uninstrument()` restores it all.
+
+    An integration of a framework builds on it: it installs `agentkv.client.patches.Patch` objects
+    of its own, `Patch("package.module:Class.method", wrap)`, which make a job of each run and call
+    `job.tool`. `instrumented()` and `uninstrument()` include them, and so does the import of a
+    framework that comes later. Requests need no care of theirs: those made while the job is
+    current, in its thread or task, are its turns.
+    """
+    for patch in (*sdk_clients.SDK_PATCHES, *http_clients.HTTP_PATCHES, *context.THREAD_PATCHES):
+        patch.install()
 
 
 def _require_client(client: object) -> None:
@@ -181,10 +202,10 @@ def _require_client(client: object) -> None:
             f"session(client): got the class {client.__name__}, allowed is a client made of it: "
             f"session({client.__name__}(...))"
         )
-    if not sdk_clients.is_sdk_client(client):
+    if not (http_clients.is_http_client(client) or sdk_clients.is_sdk_client(client)):
         raise TypeError(
             f"session(client): got {type(client).__name__}, allowed is an OpenAI or Anthropic "
-            "client, sync or async (or none: then every such client is covered)"
+            "client, a client of httpx or a session of requests (or none: then all are covered)"
         )
 
 
@@ -235,10 +256,11 @@ def session(
 ) -> Session[Any]:
     """One agent job: `with session() as job`, `async with`, or a decorator (a job per call).
 
-    client: an OpenAI or Anthropic client, sync or async. Its calls inside the block are tagged, and
-        so are those of `job.client`, a drop-in that stays with this job in any thread or task.
-        Nothing else is touched but threads, which inherit the job. Without a client, every client
-        of the two SDKs is covered, until `agentkv.uninstrument()`.
+    client: a client of the OpenAI or Anthropic SDK or of httpx, sync or async, or a session of
+        requests. Its calls inside the block are tagged, and so are those of `job.client`, a drop-in
+        that stays with this job in any thread or task. Nothing else is touched but threads, which
+        inherit the job. Without a client, every client of these and of aiohttp is covered, until
+        `agentkv.uninstrument()`; see `agentkv.instrument`.
     job_id: 1 to 256 characters; by default a new one for each job.
     parent_job_id: the job that spawned this one; by default that of the enclosing session.
     expected_turns: a hint. `job.limit_turns(n)` is a promise, `job.last_step()` the certain end.

@@ -237,7 +237,7 @@ def test_a_resource_that_a_subclass_makes_is_not_replaced(
 
 @pytest.mark.parametrize("with_client", [True, False])
 def test_azure_works_as_without_us(with_client: bool) -> None:
-    """Azure has other paths and no plugin: its calls are counted and go out untouched."""
+    """Azure has other paths and no plugin: its calls are counted, and their bodies stay."""
     with (
         ScriptedServer(has_plugin=False) as server,
         openai.AzureOpenAI(
@@ -251,7 +251,7 @@ def test_azure_works_as_without_us(with_client: bool) -> None:
     assert [post.path for post in posts] == [
         "/openai/deployments/m/chat/completions?api-version=2024-10-21"
     ]
-    assert posts[0].tags == {}
+    assert posts[0].body == CHAT
     assert job.summary().failed_calls == 1
 
 

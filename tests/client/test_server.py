@@ -31,10 +31,10 @@ def client_of(server: ScriptedServer, **options: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=server.base_url, **options)
 
 
-def test_a_server_without_the_plugin_gets_no_tags_and_one_warning(
+def test_a_server_without_the_plugin_gets_headers_alone_and_one_warning(
     plain: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is asked once and gets plain bodies, since a strict endpoint answers 400 to tags there."""
+    """It is asked once, and no body changes: a strict endpoint answers 400 to unknown fields."""
     with client_of(plain) as client:
         for _ in range(2):
             with agentkv.session(client) as job:
@@ -42,8 +42,8 @@ def test_a_server_without_the_plugin_gets_no_tags_and_one_warning(
                 with job.tool("ls"):
                     pass
                 job.client.chat.completions.create(**CHAT)
-    assert [turn.tags for turn in plain.turns] == [{}] * 4
-    assert [turn.headers["x-agentkv-turn"] for turn in plain.turns] == ["1", "2"] * 2
+    assert [turn.body for turn in plain.turns] == [CHAT] * 4
+    assert [turn.tags["turn"] for turn in plain.turns] == [1, 2] * 2
     assert job.summary().turns == 2
     assert agentkv.flush()
     assert len(plain.requests) == 5  # the four turns and one question
@@ -110,7 +110,7 @@ def test_a_server_is_asked_once_by_many_threads(server: ScriptedServer) -> None:
 
 
 @pytest.mark.parametrize("version", [2, None, "hello"])
-def test_another_wire_version_gets_no_tags(
+def test_another_wire_version_gets_no_fields(
     version: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The warning names both versions; a server that answers 200 to anything has none."""
@@ -120,7 +120,7 @@ def test_another_wire_version_gets_no_tags(
         agentkv.session(client) as job,
     ):
         job.client.chat.completions.create(**CHAT)
-        assert server.turns[0].tags == {}
+        assert server.turns[0].body == CHAT
     assert f"wire version {version!r}, this client 1" in caplog.text
 
 
@@ -138,7 +138,7 @@ def test_a_slow_server_costs_the_agent_one_short_time_out(
         first_s = time.monotonic() - started_at_s
         job.client.chat.completions.create(**CHAT)
         second_s = time.monotonic() - started_at_s - first_s
-        assert [turn.tags for turn in server.turns] == [{}, {}]
+        assert [turn.body for turn in server.turns] == [CHAT, CHAT]
     assert CALL_TIMEOUT_S <= first_s < CALL_TIMEOUT_S + 3
     assert second_s < CALL_TIMEOUT_S / 2
     assert len(caplog.records) == 1
@@ -186,13 +186,13 @@ def test_a_refused_question_is_asked_again_with_another_key(
         with pytest.raises(openai.AuthenticationError):
             job.client.chat.completions.create(**CHAT)
         job.client.with_options(api_key="right").chat.completions.create(**CHAT)
-        assert [bool(turn.tags) for turn in server.turns] == [False, True]
+        assert ["job_id" in turn.body for turn in server.turns] == [False, True]
     assert "401" in caplog.text
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_without_a_free_thread_the_call_goes_out_untouched(
+async def test_without_a_free_thread_the_body_goes_out_untouched(
     is_async: bool,
     server: ScriptedServer,
     client: openai.OpenAI,
@@ -210,7 +210,7 @@ async def test_without_a_free_thread_the_call_goes_out_untouched(
         else:
             with agentkv.session(client) as job:
                 job.client.chat.completions.create(**CHAT)
-    assert [turn.tags for turn in server.turns] == [{}] * 3
+    assert [turn.body for turn in server.turns] == [CHAT] * 3
     (record,) = caplog.records
     assert "no free thread to ask it from" in record.getMessage()
     assert "Calls go out with their bodies untouched" in record.getMessage()
@@ -245,7 +245,7 @@ def test_a_server_behind_a_gateway_is_named_by_the_session(server: ScriptedServe
 
 
 @pytest.mark.parametrize("proxy", ["socks://127.0.0.1:1", "http://[::1"])
-def test_an_odd_proxy_in_the_environment_costs_only_the_tags(
+def test_an_odd_proxy_in_the_environment_costs_only_the_fields(
     proxy: str,
     server: ScriptedServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -262,7 +262,7 @@ def test_an_odd_proxy_in_the_environment_costs_only_the_tags(
         patch.setenv("ALL_PROXY", proxy)
         job.client.chat.completions.create(**CHAT)
         job.client.chat.completions.create(**CHAT)
-    assert [turn.tags for turn in server.turns] == [{}, {}]
+    assert [turn.body for turn in server.turns] == [CHAT, CHAT]
     (record,) = caplog.records
     assert "ALL_PROXY" in record.getMessage()
     assert "Calls go out with their bodies untouched" in record.getMessage()

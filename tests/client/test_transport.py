@@ -33,7 +33,7 @@ def guarded() -> Iterator[ScriptedServer]:
         assert agentkv.flush(timeout_s=20)
 
 
-def test_another_providers_client_keeps_its_key_and_gets_no_tags(
+def test_another_providers_client_keeps_its_key_and_its_bodies(
     server: ScriptedServer, client: openai.OpenAI, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A session without a client names one server; clients of other servers keep their keys."""
@@ -44,7 +44,7 @@ def test_another_providers_client_keeps_its_key_and_gets_no_tags(
     ):
         client.chat.completions.create(**CHAT)
         judge.chat.completions.create(**CHAT)
-        assert hosted.turns[0].tags == {}
+        assert hosted.turns[0].body == CHAT
     server.wait_for(lambda server: server.released)
     assert server.turns[0].tags["turn"] == 1
     assert not any("sk-hosted" in request.headers["authorization"] for request in server.requests)
@@ -80,7 +80,7 @@ async def test_a_key_that_is_made_when_needed_is_used(
                 pass
             assert agentkv.flush(timeout_s=20)  # before the client is closed
     await asyncio.to_thread(guarded.wait_for, lambda server: server.released)
-    assert guarded.turns[0].tags
+    assert "job_id" in guarded.turns[0].body
     assert len(guarded.tool_events) == 2
     assert caplog.records == []
 
@@ -182,7 +182,7 @@ def test_a_transport_of_the_users_own_is_used(server: ScriptedServer) -> None:
         with job.tool("ls"):
             pass
         server.wait_for(lambda server: len(server.tool_events) == 2)
-    assert server.turns[0].tags
+    assert "job_id" in server.turns[0].body
 
 
 @pytest.mark.asyncio
@@ -195,7 +195,7 @@ async def test_an_async_transport_is_used_for_the_question(server: ScriptedServe
     ):
         calls = (job.client.chat.completions.create(**CHAT) for _ in range(4))
         await asyncio.gather(*calls)
-    assert all(turn.tags for turn in server.turns)
+    assert all("job_id" in turn.body for turn in server.turns)
     assert [request.path for request in server.requests].count("/v1/agentkv/info") == 1
 
 
@@ -206,7 +206,7 @@ async def test_many_tasks_ask_once(server: ScriptedServer, async_client: Any) ->
         calls = (job.client.chat.completions.create(**CHAT) for _ in range(8))
         await asyncio.gather(*calls)
     assert [request.path for request in server.requests].count("/v1/agentkv/info") == 1
-    assert sum(bool(turn.tags) for turn in server.turns) == 8
+    assert sum("job_id" in turn.body for turn in server.turns) == 8
 
 
 class _Dripping(BaseHTTPRequestHandler):

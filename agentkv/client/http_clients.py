@@ -1,0 +1,250 @@
+"""How requests of httpx, requests and aiohttp are tagged, by headers alone.
+
+litellm, instructor, DSPy, other SDKs and hand-written loops send theirs through one of these
+libraries. A POST to a route of an OpenAI or Anthropic API is a turn; everything else passes. No
+request waits for the server: headers are safe anywhere, so nobody has to ask it first.
+Source: httpx 0.28 and httpx2 2 (`Client.send`), requests 2.34 (`Session.send`), aiohttp 3.14
+(`ClientSession._request`): the one method behind every way to send a request.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from agentkv.client.job import Job, job_covering
+from agentkv.client.patches import Method, Patch, copy_of
+from agentkv.client.replies import OnComplete, when_aiohttp_complete, when_requests_complete
+from agentkv.client.server import Link, server_at
+from agentkv.client.tagged_call import JobFinder, Prepare, TaggedCall, names_a_job, tagging
+
+_TURN_URL = re.compile(
+    r"(.*?)(?:(?:/v\d+)?/chat/completions|/v\d+/(?:completions|responses|messages))/?"
+)
+"""A URL whose POST is a turn, with the server's root. `/messages` alone is a route of others, too,
+which send mails or texts."""
+
+_KEYS = frozenset({"authorization", "x-api-key", "api-key"})
+_LIBRARYS_OWN = frozenset({"accept", "accept-encoding", "connection", "user-agent"})
+
+
+class HTTPCall(TaggedCall):
+    """A request of an HTTP library to `url`, known by its client and its own headers."""
+
+    takes_fields = False
+
+    def __init__(
+        self, job: Job[Any], client: Any, root_url: str, headers: Mapping[str, str]
+    ) -> None:
+        self._client = client
+        self._root_url = root_url
+        super().__init__(job, link_of(job, client, root_url, headers))
+
+    def complete(self, reply: Any) -> None:
+        if 200 <= self.status_of(reply) < 300:
+            super().complete(reply)
+        else:
+            self.end_sending()
+            self.close_unanswered()
+
+    def status_of(self, reply: Any) -> int:
+        """The HTTP status of the library's response."""
+        return int(reply.status_code)
+
+
+class HTTPXCall(HTTPCall):
+    """A request of httpx, whose headers are replaced while it is sent."""
+
+    def __init__(
+        self, job: Job[Any], client: Any, root_url: str, request: Any, kwargs: Mapping[str, Any]
+    ) -> None:
+        super().__init__(job, client, root_url, request.headers)
+        self.args, self.kwargs = (request,), kwargs
+        self._request = request
+        self._own_headers = request.headers
+
+    def tag(self) -> None:
+        tags = ((name.encode(), value.encode()) for name, value in self.headers.items())
+        self._request.headers = type(self._own_headers)([*self._own_headers.raw, *tags])
+
+    def end_sending(self) -> None:
+        sent = self._request.headers
+        self._request.headers = self._own_headers  # the caller may send it once more
+        if "authorization" in sent and "authorization" not in self._own_headers:
+            # the key came while it was sent, by `auth=`
+            self.link = link_of(self.job, self._client, self._root_url, sent)
+            self.job.links[self.link.server] = self.link
+        super().end_sending()
+
+
+def _prepare_httpx(job: Job[Any], client: Any, request: Any, **kwargs: Any) -> HTTPXCall | None:
+    root_url = _root_of_turn(request.method, request.url)
+    if root_url is None:
+        return None
+    body = b""
+    with suppress(RuntimeError):  # a body that is a stream
+        body = request.content
+    if _is_tagged_by_hand(body, request.headers):
+        return None
+    return HTTPXCall(job, client, root_url, request, kwargs)
+
+
+class RequestsCall(HTTPCall):
+    """A request of requests, of which a tagged copy is sent."""
+
+    def __init__(
+        self, job: Job[Any], client: Any, root_url: str, request: Any, kwargs: Mapping[str, Any]
+    ) -> None:
+        super().__init__(job, client, root_url, request.headers)
+        self.kwargs = kwargs
+        self._request = request
+
+    def tag(self) -> None:
+        tagged = self._request.copy()
+        tagged.headers.update(self.headers)
+        self.args = (tagged,)
+
+    def watch(self, reply: Any, on_complete: OnComplete) -> None:
+        is_stream = self.kwargs.get("stream", self._client.stream)
+        when_requests_complete(reply, on_complete, is_stream=bool(is_stream))
+
+
+def _prepare_requests(
+    job: Job[Any], client: Any, request: Any, **kwargs: Any
+) -> RequestsCall | None:
+    root_url = _root_of_turn(request.method, request.url)
+    if root_url is None or _is_tagged_by_hand(request.body, request.headers):
+        return None
+    return RequestsCall(job, client, root_url, request, kwargs)
+
+
+class AIOHTTPCall(HTTPCall):
+    """A request of aiohttp, which gets the tags in its argument `headers`."""
+
+    def __init__(
+        self, job: Job[Any], client: Any, root_url: str, args: Any, kwargs: Mapping[str, Any]
+    ) -> None:
+        super().__init__(job, client, root_url, {**client.headers, **kwargs["headers"]})
+        self.args = args
+        self.kwargs = kwargs
+
+    def tag(self) -> None:
+        self.kwargs["headers"].update(self.headers)
+
+    def status_of(self, reply: Any) -> int:
+        return int(reply.status)
+
+    def watch(self, reply: Any, on_complete: OnComplete) -> None:
+        when_aiohttp_complete(reply, on_complete)
+
+
+def _prepare_aiohttp(
+    job: Job[Any], client: Any, method: str, str_or_url: Any, **kwargs: Any
+) -> AIOHTTPCall | None:
+    # `_build_url` adds the session's `base_url`, as `_request` itself will do
+    root_url = _root_of_turn(method, client._build_url(str_or_url))
+    if root_url is None:
+        return None
+    from multidict import CIMultiDict  # aiohttp depends on it
+
+    headers = CIMultiDict(kwargs.get("headers") or ())
+    body = kwargs.get("data") if kwargs.get("json") is None else kwargs["json"]
+    if _is_tagged_by_hand(body, {**client.headers, **headers}):
+        return None
+    kwargs["headers"] = headers
+    return AIOHTTPCall(job, client, root_url, (method, str_or_url), kwargs)
+
+
+def link_of(job: Job[Any], client: Any, root_url: str, headers: Mapping[str, str]) -> Link:
+    """The way to a server, unless the job's session names another one for its client.
+
+    Feedback carries the key of these headers, and those that the client adds to all its requests.
+    """
+    server_url = None if job.covered_client is None else job.server_url
+    usual = {
+        name: value for name, value in client.headers.items() if name.lower() not in _LIBRARYS_OWN
+    }
+    keys = {name: value for name, value in headers.items() if name.lower() in _KEYS}
+    return job.link_to(server_at(server_url or root_url), None, {**usual, **keys})
+
+
+def _root_of_turn(method: str, url: object) -> str | None:
+    """The root URL of the server, if the request is one that a model answers."""
+    if method.upper() != "POST":
+        return None
+    found = _TURN_URL.fullmatch(str(url).partition("?")[0])
+    return None if found is None else found[1]
+
+
+def _is_tagged_by_hand(body: Any, headers: Mapping[str, str]) -> bool:
+    if isinstance(body, str):
+        body = body.encode()
+    if isinstance(body, bytes):
+        # JSON is parsed only if it can hold the field, perhaps in the schema of a tool
+        may_hold_it = b'"job_id"' in body or b'"session_id"' in body
+        body = None if not may_hold_it else _parsed(body)
+    return names_a_job(body, headers)
+
+
+def _parsed(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
+
+
+_Library = tuple[str, tuple[str, ...], str, Prepare]
+_LIBRARIES: tuple[_Library, ...] = (
+    ("httpx", ("Client", "AsyncClient"), "send", _prepare_httpx),
+    ("httpx2", ("Client", "AsyncClient"), "send", _prepare_httpx),
+    ("requests", ("Session",), "send", _prepare_requests),
+    ("aiohttp", ("ClientSession",), "_request", _prepare_aiohttp),
+)
+
+
+def _tagging_any_client(prepare: Prepare, original: Method, patch: Patch) -> Method:
+    find_job: JobFinder = lambda client: job_covering(client) if patch.is_active else None  # noqa: E731
+    return tagging(original, find_job, prepare)
+
+
+def is_http_client(client: object) -> bool:
+    """True for a client of httpx or requests; a session of aiohttp cannot be copied for a job."""
+    return _library_of(client) is not None
+
+
+def drop_in(client: Any, find_job: JobFinder) -> Any:
+    """A copy of a client whose requests are tagged."""
+    twin = copy_of(client)
+    vars(twin).update(tagging_methods(twin, find_job))
+    return twin
+
+
+def tagging_methods(client: Any, find_job: JobFinder) -> dict[str, Method]:
+    """The method that makes one client tag its requests."""
+    library = _library_of(client)
+    assert library is not None
+    _, _, name, prepare = library
+    method = tagging(getattr(type(client), name), find_job, prepare)
+    return {name: functools.partial(method, client)}
+
+
+def _library_of(client: object) -> _Library | None:
+    for library in _LIBRARIES:
+        module, owners, name, _ = library
+        kinds = (getattr(sys.modules.get(module), owner, None) for owner in owners)
+        if name == "send" and any(kind is not None and isinstance(client, kind) for kind in kinds):
+            return library
+    return None
+
+
+HTTP_PATCHES = tuple(
+    Patch(f"{module}:{owner}.{method}", functools.partial(_tagging_any_client, prepare))
+    for module, owners, method, prepare in _LIBRARIES
+    for owner in owners
+)
+"""Make every client of these libraries tag its requests."""
