@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -109,20 +110,18 @@ def evaluate(
         harness.check()
     _write_eval(run, facts, verdicts)
     say(f"{len(to_grade)} patches to grade, {num_kept} graded before ({mode})")
-    num_known = len(verdicts)
-
-    def on_verdict(name: str, verdict: Verdict) -> None:
-        verdicts[name] = replace(verdict, patch_sha256=patch_sha256(run.patch(name)))
-        _write_eval(run, facts, verdicts)
-        why = f": {verdict.detail}" if verdict.detail else ""
-        say(f"[{len(verdicts) - num_known}/{len(to_grade)}] {name} {verdict.status}{why}")
-
     if to_grade:
         predictions = {
             name: {"model_name_or_path": run.policy, **run.predictions[name], "instance_id": name}
             for name in (one.instance_id for one in to_grade)
         }
-        harness.grade(to_grade, predictions, on_verdict)
+        # closed at once if this is interrupted, not whenever it is collected
+        with closing(harness.grade(to_grade, predictions)) as graded:
+            for number, (name, verdict) in enumerate(graded, start=1):
+                verdicts[name] = replace(verdict, patch_sha256=patch_sha256(run.patch(name)))
+                _write_eval(run, facts, verdicts)
+                why = f": {verdict.detail}" if verdict.detail else ""
+                say(f"[{number}/{len(to_grade)}] {name} {verdict.status}{why}")
     counts = Counter(verdict.status for verdict in verdicts.values())
     return {
         "instances": len(run.instance_ids),

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -34,6 +34,7 @@ Status = Literal["resolved", "unresolved", "empty", "error"]
 STATUSES: tuple[Status, ...] = ("resolved", "unresolved", "empty", "error")
 Predictions = Mapping[str, Mapping[str, str]]
 LOG_NAME = "harness.log"
+_SWEBENCH = (sys.executable, "-m")
 _POLL_S = 0.5
 _START_LIMIT_S = 30.0
 _APPLY_LIMIT_S = 120.0
@@ -52,7 +53,7 @@ class Verdict:
     patch_sha256: str = ""
 
 
-OnVerdict = Callable[[str, Verdict], None]
+Verdicts = Generator[tuple[str, Verdict], None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,66 +78,37 @@ class ContainerHarness:
                 advice = f"start one, or {_OTHER_MODES}"
                 raise SwebenchError(f"no docker daemon answers ({said}): {advice}")
 
-    def grade(
-        self, instances: Sequence[Instance], predictions: Predictions, on_verdict: OnVerdict
-    ) -> None:
-        """Grade these patches; `on_verdict` is called in this thread as each is known.
+    def grade(self, instances: Sequence[Instance], predictions: Predictions) -> Verdicts:
+        """Grade these patches; yields the verdict of each instance as it is known.
 
         Removes what the harness left of these instances first, as it would take results from
-        there by run id and model name, not by patch. Raises HarnessError if it fails.
+        there by run id and model name, not by patch. Raises HarnessError if it fails. A generator
+        that is closed early ends the harness and removes its containers.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         patches = [dict(predictions[one.instance_id]) for one in instances]
         # Source: swebench 5.0.2, harness/run_evaluation.py, run_instance
-        runs = self.folder / "logs" / "run_evaluation" / self.run_id
+        logs = self.folder / "logs" / "run_evaluation" / self.run_id
         pending = {
-            one["instance_id"]: runs / one["model_name_or_path"].replace("/", "__")
+            one["instance_id"]: logs
+            / one["model_name_or_path"].replace("/", "__")
+            / one["instance_id"]
             for one in patches
         }
-        for name, model_folder in pending.items():
-            shutil.rmtree(model_folder / name, ignore_errors=True)
-        files = {
-            "--dataset_name": ("instances.json", [one.raw for one in instances]),
-            "--predictions_path": ("predictions.json", patches),
-        }
-        command = [sys.executable, "-m", "swebench.harness.run_evaluation"]
-        for flag, (file_name, content) in files.items():
-            path = self.folder.resolve() / file_name
+        for report_folder in pending.values():
+            shutil.rmtree(report_folder, ignore_errors=True)
+        command = [*_SWEBENCH, "swebench.harness.run_evaluation", "--run_id", self.run_id]
+        for flag, name, content in (
+            ("--dataset_name", "instances.json", [one.raw for one in instances]),
+            ("--predictions_path", "predictions.json", patches),
+        ):
+            path = self.folder.resolve() / name
             path.write_text(json.dumps(content))
             command += [flag, str(path)]
-        command += ["--run_id", self.run_id, "--report_dir", str(self.folder.resolve())]
+        command += ["--report_dir", str(self.folder.resolve())]
         command += ["--max_workers", str(self.workers), "--timeout", str(self.time_limit_s)]
-
-        def collect() -> None:
-            for name, model_folder in list(pending.items()):
-                try:
-                    report = json.loads((model_folder / name / "report.json").read_text())
-                except (OSError, ValueError):  # not there yet, or half written
-                    continue
-                del pending[name]
-                on_verdict(name, verdict_of(report[name]))
-
-        with _engine_environment(self.engine) as environment:
-            try:
-                status = self._run(command, environment, collect)
-            except BaseException:
-                # of the instances that were under way when the harness was killed
-                remove = [sys.executable, "-m", "swebench.harness.remove_containers"]
-                remove += ["--run_id", self.run_id]
-                subprocess.run(remove, env=environment, capture_output=True)
-                raise
-        if status:
-            log = self.folder / LOG_NAME
-            raise HarnessError(
-                f"the harness ended with status {status}; the end of {log}:\n{_tail(log, 15)}"
-            )
-        for name, model_folder in pending.items():
-            on_verdict(name, failure(name, model_folder / name))
-
-    def _run(
-        self, command: Sequence[str], environment: Mapping[str, str], collect: Callable[[], None]
-    ) -> int:
-        with (self.folder / LOG_NAME).open("wb") as log:
+        log_path = self.folder / LOG_NAME
+        with _engine_environment(self.engine) as environment, log_path.open("wb") as log:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
@@ -146,16 +118,33 @@ class ContainerHarness:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # on Ctrl-C the harness would wait for what runs
             )
-        try:
-            while process.poll() is None:
-                collect()
-                time.sleep(_POLL_S)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        collect()
-        return process.returncode
+            has_ended = False
+            try:
+                while not has_ended:
+                    time.sleep(_POLL_S)
+                    has_ended = process.poll() is not None
+                    for name, report_folder in list(pending.items()):
+                        try:
+                            report = json.loads((report_folder / "report.json").read_text())
+                        except (OSError, ValueError):  # not there yet, or half written
+                            continue
+                        del pending[name]
+                        yield name, verdict_of(report[name])
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                if not has_ended:  # instances that were under way keep their containers
+                    remove = [*_SWEBENCH, "swebench.harness.remove_containers"]
+                    remove += ["--run_id", self.run_id]
+                    subprocess.run(remove, env=environment, capture_output=True)
+        if status := process.returncode:
+            end = _tail(log_path, 15)
+            raise HarnessError(
+                f"the harness ended with status {status}; the end of {log_path}:\n{end}"
+            )
+        for name, report_folder in pending.items():
+            yield name, failure(name, report_folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +165,11 @@ class LocalHarness:
         if find_bubblewrap() is None:
             raise SwebenchError("no bubblewrap that works here: tests never run outside a sandbox")
 
-    def grade(
-        self, instances: Sequence[Instance], predictions: Predictions, on_verdict: OnVerdict
-    ) -> None:
-        """Grade these patches; `on_verdict` is called in this thread as each is known.
+    def grade(self, instances: Sequence[Instance], predictions: Predictions) -> Verdicts:
+        """Grade these patches; yields the verdict of each instance as it is known.
 
-        An exception in this thread, such as Ctrl-C's, ends the tests that run. Raises OSError if
-        nothing can be written.
+        A generator that is closed early ends the tests that run. Raises OSError if nothing can be
+        written.
         """
         with ThreadPoolExecutor(self.workers) as pool:
             pending = {
@@ -191,11 +178,10 @@ class LocalHarness:
             }
             try:
                 for done in as_completed(pending):
-                    on_verdict(pending[done], done.result())
-            except BaseException:
+                    yield pending[done], done.result()
+            finally:
                 self._stopped.set()
                 pool.shutdown(cancel_futures=True)
-                raise
 
     def _verdict(self, instance: Instance, prediction: Mapping[str, str]) -> Verdict:
         try:

@@ -10,22 +10,21 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-import agentkv
 from agentkv.agents.sandbox import find_bubblewrap
-from agentkv.testing import ScriptedServer, forget_servers
+from agentkv.testing import ScriptedServer
 from agentkv.testing.http_front import Answer, HttpFront
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "bash_agent.py"
 # Commands run unasked here: they are this file's own.
 OPTIONS = ("--model", "scripted", "--yes", "--json")
+pytestmark = pytest.mark.usefixtures("clean_slate")
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +37,6 @@ def bash_agent() -> ModuleType:
     sys.modules["bash_agent"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(autouse=True)
-def clean_slate() -> Iterator[None]:
-    """No server is known from the test before."""
-    forget_servers()
-    yield
-    assert agentkv.flush(timeout_s=20)
 
 
 def bash(command: str) -> str:
@@ -68,25 +59,23 @@ def play(bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]) -> Play:
     return play
 
 
-def test_the_history_only_grows(play: Play) -> None:
-    """Each prompt begins with all messages of the one before, so that its cache can be reused."""
-    with ScriptedServer([bash("ls")]) as server:
-        status, _, text = play(server)
+def test_the_tour_is_one_growing_job(bash_agent: ModuleType, play: Play) -> None:
+    """Each prompt begins with the one before and adds the output; all turns are one job's."""
+    command = "echo 40 + 2 is $((40 + 2))"
+    with ScriptedServer([bash(command)]) as server:
+        status, document, text = play(server)
         histories = [turn.body["messages"] for turn in server.turns]
+        tags = [turn.tags for turn in server.turns]
+        commands = [event["command"] for _, event in server.tool_events]
     assert status == 0, text
-    assert len(histories) == 5
-    for earlier, later in pairwise(histories):
-        assert later[: len(earlier)] == earlier
-        assert later[len(earlier)] == {"role": "assistant", "content": bash("ls")}
-
-
-def test_the_output_of_a_command_reaches_the_model(bash_agent: ModuleType, play: Play) -> None:
-    """The next prompt holds what the command printed, then the user's words."""
-    with ScriptedServer([bash("echo 40 + 2 is $((40 + 2))")]) as server:
-        play(server)
-        second = server.turns[1].body["messages"][-1]
-    prompt = bash_agent.TOUR[1]
-    assert second == {"role": "user", "content": f"Output:\n40 + 2 is 42\n\n{prompt}"}
+    for earlier, later, prompt in zip(histories, histories[1:], bash_agent.TOUR[1:], strict=False):
+        reply = {"role": "assistant", "content": bash(command)}
+        output = {"role": "user", "content": f"Output:\n40 + 2 is 42\n\n{prompt}"}
+        assert later == [*earlier, reply, output]
+    assert {tag["job_id"] for tag in tags} == {document["job"]["job_id"]}
+    assert [tag["turn"] for tag in tags] == [1, 2, 3, 4, 5]
+    assert [tag.get("is_last_step", False) for tag in tags] == [False] * 4 + [True]
+    assert set(commands) == {command}
 
 
 def test_a_reply_without_a_command_is_shown_and_the_tour_goes_on(play: Play) -> None:
@@ -98,18 +87,6 @@ def test_a_reply_without_a_command_is_shown_and_the_tour_goes_on(play: Play) -> 
     assert (first["command"], first["exit_status"], first["output"]) == (None, None, "")
     assert "I would list the files." in text
     assert [turn["exit_status"] for turn in others] == [0] * 4
-
-
-def test_every_turn_is_tagged_and_the_last_of_the_tour_is_marked(play: Play) -> None:
-    """All turns have one job id and their number, and only the fifth is the last step."""
-    with ScriptedServer([bash("true")]) as server:
-        _, document, _ = play(server)
-        tags = [turn.tags for turn in server.turns]
-        commands = [event["command"] for _, event in server.tool_events]
-    assert {tag["job_id"] for tag in tags} == {document["job"]["job_id"]}
-    assert [tag["turn"] for tag in tags] == [1, 2, 3, 4, 5]
-    assert [tag.get("is_last_step", False) for tag in tags] == [False] * 4 + [True]
-    assert set(commands) == {"true"}
 
 
 def test_the_table_has_a_row_per_turn(bash_agent: ModuleType) -> None:
@@ -174,8 +151,8 @@ def test_without_isolation_and_terminal_commands_are_refused_and_the_tour_goes_o
         (["--base-url", "http://127.0.0.1:9/v1"], "no answer from http://127.0.0.1:9/v1"),
         (["--base-url", "SERVER"], "--model"),
         (["--model", "/nonexistent/nowhere"], "nowhere"),
+        *((["--base-url", page], "ending in /v1") for page in ("PAGE", "LIST", "NOTHING")),
     ],
-    ids=["no server", "no list of models", "no model folder"],
 )
 def test_bad_usage_is_named(
     arguments: list[str],
@@ -184,24 +161,16 @@ def test_bad_usage_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A server or model that cannot be had gives status 2 and its name before any turn."""
-    with ScriptedServer() as server:
-        given = [argument.replace("SERVER", server.base_url) for argument in arguments]
-        assert bash_agent.main(given) == 2
-    assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("page", ["<html></html>", [], None])
-def test_a_page_of_something_else_is_told(
-    page: Any, bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A URL that lists no models gives status 2, and the message says what it should end in."""
-    front = HttpFront(lambda *request: Answer(200, page))
+    pages: dict[str, Any] = {"PAGE": "<html></html>", "LIST": [], "NOTHING": None}
+    front = HttpFront(lambda *request: Answer(200, pages[arguments[-1]]))
     front.start()
     try:
-        assert bash_agent.main(["--base-url", front.url]) == 2
+        with ScriptedServer() as server:
+            urls = {**dict.fromkeys(pages, front.url), "SERVER": server.base_url}
+            assert bash_agent.main([urls.get(word, word) for word in arguments]) == 2
     finally:
         front.stop()
-    assert "ending in /v1" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.slow

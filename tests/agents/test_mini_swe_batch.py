@@ -14,7 +14,7 @@ from minisweagent.models.test_models import DeterministicModel
 from minisweagent.run.benchmarks import swebench
 
 from agentkv.agents.mini_swe import AgentKVModel, AgentKVTextModel
-from agentkv.agents.mini_swe.batch import AgentKVProgressAgent, substitute, tagged_model
+from agentkv.agents.mini_swe.batch import substitute, tagged_model
 from agentkv.testing import ScriptedServer
 from tests.agents.mini_swe_replies import AGENT_CONFIG, SUBMIT, model_config, tool_call
 
@@ -32,15 +32,6 @@ def test_each_litellm_model_is_replaced_by_ours(name: str) -> None:
     """A litellm model becomes ours, and models of other classes stay as they are."""
     config, expected = CLASSES[name]
     assert type(tagged_model(config={"model_name": "openai/m", **config})) is expected
-
-
-def test_the_batch_gets_our_agent_and_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`process_instance` finds ours under the names of its own."""
-    for name in ("ProgressTrackingAgent", "get_model"):
-        monkeypatch.setattr(swebench, name, getattr(swebench, name))
-    substitute()
-    assert swebench.process_instance.__globals__["ProgressTrackingAgent"] is AgentKVProgressAgent
-    assert swebench.process_instance.__globals__["get_model"] is tagged_model
 
 
 def test_a_batch_without_those_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
