@@ -168,45 +168,36 @@ class PinRun:
         return asdict(self) | {"turns": turns}
 
 
+@dataclass(slots=True)
 class PinExperiment:
     """One run against one server; `on_row` gets each row as soon as it is complete.
 
     fallback_ttl_s: how long a pin may live on a server that does not tell its TTL.
     """
 
-    def __init__(
-        self,
-        server: ServerUnderTest,
-        facts: ServerFacts,
-        pool: BlockPool,
-        *,
-        gap_s: float,
-        fallback_ttl_s: float,
-        on_row: Callable[[TurnRow], None] = lambda row: None,
-    ) -> None:
-        self._server = server
-        self._facts = facts
-        self._pool = pool
-        self._gap_s = gap_s
-        self._fallback_ttl_s = fallback_ttl_s
-        self._on_row = on_row
-        self._num_requests = 0
-        self._max_foreign_running = 0
+    server: ServerUnderTest
+    facts: ServerFacts
+    pool: BlockPool
+    gap_s: float
+    fallback_ttl_s: float
+    on_row: Callable[[TurnRow], None]
+    _num_requests: int = 0
+    _max_foreign_running: int = 0
 
     def run(self, base_url: str) -> PinRun:
         """Raises TurnError if a turn gets no answer, after releasing what is pinned."""
         start = self._wait_for_idle()
         turns = tuple(self._five_turns())
         trial = self._leave_to_ttl()
-        end = self._server.snapshot()
+        end = self.server.snapshot()
         num_foreign_finished = end.num_finished - start.num_finished - self._num_requests
         return PinRun(
             base_url=base_url,
-            model=self._facts.model,
-            policy=self._facts.policy,
-            block_size=self._pool.block_size,
-            num_blocks=self._pool.num_blocks,
-            gap_s=self._gap_s,
+            model=self.facts.model,
+            policy=self.facts.policy,
+            block_size=self.pool.block_size,
+            num_blocks=self.pool.num_blocks,
+            gap_s=self.gap_s,
             blocks_at_start=self._held(start),
             turns=turns,
             ttl_trial=trial,
@@ -216,14 +207,14 @@ class PinExperiment:
     def _wait_for_idle(self) -> Snapshot:
         deadline_s = time.monotonic() + _MAX_WAIT_FOR_IDLE_S
         while True:
-            snapshot = self._server.snapshot()
+            snapshot = self.server.snapshot()
             if not self._held(snapshot) or time.monotonic() > deadline_s:
                 return snapshot
             time.sleep(READING_EVERY_S)
 
     def _five_turns(self) -> Iterator[TurnRow]:
         job_id = f"verify-pin-{uuid.uuid4().hex[:12]}"
-        messages = [{"role": "system", "content": system_prompt(self._pool.block_size)}]
+        messages = [{"role": "system", "content": system_prompt(self.pool.block_size)}]
         output = None
         try:
             for turn, script in enumerate(TURNS, start=1):
@@ -231,20 +222,20 @@ class PinExperiment:
                 content = prompt if output is None else f"Output:\n{output}\n\n{prompt}"
                 messages.append({"role": "user", "content": content})
                 row = self._turn(turn, script, messages, job_id)
-                self._on_row(row)
+                self.on_row(row)
                 yield row
                 messages.append({"role": "assistant", "content": row.reply})
-                output = script.simulated_output(self._pool.block_size)
+                output = script.simulated_output(self.pool.block_size)
         finally:
-            self._server.release(job_id)
+            self.server.release(job_id)
 
     def _turn(
         self, turn: int, script: TurnScript, messages: list[dict[str, str]], job_id: str
     ) -> TurnRow:
         is_last_step = turn == len(TURNS)
-        before = self._server.snapshot()
+        before = self.server.snapshot()
         reply = self._chat(messages, job_id, is_last_step=is_last_step)
-        after = self._server.snapshot()
+        after = self.server.snapshot()
         gap = [] if is_last_step else self._read_gap()
         cached_tokens = reply.cached_tokens
         if cached_tokens is None:  # as by default: vLLM tells them on request only
@@ -260,7 +251,7 @@ class PinExperiment:
             gap_blocks=tuple(self._held(snapshot) for snapshot in gap),
             is_last_step=is_last_step,
             happened=what_happened(
-                before, after, (gap or [after])[-1], self._pool, is_last_step=is_last_step
+                before, after, (gap or [after])[-1], self.pool, is_last_step=is_last_step
             ),
         )
 
@@ -271,47 +262,47 @@ class PinExperiment:
         is_over = False
         while not is_over:
             due_s = (len(readings) + 1) * READING_EVERY_S
-            is_over = due_s >= self._gap_s
-            time.sleep(max(0.0, started_s + min(due_s, self._gap_s) - time.monotonic()))
+            is_over = due_s >= self.gap_s
+            time.sleep(max(0.0, started_s + min(due_s, self.gap_s) - time.monotonic()))
             readings.append(self._read_idle())
         return readings
 
     def _leave_to_ttl(self) -> TTLTrial:
         job_id = f"verify-pin-{uuid.uuid4().hex[:12]}"
         messages = [
-            {"role": "system", "content": system_prompt(self._pool.block_size)},
+            {"role": "system", "content": system_prompt(self.pool.block_size)},
             {"role": "user", "content": TURNS[0].user_prompt},
         ]
-        before = self._held(self._server.snapshot())
+        before = self._held(self.server.snapshot())
         self._chat(messages, job_id, is_last_step=False)
         started_s = time.monotonic()
-        ttl_s = self._server.ttl_left_s(job_id)
-        after = at_end = self._held(self._server.snapshot())
-        limit_s = _TTL_MARGIN_S + (self._fallback_ttl_s if ttl_s is None else ttl_s)
+        ttl_s = self.server.ttl_left_s(job_id)
+        after = at_end = self._held(self.server.snapshot())
+        limit_s = _TTL_MARGIN_S + (self.fallback_ttl_s if ttl_s is None else ttl_s)
         held_s = None
         while after > before and held_s is None and time.monotonic() - started_s < limit_s:
             time.sleep(_TTL_READING_EVERY_S)
             at_end = self._held(self._read_idle())
             held_s = time.monotonic() - started_s if at_end <= before else None
         waited_s = time.monotonic() - started_s
-        self._server.release(job_id)
+        self.server.release(job_id)
         return TTLTrial(before, after, at_end, ttl_s, held_s, waited_s)
 
     def _chat(self, messages: list[dict[str, str]], job_id: str, *, is_last_step: bool) -> Reply:
-        model = self._facts.model
-        reply = self._server.chat(model, messages, job_id=job_id, is_last_step=is_last_step)
+        model = self.facts.model
+        reply = self.server.chat(model, messages, job_id=job_id, is_last_step=is_last_step)
         self._num_requests += 1
         time.sleep(_SETTLE_S)
         return reply
 
     def _read_idle(self) -> Snapshot:
         """A reading while none of our requests runs: any request that does is someone else's."""
-        snapshot = self._server.snapshot()
+        snapshot = self.server.snapshot()
         self._max_foreign_running = max(self._max_foreign_running, snapshot.num_unfinished)
         return snapshot
 
     def _held(self, snapshot: Snapshot) -> int:
-        return snapshot.held_blocks(self._pool)
+        return snapshot.held_blocks(self.pool)
 
 
 def what_happened(

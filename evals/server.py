@@ -129,10 +129,9 @@ class ServerUnderTest:
         """Size of the KV cache, from the plugin or from vLLM's `cache_config_info` metric."""
         if facts.info is None:
             return parse_block_pool(self._page())
-        info = facts.info
-        with _read(f"/v1/agentkv/info does not tell block size and number of blocks: {info}"):
-            num_blocks = int(info["num_blocks"]) // int(info.get("num_engines", 1))
-            return BlockPool(int(info["block_size"]), num_blocks)
+        with _read(f"/v1/agentkv/info tells no block size and number of blocks: {facts.info}"):
+            num_blocks = int(facts.info["num_blocks"]) // int(facts.info.get("num_engines", 1))
+            return BlockPool(int(facts.info["block_size"]), num_blocks)
 
     def tokenize(self, model: str, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of each text, without special ones, from vLLM's `/tokenize`."""
@@ -146,21 +145,20 @@ class ServerUnderTest:
         return token_ids
 
     def counters(self) -> dict[str, Any]:
-        """The plugin's totals, and `/metrics` summed over labels; empty where there are none."""
-        page = self._request("GET", "/metrics")
+        """The plugin's totals, and `/metrics` summed over labels; empty where there are none.
+
+        `{"error": ...}` from a server that no longer answers: counters never end a measurement.
+        """
+        try:
+            page = self._request("GET", "/metrics")
+        except AgentKVServerError as error:
+            return {"error": str(error)}
         found: dict[str, Any] = {"metrics": metric_totals(page.text) if page.is_success else {}}
         try:
             found["agentkv"] = self._api.stats()
         except AgentKVServerError:  # a stock policy, or not vLLM at all
             found["agentkv"] = None
         return found
-
-    def counters_or_error(self) -> dict[str, Any]:
-        """Same as `counters`; `{"error": ...}` from a server that no longer answers."""
-        try:
-            return self.counters()
-        except AgentKVServerError as error:
-            return {"error": str(error)}
 
     def timestamps(self) -> dict[str, Any] | None:
         """The plugin's event log of each job; None on a server without one."""
@@ -238,11 +236,9 @@ class ServerUnderTest:
 
     def _version(self) -> str | None:
         """vLLM's version; None from something else."""
-        answer = self._request("GET", "/version")
-        try:
-            version = answer.json().get("version") if answer.is_success else None
-        except (AttributeError, ValueError):
-            return None
+        version = None
+        with suppress(AttributeError, ValueError):
+            version = self._request("GET", "/version").json().get("version")
         return version if isinstance(version, str) else None
 
     def _info(self) -> dict[str, Any] | None:
@@ -290,7 +286,7 @@ def _read(failure: str, error_type: type[AgentKVError] = AgentKVServerError) -> 
 def metric_totals(page: str) -> dict[str, float]:
     """Counters and gauges of vLLM and agentkv, and sums and counts of histograms, by name.
 
-    Empty for a page that is not Prometheus text: counters accompany a measurement, never end it.
+    Empty for a page that is not Prometheus text.
     """
     try:
         samples = _samples(page)

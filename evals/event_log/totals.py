@@ -31,11 +31,9 @@ def totals(jobs: Sequence[JobRecord]) -> dict[str, Any]:
         "bubble_tool_s": _spread(bubble.tool_s for bubble in bubbles),
         "bubble_queued_s": _spread(bubble.queued_s for bubble in bubbles),
         **_hits(turns),
-        "queued_first_s": _spread(_waits(turn for turn in turns if turn.turn == 1)),
-        "queued_evicted_s": _spread(_waits(turn for turn in turns if turn.lost_tokens)),
-        "queued_kept_s": _spread(
-            _waits(turn for turn in turns if turn.is_continuing and not turn.lost_tokens)
-        ),
+        "queued_first_s": _spread(_waits(t for t in turns if t.turn == 1)),
+        "queued_evicted_s": _spread(_waits(t for t in turns if t.lost_tokens)),
+        "queued_kept_s": _spread(_waits(t for t in turns if t.is_continuing and not t.lost_tokens)),
         **_pins([pin for job in jobs for pin in job.pins]),
         "closed": dict(Counter(job.close_reason or "open" for job in jobs)),
     }
@@ -55,9 +53,7 @@ def job_row(job: JobRecord) -> dict[str, Any]:
         "bubble_tools_s": [round(bubble.tool_s, 6) for bubble in job.bubbles],
         "bubble_queued_s": [round(bubble.queued_s, 6) for bubble in job.bubbles],
         **_hits(job.turns),
-        "queued_evicted_s": [
-            round(wait_s, 6) for wait_s in _waits(turn for turn in job.turns if turn.lost_tokens)
-        ],
+        "queued_evicted_s": [round(s, 6) for s in _waits(t for t in job.turns if t.lost_tokens)],
         **_pins(job.pins),
         "turn_rows": [_turn_row(turn) for turn in job.turns],
     }
@@ -137,17 +133,10 @@ def passed_over(jobs: Iterable[JobRecord], after_s: float) -> dict[str, Any]:
     which go before all, do not count as later.
     """
     rows = [
-        (
-            job.engine or 0,
-            job.started_s,
-            turn.arrived_s,
-            turn.started_s,
-            turn.turn == 1,
-            turn.is_due,
-        )
+        (job.engine or 0, job.started_s, t.arrived_s, t.started_s, t.turn == 1, t.is_due)
         for job in jobs
-        for turn in job.turns
-        if turn.started_s is not None
+        for t in job.turns
+        if t.started_s is not None
     ]
     engine, known_s, arrived_s, started_s, first, due = np.array(rows, float).reshape(-1, 6).T
     is_first, overdue_s = first == 1, arrived_s + after_s

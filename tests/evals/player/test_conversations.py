@@ -73,8 +73,7 @@ def test_a_digest_tells_outputs_apart() -> None:
 )
 def test_a_live_chat_keeps_the_models_own_words(reply: str, commands: list[str]) -> None:
     """The reply is in the next request; its command runs, or the planned one if it has none."""
-    windows = Windows(sample_text(), seed=0)
-    live = LiveConversation(JOB, model="m", windows=windows, max_output_tokens=64)
+    live = LiveConversation(JOB, "m", Windows(sample_text(), seed=0), max_output_tokens=64)
     for turn, command in enumerate(commands):
         messages = live.request(turn)["messages"]
         assert not live.read({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
