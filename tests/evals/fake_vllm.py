@@ -40,12 +40,9 @@ class FakeVllm:
         self._over = threading.Event()
         self._front = HttpFront(self._answer)
 
-    @property
-    def base_url(self) -> str:
-        return f"{self._front.url}/v1"
-
     def __enter__(self) -> Self:
         self._front.start()
+        self.base_url = f"{self._front.url}/v1"
         return self
 
     def __exit__(self, *exc_info: object) -> None:

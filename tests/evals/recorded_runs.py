@@ -4,50 +4,30 @@ from __future__ import annotations
 
 from agentkv.evals.pin_experiment import TURNS, PinRun, TTLTrial, TurnRow, Usage
 
-USAGES = (
-    Usage(136, 32, 0),
-    Usage(308, 32, 160),
-    Usage(550, 32, 320),
-    Usage(791, 32, 576),
-    Usage(958, 32, 800),
-)
-CONTINUUM_BLOCKS = (5, 10, 18, 25, 0)
-FCFS_BLOCKS = (0, 0, 0, 0, 0)
+TOKENS = ((136, 0), (308, 160), (550, 320), (791, 576), (958, 800))
+"""Tokens of each turn's prompt, and those found in the cache; every output has 32."""
 
 
 def recorded_run(policy: str | None, blocks_after: tuple[int, ...], trial: TTLTrial) -> PinRun:
     """A run with these numbers of blocks in use after its turns and all through its gaps."""
-    blocks_before = (0, *blocks_after)
     rows = tuple(
         TurnRow(
-            turn=turn,
-            user_prompt=script.user_prompt,
+            turn=turn + 1,
+            user_prompt=TURNS[turn].user_prompt,
             reply="```bash\nls\n```",
-            usage=usage,
+            usage=Usage(prompt_tokens, 32, cached_tokens),
             latency_s=1.0,
-            blocks_before=before,
-            blocks_after=after,
-            gap_blocks=() if turn == len(TURNS) else (after,) * 4,
-            is_last_step=turn == len(TURNS),
+            blocks_before=blocks_after[turn - 1] if turn else 0,
+            blocks_after=blocks_after[turn],
+            gap_blocks=() if turn == 4 else (blocks_after[turn],) * 4,
+            is_last_step=turn == 4,
             happened="",
         )
-        for turn, (script, usage, before, after) in enumerate(
-            zip(TURNS, USAGES, blocks_before, blocks_after, strict=False), start=1
-        )
+        for turn, (prompt_tokens, cached_tokens) in enumerate(TOKENS)
     )
-    return PinRun(
-        base_url="http://127.0.0.1:8000/v1",
-        model="demo",
-        policy=policy,
-        block_size=32,
-        num_blocks=727,
-        gap_s=1.0,
-        blocks_at_start=0,
-        turns=rows,
-        ttl_trial=trial,
-        num_foreign_requests=0,
-    )
+    url = "http://127.0.0.1:8000/v1"
+    return PinRun(url, "demo", policy, 32, 727, 1.0, 0, rows, trial, num_foreign_requests=0)
 
 
-CONTINUUM = recorded_run("continuum", CONTINUUM_BLOCKS, TTLTrial(0, 5, 0, 2.0, 2.09, 2.09))
-FCFS = recorded_run(None, FCFS_BLOCKS, TTLTrial(0, 0, 0, None, None, 0.06))
+CONTINUUM = recorded_run("continuum", (5, 10, 18, 25, 0), TTLTrial(0, 5, 0, 2.0, 2.09, 2.09))
+FCFS = recorded_run(None, (0, 0, 0, 0, 0), TTLTrial(0, 0, 0, None, None, 0.06))

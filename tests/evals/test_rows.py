@@ -41,22 +41,16 @@ def test_a_run_that_was_killed_keeps_its_rows(tmp_path: Path) -> None:
     assert found.metadata["repeat"] == 0
 
 
-def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
-    """Runs in subfolders are read in the order of their names; a folder without one is refused."""
+def test_runs_are_found_below_a_folder_and_not_overwritten(tmp_path: Path) -> None:
+    """Runs are read in the order of their names; no run, and one in the way, are errors."""
     with pytest.raises(InputError, match=TURNS_FILE):
         read_runs([tmp_path])
     for name in ("b", "a"):
         write_run(tmp_path / name, run(job(), policy=name))
-    assert [found.policy for found in read_runs([tmp_path])] == ["a", "b"]
-
-
-def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    """Writing over a run raises an error unless it is forced."""
-    write_run(tmp_path, run(job("a")))
     with pytest.raises(InputError, match="--force"):
-        write_run(tmp_path, run(job("b")))
-    write_run(tmp_path, run(job("b")), force=True)
-    assert read_runs([tmp_path])[0].jobs[0].job_id == "b"
+        write_run(tmp_path / "a", run(job()))
+    write_run(tmp_path / "a", run(job(), policy="forced"), force=True)
+    assert [found.policy for found in read_runs([tmp_path])] == ["forced", "b"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agentkv.evals.commands.compare import table
@@ -34,30 +36,25 @@ def test_the_parts_of_the_mean_job_add_up() -> None:
     assert found["mean_other_s"] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_hit_rate_is_of_turns_that_continue() -> None:
-    """The hit rate is cached over prompt tokens from the second turn on, or unknown."""
-    assert summarize(run(job()))["hit_rate"] == 96 / 200
-    silent = run(job(), metadata={"reports_cached_tokens": False})
-    assert summarize(silent)["hit_rate"] is None
+SILENT = run(job(), metadata={"reports_cached_tokens": False})
+FAILED = job("b", status="failed", turns=(turn(ended_s=60.0, error="HTTP 500"),))
 
 
-def test_recomputed_tokens_are_those_an_earlier_turn_had() -> None:
-    """Tokens of the turn before that were not cached are recomputed, or the server counts them."""
-    assert summarize(run(job()))["recomputed_tokens"] == 100 + 10 - 96
-    assert summarize(run(job(), server={"recomputed_tokens": 5}))["recomputed_tokens"] == 5
-
-
-def test_turns_that_failed_count_no_latency() -> None:
-    """A failed turn counts with its job, not in the latencies."""
-    failed = job("b", status="failed", turns=(turn(ended_s=60.0, error="HTTP 500"),))
-    assert summarize(run(job("a"), failed))["per_turn_avg_latency_ms"] == [1000.0, 1000.0]
-
-
-def test_slowdowns_need_every_jobs_time_alone() -> None:
-    """Slowdowns are unknown if one job's time alone is."""
-    known = run(job("a", alone_s=1.25), job("b", alone_s=2.5))
-    assert summarize(known)["slowdown_max"] == 2.0
-    assert summarize(run(job("a", alone_s=1.25), job("b")))["slowdown_max"] is None
+@pytest.mark.parametrize(
+    ("made", "name", "expected"),
+    [
+        (run(job()), "hit_rate", 96 / 200),
+        (SILENT, "hit_rate", None),
+        (run(job()), "recomputed_tokens", 100 + 10 - 96),
+        (run(job(), server={"recomputed_tokens": 5}), "recomputed_tokens", 5),
+        (run(job("a"), FAILED), "per_turn_avg_latency_ms", [1000.0, 1000.0]),
+        (run(job("a", alone_s=1.25), job("b", alone_s=2.5)), "slowdown_max", 2.0),
+        (run(job("a", alone_s=1.25), job("b")), "slowdown_max", None),
+    ],
+)
+def test_a_number_counts_what_was_measured(made: RunOutcome, name: str, expected: Any) -> None:
+    """Hits are of continuing turns, failed turns have no latency, and the unknown is None."""
+    assert summarize(made)[name] == expected
 
 
 def taking(policy: str, repeat: int, duration_s: float) -> RunOutcome:

@@ -40,20 +40,6 @@ def test_the_file_holds_a_predictor_that_knows_the_trace(
     assert again.read_bytes() == out.read_bytes()
 
 
-def test_a_command_and_its_seconds_are_enough(tmp_path: Path) -> None:
-    """A line needs no session and no time; the file serves `agentkv predict` and the server."""
-    lines = [
-        {"command": command, "duration_s": duration_s}
-        for duration_s in (0.1, 0.2, 7.0, 8.0)
-        for command in ["frobnicate", "./mystery --all"]
-    ]
-    path = write_lines(tmp_path / "trace.jsonl", lines * 20)
-    out = tmp_path / "predictor.json"
-    assert train(path, out) == 0
-    assert agentkv(["predict", "frobnicate", "--state", str(out)]) == 0
-    assert Settings(policy="agentkv", predictor_state=str(out)).predictor == "default"
-
-
 LINE: dict[str, Any] = {"command": "ls", "duration_s": 0.5}
 
 
@@ -84,15 +70,21 @@ def test_a_trace_that_cannot_be_used_is_explained(
     assert not (tmp_path / "out.json").exists()
 
 
-def test_a_file_is_overwritten_only_by_force(
+def test_a_command_and_its_seconds_are_enough(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An existing --out is refused before the work, and replaced with --force."""
-    path = write_lines(tmp_path / "trace.jsonl", synthetic_lines())
+    """`agentkv predict` and the server read what --force writes over a file that exists."""
+    lines = [
+        {"command": command, "duration_s": duration_s}
+        for duration_s in (0.1, 0.2, 7.0, 8.0)
+        for command in ["frobnicate", "./mystery --all"]
+    ]
+    path = write_lines(tmp_path / "trace.jsonl", lines * 20)
     out = tmp_path / "predictor.json"
     out.write_text("mine")
     assert train(path, out) == 2
     assert "--force" in capsys.readouterr().err
     assert out.read_text() == "mine"
     assert train(path, out, "--force") == 0
-    assert DurationPredictor().load(out)
+    assert agentkv(["predict", "frobnicate", "--state", str(out)]) == 0
+    assert Settings(policy="agentkv", predictor_state=str(out)).predictor == "default"

@@ -20,13 +20,17 @@ Plot = Callable[..., tuple[int, str]]
 @pytest.fixture
 def plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Plot:
     def run(
-        runs: list[RunOutcome], *kinds: str, flags: Sequence[str] = (), out: str = "out"
+        made: list[RunOutcome],
+        *kinds: str,
+        flags: Sequence[str] = (),
+        out: str = "out",
+        rows: str = "rows",
     ) -> tuple[int, str]:
-        rows = tmp_path / "rows"
-        if not rows.exists():
-            write_runs(rows, runs)
+        folder = tmp_path / rows
+        if not folder.exists():
+            write_runs(folder, made)
         kind_flags = [word for kind in kinds for word in ("--kind", kind)]
-        status = agentkv(["plot", str(rows), "--out", str(tmp_path / out), *kind_flags, *flags])
+        status = agentkv(["plot", str(folder), "--out", str(tmp_path / out), *kind_flags, *flags])
         printed = capsys.readouterr()
         return status, printed.err + printed.out
 
@@ -96,21 +100,15 @@ def test_runs_give_the_figures_they_are_enough_for(
     assert drawn(plot(runs, *kinds)) == (files, [])
 
 
-def test_a_policy_missing_at_some_loads_is_drawn_where_it_was_run(plot: Plot) -> None:
-    """Policies under different loads share a sweep, and savings are skipped with the reason."""
-    made = [*swept(("fcfs",), (2, 12), seeds=(0,)), made_run("continuum", 5)]
-    files, (skipped,) = drawn(plot(made, "sweep", "speedup", "policies"))
-    assert files == ["jps_sweep_rtx6000.png", "policies_rtx6000.png"]
-    assert "needs runs of fcfs and of another policy" in skipped["why"]
-
-
 def test_savings_need_their_baseline(plot: Plot) -> None:
-    """Without fcfs savings are skipped; --baseline names another policy for them."""
-    made = swept(("continuum", "agentkv"), (2, 12), seeds=(0,))
-    files, (skipped,) = drawn(plot(made, "timeline", "speedup"))
-    assert files == ["timeline_rtx6000.png"]
-    assert "needs runs of fcfs" in skipped["why"]
-    files, _ = drawn(plot(made, "speedup", flags=("--baseline", "continuum")))
+    """A policy missing at some loads is drawn where it was run; savings are skipped without fcfs,
+    and drawn against another policy if --baseline names it."""
+    made = [*swept(("continuum",), (2, 12), seeds=(0,)), made_run("agentkv", 5)]
+    files, (skipped,) = drawn(plot(made, "sweep", "policies", "timeline", "speedup"))
+    assert files == [f"{kind}_rtx6000.png" for kind in ("jps_sweep", "policies", "timeline")]
+    assert "needs runs of fcfs and of another policy" in skipped["why"]
+    made += swept(("agentkv",), (2, 12), seeds=(0,))
+    files, _ = drawn(plot(made, "speedup", flags=("--baseline", "continuum"), rows="more"))
     assert files == ["jps_sweep_speedup.png"]
 
 

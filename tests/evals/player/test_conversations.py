@@ -14,57 +14,47 @@ JOB = JobPlan("j", 0.0, (TurnPlan(20, 3, "ls", 0.1), TurnPlan(10, 2, "", 0.0)))
 TOKENS = Windows(list(range(1000)), seed=0)
 
 
-def replay(run_id: str = "run", job: JobPlan = JOB) -> ReplayConversation:
-    return ReplayConversation(job, model="m", windows=TOKENS, run_id=run_id)
-
-
-def prompt_of(request: dict[str, Any]) -> list[int]:
-    """What the server gets: the body's extra fields replace its own."""
-    prompt: list[int] = request["extra_body"]["prompt"]
-    return prompt
-
-
 def token_event(*tokens: int) -> dict[str, Any]:
     return {"choices": [{"token_ids": list(tokens)}]}
 
 
+def first_turn(run_id: str, job: JobPlan, *output: int) -> tuple[list[int], str, str]:
+    """The prompt and the salt of a job's first request, and the digest of its output."""
+    conversation = ReplayConversation(job, "m", TOKENS, run_id)
+    extra = conversation.request(0)["extra_body"]
+    conversation.read(token_event(*output))
+    conversation.end_turn(0)
+    return extra["prompt"], extra["cache_salt"], conversation.output_digest()
+
+
 def test_a_replay_has_exact_lengths_and_repeats_all_that_came_before() -> None:
     """The second prompt is the first, the tokens generated, and the planned number of new ones."""
-    conversation = replay()
+    conversation = ReplayConversation(JOB, "m", TOKENS, "run")
     first = conversation.request(0)
     assert conversation.read(token_event(7, 8))
     assert conversation.read(token_event(9))
     assert not conversation.read({"choices": [], "usage": {}})
     assert conversation.end_turn(0) == "ls"
-    second = conversation.request(1)
-    extra = first["extra_body"]
+    # the body's extra fields replace its own
+    extra, second = first["extra_body"], conversation.request(1)["extra_body"]["prompt"]
     assert first["max_tokens"] == extra["min_tokens"] == 3
     assert (extra["ignore_eos"], first["temperature"]) == (True, 0.0)
-    assert len(prompt_of(first)) == 20
-    assert prompt_of(second)[:23] == [*prompt_of(first), 7, 8, 9]
-    assert len(prompt_of(second)) == JOB.prompt_tokens(1) == 33
+    assert len(extra["prompt"]) == 20
+    assert second[:23] == [*extra["prompt"], 7, 8, 9]
+    assert len(second) == JOB.prompt_tokens(1) == 33
 
 
 def test_runs_and_jobs_do_not_share_a_cache() -> None:
-    """Each run and job has its own salt, and the text is the same in every run."""
-    requests = [replay("one").request(0), replay("two").request(0)]
-    assert prompt_of(requests[0]) == prompt_of(requests[1])
-    assert requests[0]["extra_body"]["cache_salt"] != requests[1]["extra_body"]["cache_salt"]
-    other = replay("one", JobPlan("k", 0.0, JOB.turns)).request(0)
-    assert prompt_of(other) != prompt_of(requests[0])
-    assert other["extra_body"]["cache_salt"] != requests[0]["extra_body"]["cache_salt"]
-
-
-def test_a_digest_tells_outputs_apart() -> None:
-    """Equal outputs of a turn have equal digests, and others differ."""
-    digests = []
-    for tokens in ((1, 2, 3), (1, 2, 3), (1, 2, 4)):
-        conversation = replay()
-        conversation.request(0)
-        conversation.read(token_event(*tokens))
-        conversation.end_turn(0)
-        digests.append(conversation.output_digest())
+    """Each run and job has its own salt; text, and the digest of equal outputs, are the same."""
+    prompts, salts, digests = zip(
+        first_turn("one", JOB, 1, 2, 3),
+        first_turn("two", JOB, 1, 2, 3),
+        first_turn("one", JobPlan("k", 0.0, JOB.turns), 1, 2, 4),
+        strict=True,
+    )
+    assert prompts[0] == prompts[1] != prompts[2]
     assert digests[0] == digests[1] != digests[2]
+    assert len(set(salts)) == 3
 
 
 @pytest.mark.parametrize(

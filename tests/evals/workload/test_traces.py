@@ -115,21 +115,14 @@ def test_a_context_that_shrank_grows_by_one_token(tmp_path: Path) -> None:
     assert [turn.added_tokens for turn in turns] == [100, 1, 79]
 
 
-def test_jobs_are_used_again_under_another_name(tmp_path: Path) -> None:
-    """Two jobs make five, each with an id of its own."""
-    path = write_lines(tmp_path / "t.jsonl", [job_line("a"), job_line("b")])
-    workload = make_workload("trace", trace=path, num_jobs=5, seed=0, jps=1.0)
-    ids = [job.job_id for job in workload.jobs]
+def test_jobs_that_fit_are_used_again_under_another_name(tmp_path: Path) -> None:
+    """Two jobs make five with ids of their own; one whose first turn is too long is not played."""
+    lines = [job_line("a"), job_line("b"), job_line("long", prompt_tokens=5000)]
+    path = write_lines(tmp_path / "t.jsonl", lines)
+    options: dict[str, Any] = {"num_jobs": 5, "seed": 0, "jps": 1.0, "max_context_tokens": 1000}
+    ids = [job.job_id for job in make_workload("trace", trace=path, **options).jobs]
     assert len(set(ids)) == 5
     assert {job_id.partition("#")[0] for job_id in ids} == {"a", "b"}
-
-
-def test_jobs_too_long_are_left_out(tmp_path: Path) -> None:
-    """A job whose first turn alone is over the limit is not played."""
-    path = write_lines(tmp_path / "t.jsonl", [job_line("a", prompt_tokens=5000), job_line("b")])
-    options: dict[str, Any] = {"num_jobs": 2, "seed": 0, "jps": 1.0, "max_context_tokens": 1000}
-    workload = make_workload("trace", trace=path, **options)
-    assert [job.job_id for job in workload.jobs] == ["b", "b#2"]
 
 
 def test_tools_can_be_drawn_from_a_file_of_measured_commands(tmp_path: Path) -> None:
