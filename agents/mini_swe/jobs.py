@@ -12,9 +12,9 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from queue import SimpleQueue
 from typing import Any
 
@@ -153,37 +153,19 @@ SUBMIT_MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 Source: minisweagent/environments/local.py, LocalEnvironment._check_finished (2.4.6)."""
 
 
-@dataclass(slots=True)
-class Turn:
-    """One reply and its commands; None for tokens not reported, or a reply without a command."""
-
-    turn: int
-    llm_s: float
-    tool_s: float = 0.0
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    command: str | None = None
-
-
 class TurnLog:
     """Times the turns of one agent loop, and reports its tools to the job; for one thread.
 
     The model class drives it: `query` around each call, `begin_tool` and `end_tool` around the
-    commands of the reply.
+    commands of the reply. `rows` has a JSON object for each reply; None stands for tokens that were
+    not reported, and for a reply without a command.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._turns: list[Turn] = []
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
         self._reply: Usage | None = None
         self._tool: ToolRun | None = None
         self._num_calls_left: int | None = None
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The turns so far, as JSON objects."""
-        return [asdict(turn) for turn in self._turns]
 
     def limit_calls(self, step_limit: int, num_calls: int) -> None:
         """Set the loop's limit on calls, of which `num_calls` are made; 0 is no limit."""
@@ -198,12 +180,13 @@ class TurnLog:
                 job.last_step()
             self._num_calls_left -= 1
         self._reply = None
-        started_at_s = self._clock()
+        started_at_s = time.monotonic()
         try:
             yield
         finally:
             if self._reply is not None:
-                self._turns.append(self._turn(self._reply, self._clock() - started_at_s))
+                row = {"turn": len(self.rows) + 1, "llm_s": time.monotonic() - started_at_s}
+                self.rows.append({**row, "tool_s": 0.0, **asdict(self._reply), "command": None})
 
     def note_reply(self, usage: Usage | None) -> None:
         """Record the usage of the reply of the current query."""
@@ -211,10 +194,10 @@ class TurnLog:
 
     def begin_tool(self, job: Job[Any], commands: Sequence[str]) -> None:
         """Start the tool of the last reply; a submission releases the job."""
-        if not commands or not self._turns:
+        if not commands or not self.rows:
             return
         command = "\n".join(commands)
-        self._turns[-1].command = command
+        self.rows[-1]["command"] = command
         self._tool = job.tool(command).__enter__()
         if SUBMIT_MARKER in command:
             # Only a hint: if the submission fails, the next turn pins as usual.
@@ -225,13 +208,4 @@ class TurnLog:
         tool, self._tool = self._tool, None
         if tool is not None:
             tool.__exit__(None, None, None)
-            self._turns[-1].tool_s = tool.duration_s or 0.0
-
-    def _turn(self, usage: Usage, llm_s: float) -> Turn:
-        return Turn(
-            turn=len(self._turns) + 1,
-            llm_s=llm_s,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            output_tokens=usage.output_tokens,
-        )
+            self.rows[-1]["tool_s"] = tool.duration_s or 0.0

@@ -24,7 +24,7 @@ from .instances import SwebenchError
 
 RUN_FILE, ROWS_FILE, PREDICTIONS_FILE = "run.json", "instances.jsonl", "preds.json"
 LOG_FILE, SERVER_LOG, EVAL_FILE, EVAL_FOLDER = "agents.log", "server.log", "eval.json", "eval"
-WORKTREES, REPOSITORIES, SERVER_NOTE = "worktrees", "repositories", "server.pid.json"
+WORKTREES, REPOSITORIES, SERVER_NOTE = "worktrees", "repositories", "server.pid"
 ERROR_PREFIX = "error:"
 _OF_A_RUN = (RUN_FILE, ROWS_FILE, PREDICTIONS_FILE)
 _LEFT_OVERS = (*_OF_A_RUN, WORKTREES, LOG_FILE, SERVER_LOG, EVAL_FILE, EVAL_FOLDER)

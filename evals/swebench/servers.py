@@ -6,7 +6,6 @@ holds the GPU, and subtracts the plugin's totals before the run from those after
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -131,26 +130,24 @@ def _combined(value: Any, other: Any, sign: int) -> Any:
 
 def note_server(folder: Path, pid: int | None) -> None:
     """Write down which process is the run's server: its id and its start time, as ids recur."""
-    note = {"pid": pid, "started_ticks": _started_ticks(pid)}
-    (folder / SERVER_NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
+    (folder / SERVER_NOTE).write_text(f"{pid} {_started_ticks(pid)}", encoding="utf-8")
 
 
 def end_left_over(folder: Path) -> bool:
     """Kill the noted server with its process group if it still runs; return whether it did."""
-    try:
-        note = json.loads((folder / SERVER_NOTE).read_text(encoding="utf-8"))
-        pid, started_ticks = int(note["pid"]), note["started_ticks"]
-    except (OSError, ValueError, LookupError, TypeError):
+    path = folder / SERVER_NOTE
+    if not path.exists():
         return False
-    (folder / SERVER_NOTE).unlink()
-    is_ours = started_ticks is not None and _started_ticks(pid) == started_ticks
+    pid, _, ticks = path.read_text(encoding="utf-8").partition(" ")
+    path.unlink()
+    is_ours = pid.isdecimal() and _started_ticks(pid) == ticks
     if is_ours:
         with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+            os.killpg(int(pid), signal.SIGKILL)
     return is_ours
 
 
-def _started_ticks(pid: int | None) -> int | None:
+def _started_ticks(pid: int | str | None) -> str | None:
     """Return when the process started, in clock ticks since boot; None if there is none.
 
     Source: proc(5), field 22 of /proc/PID/stat; the name before it may contain spaces.
@@ -159,4 +156,4 @@ def _started_ticks(pid: int | None) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])
+    return stat.rpartition(")")[2].split()[19]

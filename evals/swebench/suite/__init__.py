@@ -30,11 +30,10 @@ _SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt"
 def commands(instance: Instance, solution: Solution) -> tuple[str, ...]:
     """Return the commands that the agent is given, one a turn; the last one submits."""
     if solution == "gold":
-        ending = "" if instance.patch.endswith("\n") else "\n"
-        change = f"git apply - <<'END_OF_PATCH'\n{instance.patch}{ending}END_OF_PATCH"
+        change = f"git apply - <<'END_OF_PATCH'\n{instance.patch}END_OF_PATCH"
     else:  # a patch that applies, to the file that gold changes, and resolves nothing
-        changed = re.search(r"^--- a/(\S+)", instance.patch, re.MULTILINE)
-        change = f"echo '# looked at, not fixed' >> {changed.group(1) if changed else 'NOTES'}"
+        changed = re.findall(r"^--- a/(\S+)", instance.patch, re.MULTILINE)
+        change = f"echo '# looked at, not fixed' >> {changed[0]}"
     return ("git status --short && ls", change, _MAKE_PATCH, _SUBMIT)
 
 
@@ -45,15 +44,13 @@ def solution_server(instances: Sequence[Instance], solution: Solution) -> Script
 
 def _reply(
     instances: Sequence[Instance], solution: Solution, body: Mapping[str, Any]
-) -> ScriptedReply | None:
+) -> ScriptedReply:
     """Find the instance by its problem in the conversation, and the turn by the replies in it."""
     messages = body["messages"]
     text = "\n".join(message.get("content") or "" for message in messages)
-    found = [one for one in instances if one.problem_statement.strip() in text]
-    if not found:
-        return None
+    instance = next(one for one in instances if one.problem_statement.strip() in text)
     turn = sum(message["role"] == "assistant" for message in messages)
-    command = commands(found[0], solution)[min(turn, 3)]
+    command = commands(instance, solution)[turn]
     function = {"name": "bash", "arguments": json.dumps({"command": command})}
     call = {"id": f"call-{turn}", "type": "function", "function": function}
     counts = (len(text.split()), None, len(command.split()))

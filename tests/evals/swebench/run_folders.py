@@ -49,27 +49,15 @@ def write_run(
 ) -> Path:
     """A run of the instances that `patches` names; `document` replaces fields of run.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {
-        "run_id": f"run-{policy}",
-        "policy": policy,
-        "model": "scripted",
-        "dataset": dataset,
-        "dataset_sha256": "0" * 64,
-        "instance_ids": list(patches),
-        "workers": 2,
-        "environment": "bubblewrap",
-        "step_limit": 10,
-        "seed": 0,
-        "ended_at": "2025-01-01T00:01:00+00:00",
-        **document,
-    }
-    named = {"model_name_or_path": "openai/scripted"}
+    load = {"workers": 2, "step_limit": 10, "seed": 0, "environment": "bubblewrap"}
+    data = {"dataset": dataset, "dataset_sha256": "0" * 64, "instance_ids": list(patches)}
+    made = {"run_id": f"run-{policy}", "policy": policy, "ended_at": "2025-01-01T00:01:00+00:00"}
+    facts = {**made, "model": "scripted", **load, **data, **document}
     predictions = {
-        name: {**named, "instance_id": name, "model_patch": patch}
+        name: {"model_name_or_path": "openai/m", "instance_id": name, "model_patch": patch}
         for name, patch in patches.items()
     }
-    if rows is None:
-        rows = [row(instance_id) for instance_id in patches]
+    rows = [row(name) for name in patches] if rows is None else rows
     (folder / "run.json").write_text(json.dumps(facts))
     (folder / "preds.json").write_text(json.dumps(predictions))
     (folder / "instances.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))

@@ -1,15 +1,13 @@
-"""Facts about the demo: the suite from the agent's first turn to the report, and its server."""
+"""Facts about the demo: the suite from the agent's first turn to the report."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import httpx
 import pytest
 
 from agentkv.evals.swebench import command
-from agentkv.evals.swebench.suite import Solution, commands, solution_server
 from tests.evals.swebench.run_folders import SUITE
 
 
@@ -32,21 +30,3 @@ def test_solutions_decide_what_is_resolved(
         assert "b/tests/" not in instance.patch
         detail = results[instance.instance_id]["detail"]
         assert detail == ("" if solution == "gold" else failed)
-
-
-@pytest.mark.parametrize("solution", ["gold", "wrong"])
-def test_the_server_plays_the_commands_in_order(solution: Solution) -> None:
-    """The problem tells the instance, and the replies so far tell the turn."""
-    turn = [{"role": "assistant", "content": "ls"}, {"role": "user", "content": "output"}]
-
-    with solution_server(SUITE, solution) as server:
-        for instance in SUITE:
-            messages = [{"role": "user", "content": f"Solve:\n{instance.problem_statement}\nNow."}]
-            for expected in commands(instance, solution):
-                body = {"model": server.model, "messages": messages, "tools": [{}]}
-                answer = httpx.post(f"{server.base_url}/chat/completions", json=body).json()
-                call = answer["choices"][0]["message"]["tool_calls"][0]
-                assert json.loads(call["function"]["arguments"]) == {"command": expected}
-                messages = [*messages, *turn]
-        body["messages"] = turn
-        assert httpx.post(f"{server.base_url}/chat/completions", json=body).status_code == 400

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,30 +46,19 @@ def test_sessions_of_a_run_add_up() -> None:
     assert summed_totals(None, None) is None
 
 
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
-    """The leader of a process group, as servers are."""
+@pytest.mark.parametrize(
+    ("note", "is_ours"), [(None, True), ("{pid} 1", False), ("x y", False), ("", False)]
+)
+def test_a_server_left_running_is_ended(tmp_path: Path, note: str | None, is_ours: bool) -> None:
+    """The noted server is killed once; one that started at another time, or a damaged note, not."""
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with subprocess.Popen(command, start_new_session=True) as running:
-        yield running
-        running.kill()
-
-
-def test_a_server_left_running_is_ended(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
-    """The noted server is killed once, and its note is gone then."""
-    note_server(tmp_path, process.pid)
-    assert end_left_over(tmp_path)
-    assert process.wait(10) == -9
-    assert not end_left_over(tmp_path)
-
-
-@pytest.mark.parametrize("change", [{"started_ticks": 1}, {"pid": "x"}, None])
-def test_another_process_is_left_alone(
-    tmp_path: Path, process: subprocess.Popen[bytes], change: dict[str, Any] | None
-) -> None:
-    """A process with the same id but another start, or a damaged note, is not the server."""
-    note_server(tmp_path, process.pid)
-    note = json.loads((tmp_path / SERVER_NOTE).read_text())
-    (tmp_path / SERVER_NOTE).write_text("{" if change is None else json.dumps(note | change))
-    assert not end_left_over(tmp_path)
-    assert process.poll() is None
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            note_server(tmp_path, process.pid)
+            if note is not None:
+                (tmp_path / SERVER_NOTE).write_text(note.format(pid=process.pid))
+            assert end_left_over(tmp_path) is is_ours
+            assert (process.wait(10) if is_ours else process.poll()) == (-9 if is_ours else None)
+            assert not end_left_over(tmp_path)
+        finally:
+            process.kill()
