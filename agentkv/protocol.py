@@ -54,14 +54,20 @@ TAG_HEADERS: Mapping[str, str] = {
 SESSION_HEADERS: Mapping[str, str] = {
     "x-session-id": "job_id",  # vLLM's own, also sent by OpenCode
     "x-claude-code-session-id": "job_id",
-    "session-id": "job_id",  # Codex
+    "thread-id": "job_id",  # Codex: one a sub-agent
+    "session-id": "job_id",  # Codex: one for all threads of a run
     "x-dynamo-session-id": "job_id",
     "x-parent-session-id": "parent_job_id",
+    "x-codex-parent-thread-id": "parent_job_id",
     "x-dynamo-parent-session-id": "parent_job_id",
     "x-dynamo-session-final": "is_last_step",
 }
+SUB_AGENT_HEADER = "x-claude-code-agent-id"
+"""Claude Code names a sub-agent with it, next to the session's id."""
 
-READ_HEADERS = frozenset((*(name.lower() for name in TAG_HEADERS.values()), *SESSION_HEADERS))
+READ_HEADERS = frozenset(
+    (*(name.lower() for name in TAG_HEADERS.values()), *SESSION_HEADERS, SUB_AGENT_HEADER)
+)
 """All headers that can set a tag, lower case."""
 
 _HEADER_FLAGS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
@@ -164,7 +170,19 @@ def _read_headers(headers: Mapping[str, str]) -> dict[str, tuple[str, object]]:
     for header, tag in SESSION_HEADERS.items():
         if (text := headers.get(header)) and tag not in found:
             found[tag] = (header, _as_flag(text) if tag == "is_last_step" else text)
+    _find_sub_agent(headers, found)
     return found
+
+
+def _find_sub_agent(headers: Mapping[str, str], found: dict[str, tuple[str, object]]) -> None:
+    """Make a sub-agent of Claude Code or Codex a job of its own, whose parent is the session."""
+    job_header, job_id = found.get("job_id", ("", ""))
+    agent_id, session_id = headers.get(SUB_AGENT_HEADER), headers.get("session-id")
+    if job_header == "x-claude-code-session-id" and agent_id:
+        found["job_id"] = (SUB_AGENT_HEADER, f"{job_id}/{agent_id}")
+        found.setdefault("parent_job_id", (job_header, job_id))
+    elif job_header == "thread-id" and session_id and session_id != job_id:
+        found.setdefault("parent_job_id", ("session-id", session_id))
 
 
 # What a header cannot hold as it is: "%" itself, anything but printable ASCII, and a blank at

@@ -259,6 +259,37 @@ def test_each_header_sets_its_tag(header: str, text: str, tags: Tags) -> None:
     assert fields_from_headers(headers) == tags.as_fields()
 
 
+CLAUDE = {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}
+CODEX = {"thread-id": "t", "session-id": "s"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "job_id", "parent"),
+    [
+        (CLAUDE, "s/a", "s"),
+        ({**CLAUDE, "x-parent-session-id": "p"}, "s/a", "p"),
+        ({**CLAUDE, "x-session-id": "o"}, "o", None),
+        ({"x-claude-code-agent-id": "a"}, None, None),
+        (CODEX, "t", "s"),
+        ({**CODEX, "x-codex-parent-thread-id": "p"}, "t", "p"),
+        ({**CODEX, "thread-id": "s"}, "s", None),
+        ({**CODEX, "x-agentkv-job": "mine"}, "mine", None),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_a_sub_agent_is_a_job_of_its_own(
+    headers: dict[str, str], job_id: str | None, parent: str | None
+) -> None:
+    """Claude Code and Codex name sub-agents next to the session, which is the parent."""
+    assert parse_header_tags(headers) == Tags(job_id=job_id, parent_job_id=parent)
+
+
+def test_a_long_sub_agent_is_refused_by_its_header() -> None:
+    """The limit of an id holds for session and sub-agent together."""
+    headers = {"x-claude-code-session-id": "s" * 200, "x-claude-code-agent-id": "a" * 56}
+    assert refused(parse_header_tags, headers) == "x-claude-code-agent-id"
+
+
 def test_the_first_header_of_the_table_counts() -> None:
     """Of several headers for one tag, our own comes first, then vLLM's."""
     headers = {"session-id": "c", "x-session-id": "b", TAG_HEADERS["job_id"].lower(): "a"}

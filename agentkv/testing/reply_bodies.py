@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 Body = dict[str, Any]
 
@@ -204,7 +205,7 @@ def _message(reply: ScriptedReply) -> Body:
         arguments = json.loads(function["arguments"])
         blocks.append({**block, "name": function["name"], "input": arguments})
     return {
-        "id": "msg-1",
+        "id": f"msg-{uuid4().hex}",  # Claude Code merges messages of the same id
         "type": "message",
         "role": "assistant",
         "model": MODEL,

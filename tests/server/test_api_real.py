@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import uuid4
 
 import httpx
 import pytest
 
 from agentkv.integrations.vllm.doctor.server import check_server
+from agentkv.protocol import Tags
 from agentkv.server.process import ServerProcess
 from tests.conftest import TINY_ARGS, ServerPool
 
@@ -93,6 +95,37 @@ def test_tags_reach_the_engine_from_every_route(
     assert found["pinned_blocks"] > 0
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_tags_in_headers_reach_the_engine_from_every_route(
+    client: httpx.Client, route: str, stream: bool
+) -> None:
+    """All tags of one request arrive as headers; a field of the body comes before its header."""
+    job_id = f"{new_job_id()} 7/100% é"
+    headers = Tags(job_id, False, "above", 9, 7, "ls\n", 0.5).as_headers()
+    assert generate(client, route, headers, stream=stream, turn=1).status_code == 200
+    assert generate(client, route, headers, turn=1).status_code == 200  # a retry
+    found = job(client, quote(job_id))
+    assert (found["turns"], found["expected_turns"]) == (1, 7)
+    assert found["parent_job_id"] == "above"
+    assert found["pinned_blocks"] > 0
+    assert client.post(f"/v1/agentkv/jobs/{quote(job_id)}/release").json()["freed_blocks"] > 0
+
+
+def test_a_sub_agent_of_claude_code_is_a_child_of_its_session(client: httpx.Client) -> None:
+    """Session and sub-agent are two jobs; the request for a title, without tools, is none."""
+    session = {"x-claude-code-session-id": new_job_id()}
+    session_id = session["x-claude-code-session-id"]
+    bash = {"name": "Bash", "input_schema": {"type": "object", "properties": {}}}
+    turn = {"tools": [bash], "tool_choice": {"type": "none"}}
+    for headers in (session, {**session, "x-claude-code-agent-id": "a1"}):
+        assert generate(client, "/v1/messages", headers, **turn).status_code == 200
+    assert generate(client, "/v1/messages", session).status_code == 200
+    assert job(client, session_id)["turns"] == 1
+    child = job(client, f"{session_id}/a1")
+    assert (child["turns"], child["parent_job_id"]) == (1, session_id)
+
+
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("place", ["extra_body", "vllm_xargs"])
 def test_tags_are_understood_in_other_places(client: httpx.Client, route: str, place: str) -> None:
@@ -106,7 +139,7 @@ def test_tags_are_understood_in_other_places(client: httpx.Client, route: str, p
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize(
     "name",
-    ["X-Session-ID", "x-claude-code-session-id", "session-id", "x-dynamo-session-id"],
+    ["X-Session-ID", "thread-id", "session-id", "x-dynamo-session-id"],
 )
 def test_session_headers_are_jobs(client: httpx.Client, route: str, name: str) -> None:
     """vLLM's native header and those of coding agents name the job on every route."""

@@ -8,6 +8,7 @@ start-up it adds the routes under /v1/agentkv. Under other policies it forwards 
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,7 +17,15 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentkv.errors import TagError
-from agentkv.protocol import READ_HEADERS, TAG_FIELDS, Tags, parse_header_tags, parse_tags
+from agentkv.protocol import (
+    READ_HEADERS,
+    SESSION_HEADERS,
+    SUB_AGENT_HEADER,
+    TAG_FIELDS,
+    Tags,
+    parse_header_tags,
+    parse_tags,
+)
 
 from ..server_policy import TokenVerifier, find_token_verifier, served_policy
 from .engine_client import EngineLink
@@ -27,6 +36,12 @@ _TAGGED_PATHS = frozenset(
     ("/v1/chat/completions", "/v1/completions", "/v1/responses", _ANTHROPIC_PATH)
 )
 _HEADER_NAMES = frozenset(name.encode() for name in READ_HEADERS)
+_SESSION_HEADER_NAMES = frozenset(name.encode() for name in (*SESSION_HEADERS, SUB_AGENT_HEADER))
+
+# Claude Code and OpenCode send one of these with every request, also with those for a title, which
+# run during the session's first turn and offer no tools.
+_AGENTS_WITH_TITLES = frozenset((b"x-claude-code-session-id", b"x-session-affinity"))
+_OFFERED_TOOL = re.compile(rb'"tools"\s*:\s*\[\s*\{')
 
 # vLLM takes this header into `request.session_id` itself, on all four routes, and the scheduler
 # falls back to that: alone it needs no folding, and so no parsing of the body.
@@ -73,6 +88,7 @@ class AgentKVMiddleware:
             await self._app(scope, replay(messages, receive), send)
             return
         try:
+            scope = without_session_of_side_request(scope, body)
             folded = _fold_request(scope, body)
         except TagError as error:
             engine.count_bad_tag()
@@ -98,6 +114,19 @@ def _path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
+def without_session_of_side_request(scope: Scope, body: bytes) -> Scope:
+    """Return the scope without session headers if this is a side request of a coding agent.
+
+    Such a request is no turn of the session: it shares none of its context, and would replace what
+    the session's first turn leaves in the cache.
+    """
+    names = {name for name, _ in scope["headers"]}
+    if not names & _AGENTS_WITH_TITLES or _OFFERED_TOOL.search(body):
+        return scope
+    kept = [header for header in scope["headers"] if header[0] not in _SESSION_HEADER_NAMES]
+    return {**scope, "headers": kept}
+
+
 def _fold_request(scope: Scope, body: bytes) -> bytes:
     headers = {
         name.decode(): value.decode("latin-1")
@@ -111,12 +140,15 @@ def _fold_request(scope: Scope, body: bytes) -> bytes:
 
 
 _SESSION_FIELD = "session_id"
+_CACHE_KEY_FIELD = "prompt_cache_key"
 _XARGS = "vllm_xargs"
 
 # The ends of all keys that we read, with the closing quote: `job_id"` also finds parent_job_id. A
 # key quoted inside a prompt ends in `\"` and does not match.
 _KEY_ENDS = tuple(
-    f'{name}"'.encode() for name in (*TAG_FIELDS, _SESSION_FIELD) if name != "parent_job_id"
+    f'{name}"'.encode()
+    for name in (*TAG_FIELDS, _SESSION_FIELD, _CACHE_KEY_FIELD)
+    if name != "parent_job_id"
 )
 
 
@@ -129,9 +161,10 @@ def fold(body: bytes, header_tags: Tags) -> bytes:
     """Return the body with its tags, and those of the headers, under `vllm_xargs`.
 
     A tag given twice is taken from the top level first, then from a nested `extra_body`, then from
-    `vllm_xargs`, then from the headers. The rest of the body stays byte for byte the same; a body
-    that vLLM will reject (no JSON object, `vllm_xargs` of a wrong type) is returned unchanged.
-    Takes about 2 ms per MB of body. Raises TagError for the first wrong tag.
+    `vllm_xargs`, then from the headers; without any job, the ids in Codex' body count. The rest of
+    the body stays byte for byte the same; a body that vLLM will reject (no JSON object,
+    `vllm_xargs` of a wrong type) is returned unchanged. Takes about 2 ms per MB of body. Raises
+    TagError for the first wrong tag.
     """
     request = _parse_object(body)
     if request is None:
@@ -165,9 +198,35 @@ def _collect(
         _parse_place(nested) if isinstance(nested, dict) else Tags(),
         _parse_place(request),
     )
-    return {
+    found = {
         name: value for tags in by_rising_precedence for name, value in tags.as_fields().items()
     }
+    return found if "job_id" in found else {**_codex_tags(request).as_fields(), **found}
+
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_CODEX_METADATA = {
+    "thread-id": "thread_id",
+    "session-id": "session_id",
+    "x-codex-parent-thread-id": "x-codex-parent-thread-id",
+}
+
+
+def _codex_tags(request: dict[str, Any]) -> Tags:
+    """Read the ids in the body of Codex, whose headers a proxy may have dropped.
+
+    Older versions have but `prompt_cache_key`. Other callers give many requests the same key, which
+    is a job's id only if it is a UUID.
+    """
+    metadata, cache_key = request.get("client_metadata"), request.get(_CACHE_KEY_FIELD)
+    if "input" not in request or not isinstance(cache_key, str):
+        return Tags()
+    if isinstance(metadata, dict):
+        ids = {header: metadata.get(field) for header, field in _CODEX_METADATA.items()}
+        return parse_header_tags(
+            {name: text for name, text in ids.items() if isinstance(text, str)}
+        )
+    return Tags(job_id=cache_key) if _UUID.fullmatch(cache_key) else Tags()
 
 
 def _parse_place(place: Mapping[str, object], *, flags_as_numbers: bool = False) -> Tags:

@@ -46,7 +46,7 @@ class FakeEngineClient:
 def make_app(
     *engines: Answers, policy: str | None = "continuum", core: Any = None, root_path: str = ""
 ) -> FastAPI:
-    """An application laid out as vLLM's, whose tagged routes echo the body they were given."""
+    """An application laid out as vLLM's, whose tagged routes echo what they were given."""
     app = FastAPI(root_path=root_path)
     settings = {"agentkv": {"policy": policy}} if policy else {}
     app.state.vllm_config = SimpleNamespace(additional_config=settings)
@@ -55,7 +55,12 @@ def make_app(
 
     async def echo(request: Request) -> Any:
         body = await request.body()
-        return {"length": request.headers.get("content-length"), "text": body.decode("latin-1")}
+        headers = dict(request.headers)
+        return {
+            "length": headers.get("content-length"),
+            "headers": headers,
+            "text": body.decode("latin-1"),
+        }
 
     for path in (*TAGGED_PATHS, "/v1/messages/count_tokens"):
         app.add_api_route(path, echo, methods=["POST"])

@@ -81,8 +81,7 @@ async def test_other_policies_see_their_bytes(policy: str | None) -> None:
 @pytest.mark.parametrize(
     ("headers", "xargs"),
     [
-        ({"x-claude-code-session-id": "c"}, {"job_id": "c"}),
-        ({"Session-Id": "codex"}, {"job_id": "codex"}),
+        ({"Thread-Id": "codex"}, {"job_id": "codex"}),
         ({"x-session-id": "o", "x-parent-session-id": "p"}, {"job_id": "o", "parent_job_id": "p"}),
         (
             {"x-dynamo-session-id": "d", "x-dynamo-session-final": "True"},
@@ -99,7 +98,7 @@ async def test_other_policies_see_their_bytes(policy: str | None) -> None:
     ],
 )
 async def test_headers_are_tags(headers: dict[str, str], xargs: dict[str, Any]) -> None:
-    """Our headers and those of coding agents become tags; an empty one counts as absent."""
+    """Our headers and those of sessions become tags; an empty one counts as absent."""
     assert (await seen(make_app(), {"model": "m"}, headers=headers))["vllm_xargs"] == xargs
 
 
