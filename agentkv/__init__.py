@@ -6,7 +6,7 @@ from agentkv.client.feedback import flush
 from agentkv.client.job import Job, current_job
 from agentkv.client.ledger import JobSummary
 from agentkv.client.patches import instrumented, uninstrument
-from agentkv.client.session import Session, instrument, session
+from agentkv.client.session import Session, session
 from agentkv.client.transport import ServerAPI
 from agentkv.errors import AgentKVError, AgentKVServerError, ServerStartError, TagError
 from agentkv.tool_calls import ToolCall, parse_tool_calls
@@ -14,6 +14,7 @@ from agentkv.tool_calls import ToolCall, parse_tool_calls
 if TYPE_CHECKING:
     from agentkv.commands import CommandAnalysis, Program, analyze_command
     from agentkv.durations import DurationPredictor, Prediction
+    from agentkv.integrations.frameworks import instrument
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ _LAZY = {
     "Prediction": "agentkv.durations",
     "Program": "agentkv.commands",
     "analyze_command": "agentkv.commands",
+    "instrument": "agentkv.integrations.frameworks",
 }
 """Names whose modules a tagging client does not need, with the module imported on first use."""
 

@@ -15,6 +15,11 @@ from agentkv.errors import AgentKVError
 
 COMMANDS = {
     "serve": ("integrations.vllm.serve", "vllm", "start a vLLM server with one of our policies"),
+    "run": (
+        "integrations.launcher",
+        "",
+        "start a Python program whose agents' runs are jobs, without changing it",
+    ),
     "doctor": ("integrations.vllm.doctor", "vllm", "check the installation and a server"),
     "verify-pin": (
         "evals.commands.verify_pin",

@@ -66,18 +66,22 @@ class Patch:
             if self._replacement is not None:
                 return
             module = sys.modules.get(self.module)
-            if module is None:
+            # another thread may be importing it
+            is_whole = not getattr(getattr(module, "__spec__", None), "_initializing", False)
+            if module is None or not self.install_in(module, is_whole=is_whole):
                 _import_watch.wait_for(self)
-                return
-            try:
-                self._replace_in(module)
-            except AttributeError as error:
-                if getattr(module.__spec__, "_initializing", False):  # another thread imports it
-                    _import_watch.wait_for(self)
-                    return
-                logger.warning(
-                    "agentkv: cannot follow %s (%s); the program is not affected", self, error
-                )
+
+    def install_in(self, module: ModuleType, *, is_whole: bool) -> bool:
+        """Replace the function in its module; False if a later part may define it."""
+        try:
+            self._replace_in(module)
+        except AttributeError as error:
+            if not is_whole:
+                return False
+            logger.warning(
+                "agentkv: cannot follow %s (%s); the program is not affected", self, error
+            )
+        return True
 
     def _replace_in(self, module: ModuleType) -> None:
         *outer, name = self._path.split(".")
@@ -166,18 +170,18 @@ class _ImportWatch(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            self._install(fullname)
+            self._install_in(module)
 
         with suppress(AttributeError):  # a loader without attributes: the next session installs
             loader.exec_module = exec_module
         return spec
 
-    def _install(self, module: str) -> None:
+    def _install_in(self, module: ModuleType) -> None:
         try:
             with _lock:
-                for patch in list(self._waiting.get(module, ())):
+                for patch in list(self._waiting.get(module.__name__, ())):
                     self.forget(patch)
-                    patch.install()
+                    patch.install_in(module, is_whole=True)
         except Exception:
             logger.exception("agentkv cannot follow %s; the program is not affected", module)
 

@@ -149,6 +149,10 @@ class Session(Generic[ClientT]):
         )
 
     def _enter(self, job: Job[ClientT]) -> Job[ClientT]:
+        # Feedback uses it in a thread of its own. A program that looks for it in sys.modules, as
+        # openai-agents 0.24 does, fails where it finds it half imported.
+        import httpx  # noqa: F401
+
         client: Any = self._client
         if client is None:
             job.client = cast(ClientT, client)
@@ -177,19 +181,11 @@ class Session(Generic[ClientT]):
 
 
 def instrument() -> None:
-    """Have agentkv follow the calls of every library it knows, from now on; once per process.
+    """Have the calls of every library that is known followed, from now on; once per process.
 
     Inside of a session each call of the OpenAI and Anthropic SDKs, and each request to a model over
-    httpx, requests or aiohttp, is a turn, and threads and thread pools inherit the job. Clients
-    made before and after count, and so do libraries that are imported later: none is imported for
-    it. `session()` without a client does the same when it is entered. Outside of sessions nothing
-    is changed. `instrumented()` lists what is replaced by now, `uninstrument()` restores it all.
-
-    An integration of a framework builds on it: it installs `agentkv.client.patches.Patch` objects
-    of its own, `Patch("package.module:Class.method", wrap)`, which make a job of each run and call
-    `job.tool`. `instrumented()` and `uninstrument()` include them, and so does the import of a
-    framework that comes later. Requests need no care of theirs: those made while the job is
-    current, in its thread or task, are its turns.
+    httpx, requests or aiohttp, is a turn, and threads and thread pools inherit the job. `session()`
+    without a client does it when it is entered, `agentkv.instrument()` adds the frameworks.
     """
     for patch in (*sdk_clients.SDK_PATCHES, *http_clients.HTTP_PATCHES, *context.THREAD_PATCHES):
         patch.install()

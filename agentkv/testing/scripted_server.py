@@ -20,7 +20,7 @@ from agentkv.testing.reply_bodies import MESSAGES_PATH, ScriptedReply, json_body
 _OPENAI_FIELDS = (
     "model messages prompt input instructions stream stream_options temperature top_p max_tokens "
     "max_completion_tokens max_output_tokens n stop seed tools tool_choice response_format text "
-    "user store"
+    "user store include parallel_tool_calls reasoning_effort truncation"
 )
 _ANTHROPIC_FIELDS = (
     "model messages max_tokens system stream temperature top_p top_k stop_sequences tools "

@@ -1,0 +1,104 @@
+"""Which functions of which framework run an agent, and which call a tool.
+
+`instrument` replaces them with the wrappers of `runs`. Nothing here imports a framework; one that
+the program imports later is replaced then. One table, a framework a section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+from agentkv.client import session
+from agentkv.client.patches import Patch
+
+from .runs import Wrap, a_run, a_tool, a_turn
+
+HOOKS: Mapping[str, Mapping[str, Wrap]] = {
+    # A handoff gives the turns of a run to another agent.
+    "openai-agents": {
+        "agents.run:AgentRunner.run": a_run(lambda call: call["starting_agent"]),
+        "agents.run:AgentRunner.run_streamed": a_run(
+            lambda call: call["starting_agent"], until=lambda result: result.run_loop_task
+        ),
+        "agents.run:run_single_turn": a_turn(lambda call: call["bindings"].public_agent),
+        "agents.run_internal.run_loop:run_single_turn_streamed": a_turn(
+            lambda call: call["bindings"].public_agent
+        ),
+        "agents.run_internal.tool_execution:"
+        "_FunctionToolBatchExecutor._invoke_tool_and_run_post_invoke": a_tool(
+            lambda call: (call["func_tool"].name, call["tool_call"].arguments)
+        ),
+    },
+    # create_agent makes a graph; a graph within a graph is a child job.
+    "langgraph": {
+        "langgraph.pregel.main:Pregel.stream": a_run(),
+        "langgraph.pregel.main:Pregel.astream": a_run(),
+    },
+    "langchain-core": {
+        "langchain_core.tools.base:BaseTool.run": a_tool(
+            lambda call: (call["self"].name, call["tool_input"])
+        ),
+        "langchain_core.tools.base:BaseTool.arun": a_tool(
+            lambda call: (call["self"].name, call["tool_input"])
+        ),
+    },
+    # run, run_sync, run_stream and run_stream_events all go through iter.
+    "pydantic-ai-slim": {
+        "pydantic_ai.agent:Agent.iter": a_run(),
+        "pydantic_ai.tool_manager:ToolManager.execute_tool_call": a_tool(
+            lambda call: (call["validated"].call.tool_name, call["validated"].validated_args)
+        ),
+    },
+    # In a code agent, the code of a step is the tool call.
+    "smolagents": {
+        "smolagents.agents:MultiStepAgent.run": a_run(),
+        "smolagents.agents:ToolCallingAgent.execute_tool_call": a_tool(
+            lambda call: (call["tool_name"], call["arguments"])
+        ),
+        "smolagents.local_python_executor:LocalPythonExecutor.__call__": a_tool(
+            lambda call: ("python_interpreter", {"code": call["code_action"]})
+        ),
+        "smolagents.remote_executors:RemotePythonExecutor.__call__": a_tool(
+            lambda call: ("python_interpreter", {"code": call["code_action"]})
+        ),
+    },
+}
+"""Distribution -> `module:Class.method` -> what a call of it is."""
+
+_patches = {
+    distribution: [Patch(target, wrap) for target, wrap in hooks.items()]
+    for distribution, hooks in HOOKS.items()
+}
+
+
+def packages() -> list[str]:
+    """The top-level packages of the frameworks."""
+    return sorted({target.partition(".")[0] for hooks in HOOKS.values() for target in hooks})
+
+
+def instrument() -> None:
+    """Have agentkv follow every framework and library that it knows, from now on.
+
+    To be called once, at start-up; a second call does nothing. Then each run of a known framework's
+    agent is a job: opened when it starts, released when it ends, raises or is cancelled. Each tool
+    call is timed and reported, sub-agents are child jobs, and each call of the OpenAI and Anthropic
+    SDKs, and each request to a model over httpx, requests or aiohttp, is a turn of the job that is
+    current. A run inside of a session of the caller's is that session's job.
+
+    Packages that are imported later count too, and none is imported because of it. `instrumented()`
+    lists what is replaced by now, `uninstrument()` restores it all.
+    """
+    session.instrument()
+    for distribution, patches in _patches.items():
+        # not by the package's name alone: a program may have its own `agents`
+        if _is_installed(distribution):
+            for patch in patches:
+                patch.install()
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        return bool(version(distribution))
+    except PackageNotFoundError:
+        return False

@@ -1,0 +1,83 @@
+"""What the programs share: two tools, and a loop that runs cases by their names.
+
+A program is what a user of the framework would write, and knows nothing of agentkv.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+BASE_URL = os.environ.get("OPENAI_BASE_URL", "")
+MODEL = "scripted"
+tool_started = threading.Event()
+
+
+def shell(command: str) -> str:
+    """Run a command.
+
+    Args:
+        command: the command.
+    """
+    tool_started.set()
+    time.sleep(0.2)
+    return "RESULT"
+
+
+def lookup(query: str) -> str:
+    """Look something up.
+
+    Args:
+        query: what to look up.
+    """
+    time.sleep(0.1)
+    return "RESULT"
+
+
+async def shell_async(command: str) -> str:
+    tool_started.set()
+    await asyncio.sleep(0.2)
+    return "RESULT"
+
+
+async def cancel_during_a_tool(run: Coroutine[Any, Any, Any]) -> str:
+    """Cancel a run while its first tool runs."""
+    task = asyncio.create_task(run)
+    await asyncio.to_thread(tool_started.wait)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        return "cancelled"
+    return "not cancelled"
+
+
+async def error_of(run: Awaitable[Any]) -> str:
+    """The name of the error with which a run ends."""
+    try:
+        return str(await run)
+    except Exception as error:
+        return f"failed by {type(error).__name__}"
+
+
+def main(cases: Mapping[str, Callable[[], Any]]) -> None:
+    """Run the cases named on the command line, or else line by line on stdin; print the answers."""
+    if "--instrument" in sys.argv:
+        import agentkv
+
+        agentkv.instrument()
+    # one for all: some frameworks keep their connections to the server, which belong to a loop
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    for name in [one for one in sys.argv[1:] if one in cases] or map(str.strip, sys.stdin):
+        tool_started.clear()
+        answer = cases[name]()
+        if inspect.isawaitable(answer):
+            answer = loop.run_until_complete(answer)
+        print(f"\nANSWER {answer}", flush=True)
