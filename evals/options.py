@@ -60,6 +60,14 @@ def share(text: str) -> float:
     return number
 
 
+def command_parser(command: str, about: str | None, **more: Any) -> argparse.ArgumentParser:
+    """A parser that shows the module's docstring as it is written."""
+    layout = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(
+        prog=f"agentkv {command}", description=about, formatter_class=layout, **more
+    )
+
+
 def add_server(parser: Any) -> None:
     """Add `--model` and `--api-key`, which say how to talk to a running server."""
     parser.add_argument("--model", help="default: the first that the server offers")

@@ -22,6 +22,7 @@ from ..options import (
     add_kept,
     add_server,
     add_workload_options,
+    command_parser,
     describe_workload,
     fill_in,
     seconds,
@@ -122,13 +123,9 @@ def _times(found: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="agentkv bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="How many and how fast, if nothing is given: "
-        f"--jps {DEFAULTS['jps']:g} --duration {DEFAULTS['duration']:g}",
-    )
+    rate = f"--jps {DEFAULTS['jps']:g} --duration {DEFAULTS['duration']:g}"
+    epilog = f"How many and how fast, if nothing is given: {rate}"
+    parser = command_parser("bench", __doc__, epilog=epilog)
     server = parser.add_argument_group("server")
     add: Any = server.add_argument
     add("--base-url", default=DEFAULT_BASE_URL, metavar="URL", help="default %(default)s")

@@ -26,6 +26,7 @@ from ..options import (
     add_json,
     add_kept,
     add_workload_options,
+    command_parser,
     describe_workload,
     fill_in,
     seconds,
@@ -313,11 +314,7 @@ def _with_range(spread: Spread | None) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="agentkv compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("compare", __doc__)
     add: Any = parser.add_argument_group("comparison").add_argument
     names, defaults = ", ".join(policy_names()), ", ".join(DEFAULT_POLICIES)
     policy_help = f"repeat for each policy; of {names} (default {defaults})"

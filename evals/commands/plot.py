@@ -29,7 +29,7 @@ from ..figures.by_job import draw_by_turn, draw_cumulative
 from ..figures.runs import Group, grouped, load_runs
 from ..figures.style import in_order
 from ..figures.timeline import draw_run_timeline
-from ..options import BAD_USAGE, DONE, FAILED, add_kept
+from ..options import BAD_USAGE, DONE, FAILED, add_kept, command_parser
 from ..rows import require_free
 
 DEFAULT_BASELINE = "fcfs"
@@ -133,7 +133,7 @@ def _load(group: Group) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="agentkv plot", description=__doc__)
+    parser = command_parser("plot", __doc__)
     add: Any = parser.add_argument
     add("rows", nargs="+", metavar="ROWS", help="an --out of bench, compare or simulate")
     shown = "; ".join(f"{name}: {what}" for name, what in KINDS.items())

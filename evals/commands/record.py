@@ -20,7 +20,7 @@ from agentkv.errors import AgentKVError, InputError
 from ..event_log.jobs import JobRecord, jobs_of
 from ..event_log.reading import read_record
 from ..event_log.totals import DEFAULT_AFTER_S, job_row, passed_over, totals
-from ..options import DONE, FAILED, add_json, seconds, whole_number
+from ..options import DONE, FAILED, add_json, command_parser, seconds, whole_number
 from ..rows import require_free
 from ..tables import cell, text_table
 
@@ -160,7 +160,7 @@ def _seconds(spread: Mapping[str, Any]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="agentkv record", description=__doc__)
+    parser = command_parser("record", __doc__)
     add: Any = parser.add_argument
     add("source", metavar="SOURCE", help="URL, file or folder")
     add("--job", action="append", metavar="ID", help="only this job (repeatable)")

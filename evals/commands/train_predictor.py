@@ -21,7 +21,7 @@ from agentkv.durations import DurationPredictor, OfflineModels
 from agentkv.durations.trees import train_boosted, train_prior
 from agentkv.errors import InputError
 
-from ..options import DONE, add_json
+from ..options import DONE, add_json, command_parser
 from ..rows import provenance, require_free
 from ..workload.traces import Trace, read_trace
 
@@ -79,21 +79,12 @@ def train(traces: Sequence[Trace], path: Path, kind: str, seed: int) -> dict[str
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="agentkv train-predictor",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("train-predictor", __doc__)
     add = parser.add_argument
     add("traces", nargs="+", type=Path, metavar="TRACE", help="JSON lines, gzipped or not")
     add("--out", type=Path, required=True, metavar="FILE", help="where the predictor is written")
-    add(
-        "--kind",
-        choices=KINDS,
-        default="default",
-        help="which predictor; the server's setting `predictor` must name the same one "
-        "(default %(default)s)",
-    )
+    kind_help = "the server's setting `predictor` must name the same (default %(default)s)"
+    add("--kind", choices=KINDS, default="default", help=kind_help)
     add("--seed", type=int, default=0, help="of the training (default %(default)s)")
     add("--force", action="store_true", help="overwrite FILE")
     add_json(parser)

@@ -18,7 +18,7 @@ from typing import Any
 
 import agentkv
 
-from ..options import DONE, FAILED, add_json, add_kept, add_server, seconds
+from ..options import DONE, FAILED, add_json, add_kept, add_server, command_parser, seconds
 from ..pin_experiment import PinExperiment, PinRun, TTLTrial, TurnRow
 from ..rows import require_free, write_whole
 from ..server import ServerUnderTest, TurnError
@@ -206,7 +206,7 @@ def _foreign_traffic(run: PinRun) -> Iterator[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="agentkv verify-pin", description=__doc__)
+    parser = command_parser("verify-pin", __doc__)
     add: Any = parser.add_argument
     add("--base-url", required=True, help="the server, with or without /v1")
     add_server(parser)

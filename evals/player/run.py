@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -178,7 +179,7 @@ async def _drive(
         converse = partial(conversation, run_id)
         player = JobPlayer(client, converse, run_id, clock, keep_row)
         run = LoadRun(workload, player.play, clock, is_alive)
-        watching = asyncio.ensure_future(_show_progress(run.state, len(workload.jobs), policy))
+        watching = asyncio.ensure_future(_show_progress(run, policy))
         timer: asyncio.TimerHandle | None = None
         if options.limit_s is not None:
             reason = f"{options.limit_s:g} s were over (--limit-s)"
@@ -191,7 +192,7 @@ async def _drive(
         await asyncio.wait({watching})
     return jobs, {
         "stopped_because": run.stopped_because,
-        "max_arrival_lag_s": run.state.max_lag_s,
+        "max_arrival_lag_s": run.max_lag_s,
         "reports_cached_tokens": player.has_seen_cached_tokens,
     }
 
@@ -235,35 +236,11 @@ def _stopped_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@dataclass(slots=True)
-class LoadState:
-    """Progress of a run, in jobs."""
-
-    arrived: int = 0
-    done: int = 0
-    failed: int = 0
-    cut: int = 0
-    max_lag_s: float = 0.0
-
-    @property
-    def running(self) -> int:
-        return self.arrived - self.done - self.failed - self.cut
-
-    def line(self, num_jobs: int) -> str:
-        """The counts in words; failed and cut jobs only if there are any."""
-        failed = f", {self.failed} failed" if self.failed else ""
-        cut = f", {self.cut} cut" if self.cut else ""
-        return (
-            f"{self.arrived} of {num_jobs} arrived, {self.running} running, "
-            f"{self.done} done{failed}{cut}"
-        )
-
-
-async def _show_progress(state: LoadState, num_jobs: int, label: str) -> None:
-    """Show the state until cancelled."""
-    with progress(label, num_jobs, every_s=_LINE_EVERY_S) as show:
+async def _show_progress(run: LoadRun, label: str) -> None:
+    """Show how many jobs have ended, until cancelled."""
+    with progress(label, len(run.workload.jobs), every_s=_LINE_EVERY_S) as show:
         while True:
-            show(state.arrived - state.running, state.line(num_jobs))
+            show(*run.progress())
             await asyncio.sleep(_REDRAW_EVERY_S)
 
 
@@ -279,10 +256,20 @@ class LoadRun:
     play: Callable[[JobPlan], Awaitable[JobOutcome]]
     clock: Callable[[], float]
     is_alive: Callable[[], Awaitable[bool]]
-    state: LoadState = field(default_factory=LoadState)
+    num_arrived: int = 0
+    max_lag_s: float = 0.0
     stopped_because: str | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _outcomes: list[JobOutcome] = field(default_factory=list)
+
+    def progress(self) -> tuple[int, str]:
+        """Number of ended jobs, and all counts in words; failed and cut only if there are any."""
+        ended = Counter(job.status for job in self._outcomes)
+        num_ended = len(self._outcomes)
+        counts = f"{self.num_arrived} of {len(self.workload.jobs)} arrived"
+        counts += f", {self.num_arrived - num_ended} running, {ended['done']} done"
+        unusual = (f", {ended[status]} {status}" for status in ("failed", "cut") if ended[status])
+        return num_ended, counts + "".join(unusual)
 
     def stop(self, reason: str) -> None:
         """Start no more jobs and cut those that run. The first reason counts."""
@@ -313,13 +300,12 @@ class LoadRun:
 
     async def _play_at(self, job: JobPlan) -> None:
         await asyncio.sleep(max(0.0, job.arrival_s - self.clock()))
-        self.state.max_lag_s = max(self.state.max_lag_s, self.clock() - job.arrival_s)
+        self.max_lag_s = max(self.max_lag_s, self.clock() - job.arrival_s)
         await self._play_now(job)
 
     async def _play_now(self, job: JobPlan) -> None:
-        self.state.arrived += 1
+        self.num_arrived += 1
         outcome = await self.play(job)
         self._outcomes.append(outcome)
-        setattr(self.state, outcome.status, getattr(self.state, outcome.status) + 1)
         if outcome.status == "failed" and not await self.is_alive():
             self.stop("the server stopped answering")

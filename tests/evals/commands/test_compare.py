@@ -49,8 +49,9 @@ def test_repeats_are_interleaved(tmp_path: Path) -> None:
 
 
 def test_runs_of_other_jobs_are_not_resumed(tmp_path: Path) -> None:
-    """Runs of other jobs or with other server flags would be compared in vain and are refused."""
-    write_all(make_plan(tmp_path))
+    """Complete runs are read again; of other jobs or with other server flags they are refused."""
+    write_all(plan := make_plan(tmp_path))
+    assert [run.policy for run in run_all(plan, resume=True)] == [p.name for p, _ in plan.runs()]
     for other in ({"described": {"name": "bfcl"}}, {"server_flags": ("--block-size", "64")}):
         with pytest.raises(InputError, match="was made with another"):
             list(run_all(make_plan(tmp_path, **other), resume=True))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.errors import InputError
+from agentkv.errors import AgentKVServerError, InputError
 from agentkv.evals.event_log.reading import JobKey, read_record
 from tests.evals.event_log.rows import TWO_TURNS, arrival, write_record
 
@@ -101,3 +101,9 @@ def test_a_file_that_cannot_be_read_is_named(
         path.write_bytes(content)
     with pytest.raises(InputError, match=f"{name}: cannot read this record"):
         read_record(str(path))
+
+
+def test_an_unreachable_server_is_an_error() -> None:
+    """A port on which nobody listens gives an error of the server."""
+    with pytest.raises(AgentKVServerError, match="no answer"):
+        read_record("http://127.0.0.1:9")

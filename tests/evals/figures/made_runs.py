@@ -49,7 +49,9 @@ def _job(chance: random.Random, arrived_s: float, load: float, policy: str) -> J
     """Eight turns that queue the longer, and find the less in the cache, the higher the load."""
     at_s, turns = arrived_s, []
     for number, (prompt, tool_s) in enumerate(zip(PROMPTS, TOOLS_S, strict=True)):
-        wait_s = (0.05 + load * chance.random() + prompt / 12_000) * SPEED.get(policy, 0.9)
+        wait_s = (0.05 + load**3 * chance.expovariate(1.0) + prompt / 12_000) * SPEED.get(
+            policy, 0.9
+        )
         is_lost = chance.random() < load / (2 if policy == "fcfs" else 6)
         cached = 0 if is_lost or not number else PROMPTS[number - 1]
         ended_s = at_s + wait_s + 0.4

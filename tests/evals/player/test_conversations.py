@@ -71,6 +71,7 @@ def test_a_live_chat_keeps_the_models_own_words(reply: str, commands: list[str])
         assert live.end_turn(turn) == command
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
     assert messages[2]["content"] == reply
+    assert len(live.output_digest()) == 16
 
 
 def test_the_sample_text_is_the_same_everywhere() -> None:
