@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import islice
+from operator import attrgetter
 
 from tree_sitter import Node
 
@@ -61,8 +62,8 @@ class CommandAnalysis:
     """Rounds of the first outermost loop if the text gives them, as `for i in 1 2 3` does."""
 
 
-_SHAPE = [field.name for field in fields(CommandAnalysis)][2:]
-"""What a walk counts by the same name."""
+_shape_of = attrgetter(*(field.name for field in fields(CommandAnalysis)[2:]))
+"""Everything but text and programs, which a walk counts under the same names."""
 
 
 def analyze_command(text: str) -> CommandAnalysis:
@@ -85,8 +86,7 @@ def _analyze(text: str) -> CommandAnalysis:
     walk = _Walk()
     walk.read_script(text)
     programs = [program for program in walk.programs if program.name not in ("cd", "pushd")]
-    shape = {name: getattr(walk, name) for name in _SHAPE}
-    return CommandAnalysis(text, tuple(programs or walk.programs[:1]), **shape)
+    return CommandAnalysis(text, tuple(programs or walk.programs[:1]), *_shape_of(walk))
 
 
 def forget_analyses() -> None:

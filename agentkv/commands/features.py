@@ -36,9 +36,13 @@ _CLASS_OF_SUBCOMMAND = by_name(
 
 def program_classes(program: Program) -> set[str]:
     """The classes of CLASSES that a program belongs to: none, one or several."""
-    subcommands = program.key.split(":")[1:]
-    found = (_CLASS_OF_NAME.get(program.name), *map(_CLASS_OF_SUBCOMMAND.get, subcommands))
-    return {kind for kind in found if kind}
+    found = set()
+    if program.name in _CLASS_OF_NAME:
+        found.add(_CLASS_OF_NAME[program.name])
+    for part in program.key.split(":")[1:]:
+        if part in _CLASS_OF_SUBCOMMAND:
+            found.add(_CLASS_OF_SUBCOMMAND[part])
+    return found
 
 
 def command_features(command: CommandAnalysis) -> list[float]:
@@ -46,7 +50,7 @@ def command_features(command: CommandAnalysis) -> list[float]:
     programs = command.programs
     words = [word for program in programs for word in program.argv]
     flags = "".join(word for word in words if word[:1] == "-" and word[1:2] != "-")
-    classes = set().union(*map(program_classes, programs))
+    classes = {kind for program in programs for kind in program_classes(program)}
     pythons = [program for program in programs if program.name == "python"]
     is_python_test = any("test" in word for program in pythons for word in program.argv[1:])
     return [

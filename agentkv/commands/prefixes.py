@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from itertools import dropwhile
 from typing import NamedTuple
 
 from agentkv.commands.program import SHELLS, invocation, word_set
@@ -67,7 +66,8 @@ def unwrap(argv: tuple[str, ...]) -> Unwrapped:
             return Unwrapped(bare, timeout_s, reads_script=is_login, counts_itself=name == "ssh")
         timeout_s = tighter(timeout_s, behind.timeout_s)
         if behind.counts_itself or behind.script is not None:
-            return behind._replace(argv=bare, timeout_s=timeout_s, inner=behind.argv)
+            runs, counts = behind.argv, behind.counts_itself
+            return Unwrapped(bare, timeout_s, behind.script, runs, counts_itself=counts)
         argv = behind.argv
     return Unwrapped(argv, timeout_s)
 
@@ -88,7 +88,10 @@ def tighter(limit_s: float | None, other_s: float | None) -> float | None:
 
 
 def _without_assignments(argv: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dropwhile(_ASSIGNMENT.fullmatch, argv))
+    for index, word in enumerate(argv):
+        if not _ASSIGNMENT.fullmatch(word):
+            return argv[index:]
+    return ()
 
 
 def _behind(name: str, argv: tuple[str, ...]) -> Unwrapped | None:
@@ -206,10 +209,8 @@ def _behind_parallel(argv: tuple[str, ...]) -> Unwrapped | None:
 
 def _takes_next(word: str, with_value: frozenset[str]) -> bool:
     """Whether an option's value is the next word: `-u bob`, `-iu bob`, not `-n5`, `--user=x`."""
-    if word in with_value:
-        return True
-    if word[:2] == "--":
-        return False
+    if word in with_value or word[:2] == "--":
+        return word in with_value
     for index in range(1, len(word)):
         if f"-{word[index]}" in with_value:
             return index == len(word) - 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -329,13 +329,8 @@ def _has_option(
     argv: tuple[str, ...], letters: str, takes_value: frozenset[str], long_names: set[str]
 ) -> bool:
     """True if one of the options is given, its letter alone or in a cluster such as -sSLo."""
-    if not long_names.isdisjoint(argv):
-        return True
-    for word in argv[1:]:
-        if word[:1] == "-" and word[1:2] != "-":
-            for option in word[1:]:
-                if option in letters:
-                    return True
-                if option in takes_value:
-                    break
-    return False
+    clusters = (word[1:] for word in argv[1:] if word[:1] == "-" and word[1:2] != "-")
+    options = (takewhile(lambda letter: letter not in takes_value, each) for each in clusters)
+    return not long_names.isdisjoint(argv) or any(
+        not set(letters).isdisjoint(each) for each in options
+    )

@@ -174,12 +174,16 @@ def t_quantile(share: float, num_degrees: float) -> float:
     return -t if share < 0.5 else t
 
 
+@lru_cache(maxsize=2048)
+def _log_beta(a: float, b: float) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+
 def _incomplete_beta(x: float, a: float, b: float) -> float:
     """I_x(a, b) for 0 <= x < 1. Source: DLMF 8.17.8, a series of positive terms."""
     if x <= 0.0:
         return 0.0
-    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-    term = math.exp(a * math.log(x) + b * math.log1p(-x) - log_beta) / a
+    term = math.exp(a * math.log(x) + b * math.log1p(-x) - _log_beta(a, b)) / a
     total = term
     while term > total * _PRECISION:
         term *= x * (a + b) / (a + 1.0)

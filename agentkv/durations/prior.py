@@ -153,7 +153,7 @@ def _inline_waits_s(programs: Sequence[Program]) -> float:
     for program in programs:
         for code in _codes_of(program):
             if "sleep" in code:
-                seconds += sum(float(wait) for wait in _INLINE_WAIT.findall(code)[:8])
+                seconds += sum(map(float, _INLINE_WAIT.findall(code)[:8]))
     return min(seconds, _NO_TIMEOUT_S)
 
 

@@ -38,8 +38,9 @@ def _unwrapped(holder: object) -> object:
     if isinstance(http_text := _member(_member(holder, "http_response"), "text"), str):
         return arguments_of(http_text) or ""
     if choices := _items(_member(holder, "choices")):
-        return _first_member(choices[0], "message", "text", default="")
-    if _first_member(holder, *_OWN_FIELDS) is not None:
+        bodies = (_member(choices[0], name) for name in ("message", "text"))
+        return next((body for body in bodies if body is not None), "")
+    if any(_member(holder, name) is not None for name in _OWN_FIELDS):
         return holder
     if _member(holder, "finish_reason") is not None and _member(holder, "message") is None:
         return _member(holder, "text") or ""  # a choice of a completion
@@ -103,21 +104,15 @@ def _member(holder: object, name: str) -> object:
         return None
 
 
-def _members(holder: object, *names: str) -> tuple[object, ...]:
-    return tuple(_member(holder, name) for name in names)
-
-
-def _first_member(holder: object, *names: str, default: object = None) -> object:
-    members = (_member(holder, name) for name in names)
-    return next((member for member in members if member is not None), default)
-
-
 def _chat_call(entry: object) -> ToolCall | None:
     if (custom := _member(entry, "custom")) is not None:
         name = _member(custom, "name")
         return _free_text_call(name, _member(custom, "input"), _member(entry, "id"))
-    function = _first_member(entry, "function", default=entry)
-    arguments = _first_member(function, "arguments", "args")  # the second is LangChain's
+    function = _member(entry, "function")
+    function = entry if function is None else function
+    arguments = _member(function, "arguments")
+    if arguments is None:
+        arguments = _member(function, "args")  # LangChain
     return _call(_member(function, "name"), arguments, _member(entry, "id"))
 
 
@@ -132,6 +127,10 @@ def _free_text_call(name: object, text: object, call_id: object) -> ToolCall | N
     """A call of a custom tool, which takes text in place of JSON: a command if it runs bash."""
     key = "command" if isinstance(name, str) and is_bash_like(name) else "input"
     return _call(name, {key: text}, call_id)
+
+
+def _members(block: object, *names: str) -> tuple[object, ...]:
+    return tuple(_member(block, name) for name in names)
 
 
 def _action(item: object, name: str) -> dict[str, object]:

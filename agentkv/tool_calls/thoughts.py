@@ -80,9 +80,8 @@ def thought_that_ends(reply: ReplyText, start: int, end: int) -> Reading | None:
     if closer is None or closer.end() > end:
         return None
     opener = reply.next(_OPENER, start)
-    if opener and opener.start() < closer.start():
-        return None
-    if is_mention(reply.text, closer.start(), closer.end()):
+    opens_within = opener is not None and opener.start() < closer.start()
+    if opens_within or is_mention(reply.text, closer.start(), closer.end()):
         return None
     return Reading(closer.end(), is_end_of_thought=True)
 
