@@ -57,12 +57,12 @@ test-openai3: $(OPENAI3_STAMP)
 
 # vLLM's own scheduler tests, under its classes and under each policy of ours; fetched, never committed.
 test-upstream: $(STAMP)
-	$(BIN)/python tests/upstream/compare.py --cache .upstream
+	$(BIN)/python tests/upstream/compare_vllm.py --cache .upstream
 
 # mini-swe-agent's own tests, with its classes and with ours. Its source distribution lacks them:
 # MINI_SWE_SOURCE=FOLDER names a checkout; without one, our comparison of the classes runs.
 test-mini-swe: $(STAMP)
-	$(BIN)/python tests/upstream_mini_swe/compare.py --cache .mini-swe \
+	$(BIN)/python tests/upstream/compare_mini_swe.py --cache .mini-swe \
 		$(if $(MINI_SWE_SOURCE),--source $(MINI_SWE_SOURCE))
 
 # The tests of the plugin under every supported vLLM, each in a folder of its own (1.5 GB in all).
