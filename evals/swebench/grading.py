@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def evaluate(
     instances = {one.instance_id: one for one in found if one.instance_id in run.instance_ids}
     facts = {
         "mode": mode,
-        "harness_version": harness_version(),
+        "harness_version": version("swebench"),
         "dataset_sha256": fingerprint(
             [instances[name] for name in run.instance_ids if name in instances]
         ),
@@ -130,16 +130,6 @@ def evaluate(
         "mode": mode,
         "run": str(folder),
     }
-
-
-def harness_version() -> str:
-    """Return the official harness's version; raises SwebenchError if it is not installed."""
-    try:
-        return version("swebench")
-    except PackageNotFoundError as error:
-        raise SwebenchError(
-            "the official harness is missing: run `pip install 'agentkv-serving[swebench]'`"
-        ) from error
 
 
 def read_eval(folder: Path) -> tuple[dict[str, Any], dict[str, Verdict]] | None:
