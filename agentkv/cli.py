@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"agentkv {argv[0]}: interrupted", file=sys.stderr)
         return 1
-    except (AgentKVError, OSError) as error:
+    except AgentKVError as error:
         # a command that has begun keeps what it has and says so itself
         print(f"agentkv {argv[0]}: {error}", file=sys.stderr)
         return 2

@@ -41,6 +41,15 @@ def require_free(path: Path, *, force: bool, flag: str = "--out") -> None:
         raise InputError(f"{path} exists: choose another {flag}, or --force")
 
 
+def require_writable(path: Path, *, force: bool) -> None:
+    """Make the file's folder; InputError if that fails, or the file exists without `force`."""
+    require_free(path, force=force)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error}") from error
+
+
 def write_whole(path: Path, text: str) -> None:
     """Replace a file in one step, so a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,14 +117,17 @@ class RunWriter:
     """
 
     def __init__(self, folder: Path, facts: Mapping[str, Any], *, force: bool = False) -> None:
-        """Raises InputError if the folder holds a run and `force` is not given."""
+        """Raises InputError if the folder holds a run, without `force`, or cannot be made."""
         for name in (RUN_FILE, TURNS_FILE):
-            require_free(folder / name, force=force)
-        for name in (RUN_FILE, RECORD_FILE):
-            (folder / name).unlink(missing_ok=True)
+            require_writable(folder / name, force=force)
         self._folder = folder
         self._facts = dict(facts)
-        self._turns = RowFile(folder / TURNS_FILE)
+        try:
+            for name in (RUN_FILE, RECORD_FILE):
+                (folder / name).unlink(missing_ok=True)
+            self._turns = RowFile(folder / TURNS_FILE)
+        except OSError as error:
+            raise InputError(f"{folder} cannot be written: {error}") from error
 
     def add_turn(self, job: JobOutcome, turn: TurnOutcome, *, is_last: bool) -> None:
         """Write a row; a job's last row says how the job ended. `job` need not hold the turn."""

@@ -22,7 +22,7 @@ from agentkv.durations.trees import train_boosted, train_prior
 from agentkv.errors import InputError
 
 from ..options import DONE, add_json, command_parser
-from ..rows import provenance, require_free
+from ..rows import provenance, require_writable
 from ..workload.traces import Trace, read_trace
 
 KINDS = ("default", "context_serve", "boosted")
@@ -32,12 +32,11 @@ KINDS = ("default", "context_serve", "boosted")
 def main(argv: Sequence[str]) -> int:
     """0: written. Raises InputError for no traces to train on, or --out taken."""
     options = _parser().parse_args(argv)
-    require_free(options.out, force=options.force)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    require_writable(options.out, force=options.force)
     traces = [read_trace(path) for path in options.traces]
     try:
         document = train(traces, options.out, options.kind, options.seed)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
     if not options.json:
         print(

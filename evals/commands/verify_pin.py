@@ -20,7 +20,7 @@ import agentkv
 
 from ..options import DONE, FAILED, add_json, add_kept, add_server, command_parser, seconds
 from ..pin_experiment import PinExperiment, PinRun, TTLTrial, TurnRow
-from ..rows import require_free, write_whole
+from ..rows import require_writable, write_whole
 from ..server import ServerUnderTest, TurnError
 
 NO_POLICY_HINT = (
@@ -43,8 +43,7 @@ def main(argv: Sequence[str]) -> int:
     say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     result_file = None if options.out is None else Path(options.out) / "verify_pin.json"
     if result_file is not None:
-        require_free(result_file, force=options.force)
-        result_file.parent.mkdir(parents=True, exist_ok=True)
+        require_writable(result_file, force=options.force)
     try:
         run = _experiment(options, say)
     except TurnError as error:

@@ -139,8 +139,8 @@ def load_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
             raise InputError(f"{path}: not a run: give its folder, {TURNS_FILE} or {RUN_FILE}")
         try:
             found = [_run(outcome) for outcome in read_runs([path])]
-        except InputError:
-            raise
+        except (InputError, OSError) as error:
+            raise InputError(str(error)) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise InputError(f"{path}: rows that cannot be drawn: {reason}") from error

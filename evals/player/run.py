@@ -75,7 +75,7 @@ def load_server(
 ) -> tuple[RunOutcome, str | None]:
     """Run the workload; returns the outcome and, if the run ended early, why.
 
-    Raises AgentKVServerError, InputError or OSError before anything is sent. Later failures end the
+    Raises AgentKVServerError, or InputError, before anything is sent. Later failures end the
     run and are returned with what was measured.
     """
     forget_servers()  # another server may have been at this address

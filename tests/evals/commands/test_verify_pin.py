@@ -128,7 +128,7 @@ def test_an_out_that_cannot_be_used_is_bad_usage_before_the_run(
     """A file in place of the folder, and a result that exists, are refused at once."""
     (tmp_path / "file").write_text("")
     assert agentkv(["verify-pin", "--base-url", NOBODY, "--out", str(tmp_path / "file")]) == 2
-    assert "File exists" in capsys.readouterr().err
+    assert "verify_pin.json cannot be written" in capsys.readouterr().err
     (tmp_path / "verify_pin.json").write_text("{}")
     assert agentkv(["verify-pin", "--base-url", NOBODY, "--out", str(tmp_path)]) == 2
     assert "--force" in capsys.readouterr().err
