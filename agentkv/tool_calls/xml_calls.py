@@ -136,7 +136,7 @@ def _read_call(
         argument = key["key"].strip()
         is_broken |= bool(arguments.get(argument))
         value = reply.text[key.end() : end.start()].removeprefix("\n").removesuffix("\n")
-        is_command = argument in COMMAND_ARGUMENTS and is_bash_like(name)
+        is_command = argument in (*COMMAND_ARGUMENTS, "commands") and is_bash_like(name)
         arguments[argument] = _typed(value, key["typing"], is_command=is_command)
         position = end.end() if end["closes"] else end.start()
     if not (closer := dialect.end_of_call.match(reply.text, position)):
