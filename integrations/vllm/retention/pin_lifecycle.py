@@ -17,6 +17,96 @@ from ..telemetry import Telemetry
 from . import Host
 
 
+class PinTable(Generic[Block]):
+    """At most one pin per job; the next expiry is known in O(1)."""
+
+    def __init__(self) -> None:
+        self._pins: dict[str, Pin[Block]] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        self._holders: Counter[int] = Counter()
+        self._newest_first: list[Pin[Block]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def __iter__(self) -> Iterator[Pin[Block]]:
+        return iter(self._pins.values())
+
+    def get(self, job_id: str) -> Pin[Block] | None:
+        return self._pins.get(job_id)
+
+    def add(self, pin: Pin[Block]) -> None:
+        """Add the pin of a job that has none."""
+        assert pin.job_id not in self._pins
+        self._pins[pin.job_id] = pin
+        self._newest_first = None
+        self._holders.update(map(id, pin.blocks))
+        heapq.heappush(self._deadlines, (pin.expires_s, pin.job_id))
+
+    def reschedule(self, pin: Pin[Block]) -> None:
+        """Schedule a pin's present `expires_s`.
+
+        Outdated deadlines stay until they surface; once they outnumber the pins the heap is
+        rebuilt, so it holds at most about twice as many entries as there are pins.
+        """
+        heapq.heappush(self._deadlines, (pin.expires_s, pin.job_id))
+        if len(self._deadlines) > 2 * len(self._pins) + 64:
+            self._deadlines = [(each.expires_s, each.job_id) for each in self]
+            heapq.heapify(self._deadlines)
+
+    def remove(self, pin: Pin[Block]) -> None:
+        del self._pins[pin.job_id]
+        self._newest_first = None
+        self._let_go(pin.blocks)
+
+    def trim(self, pin: Pin[Block], num_blocks: int) -> Sequence[Block]:
+        """Take the last blocks off a pin, which must keep some, and return them."""
+        assert 0 < num_blocks < len(pin.blocks)
+        trimmed = pin.blocks[-num_blocks:]
+        pin.blocks = pin.blocks[:-num_blocks]
+        pin.num_exclusive_blocks = max(0, pin.num_exclusive_blocks - num_blocks)
+        pin.num_trimmed += num_blocks
+        self._let_go(trimmed)
+        return trimmed
+
+    def newest_first(self) -> Sequence[Pin[Block]]:
+        """All pins, that of the job that arrived last first. Sorted once between two changes."""
+        if self._newest_first is None:
+            self._newest_first = sorted(
+                self._pins.values(), key=lambda pin: pin.job_order, reverse=True
+            )
+        return self._newest_first
+
+    def _let_go(self, blocks: Sequence[Block]) -> None:
+        for block in map(id, blocks):
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                del self._holders[block]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks pinned by at least one job: jobs that share a prefix share its blocks."""
+        return len(self._holders)
+
+    @property
+    def next_expiry_s(self) -> float | None:
+        """Time of the earliest expiry still to come; None without pins. Amortised O(log pins)."""
+        while self._deadlines:
+            expires_s, job_id = self._deadlines[0]
+            pin = self._pins.get(job_id)
+            if pin is not None and pin.expires_s == expires_s:
+                return expires_s
+            heapq.heappop(self._deadlines)
+        return None
+
+    def pop_due(self, now_s: float) -> Pin[Block] | None:
+        """Take the next deadline that has passed off the schedule; the pin itself stays."""
+        expires_s = self.next_expiry_s
+        if expires_s is None or expires_s > now_s:
+            return None
+        return self._pins[heapq.heappop(self._deadlines)[1]]
+
+
 class PinManager:
     """The life of a pin, from a finished turn to its end, by one of the reasons of `PinEnd`."""
 

@@ -231,33 +231,6 @@ class OffloadStats:
         self._lost_tokens *= KEPT
 
 
-class RestoreCost(NamedTuple):
-    """The cost of restoring one context."""
-
-    num_tokens: float
-    """Share of the pool that the context fills, in tokens."""
-    compute_s: float
-    """Seconds that recomputing it adds to the engine's steps."""
-    load_s: float = 0.0
-    """Seconds that loading it from a tier takes."""
-    loaded_share: float = 0.0
-    """Share of evicted context that a tier loads back; 0 without a tier."""
-    compute_weight: float = 1.0
-    """Seconds of the whole pool that a second of computing is worth (see StepTimeModel)."""
-    step_s: float = 0.0
-    """Fixed seconds of a step."""
-
-    @property
-    def alone_s(self) -> float:
-        """Seconds to recompute the context in an otherwise idle engine."""
-        return self.step_s + self.compute_s
-
-    @property
-    def pool_seconds(self) -> float:
-        """Cost of recomputing the context, in seconds of the whole pool."""
-        return self.compute_s * self.compute_weight
-
-
 class RestoreCostModel:
     """Prices contexts by what the engine's steps and loads have taken so far."""
 

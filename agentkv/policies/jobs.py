@@ -53,19 +53,6 @@ class Decision:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a finished turn leaves in the cache: its full blocks, by chained hash."""
-
-    block_hashes: list[Any]
-    num_blocks: int
-    block_tokens: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_blocks * self.block_tokens
-
-
 @dataclass(slots=True)
 class Turn:
     """One request of a job between its arrival and its end."""
@@ -201,54 +188,3 @@ class Job:
             if index < len(block_hashes) and block_hashes[index] == block_hash:
                 return (index + 1) * block_tokens
         return 0
-
-
-def checkpoints_of(block_hashes: list[object], num_blocks: int) -> tuple[tuple[int, object], ...]:
-    """Up to 9 (index, hash) pairs of a context's first `num_blocks` blocks, ending at its end."""
-    step = max(1, num_blocks // 8)
-    indices = sorted({*range(step - 1, num_blocks, step), num_blocks - 1}) if num_blocks else []
-    return tuple([(index, block_hashes[index]) for index in indices if index < len(block_hashes)])
-
-
-class JobTable:
-    """All jobs remembered, the longest idle first, and their turns; every operation is O(1)."""
-
-    def __init__(self, *, max_jobs: int, lease_s: float) -> None:
-        self.turns: dict[str, Turn] = {}
-        """Turns in the engine, by request."""
-        self._max_jobs = max_jobs
-        self._lease_s = lease_s
-        self._jobs: OrderedDict[str, Job] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs.values())
-
-    def get(self, job_id: str) -> Job | None:
-        return self._jobs.get(job_id)
-
-    def add(self, job: Job) -> None:
-        self._jobs[job.job_id] = job
-
-    def touch(self, job: Job, now_s: float) -> None:
-        """Note a sign of life: a turn's arrival or end, or a tool signal."""
-        job.last_activity_s = now_s
-        self._jobs.move_to_end(job.job_id)
-
-    def remove(self, job: Job) -> None:
-        self._jobs.pop(job.job_id, None)
-
-    def next_to_forget(self, now_s: float) -> Job | None:
-        """The job to forget now: idle beyond its lease, or one too many. None if there is none.
-
-        A job with a request in the engine is never forgotten.
-        """
-        for job in self._jobs.values():
-            if job.live:
-                self._jobs.move_to_end(job.job_id)
-                return None
-            is_over = now_s - job.last_activity_s >= self._lease_s
-            return job if is_over or len(self._jobs) > self._max_jobs else None
-        return None

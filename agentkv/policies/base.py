@@ -1,30 +1,32 @@
 """What a scheduling policy is asked, what it may answer, and the values it is shown.
 
-Retention asks; the rules are pure: no vLLM, no clock, no bookkeeping.
+A subclass of `Policy` overrides the questions that it answers in its own way; every default is
+stock vLLM's behaviour. Rules are pure Python: no vLLM, no clock, no bookkeeping of blocks.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL, ContinuumTTL
 
-from ..settings import Settings
 from .costs import RestoreCost
 from .forecast import JobDemand, KVDemandForecast
-from .jobs import Decision, Turn
+from .jobs import Decision, Job, Turn
 from .pins import Pin
+from .settings import MAX_PRIORITY, Settings
 
-Rank = tuple[int, int, int]
+Rank = tuple[float, float, float]
 """A place in the queue, its tier first; the smallest is served first."""
 
 PREEMPTED, PINNED, UNPINNED = 0, 1, 2
 """Tiers of the waiting queue. A request without a job is UNPINNED, and once preempted PREEMPTED."""
+HELD_BACK = 2 * MAX_PRIORITY + 1
+"""Tiers by which a turn falls behind all others while it is held back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +94,58 @@ class Pressure:
         return True
 
 
-class Policy(ABC):
-    """Rules over the jobs of one engine.
+class EngineView(Protocol):
+    """The engine as a policy may look at it; each property is O(1) but for what is iterated."""
 
-    Each method is called on the engine's main thread and must be pure: the answer depends on its
-    arguments, `pressure` and `learned` only. An exception costs one request its pin, nothing else.
+    @property
+    def now_s(self) -> float:
+        """Seconds on a monotonic clock."""
+        ...
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool."""
+        ...
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds, cached prefixes among them."""
+        ...
+
+    @property
+    def block_tokens(self) -> int: ...
+
+    @property
+    def jobs(self) -> Iterable[Job]:
+        """Jobs that are remembered, the longest idle first."""
+        ...
+
+    @property
+    def turns(self) -> Collection[Turn]:
+        """Turns in the engine; `admitted_s` is None while one waits for its first blocks."""
+        ...
+
+    @property
+    def pins(self) -> Collection[Pin[Any]]:
+        """The KV that is held for jobs whose tool runs."""
+        ...
+
+
+class Policy:
+    """The rules for the jobs of one engine. As it stands it is stock vLLM's behaviour.
+
+    Every method runs on the engine's main thread, so it must answer within microseconds, and must
+    depend on what it was shown only: the same events give the same answers. An exception, or an
+    answer of another form, counts as a fault: stock's answer takes its place (see `guard`).
+
+    Attributes:
+        engine: The view of the engine; bound before any other method is called.
+        pressure: Whether memory is contended (see `pressure_s`).
+        learned: Tool durations, waits and lengths of jobs seen so far.
     """
+
+    settings_class: type[Settings] = Settings
+    """The settings that the policy takes; a subclass of Settings adds fields of its own."""
 
     uses_predictions = False
     """Replies are read, and `decide` gets a Prediction. If False, only clients name commands."""
@@ -105,34 +153,39 @@ class Policy(ABC):
     allows_partial_eviction = False
     """A pin that yields gives up only the blocks needed, the last first. If False, all of them."""
 
-    has_admission_control = False
-    """New jobs may have to wait: `why_hold_back` is asked. If False, it never is."""
-
     starved_rank: Rank = (PREEMPTED - 1, 0, 0)
     """Place of a starved request (see `max_overtakes`), in the queue and among victims. Must sort
     before every answer of `rank` and `victim_rank`."""
 
+    max_wait_s = 1800.0
+    """Seconds after which a turn that `why_wait` holds back is let in all the same."""
+
+    tick_s: float | None = None
+    """Seconds between two calls of `tick`; None: never called."""
+
+    engine: EngineView
+
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
-        """`pool_tokens` is the size of the engine's KV pool."""
+        """`settings` are of `settings_class`; `pool_tokens` is the size of the KV pool."""
         self.settings = settings
         self.pool_tokens = pool_tokens
         self.pressure = Pressure()
         self.learned = ContinuumTTL(settings.fixed_ttl_s, settings.cold_start_samples)
-        """Tool durations, waits and job lengths seen; filled under every policy, for `/stats`."""
 
     def capped(self, seconds: float, reason: str) -> TTL:
         """A TTL of at most `max_ttl_s`."""
         return TTL(min(seconds, self.settings.max_ttl_s), reason)
 
-    @abstractmethod
+    # How long a finished turn's KV is held
+
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
         """TTL of a turn that has just finished and whose tool is not known yet.
 
         0 frees the turn at once, and `decide` is then never asked about it: a policy that uses
         predictions must answer with the time that reading the reply may take.
         """
+        return TTL(0.0, "stock frees a turn when it ends")
 
-    @abstractmethod
     def decide(
         self, command: str | None, cost: RestoreCost, prediction: Prediction | None = None
     ) -> Decision:
@@ -141,28 +194,8 @@ class Policy(ABC):
         A TTL of 0 frees it at once. `prediction` is None without a command, and always if
         `uses_predictions` is False.
         """
+        return Decision(self.undecided_ttl(cost), command)
 
-    @abstractmethod
-    def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
-        """Place of a waiting turn; the smallest is served first.
-
-        Must be unique to the turn, and may change only with the arguments, `pressure` and what
-        `rank` itself has seen.
-        """
-
-    @abstractmethod
-    def victim_rank(self, turn: Turn) -> Rank:
-        """Place of a running turn when memory runs out; the largest is preempted first.
-
-        Must stay the same while the turn runs.
-        """
-
-    @abstractmethod
-    def sorts_running(self) -> bool:
-        """True if `victim_rank` decides who is preempted; False for stock's choice, the last
-        request that was admitted."""
-
-    @abstractmethod
     def pins_that_yield(
         self, pins: Sequence[Pin[Any]], request: AllocationRequest
     ) -> Sequence[Pin[Any]]:
@@ -171,10 +204,29 @@ class Policy(ABC):
         Must be all of them, in any order, if `request.runs_alone`: nothing else could make room,
         and the engine would wait for ever.
         """
+        return pins
 
-    def why_hold_back(self, request: AdmissionRequest) -> str | None:
-        """Why a new job is not admitted now; None to admit it. Not asked while nothing runs."""
-        return None
+    # Who goes first, who is preempted
+
+    def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
+        """Place of a waiting turn; the smallest is served first.
+
+        Must be unique to the turn, and may change only with the arguments, `pressure` and what
+        `rank` itself has seen; `tick` may change it too if it answers True.
+        """
+        return (PREEMPTED if is_preempted else UNPINNED, turn.order, 0)
+
+    def victim_rank(self, turn: Turn) -> Rank:
+        """Place of a running turn when memory runs out; the largest is preempted first.
+
+        Must stay the same while the turn runs. Asked only if `sorts_running`.
+        """
+        return (UNPINNED, turn.order, 0)
+
+    def sorts_running(self) -> bool:
+        """True if `victim_rank` decides who is preempted; False for stock's choice, the last
+        request that was admitted."""
+        return False
 
     def max_overtakes(self, num_turns: float) -> float:
         """Later turns that may be served before a new job or a request without a job; 0 or more.
@@ -184,9 +236,41 @@ class Policy(ABC):
         """
         return math.inf
 
+    # Who is let in
+
+    def why_hold_back(self, request: AdmissionRequest) -> str | None:
+        """Why a new job is not admitted now; None to admit it. Not asked while nothing runs."""
+        return None
+
+    def why_wait(self, turn: Turn) -> str | None:
+        """Why a turn that continues its job is not let in now; None to let it in.
+
+        Asked when the turn is next in the queue; one that is held back stands behind all others and
+        is asked about in each step. Not asked while nothing runs, of a turn that was let in before,
+        or after `max_wait_s`.
+        """
+        return None
+
     def pressure_s(self, cost: RestoreCost) -> float:
         """Seconds for which memory counts as contended after a context of this cost did not fit.
 
         For ever unless a policy says less: its rules then hold from the first shortage on.
         """
         return math.inf
+
+    # What happens, for policies that keep state of their own
+
+    def turn_finished(self, turn: Turn, served_s: float) -> None:
+        """A turn has ended, `served_s` seconds after it first had blocks; of an aborted one too."""
+
+    def job_ended(self, job: Job) -> None:
+        """A job is over: released, at its last step, or forgotten. Its state can be dropped."""
+
+    def tick(self) -> bool:
+        """Every `tick_s` seconds, before a step. True if ranks have changed."""
+        return False
+
+    @classmethod
+    def overrides(cls, method: str) -> bool:
+        """True if a policy answers this question in its own way; stock's answers are not asked."""
+        return getattr(cls, method) is not getattr(Policy, method)

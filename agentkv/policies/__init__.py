@@ -1,0 +1,60 @@
+"""Scheduling policies: the base class to write one, the values it sees, and the shipped ones.
+
+Importable without vLLM. `INTERFACE_VERSION` rises when a policy has to be changed.
+"""
+
+from agentkv.durations import Prediction
+from agentkv.durations.ttl import TTL
+
+from .agentkv import AgentKVPolicy
+from .base import (
+    HELD_BACK,
+    PINNED,
+    PREEMPTED,
+    UNPINNED,
+    AdmissionRequest,
+    AllocationRequest,
+    EngineView,
+    Policy,
+    Pressure,
+    Rank,
+)
+from .context_serve import ContextServePolicy
+from .continuum import ContinuumPolicy
+from .costs import RestoreCost
+from .forecast import JobDemand, KVDemandForecast
+from .jobs import Decision, Job, Turn
+from .names import load_policy, policy_names
+from .pins import Pin
+from .settings import Settings
+
+INTERFACE_VERSION = 1
+
+__all__ = [
+    "HELD_BACK",
+    "INTERFACE_VERSION",
+    "PINNED",
+    "PREEMPTED",
+    "TTL",
+    "UNPINNED",
+    "AdmissionRequest",
+    "AgentKVPolicy",
+    "AllocationRequest",
+    "ContextServePolicy",
+    "ContinuumPolicy",
+    "Decision",
+    "EngineView",
+    "Job",
+    "JobDemand",
+    "KVDemandForecast",
+    "Pin",
+    "Policy",
+    "Prediction",
+    "Pressure",
+    "Rank",
+    "RestoreCost",
+    "Settings",
+    "Turn",
+    "load_policy",
+    "policy_names",
+]

@@ -1,0 +1,67 @@
+"""The most KV memory that the jobs in it will hold together, if each goes on as expected.
+
+AdmissionController keeps one and shows it to the policy that is asked about a new job. Knows blocks
+only as numbers, and nothing of pins or vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MAX_TURNS = 128
+"""Turns that a forecast looks ahead; later ones do not count."""
+
+
+class JobDemand(NamedTuple):
+    """A job's KV in blocks, and how the job is expected to go on."""
+
+    num_blocks: float
+    turns_left: float
+    blocks_per_turn: float
+    is_idle: bool = False
+    """No turn of the job runs: its KV is pinned while its tool runs."""
+
+
+class KVDemandForecast:
+    """Sums the demand of jobs by turns left; each change is O(1), the peak O(MAX_TURNS)."""
+
+    def __init__(self) -> None:
+        self._by_job: dict[str, JobDemand] = {}
+        # blocks, and blocks per turn, by turns left: of active jobs, then of idle ones
+        self._sums = [([0.0] * (MAX_TURNS + 1), [0.0] * (MAX_TURNS + 1)) for _ in range(2)]
+
+    def put(self, job_id: str, demand: JobDemand) -> None:
+        """Add or update a job's KV demand."""
+        self.remove(job_id)
+        self._by_job[job_id] = demand
+        self._add(demand, 1)
+
+    def remove(self, job_id: str) -> None:
+        """Remove a job that holds no KV any more, if it is known."""
+        demand = self._by_job.pop(job_id, None)
+        if demand is not None:
+            self._add(demand, -1)
+
+    def _add(self, demand: JobDemand, sign: int) -> None:
+        num_blocks, blocks_per_turn = self._sums[demand.is_idle]
+        turns = max(0, min(round(demand.turns_left), MAX_TURNS))
+        num_blocks[turns] += sign * demand.num_blocks
+        blocks_per_turn[turns] += sign * demand.blocks_per_turn
+
+    def peak_blocks_with(self, newcomer: JobDemand, idle_kv_weight: float = 1.0) -> float:
+        """The most blocks that all jobs and one more will hold at once, if all go on turn by turn.
+
+        Idle jobs count by `idle_kv_weight`. The peak lies just before a job ends, when those that
+        end after it have grown by as many turns as it had left.
+        """
+        (active, active_growth), (idle, idle_growth) = self._sums
+        own_turns = max(0, min(round(newcomer.turns_left), MAX_TURNS))
+        most = blocks = growth = 0.0
+        for turns in range(MAX_TURNS, -1, -1):
+            blocks += active[turns] + idle_kv_weight * idle[turns]
+            growth += active_growth[turns] + idle_kv_weight * idle_growth[turns]
+            if turns == own_turns:
+                blocks += newcomer.num_blocks
+                growth += newcomer.blocks_per_turn
+            most = max(most, blocks + growth * turns)
+        return most
