@@ -1,4 +1,4 @@
-"""Policies by the names that `bench` and `compare` take, and the server flags behind each."""
+"""Policies by the names that commands take, and the server flags behind each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentkv.errors import InputError
-from agentkv.integrations.vllm.settings import CONFIG_KEY, POLICIES
+from agentkv.integrations.vllm.settings import CONFIG_KEY
+from agentkv.policies import names
 
 STOCK_POLICIES = ("fcfs", "priority")
 """vLLM's own policies, under which a server has no agentkv routes."""
@@ -41,15 +42,22 @@ class ServerPolicy:
 
 def policy_names() -> list[str]:
     variants = [f"{policy}:{variant}" for policy in _WITH_RULE_SETS for variant in VARIANTS]
-    return [*STOCK_POLICIES, *POLICIES, *variants]
+    return [*STOCK_POLICIES, *names.policy_names(), *variants]
 
 
 def server_policy(name: str) -> ServerPolicy:
-    """The policy of that name; raises InputError, which lists the valid ones."""
-    if name not in policy_names():
-        raise InputError(f"policy: got {name!r}, allowed are {', '.join(policy_names())}")
+    """The policy of that name; raises InputError, which lists the valid ones.
+
+    A policy of your own is FILE.py:CLASS or MODULE:CLASS, and is called by its class from then on.
+    """
     scheduling_policy, _, variant = name.partition(":")
-    return ServerPolicy(name, scheduling_policy, VARIANTS[variant] if variant else {})
+    if name in policy_names():
+        return ServerPolicy(name, scheduling_policy, VARIANTS[variant] if variant else {})
+    if not variant or scheduling_policy in names.SHIPPED:
+        allowed = ", ".join([*policy_names(), "FILE.py:CLASS", "MODULE:CLASS"])
+        raise InputError(f"policy: got {name!r}, allowed are {allowed}")
+    names.load_policy(name)
+    return ServerPolicy(names.label_of(name), names.absolute_name(name), {})
 
 
 def check_policy(policy: ServerPolicy, info: Mapping[str, Any] | None) -> None:
@@ -60,7 +68,7 @@ def check_policy(policy: ServerPolicy, info: Mapping[str, Any] | None) -> None:
     running = None if info is None else str(info.get("policy"))
     if running is None and policy.is_stock:
         return
-    if running != policy.scheduling_policy:
+    if running != names.label_of(policy.scheduling_policy):
         seen = "none of agentkv's policies" if running is None else repr(running)
         raise InputError(
             f"policy: {policy.name!r} asked for, the server runs {seen}: start it with "

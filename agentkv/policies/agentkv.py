@@ -1,7 +1,7 @@
 """The `agentkv` policy: who goes first, what may be taken from whom, who is admitted, who yields.
 
 While memory is not contended, every rule but the hold time leaves everything as stock has it.
-docs/policy.md has the reasons and what each rule is worth. Pure rules: no vLLM, no clock.
+docs/explanation/agentkv-policy.md has the reasons.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from typing import Any
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL, best_hold_s
 
-from ..settings import MAX_PRIORITY, Settings
 from .base import UNPINNED, AdmissionRequest, AllocationRequest, Policy, Rank
 from .context_serve import READING_TTL_S
 from .costs import RestoreCost
 from .jobs import Decision, Turn
 from .pins import Pin
+from .settings import MAX_PRIORITY, Settings
 
-HELD_BACK = 2 * MAX_PRIORITY + 1
-"""Tiers by which a turn falls behind while its job is not admitted."""
 URGENT = UNPINNED - MAX_PRIORITY - 1
 """Tier before those of all priorities."""
 PRESSURE_BREAK_EVENS = 10
@@ -50,7 +48,6 @@ class AgentKVPolicy(Policy):
 
     uses_predictions = True
     allows_partial_eviction = True
-    has_admission_control = True
     starved_rank = (URGENT - 1, 0, 0)
 
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
@@ -99,7 +96,7 @@ class AgentKVPolicy(Policy):
         """Under pressure by client priority, then the job's arrival; else stock's order.
 
         An urgent turn comes before all others. A first turn that has aged out counts as of the
-        best priority. A turn that is held back stands behind all others.
+        best priority.
         """
         self._best_priority = min(self._best_priority, turn.job.priority)
         if not self.pressure.is_on:
@@ -107,8 +104,7 @@ class AgentKVPolicy(Policy):
         if self.is_urgent(turn):
             return (URGENT, turn.job.order, turn.order)
         priority = self._best_priority if turn.has_aged_out else turn.job.priority
-        tier = HELD_BACK if turn.is_held_back else 0
-        return (UNPINNED + priority + tier, turn.job.order, turn.order)
+        return (UNPINNED + priority, turn.job.order, turn.order)
 
     def is_urgent(self, turn: Turn) -> bool:
         """True if a turn that continues its job has waited out the patience."""

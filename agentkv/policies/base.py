@@ -6,6 +6,7 @@ stock vLLM's behaviour. Rules are pure Python: no vLLM, no clock, no bookkeeping
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -165,12 +166,26 @@ class Policy:
 
     engine: EngineView
 
+    @functools.cached_property
+    def has_admission_control(self) -> bool:
+        """New jobs may have to wait: True if `why_hold_back` is overridden."""
+        return type(self).why_hold_back is not Policy.why_hold_back
+
+    @functools.cached_property
+    def has_gate(self) -> bool:
+        """Returning turns may have to wait: True if `why_wait` is overridden."""
+        return type(self).why_wait is not Policy.why_wait
+
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         """`settings` are of `settings_class`; `pool_tokens` is the size of the KV pool."""
         self.settings = settings
         self.pool_tokens = pool_tokens
         self.pressure = Pressure()
         self.learned = ContinuumTTL(settings.fixed_ttl_s, settings.cold_start_samples)
+
+    def bind(self, engine: EngineView) -> None:
+        """Show the policy its engine; called once, before anything is asked."""
+        self.engine = engine
 
     def capped(self, seconds: float, reason: str) -> TTL:
         """A TTL of at most `max_ttl_s`."""
@@ -269,8 +284,3 @@ class Policy:
     def tick(self) -> bool:
         """Every `tick_s` seconds, before a step. True if ranks have changed."""
         return False
-
-    @classmethod
-    def overrides(cls, method: str) -> bool:
-        """True if a policy answers this question in its own way; stock's answers are not asked."""
-        return getattr(cls, method) is not getattr(Policy, method)

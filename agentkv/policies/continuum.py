@@ -13,11 +13,11 @@ from typing import Any
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL, FixedTTL
 
-from ..settings import Settings
 from .base import PINNED, PREEMPTED, UNPINNED, AllocationRequest, Policy, Rank
 from .costs import RestoreCost
 from .jobs import Decision, Turn
 from .pins import Pin
+from .settings import Settings
 
 
 def tool_name(text: str) -> str:

@@ -6,10 +6,7 @@ seconds on the caller's monotonic clock.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL

@@ -20,6 +20,7 @@ from .agentkv import AgentKVPolicy
 from .base import Policy
 from .context_serve import ContextServePolicy
 from .continuum import ContinuumPolicy
+from .settings import Settings
 
 SHIPPED: dict[str, type[Policy]] = {
     "continuum": ContinuumPolicy,
@@ -65,6 +66,11 @@ def load_policy(name: str) -> type[Policy]:
     return _load(absolute_name(name))
 
 
+def make_policy(settings: Settings, pool_tokens: int) -> Policy:
+    """The policy that the settings name, for a KV pool of `pool_tokens`."""
+    return load_policy(settings.policy)(settings, pool_tokens)
+
+
 @cache
 def _load(name: str) -> type[Policy]:
     for point in entry_points(group=ENTRY_POINTS):
@@ -100,7 +106,8 @@ def _import(name: str, module_name: str) -> ModuleType:
             return importlib.import_module(module_name)
         path = Path(module_name)
         spec = importlib.util.spec_from_file_location(f"agentkv_policy_{path.stem}", path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # dataclasses and pydantic look their module up
         spec.loader.exec_module(module)

@@ -1,14 +1,11 @@
-"""Bookkeeping of pins: which job holds which blocks, and until when.
+"""A pin: the KV blocks that are held for a job while its tool runs, and why one ends.
 
-PinManager begins and ends pins; policies rank them. Knows nothing of policies or vLLM: blocks are
-opaque, and the caller frees them.
+The plugin's PinManager begins and ends pins; policies rank them. Blocks are opaque.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 

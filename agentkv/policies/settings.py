@@ -41,8 +41,8 @@ class Settings(BaseModel):
     predictor_save_s: float = Field(60.0, gt=0, le=86_400, allow_inf_nan=False)
     """Seconds between two writes of that file, while there is something new."""
     patience_s: float = Field(20.0, gt=0, le=86_400, allow_inf_nan=False)
-    """Under `agentkv`: seconds that a turn waits before it goes first; a first turn, before no later
-    job is admitted ahead of it."""
+    """Under `agentkv`: seconds that a turn waits before it goes first; for a first turn, before no
+    later job is admitted ahead of it."""
     headroom: float = Field(0.0, ge=0, le=0.9, allow_inf_nan=False)
     """Under `agentkv`: the share of the pool that new jobs are expected to leave free."""
     job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agentkv.integrations.vllm.settings import Settings
+from agentkv.policies.settings import Settings
 
 from ..summary import mean, quantile
 from .jobs import KEPT_ENDS, WASTED_ENDS, JobRecord, PinRecord, TurnRecord

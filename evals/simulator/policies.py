@@ -14,13 +14,14 @@ from typing import Any
 
 from agentkv.errors import InputError, SettingsError
 from agentkv.integrations.vllm.settings import read_settings
+from agentkv.policies.names import SHIPPED
 
 from ..policies import ServerPolicy, policy_names, server_policy
 
 NOT_SIMULATED = ("priority",)
 """Policies of the server that order by a field which no workload has."""
 _NAME = re.compile(
-    r"(?P<policy>[a-z0-9_:-]+)(?P<settings>\{.*\})?"
+    r"(?P<policy>[^{}+@]+)(?P<settings>\{.*\})?"
     r"(?P<suffix>(?P<offload>\+offload)?(?P<infinite>@infinite)?)",
     re.DOTALL,
 )
@@ -41,13 +42,13 @@ class PolicyChoice:
 
 def parse_policy(name: str) -> PolicyChoice:
     """The policy of a name; raises InputError for an unknown one, or wrong settings."""
-    allowed = [known for known in policy_names() if known not in NOT_SIMULATED]
     match = _NAME.fullmatch(name)
-    if match is None or match["policy"] not in allowed:
+    if match is None or match["policy"] in NOT_SIMULATED or not _may_be_policy(match["policy"]):
+        allowed = [known for known in policy_names() if known not in NOT_SIMULATED]
         raise InputError(
-            f"--policy: got {name!r}, allowed are {', '.join(allowed)}, each also with "
-            '{"setting": value} (JSON), +offload (a DRAM tier) and @infinite (an unlimited pool), '
-            "in that order"
+            f"--policy: got {name!r}, allowed are {', '.join(allowed)}, FILE.py:CLASS and "
+            'MODULE:CLASS, each also with {"setting": value} (JSON), +offload (a DRAM tier) and '
+            "@infinite (an unlimited pool), in that order"
         )
     policy = server_policy(match["policy"])
     given = _read_given(name, policy, match["settings"])
@@ -56,11 +57,15 @@ def parse_policy(name: str) -> PolicyChoice:
     if not policy.is_stock:
         settings = {"policy": policy.scheduling_policy, **policy.settings, **given}
     return PolicyChoice(
-        match["policy"] + spelled + match["suffix"],
+        policy.name + spelled + match["suffix"],
         settings,
         has_offload=match["offload"] is not None,
         is_infinite=match["infinite"] is not None,
     )
+
+
+def _may_be_policy(name: str) -> bool:
+    return name in policy_names() or (":" in name and name.partition(":")[0] not in SHIPPED)
 
 
 def _read_given(name: str, policy: ServerPolicy, text: str | None) -> Mapping[str, Any]:

@@ -3,25 +3,29 @@
 vLLM calls `register` in every process of a server, possibly more than once. It wraps three methods
 of EngineArgs (vllm/engine/arg_utils.py, 0.32.0): `add_cli_args` offers our names for
 `--scheduling-policy` and our defaults, `from_cli_args` reads them, and `create_engine_config` turns
-one of our names into `fcfs` plus our scheduler class. `fcfs` and `priority` stay untouched.
+one of our names into `fcfs` plus our scheduler class. `fcfs` and `priority` stay untouched, unless
+the environment variable AGENTKV_POLICY names a policy for engines that are left at the default.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 from argparse import ArgumentParser
 from typing import Any
 
 from agentkv.errors import AgentKVError, SetupError
+from agentkv.policies.names import absolute_name, is_policy_name, policy_names
 
-from .settings import CONFIG_KEY, POLICIES, read_settings
+from .settings import CONFIG_KEY, read_settings
 
 OLDEST, NEWEST = (0, 31), (0, 34)
 """Supported vLLM: OLDEST <= version < NEWEST."""
 SCHEDULER = "agentkv.integrations.vllm.engine.scheduler.make_scheduler"
 MIDDLEWARE = "agentkv.integrations.vllm.api.middleware.AgentKVMiddleware"
 RUN_OUTPUT_FLAG = "--run-output-dir"
+POLICY_VARIABLE = "AGENTKV_POLICY"
 
 
 def version_problem(version: str) -> str | None:
@@ -108,7 +112,7 @@ def _wrap_engine_args(engine_args: Any) -> None:
     @functools.wraps(from_cli_args)
     def from_cli_args_with_ours(cls: Any, args: Any) -> Any:
         made = from_cli_args(cls, args)
-        is_ours = made.scheduling_policy in POLICIES
+        is_ours = policy_asked_for(made) is not None
         # the API server reads it from `args`, after this
         if getattr(args, "enable_prompt_tokens_details", False) is None:
             args.enable_prompt_tokens_details = is_ours
@@ -123,8 +127,8 @@ def _wrap_engine_args(engine_args: Any) -> None:
 
     @functools.wraps(create_engine_config)
     def create_engine_config_for_policy(self: Any, *args: Any, **kwargs: Any) -> Any:
-        policy = self.scheduling_policy
-        if policy not in POLICIES:
+        policy = policy_asked_for(self)
+        if policy is None:
             return create_engine_config(self, *args, **kwargs)
         given = (self.scheduling_policy, self.scheduler_cls, self.additional_config)
         settings = _settings_for(self, policy)
@@ -149,6 +153,21 @@ def _wrap_engine_args(engine_args: Any) -> None:
     engine_args.create_engine_config = create_engine_config_for_policy
 
 
+def policy_asked_for(engine_args: Any) -> str | None:
+    """Our policy that an engine is to run, by its flag or else by the environment; None: stock."""
+    policy = str(engine_args.scheduling_policy)
+    if policy == "fcfs" and engine_args.scheduler_cls is None:
+        policy = os.environ.get(POLICY_VARIABLE) or policy
+    return absolute_name(policy) if is_policy_name(policy) else None
+
+
+class _Choices(list[str]):
+    """The values of `--scheduling-policy`: the listed ones, and a class in a file or module."""
+
+    def __contains__(self, value: object) -> bool:
+        return super().__contains__(value) or (isinstance(value, str) and is_policy_name(value))
+
+
 def _settings_for(engine_args: Any, policy: str) -> dict[str, Any]:
     check_vllm()
     if engine_args.scheduler_cls is not None:
@@ -169,8 +188,8 @@ def add_flags(parser: ArgumentParser) -> None:
     """
     for action in parser._actions:
         if "--scheduling-policy" in action.option_strings and action.choices is not None:
-            new = [name for name in POLICIES if name not in action.choices]
-            action.choices = [*action.choices, *new]
+            new = [name for name in policy_names() if name not in list(action.choices)]
+            action.choices = _Choices([*action.choices, *new])
         if "--middleware" in action.option_strings and MIDDLEWARE not in (action.default or []):
             action.default = [*(action.default or []), MIDDLEWARE]
         if "--enable-prompt-tokens-details" in action.option_strings:

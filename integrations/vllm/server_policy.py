@@ -11,7 +11,9 @@ from typing import Any, Protocol
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 
-from .settings import CONFIG_KEY, POLICIES
+from agentkv.policies.names import is_policy_name
+
+from .settings import CONFIG_KEY
 
 
 class TokenVerifier(Protocol):
@@ -27,7 +29,7 @@ def policy_of(vllm_config: object) -> str | None:
     additional = getattr(vllm_config, "additional_config", None)
     settings = additional.get(CONFIG_KEY) if isinstance(additional, dict) else None
     policy = settings.get("policy") if isinstance(settings, dict) else None
-    return policy if policy in POLICIES else None
+    return policy if isinstance(policy, str) and is_policy_name(policy) else None
 
 
 def served_policy(app: Starlette) -> str | None:

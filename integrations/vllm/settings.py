@@ -1,108 +1,26 @@
-"""The plugin's settings, given as `--additional-config '{"agentkv": {...}}'`."""
+"""Reads the plugin's settings from `--additional-config '{"agentkv": {...}}'`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ValidationError
 
-from agentkv.durations import KINDS
-from agentkv.durations.ttl import PrefillReload
 from agentkv.errors import SettingsError
-
-POLICIES = ("continuum", "context_serve", "agentkv")
-"""Scheduling policies this plugin adds to `--scheduling-policy`."""
+from agentkv.policies.names import load_policy
+from agentkv.policies.settings import Settings
 
 CONFIG_KEY = "agentkv"
 """Key of the settings inside vLLM's `--additional-config`."""
-
-MAX_PRIORITY = 1000
-"""Client priorities count from -MAX_PRIORITY (first) to MAX_PRIORITY."""
-
-
-class Settings(BaseModel):
-    """Settings of all policies, frozen; every field has a default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    policy: Literal[POLICIES] = "continuum"  # type: ignore[valid-type]
-    rules: Literal["paper", "released"] = "paper"
-    ttl: Literal["paper", "fixed"] = "paper"
-    fixed_ttl_s: float = Field(2.0, ge=0, le=3600, allow_inf_nan=False)
-    """TTL in seconds under `ttl: fixed`, and of the cold start under `ttl: paper`."""
-    cold_start_samples: int = Field(100, ge=1, le=100_000)
-    """K: tool durations seen before their distribution is used."""
-    max_ttl_s: float = Field(300.0, gt=0, le=86_400, allow_inf_nan=False)
-    """No pin lasts longer than this many seconds."""
-    prefill_reload_s: tuple[float, float, float] | None = Field(None, strict=False)
-    """Coefficients [c0, c1, c2] of seconds = c0 + c1 n + c2 n^2; absent: learned online."""
-    predictor: str = "default"
-    """Under `context_serve` and `agentkv`: which of agentkv.durations.KINDS predicts. Unless given,
-    `context_serve` uses ContextServe's own layers."""
-    predictor_state: str | None = None
-    """With a predictor: file that keeps what the predictor learned; None: not kept."""
-    predictor_save_s: float = Field(60.0, gt=0, le=86_400, allow_inf_nan=False)
-    """Seconds between two writes of that file, while there is something new."""
-    patience_s: float = Field(20.0, gt=0, le=86_400, allow_inf_nan=False)
-    """Under `agentkv`: seconds that a turn waits before it goes first; a first turn, before no
-    later
-    job is admitted ahead of it."""
-    headroom: float = Field(0.0, ge=0, le=0.9, allow_inf_nan=False)
-    """Under `agentkv`: the share of the pool that new jobs are expected to leave free."""
-    job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)
-    """A job with no turn and no tool signal for this many seconds is forgotten."""
-    max_jobs: int = Field(10_000, ge=1, le=1_000_000)
-    """Jobs remembered; the one idle for longest is forgotten first."""
-    record_events: int = Field(50_000, ge=0, le=10_000_000)
-    """Events kept in the timestamps record, over all jobs; 0 turns it off."""
-    run_output_dir: str | None = None
-    """Folder that gets the timestamps record as `scheduler_timestamps.jsonl`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_own_predictor(cls, given: Any) -> Any:
-        """ContextServe predicts by its own layers, since people compare against it by name."""
-        if isinstance(given, Mapping) and given.get("policy") == "context_serve":
-            return {"predictor": "context_serve", **given}
-        return given
-
-    @field_validator("prefill_reload_s")
-    @classmethod
-    def _takes_time(cls, given: tuple[float, ...] | None) -> tuple[float, ...] | None:
-        if given is not None and not all(math.isfinite(each) and each >= 0 for each in given):
-            raise ValueError("three numbers of 0 or more")
-        return given
-
-    @field_validator("predictor")
-    @classmethod
-    def _is_known(cls, kind: str) -> str:
-        if kind not in KINDS:
-            raise ValueError(f"one of {', '.join(KINDS)}")
-        return kind
-
-    def of_engine(self, number: int) -> Settings:
-        """Return the settings of engine `number`, from 0: each has a state file of its own."""
-        if self.predictor_state is None or number == 0:
-            return self
-        path = Path(self.predictor_state)
-        own_path = path.with_name(f"{path.stem}-{number}{path.suffix}")
-        return self.model_copy(update={"predictor_state": str(own_path)})
-
-    @property
-    def prefill_reload(self) -> PrefillReload | None:
-        if self.prefill_reload_s is None:
-            return None
-        return PrefillReload(*self.prefill_reload_s)
 
 
 def read_settings(given: object, *, policy: str) -> Settings:
     """Validate the object under "agentkv" in vLLM's additional config.
 
-    Raises SettingsError, which names each wrong key, the value seen and what is allowed.
+    The settings are those of the policy's class. Raises SettingsError, which names each wrong key,
+    the value seen and what is allowed; InputError if there is no such policy.
     """
+    kind = load_policy(policy).settings_class
     if given is None:
         given = {}
     if not isinstance(given, Mapping):
@@ -111,17 +29,17 @@ def read_settings(given: object, *, policy: str) -> Settings:
             f"got {type(given).__name__} {given!r:.80}"
         )
     try:
-        return Settings.model_validate({**given, "policy": policy})
+        return kind.model_validate({**given, "policy": policy})
     except ValidationError as error:
-        raise SettingsError(_describe(error)) from None
+        raise SettingsError(_describe(error, kind)) from None
 
 
-def _describe(error: ValidationError) -> str:
+def _describe(error: ValidationError, kind: type[Settings]) -> str:
     lines = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
-            valid = ", ".join(name for name in Settings.model_fields if name != "policy")
+            valid = ", ".join(name for name in kind.model_fields if name != "policy")
             lines.append(f"unknown key {key!r}; valid keys: {valid}")
         else:
             seen = repr(problem["input"])[:80]

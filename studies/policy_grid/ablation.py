@@ -11,18 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from agentkv.durations import Prediction
-from agentkv.integrations.vllm.policy.agentkv import AgentKVPolicy
-from agentkv.integrations.vllm.policy.base import (
-    UNPINNED,
-    AdmissionRequest,
-    AllocationRequest,
-    Policy,
-    Rank,
-)
-from agentkv.integrations.vllm.policy.costs import RestoreCost
-from agentkv.integrations.vllm.policy.jobs import Decision, Turn
-from agentkv.integrations.vllm.policy.pins import Pin
-from agentkv.integrations.vllm.settings import Settings
+from agentkv.policies.agentkv import AgentKVPolicy
+from agentkv.policies.base import UNPINNED, AdmissionRequest, AllocationRequest, Policy, Rank
+from agentkv.policies.costs import RestoreCost
+from agentkv.policies.jobs import Decision, Turn
+from agentkv.policies.pins import Pin
+from agentkv.policies.settings import Settings
 
 
 class WithoutSwitch(AgentKVPolicy):

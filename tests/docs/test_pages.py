@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.integrations.vllm.settings import Settings
+from agentkv.policies.settings import Settings
 from tests.conftest import ServerPool
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import pytest
 
 from agentkv import DurationPredictor
 from agentkv.cli import main as agentkv
-from agentkv.integrations.vllm.settings import Settings
+from agentkv.policies.settings import Settings
 from tests.evals.trace_rows import synthetic_lines, write_lines
 
 

@@ -6,27 +6,16 @@ from typing import Any
 
 import pytest
 
-from agentkv.integrations.vllm.policy.agentkv import AgentKVPolicy
-from agentkv.integrations.vllm.policy.base import (
-    UNPINNED,
-    AdmissionRequest,
-    AllocationRequest,
-    Pressure,
-)
-from agentkv.integrations.vllm.policy.costs import RestoreCost
-from agentkv.integrations.vllm.policy.forecast import (
-    MAX_TURNS,
-    PRIOR_TOKENS,
-    PRIOR_TURNS,
-    WINDOW,
-    JobDemand,
-    JobGrowth,
-    KVDemandForecast,
-)
-from agentkv.integrations.vllm.policy.jobs import Job, Turn
-from agentkv.integrations.vllm.policy.pins import Pin
 from agentkv.integrations.vllm.retention.admission import AgingQueue
-from agentkv.integrations.vllm.settings import MAX_PRIORITY, read_settings
+from agentkv.integrations.vllm.retention.growth import PRIOR_TOKENS, PRIOR_TURNS, WINDOW, JobGrowth
+from agentkv.integrations.vllm.settings import read_settings
+from agentkv.policies.agentkv import AgentKVPolicy
+from agentkv.policies.base import UNPINNED, AdmissionRequest, AllocationRequest, Pressure
+from agentkv.policies.costs import RestoreCost
+from agentkv.policies.forecast import MAX_TURNS, JobDemand, KVDemandForecast
+from agentkv.policies.jobs import Job, Turn
+from agentkv.policies.pins import Pin
+from agentkv.policies.settings import MAX_PRIORITY
 
 POOL_TOKENS = 16_000
 
@@ -94,18 +83,15 @@ def test_an_overdue_first_turn_is_no_longer_put_behind_by_priority() -> None:
     assert rank(made, patient) < rank(made, urgent)
 
 
-def test_a_job_held_back_stands_behind_all_who_are_not() -> None:
-    """Nobody waits for one that is not let in; overdue it is the first of those."""
+def test_of_jobs_held_back_one_that_has_aged_out_counts_as_of_the_best_priority() -> None:
+    """Among jobs that are held back the order is by priority, unless one has aged out."""
     made = pressed()
     held, other = turn_of(3, 3), turn_of(1, 1, priority=-9)
     for turn in (held, other):
         turn.is_first = turn.is_held_back = True
-    without_a_job = (UNPINNED, 8, 0)
-    assert without_a_job < rank(made, other) < rank(made, held)
-    held.has_aged_out = other.has_aged_out = True
-    assert without_a_job < rank(made, other) < rank(made, held)
-    other.has_aged_out, other.job.order = False, 9
-    assert without_a_job < rank(made, held) < rank(made, other)
+    assert rank(made, other) < rank(made, held)
+    held.has_aged_out, other.job.order = True, 9
+    assert rank(made, held) < rank(made, other)
 
 
 def test_a_waiting_turn_takes_from_later_jobs_only() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from agentkv.durations.ttl import TTL
-from agentkv.integrations.vllm.policy import POLICY_CLASSES
-from agentkv.integrations.vllm.policy.base import AllocationRequest, Policy
-from agentkv.integrations.vllm.policy.costs import RestoreCost
-from agentkv.integrations.vllm.policy.jobs import Decision, Job, Turn
-from agentkv.integrations.vllm.policy.pins import Pin
 from agentkv.integrations.vllm.settings import read_settings
+from agentkv.policies.base import AllocationRequest, Policy
+from agentkv.policies.costs import RestoreCost
+from agentkv.policies.jobs import Decision, Job, Turn
+from agentkv.policies.names import SHIPPED
+from agentkv.policies.pins import Pin
 from tests.integrations.vllm.harness import Engine, prompt_of
 
 
@@ -57,12 +57,12 @@ class ArbitraryPolicy(Policy):
         return self._rng.randrange(5)
 
 
-@pytest.mark.parametrize("make", [*POLICY_CLASSES.values(), ArbitraryPolicy])
+@pytest.mark.parametrize("make", [*SHIPPED.values(), ArbitraryPolicy])
 def test_a_policy_gives_up_all_pins_where_nothing_else_could_make_room(
     make: type[Policy],
 ) -> None:
     """With no other request running, every pin yields to any request: nothing waits for ever."""
-    name = next((key for key, value in POLICY_CLASSES.items() if value is make), "agentkv")
+    name = next((key for key, value in SHIPPED.items() if value is make), "agentkv")
     policy = make(read_settings({}, policy=name), 16_000)
     pins = [Pin(f"job-{order}", order, range(9), 0, 0.0, 9.0 + order, 9) for order in (5, 3, 1)]
     turn = Turn("request", Job("own", 2), 7, 0.0, 100)

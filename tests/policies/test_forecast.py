@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.integrations.vllm.policy.forecast import MAX_TURNS, JobDemand, KVDemandForecast
+from agentkv.policies.forecast import MAX_TURNS, JobDemand, KVDemandForecast
 
 NOTHING = JobDemand(0, 0, 0)
 RESIDENT = st.builds(

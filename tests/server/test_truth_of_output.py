@@ -18,7 +18,7 @@ from typing import get_args
 import pytest
 
 from agentkv.durations.prediction import Speed
-from agentkv.integrations.vllm.policy.pins import PinEnd
+from agentkv.policies.pins import PinEnd
 from tests.conftest import TINY_ARGS, ServerPool
 from tests.server.chat import metric
 from tests.server.transcripts import NUM_JOBS, NUM_TURNS, Transcript, play

@@ -19,7 +19,7 @@ import pytest
 from comparison import Recorder, compare, report
 from sources import VLLM_VERSION, fetch_vllm
 
-from agentkv.integrations.vllm.policy import POLICY_CLASSES
+from agentkv.policies.names import SHIPPED
 
 FILES = ("test_scheduler.py", "test_prefix_caching.py", "test_async_scheduler.py")
 
@@ -65,7 +65,7 @@ def main() -> int:
     offline = {"HF_HOME": str(cache / "models"), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     found = compare(
         "compare_vllm",
-        tuple(POLICY_CLASSES),
+        tuple(SHIPPED),
         [f"tests/v1/core/{name}" for name in FILES],
         source=source,
         cache=cache,

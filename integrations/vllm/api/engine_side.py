@@ -15,12 +15,13 @@ import vllm
 import agentkv
 from agentkv.durations.ttl import TTL
 from agentkv.errors import AgentKVError
+from agentkv.policies.jobs import Decision, Job
+from agentkv.policies.names import label_of
+from agentkv.policies.pins import Pin
 from agentkv.protocol import WIRE_VERSION, parse_tool_event
 
 from ..engine import seam
 from ..engine.scheduler import RetainingScheduler
-from ..policy.jobs import Decision, Job
-from ..policy.pins import Pin
 from ..telemetry.counters import UNLABELLED
 from ..telemetry.event_log import MAX_COMMAND_CHARS
 
@@ -30,7 +31,7 @@ def info(scheduler: RetainingScheduler) -> dict[str, Any]:
     return {
         "version": agentkv.__version__,
         "wire_version": WIRE_VERSION,
-        "policy": settings.policy,
+        "policy": label_of(settings.policy),
         "settings": settings.model_dump(exclude={"policy"}),
         "vllm_version": vllm.__version__,
         "block_size": scheduler.block_size,

@@ -221,13 +221,14 @@ def register(report: Report) -> None:
     from vllm.plugins import load_general_plugins
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from agentkv.policies.names import policy_names
+
     from ..plugin import check_vllm
-    from ..settings import POLICIES
 
     check_vllm()
     load_general_plugins()
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-    report["policies"] = [name for name in POLICIES if _is_offered(parser, name)]
+    report["policies"] = [name for name in policy_names() if _is_offered(parser, name)]
 
 
 def _is_offered(parser: ArgumentParser, policy: str) -> bool:

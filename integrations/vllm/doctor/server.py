@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 
+from agentkv.policies.names import SHIPPED
 from agentkv.protocol import WIRE_VERSION
 
 from ..plugin import version_problem
-from ..settings import POLICIES
 from .check import Check, fail, ok, warn
 
 TIMEOUT_S = 10.0
@@ -84,7 +84,7 @@ def _without_plugin(answer: httpx.Response) -> Iterator[Check]:
     yield fail(
         "server plugin",
         f"no /v1/agentkv (HTTP {answer.status_code}): no plugin, or another scheduling policy",
-        f"start it with --scheduling-policy {' or '.join(POLICIES)} where agentkv is installed, "
+        f"start it with --scheduling-policy {' or '.join(SHIPPED)} where agentkv is installed, "
         "without VLLM_USE_RUST_FRONTEND=1 and with agentkv in VLLM_PLUGINS if that is set",
     )
     yield warn(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
-from ..policy.base import PREEMPTED, UNPINNED, Rank
+from agentkv.policies.base import PREEMPTED, UNPINNED, Rank
 
 
 class RankedQueue(RequestQueue):

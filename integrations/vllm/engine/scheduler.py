@@ -21,17 +21,19 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from agentkv.errors import TagError
+from agentkv.policies.base import Policy, Rank
+from agentkv.policies.guard import MAX_FAULTS
+from agentkv.policies.names import make_policy
+from agentkv.policies.pins import Pin
+from agentkv.policies.settings import Settings
 from agentkv.protocol import Tags, parse_tags
 
-from ..policy import make_policy
-from ..policy.base import Policy, Rank
-from ..policy.costs import Step, StepTimeModel
-from ..policy.jobs import Context
-from ..policy.pins import Pin
 from ..retention import KVPool
+from ..retention.costs import Step, StepTimeModel
+from ..retention.jobs import Context
 from ..retention.manager import RetentionManager
 from ..retention.predictor import MAX_REPLY_TOKENS, BackgroundWorker, Reply, Task
-from ..settings import CONFIG_KEY, Settings, read_settings
+from ..settings import CONFIG_KEY, read_settings
 from ..telemetry.counters import StepStats
 from . import seam
 from .queue import RankedQueue
@@ -61,6 +63,7 @@ class RetainingScheduler(seam.SchedulerSeam):
             has_one_group=seam.num_cache_groups(self) == 1,
         )
         self._waker = EngineWaker()
+        self._has_policy_failed = False
         self.retention = RetentionManager(
             self.make_policy(settings, self.pool.num_tokens),
             self,
@@ -101,6 +104,23 @@ class RetainingScheduler(seam.SchedulerSeam):
     def wake_at(self, time_s: float) -> None:
         """Look for expired pins at this time, even if the engine is idle then."""
         self._waker.wake_at(time_s)
+
+    def policy_failed(self, question: str, error: BaseException, *, is_off: bool) -> None:
+        """Log the first fault of the policy with its traceback, and that it is switched off."""
+        if not self._has_policy_failed:
+            self._has_policy_failed = True
+            logger.error(
+                "agentkv: the policy failed in %s; stock's answer takes its place. Further faults "
+                "are counted in agentkv:policy_faults_total.",
+                question,
+                exc_info=error,
+            )
+        if is_off:
+            logger.error(
+                "agentkv: the policy failed %d times and is switched off: everything is stock's "
+                "until the server is restarted",
+                MAX_FAULTS,
+            )
 
     def rank_changed(self, job_id: str | None) -> None:
         """Move this job's waiting turns (None: of all jobs) to their present place in the queue."""

@@ -37,12 +37,18 @@ class Host(Protocol):
         """Seconds on a monotonic clock."""
         ...
 
+    def num_free_blocks(self) -> int: ...
+
     def free_blocks(self, blocks: Sequence[Any], fence: int) -> None:
         """Give blocks back, once the scheduler step `fence` has been processed."""
         ...
 
     def rank_changed(self, job_id: str | None) -> None:
         """The waiting turns of this job (None: of all) have another place in the queue."""
+        ...
+
+    def policy_failed(self, question: str, error: BaseException, *, is_off: bool) -> None:
+        """The policy's answer to a question was unusable; `is_off`: it is not asked any more."""
         ...
 
     def wake_at(self, time_s: float) -> None:

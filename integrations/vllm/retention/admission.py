@@ -12,13 +12,17 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any
 
-from ..policy.base import AdmissionRequest, AllocationRequest, Policy, Rank
-from ..policy.costs import RestoreCostModel
-from ..policy.forecast import JobDemand, JobGrowth, KVDemandForecast
-from ..policy.jobs import Job, JobTable, Turn
-from ..policy.pins import Pin, PinTable
+from agentkv.policies.base import HELD_BACK, AdmissionRequest, AllocationRequest, Policy, Rank
+from agentkv.policies.forecast import JobDemand, KVDemandForecast
+from agentkv.policies.jobs import Job, Turn
+from agentkv.policies.pins import Pin
+
 from ..telemetry import Telemetry
 from . import Host
+from .costs import RestoreCostModel
+from .growth import JobGrowth
+from .jobs import JobTable
+from .pin_lifecycle import PinTable
 
 BEHIND_AN_OVERDUE = "a job that came before it has waited for longer than the patience"
 DISCOUNT_PRIOR = 0.025
@@ -195,6 +199,9 @@ class AdmissionController:
         """Turns of jobs that hold blocks."""
         self._aged_out_newcomers: dict[str, int] = {}
         """First turns that have aged out and still wait, with their arrival numbers."""
+        self._gated: dict[str, Turn] = {}
+        """Returning turns that the policy does not let in yet."""
+        self._next_tick_s = -math.inf
 
     # What requests do
 
@@ -250,9 +257,11 @@ class AdmissionController:
 
     def _stop_waiting(self, turn: Turn) -> None:
         self._aged_out_newcomers.pop(turn.request_id, None)
+        self._gated.pop(turn.request_id, None)
         if turn.is_held_back:
             turn.is_held_back = False
-            self._discount.left()
+            if turn.is_first:
+                self._discount.left()
 
     def _overtake(self, order: int | None) -> None:
         """A request that opens no job has blocks, which may starve the first that waits."""
@@ -269,8 +278,18 @@ class AdmissionController:
         self._host.rank_changed(None if starved is None else starved.job.job_id)
 
     def step_begins(self) -> None:
-        """End shortages, and mark turns that have aged out. O(1) if there are none."""
+        """End shortages, let turns in, and mark those that have aged out. O(1) without any."""
         now_s = self._host.clock()
+        tick_s = self._policy.tick_s
+        if tick_s is not None and now_s >= self._next_tick_s:
+            self._next_tick_s = now_s + tick_s
+            if self._policy.tick():
+                self._host.rank_changed(None)
+        for gated in list(self._gated.values()):
+            if self._why_wait(gated) is None:
+                del self._gated[gated.request_id]
+                gated.is_held_back = False
+                self._host.rank_changed(gated.job.job_id)
         if self._policy.pressure.fall(now_s):
             self._host.rank_changed(None)
         while (turn := self._aging.pop_aged_out(now_s)) is not None:
@@ -346,7 +365,10 @@ class AdmissionController:
         if turn is None:
             return None
         is_pinned = self._pins.get(turn.job.job_id) is not None
-        return self._policy.rank(turn, is_preempted=is_preempted, is_pinned=is_pinned)
+        rank = self._policy.rank(turn, is_preempted=is_preempted, is_pinned=is_pinned)
+        if turn.is_held_back and self._policy.pressure.is_on:
+            return (rank[0] + HELD_BACK, *rank[1:])
+        return rank
 
     def victim_rank(self, request_id: str) -> Rank | None:
         """Place among running requests, of which the largest is preempted first; None without a
@@ -357,16 +379,16 @@ class AdmissionController:
         return None if turn is None else self._policy.victim_rank(turn)
 
     def may_start(self, request_id: str, *, num_running: int, num_free_blocks: int) -> bool:
-        """False if a waiting request opens a job that the policy holds back for now.
+        """False if the policy holds a waiting turn back for now: a new job's, or a returning one.
 
-        All others may, and a new job too while nothing runs, or once it is starved.
+        Nothing is held back while nothing runs, or once it is starved.
         """
         turn = self._jobs.turns.get(request_id)
-        if not self._policy.has_admission_control:
+        if turn is None or not num_running or self.is_starved(request_id):
             return True
-        if turn is None or not turn.is_first or turn.job.has_run:
-            return True
-        if self.is_starved(request_id) or not num_running:
+        if not turn.is_first:
+            return self._may_return(turn)
+        if turn.job.has_run or not self._policy.has_admission_control:
             return True
         pool = self._host.pool
         newcomer = self._demand(turn.job, turn.num_prompt_tokens)
@@ -384,6 +406,21 @@ class AdmissionController:
             self._memory_ran_short(turn.num_prompt_tokens)
             self._hold_back(turn, reason)
         return reason is None
+
+    def _may_return(self, turn: Turn) -> bool:
+        reason = self._why_wait(turn) if self._policy.has_gate else None
+        if reason is not None:
+            self._memory_ran_short(turn.num_prompt_tokens)
+            self._gated[turn.request_id] = turn
+            self._hold_back(turn, reason)
+        return reason is None
+
+    def _why_wait(self, turn: Turn) -> str | None:
+        """Why a returning turn is not let in; None once it was let in before, or for too long."""
+        waited_s = self._host.clock() - turn.arrived_s
+        if turn.admitted_s is not None or waited_s >= self._policy.max_wait_s:
+            return None
+        return self._policy.why_wait(turn)
 
     def _hold_back(self, turn: Turn, reason: str) -> None:
         if not turn.is_held_back:

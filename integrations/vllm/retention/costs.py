@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentkv.durations.ttl import PrefillReload
+from agentkv.policies.costs import RestoreCost
 
 MIN_PREFILLS = 8
 """Steps with prefills seen before the fit is trusted; until then seconds per token is used."""

@@ -7,11 +7,14 @@ the caller's monotonic clock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from agentkv.policies.jobs import Job, Turn
+from agentkv.policies.pins import Pin
+
+from . import Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +79,23 @@ class JobTable:
             is_over = now_s - job.last_activity_s >= self._lease_s
             return job if is_over or len(self._jobs) > self._max_jobs else None
         return None
+
+
+class RetainedEngine:
+    """The engine as its policy may look at it: an EngineView."""
+
+    def __init__(self, host: Host, jobs: JobTable, pins: Collection[Pin[Any]]) -> None:
+        self.num_blocks = host.pool.num_blocks
+        self.block_tokens = host.pool.block_tokens
+        self.jobs: Iterable[Job] = jobs
+        self.turns: Collection[Turn] = jobs.turns.values()
+        self.pins = pins
+        self._host = host
+
+    @property
+    def now_s(self) -> float:
+        return self._host.clock()
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._host.num_free_blocks()

@@ -12,18 +12,20 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from agentkv.policies.base import AllocationRequest, Policy, Rank
+from agentkv.policies.guard import GuardedPolicy
+from agentkv.policies.jobs import Job, Turn
+from agentkv.policies.pins import Pin, PinEnd
+from agentkv.policies.settings import MAX_PRIORITY
 from agentkv.protocol import Tags, ToolEvent
 
-from ..policy.base import AllocationRequest, Policy, Rank
-from ..policy.costs import RestoreCostModel
-from ..policy.jobs import Context, Job, JobTable, Turn, checkpoints_of
-from ..policy.pins import Pin, PinEnd
-from ..settings import MAX_PRIORITY
 from ..telemetry import Telemetry
 from ..telemetry.counters import Counters
 from ..telemetry.event_log import EventLog, open_writer
 from . import Host
 from .admission import AdmissionController
+from .costs import RestoreCostModel
+from .jobs import Context, JobTable, RetainedEngine, checkpoints_of
 from .pin_lifecycle import PinManager
 from .predictor import BackgroundWorker, Decode, DurationService, Reply
 from .tool_signals import PinDecisions
@@ -37,7 +39,7 @@ class RetentionManager:
         without one that happens at once."""
         settings, clock = policy.settings, host.clock
         self.settings = settings
-        self.policy = policy
+        self.policy = policy = GuardedPolicy(policy)
         self.counters = Counters()
         self.events = EventLog(
             max_events=settings.record_events, clock=clock, writer=open_writer(settings)
@@ -53,11 +55,13 @@ class RetentionManager:
         if policy.uses_predictions:
             self.predictor = DurationService(settings, self._worker, clock)
         telemetry = Telemetry(self.counters, self.events)
+        policy.watch(self._policy_failed)
         self._pin_manager = PinManager(host, telemetry, max_ttl_s=settings.max_ttl_s)
         self.pins = self._pin_manager.table
         self.admission = AdmissionController(
             host, policy, self.jobs, self.pins, self.costs, telemetry
         )
+        policy.bind(RetainedEngine(host, self.jobs, self.pins))
         self.decisions = PinDecisions(
             policy, self.predictor, self._pin_manager, self.costs, telemetry, clock
         )
@@ -72,6 +76,12 @@ class RetentionManager:
         if self.predictor is not None:
             self.predictor.close()
         self.events.close()
+
+    def _policy_failed(self, question: str, error: BaseException) -> None:
+        self.counters.add("policy_faults_total")
+        self._host.policy_failed(question, error, is_off=self.policy.is_off)
+        if self.policy.is_off:
+            self._host.rank_changed(None)
 
     # A turn, from its arrival to its end
 
@@ -228,6 +238,7 @@ class RetentionManager:
             return
         job, now_s = turn.job, self._clock()
         job.live.pop(request_id, None)
+        self.policy.turn_finished(turn, 0.0 if turn.admitted_s is None else now_s - turn.admitted_s)
         self.jobs.touch(job, now_s)
         if is_finished_turn:
             self._note_finish(turn, context, now_s)
@@ -383,6 +394,7 @@ class RetentionManager:
         self.decisions.job_closed(job, reason)
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
         self.jobs.remove(job)
+        self.policy.job_ended(job)
         self.admission.job_ended(job)
         self.events.add(job.job_id, "closed", reason=reason, turns=job.num_turns)
 

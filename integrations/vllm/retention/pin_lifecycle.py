@@ -1,18 +1,20 @@
-"""Begins, changes and ends pins. Each end has one of the reasons of `PinEnd`.
+"""Keeps, changes and ends pins. Each end has one of the reasons of `PinEnd`.
 
 RetentionManager calls it when a turn, a tool signal, a deadline or memory pressure decides about a
-pin. Knows nothing of policies or of why.
+pin. Knows nothing of policies or of why; blocks are opaque.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic
 
 from agentkv.durations.ttl import TTL
+from agentkv.policies.jobs import Job
+from agentkv.policies.pins import Block, Pin, PinEnd
 
-from ..policy.jobs import Job
-from ..policy.pins import Pin, PinEnd, PinTable
 from ..telemetry import Telemetry
 from . import Host
 
@@ -31,6 +33,9 @@ class PinTable(Generic[Block]):
 
     def __iter__(self) -> Iterator[Pin[Block]]:
         return iter(self._pins.values())
+
+    def __contains__(self, pin: object) -> bool:
+        return isinstance(pin, Pin) and self._pins.get(pin.job_id) is pin
 
     def get(self, job_id: str) -> Pin[Block] | None:
         return self._pins.get(job_id)

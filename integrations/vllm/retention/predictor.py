@@ -18,9 +18,8 @@ from typing import Literal
 
 from agentkv.commands import analyze_command
 from agentkv.durations import DurationPredictor, Prediction
+from agentkv.policies.settings import Settings
 from agentkv.tool_calls import parse_tool_calls
-
-from ..settings import Settings
 
 MAX_READ_CHARS = 16 * 1024
 """Characters of a command that are analyzed; the analysis keeps the part that predictors read."""

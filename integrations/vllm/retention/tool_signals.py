@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import ToolDurations
+from agentkv.policies.base import Policy
+from agentkv.policies.continuum import tool_name
+from agentkv.policies.jobs import Job
 from agentkv.protocol import Tags, ToolEvent
 
-from ..policy.base import Policy
-from ..policy.continuum import tool_name
-from ..policy.costs import RestoreCostModel
-from ..policy.jobs import Job
 from ..telemetry import Telemetry
 from ..telemetry.counters import Counters
 from ..telemetry.event_log import MAX_COMMAND_CHARS
+from .costs import RestoreCostModel
 from .pin_lifecycle import PinManager
 from .predictor import Decode, DurationService, Reply, RequestKey
 

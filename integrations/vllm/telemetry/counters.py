@@ -17,6 +17,7 @@ CounterName = Literal[
     "tool_signals_ignored_total",
     "preemptions_total",
     "bad_tags_total",
+    "policy_faults_total",
 ]
 """Counters, each with a Prometheus series of the same name."""
 
@@ -25,6 +26,7 @@ UNLABELLED: tuple[CounterName, ...] = (
     "tool_signals_ignored_total",
     "preemptions_total",
     "bad_tags_total",
+    "policy_faults_total",
 )
 """Counters without a label; they are 0 until something is counted."""
 

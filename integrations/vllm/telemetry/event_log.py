@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from agentkv.errors import SettingsError
-
-from ..settings import Settings
+from agentkv.policies.settings import Settings
 
 MAX_COMMAND_CHARS = 512
 """Characters kept of a command; the longest allowed would make events of 16 KiB."""

@@ -69,6 +69,7 @@ _COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
         None,
         (),
     ),
+    "policy_faults_total": ("Decisions that stock made, since the policy failed.", None, ()),
 }
 
 # Tools run from milliseconds (ls) to an hour (a build): about three buckets a decade.

@@ -13,7 +13,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from agentkv.errors import AgentKVError
 from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.engine import seam
-from agentkv.integrations.vllm.settings import POLICIES
+from agentkv.policies.names import SHIPPED
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,7 +35,7 @@ def test_registering_twice_wraps_once() -> None:
 
 def test_our_policies_are_choices_like_stocks() -> None:
     """--scheduling-policy takes fcfs, priority and each of ours."""
-    for policy in ("fcfs", "priority", *POLICIES):
+    for policy in ("fcfs", "priority", *SHIPPED):
         assert parse("--scheduling-policy", policy).scheduling_policy == policy
 
 
@@ -66,7 +66,7 @@ def test_an_unknown_policy_is_refused_with_the_valid_names(
     with pytest.raises(SystemExit):
         parse("--scheduling-policy", "continum")
     listed = capsys.readouterr().err
-    assert all(policy in listed for policy in POLICIES)
+    assert all(policy in listed for policy in SHIPPED)
 
 
 def args(model_config: Path, **given: Any) -> EngineArgs:
@@ -79,7 +79,7 @@ def args(model_config: Path, **given: Any) -> EngineArgs:
     )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", SHIPPED)
 def test_our_policy_becomes_fcfs_with_our_scheduler(policy: str, model_config: Path) -> None:
     """vLLM's config sees fcfs with our scheduler class, and our settings in additional_config."""
     given = {"agentkv": {"ttl": "fixed"}, "other": 1}

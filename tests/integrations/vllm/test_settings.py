@@ -6,14 +6,14 @@ import pytest
 
 from agentkv.durations import KINDS
 from agentkv.errors import SettingsError
-from agentkv.integrations.vllm.policy import POLICY_CLASSES
-from agentkv.integrations.vllm.settings import POLICIES, Settings, read_settings
+from agentkv.integrations.vllm.settings import read_settings
+from agentkv.policies.names import SHIPPED
+from agentkv.policies.settings import Settings
 
 
-def test_each_policy_has_a_class_and_may_be_set() -> None:
-    """The names of the flag, of the settings and of the classes are the same."""
-    assert tuple(POLICY_CLASSES) == POLICIES
-    for policy in POLICIES:
+def test_each_policy_may_be_set() -> None:
+    """The settings of each shipped policy name it."""
+    for policy in SHIPPED:
         assert read_settings({}, policy=policy).policy == policy
 
 

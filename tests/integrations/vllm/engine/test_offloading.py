@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agentkv.integrations.vllm.policy.costs import MIN_EVENTS
+from agentkv.integrations.vllm.retention.costs import MIN_EVENTS
 from agentkv.protocol import ToolEvent
 from tests.integrations.vllm.harness import BLOCK_TOKENS, Engine, prompt_of
 

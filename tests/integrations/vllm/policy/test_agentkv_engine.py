@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from agentkv.integrations.vllm.policy.forecast import PRIOR_TURNS
+from agentkv.integrations.vllm.retention.growth import PRIOR_TURNS
 from studies.policy_grid.ablation import ABLATIONS
 from tests.integrations.vllm.harness import STOCK, Engine, prompt_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentkv.durations.ttl import PrefillReload
-from agentkv.integrations.vllm.policy.costs import (
+from agentkv.integrations.vllm.retention.costs import (
     MIN_EVENTS,
     MIN_FIXED_SHARE,
     MIN_PREFILLS,

@@ -19,7 +19,7 @@ from agentkv.integrations.vllm.retention.predictor import (
     command_in,
     reply_text,
 )
-from agentkv.integrations.vllm.settings import Settings
+from agentkv.policies.settings import Settings
 from agentkv.protocol import ToolEvent
 from tests.integrations.vllm.harness import Engine, prompt_of
 
