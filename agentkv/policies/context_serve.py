@@ -1,7 +1,7 @@
 """The `context_serve` policy: Continuum, but a prediction decides how long a turn is pinned.
 
 A tool predicted fast is pinned for, a slow one frees at once, an uncertain one gets Continuum's
-TTL. Order, victims and pressure are Continuum's. Source: ContextServe; details in docs/server.md.
+TTL. Order, victims and pressure are Continuum's. Source: ContextServe.
 Pure rules: no vLLM, no clock, no bookkeeping.
 """
 

@@ -266,8 +266,9 @@ def _warn_of_failures(run: RunOutcome) -> None:
 
 def policy_entry(summary: Mapping[str, Any], server: Mapping[str, Any]) -> dict[str, Any]:
     """One policy in the document."""
-    reloads = {name: server[name] for name in ("reloads", "reloaded_tokens") if server.get(name)}
-    return {**{key: summary[key] for key in KEYS}, **reloads}
+    noted = ("reloads", "reloaded_tokens", "policy_faults_total")
+    seen = {name: server[name] for name in noted if server.get(name)}
+    return {**{key: summary[key] for key in KEYS}, **seen}
 
 
 def _table(policies: Mapping[str, Mapping[str, Any]]) -> str:
