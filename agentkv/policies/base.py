@@ -221,7 +221,7 @@ class Policy:
         """
         return pins
 
-    # Who goes first, who is preempted
+    # Order: of waiting turns, and of running ones when one must be preempted
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
         """Place of a waiting turn; the smallest is served first.
@@ -251,7 +251,7 @@ class Policy:
         """
         return math.inf
 
-    # Who is let in
+    # Admission: of new jobs, and of turns that return
 
     def why_hold_back(self, request: AdmissionRequest) -> str | None:
         """Why a new job is not admitted now; None to admit it. Not asked while nothing runs."""

@@ -58,7 +58,7 @@ class TurnRecord:
     def is_diverged(self) -> bool:
         """True if the prompt repeats less than all of what the turn before left.
 
-        Source: Job.has_diverged in integrations/vllm/policy/jobs.py.
+        Source: Job.has_diverged in agentkv/policies/jobs.py.
         """
         repeatable = min(self.context_before_tokens, self.prompt_tokens - 1)
         return self.is_continuing and self.expected_hit_tokens < repeatable
