@@ -114,7 +114,7 @@ KEYS = [
     ("ls | sort | head -3", ["ls", "sort", "head"]),
     *(("echo $(git rev-parse HEAD)", ["git:rev-parse", "echo"]), ("X=$(ls | wc -l)", ["ls", "wc"])),
     ("$(which make) all", ["which", "$(...):all"]),
-    *(("diff <(sort a) <(uniq b)", ["sort", "uniq", "diff"]), ("ls > >(tee x)", ["ls", "tee"])),
+    *(("diff <(sort a) <(uniq b)", ["sort", "uniq", "diff"]), ("wc < <(tr x)", ["wc", "tr"])),
     ("for f in *.py; do python $f; done", ["python:$f"]),
     ("while read x; do curl $x; done < urls", ["read", "curl"]),
     ("if [ -f x ]; then cat x; else make; fi", ["test", "cat", "make"]),
