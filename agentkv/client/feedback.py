@@ -134,7 +134,8 @@ class FeedbackSender:
 
     def _start(self) -> None:
         """Start the thread, unless it runs; RuntimeError if the system has no thread to spare."""
-        # Imported here and not by the thread: a child forked in mid-import keeps half a module.
+        # Imported here and not by the thread: a child forked in mid-import keeps half a module, and
+        # a program that looks into sys.modules, as openai-agents 0.24 does, must not find one.
         import httpx  # noqa: F401
         import tenacity  # noqa: F401
 

@@ -19,9 +19,21 @@ from typing import Any
 
 from agentkv.client.job import Job, job_covering
 from agentkv.client.patches import Method, Patch, copy_of
-from agentkv.client.replies import OnComplete, when_aiohttp_complete, when_requests_complete
+from agentkv.client.replies import (
+    OnComplete,
+    when_aiohttp_complete,
+    when_httpx_complete,
+    when_requests_complete,
+)
 from agentkv.client.server import Link, server_at
-from agentkv.client.tagged_call import JobFinder, Prepare, TaggedCall, names_a_job, tagging
+from agentkv.client.tagged_call import (
+    JobFinder,
+    Prepare,
+    TaggedCall,
+    lower_case,
+    names_a_job,
+    tagging,
+)
 
 _TURN_URL = re.compile(
     r"(.*?)(?:(?:/v\d+)?/chat/completions|/v\d+/(?:completions|responses|messages))/?"
@@ -34,16 +46,23 @@ _LIBRARYS_OWN = frozenset({"accept", "accept-encoding", "connection", "user-agen
 
 
 class HTTPCall(TaggedCall):
-    """A request of an HTTP library to `url`, known by its client and its own headers."""
+    """A request of an HTTP library, known by its client and its headers, names in lower case."""
 
     takes_fields = False
 
     def __init__(
-        self, job: Job[Any], client: Any, root_url: str, headers: Mapping[str, str]
+        self,
+        job: Job[Any],
+        client: Any,
+        root_url: str,
+        headers: Mapping[str, str],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> None:
-        self._client = client
-        self._root_url = root_url
         super().__init__(job, link_of(job, client, root_url, headers))
+        self.args, self.kwargs = args, kwargs
+        self.client = client
+        self.root_url = root_url
 
     def complete(self, reply: Any) -> None:
         if 200 <= self.status_of(reply) < 300:
@@ -60,26 +79,23 @@ class HTTPCall(TaggedCall):
 class HTTPXCall(HTTPCall):
     """A request of httpx, whose headers are replaced while it is sent."""
 
-    def __init__(
-        self, job: Job[Any], client: Any, root_url: str, request: Any, kwargs: Mapping[str, Any]
-    ) -> None:
-        super().__init__(job, client, root_url, request.headers)
-        self.args, self.kwargs = (request,), kwargs
-        self._request = request
-        self._own_headers = request.headers
-
     def tag(self) -> None:
+        (request,) = self.args
+        self._own_headers = request.headers
         tags = ((name.encode(), value.encode()) for name, value in self.headers.items())
-        self._request.headers = type(self._own_headers)([*self._own_headers.raw, *tags])
+        request.headers = type(request.headers)([*request.headers.raw, *tags])
+        self._num_headers = len(request.headers)
 
     def end_sending(self) -> None:
-        sent = self._request.headers
-        self._request.headers = self._own_headers  # the caller may send it once more
-        if "authorization" in sent and "authorization" not in self._own_headers:
-            # the key came while it was sent, by `auth=`
-            self.link = link_of(self.job, self._client, self._root_url, sent)
+        (request,) = self.args
+        sent, request.headers = request.headers, self._own_headers  # it may be sent once more
+        if len(sent) > self._num_headers:  # the key came while it was sent, by `auth=`
+            self.link = link_of(self.job, self.client, self.root_url, lower_case(sent))
             self.job.links[self.link.server] = self.link
         super().end_sending()
+
+    def when_complete(self, reply: Any, on_complete: OnComplete) -> None:
+        when_httpx_complete(reply, on_complete)
 
 
 def _prepare_httpx(job: Job[Any], client: Any, request: Any, **kwargs: Any) -> HTTPXCall | None:
@@ -89,28 +105,22 @@ def _prepare_httpx(job: Job[Any], client: Any, request: Any, **kwargs: Any) -> H
     body = b""
     with suppress(RuntimeError):  # a body that is a stream
         body = request.content
-    if _is_tagged_by_hand(body, request.headers):
+    headers = lower_case(request.headers)
+    if _is_tagged_by_hand(body, headers):
         return None
-    return HTTPXCall(job, client, root_url, request, kwargs)
+    return HTTPXCall(job, client, root_url, headers, (request,), kwargs)
 
 
 class RequestsCall(HTTPCall):
     """A request of requests, of which a tagged copy is sent."""
 
-    def __init__(
-        self, job: Job[Any], client: Any, root_url: str, request: Any, kwargs: Mapping[str, Any]
-    ) -> None:
-        super().__init__(job, client, root_url, request.headers)
-        self.kwargs = kwargs
-        self._request = request
-
     def tag(self) -> None:
-        tagged = self._request.copy()
+        tagged = self.args[0].copy()
         tagged.headers.update(self.headers)
         self.args = (tagged,)
 
-    def watch(self, reply: Any, on_complete: OnComplete) -> None:
-        is_stream = self.kwargs.get("stream", self._client.stream)
+    def when_complete(self, reply: Any, on_complete: OnComplete) -> None:
+        is_stream = self.kwargs.get("stream", self.client.stream)
         when_requests_complete(reply, on_complete, is_stream=bool(is_stream))
 
 
@@ -118,20 +128,16 @@ def _prepare_requests(
     job: Job[Any], client: Any, request: Any, **kwargs: Any
 ) -> RequestsCall | None:
     root_url = _root_of_turn(request.method, request.url)
-    if root_url is None or _is_tagged_by_hand(request.body, request.headers):
+    if root_url is None:
         return None
-    return RequestsCall(job, client, root_url, request, kwargs)
+    headers = lower_case(request.headers)
+    if _is_tagged_by_hand(request.body, headers):
+        return None
+    return RequestsCall(job, client, root_url, headers, (request,), kwargs)
 
 
 class AIOHTTPCall(HTTPCall):
     """A request of aiohttp, which gets the tags in its argument `headers`."""
-
-    def __init__(
-        self, job: Job[Any], client: Any, root_url: str, args: Any, kwargs: Mapping[str, Any]
-    ) -> None:
-        super().__init__(job, client, root_url, {**client.headers, **kwargs["headers"]})
-        self.args = args
-        self.kwargs = kwargs
 
     def tag(self) -> None:
         self.kwargs["headers"].update(self.headers)
@@ -139,7 +145,7 @@ class AIOHTTPCall(HTTPCall):
     def status_of(self, reply: Any) -> int:
         return int(reply.status)
 
-    def watch(self, reply: Any, on_complete: OnComplete) -> None:
+    def when_complete(self, reply: Any, on_complete: OnComplete) -> None:
         when_aiohttp_complete(reply, on_complete)
 
 
@@ -152,12 +158,13 @@ def _prepare_aiohttp(
         return None
     from multidict import CIMultiDict  # aiohttp depends on it
 
-    headers = CIMultiDict(kwargs.get("headers") or ())
+    own_headers = CIMultiDict(kwargs.get("headers") or ())
+    headers = lower_case({**client.headers, **own_headers})
     body = kwargs.get("data") if kwargs.get("json") is None else kwargs["json"]
-    if _is_tagged_by_hand(body, {**client.headers, **headers}):
+    if _is_tagged_by_hand(body, headers):
         return None
-    kwargs["headers"] = headers
-    return AIOHTTPCall(job, client, root_url, (method, str_or_url), kwargs)
+    kwargs["headers"] = own_headers
+    return AIOHTTPCall(job, client, root_url, headers, (method, str_or_url), kwargs)
 
 
 def link_of(job: Job[Any], client: Any, root_url: str, headers: Mapping[str, str]) -> Link:
@@ -166,11 +173,10 @@ def link_of(job: Job[Any], client: Any, root_url: str, headers: Mapping[str, str
     Feedback carries the key of these headers, and those that the client adds to all its requests.
     """
     server_url = None if job.covered_client is None else job.server_url
-    usual = {
-        name: value for name, value in client.headers.items() if name.lower() not in _LIBRARYS_OWN
-    }
-    keys = {name: value for name, value in headers.items() if name.lower() in _KEYS}
-    return job.link_to(server_at(server_url or root_url), None, {**usual, **keys})
+    usual = lower_case(client.headers)
+    keys = {name: headers[name] for name in _KEYS if name in headers}
+    own = {name: usual[name] for name in usual if name not in _LIBRARYS_OWN}
+    return job.link_to(server_at(server_url or root_url), None, {**own, **keys})
 
 
 def _root_of_turn(method: str, url: object) -> str | None:
@@ -187,7 +193,7 @@ def _is_tagged_by_hand(body: Any, headers: Mapping[str, str]) -> bool:
     if isinstance(body, bytes):
         # JSON is parsed only if it can hold the field, perhaps in the schema of a tool
         may_hold_it = b'"job_id"' in body or b'"session_id"' in body
-        body = None if not may_hold_it else _parsed(body)
+        body = _parsed(body) if may_hold_it else None
     return names_a_job(body, headers)
 
 

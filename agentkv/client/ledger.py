@@ -7,8 +7,9 @@ nothing about HTTP, sessions or servers.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -92,6 +93,7 @@ class TurnLedger:
     """Numbers the turns of a job and adds up their costs. Safe for any number of threads."""
 
     def __init__(self, job_id: str, *, clock: Clock) -> None:
+        self._job_id = job_id
         self._clock = clock
         self._lock = threading.Lock()
         self._last_number = 0
@@ -101,7 +103,8 @@ class TurnLedger:
         self._longest_tool: ToolTime | None = None
         self._num_tools_running = 0
         self._idle_since_s: float | None = None
-        self._summary = JobSummary(job_id)
+        # The sums of JobSummary so far; a token count that no reply reported has none.
+        self._totals: defaultdict[str, Any] = defaultdict(int)
 
     def mark_last_step(self) -> None:
         """Make the next turn the last step of the job."""
@@ -119,8 +122,7 @@ class TurnLedger:
         with self._lock:
             if self._idle_since_s is not None:
                 if self._longest_tool is None and not self._num_tools_running:
-                    gap_s = self._summary.gap_s + now_s - self._idle_since_s
-                    self._summary = replace(self._summary, gap_s=gap_s)
+                    self._totals["gap_s"] += now_s - self._idle_since_s
                 self._idle_since_s = None
             self._num_in_flight += 1
             self._last_number += 1
@@ -140,19 +142,14 @@ class TurnLedger:
             self._num_in_flight -= 1
             if not self._num_in_flight:
                 self._idle_since_s = ended_at_s
-            before = self._summary
-            tokens: dict[str, Any] = {}
+            totals = self._totals
+            totals["turns"] += 1
+            totals["turns_without_usage"] += usage is None
+            totals["llm_s"] += ended_at_s - turn.started_at_s
             for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
                 count = getattr(usage, name, None)
                 if count is not None:
-                    tokens[name] = count + (getattr(before, name) or 0)
-            self._summary = replace(
-                before,
-                turns=before.turns + 1,
-                turns_without_usage=before.turns_without_usage + (usage is None),
-                llm_s=before.llm_s + ended_at_s - turn.started_at_s,
-                **tokens,
-            )
+                    totals[name] += count
 
     def fail(self, turn: OpenTurn) -> None:
         """Close a turn without an answer: the next request gets its number and what it carried.
@@ -162,8 +159,7 @@ class TurnLedger:
         """
         with self._lock:
             self._num_in_flight -= 1
-            num_failed = self._summary.failed_calls + 1
-            self._summary = replace(self._summary, failed_calls=num_failed)
+            self._totals["failed_calls"] += 1
             if self._last_number == turn.number:
                 self._last_number -= 1
             self._is_last_step = self._is_last_step or turn.is_last_step
@@ -180,13 +176,12 @@ class TurnLedger:
         """Note that a tool ended."""
         with self._lock:
             self._num_tools_running -= 1
-            before = self._summary
-            self._summary = replace(
-                before, tool_calls=before.tool_calls + 1, tool_s=before.tool_s + duration_s
-            )
+            self._totals["tool_calls"] += 1
+            self._totals["tool_s"] += duration_s
             tools = filter(None, (ToolTime(text, duration_s), self._longest_tool))
             self._longest_tool = max(tools, key=_DURATION)
 
     def summary(self) -> JobSummary:
         """The totals so far."""
-        return self._summary
+        with self._lock:
+            return JobSummary(self._job_id, **self._totals)

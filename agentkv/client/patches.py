@@ -45,6 +45,7 @@ class Patch:
         self._owner: Any = None
         self._original: Any = None
         self._replacement: Any = None
+        self._is_absent = False
 
     def __str__(self) -> str:
         public = [part for part in self.module.split(".") if not part.startswith("_")]
@@ -63,8 +64,6 @@ class Patch:
         with _lock:
             _patches[self.target] = self
             self.is_active = True
-            if self._replacement is not None:
-                return
             module = sys.modules.get(self.module)
             # another thread may be importing it
             is_whole = not getattr(getattr(module, "__spec__", None), "_initializing", False)
@@ -73,11 +72,14 @@ class Patch:
 
     def install_in(self, module: ModuleType, *, is_whole: bool) -> bool:
         """Replace the function in its module; False if a later part may define it."""
+        if self._replacement is not None or self._is_absent:
+            return True
         try:
             self._replace_in(module)
         except AttributeError as error:
             if not is_whole:
                 return False
+            self._is_absent = True
             logger.warning(
                 "agentkv: cannot follow %s (%s); the program is not affected", self, error
             )

@@ -114,13 +114,19 @@ class UsageScanner:
 def when_complete(reply: object, on_complete: OnComplete) -> None:
     """Call `on_complete(usage, when)` once the reply has arrived: now, or when its stream ends.
 
-    Takes what an SDK returns, and responses of httpx. A stream ends when it was read, closed or
-    dropped by its reader; one that nobody reads or closes never completes.
+    Takes what an SDK returns. A stream ends when it was read, closed or dropped by its reader; one
+    that nobody reads or closes never completes.
     """
     response = _httpx_response(reply)
     if response is None:
         on_complete(read_usage(reply), time.monotonic())
-    elif response.is_closed:
+    else:
+        when_httpx_complete(response, on_complete)
+
+
+def when_httpx_complete(response: Any, on_complete: OnComplete) -> None:
+    """The same for a response of httpx."""
+    if response.is_closed:
         on_complete(_usage_in(response.content), time.monotonic())
     else:
         _watch_httpx(response, _BodyWatch(response, on_complete))
@@ -153,9 +159,12 @@ def when_aiohttp_complete(response: Any, on_complete: OnComplete) -> None:
 
 def _usage_in(body: bytes) -> Usage | None:
     """The usage in a whole body: a JSON document, or a stream that was read to its end."""
-    scanner = UsageScanner()
-    scanner.feed(body)
-    return read_usage_json(body) or scanner.usage()
+    usage = read_usage_json(body)
+    if usage is None:
+        scanner = UsageScanner()
+        scanner.feed(body)
+        usage = scanner.usage()
+    return usage
 
 
 def _httpx_response(reply: object) -> Any | None:

@@ -21,7 +21,14 @@ from agentkv.client.job import Job, job_covering
 from agentkv.client.patches import Method, Patch, copy_of, is_covered
 from agentkv.client.replies import Usage, read_usage
 from agentkv.client.server import Link, server_at
-from agentkv.client.tagged_call import JobFinder, TaggedCall, log_failure, names_a_job, tagging
+from agentkv.client.tagged_call import (
+    JobFinder,
+    TaggedCall,
+    log_failure,
+    lower_case,
+    names_a_job,
+    tagging,
+)
 from agentkv.client.transport import texts_of
 
 logger = logging.getLogger(__name__)
@@ -90,7 +97,7 @@ def _prepare(
     body, extra = options.json_data, options.extra_json or {}
     headers = texts_of(options.headers) if isinstance(options.headers, Mapping) else {}
     is_taggable = isinstance(body, Mapping) and isinstance(extra, Mapping)
-    if not is_taggable or names_a_job(body, headers) or names_a_job(extra, {}):
+    if not is_taggable or names_a_job(body, lower_case(headers)) or names_a_job(extra, {}):
         return None
     return SDKCall(job, link_of(job, client, headers), cast_to, options, kwargs)
 

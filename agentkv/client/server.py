@@ -206,6 +206,8 @@ class Link:
 
 def _in_time(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The answer, or NoAnswerError after CALL_TIMEOUT_S, even if its bytes keep trickling in."""
+    import httpx  # noqa: F401 - here and not in the thread, for which see FeedbackSender
+
     answer: Future[dict[str, Any]] = Future()
 
     def ask() -> None:

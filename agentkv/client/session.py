@@ -149,10 +149,6 @@ class Session(Generic[ClientT]):
         )
 
     def _enter(self, job: Job[ClientT]) -> Job[ClientT]:
-        # Feedback uses it in a thread of its own. A program that looks for it in sys.modules, as
-        # openai-agents 0.24 does, fails where it finds it half imported.
-        import httpx  # noqa: F401
-
         client: Any = self._client
         if client is None:
             job.client = cast(ClientT, client)

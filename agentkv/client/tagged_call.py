@@ -105,11 +105,11 @@ class TaggedCall:
         """Close the turn when its reply has arrived, now or later; the reply stays unchanged."""
         self.end_sending()
         try:
-            self.watch(reply, self.close)
+            self.when_complete(reply, self.close)
         except Exception:
             log_failure("could not read a reply")
 
-    def watch(self, reply: Any, on_complete: OnComplete) -> None:
+    def when_complete(self, reply: Any, on_complete: OnComplete) -> None:
         """Call `on_complete` once the reply has arrived."""
         when_complete(reply, on_complete)
 
@@ -197,14 +197,20 @@ _UNTOUCHED_ON_FAILURE = _UntouchedOnFailure()
 
 
 def names_a_job(body: Any, headers: Mapping[str, str]) -> bool:
-    """True if a request was tagged by hand: it names a job in any form that the server reads."""
+    """True if a request was tagged by hand: it names a job in any form that the server reads.
+
+    The names of the headers are in lower case.
+    """
     if isinstance(body, Mapping):
         for holder in (body, body.get("extra_body"), body.get("vllm_xargs")):
             if isinstance(holder, Mapping) and ("job_id" in holder or "session_id" in holder):
                 return True
-    if not headers:
-        return False
-    return "job_id" in fields_from_headers({name.lower(): headers[name] for name in headers})
+    return bool(headers) and "job_id" in fields_from_headers(headers)
+
+
+def lower_case(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers with names in lower case."""
+    return {name.lower(): value for name, value in headers.items()}
 
 
 def log_failure(what: str) -> None:

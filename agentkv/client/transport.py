@@ -101,6 +101,7 @@ class ServerTransport:
         is_direct: bool = True,
     ) -> None:
         self.client: Callable[[], Any] = (lambda: None) if client is None else weakref.ref(client)
+        self._has_client = client is not None
         self._own_headers = dict(headers or {})
         self._job_headers = dict(job_headers or {})
         self._is_direct = is_direct
@@ -109,7 +110,8 @@ class ServerTransport:
 
     def is_by(self, client: Any, headers: Mapping[str, str]) -> bool:
         """True if this is the transport of that client with these headers of a request."""
-        return client is not None and self.client() is client and self._own_headers == headers
+        is_this_way = self._has_client is (client is not None) and self.client() is client
+        return is_this_way and self._own_headers == headers
 
     def headers(self) -> Mapping[str, str]:
         """The client's current key and headers, without those of the job."""

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import httpx
 import openai
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,7 +30,7 @@ from .rows import Row, difference_row, samples_row, side_by_side, timed
 
 NUM_BLOCKS, CALLS_PER_BLOCK = 25, 20
 NUM_CALLS, NUM_IMPORTS, NUM_BODIES = 500, 15, 2000
-TARGET_CALL_MS, TARGET_IMPORT_MS, TARGET_BODY_MS = 0.3, 100.0, 0.1
+TARGET_CALL_MS, TARGET_REQUEST_MS, TARGET_IMPORT_MS, TARGET_BODY_MS = 0.3, 0.1, 100.0, 0.1
 TARGET_REPLY_MS, TARGET_ADVERSARIAL_MS = 0.2, 50.0
 HEAVY_MODULES = ("openai", "torch", "vllm")
 MESSAGES = [{"role": "user", "content": "List the files. " * 100}]
@@ -41,13 +42,16 @@ def measure_calls() -> Iterator[Row]:
     with (
         ScriptedServer(["ok"]) as server,
         openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client,
+        httpx.Client(base_url=server.base_url) as http_client,
     ):
-        for in_session in (_in_own_session, _in_any_session):
-            blocks = side_by_side(partial(_calls, client), partial(in_session, client), NUM_BLOCKS)
+        for name, in_session, used, target_ms in (
+            ("a call in session(client)", _in_own_session, client, TARGET_CALL_MS),
+            ("a call in session()", _in_any_session, client, TARGET_CALL_MS),
+            ("a request of httpx in session()", _in_any_session, http_client, TARGET_REQUEST_MS),
+        ):
+            blocks = side_by_side(partial(_calls, used), partial(in_session, used), NUM_BLOCKS)
             bare_s, ours_s = ([s for _, times_s in side for s in times_s] for side in blocks)
-            argument = "client" if in_session is _in_own_session else ""
-            name = f"client: a call in session({argument})"
-            yield difference_row(name, bare_s, ours_s, target_ms=TARGET_CALL_MS)
+            yield difference_row(f"client: {name}", bare_s, ours_s, target_ms=target_ms)
         are_tagged = [bool(turn.tags) for turn in server.turns]
         assert sum(are_tagged) * 2 == len(are_tagged), "half of the calls must carry tags"
 
@@ -57,7 +61,11 @@ def _calls(client: Any) -> list[float]:
 
 
 def _call(client: Any) -> None:
-    client.chat.completions.create(model="scripted", messages=MESSAGES, max_tokens=16)
+    request = {"model": "scripted", "messages": MESSAGES, "max_tokens": 16}
+    if isinstance(client, httpx.Client):
+        client.post("/chat/completions", json=request)
+    else:
+        client.chat.completions.create(**request)
 
 
 def _in_own_session(client: openai.OpenAI) -> list[float]:
@@ -65,7 +73,7 @@ def _in_own_session(client: openai.OpenAI) -> list[float]:
         return _calls(job.client)
 
 
-def _in_any_session(client: openai.OpenAI) -> list[float]:
+def _in_any_session(client: Any) -> list[float]:
     try:
         with agentkv.session():
             return _calls(client)

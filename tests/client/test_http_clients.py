@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import importlib.util
+import inspect
+import io
 import json
 import logging
 import time
@@ -12,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
+import httpx
+import openai
 import pytest
 
 import agentkv
@@ -276,10 +282,12 @@ def front(answer: Callable[[BaseHTTPRequestHandler, bytes], None]) -> Iterator[s
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 @pytest.mark.asyncio
@@ -325,3 +333,239 @@ async def test_a_compressed_reply_is_read(send: Send, stream: Options) -> None:
             await send(f"{url}/v1/chat/completions", {**CHAT, **stream})
         assert agentkv.flush(timeout_s=20)
     assert counts(job) == (1, 0, (70, None, 9))
+
+
+def kinds() -> dict[str, Callable[[], Any]]:
+    """The clients that a session takes, by name."""
+    found: dict[str, Callable[[], Any]] = {}
+    for module, names in CLIENTS.items():
+        if importlib.util.find_spec(module):
+            library = importlib.import_module(module)
+            found |= {f"{module}.{name}": getattr(library, name) for name in names}
+    return found
+
+
+CLIENTS = {
+    "httpx": ("Client", "AsyncClient"),
+    "httpx2": ("Client", "AsyncClient"),
+    "requests": ("Session",),
+}
+
+
+async def resolved(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", kinds().values(), ids=kinds())
+async def test_a_session_takes_http_clients(kind: Callable[[], Any]) -> None:
+    """job.client is of the same kind; it and the client are tagged, another client is not."""
+    client, other = kind(), kind()
+    client.headers["X-Note"] = "n"
+    with ScriptedServer() as server:
+        url = f"{server.base_url}/chat/completions"
+        with agentkv.session(client, job_id="a") as job:
+            assert type(job.client) is type(client)
+            await resolved(other.post(url, json=CHAT))
+            await resolved(client.post(url, json=CHAT))
+            await resolved(job.client.post(url, json=CHAT))
+            with agentkv.session(job_id="b"):
+                await resolved(job.client.post(url, json=CHAT))
+        await resolved(client.post(url, json=CHAT))
+        await resolved(job.client.post(url, json=CHAT))
+        assert agentkv.flush(timeout_s=20)
+    for one in (client, other):
+        await resolved((getattr(one, "aclose", None) or one.close)())
+    tags = [(turn.tags.get("job_id"), turn.tags.get("turn")) for turn in server.turns]
+    assert tags == [(None, None), ("a", 1), ("a", 2), ("a", 3), (None, None), (None, None)]
+    assert [turn.headers.get("x-note") for turn in server.turns] == [None, *["n"] * 5]
+    assert server.requests[-1].headers["x-note"] == "n"
+    assert "send" not in vars(client)
+    assert counts(job) == (3, 0, (300, 240, 15))
+
+
+def test_a_session_of_aiohttp_cannot_be_copied_for_a_job() -> None:
+    """session(client) says what it takes, and that without a client all are covered."""
+
+    async def enter() -> None:
+        aiohttp = pytest.importorskip("aiohttp")
+        async with aiohttp.ClientSession() as client:
+            with pytest.raises(TypeError, match=r"got ClientSession, .* then all are covered"):
+                agentkv.session(client)
+
+    asyncio.run(enter())
+
+
+@pytest.mark.parametrize("covers_all", [True, False])
+def test_an_sdk_over_an_http_client_is_one_turn(covers_all: bool, server: ScriptedServer) -> None:
+    """Both layers see the call, one tags it; the SDK's retries have the number of the turn."""
+    module = "httpx2" if openai.__version__ >= "3" else "httpx"
+    http_client = importlib.import_module(module).Client()
+    with agentkv.session(None if covers_all else http_client) as job:
+        client = openai.OpenAI(
+            base_url=server.base_url, api_key="key", http_client=job.client or http_client
+        )
+        client.chat.completions.create(**CHAT)
+        server.fail_next(500)
+        client.chat.completions.create(**CHAT)
+        assert len(list(client.chat.completions.create(**CHAT, stream=True))) > 1
+    http_client.close()
+    assert [turn.tags["turn"] for turn in server.turns] == [1, 2, 2, 3]
+    assert ["job_id" in turn.body for turn in server.turns] == [covers_all] * 4
+    assert job.summary().turns == 3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # litellm's own
+@pytest.mark.asyncio
+@pytest.mark.parametrize("model", ["hosted_vllm/m", "openai/m"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+async def test_calls_of_litellm_are_turns(
+    model: str, is_async: bool, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each provider that ends at vLLM counts, whole and streamed, over either of its transports."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    litellm = pytest.importorskip("litellm")
+    options = {"model": model, "api_base": server.base_url, "api_key": "key", "max_retries": 0}
+    complete = litellm.acompletion if is_async else litellm.completion
+    with agentkv.session(job_id="a") as job:
+        await resolved(complete(**options, messages=CHAT["messages"]))
+        with job.tool("ls"):
+            pass
+        stream = await resolved(complete(**options, messages=CHAT["messages"], **STREAM))
+        assert len([chunk async for chunk in stream] if is_async else list(stream)) > 1
+        server.fail_next(400)
+        with pytest.raises(litellm.BadRequestError):
+            await resolved(complete(**options, messages=CHAT["messages"]))
+    assert agentkv.flush(timeout_s=20)
+    assert [turn.tags["turn"] for turn in server.turns] == [1, 2, 3]
+    assert server.turns[1].tags["last_tool"] == "ls"
+    assert {request.headers["x-session-id"] for request in server.requests} == {"a"}
+    assert counts(job) == (2, 1, (200, 160, 10))
+    assert server.released == ["a"]
+
+
+@pytest.mark.parametrize("module", ["httpx", "requests"])
+def test_a_request_that_is_sent_twice_is_two_turns(module: str, server: ScriptedServer) -> None:
+    """The caller's own request object is the same afterwards, so that it can be sent once more."""
+    library = pytest.importorskip(module)
+    client = library.Client() if module == "httpx" else library.Session()
+    if module == "httpx":
+        request = client.build_request("POST", f"{server.base_url}/chat/completions", json=CHAT)
+    else:
+        url = f"{server.base_url}/chat/completions"
+        request = client.prepare_request(library.Request("POST", url, json=CHAT))
+    before = dict(request.headers)
+    with client, agentkv.session():
+        client.send(request)
+        client.send(request)
+    assert dict(request.headers) == before
+    assert [turn.tags["turn"] for turn in server.turns] == [1, 2]
+
+
+def test_a_key_that_is_added_while_sending_is_used_for_feedback() -> None:
+    """httpx's `auth=` may send a request twice: that is one turn, and its key is the feedback's."""
+
+    class AskedTwice(httpx.Auth):
+        def auth_flow(self, request: httpx.Request) -> Any:
+            reply = yield request
+            assert reply.status_code == 401
+            request.headers["Authorization"] = "Bearer key"
+            yield request
+
+    with ScriptedServer(api_key="key") as server:
+        with httpx.Client(auth=AskedTwice()) as client, agentkv.session(job_id="a") as job:
+            client.post(f"{server.base_url}/chat/completions", json=CHAT)
+        assert agentkv.flush(timeout_s=20)
+    assert [turn.tags["turn"] for turn in server.turns] == [1, 1]
+    assert server.released == ["a"]
+    assert server.requests[-1].headers["authorization"] == "Bearer key"
+    assert counts(job)[:2] == (1, 0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("library", ["httpx", "requests", "aiohttp"])
+async def test_a_stream_that_its_reader_leaves_is_a_turn(
+    library: str, server: ScriptedServer
+) -> None:
+    """The turn is closed with the response, or when its reader has dropped the rest of it."""
+    url, body = f"{server.base_url}/chat/completions", {**CHAT, **STREAM}
+    with agentkv.session(on_missing_server="ignore") as job:
+        if library == "httpx":
+            with httpx.stream("POST", url, json=body) as reply:
+                next(reply.iter_lines())
+            assert job.summary().turns == 1
+            with httpx.stream("POST", url, json=body):
+                assert job.summary().turns == 1
+        elif library == "requests":
+            requests = pytest.importorskip("requests")
+            with requests.post(url, json=body, stream=True) as reply:
+                next(reply.iter_lines())
+                assert job.summary().turns == 1
+            with requests.post(url, json=body, stream=True):
+                assert job.summary().turns == 1
+        else:
+            aiohttp = pytest.importorskip("aiohttp")
+            async with aiohttp.ClientSession() as client:
+                async with client.post(url, json=body) as reply:
+                    await reply.content.readline()
+                    assert job.summary().turns == 0
+                async with client.post(url, json=body):
+                    assert job.summary().turns == 1
+    assert job.summary().turns == 2
+
+
+@pytest.mark.asyncio
+async def test_every_reader_of_aiohttp_is_watched(server: ScriptedServer) -> None:
+    """Each way to read a body gives what it gives without us, and the usage is found."""
+    aiohttp = pytest.importorskip("aiohttp")
+
+    async def readline(content: Any) -> bytes:
+        return b"".join([await content.readline() for _ in range(99)])
+
+    async def readany(content: Any) -> bytes:
+        return b"".join([await content.readany() for _ in range(99)])
+
+    async def readchunk(content: Any) -> bytes:
+        return b"".join([(await content.readchunk())[0] for _ in range(99)])
+
+    async def chunks(content: Any) -> bytes:
+        return b"".join([piece async for piece, _ in content.iter_chunks()])
+
+    async def chunked(content: Any) -> bytes:
+        return b"".join([piece async for piece in content.iter_chunked(7)])
+
+    async def any_size(content: Any) -> bytes:
+        return b"".join([piece async for piece in content.iter_any()])
+
+    async def whole(content: Any) -> bytes:
+        return bytes(await content.read())
+
+    url, body = f"{server.base_url}/chat/completions", {**CHAT, **STREAM}
+    async with aiohttp.ClientSession() as client:
+        async with client.post(url, json=body) as reply:
+            plain = await reply.read()
+        for read in (readline, readany, readchunk, chunks, chunked, any_size, whole):
+            with agentkv.session() as job:
+                async with client.post(url, json=body) as reply:
+                    assert await read(reply.content) == plain, read
+            assert counts(job) == (1, 0, USAGE), read
+    await asyncio.to_thread(agentkv.flush, 20)
+
+
+def test_odd_requests_go_out_as_they_are(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bodies that are streams, text or no JSON are sent, and the library refuses what it would."""
+    url, data = f"{server.base_url}/chat/completions", json.dumps(CHAT).encode()
+    requests = pytest.importorskip("requests")
+    with agentkv.session():
+        for body in (data.decode(), io.BytesIO(data), b'no "job_id" in JSON'):
+            requests.post(url, data=body)
+        httpx.post(url, content=iter([data]), headers={"Content-Length": str(len(data))})
+        with httpx.Client() as client, pytest.raises(TypeError):
+            client.send()
+        with requests.Session() as session, pytest.raises(ValueError, match="PreparedRequest"):
+            session.send(requests.Request("POST", url))
+        assert agentkv.flush(timeout_s=20)
+    assert [turn.tags.get("turn") for turn in server.turns] == [1, 2, 3]
+    assert all("could not tag" in record.getMessage() for record in caplog.records)

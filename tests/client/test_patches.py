@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -102,6 +103,31 @@ def test_a_package_imported_later_is_patched(package: str, make: Make) -> None:
     assert in_place(package) == []
     assert words(package) == LOUD
     assert in_place(package) == sorted(TARGETS)
+
+
+def test_a_look_for_a_package_is_no_import(package: str, make: Make) -> None:
+    """A program that asks whether a package is there gets its spec; patches go on waiting."""
+    make(*TARGETS)
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    assert spec.origin.endswith("words.py")
+    assert in_place(package) == []
+    assert words(package) == LOUD
+
+
+def test_the_watch_for_imports_ends(package: str, make: Make) -> None:
+    """Neither removed patches nor those in place leave a finder behind."""
+    finders = list(sys.meta_path)
+    (patch,) = make("greet")
+    assert sys.meta_path != finders
+    patch.remove()
+    assert sys.meta_path == finders
+    assert words(package) == PLAIN
+    sys.modules.pop(package)
+    make("greet")
+    importlib.import_module(package)
+    assert sys.meta_path == finders
 
 
 def test_a_package_imported_before_is_patched(package: str, make: Make) -> None:

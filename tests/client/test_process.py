@@ -16,6 +16,10 @@ import pytest
 import agentkv
 from agentkv.testing import ScriptedServer
 
+HEAVY = {
+    *("openai", "anthropic", "httpx", "httpx2", "requests", "aiohttp"),
+    *("vllm", "torch", "pydantic", "tenacity"),
+}
 CALL = """
 import openai, agentkv
 client = openai.OpenAI(base_url={base_url!r}, api_key="key", max_retries=0)
@@ -70,11 +74,56 @@ def test_the_import_is_fast_and_light() -> None:
         "before = threading.Thread.start, Pool.submit\n"
         "start = time.process_time(); import agentkv; print(time.process_time() - start)\n"
         "assert (threading.Thread.start, Pool.submit) == before\n"
-        "print(*{'openai', 'vllm', 'torch', 'httpx', 'pydantic', 'tenacity'} & set(sys.modules))"
+        f"print(*{HEAVY} & set(sys.modules))"
     )
     outputs = [run_python(code).split("\n") for _ in range(3)]
     assert min(float(seconds) for seconds, *_ in outputs) <= 0.1
     assert [heavy for _, heavy, *_ in outputs] == ["", "", ""]
+
+
+LATE = """
+import sys, agentkv
+root, heavy = sys.argv[1], {heavy}
+base = root + "/v1"
+url, body = base + "/chat/completions", {{"model": "m", "messages": []}}
+agentkv.instrument()
+assert not heavy & set(sys.modules)
+with agentkv.session(job_id="a"):
+    assert not heavy & set(sys.modules)
+    {imports}
+    {call}
+assert agentkv.flush(20)
+"""
+AIOHTTP = """async def post():
+        async with aiohttp.ClientSession() as session:
+            await (await session.post(url, json=body)).read()
+    asyncio.run(post())"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "call"),
+    [
+        ("import httpx", "httpx.post(url, json=body)"),
+        ("import requests", "requests.post(url, json=body)"),
+        ("from requests.sessions import Session", "Session().post(url, json=body)"),
+        ("import aiohttp, asyncio", AIOHTTP),
+        ("import openai", "openai.OpenAI(base_url=base, api_key='k').responses.create(input='x')"),
+        (
+            "import anthropic",
+            "anthropic.Anthropic(base_url=root, api_key='k').messages.create(max_tokens=9, **body)",
+        ),
+    ],
+    ids=["httpx", "requests", "requests.sessions", "aiohttp", "openai", "anthropic"],
+)
+def test_a_library_that_is_imported_in_the_session_counts(
+    imports: str, call: str, server: ScriptedServer
+) -> None:
+    """Neither instrument() nor a session imports a library, and its first calls are tagged."""
+    pytest.importorskip(imports.split()[1].strip(",").partition(".")[0])
+    code = LATE.format(heavy=HEAVY, imports=imports, call=call)
+    subprocess.run([sys.executable, "-c", code, server.root_url], check=True, timeout=60)
+    assert [turn.tags for turn in server.turns] == [{"job_id": "a", "turn": 1}]
+    assert server.released == ["a"]
 
 
 def test_the_release_leaves_before_the_process_does(server: ScriptedServer) -> None:

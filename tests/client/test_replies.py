@@ -12,14 +12,14 @@ from agentkv.client.replies import Usage, UsageScanner, read_usage, read_usage_j
 from agentkv.testing import ScriptedReply
 from agentkv.testing.reply_bodies import json_body, stream_events
 
-PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
 REPLY = ScriptedReply('say "usage": {', prompt_tokens=70, cached_tokens=64, output_tokens=9)
 USAGE = Usage(prompt_tokens=70, cached_tokens=64, output_tokens=9)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_each_shape_of_reply_has_its_usage(path: str) -> None:
-    """Chat completions, completions and responses are read, whole or in the bytes of a body."""
+    """Completions, responses and messages are read, whole or in the bytes of a body."""
     body = json_body(path, REPLY)
     assert read_usage(body) == USAGE
     scanner = UsageScanner()
@@ -30,9 +30,24 @@ def test_each_shape_of_reply_has_its_usage(path: str) -> None:
 def test_counts_that_are_not_reported_are_none() -> None:
     """Only some servers report cached tokens, and not all report any usage."""
     assert read_usage({"usage": {"prompt_tokens": 3}}) == Usage(3, None, None)
+    assert read_usage({"usage": {"input_tokens": 3, "output_tokens": 0}}) == Usage(3, None, 0)
     assert read_usage({"usage": None}) is None
     assert read_usage({}) is None
     assert read_usage_json(b"<html>") is None
+
+
+def test_the_tokens_of_a_message_are_those_in_the_cache_and_the_rest() -> None:
+    """`input_tokens` of a message are what no cache had; its stream begins with them."""
+    start = {"input_tokens": 6, "cache_read_input_tokens": 60, "cache_creation_input_tokens": 4}
+    message = {"usage": {**start, "output_tokens": 9}}
+    assert read_usage(message) == Usage(70, 60, 9)
+    scanner = UsageScanner()
+    for event in (
+        {"type": "message_start", "message": {"usage": {**start, "output_tokens": 1}}},
+        {"type": "message_delta", "usage": {"output_tokens": 9, "input_tokens": None}},
+    ):
+        scanner.feed(f"data: {json.dumps(event)}\n\n".encode())
+    assert scanner.usage() == Usage(70, 60, 9)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -313,6 +313,30 @@ def test_uninstrument_restores_everything(server: ScriptedServer, client: openai
     assert [bool(turn.tags) for turn in server.turns] == [False, True]
 
 
+def test_what_is_replaced_can_be_listed(client: openai.OpenAI) -> None:
+    """A session without a client replaces what instrument() does; one with a client, threads."""
+    with agentkv.session(client):
+        by_session_with_client = agentkv.instrumented()
+    assert by_session_with_client == [
+        "concurrent.futures.thread.ThreadPoolExecutor.submit",
+        "threading.Thread.start",
+    ]
+    with agentkv.session():
+        by_session = agentkv.instrumented()
+    assert {
+        *by_session_with_client,
+        *("openai.SyncAPIClient.request", "openai.AsyncAPIClient.request"),
+        *("httpx.Client.send", "httpx.AsyncClient.send"),
+    } <= set(by_session)
+    agentkv.uninstrument()
+    assert agentkv.instrumented() == []
+    agentkv.instrument()
+    agentkv.instrument()
+    assert set(by_session) <= set(agentkv.instrumented())
+    agentkv.uninstrument()
+    assert agentkv.instrumented() == []
+
+
 def test_a_session_with_a_client_leaves_the_sdk_alone(client: openai.OpenAI) -> None:
     """The classes of the SDK stay as they are, so that no other client is affected."""
     originals = methods()

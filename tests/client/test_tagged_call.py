@@ -21,6 +21,7 @@ TEXT = '{"word": "two"}'
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
 TEXT_IN: dict[str, Any] = {"model": "m", "prompt": "one"}
 RESPONSE: dict[str, Any] = {"model": "m", "input": "one"}
+MESSAGE: dict[str, Any] = {**CHAT, "max_tokens": 9}
 WITH_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 STREAM: dict[str, Any] = {"stream": True, **WITH_USAGE}
 
@@ -95,6 +96,12 @@ WAYS: tuple[Way, ...] = (
     (read_bytes, f"{CHATS}.{BYTES}.create", {**CHAT, **STREAM}),
     (read_bytes, f"{TEXTS}.{BYTES}.create", TEXT_IN),
     (read_bytes, f"responses.{BYTES}.create", RESPONSE),
+    (read_whole, "messages.create", MESSAGE),
+    (read_whole, "beta.messages.create", MESSAGE),
+    (read_whole, f"messages.{RAW}.create", MESSAGE),
+    (read_stream, "messages.create", {**MESSAGE, "stream": True}),
+    (read_manager, "messages.stream", MESSAGE),
+    (read_bytes, f"messages.{BYTES}.create", {**MESSAGE, "stream": True}),
 )
 
 
@@ -137,9 +144,15 @@ async def test_every_way_to_ask_is_one_turn_and_gives_the_same_reply(
 ) -> None:
     """Tags go out, the usage is read, and the caller gets what it gets without a session."""
     chosen: Any = async_client if is_async else client
+    if "messages" in path:
+        anthropic = pytest.importorskip("anthropic")
+        kind = anthropic.AsyncAnthropic if is_async else anthropic.Anthropic
+        chosen = kind(base_url=server.root_url, api_key="key")
     plain = await read(ask(chosen, path, options))
     async with agentkv.session(chosen if has_client else None) as job:
         reply = await read(ask(job.client or chosen, path, options))
+    if "messages" in path:
+        await resolved(chosen.close())
     assert_one_turn_was_read(server, job)
     assert reply == plain
 
