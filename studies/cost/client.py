@@ -15,8 +15,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import httpx
+import numpy as np
 import openai
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
