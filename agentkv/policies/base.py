@@ -63,6 +63,8 @@ class AdmissionRequest:
     """The jobs that hold memory now."""
     idle_kv_weight: float = 1.0
     """Share of pinned KV that counts (see IdleKVDiscount)."""
+    turn: Turn | None = None
+    """The new job's first turn; the scheduler always gives it."""
 
 
 class Pressure:
@@ -121,6 +123,10 @@ class EngineView(Protocol):
         """Jobs that are remembered, the longest idle first."""
         ...
 
+    def job(self, job_id: str) -> Job | None:
+        """The job of this name, or None if it is not remembered."""
+        ...
+
     @property
     def turns(self) -> Collection[Turn]:
         """Turns in the engine; `admitted_s` is None while one waits for its first blocks."""
@@ -176,6 +182,11 @@ class Policy:
         """Returning turns may have to wait: True if `why_wait` is overridden."""
         return type(self).why_wait is not Policy.why_wait
 
+    @functools.cached_property
+    def holds_parts(self) -> bool:
+        """Only a part of a finished turn may be held: True if `held_tokens` is overridden."""
+        return type(self).held_tokens is not Policy.held_tokens
+
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         """`settings` are of `settings_class`; `pool_tokens` is the size of the KV pool."""
         self.settings = settings
@@ -210,6 +221,14 @@ class Policy:
         `uses_predictions` is False.
         """
         return Decision(self.undecided_ttl(cost), command)
+
+    def held_tokens(self, cost: RestoreCost) -> float:
+        """Tokens, from the first on, that a finished turn's pin holds; the rest is freed at once.
+
+        Freed blocks stay in vLLM's cache until somebody takes them. All, and not asked, where the
+        model has several groups of KV blocks.
+        """
+        return cost.num_tokens
 
     def pins_that_yield(
         self, pins: Sequence[Pin[Any]], request: AllocationRequest
@@ -276,7 +295,10 @@ class Policy:
     # What happens, for policies that keep state of their own
 
     def turn_finished(self, turn: Turn, served_s: float) -> None:
-        """A turn has ended, `served_s` seconds after it first had blocks; of an aborted one too."""
+        """A turn has ended, `served_s` seconds after it first had blocks; of an aborted one too.
+
+        By then `context_tokens` and `finished_s` of its job are those that it left.
+        """
 
     def job_ended(self, job: Job) -> None:
         """A job is over: released, at its last step, or forgotten. Its state can be dropped."""

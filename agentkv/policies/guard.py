@@ -47,6 +47,7 @@ class GuardedPolicy(Policy):
         self.allows_partial_eviction = rules.allows_partial_eviction
         self.has_admission_control = rules.has_admission_control
         self.has_gate = rules.has_gate
+        self.holds_parts = rules.holds_parts
         self.starved_rank = rules.starved_rank
         self.max_wait_s = rules.max_wait_s
         self.tick_s = rules.tick_s
@@ -97,6 +98,9 @@ class GuardedPolicy(Policy):
         self, command: str | None, cost: RestoreCost, prediction: Prediction | None = None
     ) -> Decision:
         return self._asked("decide", self.rules.decide, (command, cost, prediction), _is_decision)
+
+    def held_tokens(self, cost: RestoreCost) -> float:
+        return self._asked("held_tokens", self.rules.held_tokens, (cost,), _is_amount)
 
     def pins_that_yield(
         self, pins: Sequence[Pin[Any]], request: AllocationRequest

@@ -73,6 +73,8 @@ class Turn:
     common_tokens: int = 0
     """Tokens this prompt shares with what the job's last finished turn left in the cache."""
     admitted_s: float | None = None
+    hit_tokens: int = 0
+    """Tokens of the prompt that were in the cache when it first had blocks."""
     ttl: TTL | None = None
     """TTL of the pin when the turn has finished and its blocks stay; None before, or if freed."""
 

@@ -166,7 +166,7 @@ class SimulatedEngine:
         self._has_jumps = has_jumps
         self._link = PcieLink(machine.pcie_bytes_s)
         self._prompt = [0] * machine.max_model_tokens
-        self._pins = scheduler.retention.pins if hasattr(scheduler, "retention") else None
+        self._retention = getattr(scheduler, "retention", None)
         self._is_settled = False
 
     @property
@@ -181,8 +181,14 @@ class SimulatedEngine:
     @property
     def next_expiry_s(self) -> float:
         """Time at which the next pin expires; infinity without pins."""
-        expiry_s = self._pins.next_expiry_s if self._pins is not None else None
-        return math.inf if expiry_s is None else float(expiry_s)
+        if self._retention is None or self._retention.pins.next_expiry_s is None:
+            return math.inf
+        return float(self._retention.pins.next_expiry_s)
+
+    @property
+    def next_tick_s(self) -> float:
+        """Time at which the policy looks at its jobs again; infinity without such a time."""
+        return math.inf if self._retention is None else float(self._retention.next_tick_s)
 
     def add(self, turn: LiveTurn) -> None:
         """Add the request of a turn to the scheduler."""
@@ -240,7 +246,7 @@ class SimulatedEngine:
         num_running, num_waiting = self.scheduler.get_request_counts()
         if not self._has_jumps or not num_running or (num_waiting and not self._is_settled):
             return 0.0
-        until_s = min(until_s, self._link.next_done_s, self.next_expiry_s)
+        until_s = min(until_s, self._link.next_done_s, self.next_expiry_s, self.next_tick_s)
         turns = [self._turns[request.request_id] for request in self.scheduler.running]
         left_s = until_s - self._clock.now_s
         ends_s = plan_jump(

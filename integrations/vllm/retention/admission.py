@@ -201,7 +201,8 @@ class AdmissionController:
         """First turns that have aged out and still wait, with their arrival numbers."""
         self._gated: dict[str, Turn] = {}
         """Returning turns that the policy does not let in yet."""
-        self._next_tick_s = -math.inf
+        self.next_tick_s = math.inf if policy.tick_s is None else -math.inf
+        """When the policy's `tick` is due."""
 
     # What requests do
 
@@ -281,8 +282,8 @@ class AdmissionController:
         """End shortages, let turns in, and mark those that have aged out. O(1) without any."""
         now_s = self._host.clock()
         tick_s = self._policy.tick_s
-        if tick_s is not None and now_s >= self._next_tick_s:
-            self._next_tick_s = now_s + tick_s
+        if tick_s is not None and now_s >= self.next_tick_s:
+            self.next_tick_s = now_s + tick_s
             if self._policy.tick():
                 self._host.rank_changed(None)
         for gated in list(self._gated.values()):
@@ -393,7 +394,7 @@ class AdmissionController:
         pool = self._host.pool
         newcomer = self._demand(turn.job, turn.num_prompt_tokens)
         request = AdmissionRequest(
-            pool.num_blocks, num_free_blocks, newcomer, self._forecast, self.idle_kv_weight
+            pool.num_blocks, num_free_blocks, newcomer, self._forecast, self.idle_kv_weight, turn
         )
         reason = self._policy.why_hold_back(request)
         self._discount.asked(

@@ -90,6 +90,7 @@ class RetainedEngine:
         self.jobs: Iterable[Job] = jobs
         self.turns: Collection[Turn] = jobs.turns.values()
         self.pins = pins
+        self.job = jobs.get
         self._host = host
 
     @property

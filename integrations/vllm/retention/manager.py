@@ -9,6 +9,7 @@ pressure, where pins are sorted once.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -171,7 +172,7 @@ class RetentionManager:
             self._recompute(turn.num_prompt_tokens - hit_tokens)
             self.events.add(job.job_id, "resumed", hit_length=hit_tokens)
             return
-        turn.admitted_s = self._clock()
+        turn.admitted_s, turn.hit_tokens = self._clock(), hit_tokens
         waited_s = turn.admitted_s - turn.arrived_s
         pool = self._host.pool
         dropped_tokens = pool.block_tokens if pool.drops_last_block else 0
@@ -238,12 +239,12 @@ class RetentionManager:
             return
         job, now_s = turn.job, self._clock()
         job.live.pop(request_id, None)
-        self.policy.turn_finished(turn, 0.0 if turn.admitted_s is None else now_s - turn.admitted_s)
         self.jobs.touch(job, now_s)
         if is_finished_turn:
             self._note_finish(turn, context, now_s)
         else:
             self.events.add(job.job_id, "aborted")
+        self.policy.turn_finished(turn, 0.0 if turn.admitted_s is None else now_s - turn.admitted_s)
         if blocks:
             assert turn.ttl is not None
             self._pin_manager.pin(
@@ -254,6 +255,8 @@ class RetentionManager:
                 num_exclusive_blocks=num_exclusive_blocks,
                 is_decided=self.predictor is None,
             )
+            if self.policy.holds_parts and self._host.pool.has_one_group:
+                self._free_what_is_not_held(job, blocks)
             self._host.rank_changed(job.job_id)
         elif (pin := self.pins.get(job.job_id)) is not None:
             self._turn_ended_without_blocks(turn, pin, is_finished_turn=is_finished_turn)
@@ -264,6 +267,16 @@ class RetentionManager:
             self._close(job, "last_step" if turn.is_last_step else "released")
         elif is_finished_turn and not turn.is_side_request:
             self.decisions.turn_finished(job, request_id)
+
+    def _free_what_is_not_held(self, job: Job, blocks: Sequence[Any]) -> None:
+        pin = self.pins.get(job.job_id)
+        if pin is None or pin.blocks is not blocks:
+            return  # an earlier, longer pin of the job goes on
+        block_tokens = self._host.pool.block_tokens
+        held_tokens = self.policy.held_tokens(self.costs.cost(len(pin.blocks) * block_tokens))
+        num_freed = len(pin.blocks) - math.ceil(held_tokens / block_tokens)
+        if num_freed > 0:
+            self._pin_manager.take(pin, num_freed)
 
     def _turn_ended_without_blocks(
         self, turn: Turn, pin: Pin[Any], *, is_finished_turn: bool
@@ -404,6 +417,11 @@ class RetentionManager:
         """Bring everything up to date before the scheduler looks at its queue."""
         self.do_what_is_due()
         self.admission.step_begins()
+
+    @property
+    def next_tick_s(self) -> float:
+        """When the policy's `tick` is due; infinity without one."""
+        return self.admission.next_tick_s
 
     @property
     def has_running_turns(self) -> bool:

@@ -88,6 +88,14 @@ def test_a_gate_is_not_asked_while_nothing_runs(make_engine: MakeEngine) -> None
     assert engine.clock.now_s - began_s < 1.0
 
 
+def test_a_policy_may_hold_only_the_head_of_a_turn(make_engine: MakeEngine) -> None:
+    """The pin holds `held_tokens` from the first on, in whole blocks; the tail is free at once."""
+    held = {"held_tokens": lambda self, cost: cost.num_tokens - 40}
+    engine = make_engine(policy_class=type("Head", (Holds,), held), num_blocks=40)
+    engine.turn(prompt_of(100), job_id="a")
+    assert (engine.pinned, engine.num_free) == ({"a": 4}, 35)
+
+
 def raises(*args: Any, **kwargs: Any) -> Any:
     raise ZeroDivisionError("planted")
 
@@ -106,6 +114,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "gives up what it was not shown": {"pins_that_yield": lambda *args: [1, 2, 3]},
     "never lets its pins go": {"pins_that_yield": lambda *args: []},
     "takes 110 ms to answer": {"undecided_ttl": is_slow},
+    "holds a part that is no number": {"held_tokens": lambda *args: None},
     "fails where turns end": {"turn_finished": raises},
     "fails at its start": {"bind": raises},
 }
