@@ -20,6 +20,7 @@ COMMANDS = {
         "",
         "start a Python program whose agents' runs are jobs, without changing it",
     ),
+    "env": ("env", "", "print the settings that point a coding agent at a server"),
     "doctor": ("integrations.vllm.doctor", "vllm", "check the installation and a server"),
     "verify-pin": (
         "evals.commands.verify_pin",

@@ -161,10 +161,10 @@ def fold(body: bytes, header_tags: Tags) -> bytes:
     """Return the body with its tags, and those of the headers, under `vllm_xargs`.
 
     A tag given twice is taken from the top level first, then from a nested `extra_body`, then from
-    `vllm_xargs`, then from the headers; without any job, the ids in Codex' body count. The rest of
-    the body stays byte for byte the same; a body that vLLM will reject (no JSON object,
-    `vllm_xargs` of a wrong type) is returned unchanged. Takes about 2 ms per MB of body. Raises
-    TagError for the first wrong tag.
+    `vllm_xargs`, then from the headers; without any job, ids of Codex and OpenHands in the body
+    count. The rest of the body stays byte for byte the same; a body that vLLM will reject (no JSON
+    object, `vllm_xargs` of a wrong type) is returned unchanged. Takes about 2 ms per MB of body.
+    Raises TagError for the first wrong tag.
     """
     request = _parse_object(body)
     if request is None:
@@ -201,7 +201,7 @@ def _collect(
     found = {
         name: value for tags in by_rising_precedence for name, value in tags.as_fields().items()
     }
-    return found if "job_id" in found else {**_codex_tags(request).as_fields(), **found}
+    return found if "job_id" in found else {**_agent_tags(request).as_fields(), **found}
 
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -212,21 +212,22 @@ _CODEX_METADATA = {
 }
 
 
-def _codex_tags(request: dict[str, Any]) -> Tags:
-    """Read the ids in the body of Codex, whose headers a proxy may have dropped.
+def _agent_tags(request: dict[str, Any]) -> Tags:
+    """Read the ids that Codex and OpenHands send in the body.
 
-    Older versions have but `prompt_cache_key`. Other callers give many requests the same key, which
-    is a job's id only if it is a UUID.
+    A proxy may have dropped Codex' headers. OpenHands has only `prompt_cache_key`, the same for its
+    sub-agents; other callers give unrelated requests one key, so it is a job's id only as a UUID
+    and with tools.
     """
     metadata, cache_key = request.get("client_metadata"), request.get(_CACHE_KEY_FIELD)
-    if "input" not in request or not isinstance(cache_key, str):
+    if not isinstance(cache_key, str):
         return Tags()
     if isinstance(metadata, dict):
         ids = {header: metadata.get(field) for header, field in _CODEX_METADATA.items()}
-        return parse_header_tags(
-            {name: text for name, text in ids.items() if isinstance(text, str)}
-        )
-    return Tags(job_id=cache_key) if _UUID.fullmatch(cache_key) else Tags()
+        named = {name: text for name, text in ids.items() if isinstance(text, str)}
+        return parse_header_tags(named)
+    is_job_id = _UUID.fullmatch(cache_key) and request.get("tools")
+    return Tags(job_id=cache_key) if is_job_id else Tags()
 
 
 def _parse_place(place: Mapping[str, object], *, flags_as_numbers: bool = False) -> Tags:

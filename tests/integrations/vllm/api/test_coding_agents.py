@@ -73,6 +73,11 @@ def opencode(what: str, session: str, tool: str | None, tags: dict[str, Any]) ->
     return Sent(f"OpenCode, {what}", "/v1/chat/completions", headers, chat(tool), tags)
 
 
+def openhands(what: str) -> Sent:
+    body = chat("terminal", prompt_cache_key=SESSION)
+    return Sent(f"OpenHands, {what}", "/v1/chat/completions", {}, body, {"job_id": SESSION})
+
+
 CHILD_OF_CLAUDE = {"job_id": f"{SESSION}/a1b2", "parent_job_id": SESSION}
 CHILD_OF_CODEX = {"job_id": THREAD, "parent_job_id": SESSION}
 SENT = [
@@ -116,18 +121,20 @@ async def test_a_tag_of_our_own_counts_for_a_title_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "fields", "job_id"),
+    ("fields", "job_id"),
     [
-        ("/v1/responses", {"input": "hi", "prompt_cache_key": SESSION}, SESSION),
-        ("/v1/responses", {"input": "hi", "prompt_cache_key": "my-app"}, None),
-        ("/v1/responses", {"input": "hi", "prompt_cache_key": [SESSION]}, None),
-        ("/v1/responses", {"input": "hi", "prompt_cache_key": SESSION, "job_id": "j"}, "j"),
-        ("/v1/chat/completions", {"messages": [], "prompt_cache_key": SESSION}, None),
+        ({"prompt_cache_key": SESSION}, SESSION),
+        ({"prompt_cache_key": SESSION, "tools": []}, None),
+        ({"prompt_cache_key": "my-app"}, None),
+        ({"prompt_cache_key": [SESSION]}, None),
+        ({"prompt_cache_key": SESSION, "client_metadata": {"my": "own"}}, None),
+        ({"prompt_cache_key": SESSION, "job_id": "j"}, "j"),
+        ({"prompt_cache_key": SESSION, "session_id": "s"}, "s"),
     ],
 )
-async def test_a_cache_key_is_a_job_only_as_codex_sends_it(
-    path: str, fields: dict[str, Any], job_id: str | None
+async def test_a_cache_key_is_a_job_only_as_agents_send_it(
+    fields: dict[str, Any], job_id: str | None
 ) -> None:
-    """A UUID in a request of the Responses API that names no job otherwise."""
-    tags = await tags_in_engine(Sent("cache key", path, {}, fields))
-    assert tags.get("job_id") == job_id
+    """It is a UUID in a request that offers tools and names no job otherwise."""
+    sent = Sent("cache key", "/v1/chat/completions", {}, chat("bash", **fields))
+    assert (await tags_in_engine(sent)).get("job_id") == job_id
