@@ -133,7 +133,7 @@ AGENTS = tuple(settings_by_agent("", ""))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0: printed; 2: a URL that is none, or a model that is not known."""
+    """Exit status 0: printed; 2: the URL is not valid, or no model is known."""
     options = _parser().parse_args(argv)
     root_url = _root_url(options.url)
     model = options.model or _served_model(root_url)
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _root_url(url: str) -> str:
     """Return the server's root; raises InputError unless `url` is one of its two URLs."""
     root_url = root_of(url)
-    with suppress(ValueError):  # of brackets that do not pair, or a port that is no number
+    with suppress(ValueError):  # brackets that do not pair, or a port with letters
         parts = urlsplit(root_url)
         is_root = not (parts.query or parts.fragment)
         if parts.scheme in ("http", "https") and parts.hostname and is_root and parts.port != 0:

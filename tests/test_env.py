@@ -102,7 +102,7 @@ def test_wrong_input_is_answered_in_words(
 
 
 def test_a_server_without_models_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """A 404 for the list of models is told with what to do."""
+    """The error for a list that answers 404 says what to do."""
     with ScriptedServer() as server:
         assert main(["env", "codex", server.root_url]) == 2
     assert "give --model NAME" in capsys.readouterr().err
