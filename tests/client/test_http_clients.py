@@ -9,6 +9,7 @@ import inspect
 import io
 import json
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -92,6 +93,11 @@ SENDERS: dict[str, Send] = {
 every_library = pytest.mark.parametrize("send", SENDERS.values(), ids=SENDERS)
 
 
+def without_ids(reply: object) -> str:
+    """The text of a reply without the ids that the server makes for each."""
+    return re.sub(r"[0-9a-f]{32}", "", str(reply))
+
+
 def counts(job: agentkv.Job[Any]) -> tuple[int, int, tuple[int | None, ...]]:
     summary = job.summary()
     tokens = (summary.prompt_tokens, summary.cached_tokens, summary.output_tokens)
@@ -112,7 +118,7 @@ async def test_each_request_to_a_model_is_a_turn_and_gives_the_same_reply(
         with agentkv.session(job_id="a") as job:
             reply = await send(server.base_url + path, body)
         assert agentkv.flush(timeout_s=20)
-    assert reply == plain
+    assert without_ids(reply) == without_ids(plain)
     turn = server.turns[-1]
     assert turn.tags == {"job_id": "a", "turn": 1}
     assert turn.body == body
@@ -547,25 +553,21 @@ async def test_every_reader_of_aiohttp_is_watched(server: ScriptedServer) -> Non
         for read in (readline, readany, readchunk, chunks, chunked, any_size, whole):
             with agentkv.session() as job:
                 async with client.post(url, json=body) as reply:
-                    assert await read(reply.content) == plain, read
+                    assert without_ids(await read(reply.content)) == without_ids(plain), read
             assert counts(job) == (1, 0, USAGE), read
     await asyncio.to_thread(agentkv.flush, 20)
 
 
-def test_odd_requests_go_out_as_they_are(
+def test_odd_bodies_go_out_as_they_are(
     server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Bodies that are streams, text or no JSON are sent, and the library refuses what it would."""
+    """Bodies that are streams, text or no JSON are sent as ever, and are turns."""
     url, data = f"{server.base_url}/chat/completions", json.dumps(CHAT).encode()
     requests = pytest.importorskip("requests")
     with agentkv.session():
         for body in (data.decode(), io.BytesIO(data), b'no "job_id" in JSON'):
             requests.post(url, data=body)
         httpx.post(url, content=iter([data]), headers={"Content-Length": str(len(data))})
-        with httpx.Client() as client, pytest.raises(TypeError):
-            client.send()
-        with requests.Session() as session, pytest.raises(ValueError, match="PreparedRequest"):
-            session.send(requests.Request("POST", url))
         assert agentkv.flush(timeout_s=20)
     assert [turn.tags.get("turn") for turn in server.turns] == [1, 2, 3]
-    assert all("could not tag" in record.getMessage() for record in caplog.records)
+    assert caplog.records == []
