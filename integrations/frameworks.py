@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from agentkv.client import session
 from agentkv.client.patches import Patch
 
-from .runs import Wrap, a_run, a_tool, a_turn
+from .runs import Arguments, Wrap, a_run, a_tool, a_turn
+
+
+def _dspy_tool(call: Arguments) -> tuple[str, Any] | None:
+    """A tool of DSPy; `finish` is how the model ends a run."""
+    name = call["self"].name
+    return None if name == "finish" else (name, call["kwargs"])
+
 
 HOOKS: Mapping[str, Mapping[str, Wrap]] = {
     # A handoff gives the turns of a run to another agent.
@@ -61,6 +69,73 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
         ),
         "smolagents.remote_executors:RemotePythonExecutor.__call__": a_tool(
             lambda call: ("python_interpreter", {"code": call["code_action"]})
+        ),
+    },
+    # An agent of agents, and one that transfers control, has theirs run in its own run.
+    "google-adk": {
+        "google.adk.runners:Runner.run_async": a_run(),
+        "google.adk.agents.base_agent:BaseAgent.run_async": a_turn(lambda call: call["self"]),
+        "google.adk.flows.llm_flows.tools._caller:_execute_single_prepared_call": a_tool(
+            lambda call: (call["prepared_call"].tool.name, call["prepared_call"].function_args)
+        ),
+    },
+    "strands-agents": {
+        "strands.agent.agent:Agent.stream_async": a_run(),
+        "strands.multiagent.graph:Graph.stream_async": a_run(),
+        "strands.multiagent.swarm:Swarm.stream_async": a_run(),
+        "strands.tools.executors._executor:_run_tool": a_tool(
+            lambda call: (call["ctx"].tool_use["name"], call["ctx"].tool_use["input"])
+        ),
+    },
+    "agno": {
+        "agno.agent.agent:Agent.run": a_run(),
+        "agno.agent.agent:Agent.arun": a_run(),
+        "agno.team.team:Team.run": a_run(),
+        "agno.team.team:Team.arun": a_run(),
+        "agno.tools.function:FunctionCall.execute": a_tool(
+            lambda call: (call["self"].function.name, call["self"].arguments)
+        ),
+        "agno.tools.function:FunctionCall.aexecute": a_tool(
+            lambda call: (call["self"].function.name, call["self"].arguments)
+        ),
+    },
+    "llama-index-core": {
+        "llama_index.core.agent.workflow.base_agent:BaseWorkflowAgent.run": a_run(
+            until=lambda handler: handler._result_task
+        ),
+        "llama_index.core.agent.workflow.base_agent:BaseWorkflowAgent._call_tool": a_tool(
+            lambda call: (call["tool"].metadata.get_name(), call["tool_input"])
+        ),
+        "llama_index.core.agent.workflow.multi_agent_workflow:AgentWorkflow.run": a_run(
+            lambda call: call["self"].agents[call["self"].root_agent],
+            until=lambda handler: handler._result_task,
+        ),
+        "llama_index.core.agent.workflow.multi_agent_workflow:AgentWorkflow._call_tool": a_tool(
+            lambda call: (call["tool"].metadata.get_name(), call["tool_input"])
+        ),
+        **{
+            f"llama_index.core.agent.workflow.{module}:{name}.take_step": a_turn(
+                lambda call: call["self"]
+            )
+            for module, name in (
+                ("function_agent", "FunctionAgent"),
+                ("react_agent", "ReActAgent"),
+                ("codeact_agent", "CodeActAgent"),
+            )
+        },
+    },
+    "dspy": {
+        "dspy.predict.react:ReAct.forward": a_run(),
+        "dspy.predict.react:ReAct.aforward": a_run(),
+        "dspy.adapters.types.tool:Tool.__call__": a_tool(_dspy_tool),
+        "dspy.adapters.types.tool:Tool.acall": a_tool(_dspy_tool),
+    },
+    "haystack-ai": {
+        "haystack.components.agents.agent:Agent.run": a_run(),
+        "haystack.components.agents.agent:Agent.run_async": a_run(),
+        "haystack.tools.tool:Tool.invoke": a_tool(lambda call: (call["self"].name, call["kwargs"])),
+        "haystack.tools.tool:Tool.invoke_async": a_tool(
+            lambda call: (call["self"].name, call["kwargs"])
         ),
     },
 }

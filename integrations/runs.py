@@ -81,8 +81,9 @@ class Run:
         self.job: Job[Any] | None = None
         self.tool_of: Job[Any] | None = None
         self._session: Session[None] | None = None
+        self.in_control: Job[Any] | None = None
+        self._first: object = None
         self._turn_takers: dict[int, Run] = {}
-        self._last: Job[Any] | None = None
 
     def begin(self) -> None:
         """Find or open the job."""
@@ -109,11 +110,13 @@ class Run:
             contextvars.copy_context().run(self._session.__exit__, None, None, None)
 
     def job_of(self, agent: object) -> Job[Any] | None:
-        """The job of an agent that takes turns in this run: a child job unless it began the run.
+        """The job of an agent that takes a turn: the first has the run's job, each other a child.
 
         Control passes from agent to agent: the job of the one before holds no memory meanwhile.
         """
-        if agent is self.agent:
+        if self._first is None:
+            self._first = agent
+        if agent is self._first:
             job = self.job
         else:
             member = self._turn_takers.get(id(agent))
@@ -121,10 +124,17 @@ class Run:
                 member = self._turn_takers[id(agent)] = Run(agent)
                 member.begin()
             job = member.job
-        if self._last is not None and self._last is not job:
-            self._last.release()
-        self._last = job
+        if self.in_control is not None and self.in_control is not job:
+            self.in_control.release()
+        self.in_control = job
         return job
+
+
+def _job_in_control() -> Job[Any] | None:
+    """The current job, or, where agents take turns in a run, that of the last one to take one."""
+    job = agentkv.current_job()
+    run = None if job is None else _runs.get(job)
+    return job if run is None or run.in_control is None else run.in_control
 
 
 class Turn:
@@ -149,7 +159,7 @@ class Tool:
 
     def __init__(self, call: agentkv.ToolCall) -> None:
         self._call = call
-        self.job = self.tool_of = agentkv.current_job()
+        self.job = self.tool_of = _job_in_control()
         self._run: ToolRun | None = None
 
     def begin(self) -> None:
@@ -173,11 +183,14 @@ def a_run(
 ) -> Wrap:
     """A call is a run of an agent, except one that a run of the same agent makes by itself.
 
+    agent: finds it in the arguments; None if this call is no run.
     until: finds, in what the call returns, the future with which the run ends.
     """
 
     def scope_of(call: Arguments) -> Scope | None:
         runner, job = agent(call), agentkv.current_job()
+        if runner is None:
+            return None
         around = None if job is None else _runs.get(job)
         if around is not None and around.agent is runner and _tool_of.get() is not job:
             return None

@@ -1,14 +1,15 @@
-"""How requests of httpx, requests and aiohttp are tagged, by headers alone.
+"""How requests of httpx, requests, aiohttp and lm15 (in DSPy) are tagged, by headers alone.
 
 litellm, instructor, DSPy, other SDKs and hand-written loops send theirs through one of these
 libraries. A POST to a route of an OpenAI or Anthropic API is a turn; everything else passes. No
 request waits for the server: headers are safe anywhere, so nobody has to ask it first.
 Source: httpx 0.28 and httpx2 2 (`Client.send`), requests 2.34 (`Session.send`), aiohttp 3.14
-(`ClientSession._request`): the one method behind every way to send a request.
+(`ClientSession._request`), DSPy 3.4: the one method behind every way to send a request.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
@@ -23,6 +24,7 @@ from agentkv.client.replies import (
     OnComplete,
     when_aiohttp_complete,
     when_httpx_complete,
+    when_lm15_complete,
     when_requests_complete,
 )
 from agentkv.client.server import Link, server_at
@@ -167,13 +169,38 @@ def _prepare_aiohttp(
     return AIOHTTPCall(job, client, root_url, headers, (method, str_or_url), kwargs)
 
 
+class LM15Call(HTTPCall):
+    """A request of lm15, of which a tagged copy is sent."""
+
+    def tag(self) -> None:
+        (request,) = self.args
+        headers = [*request.headers, *self.headers.items()]
+        self.args = (dataclasses.replace(request, headers=headers),)
+
+    def status_of(self, reply: Any) -> int:
+        return int(reply.status)
+
+    def when_complete(self, reply: Any, on_complete: OnComplete) -> None:
+        when_lm15_complete(reply, on_complete)
+
+
+def _prepare_lm15(job: Job[Any], client: Any, request: Any) -> LM15Call | None:
+    root_url = _root_of_turn(request.method, request.url)
+    if root_url is None:
+        return None
+    headers = lower_case(dict(request.headers))
+    if _is_tagged_by_hand(request.body, headers):
+        return None
+    return LM15Call(job, client, root_url, headers, (request,), {})
+
+
 def link_of(job: Job[Any], client: Any, root_url: str, headers: Mapping[str, str]) -> Link:
     """The way to a server, unless the job's session names another one for its client.
 
     Feedback carries the key of these headers, and those that the client adds to all its requests.
     """
     server_url = None if job.covered_client is None else job.server_url
-    usual = lower_case(client.headers)
+    usual = lower_case(getattr(client, "headers", {}))  # lm15 has none
     keys = {name: headers[name] for name in _KEYS if name in headers}
     own = {name: usual[name] for name in usual if name not in _LIBRARYS_OWN}
     return job.link_to(server_at(server_url or root_url), None, {**own, **keys})
@@ -210,6 +237,8 @@ _LIBRARIES: tuple[_Library, ...] = (
     ("httpx2", ("Client", "AsyncClient"), "send", _prepare_httpx),
     ("requests", ("Session",), "send", _prepare_requests),
     ("aiohttp", ("ClientSession",), "_request", _prepare_aiohttp),
+    ("dspy._vendor.lm15.transports._sync", ("StdlibTransport",), "stream", _prepare_lm15),
+    ("dspy._vendor.lm15.transports._async", ("StdlibAsyncTransport",), "_do_stream", _prepare_lm15),
 )
 
 

@@ -157,6 +157,13 @@ def when_aiohttp_complete(response: Any, on_complete: OnComplete) -> None:
     )
 
 
+def when_lm15_complete(response: Any, on_complete: OnComplete) -> None:
+    """The same for a response of lm15, sync or async, which hands out its body in `_chunks`."""
+    watch, chunks = _BodyWatch(response, on_complete), response._chunks
+    is_async = hasattr(chunks, "__anext__")
+    watch.replace(_chunks=watch.chunks_async(chunks) if is_async else watch.chunks(chunks))
+
+
 def _usage_in(body: bytes) -> Usage | None:
     """The usage in a whole body: a JSON document, or a stream that was read to its end."""
     usage = read_usage_json(body)

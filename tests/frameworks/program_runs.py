@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -69,6 +70,7 @@ class Program:
                 "OPENAI_BASE_URL": base_url,
                 "OPENAI_API_KEY": "key",
                 "PYTHONPATH": _path(),
+                "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it would ask the network for prices
                 "PYTHONDONTWRITEBYTECODE": "",
             },
             cwd=tempfile.gettempdir(),
@@ -86,22 +88,27 @@ class Program:
             for line in self._process.stdout:
                 if line.startswith("ANSWER "):
                     return line.removeprefix("ANSWER ").strip()
-        except BrokenPipeError:
-            pass
         finally:
             watchdog.cancel()
-        raise AssertionError(f"the program ended in {case}:\n{self.stop()[-5000:]}")
+        raise AssertionError(f"the program ended in {case}:\n{self.log()[-5000:]}")
+
+    def log(self) -> str:
+        """What it wrote to stderr so far."""
+        self._log.seek(0)
+        return self._log.read()
 
     def stop(self) -> str:
         """End the program; returns what it wrote to stderr."""
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()  # type: ignore[union-attr]
         try:
-            self._process.communicate(timeout=30)
-        except (subprocess.TimeoutExpired, ValueError, BrokenPipeError):
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()  # type: ignore[union-attr]
         with self._log:
-            self._log.seek(0)
-            return self._log.read()
+            return self.log()
 
 
 @dataclass(frozen=True, slots=True)

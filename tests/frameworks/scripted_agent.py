@@ -27,6 +27,9 @@ PLANS: Mapping[str, Sequence[Step]] = {
     "fails": ((SHELL,), (LOOKUP,)),
     "parallel": ((SHELL, LOOKUP),),
     "delegate": ((("helper", "look it up"),),),
+    "handoff": ((("handoff", "helper"),),),
+    "transfer": ((("transfer", "helper"),),),
+    "member": ((("member", "helper"),),),
     "helper": ((SHELL,),),
 }
 """The steps before the final answer. After the first one of `fails` the server refuses."""
@@ -46,12 +49,31 @@ def reply(body: Body) -> ScriptedReply | None:
         return ScriptedReply(CODE_FINAL if num_results else CODE)
     for step in PLANS[plan]:
         if num_results <= 0:
-            return _calls(body, step)
+            return _dspy(*step[0]) if "next_tool_name" in text else _calls(body, step)
         num_results -= len(step)
+    if "next_tool_name" in text:
+        return _dspy("finish", "")
     final = "RESULT of the helper" if plan == "helper" else "FINISHED"
+    if "[[ ## reasoning ## ]]" in text:
+        final = (
+            f"[[ ## reasoning ## ]]\nSo.\n\n[[ ## answer ## ]]\n{final}\n\n[[ ## completed ## ]]"
+        )
     if "final_answer" in _offered(body):
         return _calls(body, (("final_answer", final),))
     return ScriptedReply(final)
+
+
+def _dspy(name: str, value: str) -> ScriptedReply:
+    """A step of DSPy's ReAct, in fields of text."""
+    argument = {"shell": "command", "lookup": "query", "helper": "task", "finish": ""}[name]
+    fields = {
+        "next_thought": "Next.",
+        "next_tool_name": "ask_helper" if name == "helper" else name,
+        "next_tool_args": json.dumps({argument: value} if argument else {}),
+        "completed": "",
+    }
+    texts = (f"[[ ## {field} ## ]]\n{text}\n" for field, text in fields.items())
+    return ScriptedReply("\n".join(texts))
 
 
 def _system_of(body: Body) -> str:

@@ -32,7 +32,10 @@ def followed() -> Iterator[None]:
     """The toy framework's runs are jobs, its tool calls tools."""
     forget_servers()
     hooks = {
-        **{f"Agent.{name}": a_run(lambda call: call.get("self")) for name in RUNS.split()},
+        **{
+            f"Agent.{name}": a_run(lambda call: call.get("self", "a class"))
+            for name in RUNS.split()
+        },
         "Team.run": a_run(lambda call: call["agents"][0]),
         "take_turn": a_turn(lambda call: call["agent"]),
         "Agent.call_tool": a_tool(lambda call: (call["name"], call["arguments"])),

@@ -9,7 +9,7 @@ from typing import Any
 from langchain.agents import create_agent
 from langchain.tools import tool
 from langchain_openai import ChatOpenAI
-from program import MODEL, cancel_during_a_tool, error_of, lookup, main, shell
+from program import MODEL, cancel_during_a_tool, lookup, main, shell
 
 TOOLS = [tool(shell), tool(lookup)]
 
@@ -74,7 +74,7 @@ main(
         "children": children,
         "many": many,
         "many_threads": many_threads,
-        "fails": lambda: error_of(run_async("PLAN-fails")),
+        "fails": lambda: run_async("PLAN-fails"),
         "cancelled": lambda: cancel_during_a_tool(run_async()),
     }
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from program import MODEL, cancel_during_a_tool, error_of, lookup, main, shell
+from program import MODEL, cancel_during_a_tool, lookup, main, shell
 
 from agents import Agent, Runner, function_tool, set_default_openai_api, set_tracing_disabled
 
@@ -71,7 +71,7 @@ main(
         "handoff": handoff,
         "handoff_streamed": handoff_streamed,
         "many": many,
-        "fails": lambda: error_of(run_async("PLAN-fails")),
+        "fails": lambda: run_async("PLAN-fails"),
         "cancelled": lambda: cancel_during_a_tool(run_async()),
     }
 )

@@ -11,7 +11,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import traceback
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 BASE_URL = os.environ.get("OPENAI_BASE_URL", "")
@@ -58,14 +59,6 @@ async def cancel_during_a_tool(run: Coroutine[Any, Any, Any]) -> str:
     return "not cancelled"
 
 
-async def error_of(run: Awaitable[Any]) -> str:
-    """The name of the error with which a run ends."""
-    try:
-        return str(await run)
-    except Exception as error:
-        return f"failed by {type(error).__name__}"
-
-
 def main(cases: Mapping[str, Callable[[], Any]]) -> None:
     """Run the cases named on the command line, or else line by line on stdin; print the answers."""
     if "--instrument" in sys.argv:
@@ -77,7 +70,11 @@ def main(cases: Mapping[str, Callable[[], Any]]) -> None:
     asyncio.set_event_loop(loop)
     for name in [one for one in sys.argv[1:] if one in cases] or map(str.strip, sys.stdin):
         tool_started.clear()
-        answer = cases[name]()
-        if inspect.isawaitable(answer):
-            answer = loop.run_until_complete(answer)
+        try:
+            answer = cases[name]()
+            if inspect.isawaitable(answer):
+                answer = loop.run_until_complete(answer)
+        except Exception as error:
+            traceback.print_exc()
+            answer = f"failed by {type(error).__name__}"
         print(f"\nANSWER {answer}", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from program import MODEL, cancel_during_a_tool, error_of, lookup, main, shell
+from program import MODEL, cancel_during_a_tool, lookup, main, shell
 from pydantic_ai import Agent
 
 agent = Agent(f"openai-chat:{MODEL}", instructions="You help.", tools=[shell, lookup])
@@ -62,7 +62,7 @@ main(
         "parallel": lambda: run("PLAN-parallel"),
         "children": children,
         "many": many,
-        "fails": lambda: error_of(run_async("PLAN-fails")),
+        "fails": lambda: run_async("PLAN-fails"),
         "cancelled": lambda: cancel_during_a_tool(run_async()),
     }
 )

@@ -36,13 +36,6 @@ def many() -> list[Any]:
         return list(pool.map(run, ["PLAN-two"] * 3))
 
 
-def fails() -> Any:
-    try:
-        return run("PLAN-fails")
-    except Exception as error:
-        return f"failed by {type(error).__name__}"
-
-
 main(
     {
         "sync": run,
@@ -51,6 +44,6 @@ main(
         "code": lambda: run("PLAN-code", kind=CodeAgent),
         "children": children,
         "many": many,
-        "fails": fails,
+        "fails": lambda: run("PLAN-fails"),
     }
 )
