@@ -101,7 +101,7 @@ class HTTPXCall(HTTPCall):
 
 
 def _prepare_httpx(job: Job[Any], client: Any, request: Any, **kwargs: Any) -> HTTPXCall | None:
-    root_url = _root_of_turn(request.method, request.url)
+    root_url = _root_of_turn(job, request.method, request.url)
     if root_url is None:
         return None
     body = b""
@@ -129,7 +129,7 @@ class RequestsCall(HTTPCall):
 def _prepare_requests(
     job: Job[Any], client: Any, request: Any, **kwargs: Any
 ) -> RequestsCall | None:
-    root_url = _root_of_turn(request.method, request.url)
+    root_url = _root_of_turn(job, request.method, request.url)
     if root_url is None:
         return None
     headers = lower_case(request.headers)
@@ -155,7 +155,7 @@ def _prepare_aiohttp(
     job: Job[Any], client: Any, method: str, str_or_url: Any, **kwargs: Any
 ) -> AIOHTTPCall | None:
     # `_build_url` adds the session's `base_url`, as `_request` itself will do
-    root_url = _root_of_turn(method, client._build_url(str_or_url))
+    root_url = _root_of_turn(job, method, client._build_url(str_or_url))
     if root_url is None:
         return None
     from multidict import CIMultiDict  # aiohttp depends on it
@@ -185,7 +185,7 @@ class LM15Call(HTTPCall):
 
 
 def _prepare_lm15(job: Job[Any], client: Any, request: Any) -> LM15Call | None:
-    root_url = _root_of_turn(request.method, request.url)
+    root_url = _root_of_turn(job, request.method, request.url)
     if root_url is None:
         return None
     headers = lower_case(dict(request.headers))
@@ -206,9 +206,9 @@ def link_of(job: Job[Any], client: Any, root_url: str, headers: Mapping[str, str
     return job.link_to(server_at(server_url or root_url), None, {**own, **keys})
 
 
-def _root_of_turn(method: str, url: object) -> str | None:
-    """The root URL of the server, if the request is one that a model answers."""
-    if method.upper() != "POST":
+def _root_of_turn(job: Job[Any], method: str, url: object) -> str | None:
+    """The root URL of the server, if the request is one that a model answers, and can be tagged."""
+    if method.upper() != "POST" or not job.has_headers:
         return None
     found = _TURN_URL.fullmatch(str(url).partition("?")[0])
     return None if found is None else found[1]

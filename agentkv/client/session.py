@@ -263,7 +263,8 @@ def session(
         alone, so that a strict endpoint accepts them; "warn" says so once, "ignore" does not,
         "raise" raises AgentKVServerError instead: on entry if the server is known by then, else
         with the first call.
-    headers: False sends the tags as body fields alone.
+    headers: False sends the tags as body fields of the two SDKs alone, and leaves requests of HTTP
+        libraries as they are.
 
     Leaving it, also by an exception, releases the job on the server, in the background. Raises
     TagError for an id or number out of range, TypeError for a wrong client or server.

@@ -274,6 +274,18 @@ async def test_other_requests_are_left_alone(send: Send) -> None:
     assert counts(job)[:2] == (0, 0)
 
 
+@pytest.mark.asyncio
+@every_library
+async def test_without_headers_requests_of_http_libraries_are_left_alone(send: Send) -> None:
+    """session(headers=False) tags bodies alone, and those of HTTP libraries are the caller's."""
+    with ScriptedServer() as server:
+        with agentkv.session(headers=False) as job:
+            await send(f"{server.base_url}/chat/completions", CHAT)
+        assert agentkv.flush(timeout_s=20)
+    assert [request.tags for request in server.requests] == [{}]
+    assert job.summary().turns == 0
+
+
 @contextmanager
 def front(answer: Callable[[BaseHTTPRequestHandler, bytes], None]) -> Iterator[str]:
     """A server of our own for what the scripted one does not do; gives its root URL."""
