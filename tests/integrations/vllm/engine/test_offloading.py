@@ -8,7 +8,8 @@ import pytest
 
 from agentkv.integrations.vllm.retention.costs import MIN_EVENTS
 from agentkv.protocol import ToolEvent
-from tests.integrations.vllm.harness import BLOCK_TOKENS, Engine, prompt_of
+from agentkv.testing.stepped_engine import BLOCK_TOKENS, prompt_of
+from tests.integrations.vllm.harness import Engine
 
 MakeEngine = Callable[..., Engine]
 POLICIES = ["continuum", "context_serve", "agentkv"]
@@ -95,14 +96,14 @@ def test_kv_is_held_for_as_long_as_loading_takes(make_engine: MakeEngine) -> Non
     )
     retention = engine.scheduler.retention
     num_tokens = CONTEXT_BLOCKS * BLOCK_TOKENS
-    assert retention.policy.price_s(retention.costs.cost(num_tokens)) > 100
+    assert retention.policy.rules.price_s(retention.costs.cost(num_tokens)) > 100
     come_back_often(engine)
     assert engine.num_blocks_loaded > 0
     assert retention.costs.offload.load_token_s > 0
     assert retention.costs.offload.loaded_share == 1.0
     assert not retention.costs.offload.is_loading
     load_s = retention.costs.offload.load_token_s * num_tokens
-    assert retention.policy.price_s(retention.costs.cost(num_tokens)) == load_s
+    assert retention.policy.rules.price_s(retention.costs.cost(num_tokens)) == load_s
 
 
 def test_a_load_within_the_step_ends_with_the_step(make_engine: MakeEngine) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentkv.integrations.vllm.engine.queue import RankedQueue
-from tests.integrations.vllm.harness import STOCK, Engine, prompt_of
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.harness import STOCK, Engine
 
 
 def fill(engine: Engine) -> None:

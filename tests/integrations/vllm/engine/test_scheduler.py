@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerFast
 from vllm.config import ModelConfig
 
 from agentkv.integrations.vllm.engine.scheduler import ReplyDecoder
+from agentkv.testing.stepped_engine import BLOCK_TOKENS, prompt_of
 from agentkv.testing.vllm_scheduler import write_model_config
-from tests.integrations.vllm.harness import BLOCK_TOKENS, Engine, prompt_of
+from tests.integrations.vllm.harness import Engine
 
 
 def pinned_blocks(engine: Engine, job_id: str) -> list:

@@ -9,8 +9,9 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentkv.integrations.vllm.retention.growth import PRIOR_TURNS
+from agentkv.testing.stepped_engine import prompt_of
 from studies.policy_grid.ablation import ABLATIONS
-from tests.integrations.vllm.harness import STOCK, Engine, prompt_of
+from tests.integrations.vllm.harness import STOCK, Engine
 
 MakeEngine = Callable[..., Engine]
 

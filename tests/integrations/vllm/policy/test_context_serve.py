@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from agentkv.integrations.vllm.api import engine_side as engine_call
-from tests.integrations.vllm.harness import Engine, prompt_of
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.harness import Engine
 from tests.integrations.vllm.step_table import Row, check
 
 FAST, SLOW, UNKNOWN = "ls -la", "pip install torch", "frobnicate --all"

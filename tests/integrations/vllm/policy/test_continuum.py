@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integrations.vllm.harness import Engine, prompt_of
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.harness import Engine
 
 RULES = ["paper", "released"]
 

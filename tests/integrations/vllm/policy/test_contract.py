@@ -16,7 +16,8 @@ from agentkv.policies.costs import RestoreCost
 from agentkv.policies.jobs import Decision, Job, Turn
 from agentkv.policies.names import SHIPPED
 from agentkv.policies.pins import Pin
-from tests.integrations.vllm.harness import Engine, prompt_of
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.harness import Engine
 
 
 class ArbitraryPolicy(Policy):

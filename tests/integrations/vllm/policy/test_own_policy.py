@@ -10,7 +10,8 @@ import pytest
 
 from agentkv.policies import TTL, Policy, RestoreCost, Turn
 from agentkv.policies.guard import MAX_FAULTS
-from tests.integrations.vllm.harness import Engine, prompt_of
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.harness import Engine
 
 MakeEngine = Callable[..., Engine]
 

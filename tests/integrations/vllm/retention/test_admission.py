@@ -14,7 +14,8 @@ from agentkv.integrations.vllm.retention.admission import (
     IdleKVDiscount,
     StarvationGuard,
 )
-from tests.integrations.vllm.harness import Engine, prompt_of
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.harness import Engine
 
 MakeEngine = Callable[..., Engine]
 BIG = prompt_of(16 * 40, salt=51)

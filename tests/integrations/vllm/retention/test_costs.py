@@ -17,7 +17,7 @@ from agentkv.integrations.vllm.retention.costs import (
     Step,
     StepTimeModel,
 )
-from tests.integrations.vllm.harness import Clock
+from agentkv.testing.stepped_engine import Clock
 
 from ..harness import Engine
 

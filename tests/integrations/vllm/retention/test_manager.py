@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agentkv.integrations.vllm.api import engine_side as engine_call
-from tests.integrations.vllm.harness import Engine, prompt_of
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.harness import Engine
 from tests.integrations.vllm.step_table import Row, check
 
 LAST = {"is_last_step": 1}

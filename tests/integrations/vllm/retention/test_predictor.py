@@ -21,7 +21,8 @@ from agentkv.integrations.vllm.retention.predictor import (
 )
 from agentkv.policies.settings import Settings
 from agentkv.protocol import ToolEvent
-from tests.integrations.vllm.harness import Engine, prompt_of
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.harness import Engine
 
 SLOW = "So:\n```bash\npip install torch\n```"
 LIMIT_S = 60.0

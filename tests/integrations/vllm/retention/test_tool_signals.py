@@ -18,7 +18,8 @@ from agentkv.integrations.vllm.api import engine_side as engine_call
 from agentkv.integrations.vllm.engine.wakeup import ExpiryTimer
 from agentkv.integrations.vllm.telemetry.counters import MAX_PENDING_OBSERVATIONS, Counters
 from agentkv.integrations.vllm.telemetry.event_log import EventLog, EventWriter
-from tests.integrations.vllm.harness import STOCK, Engine, prompt_of
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.harness import STOCK, Engine
 
 
 def observations(engine: Engine) -> dict[str, int]:
@@ -122,7 +123,7 @@ def test_stats_carry_gauges_and_each_delta_once(make_engine: Callable[..., Engin
     engine.scheduler.make_stats()
     engine.add(prompt_of(100), job_id="a")
     deltas: list[Any] = []
-    while engine.scheduler.has_unfinished_requests() or engine._in_flight:
+    while engine.scheduler.has_unfinished_requests() or engine.in_flight:
         engine.step()
         deltas.append(engine.scheduler.make_stats().agentkv)
     assert deltas[-1]["gauges"] == {"pinned_jobs": 1, "pinned_blocks": 6}
