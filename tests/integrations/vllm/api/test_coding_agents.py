@@ -67,6 +67,7 @@ def codex(what: str, thread: str, tags: dict[str, Any], *, proxied: bool = False
 
 
 def opencode(what: str, session: str, tool: str | None, tags: dict[str, Any]) -> Sent:
+    """A request of OpenCode or Kilo Code, which send the same."""
     headers = {"x-session-id": session, "x-session-affinity": session}
     if session == "ses_child":
         headers["x-parent-session-id"] = "ses_main"
@@ -76,6 +77,11 @@ def opencode(what: str, session: str, tool: str | None, tags: dict[str, Any]) ->
 def openhands(what: str) -> Sent:
     body = chat("terminal", prompt_cache_key=SESSION)
     return Sent(f"OpenHands, {what}", "/v1/chat/completions", {}, body, {"job_id": SESSION})
+
+
+def nameless(agent: str, tool: str | None, **fields: Any) -> Sent:
+    """A request of an agent that sends nothing but its user agent."""
+    return Sent(agent, "/v1/chat/completions", {"user-agent": agent}, chat(tool, **fields))
 
 
 CHILD_OF_CLAUDE = {"job_id": f"{SESSION}/a1b2", "parent_job_id": SESSION}
@@ -93,6 +99,14 @@ SENT = [
     opencode(
         "sub-agent", "ses_child", "bash", {"job_id": "ses_child", "parent_job_id": "ses_main"}
     ),
+    openhands("main"),
+    openhands("sub-agent"),
+    nameless("QwenCode/0.24.4 (linux; x64)", "run_shell_command"),
+    nameless("ai-sdk/openai-compatible/3.0.37", "run_commands", tool_choice="auto"),  # Cline
+    nameless("ls/JS 5.23.2", "Bash"),  # Continue
+    nameless("OpenAI/JS 6.26.0", "bash", store=False),  # pi
+    nameless("OpenAI/Python 2.54.0", "shell"),  # gptme
+    nameless("OpenAI/Python 2.20.0", None),  # aider
 ]
 
 
