@@ -59,6 +59,16 @@ class DurationWindow:
             return 0.0
         return bisect_right(self._sorted, duration_s) / len(self._sorted)
 
+    def expected_left_s(self, elapsed_s: float) -> float:
+        """Return E[T - t | T > t], the mean seconds that are left after `elapsed_s`.
+
+        After longer than anything seen, as long again; 0 while empty. O(window).
+        """
+        longer = self._sorted[bisect_right(self._sorted, elapsed_s) :]
+        if not longer:
+            return elapsed_s if self._sorted else 0.0
+        return sum(longer) / len(longer) - elapsed_s
+
     def best_ttl_s(self, benefit_s: float) -> float:
         """Return the tau of 0 and the observed durations with the largest P(tau) * benefit - tau.
 
