@@ -42,6 +42,11 @@ COMMANDS = {
         "bench,vllm",
         "compare policies without a server or a GPU",
     ),
+    "policy": (
+        "evals.commands.policy",
+        "bench,vllm",
+        "begin a policy of your own, and hold any to its promises",
+    ),
     "record": ("evals.commands.record", "bench", "show what a server noted of each job"),
     "plot": ("evals.commands.plot", "bench", "draw the rows of bench, compare and simulate"),
     "predict": ("predict", "bench", "say how long a command will run, and why"),
