@@ -32,7 +32,7 @@ NEWEST_WEIGHT = 0.05
 
 
 class TailLRUSettings(Settings):
-    prefill_s: float = Field(0.2, ge=0)
+    prefill_s: float = Field(0.05, ge=0)
     """Seconds of prefill that a returning turn may cost."""
 
 

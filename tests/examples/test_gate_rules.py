@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections import deque
+
 import pytest
 
 from agentkv.policies import AdmissionRequest, JobDemand, KVDemandForecast
@@ -122,6 +125,54 @@ def test_concur_holds_the_jobs_that_came_last() -> None:
     assert why_hold_back(policy, engine, 10) is not None
     policy.window = 4.0
     assert why_hold_back(policy, engine, 10) is None
+
+
+def test_progress_ttl_pauses_a_job_at_once_while_it_knows_nothing() -> None:
+    """Before 100 times between turns are known the TTL is 0: the next tick pauses the job."""
+    engine = StillEngine()
+    job = engine.add_job("job", 900)
+    policy = bound("ProgressTTL", engine)
+    engine.end(policy, engine.add_turn(job, running_s=1.0), 1.0)
+    policy.tick()
+    assert policy.paused == {"job"}
+
+
+def test_progress_ttl_waits_as_long_as_pays() -> None:
+    """Tools of about 1 s are waited for where a loss costs 8 s, and not where it costs 0.5 s."""
+    policy_module = sys.modules[type(bound("ProgressTTL", StillEngine())).__module__]
+    gaps_s = deque([0.9, 1.0, 1.1] * 40)
+    assert 1.0 < policy_module.best_ttl_s(gaps_s, 8.0) < 3.0
+    assert policy_module.best_ttl_s(gaps_s, 0.5) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("force_resume_s", "waited_s", "is_in"),
+    [(1800.0, 40.0, False), (1800.0, 1801.0, True), (None, 299.0, False), (None, 301.0, True)],
+)
+def test_progress_ttl_forces_a_resume_after_its_limit(
+    force_resume_s: float | None, waited_s: float, is_in: bool
+) -> None:
+    """A turn that does not fit is let in after 1,800 s, or with no rate known after 300 s."""
+    engine = StillEngine()
+    engine.add_turn(engine.add_job("running", 900), running_s=1.0)
+    turn = engine.add_turn(engine.add_job("job", 500, idle_s=9.0), waited_s=waited_s)
+    policy = bound("ProgressTTL", engine, force_resume_s=force_resume_s)
+    policy.paused = {"job"}
+    policy.tick()
+    assert (policy.why_wait(turn) is None) is is_in
+
+
+def test_progress_ttl_resumes_the_job_that_finished_last() -> None:
+    """Of two that fit alone but not together, the one whose last turn ended later goes in."""
+    engine = StillEngine()
+    turns = [
+        engine.add_turn(engine.add_job(name, 500, idle_s=idle_s))
+        for name, idle_s in (("early", 60.0), ("late", 5.0))
+    ]
+    policy = bound("ProgressTTL", engine)
+    policy.paused = {"early", "late"}
+    policy.tick()
+    assert [policy.why_wait(turn) is None for turn in turns] == [False, True]
 
 
 def mori_jobs(engine: StillEngine, policy: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,3 +133,54 @@ def test_the_turn_with_the_fewest_tokens_to_compute_goes_first() -> None:
     policy = bound("CacheWise", engine)
     assert order_of(policy, *turns, pinned=("held",)) == ["held", "new"]
     assert order_of(policy, *turns) == ["new", "held"]
+
+
+def test_the_client_with_the_smallest_counter_goes_first() -> None:
+    """300 prompt tokens and 100 generated ones cost 500; 450 prompt tokens and none cost less."""
+    engine = StillEngine()
+    policy = bound("VTC", engine)
+    jobs = [engine.add_job(name) for name in ("a", "b")]
+    prompts = zip(jobs, (300, 450), strict=True)
+    first = [engine.add_turn(job, prompt_tokens=num, running_s=1.0) for job, num in prompts]
+    then = [engine.add_turn(job) for job in jobs]
+    order_of(policy, *first, *then)
+    assert policy.tick()
+    for turn, context_tokens in zip(first, (400, 450), strict=True):
+        engine.end(policy, turn, 1.0, context_tokens)
+    assert policy.counters == {"a": 500.0, "b": 450.0}
+    assert order_of(policy, *then) == ["b", "a"]
+
+
+def test_a_client_that_comes_back_is_lifted_to_the_least_of_the_active() -> None:
+    """Being away saves up nothing: a counter of 0 begins at the 70 of the least served client."""
+    engine = StillEngine()
+    policy = bound("VTC", engine)
+    order_of(policy, *(engine.add_turn(engine.add_job(name)) for name in ("a", "b")))
+    policy.counters.update(a=90.0, b=70.0)
+    order_of(policy, engine.add_turn(engine.add_job("new")))
+    assert policy.counters["new"] == 70.0
+
+
+def test_justitia_reads_each_jobs_true_cost_from_a_run(tmp_path: Path) -> None:
+    """Turns of 100 + 10 and 150 + 20 tokens cost 1000 + 50 and 3000 + 200 token-steps."""
+    rows = [("job", 100, 10), ("job", 150, 20), ("other", 1, 2)]
+    keys = ("job_id", "prompt_tokens", "output_tokens")
+    path = tmp_path / "turns.jsonl"
+    path.write_text("\n".join(json.dumps(dict(zip(keys, row, strict=True))) for row in rows))
+    engine = StillEngine()
+    policy = bound("Justitia", engine, turns_file=str(path))
+    assert policy.cost_of(engine.add_job("job")) == 4250.0
+
+
+def test_an_earlier_job_is_overtaken_only_by_one_that_is_smaller_by_more_than_its_lead() -> None:
+    """A lone job's clock runs at 1000 tokens x 50 steps a second: 1 s is a lead of 50,000."""
+    engine = StillEngine()
+    policy = bound("Justitia", engine)
+    policy._costs = {"large": 200_000.0, "small": 149_000.0, "middle": 151_000.0}
+    turns = [engine.add_turn(engine.add_job("large"))]
+    order_of(policy, *turns)
+    engine.now_s += 1.0
+    for job_id in ("small", "middle"):
+        turns.append(engine.add_turn(engine.add_job(job_id)))
+        order_of(policy, turns[-1])
+    assert order_of(policy, *turns) == ["small", "large", "middle"]
