@@ -95,6 +95,19 @@ def test_our_policy_becomes_fcfs_with_our_scheduler(policy: str, model_config: P
     assert given == {"agentkv": {"ttl": "fixed"}, "other": 1}
 
 
+def test_an_engine_in_a_program_takes_a_policy_of_ones_own_from_the_environment(
+    model_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AGENTKV_POLICY=./mine.py:Mine stands for an engine whose policy was left at the default."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(plugin.POLICY_VARIABLE, "./mine.py:Mine")
+    source = "from agentkv.policies import Policy\n\nclass Mine(Policy):\n    pass\n"
+    (tmp_path / "mine.py").write_text(source)
+    config = args(model_config).create_engine_config()
+    assert config.scheduler_config.scheduler_cls == plugin.SCHEDULER
+    assert config.additional_config == {"agentkv": {"policy": f"{tmp_path}/mine.py:Mine"}}
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_stock_policies_pass_through_untouched(policy: str, model_config: Path) -> None:
     """fcfs and priority get neither our scheduler class nor our settings."""
