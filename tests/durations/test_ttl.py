@@ -66,6 +66,16 @@ def test_eta_equals_the_correlation_over_the_jobs_kept(lengths: list[int], kept:
         assert memoryfulness.eta == pytest.approx(min(1.0, max(0.0, expected)), abs=1e-9)
 
 
+def test_the_time_left_is_the_mean_of_those_that_took_longer() -> None:
+    """Of 1, 30 and 50 s, after 10 s 30 are left; after more than any, as long again."""
+    window = DurationWindow(10)
+    assert window.expected_left_s(5.0) == 0.0
+    for duration_s in (30.0, 1.0, 50.0):
+        window.observe(duration_s)
+    expected = {0.0: 27.0, 10.0: 30.0, 30.0: 20.0, 60.0: 60.0}
+    assert {elapsed_s: window.expected_left_s(elapsed_s) for elapsed_s in expected} == expected
+
+
 def test_a_cold_start_uses_the_default() -> None:
     """Under K durations in all the TTL is the default, and under K of a tool it is that of all."""
     rule = ContinuumTTL(cold_start_ttl_s=2.0, cold_start_samples=100)
