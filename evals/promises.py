@@ -312,9 +312,9 @@ class _Play:
             case Reset():
                 # with a step under way vLLM's engine waits for it first
                 if not self._engine.in_flight:
-                    self._scheduler.reset_prefix_cache(
-                        reset_running_requests=event.preempts_running
-                    )
+                    # vLLM refuses to preempt all turns of an engine with a KV connector
+                    preempts = event.preempts_running and not self._schedule.shape.has_tier
+                    self._scheduler.reset_prefix_cache(reset_running_requests=preempts)
             case Pass():
                 self._pass(event.seconds)
             case Rush():
