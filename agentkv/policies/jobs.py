@@ -96,6 +96,8 @@ class Job:
     """Arrival number of its first turn; of its parent's for a sub-agent of a live job."""
     parent_job_id: str | None = None
     expected_turns: int | None = None
+    is_inferred: bool = False
+    """No request names it: each of its turns continues one that called a tool."""
     priority: int = 0
     """The client's priority: lower goes first."""
     first_prompt_tokens: int = 0
@@ -126,11 +128,19 @@ class Job:
         """True if a turn of the job waits for its first blocks."""
         return any(turn.admitted_s is None for turn in self.live.values())
 
-    def finish_turn(self, now_s: float) -> None:
-        """End a turn: what was known of the tool before it no longer counts."""
+    def finish_turn(
+        self, now_s: float, context_tokens: int, checkpoints: tuple[tuple[int, object], ...]
+    ) -> int:
+        """End a turn: what was known of the tool before it no longer counts.
+
+        Returns by how many tokens it lengthened the context.
+        """
         self.finished_s = now_s
         self.tool, self.is_tool_observed, self.decision = None, False, None
         self.running.clear()
+        before = self.context_tokens or self.first_prompt_tokens
+        self.context_tokens, self.checkpoints = context_tokens, checkpoints
+        return max(0, context_tokens - before)
 
     def start_tool(self, command: str, now_s: float) -> str:
         """Note a running tool; returns the commands of all that run now, one a line."""

@@ -45,6 +45,8 @@ class Settings(BaseModel):
     later job is admitted ahead of it."""
     headroom: float = Field(0.0, ge=0, le=0.9, allow_inf_nan=False)
     """Under `agentkv`: the share of the pool that new jobs are expected to leave free."""
+    infer_jobs: bool = True
+    """Requests without a `job_id` that continue a turn which called a tool belong to a job."""
     job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)
     """A job with no turn and no tool signal for this many seconds is forgotten."""
     max_jobs: int = Field(10_000, ge=1, le=1_000_000)

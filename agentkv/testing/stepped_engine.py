@@ -178,7 +178,7 @@ class SteppedEngine:
         self._num_requests += 1
         request_id = request_id or f"r{self._num_requests}"
         if reply is not None:
-            self._replies[request_id] = self.vocabulary.encode(reply, max_tokens)
+            self.set_reply(request_id, reply, max_tokens)
         stop_token_ids = None
         if ending is not None:
             stop_token_ids = self.vocabulary.encode(ending, 1)
@@ -197,6 +197,10 @@ class SteppedEngine:
         )
         self.scheduler.add_request(request)
         return str(request.request_id)
+
+    def set_reply(self, request_id: str, reply: str, num_tokens: int) -> None:
+        """What the model will say to a request."""
+        self._replies[request_id] = self.vocabulary.encode(reply, num_tokens)
 
     def step(self, *, step_s: float | Callable[[Any], float] = 0.01) -> Any:
         """One engine step; async classes run one step ahead of their outputs. `step_s` is how long

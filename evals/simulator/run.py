@@ -24,7 +24,8 @@ from .policies import PolicyChoice
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """With jumps or step by step, DRAM of an offload tier, events of the event log to keep.
+    """With jumps or step by step, DRAM of an offload tier, events of the event log to keep; whether
+    clients tag their requests and report tools.
 
     `policy_class` replaces the class of the plugin's policy, for studies.
     """
@@ -32,6 +33,7 @@ class RunOptions:
     has_jumps: bool = True
     dram_gib: float = DEFAULT_DRAM_GIB
     record_events: int = 0
+    has_tags: bool = True
     policy_class: Callable[..., Any] | None = None
 
 
@@ -101,7 +103,7 @@ class Simulation:
             machine,
             self.engine,
             replies,
-            has_plugin=settings is not None,
+            has_plugin=settings is not None and options.has_tags,
             on_job_end=self._job_ended,
         )
 

@@ -209,6 +209,7 @@ def _run_policy(
         has_jumps=not options.exact,
         dram_gib=options.dram_gib,
         record_events=RECORD_EVENTS if options.record and folder is not None else 0,
+        has_tags=not options.untagged,
     )
     simulation = Simulation(plan.workload, plan.machine, policy, run_options, alone_s=alone)
     facts = row_facts(policy.name, plan.described, metadata)
@@ -308,6 +309,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dram-gib", type=positive, default=DEFAULT_DRAM_GIB, metavar="GIB", help=size)
     rate = "rate at which the tier is loaded from, in GB/s (default: the GPU's PCIe)"
     add("--dram-gb-s", type=positive, metavar="GB", help=rate)
+    add("--untagged", action="store_true", help="clients send no tags, tool events or releases")
     add("--exact", action="store_true", help="single steps, no jumps: slower, same results")
     add("--record", action="store_true", help="with --out: also keep each policy's event log")
     add("--out", metavar="DIR", help="write each policy's run.json and turns.jsonl below DIR")

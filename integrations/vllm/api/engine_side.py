@@ -71,6 +71,7 @@ def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
     return {
         "job_id": job.job_id,
         "parent_job_id": job.parent_job_id,
+        "inferred": job.is_inferred,
         "expected_turns": job.expected_turns,
         "turns": job.num_turns,
         "live_requests": len(job.live),

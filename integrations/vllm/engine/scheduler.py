@@ -151,11 +151,17 @@ class RetainingScheduler(seam.SchedulerSeam):
         except TagError:
             self.retention.counters.add("bad_tags_total")
             tags = Tags()
-        if tags.job_id is None or request.prompt_token_ids is None:
+        prompt, job_id = request.prompt_token_ids, tags.job_id
+        if job_id is None and prompt is not None:
+            job_id = self.retention.inferred_job_id(
+                request.request_id, prompt, request.block_hashes
+            )
+        if job_id is None or prompt is None:
             self.retention.request_arrived(request.request_id)
         else:
             self.retention.turn_arrived(
                 request.request_id,
+                job_id,
                 tags,
                 num_prompt_tokens=request.num_prompt_tokens,
                 block_hashes=request.block_hashes,
@@ -299,18 +305,25 @@ class RetainingScheduler(seam.SchedulerSeam):
         )
 
     def request_ended(self, request: Request, blocks: Sequence[Any], fence: int) -> None:
-        self.queue.forget_order(request)
         if not self._end_turn(request, blocks, fence) and not self._is_pinned(blocks):
             self.free_blocks(blocks, fence)
         self._read_reply(request)
+        self.queue.forget_order(request)
 
     @seam.guarded(False)
     def _end_turn(self, request: Request, blocks: Sequence[Any], fence: int) -> bool:
-        num_blocks = seam.num_computed_tokens(request) // self.hash_block_size
+        context = Context(
+            request.block_hashes,
+            seam.num_computed_tokens(request) // self.hash_block_size,
+            self.hash_block_size,
+            request.all_token_ids,
+            request.num_prompt_tokens,
+        )
         self.retention.turn_ended(
             request.request_id,
             is_finished_turn=seam.is_finished_turn(request),
-            context=Context(request.block_hashes, num_blocks, self.hash_block_size),
+            context=context,
+            order=self.queue.order_of(request),
             blocks=blocks,
             num_exclusive_blocks=seam.num_held_once(blocks),
             fence=fence,
@@ -416,6 +429,9 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Scheduler:
     return scheduler(vllm_config=vllm_config, **kwargs)
 
 
+NO_TAGS = Tags()
+
+
 def tags_of(request: Request) -> Tags:
     """The tags in a request's `vllm_xargs`; vLLM's own session id is the job if none is named.
 
@@ -423,6 +439,8 @@ def tags_of(request: Request) -> Tags:
     """
     sampling = request.sampling_params
     fields = dict(sampling.extra_args or {}) if sampling is not None else {}
+    if not fields and not request.session_id:
+        return NO_TAGS
     if fields.get("job_id") is None and request.session_id:
         fields["job_id"] = request.session_id
     return parse_tags(fields, flags_as_numbers=True)

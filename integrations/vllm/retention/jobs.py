@@ -7,7 +7,7 @@ the caller's monotonic clock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,22 +19,27 @@ from . import Host
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a finished turn leaves in the cache: its full blocks, by chained hash."""
+    """What a finished turn leaves in the cache: its full blocks, by chained hash.
+
+    `token_ids` are its prompt, of `num_prompt_tokens`, and its reply.
+    """
 
     block_hashes: list[Any]
     num_blocks: int
     block_tokens: int
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
 
     @property
     def num_tokens(self) -> int:
         return self.num_blocks * self.block_tokens
 
-
-def checkpoints_of(block_hashes: list[object], num_blocks: int) -> tuple[tuple[int, object], ...]:
-    """Up to 9 (index, hash) pairs of a context's first `num_blocks` blocks, ending at its end."""
-    step = max(1, num_blocks // 8)
-    indices = sorted({*range(step - 1, num_blocks, step), num_blocks - 1}) if num_blocks else []
-    return tuple([(index, block_hashes[index]) for index in indices if index < len(block_hashes)])
+    def checkpoints(self) -> tuple[tuple[int, object], ...]:
+        """Up to 9 (index, hash) pairs of its full blocks, ending at its end."""
+        hashes, num_blocks = self.block_hashes, self.num_blocks
+        step = max(1, num_blocks // 8)
+        indices = sorted({*range(step - 1, num_blocks, step), num_blocks - 1}) if num_blocks else []
+        return tuple([(index, hashes[index]) for index in indices if index < len(hashes)])
 
 
 class JobTable:

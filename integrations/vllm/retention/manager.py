@@ -26,7 +26,8 @@ from ..telemetry.event_log import EventLog, open_writer
 from . import Host
 from .admission import AdmissionController
 from .costs import RestoreCostModel
-from .jobs import Context, JobTable, RetainedEngine, checkpoints_of
+from .inference import JobInference, Opening, inferred_id
+from .jobs import Context, JobTable, RetainedEngine
 from .pin_lifecycle import PinManager
 from .predictor import BackgroundWorker, Decode, DurationService, Reply
 from .tool_signals import PinDecisions
@@ -52,9 +53,10 @@ class RetentionManager:
         self._host = host
         self._clock = clock
         self._worker = worker or BackgroundWorker()
-        self.predictor: DurationService | None = None
-        if policy.uses_predictions:
-            self.predictor = DurationService(settings, self._worker, clock)
+        self.predictor = DurationService(
+            settings, self._worker, clock, predicts=policy.uses_predictions
+        )
+        self.inference = JobInference(settings, self._worker, host.pool.block_tokens)
         telemetry = Telemetry(self.counters, self.events)
         policy.watch(self._policy_failed)
         self._pin_manager = PinManager(host, telemetry, max_ttl_s=settings.max_ttl_s)
@@ -68,14 +70,13 @@ class RetentionManager:
         )
 
     def start(self) -> None:
-        """Read and predict in the background from now on, where the policy predicts."""
-        if self.predictor is not None:
+        """Read and predict in the background from now on, where anything is read."""
+        if self.policy.uses_predictions or self.inference.is_on:
             self._worker.start()
 
     def close(self) -> None:
         """Write what must outlive the engine."""
-        if self.predictor is not None:
-            self.predictor.close()
+        self.predictor.close()
         self.events.close()
 
     def _policy_failed(self, question: str, error: BaseException) -> None:
@@ -90,28 +91,50 @@ class RetentionManager:
         """Register a request without a job."""
         self.admission.request_arrived(request_id, next(self.arrivals))
 
+    def inferred_job_id(
+        self, request_id: str, prompt: Sequence[int], block_hashes: Sequence[Any]
+    ) -> str | None:
+        """Id of the job that a request without a `job_id` continues or, where such requests do,
+        opens; None if it does neither."""
+        if not self.inference.may_know(block_hashes):
+            return None
+        job = self.inference.job_continued_by(prompt, block_hashes)
+        if job is None:
+            return inferred_id(request_id) if self.inference.expects_job(block_hashes) else None
+        if self.jobs.get(job.job_id) is None:
+            self.jobs.add(job)
+            self.admission.growth.turn_ended(job.context_tokens - job.first_prompt_tokens)
+        if job.num_turns == 1:  # its second turn proves it
+            self.counters.add("inferred_jobs_total")
+        return job.job_id
+
     def turn_arrived(
         self,
         request_id: str,
+        job_id: str,
         tags: Tags,
         *,
         num_prompt_tokens: int,
         block_hashes: list[Any],
         priority: int = 0,
     ) -> None:
-        """Register a request that carries a `job_id`; `priority` is the client's, lower first."""
-        assert tags.job_id is not None
+        """Register a turn of a job, which is inferred unless `tags` name it; `priority` is the
+        client's, lower first."""
         now_s = self._clock()
         self.forget_idle_jobs()
         order = next(self.arrivals)
-        job = self.jobs.get(tags.job_id)
+        job = self.jobs.get(job_id)
         parent = self._parent(tags, job)
         is_first = parent is None and (job is None or not job.has_run)
         if job is None:
             # A sub-agent takes the place of the job that waits for it.
-            job = Job(tags.job_id, order if parent is None else parent.order)
+            job = Job(job_id, order if parent is None else parent.order)
+            job.is_inferred = tags.job_id is None
             job.first_prompt_tokens = num_prompt_tokens
             self.jobs.add(job)
+        elif job.is_inferred and tags.job_id is not None:
+            self.inference.forget(job)
+            job.is_inferred = False
         job.priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
         fingerprint = (num_prompt_tokens, block_hashes[-1] if block_hashes else None)
         is_new = job.take_tags(tags, fingerprint)
@@ -135,6 +158,7 @@ class RetentionManager:
             turn=job.num_turns,
             prompt_length=num_prompt_tokens,
             retry=not is_new,
+            **({"inferred": True} if job.is_inferred else {}),
         )
 
     def _parent(self, tags: Tags, job: Job | None) -> Job | None:
@@ -225,17 +249,24 @@ class RetentionManager:
         request_id: str,
         *,
         is_finished_turn: bool,
-        context: Context | None = None,
+        context: Context,
+        order: int = 0,
         blocks: Sequence[Any] = (),
         num_exclusive_blocks: int = 0,
         fence: int = 0,
     ) -> None:
-        """A request is over. `blocks` are those kept, of which it alone holds
-        `num_exclusive_blocks`; without any, they were freed."""
+        """A request is over; `order` is the arrival number of one without a job.
+
+        `blocks` are those kept, of which it alone holds `num_exclusive_blocks`; without any, they
+        were freed.
+        """
         self.admission.ended(request_id)
         self.costs.offload.forget(request_id)
         turn = self.jobs.turns.pop(request_id, None)
         if turn is None:
+            if is_finished_turn and self.inference.is_on:
+                opening = Opening(request_id, order, self._clock(), context)
+                self.inference.request_ended(opening)
             return
         job, now_s = turn.job, self._clock()
         job.live.pop(request_id, None)
@@ -253,7 +284,7 @@ class RetentionManager:
                 fence,
                 turn.ttl,
                 num_exclusive_blocks=num_exclusive_blocks,
-                is_decided=self.predictor is None,
+                is_decided=not self.decisions.reads_replies_of(job),
             )
             if self.policy.holds_parts and self._host.pool.has_one_group:
                 self._free_what_is_not_held(job, blocks)
@@ -267,6 +298,8 @@ class RetentionManager:
             self._close(job, "last_step" if turn.is_last_step else "released")
         elif is_finished_turn and not turn.is_side_request:
             self.decisions.turn_finished(job, request_id)
+        elif job.is_inferred and job.finished_s is None:
+            self._close(job, "aborted")
 
     def _free_what_is_not_held(self, job: Job, blocks: Sequence[Any]) -> None:
         pin = self.pins.get(job.job_id)
@@ -291,32 +324,35 @@ class RetentionManager:
             # Its expiry may have passed while this turn waited, which `expire_due_pins` skips.
             self._pin_manager.reschedule(pin)
 
-    def _note_finish(self, turn: Turn, context: Context | None, now_s: float) -> None:
+    def _note_finish(self, turn: Turn, context: Context, now_s: float) -> None:
         job = turn.job
         if not turn.is_side_request:
-            job.finish_turn(now_s)
-            if context is not None:
-                before = job.context_tokens or job.first_prompt_tokens
-                job.context_tokens = context.num_tokens
-                self.admission.growth.turn_ended(max(0, job.context_tokens - before))
-                job.checkpoints = checkpoints_of(context.block_hashes, context.num_blocks)
+            added = job.finish_turn(now_s, context.num_tokens, context.checkpoints())
+            self.admission.growth.turn_ended(added)
+            if job.is_inferred:
+                self.inference.turn_finished(job, context)
         self.events.add(job.job_id, "finish", turn=job.num_turns, context_length=job.context_tokens)
 
     # What runs between two turns, and when a pin ends
 
     def wants_reply(self, request_id: str) -> bool:
-        """True if a pin waits for what the reply of this finished turn runs."""
-        return request_id in self.decisions.awaiting
+        """True if it matters what the reply of the request that has just ended runs."""
+        return self.inference.wants_reply(request_id) or request_id in self.decisions.awaiting
 
     def read(self, reply: Reply, decode: Decode) -> None:
-        """Have a reply read, and decide about its job's pin once that is done."""
-        self.decisions.read(reply, decode)
+        """Have that reply read, and decide about its job's pin once that is done."""
+        if self.inference.wants_reply(reply.request_id):
+            self.inference.read(reply, decode)
+        else:
+            self.decisions.read(reply, decode)
         if not self._worker.is_started:
             self.do_what_is_due()
 
     def apply_predictions(self) -> None:
-        """Decide about pins by the predictions that have come in. O(1) if there are none."""
-        self.decisions.apply_predictions()
+        """Decide about pins by what has been read and predicted. O(1) if that is nothing."""
+        self.inference.take_found()
+        for job in self.decisions.apply_predictions():
+            self.inference.no_tool_called(job, self._clock())
 
     def tool_signal(self, job_id: str, event: ToolEvent) -> dict[str, Any] | None:
         """Take the client's report that a tool started or finished; None for an unknown job."""
@@ -334,18 +370,19 @@ class RetentionManager:
         }
 
     def do_what_is_due(self) -> None:
-        """Apply predictions, end pins, save. O(1) if nothing is due."""
+        """Apply predictions, end pins and jobs, save. O(1) if nothing is due."""
         self.apply_predictions()
         self.expire_due_pins()
-        if self.predictor is not None:
-            self.predictor.save_if_due()
+        for job in self.inference.pop_ended(self._clock()):
+            if self.jobs.get(job.job_id) is job:
+                self._end(job, "last_step", "no_tool_call")
+        self.predictor.save_if_due()
 
     @property
     def next_due_s(self) -> float | None:
         """When there will be something to do, as far as is known now."""
-        saving_s = None if self.predictor is None else self.predictor.next_save_s
-        times_s = [time_s for time_s in (self.pins.next_expiry_s, saving_s) if time_s is not None]
-        return min(times_s, default=None)
+        times_s = (self.pins.next_expiry_s, self.inference.next_end_s, self.predictor.next_save_s)
+        return min([time_s for time_s in times_s if time_s is not None], default=None)
 
     def expire_due_pins(self) -> None:
         """End pins whose TTL is over, except of jobs whose next turn waits. O(1) if none is.
@@ -386,10 +423,7 @@ class RetentionManager:
         """Forget jobs whose lease is over, and the longest idle ones beyond `max_jobs`."""
         now_s = self._clock()
         while (job := self.jobs.next_to_forget(now_s)) is not None:
-            pin = self.pins.get(job.job_id)
-            if pin is not None:
-                self.end_pin(pin, "forgotten")
-            self._close(job, "lease")
+            self._end(job, "forgotten", "lease")
 
     def end_all_pins(self, reason: PinEnd) -> None:
         for pin in list(self.pins):
@@ -403,10 +437,17 @@ class RetentionManager:
         self.admission.kv_changed(job_id)
         self._host.rank_changed(job_id)
 
+    def _end(self, job: Job, pin_end: PinEnd, reason: str) -> None:
+        pin = self.pins.get(job.job_id)
+        if pin is not None:
+            self.end_pin(pin, pin_end)
+        self._close(job, reason)
+
     def _close(self, job: Job, reason: str) -> None:
         self.decisions.job_closed(job, reason)
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
         self.jobs.remove(job)
+        self.inference.forget(job)
         self.policy.job_ended(job)
         self.admission.job_ended(job)
         self.events.add(job.job_id, "closed", reason=reason, turns=job.num_turns)

@@ -1,4 +1,4 @@
-"""Owns the duration predictor: reads replies, predicts, learns and saves off the main thread.
+"""Reads replies, predicts how long their tools run, learns and saves, off the main thread.
 
 Predicting takes 0.2 ms, and reading a reply or an adversarial command more: too long between two
 steps. PinDecisions asks; answers come back through `take`, in the order of the questions. Knows
@@ -129,6 +129,8 @@ class Answer:
     told_by: Literal["client", "reply"]
     command: str | None = None
     prediction: Prediction | None = None
+    is_read: bool = True
+    """False if too many tasks waited."""
 
 
 class DurationService:
@@ -140,18 +142,27 @@ class DurationService:
     """
 
     def __init__(
-        self, settings: Settings, worker: BackgroundWorker, clock: Callable[[], float]
+        self,
+        settings: Settings,
+        worker: BackgroundWorker,
+        clock: Callable[[], float],
+        *,
+        predicts: bool = True,
     ) -> None:
-        """`worker` does all reading, predicting, learning and writing."""
-        self.predictor = DurationPredictor(settings.predictor)
+        """`worker` does all reading, predicting, learning and writing. If it does not predict,
+        answers have the command alone."""
+        self.predictor = DurationPredictor(settings.predictor) if predicts else None
+        self.predicts = predicts
         self._worker = worker
         self._clock = clock
         self._answers: deque[Answer] = deque()
-        self._path = None if settings.predictor_state is None else Path(settings.predictor_state)
+        self._path: Path | None = None
+        if predicts and settings.predictor_state is not None:
+            self._path = Path(settings.predictor_state)
         self._save_every_s = settings.predictor_save_s
         self._has_news = False
         self._next_save_s = clock() + settings.predictor_save_s
-        if self._path is not None and self._path.exists():
+        if self.predictor is not None and self._path is not None and self._path.exists():
             self.predictor.load(self._path)
 
     def ask_of_reply(self, reply: Reply, decode: Decode) -> None:
@@ -174,12 +185,14 @@ class DurationService:
             result = Answer(key, told_by)
             if command is not None:
                 command = _read_part(command)
-                result = Answer(key, told_by, command, self.predictor.predict(command))
+                predictor = self.predictor
+                prediction = None if predictor is None else predictor.predict(command)
+                result = Answer(key, told_by, command, prediction)
             self._answers.append(result)
             self._worker.wake()
 
         if not self._worker.do(answer):
-            self._answers.append(Answer(key, told_by))
+            self._answers.append(Answer(key, told_by, is_read=False))
 
     def take(self) -> Iterator[Answer]:
         """The answers that have come in, oldest first, each once. O(1) if there are none."""
@@ -188,9 +201,12 @@ class DurationService:
 
     def observe(self, command: str, duration_s: float, *, is_lower_bound: bool = False) -> None:
         """Learn how long a command took, or at least took."""
+        predictor = self.predictor
+        if predictor is None:
+            return
         command = command[:MAX_READ_CHARS]
         self._worker.do(
-            lambda: self.predictor.observe(_read_part(command), duration_s, censored=is_lower_bound)
+            lambda: predictor.observe(_read_part(command), duration_s, censored=is_lower_bound)
         )
         self._has_news = self._path is not None
 
@@ -217,6 +233,7 @@ class DurationService:
 
     def _write(self) -> None:
         assert self._path is not None
+        assert self.predictor is not None
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self.predictor.save(self._path)

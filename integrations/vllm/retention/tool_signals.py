@@ -27,6 +27,9 @@ from .predictor import Decode, DurationService, Reply, RequestKey
 NEXT_TURN_TTL_S = 5.0
 """TTL once the last tool has finished: an agent that reports its tools sends the next turn within
 milliseconds; seconds pass only if it does work of its own in between."""
+NO_TOOL_TTL_S = 0.25
+"""TTL of an inferred job's pin once its reply is found to call no tool. An agent that could not
+read a call says so within milliseconds: 4% of the turns of recorded mini-swe-agent runs."""
 MIN_BOUND_S = 1.0
 """A tool cut short sooner than this says nothing about how long it takes."""
 
@@ -39,7 +42,7 @@ class ToolObservations:
     """
 
     def __init__(
-        self, durations: ToolDurations, predictor: DurationService | None, counters: Counters
+        self, durations: ToolDurations, predictor: DurationService, counters: Counters
     ) -> None:
         self._durations = durations
         self._predictor = predictor
@@ -73,7 +76,7 @@ class ToolObservations:
         """
         for running in job.running:
             ran_s = now_s - running.started_s
-            if self._predictor is not None and running.command and ran_s > MIN_BOUND_S:
+            if self._predictor.predicts and running.command and ran_s > MIN_BOUND_S:
                 self._predictor.observe(running.command, ran_s, is_lower_bound=True)
                 self._counters.add("tool_observations_total", "source", "cut_short")
         job.running.clear()
@@ -83,7 +86,7 @@ class ToolObservations:
     ) -> None:
         job.is_tool_observed = True
         self._durations.observe(tool or None, duration_s)
-        if self._predictor is not None and command:
+        if command:
             self._predictor.observe(command, duration_s)
         self._counters.add("tool_observations_total", "source", source)
         self._counters.observe("tool_duration_seconds", duration_s)
@@ -95,13 +98,12 @@ class PinDecisions:
     def __init__(
         self,
         policy: Policy,
-        predictor: DurationService | None,
+        predictor: DurationService,
         pins: PinManager,
         costs: RestoreCostModel,
         telemetry: Telemetry,
         clock: Callable[[], float],
     ) -> None:
-        """`predictor` is None for a policy that uses no predictions."""
         self.awaiting: dict[RequestKey, Job] = {}
         """Jobs whose pin waits for a prediction."""
         self._policy = policy
@@ -119,21 +121,35 @@ class PinDecisions:
     def turn_finished(self, job: Job, request_id: str) -> None:
         """The job's only turn has ended: wait for what its reply runs, if that is read."""
         self._stop_awaiting(job)
-        if self._predictor is not None:
+        if self.reads_replies_of(job):
             self._await(job, request_id)
+
+    def reads_replies_of(self, job: Job) -> bool:
+        """True if the replies of a job's turns are read, and decide about its pins."""
+        return self._predictor.predicts or job.is_inferred
 
     def read(self, reply: Reply, decode: Decode) -> None:
         """Have the reply of a finished turn read, soon or now."""
-        assert self._predictor is not None
         self._predictor.ask_of_reply(reply, decode)
 
-    def apply_predictions(self) -> None:
-        """Decide by the predictions that have come in; drops those that no pin waits for."""
-        for answer in self._predictor.take() if self._predictor is not None else ():
+    def apply_predictions(self) -> list[Job]:
+        """Decide by the answers that have come in; drops those that no pin waits for.
+
+        Returns the inferred jobs whose reply calls no tool: they may be over.
+        """
+        without_tool = []
+        for answer in self._predictor.take():
             job = self.awaiting.get(answer.key)
-            if job is not None:
-                self._stop_awaiting(job)
+            if job is None:
+                continue
+            self._stop_awaiting(job)
+            if job.is_inferred and answer.is_read and answer.command is None:
+                ttl = self._policy.capped(NO_TOOL_TTL_S, "the reply calls no tool")
+                self._pins.reprice(job.job_id, ttl, is_from_now=True)
+                without_tool.append(job)
+            else:
                 self._decide(job, answer.command, answer.prediction, told_by=answer.told_by)
+        return without_tool
 
     def turn_arrived(self, job: Job, tags: Tags, *, is_new: bool) -> None:
         """A turn of the job arrives: unless it is a retry, the tools before it are over."""
@@ -167,7 +183,7 @@ class PinDecisions:
         if job.live:
             return
         self._stop_awaiting(job)
-        if self._predictor is None:
+        if not self._predictor.predicts:
             self._decide(job, command[:MAX_COMMAND_CHARS], told_by="client")
         else:
             key = next(self._keys)
@@ -178,7 +194,7 @@ class PinDecisions:
     def _tool_finished(self, job: Job, event: ToolEvent, command: str) -> None:
         self._observations.from_client(job, event)
         is_last = job.finish_tool(command)
-        if self._predictor is not None and is_last and not job.live:
+        if self._predictor.predicts and is_last and not job.live:
             self._stop_awaiting(job)
             ttl = self._policy.capped(NEXT_TURN_TTL_S, "the tool is done, the next turn is near")
             self._pins.reprice(job.job_id, ttl, is_from_now=True)
@@ -195,7 +211,7 @@ class PinDecisions:
         job.decision = decision
         command = decision.command
         job.tool = tool_name(command or "") or None
-        if self._predictor is not None:
+        if self.reads_replies_of(job):
             self._events.add(
                 job.job_id,
                 "decision",

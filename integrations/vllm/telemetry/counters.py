@@ -13,6 +13,7 @@ CounterName = Literal[
     "pins_total",
     "pin_ends_total",
     "holds_total",
+    "inferred_jobs_total",
     "tool_observations_total",
     "tool_signals_ignored_total",
     "preemptions_total",
@@ -23,6 +24,7 @@ CounterName = Literal[
 
 UNLABELLED: tuple[CounterName, ...] = (
     "holds_total",
+    "inferred_jobs_total",
     "tool_signals_ignored_total",
     "preemptions_total",
     "bad_tags_total",

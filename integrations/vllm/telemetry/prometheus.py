@@ -53,6 +53,7 @@ _COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
         ),
     ),
     "holds_total": ("Jobs whose first turn had to wait until they were expected to fit.", None, ()),
+    "inferred_jobs_total": ("Jobs found in requests without a job_id.", None, ()),
     "tool_observations_total": (
         "Tool durations learned from, by source.",
         "source",

@@ -211,3 +211,21 @@ def test_no_later_job_goes_before_a_turn_that_has_waited_for_the_patience(tmp_pa
     for kind, count in under_pressure(tmp_path).items():
         assert count["waited_longer"] >= 10, kind
         assert count["passed_over"] == count["most"] == 0, kind
+
+
+@pytest.mark.parametrize("policy", ["continuum", "context_serve", "agentkv"])
+def test_without_tags_every_job_of_several_turns_is_inferred(policy: str) -> None:
+    """A run without tags finds the jobs that have more than one turn, and no other."""
+    _, run = simulate(BUSY, policy, has_tags=False)
+    num_long = sum(len(plan.turns) > 1 for plan in BUSY.jobs)
+    assert num_long < len(BUSY.jobs) == len(run.jobs)
+    assert run.counters["inferred_jobs_total"] == num_long
+
+
+@pytest.mark.parametrize("policy", ["continuum:released", "context_serve", "agentkv"])
+def test_without_tags_single_turns_are_as_under_stock(policy: str) -> None:
+    """Requests that continue nothing have the same times under each policy as under fcfs."""
+    jobs = tuple(job(f"job-{number}", number / 50, (300, 40, 0.0)) for number in range(40))
+    single = Workload("single", 0, jobs, None)
+    (_, stock), (_, ours) = (simulate(single, name, has_tags=False) for name in ("fcfs", policy))
+    assert durations(ours) == durations(stock)

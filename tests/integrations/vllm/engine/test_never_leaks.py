@@ -19,7 +19,9 @@ from agentkv.protocol import ToolEvent
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 
-JOBS = st.sampled_from(["a", "b", "c", "d", None])
+UNTAGGED = ("x", "y", "z")
+"""Agents that name no job: theirs are inferred."""
+JOBS = st.sampled_from(["a", "b", "c", "d", *UNTAGGED, *UNTAGGED])
 
 
 class Agents(RuleBasedStateMachine):
@@ -40,7 +42,7 @@ class Agents(RuleBasedStateMachine):
         self.engine = Engine(
             is_async=self.is_async, cold_start_samples=2, job_lease_s=30.0, **options
         )
-        self.histories: dict[str | None, list[int]] = {}
+        self.histories: dict[str, list[int]] = {}
         self.requests: dict[str, Any] = {}
 
     @rule(
@@ -55,7 +57,7 @@ class Agents(RuleBasedStateMachine):
     )
     def arrive(
         self,
-        job: str | None,
+        job: str,
         new_tokens: int,
         max_tokens: int,
         is_last_step: int,
@@ -67,9 +69,11 @@ class Agents(RuleBasedStateMachine):
         reply = None if command is None else f"```bash\n{command}\n```"
         history = self.histories.get(job, [])
         prompt = (history + prompt_of(new_tokens, salt=len(history)))[:180]
-        tags: dict[str, Any] = {} if job is None else {"job_id": job, "is_last_step": is_last_step}
-        if job is not None and turn is not None:
-            tags["turn"] = turn
+        tags: dict[str, Any] = {}
+        if job not in UNTAGGED:
+            tags = {"job_id": job, "is_last_step": is_last_step}
+            if turn is not None:
+                tags["turn"] = turn
         for _ in range(repeats):
             request_id = self.engine.add(
                 prompt,
@@ -131,6 +135,7 @@ class Agents(RuleBasedStateMachine):
         assert all(block.ref_cnt == 0 for block in engine.pool.blocks[1:])
         assert not engine.scheduler.retention.jobs.turns
         assert not engine.scheduler.retention.admission.guard
+        assert engine.scheduler.retention.inference.next_end_s is None
         assert len(engine.scheduler.retention.decisions.awaiting) <= len(
             engine.scheduler.retention.jobs
         )

@@ -1,0 +1,415 @@
+"""Which requests without a `job_id` belong to a job: 63 usable blocks of 16 tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request
+
+from agentkv.integrations.vllm.api import engine_side
+from agentkv.integrations.vllm.retention.inference import GRACE_S, MIN_JOBS
+from agentkv.integrations.vllm.retention.tool_signals import NO_TOOL_TTL_S
+from agentkv.testing.stepped_engine import BLOCK_TOKENS, prompt_of
+from agentkv.testing.vllm_scheduler import sha256_hasher
+from tests.integrations.vllm.harness import Engine
+
+SYSTEM_PROMPT = prompt_of(80, salt=500)
+REPLY_TOKENS = 12
+
+Step = tuple[Any, ...]
+Row = tuple[Step, dict[str, int], list[str]]
+"""(step, turns of each live job after it, jobs that are pinned after it)."""
+
+
+class Agents:
+    """Agents that send no tags; a step is the name of a method with its arguments.
+
+    Each agent's prompt is its own history plus 40 new tokens. A turn's request has the name of its
+    agent and its number, as in `a1`.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.histories: dict[str, list[int]] = {}
+        self.replies: dict[str, list[int]] = {}
+        self._num_turns: dict[str, int] = {}
+
+    def prompt(self, agent: str, *, is_repeated: bool = False) -> list[int]:
+        """The agent's next prompt, or once more the last one."""
+        history = self.histories.setdefault(agent, [*SYSTEM_PROMPT])
+        if not is_repeated:
+            history += self.replies.pop(agent, [])
+            history += prompt_of(40, salt=sum(map(ord, agent)) + len(history))
+        return list(history)
+
+    def asks(
+        self, agent: str, command: str | None = "ls", *, is_repeated: bool = False, **options: Any
+    ) -> str:
+        """The agent's turn, whose reply runs the command, arrives."""
+        number = self._num_turns[agent] = self._num_turns.get(agent, 0) + 1
+        reply = "That is all." if command is None else f"So:\n```bash\n{command}\n```"
+        return self.engine.add(
+            self.prompt(agent, is_repeated=is_repeated),
+            max_tokens=REPLY_TOKENS,
+            reply=reply,
+            request_id=f"{agent}{number}",
+            **options,
+        )
+
+    def says(self, agent: str, command: str | None = "ls", **options: Any) -> None:
+        """A whole turn of the agent."""
+        request = self.engine.scheduler.requests[self.asks(agent, command, **options)]
+        self.engine.run()
+        self.replies[agent] = list(request.output_token_ids)
+
+    def repeats(self, agent: str) -> None:
+        """The agent sends its last prompt again."""
+        self.says(agent, is_repeated=True)
+
+    def rerenders(self, agent: str) -> None:
+        """The chat template writes the agent's last reply in another way, and shorter."""
+        self.replies[agent] = prompt_of(len(self.replies[agent]) // 2, salt=77)
+
+    def drops_thought(self, agent: str, num_tokens: int) -> None:
+        """The chat template had ended the prompt with tokens that it does not repeat."""
+        del self.histories[agent][-num_tokens:]
+
+    def forks(self, agent: str, other: str) -> None:
+        """Another agent goes on from the same history."""
+        self.histories[other] = list(self.histories[agent])
+        self.replies[other] = list(self.replies.get(agent, []))
+
+    def compacts(self, agent: str) -> None:
+        """The agent replaces its history by a summary."""
+        self.histories[agent] = SYSTEM_PROMPT + prompt_of(30, salt=78)
+        self.replies[agent] = []
+
+    def tagged(self, agent: str, job_id: str) -> None:
+        """A turn of the agent that names a job."""
+        self.says(agent, job_id=job_id)
+
+    def aborts(self, agent: str) -> None:
+        """The agent's turn is cut off by its client."""
+        request_id = self.asks(agent)
+        self.engine.step()
+        self.engine.abort(request_id)
+
+    def wait(self, seconds: float) -> None:
+        self.engine.wait(seconds)
+
+    def finish(self) -> None:
+        """All that runs ends."""
+        self.engine.run()
+
+
+def play(engine: Engine, steps: Sequence[Step]) -> Agents:
+    agents = Agents(engine)
+    for name, *arguments in steps:
+        getattr(agents, name)(*arguments)
+    return agents
+
+
+def live_jobs(engine: Engine) -> dict[str, int]:
+    return {job.job_id: job.num_turns for job in engine.scheduler.retention.jobs}
+
+
+TABLES: dict[str, list[Row]] = {
+    "the second turn proves a job": [
+        (("says", "a"), {}, []),
+        (("says", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("says", "a"), {"inferred-a1": 3}, ["inferred-a1"]),
+    ],
+    "a conversation without tool calls is no job": [
+        (("says", "a", None), {}, []),
+        (("says", "a", None), {}, []),
+        (("says", "a"), {}, []),
+    ],
+    "a reply without a tool call ends the job, and its pin": [
+        (("says", "a"), {}, []),
+        (("says", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("says", "a", None), {"inferred-a1": 3}, ["inferred-a1"]),
+        (("wait", NO_TOOL_TTL_S), {"inferred-a1": 3}, []),
+        (("wait", GRACE_S), {}, []),
+        (("says", "a"), {}, []),
+    ],
+    "an agent that could not read a tool call goes on with its job": [
+        (("says", "a"), {}, []),
+        (("says", "a", None), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("wait", 0.9 * GRACE_S), {"inferred-a1": 2}, []),
+        (("says", "a"), {"inferred-a1": 3}, ["inferred-a1"]),
+        (("wait", GRACE_S), {"inferred-a1": 3}, ["inferred-a1"]),
+    ],
+    "the same prompt again is a sibling of a first turn": [
+        (("says", "a"), {}, []),
+        (("repeats", "a"), {}, []),
+        (("says", "a"), {"inferred-a2": 2}, ["inferred-a2"]),
+    ],
+    "a fork of a turn in flight is a request of its own": [
+        (("says", "a"), {}, []),
+        (("forks", "a", "b"), {}, []),
+        (("asks", "a"), {"inferred-a1": 2}, []),
+        (("asks", "b"), {"inferred-a1": 2}, []),
+        (("finish",), {"inferred-a1": 2}, ["inferred-a1"]),
+    ],
+    "samples of one prompt are told apart by their replies": [
+        (("says", "a"), {}, []),
+        (("forks", "a", "b"), {}, []),
+        (("says", "b", "cat x", {"is_repeated": True}), {}, []),
+        (("says", "b"), {"inferred-b1": 2}, ["inferred-b1"]),
+        (("says", "a"), {"inferred-a1": 2, "inferred-b1": 2}, ["inferred-a1", "inferred-b1"]),
+    ],
+    "agents that share a system prompt have jobs of their own": [
+        (("says", "a"), {}, []),
+        (("says", "b"), {}, []),
+        (("says", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("says", "b"), {"inferred-a1": 2, "inferred-b1": 2}, ["inferred-a1", "inferred-b1"]),
+    ],
+    "the longest match wins": [
+        (("says", "a"), {}, []),
+        (("forks", "a", "b"), {}, []),
+        (("repeats", "b"), {}, []),
+        (("says", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("rerenders", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("says", "a"), {"inferred-a1": 3}, ["inferred-a1"]),
+    ],
+    "a reply that the chat template writes in another way still continues": [
+        (("says", "a"), {}, []),
+        (("rerenders", "a"), {}, []),
+        (("says", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+    ],
+    "a thought that the chat template opened may be missing": [
+        (("says", "a"), {}, []),
+        (("drops_thought", "a", 4), {}, []),
+        (("says", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+    ],
+    "a prompt that ends in another way is another prompt": [
+        (("says", "a"), {}, []),
+        (("drops_thought", "a", 5), {}, []),
+        (("says", "a"), {}, []),
+    ],
+    "a compacted history opens a job of its own": [
+        (("says", "a"), {}, []),
+        (("says", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("compacts", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("says", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("says", "a"), {"inferred-a1": 2, "inferred-a3": 2}, ["inferred-a1", "inferred-a3"]),
+    ],
+    "a turn that was aborted may be sent again": [
+        (("says", "a"), {}, []),
+        (("aborts", "a"), {"inferred-a1": 2}, []),
+        (("repeats", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+    ],
+    "a tag wins, and the turn it names is not continued": [
+        (("says", "a"), {}, []),
+        (("tagged", "a", "mine"), {"mine": 1}, ["mine"]),
+        (("says", "a"), {"mine": 1, "inferred-a1": 2}, ["inferred-a1", "mine"]),
+    ],
+    "a request that names an inferred job makes it an ordinary one": [
+        (("says", "a"), {}, []),
+        (("says", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("tagged", "a", "inferred-a1"), {"inferred-a1": 3}, ["inferred-a1"]),
+        (("says", "a"), {"inferred-a1": 3}, ["inferred-a1"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_inference_rule(name: str, make_engine: Callable[..., Engine]) -> None:
+    """Each table of TABLES holds on vLLM's real scheduler, sync and async."""
+    engine = make_engine(fixed_ttl_s=60.0)
+    agents = Agents(engine)
+    for number, ((step, *arguments), jobs, pinned) in enumerate(TABLES[name]):
+        options = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
+        getattr(agents, step)(*arguments, **options)
+        row = f"row {number}: {step} {arguments}"
+        assert live_jobs(engine) == jobs, f"{row}: jobs {live_jobs(engine)}, expected {jobs}"
+        found = sorted(engine.pinned)
+        assert found == sorted(pinned), f"{row}: pinned {found}, expected {pinned}"
+
+
+TWO_TURNS: list[Step] = [("says", "a", "ls"), ("says", "a", "cat x")]
+
+
+@pytest.mark.parametrize("policy", ["continuum", "context_serve", "agentkv"])
+def test_replies_are_read_under_every_policy(
+    make_engine: Callable[..., Engine], policy: str
+) -> None:
+    """An inferred job's tool is known from its reply, and its duration from the next turn's gap."""
+    engine = make_engine(policy=policy, prefill_reload_s=[0.0, 1.0, 0.0])
+    play(engine, TWO_TURNS)
+    (job,) = engine_side.call(engine.scheduler, "jobs", [])
+    assert (job["last_tool"], job["command"], job["turns"]) == ("cat", "cat x", 2)
+    observed = engine.scheduler.retention.counters.totals()["tool_observations_total"]
+    assert observed == {"gap": 1}
+    assert len(engine.scheduler.retention.policy.learned.durations.of("ls")) == 1
+
+
+def test_an_inferred_job_is_marked(make_engine: Callable[..., Engine]) -> None:
+    """The event log and the counter tell it from one that a client named."""
+    engine = make_engine()
+    agents = play(engine, TWO_TURNS)
+    agents.says("b", job_id="named")
+    events = engine_side.call(engine.scheduler, "timestamps", [])["jobs"]
+    assert events["inferred-a1"][0]["inferred"] is True
+    assert "inferred" not in events["named"][0]
+    assert engine_side.call(engine.scheduler, "stats", [])["inferred_jobs_total"] == 1
+
+
+def test_an_inferred_job_has_the_place_of_its_first_request(
+    make_engine: Callable[..., Engine],
+) -> None:
+    """Its turns stand before those of jobs that came after that request."""
+    engine = make_engine()
+    agents = play(engine, [("says", "a")])
+    agents.says("b", job_id="later")
+    agents.says("a")
+    jobs = engine.scheduler.retention.jobs
+    assert jobs.get("inferred-a1").order < jobs.get("later").order
+
+
+def test_inference_can_be_turned_off(make_engine: Callable[..., Engine]) -> None:
+    """With `infer_jobs` false no request without a `job_id` belongs to a job."""
+    engine = make_engine(infer_jobs=False)
+    play(engine, TWO_TURNS)
+    assert (live_jobs(engine), engine.pinned) == ({}, {})
+
+
+def open_jobs(engine: Engine, num_jobs: int) -> Agents:
+    """Agents of one kind that each have two turns and are done."""
+    steps: list[Step] = []
+    for agent in "cdefgh"[:num_jobs]:
+        steps += [("says", agent), ("says", agent, None)]
+    agents = play(engine, [*steps, ("wait", GRACE_S)])
+    assert live_jobs(engine) == {}
+    return agents
+
+
+def test_where_requests_open_jobs_a_first_turn_is_pinned(
+    make_engine: Callable[..., Engine],
+) -> None:
+    """Once enough requests with the same system prompt have, the next one counts as a job's first
+    turn."""
+    engine = make_engine(num_blocks=257, fixed_ttl_s=60.0)
+    agents = open_jobs(engine, MIN_JOBS)
+    agents.says("a")
+    assert engine.pinned == {"inferred-a1": (120 + REPLY_TOKENS - 1) // BLOCK_TOKENS}
+    agents.says("b", None)
+    agents.wait(GRACE_S)
+    assert (live_jobs(engine), list(engine.pinned)) == ({"inferred-a1": 1}, ["inferred-a1"])
+
+
+def test_one_job_less_is_not_enough_for_a_first_turn(make_engine: Callable[..., Engine]) -> None:
+    """Before that, first turns are as under stock."""
+    engine = make_engine(num_blocks=257)
+    agents = open_jobs(engine, MIN_JOBS - 1)
+    agents.says("a")
+    assert (live_jobs(engine), engine.pinned) == ({}, {})
+
+
+def test_a_first_turn_that_is_aborted_leaves_no_job(make_engine: Callable[..., Engine]) -> None:
+    """Where one was expected to open a job."""
+    engine = make_engine(num_blocks=257)
+    agents = open_jobs(engine, MIN_JOBS)
+    agents.aborts("a")
+    assert (live_jobs(engine), engine.pinned) == ({}, {})
+
+
+def test_single_requests_of_a_kind_end_the_expectation(make_engine: Callable[..., Engine]) -> None:
+    """Where a fifth of them open no job, none is expected to."""
+    engine = make_engine(num_blocks=257)
+    agents = open_jobs(engine, MIN_JOBS)
+    for number in range(2):
+        agents.says(f"single-{number}-", None)
+    agents.wait(GRACE_S)
+    agents.says("a")
+    assert live_jobs(engine) == {}
+
+
+def test_single_turn_chat_leaves_nothing_behind(make_engine: Callable[..., Engine]) -> None:
+    """Requests that continue nothing and call no tool: no look-up finds them, and no wake-up is
+    due."""
+    engine = make_engine(policy="agentkv")
+    for number in range(20):
+        engine.turn(prompt_of(100, salt=number), reply="Paris (France).", max_tokens=4)
+    inference = engine.scheduler.retention.inference
+    assert len(inference.turns) == 0
+    assert not inference.may_know(make_request("x", prompt_of(100)).block_hashes)
+    assert engine.scheduler.retention.next_due_s is None
+
+
+def test_the_number_of_open_turns_is_bounded(make_engine: Callable[..., Engine]) -> None:
+    """By `max_jobs`, the oldest first; and none outlives `job_lease_s`."""
+    engine = make_engine(max_jobs=3, job_lease_s=100.0)
+    agents = play(engine, [("says", agent) for agent in "abcde"])
+    turns = engine.scheduler.retention.inference.turns
+    assert len(turns) == 3
+    agents.says("a")
+    assert live_jobs(engine) == {}
+    agents.wait(101.0)
+    agents.says("f")
+    assert len(turns) == 1
+
+
+def make_request(
+    request_id: str,
+    prompt: list[int],
+    *,
+    adapter: int | None = None,
+    salt: str | None = None,
+    image: str | None = None,
+) -> Request:
+    features = None
+    if image is not None:
+        where = PlaceholderRange(offset=20, length=30)
+        features = [MultiModalFeatureSpec(None, "image", image, where)]
+    request = Request(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling_params=SamplingParams(ignore_eos=True, max_tokens=REPLY_TOKENS),
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=adapter and LoRARequest(f"adapter-{adapter}", adapter, "/nowhere"),
+        cache_salt=salt,
+        mm_features=features,
+        block_hasher=sha256_hasher(BLOCK_TOKENS),
+    )
+    request.mm_features = []  # the image is in the hashes now, and there is no encoder for it
+    return request
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_continued"),
+    [
+        ({"adapter": 1}, {"adapter": 1}, True),
+        ({"adapter": 1}, {"adapter": 2}, False),
+        ({"adapter": 1}, {}, False),
+        ({"salt": "x"}, {"salt": "x"}, True),
+        ({"salt": "x"}, {"salt": "y"}, False),
+        ({}, {"salt": "x"}, False),
+        ({"image": "cat"}, {"image": "cat"}, True),
+        ({"image": "cat"}, {"image": "dog"}, False),
+    ],
+)
+def test_what_is_part_of_a_block_s_hash_is_part_of_the_prompt(
+    first: dict[str, Any], second: dict[str, Any], is_continued: bool
+) -> None:
+    """A LoRA adapter, a cache salt or an image of its own makes the same tokens another prompt."""
+    engine = Engine()
+    engine.set_reply("a1", "```bash\nls\n```", REPLY_TOKENS)
+    engine.scheduler.add_request(make_request("a1", prompt_of(120), **first))
+    engine.run()
+    engine.scheduler.add_request(make_request("a2", prompt_of(160), **second))
+    assert bool(live_jobs(engine)) == is_continued
+
+
+def test_a_prompt_that_fills_no_block_opens_no_job(make_engine: Callable[..., Engine]) -> None:
+    """It has no hash to be found by."""
+    engine = make_engine()
+    first = engine.turn(prompt_of(15), reply="```bash\nls\n```", max_tokens=4)
+    engine.turn(first + prompt_of(100), reply="```bash\nls\n```", max_tokens=4)
+    assert live_jobs(engine) == {}
