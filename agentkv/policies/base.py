@@ -245,8 +245,10 @@ class Policy:
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
         """Place of a waiting turn; the smallest is served first.
 
-        Must be unique to the turn, and may change only with the arguments, `pressure` and what
-        `rank` itself has seen; `tick` may change it too if it answers True.
+        Requests without a job stand in tier UNPINNED by their arrival: a smaller tier for all turns
+        of jobs would starve them. Must be unique to the turn, and may change only with the
+        arguments, `pressure` and what `rank` itself has seen; `tick` may change it too if it
+        answers True.
         """
         return (PREEMPTED if is_preempted else UNPINNED, turn.order, 0)
 

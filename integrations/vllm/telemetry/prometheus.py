@@ -70,7 +70,11 @@ _COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
         None,
         (),
     ),
-    "policy_faults_total": ("Decisions that stock made, since the policy failed.", None, ()),
+    "policy_faults_total": (
+        "Answers of the policy that failed, could not be used or were late.",
+        None,
+        (),
+    ),
 }
 
 # Tools run from milliseconds (ls) to an hour (a build): about three buckets a decade.
