@@ -6,14 +6,16 @@ the program imports later is replaced then. One table, a framework a section.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from agentkv.client import session
 from agentkv.client.patches import Patch
 
-from .runs import Arguments, Wrap, a_run, a_tool, a_turn
+from .runs import Arguments, Wrap, a_run, a_tool, a_turn, until
 
 
 def _dspy_tool(call: Arguments) -> tuple[str, Any] | None:
@@ -22,12 +24,36 @@ def _dspy_tool(call: Arguments) -> tuple[str, Any] | None:
     return None if name == "finish" else (name, call["kwargs"])
 
 
+def _follow_response_stream(
+    stream: Any, active: Callable[[], AbstractContextManager[None]], end: Callable[[], None]
+) -> bool:
+    """Make a run of agent-framework last as long as its stream of updates."""
+    if not hasattr(stream, "with_pull_context_manager"):
+        return False
+    stream.with_pull_context_manager(active).with_cleanup_hook(end)
+    weakref.finalize(stream, end)  # one that nobody reads to its end
+    return True
+
+
+def _inspect_agent(call: Arguments) -> object:
+    """An agent of inspect_ai that runs within a sample, as a tool, a handoff or by `run`."""
+    return object() if call["type"] == "agent" else None
+
+
+def _mini_swe_tool(call: Arguments) -> tuple[str, Any] | None:
+    """The commands of a reply, which run one after another; our own model class reports them."""
+    actions = call["message"].get("extra", {}).get("actions", ())
+    if hasattr(call["self"].model, "agentkv_turns") or not actions:
+        return None
+    return "bash", {"command": "\n".join(action.get("command", "") for action in actions)}
+
+
 HOOKS: Mapping[str, Mapping[str, Wrap]] = {
     # A handoff gives the turns of a run to another agent.
     "openai-agents": {
         "agents.run:AgentRunner.run": a_run(lambda call: call["starting_agent"]),
         "agents.run:AgentRunner.run_streamed": a_run(
-            lambda call: call["starting_agent"], until=lambda result: result.run_loop_task
+            lambda call: call["starting_agent"], follow=until(lambda result: result.run_loop_task)
         ),
         "agents.run:run_single_turn": a_turn(lambda call: call["bindings"].public_agent),
         "agents.run_internal.run_loop:run_single_turn_streamed": a_turn(
@@ -101,14 +127,14 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
     },
     "llama-index-core": {
         "llama_index.core.agent.workflow.base_agent:BaseWorkflowAgent.run": a_run(
-            until=lambda handler: handler._result_task
+            follow=until(lambda handler: handler._result_task)
         ),
         "llama_index.core.agent.workflow.base_agent:BaseWorkflowAgent._call_tool": a_tool(
             lambda call: (call["tool"].metadata.get_name(), call["tool_input"])
         ),
         "llama_index.core.agent.workflow.multi_agent_workflow:AgentWorkflow.run": a_run(
             lambda call: call["self"].agents[call["self"].root_agent],
-            until=lambda handler: handler._result_task,
+            follow=until(lambda handler: handler._result_task),
         ),
         "llama_index.core.agent.workflow.multi_agent_workflow:AgentWorkflow._call_tool": a_tool(
             lambda call: (call["tool"].metadata.get_name(), call["tool_input"])
@@ -137,6 +163,50 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
         "haystack.tools.tool:Tool.invoke_async": a_tool(
             lambda call: (call["self"].name, call["kwargs"])
         ),
+    },
+    # Each task of a crew is a child job, since each begins a conversation of its own.
+    "crewai": {
+        "crewai.crew:Crew.kickoff": a_run(),
+        "crewai.crew:Crew.akickoff": a_run(),
+        **dict.fromkeys(
+            (
+                f"crewai.agent.core:Agent.{name}"
+                for name in ("execute_task", "aexecute_task", "kickoff", "akickoff")
+            ),
+            a_run(),
+        ),
+        **dict.fromkeys(
+            (
+                f"crewai.tools.base_tool:{kind}.{name}"
+                for kind in ("BaseTool", "Tool")
+                for name in ("run", "arun")
+            ),
+            a_tool(lambda call: (call["self"].name, call["kwargs"])),
+        ),
+        **dict.fromkeys(
+            (f"crewai.tools.structured_tool:CrewStructuredTool.{n}" for n in ("invoke", "ainvoke")),
+            a_tool(lambda call: (call["self"].name, call["input"])),
+        ),
+    },
+    "agent-framework-core": {
+        "agent_framework._agents:Agent.run": a_run(follow=_follow_response_stream),
+        "agent_framework._tools:FunctionTool.invoke": a_tool(
+            lambda call: (call["self"].name, call["arguments"])
+        ),
+    },
+    # A sample is a job, whatever its solvers are.
+    "inspect-ai": {
+        "inspect_ai._eval.task.run:task_run_sample": a_run(lambda call: object()),
+        "inspect_ai.agent._run:span": a_run(_inspect_agent),
+        "inspect_ai.agent._as_tool:span": a_run(_inspect_agent),
+        "inspect_ai.model._call_tools:span": a_run(_inspect_agent),
+        "inspect_ai.model._call_tools:call_tool": a_tool(
+            lambda call: (call["call"].function, call["call"].arguments)
+        ),
+    },
+    "mini-swe-agent": {
+        "minisweagent.agents.default:DefaultAgent.run": a_run(),
+        "minisweagent.agents.default:DefaultAgent.execute_actions": a_tool(_mini_swe_tool),
     },
 }
 """Distribution -> `module:Class.method` -> what a call of it is."""

@@ -13,7 +13,7 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
-from contextlib import _AsyncGeneratorContextManager
+from contextlib import AbstractContextManager, _AsyncGeneratorContextManager
 from typing import Any, Protocol
 
 import agentkv
@@ -50,7 +50,7 @@ class Scope(Protocol):
     def end(self) -> None: ...
 
 
-class _Active:
+class _Active(AbstractContextManager[None]):
     """Surrounds a piece of a call; may be left in another context, as by the garbage collector."""
 
     def __init__(self, scope: Scope) -> None:
@@ -174,17 +174,29 @@ class Tool:
 
 
 Wrap = Callable[[Method, Patch], Method]
+Follow = Callable[[Any, Callable[[], AbstractContextManager[None]], Callable[[], None]], bool]
+"""Makes a run last as long as an object of the framework's own that a call returned: given that,
+what surrounds each step of it, and what ends the run. False for an object of another kind."""
+
+
+def until(find_future: Callable[[Any], asyncio.Future[Any]]) -> Follow:
+    """A run whose steps are taken by a task, and which ends with a future."""
+
+    def follow(result: Any, active: object, end: Callable[[], None]) -> bool:
+        find_future(result).add_done_callback(lambda _: end())
+        return True
+
+    return follow
 
 
 def a_run(
     agent: Callable[[Arguments], object] = lambda call: call["self"],
     *,
-    until: Callable[[Any], Any] | None = None,
+    follow: Follow | None = None,
 ) -> Wrap:
     """A call is a run of an agent, except one that a run of the same agent makes by itself.
 
     agent: finds it in the arguments; None if this call is no run.
-    until: finds, in what the call returns, the future with which the run ends.
     """
 
     def scope_of(call: Arguments) -> Scope | None:
@@ -196,7 +208,7 @@ def a_run(
             return None
         return Run(runner)
 
-    return functools.partial(_wrapped, scope_of, until)
+    return functools.partial(_wrapped, scope_of, follow)
 
 
 def a_turn(agent: Callable[[Arguments], object]) -> Wrap:
@@ -227,7 +239,7 @@ def _tool_call(name: str, arguments: Any) -> agentkv.ToolCall:
 
 def _wrapped(
     scope_of: Callable[[Arguments], Scope | None],
-    until: Callable[[Any], Any] | None,
+    follow: Follow | None,
     original: Method,
     patch: Patch,
 ) -> Method:
@@ -271,7 +283,7 @@ def _wrapped(
         try:
             with _Active(scope):
                 result = original(*args, **kwargs)
-            result, lasting = _lasting(scope, result, until)
+            result, lasting = _lasting(scope, result, follow)
             return result
         finally:
             if not lasting:
@@ -280,18 +292,21 @@ def _wrapped(
     return call
 
 
-def _end(scope: Scope, _done: object = None) -> None:
+def _end(scope: Scope) -> None:
     try:
         scope.end()
     except Exception:
         log_failure("could not end a job or a tool")
 
 
-def _lasting(scope: Scope, result: Any, until: Callable[[Any], Any] | None) -> tuple[Any, bool]:
+def _lasting(scope: Scope, result: Any, follow: Follow | None) -> tuple[Any, bool]:
     """What a call returned, with the scope around it, and whether the scope lasts on with it."""
-    ended_by = result if until is None else until(result)
-    if asyncio.isfuture(ended_by):
-        ended_by.add_done_callback(functools.partial(_end, scope))
+    if follow is not None and follow(
+        result, functools.partial(_Active, scope), functools.partial(_end, scope)
+    ):
+        return result, True
+    if asyncio.isfuture(result):
+        result.add_done_callback(lambda _: _end(scope))
         return result, True
     for is_lazy, drive in _DRIVERS.items():
         if is_lazy(result):

@@ -2,9 +2,11 @@
 
 Python imports it at its start, also in Python tools that the program starts. So it does next to
 nothing until one of the packages named in AGENTKV_WATCH is imported, and imports agentkv then.
+With AGENTKV_JOB the process is one job, and its child processes are none.
 Another `sitecustomize` further on the path runs as it would have without this one.
 """
 
+import atexit
 import os
 import sys
 from collections.abc import Sequence
@@ -28,11 +30,17 @@ class _FirstImport:
         return None
 
 
-def _instrument() -> None:
+def _instrument(*, job_id: str | None = None) -> None:
+    """Have agentkv follow this process, and with a job's id, perhaps empty, make it that job."""
     try:
         import agentkv
 
         agentkv.instrument()
+        if job_id is not None:
+            session = agentkv.session(job_id=job_id or None)
+            session.__enter__()
+            atexit.register(agentkv.flush)
+            atexit.register(session.__exit__)
     except Exception as error:
         print(
             f"agentkv run: {sys.executable} cannot use agentkv ({error}): its agents are not seen, "
@@ -51,6 +59,8 @@ def _run_the_next() -> None:
         spec.loader.exec_module(module)
 
 
-if names := os.environ.get("AGENTKV_WATCH"):
+if (job_id := os.environ.pop("AGENTKV_JOB", None)) is not None:
+    _instrument(job_id=job_id)
+elif names := os.environ.get("AGENTKV_WATCH"):
     sys.meta_path.insert(0, _FirstImport(names.split(",")))
 _run_the_next()
