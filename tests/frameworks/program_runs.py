@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 from agentkv.testing import ScriptedServer
 
@@ -54,8 +55,8 @@ class Program:
 
     def __init__(self, name: str, python: str, base_url: str, how: str = "agentkv run") -> None:
         command = [python, str(PROGRAMS / f"{name}.py")]
-        if how == "agentkv run":
-            command = [sys.executable, "-m", "agentkv.cli", "run", "--", *command]
+        if how.startswith("agentkv run"):
+            command = [sys.executable, "-m", "agentkv.cli", *how.split()[1:], "--", *command]
         elif how == "agentkv.instrument()":
             command.append("--instrument")
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read when the program ended
@@ -71,10 +72,17 @@ class Program:
                 "OPENAI_API_KEY": "key",
                 "PYTHONPATH": _path(),
                 "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it would ask the network for prices
+                "CREWAI_DISABLE_TELEMETRY": "true",
                 "PYTHONDONTWRITEBYTECODE": "",
             },
             cwd=tempfile.gettempdir(),
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
 
     def answer_to(self, case: str) -> str:
         """What the agent of a case answers; AssertionError if the program ends instead."""
@@ -98,7 +106,9 @@ class Program:
         return self._log.read()
 
     def stop(self) -> str:
-        """End the program; returns what it wrote to stderr."""
+        """End the program; returns what it wrote to stderr, and "" if it was ended before."""
+        if self._log.closed:
+            return ""
         with suppress(BrokenPipeError):
             self._process.stdin.close()  # type: ignore[union-attr]
         try:
@@ -136,11 +146,12 @@ class CaseReader:
         """
         server, first_turn, first_event = self._server, self._num_turns, self._num_events
         turns = server.turns[first_turn:]
+        self._num_turns = first_turn + len(turns)
         assert all("job_id" in turn.tags for turn in turns), [turn.tags for turn in turns]
         job_ids = list(dict.fromkeys(turn.tags["job_id"] for turn in turns))
         server.wait_for(lambda server: set(job_ids) <= set(server.released))
         events = server.tool_events[first_event:]
-        self._num_turns, self._num_events = first_turn + len(turns), first_event + len(events)
+        self._num_events = first_event + len(events)
         return [
             SeenJob(
                 job_id,

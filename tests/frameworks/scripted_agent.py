@@ -21,6 +21,8 @@ Step = tuple[tuple[str, str], ...]
 COMMAND = "sleep 0.2 && grep -rn kv ."
 SHELL = ("shell", COMMAND)
 LOOKUP = ("lookup", "kv cache")
+SLOW_ECHO = "sleep 0.2; echo RES''ULT"  # the word itself comes with the output alone
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo FINISHED"
 
 PLANS: Mapping[str, Sequence[Step]] = {
     "two": ((SHELL,), (LOOKUP,)),
@@ -31,6 +33,9 @@ PLANS: Mapping[str, Sequence[Step]] = {
     "transfer": ((("transfer", "helper"),),),
     "member": ((("member", "helper"),),),
     "helper": ((SHELL,),),
+    "object": ((("answer", "FINISHED"),),),
+    "answer": (),
+    "bash": ((("bash", SLOW_ECHO),),),
 }
 """The steps before the final answer. After the first one of `fails` the server refuses."""
 
@@ -58,6 +63,8 @@ def reply(body: Body) -> ScriptedReply | None:
         final = (
             f"[[ ## reasoning ## ]]\nSo.\n\n[[ ## answer ## ]]\n{final}\n\n[[ ## completed ## ]]"
         )
+    if plan == "bash":
+        return _calls(body, (("bash", SUBMIT),))
     if "final_answer" in _offered(body):
         return _calls(body, (("final_answer", final),))
     return ScriptedReply(final)

@@ -82,6 +82,31 @@ def test_a_program_without_a_framework_does_not_load_agentkv(folder: Path) -> No
     assert done.stdout.split() == ["False", "False"]
 
 
+CALLS = """
+import os, subprocess, sys, threading, urllib.request
+import agentkv
+job = agentkv.current_job()
+thread = threading.Thread(target=lambda: print(agentkv.current_job() is job))
+thread.start()
+thread.join()
+code = "import sys; print('agentkv' in sys.modules)"
+print(job.job_id, subprocess.run([sys.executable, "-c", code], capture_output=True).stdout)
+"""
+
+
+@pytest.mark.parametrize(("flag", "job_id"), [("--job=nightly", "nightly"), ("--job", None)])
+def test_a_whole_program_can_be_one_job(folder: Path, flag: str, job_id: str | None) -> None:
+    """With `--job` the program is a job from its start, in its threads too; its tools are none."""
+    (folder / "program.py").write_text(CALLS)
+    in_thread, seen = run(flag, "--", sys.executable, "program.py", folder=folder).stdout.split(
+        "\n", 1
+    )
+    seen_id, _, child = seen.strip().partition(" ")
+    assert in_thread == "True"
+    assert seen_id == job_id or (job_id is None and len(seen_id) == 32)
+    assert "False" in child
+
+
 def test_another_sitecustomize_runs_as_well(folder: Path) -> None:
     """A `sitecustomize` that was on the path before ours runs, and is the module of that name."""
     other = folder / "other"
@@ -126,7 +151,12 @@ def test_a_signal_reaches_the_program(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "code", "seen"),
-    [([], 2, "usage"), (["no-such-program"], 127, "cannot start"), (["/"], 126, "cannot start")],
+    [
+        ([], 2, "usage"),
+        (["--jobs", "--", "true"], 2, "unknown option --jobs"),
+        (["no-such-program"], 127, "cannot start"),
+        (["/"], 126, "cannot start"),
+    ],
 )
 def test_what_cannot_be_started_is_named(
     folder: Path, command: list[str], code: int, seen: str

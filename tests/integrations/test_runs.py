@@ -15,7 +15,7 @@ import pytest
 
 import agentkv
 from agentkv.client.patches import Patch
-from agentkv.integrations.runs import a_run, a_tool, a_turn
+from agentkv.integrations.runs import a_run, a_tool, a_turn, until
 from agentkv.testing import ScriptedServer, forget_servers
 from tests.integrations import toy_framework
 from tests.integrations.toy_framework import Agent, Team
@@ -36,6 +36,7 @@ def followed() -> Iterator[None]:
             f"Agent.{name}": a_run(lambda call: call.get("self", "a class"))
             for name in RUNS.split()
         },
+        "Agent.handle": a_run(follow=until(lambda handle: handle.task)),
         "Team.run": a_run(lambda call: call["agents"][0]),
         "take_turn": a_turn(lambda call: call["agent"]),
         "Agent.call_tool": a_tool(lambda call: (call["name"], call["arguments"])),
@@ -190,6 +191,24 @@ def test_agents_that_take_turns_are_jobs_of_their_own(
     # with each handoff the job that loses control is released, and both at the end
     jobs = [server.turns[index].tags["job_id"] for index in (0, 1)]
     assert server.released == [jobs[0], jobs[1], jobs[1], jobs[0]]
+    # a tool belongs to the agent that had the last turn
+    ended_tools = [of for of, event in server.tool_events if event["state"] == "finished"]
+    assert ended_tools == [jobs[0], jobs[1], jobs[1], jobs[0]]
+
+
+def test_a_run_lasts_as_long_as_the_task_behind_its_handle(
+    server: ScriptedServer, turn_async: Callable[[], Any]
+) -> None:
+    """A method that returns a handle at once is one job until the handle's task is done."""
+
+    async def main() -> None:
+        handle = Agent().handle(turn_async)
+        assert agentkv.current_job() is None
+        await handle.task
+
+    asyncio.run(main())
+    assert turns(server) == [(0, 1), (0, 2)]
+    assert ended(server, 1)
 
 
 def test_generators_are_jobs_in_each_of_their_steps(

@@ -15,6 +15,13 @@ class Base:
         return turn()
 
 
+class Handle:
+    """What a framework returns for a run that goes on."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+
+
 class Agent(Base):
     """`turn` is one call of the model; `tools` call tools of the agent."""
 
@@ -54,6 +61,9 @@ class Agent(Base):
     def started(self, turn: Turn) -> asyncio.Task[Any]:
         return asyncio.ensure_future(self.run_async(turn))
 
+    def handle(self, turn: Turn) -> Handle:
+        return Handle(self.started(turn))
+
     def call_tool(self, name: str, arguments: Any = None) -> Any:
         if callable(arguments) and name == "sub-agent":
             return Agent().run(arguments)
@@ -81,3 +91,4 @@ class Team:
     def run(self, agents: list[object], turn: Turn) -> None:
         for agent in agents:
             take_turn(agent, turn)
+            Agent().call_tool("shell")

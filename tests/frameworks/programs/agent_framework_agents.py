@@ -38,7 +38,7 @@ async def many() -> list[str]:
 
 main(
     {
-        "sync": run,
+        "async": run,
         "stream": stream,
         "parallel": lambda: run("PLAN-parallel"),
         "children": children,

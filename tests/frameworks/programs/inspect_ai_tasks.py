@@ -43,12 +43,15 @@ def lookup() -> Any:
     return execute
 
 
-def run(task: str = "PLAN-two", *, samples: int = 1, tools: Any = (shell(), lookup())) -> Any:  # noqa: B008
+TOOLS = [shell(), lookup()]
+
+
+def run(task: str = "PLAN-two", *, samples: int = 1, tools: Any = TOOLS) -> Any:
     model = get_model(f"openai/{MODEL}", base_url=BASE_URL, api_key="key", responses_api=False)
     dataset = [Sample(input=task, id=number) for number in range(samples)]
-    solver = react(tools=list(tools), prompt="You help.", submit=False)
+    solver = react(tools=tools, prompt="You help.", submit=False)
     task_of_it = Task(dataset=dataset, solver=solver)
-    (log,) = eval(task_of_it, model=model, display="none", log_dir=LOGS)
+    (log,) = eval(task_of_it, model=model, display="none", log_dir=LOGS, max_retries=1)
     if log.status != "success":
         return f"failed by {log.error.message if log.error else log.status}"
     return [sample.output.completion for sample in log.samples]
