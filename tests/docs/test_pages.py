@@ -96,8 +96,13 @@ def test_the_code_of_a_page_runs(
 
 
 @pytest.mark.slow
-def test_commands_of_vllm_take_the_flags_that_the_pages_give() -> None:
+def test_commands_of_vllm_take_the_flags_that_the_pages_give(tmp_path: Path) -> None:
     """Each `vllm serve` line of the pages parses, and its settings are valid."""
+    (tmp_path / "mine.py").write_text(
+        "from agentkv.policies import Policy, Settings\n"
+        "class MineSettings(Settings):\n    hold_s: float = 5.0\n"
+        "class Mine(Policy):\n    settings_class = MineSettings\n"
+    )
     commands = [
         shlex.split(line, comments=True)
         for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
@@ -121,7 +126,10 @@ def test_commands_of_vllm_take_the_flags_that_the_pages_give() -> None:
     )
     words = [command[3:] for command in commands]  # behind `vllm serve MODEL`
     done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(words)], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-c", code, json.dumps(words)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
