@@ -43,7 +43,7 @@ LOOKUP = ("lookup", None, 0.1)
 TWO_TOOLS = [(3, [SHELL, LOOKUP])]
 EXPECTED: Mapping[str, list[tuple[int, list[tuple[str, str | None, float]]]]] = {
     "parallel": [(2, [LOOKUP, SHELL])],  # by name: some frameworks make them one after another
-    "code": [(2, [("python_interpreter", None, 0.2)])],
+    "code": [(2, [("python_interpreter", None, 0.2), ("python_interpreter", None, 0.0)])],
     "bash": [(2, [("bash", SLOW_ECHO, 0.2), ("bash", SUBMIT, 0.0)])],
     "many": [(3, [SHELL, LOOKUP])] * 3,
     "fails": [(2, [SHELL])],
