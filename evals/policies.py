@@ -53,7 +53,7 @@ def server_policy(name: str) -> ServerPolicy:
     scheduling_policy, _, variant = name.partition(":")
     if name in policy_names():
         return ServerPolicy(name, scheduling_policy, VARIANTS[variant] if variant else {})
-    if not variant or scheduling_policy in names.SHIPPED:
+    if not variant or scheduling_policy in policy_names():
         allowed = ", ".join([*policy_names(), "FILE.py:CLASS", "MODULE:CLASS"])
         raise InputError(f"policy: got {name!r}, allowed are {allowed}")
     names.load_policy(name)

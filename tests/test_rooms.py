@@ -34,14 +34,15 @@ def uses(room: str, *prefixes: str) -> list[str]:
 
 
 def test_the_client_imports_no_other_room() -> None:
-    """In agentkv/ only the fake that runs vLLM's scheduler imports vLLM, torch or another room.
+    """In agentkv/ only the fakes that run vLLM's scheduler import vLLM, torch or another room.
 
     The package itself offers `instrument`, whose module is imported when it is first used.
     """
     found = uses("agentkv", *SIDE_ROOMS, "vllm", "torch")
     lazy = "agentkv/__init__.py: agentkv.integrations.frameworks.instrument"
     assert {use.partition(":")[0] for use in found if use != lazy} == {
-        "agentkv/testing/vllm_scheduler.py"
+        "agentkv/testing/stepped_engine.py",
+        "agentkv/testing/vllm_scheduler.py",
     }
 
 

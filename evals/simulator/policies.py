@@ -65,7 +65,8 @@ def parse_policy(name: str) -> PolicyChoice:
 
 
 def _may_be_policy(name: str) -> bool:
-    return name in policy_names() or (":" in name and name.partition(":")[0] not in SHIPPED)
+    known = policy_names()
+    return name in known or (":" in name and name.partition(":")[0] not in {*known, *SHIPPED})
 
 
 def _read_given(name: str, policy: ServerPolicy, text: str | None) -> Mapping[str, Any]:

@@ -79,8 +79,7 @@ class StillEngine:
     def end(self, policy: Policy, turn: Turn, served_s: float, context_tokens: int = 0) -> None:
         """End a turn as retention does: the job is up to date before the policy hears of it."""
         turn.job.live.pop(turn.request_id, None)
-        turn.job.finish_turn(self.now_s)
-        turn.job.context_tokens = context_tokens or turn.job.context_tokens
+        turn.job.finish_turn(self.now_s, context_tokens or turn.job.context_tokens, ())
         policy.turn_finished(turn, served_s)
 
 
