@@ -72,6 +72,11 @@ READ_HEADERS = frozenset(
 
 _HEADER_FLAGS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
 
+CLIENT_FIELD = "agentkv_client"
+"""Field of `vllm_xargs` in which the API server names the client of a request to the engine. It
+overwrites what a client sends in it."""
+_CLIENT_END = "\x1f"
+
 ToolState = Literal["started", "finished"]
 
 
@@ -118,6 +123,20 @@ class ToolEvent:
     def as_fields(self) -> dict[str, str | int | float]:
         """The fields that are set, for the body of the tool route."""
         return {name: value for name in EVENT_FIELDS if (value := getattr(self, name)) is not None}
+
+
+def job_key(client: str, job_id: str) -> str:
+    """Return the id by which the engine knows a client's job: clients may use equal ids.
+
+    `client` is "" where requests enter the engine without an API server.
+    """
+    return f"{client}{_CLIENT_END}{job_id}" if client else job_id
+
+
+def client_and_id(key: str) -> tuple[str, str]:
+    """Return the client of a job and the id that it gave the job: undoes `job_key`."""
+    client, end, job_id = key.partition(_CLIENT_END)
+    return (client, job_id) if end else ("", key)
 
 
 def parse_tags(raw: Mapping[str, object], *, flags_as_numbers: bool = False) -> Tags:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL
-from agentkv.protocol import Tags
+from agentkv.protocol import Tags, client_and_id
 
 MAX_RUNNING_TOOLS = 64
 """Tools of one job remembered as running at once; a further one is not."""
@@ -92,6 +92,7 @@ class Job:
     """One agent job: its place in the queue and what its last finished turn left behind."""
 
     job_id: str
+    """Its key in the engine (see `protocol.job_key`)."""
     order: int
     """Arrival number of its first turn; of its parent's for a sub-agent of a live job."""
     parent_job_id: str | None = None
@@ -122,6 +123,16 @@ class Job:
     last_activity_s: float = 0.0
     num_diverged: int = 0
     num_evicted: int = 0
+
+    @property
+    def client(self) -> str:
+        """The client that made it; "" without an API server."""
+        return client_and_id(self.job_id)[0]
+
+    @property
+    def own_id(self) -> str:
+        """The id that its client gave it."""
+        return client_and_id(self.job_id)[1]
 
     @property
     def has_waiting_turn(self) -> bool:

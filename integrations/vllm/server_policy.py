@@ -1,15 +1,19 @@
-"""Reads from vLLM's FastAPI application which of our policies it serves, and its API keys.
+"""Reads from vLLM's FastAPI application which of our policies it serves, and whose a request is.
 
-Called by the middleware and the stat logger of an API server process. Under another policy the
+Called by the API room and the stat logger of an API server process. Under another policy the
 answer is None, and the rest of the plugin does nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
+import multiprocessing
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from agentkv.policies.names import is_policy_name
 
@@ -50,3 +54,34 @@ def find_token_verifier(app: Starlette) -> TokenVerifier | None:
             verifier: Any = entry.cls(app, *entry.args, **entry.kwargs)
             return verifier if hasattr(verifier, "verify_token") else None
     return None
+
+
+def client_name(scope: Scope, verifier: TokenVerifier | None) -> str:
+    """Return 16 hexadecimal digits that stand for the client of a request: its API key or address.
+
+    The address counts where the server asks for no key, or lets a request pass without one. The
+    name is a hash with a secret that Python gives all processes of one server (`authkey`), so it
+    tells neither the key nor the address, and differs after a restart.
+    """
+    headers = Headers(scope=scope)
+    if verifier is not None and verifier.verify_token(headers):
+        _, _, key = headers["Authorization"].partition(" ")
+        identity = f"key {key}"
+    else:
+        host, _ = scope.get("client") or ("", 0)
+        identity = f"address {_network_of(host)}"
+    secret = bytes(multiprocessing.current_process().authkey)
+    return hashlib.blake2b(identity.encode(), key=secret[:64], digest_size=8).hexdigest()
+
+
+def _network_of(host: str) -> str:
+    """Return the address; of IPv6 the first 64 bits, since one client has all of the others."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))

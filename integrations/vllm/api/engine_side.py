@@ -1,7 +1,8 @@
 """The operations behind the `/v1/agentkv` routes, run in the engine.
 
 Called through vLLM's utility calls by `engine_client`, on the engine's main thread between two
-steps. Arguments and answers are plain data.
+steps. Arguments and answers are plain data; a job is named by its key (see `protocol.job_key`),
+and answers have the id that its client gave it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from agentkv.errors import AgentKVError
 from agentkv.policies.jobs import Decision, Job
 from agentkv.policies.names import label_of
 from agentkv.policies.pins import Pin
-from agentkv.protocol import WIRE_VERSION, parse_tool_event
+from agentkv.protocol import WIRE_VERSION, client_and_id, parse_tool_event
 
 from ..engine import seam
 from ..engine.scheduler import RetainingScheduler
@@ -60,8 +61,8 @@ def jobs(scheduler: RetainingScheduler) -> list[dict[str, Any]]:
     return [_describe(scheduler, job) for job in scheduler.retention.jobs]
 
 
-def job(scheduler: RetainingScheduler, job_id: str) -> dict[str, Any] | None:
-    found = scheduler.retention.jobs.get(job_id)
+def job(scheduler: RetainingScheduler, job_key: str) -> dict[str, Any] | None:
+    found = scheduler.retention.jobs.get(job_key)
     return None if found is None else _describe(scheduler, found)
 
 
@@ -69,8 +70,8 @@ def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
     pin = scheduler.retention.pins.get(job.job_id)
     now_s = scheduler.clock()
     return {
-        "job_id": job.job_id,
-        "parent_job_id": job.parent_job_id,
+        "job_id": job.own_id,
+        "parent_job_id": job.parent_job_id and client_and_id(job.parent_job_id)[1],
         "inferred": job.is_inferred,
         "expected_turns": job.expected_turns,
         "turns": job.num_turns,
@@ -105,12 +106,14 @@ def _describe_decision(decision: Decision | None, pin: Pin[Any] | None) -> dict[
     }
 
 
-def tool(scheduler: RetainingScheduler, job_id: str, body: dict[str, Any]) -> dict[str, Any] | None:
-    return scheduler.retention.tool_signal(job_id, parse_tool_event(body))
+def tool(
+    scheduler: RetainingScheduler, job_key: str, body: dict[str, Any]
+) -> dict[str, Any] | None:
+    return scheduler.retention.tool_signal(job_key, parse_tool_event(body))
 
 
-def release(scheduler: RetainingScheduler, job_id: str) -> dict[str, Any] | None:
-    return scheduler.retention.release(job_id)
+def release(scheduler: RetainingScheduler, job_key: str) -> dict[str, Any] | None:
+    return scheduler.retention.release(job_key)
 
 
 def timestamps(scheduler: RetainingScheduler) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentkv.errors import TagError
 from agentkv.protocol import (
+    CLIENT_FIELD,
     READ_HEADERS,
     SESSION_HEADERS,
     SUB_AGENT_HEADER,
@@ -27,13 +28,15 @@ from agentkv.protocol import (
     parse_tags,
 )
 
-from ..server_policy import TokenVerifier, find_token_verifier, served_policy
+from ..server_policy import TokenVerifier, client_name, find_token_verifier, served_policy
 from .engine_client import EngineLink
 from .routes import add_routes, anthropic_error, openai_error
 
 _ANTHROPIC_PATH = "/v1/messages"
+_OPEN_PATH = "/invocations"
+"""SageMaker's path for all kinds of requests, which vLLM serves without a key."""
 _TAGGED_PATHS = frozenset(
-    ("/v1/chat/completions", "/v1/completions", "/v1/responses", _ANTHROPIC_PATH)
+    ("/v1/chat/completions", "/v1/completions", "/v1/responses", _ANTHROPIC_PATH, _OPEN_PATH)
 )
 _HEADER_NAMES = frozenset(name.encode() for name in READ_HEADERS)
 _SESSION_HEADER_NAMES = frozenset(name.encode() for name in (*SESSION_HEADERS, SUB_AGENT_HEADER))
@@ -74,13 +77,14 @@ class AgentKVMiddleware:
         if served_policy(app) is not None:
             self._engine = EngineLink(app.state.engine_client)
             self._verifier = find_token_verifier(app)
-            add_routes(app, self._engine)
+            add_routes(app, self._engine, self._verifier)
 
     async def _fold_tags(
         self, engine: EngineLink, scope: Scope, receive: Receive, send: Send
     ) -> None:
         # User middleware runs before vLLM's key check, which answers 401 without reading the body.
-        if self._verifier and not self._verifier.verify_token(Headers(scope=scope)):
+        verifier = None if _path(scope) == _OPEN_PATH else self._verifier
+        if verifier is not None and not verifier.verify_token(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
         body, messages = await read_body(receive)
@@ -89,7 +93,7 @@ class AgentKVMiddleware:
             return
         try:
             scope = without_session_of_side_request(scope, body)
-            folded = _fold_request(scope, body)
+            folded = _fold_request(scope, body, client_name(scope, self._verifier))
         except TagError as error:
             engine.count_bad_tag()
             is_anthropic = _path(scope) == _ANTHROPIC_PATH
@@ -127,7 +131,8 @@ def without_session_of_side_request(scope: Scope, body: bytes) -> Scope:
     return {**scope, "headers": kept}
 
 
-def _fold_request(scope: Scope, body: bytes) -> bytes:
+def _fold_request(scope: Scope, body: bytes, client: str) -> bytes:
+    body = _as_utf8(body)
     headers = {
         name.decode(): value.decode("latin-1")
         for name, value in scope["headers"]
@@ -135,8 +140,19 @@ def _fold_request(scope: Scope, body: bytes) -> bytes:
     }
     header_tags = parse_header_tags(headers)
     if may_hold_tags(body) or headers.keys() - {_NATIVE_HEADER}:
-        return fold(body, header_tags)
-    return body
+        return fold(body, header_tags, client)
+    return _with_client(body, client)
+
+
+def _as_utf8(body: bytes) -> bytes:
+    """Return a JSON text in UTF-8, as which it is read here; vLLM takes UTF-16 and UTF-32, too."""
+    encoding = json.detect_encoding(body)
+    if encoding == "utf-8":
+        return body
+    try:
+        return body.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
+    except UnicodeError:
+        return body
 
 
 _SESSION_FIELD = "session_id"
@@ -157,8 +173,8 @@ def may_hold_tags(body: bytes) -> bool:
     return any(key_end in body for key_end in _KEY_ENDS)
 
 
-def fold(body: bytes, header_tags: Tags) -> bytes:
-    """Return the body with its tags, and those of the headers, under `vllm_xargs`.
+def fold(body: bytes, header_tags: Tags, client: str = "") -> bytes:
+    """Return the body with its tags, those of the headers, and its client under `vllm_xargs`.
 
     A tag given twice is taken from the top level first, then from a nested `extra_body`, then from
     `vllm_xargs`, then from the headers; without any job, ids of Codex and OpenHands in the body
@@ -175,6 +191,8 @@ def fold(body: bytes, header_tags: Tags) -> bytes:
     elif not isinstance(xargs, dict):
         return body
     folded = _as_xargs(_collect(request, xargs, header_tags))
+    if client:
+        folded[CLIENT_FIELD] = client
     if folded.items() <= xargs.items():
         return body
     return _with_xargs(body, request, {**xargs, **folded})
@@ -182,7 +200,7 @@ def fold(body: bytes, header_tags: Tags) -> bytes:
 
 def _parse_object(body: bytes) -> dict[str, Any] | None:
     try:
-        request = json.loads(body.decode())
+        request = json.loads(body.decode("utf-8", "surrogatepass"))  # as vLLM decodes it
     except (ValueError, RecursionError):
         return None
     return request if isinstance(request, dict) else None
@@ -255,8 +273,25 @@ def _as_xargs(
 
 def _with_xargs(body: bytes, request: dict[str, Any], xargs: dict[str, Any]) -> bytes:
     """Append the key to the object's text; of two equal keys JSON parsers take the last."""
+    return _with_member(body, xargs, is_empty=not request)
+
+
+def _with_client(body: bytes, client: str) -> bytes:
+    """Name the client of a body without tags, which is not parsed unless it has `vllm_xargs`.
+
+    A malformed body stays malformed.
+    """
+    if b'"%s"' % _XARGS.encode() in body:
+        return fold(body, Tags(), client)
+    if not body.rstrip().endswith(b"}"):
+        return body
+    is_empty = body[: body.rindex(b"}")].rstrip().endswith(b"{")
+    return _with_member(body, {CLIENT_FIELD: client}, is_empty=is_empty)
+
+
+def _with_member(body: bytes, xargs: dict[str, Any], *, is_empty: bool) -> bytes:
     closing = body.rindex(b"}")
-    separator = b"," if request else b""
+    separator = b"" if is_empty else b","
     member = b'"%s":%s' % (_XARGS.encode(), json.dumps(xargs).encode())
     return b"".join((body[:closing], separator, member, body[closing:]))
 

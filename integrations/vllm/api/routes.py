@@ -18,8 +18,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentkv.errors import TagError
-from agentkv.protocol import parse_tags, parse_tool_event
+from agentkv.protocol import job_key, parse_tags, parse_tool_event
 
+from ..server_policy import TokenVerifier, client_name
 from .engine_client import (
     EngineLink,
     EngineUnavailableError,
@@ -57,12 +58,12 @@ class _RefusedError(Exception):
         self.answer = answer
 
 
-def add_routes(app: Starlette, engine: EngineLink) -> None:
-    """Add /v1/agentkv/* to this application; call once."""
+def add_routes(app: Starlette, engine: EngineLink, verifier: TokenVerifier | None) -> None:
+    """Add /v1/agentkv/* to this application; call once. `verifier` tells API keys apart."""
 
     async def answer(request: Request) -> Response:
         try:
-            return await _dispatch(request, engine)
+            return await _dispatch(request, engine, client_name(request.scope, verifier))
         except _RefusedError as refused:
             return refused.answer
         except TagError as error:
@@ -84,7 +85,7 @@ def add_routes(app: Starlette, engine: EngineLink) -> None:
     )
 
 
-async def _dispatch(request: Request, engine: EngineLink) -> Response:
+async def _dispatch(request: Request, engine: EngineLink, client: str) -> Response:
     first, *rest = _raw_segments(request)
     if first in _READINGS and not rest:
         _require(request, _READ_METHODS)
@@ -96,21 +97,23 @@ async def _dispatch(request: Request, engine: EngineLink) -> Response:
         _require(request, ("POST",))
         job_id = _job_id(rest[:-1])
         if rest[-1] == "tool":
-            return await _report_tool(request, engine, job_id)
-        return await _release(request, engine, job_id)
+            return await _report_tool(request, engine, client, job_id)
+        return await _release(request, engine, client, job_id)
     _require(request, _READ_METHODS)
     job_id = _job_id(rest)
-    return _found(job_id, merge_job(await engine.call("job", job_id)))
+    return _found(job_id, merge_job(await engine.call("job", job_key(client, job_id))))
 
 
-async def _report_tool(request: Request, engine: EngineLink, job_id: str) -> Response:
+async def _report_tool(request: Request, engine: EngineLink, client: str, job_id: str) -> Response:
     event = parse_tool_event(await _json_body(request))
-    return _found(job_id, merge_job(await engine.call("tool", job_id, asdict(event))))
+    answers = await engine.call("tool", job_key(client, job_id), asdict(event))
+    return _found(job_id, merge_job(answers))
 
 
-async def _release(request: Request, engine: EngineLink, job_id: str) -> Response:
+async def _release(request: Request, engine: EngineLink, client: str, job_id: str) -> Response:
     await _json_body(request, default={})
-    return _found(job_id, merge_release(await engine.call("release", job_id)))
+    answers = await engine.call("release", job_key(client, job_id))
+    return _found(job_id, merge_release(answers))
 
 
 def _found(job_id: str, answer: dict[str, Any] | None) -> Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from vllm.logger import init_logger
@@ -26,7 +27,7 @@ from agentkv.policies.guard import MAX_FAULTS
 from agentkv.policies.names import make_policy
 from agentkv.policies.pins import Pin
 from agentkv.policies.settings import Settings
-from agentkv.protocol import Tags, parse_tags
+from agentkv.protocol import CLIENT_FIELD, Tags, job_key, parse_tags
 
 from ..retention import KVPool
 from ..retention.costs import Step, StepTimeModel
@@ -151,13 +152,13 @@ class RetainingScheduler(seam.SchedulerSeam):
         except TagError:
             self.retention.counters.add("bad_tags_total")
             tags = Tags()
-        prompt, job_id = request.prompt_token_ids, tags.job_id
+        prompt, job_id, client = request.prompt_token_ids, tags.job_id, client_of(request)
         if job_id is None and prompt is not None:
             job_id = self.retention.inferred_job_id(
-                request.request_id, prompt, request.block_hashes
+                request.request_id, prompt, request.block_hashes, client
             )
         if job_id is None or prompt is None:
-            self.retention.request_arrived(request.request_id)
+            self.retention.request_arrived(request.request_id, client)
         else:
             self.retention.turn_arrived(
                 request.request_id,
@@ -435,6 +436,7 @@ NO_TAGS = Tags()
 def tags_of(request: Request) -> Tags:
     """The tags in a request's `vllm_xargs`; vLLM's own session id is the job if none is named.
 
+    Ids of jobs are those by which the engine knows the jobs of the request's client (`job_key`).
     Raises TagError for a field of the wrong type or out of range.
     """
     sampling = request.sampling_params
@@ -443,7 +445,23 @@ def tags_of(request: Request) -> Tags:
         return NO_TAGS
     if fields.get("job_id") is None and request.session_id:
         fields["job_id"] = request.session_id
-    return parse_tags(fields, flags_as_numbers=True)
+    tags = parse_tags(fields, flags_as_numbers=True)
+    client = client_of(request)
+    if not client or tags.job_id is None:
+        return tags
+    parent_id = tags.parent_job_id
+    return replace(
+        tags,
+        job_id=job_key(client, tags.job_id),
+        parent_job_id=None if parent_id is None else job_key(client, parent_id),
+    )
+
+
+def client_of(request: Request) -> str:
+    """The client that the API server named; "" without an API server."""
+    sampling = request.sampling_params
+    client = (sampling.extra_args or {}).get(CLIENT_FIELD) if sampling is not None else None
+    return client if isinstance(client, str) else ""
 
 
 class ReplyDecoder:

@@ -17,6 +17,7 @@ from agentkv.durations.ttl import TTL
 from agentkv.policies.continuum import tool_name
 from agentkv.policies.jobs import Decision, Job
 from agentkv.policies.settings import Settings
+from agentkv.protocol import job_key
 
 from .jobs import Context
 from .predictor import BackgroundWorker, Decode, Reply, command_in, reply_text
@@ -152,15 +153,22 @@ class OpenTurns:
             if not turns:
                 del self._by_hash[turn.last_hash]
 
-    def continued_by(self, prompt: Sequence[int], block_hashes: Sequence[Any]) -> OpenTurn | None:
-        """The turn that a prompt continues: of several the one it repeats most of, then the oldest.
+    def continued_by(
+        self, prompt: Sequence[int], block_hashes: Sequence[Any], client: str
+    ) -> OpenTurn | None:
+        """The turn of this client that a prompt continues: of several the one it repeats most of,
+        then the oldest.
 
         One look-up for each block of the prompt that is new since that turn's prompt; for each of
         all its blocks if there is no such turn.
         """
         for block_hash in reversed(block_hashes):
             if block_hash in self._by_hash:
-                turns = [each for each in self._by_hash[block_hash] if each.is_continued_by(prompt)]
+                turns = [
+                    each
+                    for each in self._by_hash[block_hash]
+                    if each.job.client == client and each.is_continued_by(prompt)
+                ]
                 if turns:
                     return max(turns, key=lambda turn: turn.num_repeated_tokens(prompt))
         return None
@@ -177,10 +185,11 @@ class Opening:
     order: int
     finished_s: float
     context: Context
+    client: str = ""
 
     def as_job(self, command: str) -> Job:
         """The job that it opened, whose tool runs `command` now."""
-        job = Job(inferred_id(self.request_id), self.order, is_inferred=True)
+        job = Job(inferred_id(self.request_id, self.client), self.order, is_inferred=True)
         job.first_prompt_tokens = self.context.num_prompt_tokens
         job.num_turns = 1
         job.has_run = True
@@ -192,10 +201,10 @@ class Opening:
         return job
 
 
-def inferred_id(request_id: str) -> str:
-    """Id of the inferred job that a request opens. No client can guess another's: vLLM makes each
+def inferred_id(request_id: str, client: str = "") -> str:
+    """Key of the inferred job that a request opens. No client can guess another's: vLLM makes each
     request's id unique by random digits (vllm/v1/engine/input_processor.py, 0.32.0)."""
-    return f"inferred-{request_id}"
+    return job_key(client, f"inferred-{request_id}")
 
 
 class JobInference:
@@ -222,9 +231,11 @@ class JobInference:
             self._others.opens_jobs or block_hashes[start] in self._kinds
         )
 
-    def job_continued_by(self, prompt: Sequence[int], block_hashes: Sequence[Any]) -> Job | None:
-        """The job whose last turn a request continues."""
-        turn = self.turns.continued_by(prompt, block_hashes)
+    def job_continued_by(
+        self, prompt: Sequence[int], block_hashes: Sequence[Any], client: str = ""
+    ) -> Job | None:
+        """The client's job whose last turn a request continues."""
+        turn = self.turns.continued_by(prompt, block_hashes, client)
         if turn is None:
             return None
         for kind in turn.kinds:

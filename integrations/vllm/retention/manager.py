@@ -48,6 +48,8 @@ class RetentionManager:
         )
         self.jobs = JobTable(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
         self.costs = RestoreCostModel(host.pool.block_tokens, settings.prefill_reload, clock)
+        self.clients: dict[str, str] = {}
+        """Clients of the requests without a job."""
         self.arrivals = itertools.count()
         """Arrival numbers, one sequence for all requests of the engine."""
         self._host = host
@@ -87,20 +89,23 @@ class RetentionManager:
 
     # A turn, from its arrival to its end
 
-    def request_arrived(self, request_id: str) -> None:
+    def request_arrived(self, request_id: str, client: str = "") -> None:
         """Register a request without a job."""
+        if client:
+            self.clients[request_id] = client
         self.admission.request_arrived(request_id, next(self.arrivals))
 
     def inferred_job_id(
-        self, request_id: str, prompt: Sequence[int], block_hashes: Sequence[Any]
+        self, request_id: str, prompt: Sequence[int], block_hashes: Sequence[Any], client: str = ""
     ) -> str | None:
-        """Id of the job that a request without a `job_id` continues or, where such requests do,
+        """Key of the job that a request without a `job_id` continues or, where such requests do,
         opens; None if it does neither."""
         if not self.inference.may_know(block_hashes):
             return None
-        job = self.inference.job_continued_by(prompt, block_hashes)
+        job = self.inference.job_continued_by(prompt, block_hashes, client)
         if job is None:
-            return inferred_id(request_id) if self.inference.expects_job(block_hashes) else None
+            expects_job = self.inference.expects_job(block_hashes)
+            return inferred_id(request_id, client) if expects_job else None
         if self.jobs.get(job.job_id) is None:
             self.jobs.add(job)
             self.admission.growth.turn_ended(job.context_tokens - job.first_prompt_tokens)
@@ -263,9 +268,10 @@ class RetentionManager:
         self.admission.ended(request_id)
         self.costs.offload.forget(request_id)
         turn = self.jobs.turns.pop(request_id, None)
+        client = self.clients.pop(request_id, "")
         if turn is None:
             if is_finished_turn and self.inference.is_on:
-                opening = Opening(request_id, order, self._clock(), context)
+                opening = Opening(request_id, order, self._clock(), context, client)
                 self.inference.request_ended(opening)
             return
         job, now_s = turn.job, self._clock()
@@ -363,7 +369,7 @@ class RetentionManager:
         is_taken = self.decisions.tool_signal(job, event)
         self.expire_due_pins()
         return {
-            "job_id": job_id,
+            "job_id": job.own_id,
             "state": event.state,
             "is_pinned": self.pins.get(job_id) is not None,
             "is_ignored": not is_taken,
@@ -417,7 +423,7 @@ class RetentionManager:
         job.is_released = True
         if not job.live:
             self._close(job, "released")
-        return {"job_id": job_id, "freed_blocks": freed_blocks}
+        return {"job_id": job.own_id, "freed_blocks": freed_blocks}
 
     def forget_idle_jobs(self) -> None:
         """Forget jobs whose lease is over, and the longest idle ones beyond `max_jobs`."""

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from agentkv.errors import SettingsError
 from agentkv.policies.settings import Settings
+from agentkv.protocol import client_and_id
 
 MAX_COMMAND_CHARS = 512
 """Characters kept of a command; the longest allowed would make events of 16 KiB."""
@@ -51,7 +52,7 @@ class EventLog:
         at_s = round(self._clock() - self._started_s, 6)
         entry = {"event": event, "at_s": at_s, **details}
         if self._writer is not None:
-            self._writer.add({"job_id": job_id, **entry})
+            self._writer.add({"job_id": client_and_id(job_id)[1], **entry})
         if self._max_events:
             self._keep(job_id, entry)
 
@@ -71,7 +72,10 @@ class EventLog:
             self._num_events -= 1
 
     def as_dict(self) -> dict[str, Any]:
-        return {"jobs": {job_id: list(events) for job_id, events in self._jobs.items()}}
+        jobs: dict[str, list[dict[str, Any]]] = {}
+        for key, events in self._jobs.items():
+            jobs.setdefault(client_and_id(key)[1], []).extend(events)
+        return {"jobs": jobs}
 
     def close(self) -> None:
         """Write the rest of the file, if there is one."""

@@ -62,6 +62,6 @@ def make_app(
             "text": body.decode("latin-1"),
         }
 
-    for path in (*TAGGED_PATHS, "/v1/messages/count_tokens"):
+    for path in (*TAGGED_PATHS, "/invocations", "/v1/messages/count_tokens"):
         app.add_api_route(path, echo, methods=["POST"])
     return app

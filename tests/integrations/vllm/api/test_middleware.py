@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
-from agentkv.protocol import Tags
+from agentkv.protocol import CLIENT_FIELD, Tags
 from tests.integrations.vllm.api.fake_engine import TAGGED_PATHS, FakeEngineCore, make_app
 
 pytestmark = pytest.mark.asyncio
@@ -43,6 +44,15 @@ async def post(
 
 
 async def seen(app: FastAPI, body: object, **request: Any) -> Any:
+    """The body that the application behind the middleware read, without the client's name."""
+    read = await seen_with_client(app, body, **request)
+    assert re.fullmatch("[0-9a-f]{16}", read["vllm_xargs"].pop(CLIENT_FIELD))
+    if not read["vllm_xargs"]:
+        del read["vllm_xargs"]
+    return read
+
+
+async def seen_with_client(app: FastAPI, body: object, **request: Any) -> Any:
     """The body that the application behind the middleware read."""
     reply = await post(app, body, **request)
     assert reply.status_code == 200, reply.text
@@ -64,7 +74,8 @@ async def test_tags_are_folded_on_every_generating_route(path: str) -> None:
 async def test_other_routes_are_left_alone() -> None:
     """count_tokens keeps its body, even with a field that would be rejected elsewhere."""
     request = {"job_id": 5}
-    assert await seen(make_app(), request, path="/v1/messages/count_tokens") == request
+    path = "/v1/messages/count_tokens"
+    assert await seen_with_client(make_app(), request, path=path) == request
 
 
 @pytest.mark.parametrize("policy", [None, "fcfs", "priority"])
@@ -72,7 +83,8 @@ async def test_other_policies_see_their_bytes(policy: str | None) -> None:
     """Under a stock policy nothing is folded, checked, or served."""
     app = make_app(policy=policy)
     request = {"job_id": 5, "extra_body": {"turn": "x"}}
-    assert await seen(app, request, headers={"x-claude-code-session-id": "s"}) == request
+    headers = {"x-claude-code-session-id": "s"}
+    assert await seen_with_client(app, request, headers=headers) == request
     async with client_of(app) as client:
         ours, stock = await client.get("/v1/agentkv/info"), await client.get("/v1/nothing")
     assert (ours.status_code, ours.content) == (404, stock.content)
@@ -189,6 +201,61 @@ async def test_without_the_key_nothing_is_read_or_shown() -> None:
         assert (await client.get("/v1/agentkv/info")).status_code == 401
 
 
+async def client_seen(app: FastAPI, body: object = None, **request: Any) -> str:
+    """The name of the client that reaches the engine with a request."""
+    read = await seen_with_client(app, {} if body is None else body, **request)
+    client: str = read["vllm_xargs"][CLIENT_FIELD]
+    return client
+
+
+async def test_a_client_is_its_key_under_a_name_that_does_not_tell_it() -> None:
+    """Each of a server's keys is one client, on every route, and the name holds none of the key."""
+    app = make_app()
+    app.user_middleware.append(Middleware(AuthenticationMiddleware, tokens=["one", "two"]))
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+    names = {await client_seen(app, path=path, headers=one) for path in TAGGED_PATHS}
+    assert len(names) == 1
+    assert "one" not in names.pop()
+    assert await client_seen(app, headers=one) != await client_seen(app, headers=two)
+
+
+async def test_the_path_that_is_open_without_a_key_has_clients_by_address() -> None:
+    """vLLM serves /invocations without a key: nobody passes there for the owner of one."""
+    app = make_app()
+    app.user_middleware.append(Middleware(AuthenticationMiddleware, tokens=["one"]))
+    with_key = {"authorization": "Bearer one"}
+    forged = {"vllm_xargs": {CLIENT_FIELD: await client_seen(app, headers=with_key)}}
+    without_key = await client_seen(app, forged, path="/invocations")
+    assert without_key == await client_seen(make_app())
+    assert without_key != await client_seen(app, path="/invocations", headers=with_key)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"vllm_xargs": {CLIENT_FIELD: "another", "mine": 1}},
+        {"job_id": "j", "vllm_xargs": {CLIENT_FIELD: "another"}},
+        b'{"vllm\\u005fxargs": {"agentkv_client": "another"}}',
+        b" { } ",
+        '{"prompt": "\u00e9", "vllm_xargs": {"agentkv_client": "another"}}'.encode("utf-16"),
+        b"\xef\xbb\xbf" + b'{"vllm_xargs": {"agentkv_client": "another"}}',
+        b'{"vllm_xargs": {"agentkv_client": "another"}, "a": "\xed\xa0\x80"}',
+    ],
+    ids=["xargs", "tagged", "escaped", "empty", "utf-16", "byte order mark", "surrogate"],
+)
+async def test_no_client_takes_the_name_of_another(body: object) -> None:
+    """What a request says of its client is overwritten, in every encoding that vLLM reads."""
+    assert await client_seen(make_app(), body) == await client_seen(make_app())
+
+
+@pytest.mark.parametrize("body", [b'{"a": 1,}', b"[{}", b'{"a": {}', b'{"a": "}', b"}", b"\xff}"])
+async def test_malformed_bodies_stay_malformed(body: bytes) -> None:
+    """Naming the client makes no JSON object of what was none."""
+    answer = (await post(make_app(), body)).json()["text"]
+    with pytest.raises(ValueError, match=r"Expecting|delimiter|Extra|Unterminated|Invalid"):
+        json.loads(answer)
+
+
 class Connection:
     """An ASGI connection with a script of messages from the client."""
 
@@ -229,7 +296,7 @@ async def test_a_key_cut_in_two_by_the_network_is_found() -> None:
         {"type": "http.request", "body": b"", "more_body": True},
         {"type": "http.request", "body": b'b_id": "j"}'},
     )
-    assert json.loads(got[0]["body"])["vllm_xargs"] == {"job_id": "j"}
+    assert json.loads(got[0]["body"])["vllm_xargs"]["job_id"] == "j"
     assert [message["type"] for message in got] == ["http.request", "http.disconnect"]
 
 

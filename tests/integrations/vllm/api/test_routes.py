@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.routes import MAX_BODY_BYTES, add_routes
+from agentkv.protocol import client_and_id
 from tests.integrations.vllm.api.fake_engine import FakeEngineClient, FakeEngineCore
 
 pytestmark = pytest.mark.asyncio
@@ -23,17 +24,20 @@ INFO = {"policy": "continuum", "block_size": 128, "num_blocks": 100}
 
 
 def engine_of(*job_ids: str) -> dict[str, Any]:
-    """One engine's table of answers, with these jobs alive."""
+    """One engine's table of answers, with these jobs of each client alive."""
+
+    def known(key: str) -> str | None:
+        _, job_id = client_and_id(key)
+        return job_id if job_id in job_ids else None
+
     return {
         "info": lambda: INFO,
         "stats": lambda: {"pinned_jobs": len(job_ids), "kv_cache_usage": 0.5},
         "jobs": lambda: [{"job_id": job_id} for job_id in job_ids],
         "timestamps": lambda: {"jobs": {job_id: [{"event": "finish"}] for job_id in job_ids}},
-        "job": lambda job_id: {"job_id": job_id, "turns": 2} if job_id in job_ids else None,
-        "tool": lambda job_id, event: {"job_id": job_id} if job_id in job_ids else None,
-        "release": lambda job_id: (
-            {"job_id": job_id, "freed_blocks": 3} if job_id in job_ids else None
-        ),
+        "job": lambda key: known(key) and {"job_id": known(key), "turns": 2},
+        "tool": lambda key, event: known(key) and {"job_id": known(key)},
+        "release": lambda key: known(key) and {"job_id": known(key), "freed_blocks": 3},
     }
 
 
@@ -43,7 +47,7 @@ class Server:
     def __init__(self, *engines: dict[str, Any], core: Any = None, timeout_s: float = 5.0) -> None:
         self.core = core or FakeEngineCore(list(engines))
         self.app = Starlette()
-        add_routes(self.app, EngineLink(FakeEngineClient(self.core), timeout_s=timeout_s))
+        add_routes(self.app, EngineLink(FakeEngineClient(self.core), timeout_s=timeout_s), None)
 
     async def __call__(self, method: str, path: str, body: object = None) -> httpx.Response:
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
@@ -72,7 +76,8 @@ async def test_a_tool_event_reaches_the_engine() -> None:
     ask = Server(engine_of("j"))
     event = {"state": "finished", "tool": "t", "command": "ls", "duration_s": 0.5, "turn": 2}
     assert (await ask("POST", "/jobs/j/tool", event)).json() == {"job_id": "j"}
-    assert ask.core.asked == [("tool", ["j", event])]
+    ((operation, (key, taken)),) = ask.core.asked
+    assert (operation, client_and_id(key)[1], taken) == ("tool", "j", event)
 
 
 async def test_a_job_id_may_hold_any_character() -> None:

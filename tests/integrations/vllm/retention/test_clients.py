@@ -1,0 +1,60 @@
+"""Clients of one engine, on vLLM's real scheduler: each has jobs of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentkv.integrations.vllm.api import engine_side
+from agentkv.protocol import CLIENT_FIELD, client_and_id, job_key
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.harness import Engine
+
+ALICE, BOB = "a" * 16, "b" * 16
+
+
+def of(client: str, **tags: Any) -> dict[str, Any]:
+    """The tags of a request as the API server hands them over."""
+    return {CLIENT_FIELD: client, **tags}
+
+
+def test_equal_ids_of_two_clients_are_two_jobs() -> None:
+    """Each client reads, signals and releases its own job of an id, and pins are kept apart."""
+    engine = Engine()
+    for client, salt in ((ALICE, 1), (BOB, 2)):
+        engine.turn(prompt_of(100, salt=salt), **of(client, job_id="j"))
+    alice, bob = job_key(ALICE, "j"), job_key(BOB, "j")
+    assert engine.pinned == {alice: 6, bob: 6}
+    released = engine_side.call(engine.scheduler, "release", [alice])
+    assert released == {"job_id": "j", "freed_blocks": 6}
+    assert engine.pinned == {bob: 6}
+    assert engine_side.call(engine.scheduler, "job", [alice]) is None
+    assert engine_side.call(engine.scheduler, "job", [bob])["job_id"] == "j"
+    event = {"state": "started", "command": "ls"}
+    assert engine_side.call(engine.scheduler, "tool", [bob, event])["job_id"] == "j"
+    assert engine_side.call(engine.scheduler, "job", [job_key("", "j")]) is None
+
+
+def test_no_job_has_a_parent_of_another_client() -> None:
+    """A parent is looked for among the jobs of the request's own client."""
+    engine = Engine()
+    engine.turn(prompt_of(100, salt=1), **of(ALICE, job_id="parent"))
+    for client in (BOB, ALICE):
+        engine.turn(prompt_of(50, salt=2), **of(client, job_id="j", parent_job_id="parent"))
+    jobs = engine.scheduler.retention.jobs
+    orders = {client: jobs.get(job_key(client, "j")).order for client in (ALICE, BOB)}
+    assert orders[ALICE] == jobs.get(job_key(ALICE, "parent")).order != orders[BOB]
+    described = engine_side.call(engine.scheduler, "job", [job_key(ALICE, "j")])
+    assert described["parent_job_id"] == "parent"
+
+
+def test_no_job_is_inferred_across_clients() -> None:
+    """A prompt that continues a turn of another client opens nothing of that client's."""
+    engine = Engine(num_blocks=128)
+    call = "So:\n```bash\nls\n```"
+    first = engine.turn(prompt_of(100, salt=3), max_tokens=30, reply=call, **of(ALICE))
+    engine.turn([*first, *prompt_of(40, salt=4)], **of(BOB))
+    assert len(engine.scheduler.retention.jobs) == 0
+    engine.turn([*first, *prompt_of(40, salt=5)], **of(ALICE))
+    (job,) = engine.scheduler.retention.jobs
+    assert client_and_id(job.job_id)[0] == ALICE
+    assert not engine.scheduler.retention.clients
