@@ -10,11 +10,12 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 from urllib.parse import quote, unquote_to_bytes
 
 from agentkv.errors import TagError
+from agentkv.redaction import redact_secrets
 
 WIRE_VERSION = 1
 
@@ -33,6 +34,8 @@ MAX_ID_CHARS = 256
 MAX_TURN = 1_000_000
 MAX_TOOL_CHARS = 4096
 MAX_COMMAND_CHARS = 1024 * 1024
+KEPT_COMMAND_CHARS = 16 * 1024
+"""Characters of a command that servers read; they cut off the rest."""
 MAX_DURATION_S = 31_536_000.0  # a year: anything longer is a broken clock, not a tool
 MAX_TOOL_HEADER_CHARS = 1024  # servers and proxies allow 8 KiB or more for all headers together
 
@@ -109,6 +112,12 @@ class Tags:
             headers[SESSION_HEADER] = headers[TAG_HEADERS["job_id"]]
         return headers
 
+    def redacted(self) -> Tags:
+        """The tags without secrets in the command."""
+        if self.last_tool is None:
+            return self
+        return replace(self, last_tool=redact_command(self.last_tool)[:MAX_TOOL_CHARS])
+
 
 @dataclass(frozen=True, slots=True)
 class ToolEvent:
@@ -123,6 +132,20 @@ class ToolEvent:
     def as_fields(self) -> dict[str, str | int | float]:
         """The fields that are set, for the body of the tool route."""
         return {name: value for name in EVENT_FIELDS if (value := getattr(self, name)) is not None}
+
+    def redacted(self) -> ToolEvent:
+        """The event without secrets in its texts, which are cut to what servers read."""
+        tool, command = self.tool, self.command
+        return replace(
+            self,
+            tool=None if tool is None else redact_command(tool)[:MAX_TOOL_CHARS],
+            command=None if command is None else redact_command(command),
+        )
+
+
+def redact_command(command: str) -> str:
+    """The part of a command that servers read, without its secrets."""
+    return redact_secrets(command[:KEPT_COMMAND_CHARS])[:KEPT_COMMAND_CHARS]
 
 
 def job_key(client: str, job_id: str) -> str:

@@ -14,7 +14,14 @@ from agentkv.client import context
 from agentkv.client.ledger import JobSummary, OpenTurn, TurnLedger
 from agentkv.client.server import Link, Server
 from agentkv.client.transport import ServerTransport, job_path
-from agentkv.protocol import MAX_TOOL_CHARS, SESSION_HEADER, Tags, ToolEvent, parse_turn_count
+from agentkv.protocol import (
+    MAX_TOOL_CHARS,
+    SESSION_HEADER,
+    Tags,
+    ToolEvent,
+    parse_turn_count,
+    redact_command,
+)
 from agentkv.tool_calls import ToolCall
 
 ClientT = TypeVar("ClientT")
@@ -175,11 +182,12 @@ class ToolRun:
 
 
 def _sendable(text: str | None) -> str | None:
-    """The text without lone surrogates, which the wire refuses; None if it is empty.
+    """The text without secrets, and lone surrogates, which the wire refuses; None if it is empty.
 
     Cut to what the server keeps of a command, so that the queue stays small.
     """
-    return (text or "")[:MAX_TOOL_CHARS].encode(errors="replace").decode() or None
+    readable = redact_command(text or "")[:MAX_TOOL_CHARS]
+    return readable.encode(errors="replace").decode() or None
 
 
 def current_job() -> Job[Any] | None:

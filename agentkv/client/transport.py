@@ -73,8 +73,9 @@ class ServerAPI:
         return self._object("/timestamps")
 
     def send_tool_event(self, job_id: str, event: ToolEvent) -> None:
-        """Report that a tool of the job started or finished."""
-        self._send("POST", route(self.root_url, f"{job_path(job_id)}/tool"), event.as_fields())
+        """Report that a tool of the job started or finished; secrets stay here."""
+        fields = event.redacted().as_fields()
+        self._send("POST", route(self.root_url, f"{job_path(job_id)}/tool"), fields)
 
     def release(self, job_id: str) -> None:
         """Free the job's pinned blocks now."""

@@ -105,7 +105,7 @@ async def _dispatch(request: Request, engine: EngineLink, client: str) -> Respon
 
 
 async def _report_tool(request: Request, engine: EngineLink, client: str, job_id: str) -> Response:
-    event = parse_tool_event(await _json_body(request))
+    event = parse_tool_event(await _json_body(request)).redacted()
     answers = await engine.call("tool", job_key(client, job_id), asdict(event))
     return _found(job_id, merge_job(answers))
 

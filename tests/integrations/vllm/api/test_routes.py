@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.routes import MAX_BODY_BYTES, add_routes
-from agentkv.protocol import client_and_id
+from agentkv.protocol import KEPT_COMMAND_CHARS, client_and_id
 from tests.integrations.vllm.api.fake_engine import FakeEngineClient, FakeEngineCore
 
 pytestmark = pytest.mark.asyncio
@@ -78,6 +78,18 @@ async def test_a_tool_event_reaches_the_engine() -> None:
     assert (await ask("POST", "/jobs/j/tool", event)).json() == {"job_id": "j"}
     ((operation, (key, taken)),) = ask.core.asked
     assert (operation, client_and_id(key)[1], taken) == ("tool", "j", event)
+
+
+async def test_the_engine_gets_no_secret_and_no_more_of_a_command_than_it_reads() -> None:
+    """A tool event's command is cut and redacted in the API server, before the engine sees it."""
+    ask = Server(engine_of("j"))
+    command = "TOKEN=hunter2 make"
+    event = {"state": "started", "tool": command, "command": command + " x" * 10_000}
+    await ask("POST", "/jobs/j/tool", event)
+    (_, (_, sent)) = ask.core.asked[0]
+    assert sent["tool"] == "TOKEN=REDACTED make"
+    assert sent["command"].startswith("TOKEN=REDACTED make x x")
+    assert len(sent["command"]) <= KEPT_COMMAND_CHARS
 
 
 async def test_a_job_id_may_hold_any_character() -> None:
