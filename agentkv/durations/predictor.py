@@ -11,6 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ MAX_DURATION_S = 1e6
 """Durations are clipped to these; 0 and a billion seconds are no outliers of a fit."""
 _STUDY_KINDS = ("empirical", "first_word")
 _FORMAT = 1
+_open_for_owner = partial(os.open, mode=0o600)
 _CORRUPT = (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 
 
@@ -86,6 +88,7 @@ class DurationPredictor:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was learned as JSON, replacing an existing file as a whole. Raises OSError.
 
+        The file is for its owner alone (mode 0600), since it holds commands.
         Models other than the shipped ones, such as `agentkv train-predictor` trains, go with it.
         """
         path = Path(path)
@@ -97,11 +100,15 @@ class DurationPredictor:
         }
         if self._models is not OfflineModels.shipped():
             document["models"] = self._models.to_dict()
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        with partial.open("w", encoding="utf-8") as file:
-            # in pieces: a server's engine runs on between them
-            json.dump(document, file)
-        partial.replace(path)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        try:
+            with open(unfinished, "w", encoding="utf-8", opener=_open_for_owner) as file:
+                # in pieces: a server's engine runs on between them
+                json.dump(document, file)
+            unfinished.replace(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)  # the rest of the disk, if that is full
+            raise
 
     def load(self, path: str | os.PathLike[str]) -> bool:
         """Replace what was learned by what `save` wrote; returns whether the file could be used.

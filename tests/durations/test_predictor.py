@@ -124,6 +124,15 @@ def test_a_corrupt_file_is_a_warning_and_a_fresh_start(
     assert predictor.predict("ls").p50_s == DurationPredictor(kind).predict("ls").p50_s
 
 
+def test_a_save_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A full disk, here a folder in the file's place, is an OSError and no partial file."""
+    path = tmp_path / "state.json"
+    path.mkdir()
+    with pytest.raises(OSError, match="Is a directory"):
+        DurationPredictor().save(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_trained_models_are_saved_with_what_was_learned(tmp_path: Path) -> None:
     """Models other than the shipped ones come back by `load` and are kept by the next `save`."""
     slow = OfflineModels(boosted=TreeEnsemble([5.0]), prior=OfflineModels.shipped().prior)

@@ -7,6 +7,7 @@ nothing of jobs or pins.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -19,10 +20,9 @@ from typing import Literal
 from agentkv.commands import analyze_command
 from agentkv.durations import DurationPredictor, Prediction
 from agentkv.policies.settings import Settings
+from agentkv.protocol import KEPT_COMMAND_CHARS, redact_command
 from agentkv.tool_calls import parse_tool_calls
 
-MAX_READ_CHARS = 16 * 1024
-"""Characters of a command that are analyzed; the analysis keeps the part that predictors read."""
 MAX_REPLY_TOKENS = 8192
 """Tokens of a reply that are decoded, from its end, where the tool calls are."""
 MAX_REPLY_CHARS = 4 * MAX_REPLY_TOKENS
@@ -63,14 +63,15 @@ def reply_text(reply: Reply, decode: Decode) -> str:
 
 
 def command_in(text: str) -> str | None:
-    """The commands of a reply's tool calls, one a line; a tool without a command gives its name.
+    """The commands of a reply's tool calls, one a line and without their secrets; a tool without a
+    command gives its name.
 
     Half of a surrogate pair, which JSON may spell (`\\ud83d`), becomes a question mark: no message
     can carry it.
     """
     calls = (call.command or call.name for call in parse_tool_calls(text))
     command = "\n".join(call for call in calls if call)
-    return command.encode(errors="replace").decode() or None
+    return redact_command(command).encode(errors="replace").decode() or None
 
 
 def _call(task: Task) -> None:
@@ -162,8 +163,11 @@ class DurationService:
         self._save_every_s = settings.predictor_save_s
         self._has_news = False
         self._next_save_s = clock() + settings.predictor_save_s
+        self._is_foreign = False
+        """The file holds something else, which must not be lost."""
+        self._has_failed = False
         if self.predictor is not None and self._path is not None and self._path.exists():
-            self.predictor.load(self._path)
+            self._is_foreign = not self.predictor.load(self._path)
 
     def ask_of_reply(self, reply: Reply, decode: Decode) -> None:
         """Ask what this reply runs, and for how long; its request id is the key."""
@@ -204,7 +208,7 @@ class DurationService:
         predictor = self.predictor
         if predictor is None:
             return
-        command = command[:MAX_READ_CHARS]
+        command = command[:KEPT_COMMAND_CHARS]
         self._worker.do(
             lambda: predictor.observe(_read_part(command), duration_s, censored=is_lower_bound)
         )
@@ -235,12 +239,27 @@ class DurationService:
         assert self._path is not None
         assert self.predictor is not None
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._is_foreign:
+                self._path.rename(_unused_name(self._path))
+                self._is_foreign = False
             self.predictor.save(self._path)
+            self._has_failed = False
         except OSError as error:
-            logger.error("agentkv: the predictor's state is not kept, %s: %s", self._path, error)
+            if not self._has_failed:
+                self._has_failed = True
+                logger.error(
+                    "agentkv: the predictor's state is not kept, %s: %s", self._path, error
+                )
+
+
+def _unused_name(path: Path) -> Path:
+    """A name beside the file for the old one: `state.json.kept`, `state.json.kept-2`, ..."""
+    names = (f"{path.name}.kept" + (f"-{n}" if n > 1 else "") for n in itertools.count(1))
+    return next(path.with_name(name) for name in names if not path.with_name(name).exists())
 
 
 def _read_part(command: str) -> str:
-    """The part of a command that predictors read, 2 KiB at most: long here-documents cut out."""
-    return analyze_command(command[:MAX_READ_CHARS]).text
+    """The part of a command that predictors read, 2 KiB at most: no secrets, and long
+    here-documents cut out."""
+    return analyze_command(redact_command(command)).text

@@ -10,12 +10,15 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import queue
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from agentkv.errors import SettingsError
 from agentkv.policies.settings import Settings
@@ -85,32 +88,38 @@ class EventLog:
 
 FILE_STEM = "scheduler_timestamps"
 MAX_WAITING_EVENTS = 100_000
-"""Events queued for a slow disk; further ones are dropped."""
+"""Events queued for a slow or full disk; further ones are dropped."""
+RETRY_S = 5.0
+"""Seconds between two attempts to write to a full disk."""
 
 logger = logging.getLogger(__name__)
 
 
-def create_file(folder: Path) -> TextIO:
+def create_file(folder: Path) -> FileIO:
     """Create the next free of scheduler_timestamps.jsonl, scheduler_timestamps_2.jsonl, ...
 
-    So a second run or a second engine gets a file of its own. Raises OSError.
+    So a second run or a second engine gets a file of its own. It holds commands, and so it is for
+    its owner alone, as is the folder if it is made here. Raises OSError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in itertools.count(1):
         name = FILE_STEM if number == 1 else f"{FILE_STEM}_{number}"
         try:
-            return (folder / f"{name}.jsonl").open("x", encoding="utf-8")
+            return FileIO(folder / f"{name}.jsonl", "x", opener=partial(os.open, mode=0o600))
         except FileExistsError:
             continue
     raise AssertionError("unreachable")
 
 
 class EventWriter:
-    """A daemon thread that writes one line per event."""
+    """A daemon thread that writes one line per event, and on a full disk waits for space."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, retry_s: float = RETRY_S) -> None:
         self._file = create_file(folder)
-        self.path = Path(self._file.name)
+        self.path = Path(str(self._file.name))
+        self._retry_s = retry_s
+        self._has_failed = False
+        self._is_closing = threading.Event()
         self._events: queue.SimpleQueue[Mapping[str, object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="agentkv-record", daemon=True)
         self._thread.start()
@@ -121,19 +130,30 @@ class EventWriter:
             self._events.put(event)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Write the queued events, for at most `timeout_s`."""
+        """Write the queued events, for at most `timeout_s`; waits for no space."""
+        self._is_closing.set()
         self._events.put(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        try:
-            with self._file:
-                while (event := self._events.get()) is not None:
-                    self._file.write(json.dumps(event) + "\n")
-                    if self._events.empty():
-                        self._file.flush()
-        except OSError as error:
-            logger.error("agentkv: the event log ends here, %s: %s", self.path, error)
+        with self._file:
+            while (event := self._events.get()) is not None and self._write(event):
+                pass
+
+    def _write(self, event: Mapping[str, object]) -> bool:
+        """Write an event as a line; False if there is no space and the engine ends."""
+        rest = json.dumps(event).encode() + b"\n"
+        while rest:
+            try:
+                rest = rest[self._file.write(rest) :]
+            except OSError as error:
+                if not self._has_failed:
+                    self._has_failed = True
+                    logger.error("agentkv: the event log waits, %s: %s", self.path, error)
+                if self._is_closing.wait(self._retry_s):
+                    return False
+        self._has_failed = False
+        return True
 
 
 def open_writer(settings: Settings) -> EventWriter | None:

@@ -286,6 +286,49 @@ def test_a_corrupt_state_is_a_warning_and_a_fresh_start(
     assert [str(path) in record.getMessage() for record in caplog.records].count(True) == 1
 
 
+def service_at(path: Path) -> DurationService:
+    """Predicts at once, and saves with every look at the clock."""
+    settings = Settings(predictor="rules", predictor_state=str(path), predictor_save_s=1.0)
+    return DurationService(settings, BackgroundWorker(), iter(range(0, 1000, 2)).__next__)
+
+
+@pytest.mark.parametrize("text", ["{", '{"format": 1, "kind": "boosted", "state": {}}'])
+def test_a_state_that_cannot_be_used_is_kept_before_it_is_overwritten(
+    text: str, tmp_path: Path
+) -> None:
+    """A corrupt state, or one of another predictor, stays beside the new one, each in its turn."""
+    path = tmp_path / "p.json"
+    for _ in range(2):
+        path.write_text(text)
+        service = service_at(path)
+        assert path.read_text() == text
+        for _ in range(2):
+            service.observe("ls", 0.1)
+            service.save_if_due()
+        assert '"rules"' in path.read_text()
+    kept = [tmp_path / "p.json.kept", tmp_path / "p.json.kept-2"]
+    assert [each.read_text() for each in kept] == [text, text]
+    assert sorted(tmp_path.iterdir()) == [path, *kept]
+
+
+def test_a_state_that_cannot_be_saved_is_one_error_until_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten saves that fail alike log one error, and a later one succeeds."""
+    folder = tmp_path / "file"
+    folder.write_text("")  # not even root can write below it
+    path = folder / "p.json"
+    service = service_at(path)
+    for _ in range(10):
+        service.observe("ls", 0.1)
+        service.save_if_due()
+    assert caplog.text.count("is not kept") == 1
+    folder.unlink()
+    service.observe("ls", 0.1)
+    service.save_if_due()
+    assert path.is_file()
+
+
 def test_a_folder_that_cannot_be_written_to_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -195,17 +195,45 @@ def test_an_unwritable_folder_is_refused_at_start(
         make_engine(run_output_dir=str(tmp_path / "file" / "below"))
 
 
-class FullDisk(io.StringIO):
-    """A file on a disk without space."""
+class FullDisk(io.BytesIO):
+    """A file on a disk that takes a few bytes, is full for some writes, and then has space."""
 
-    def write(self, text: str) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def __init__(self, num_refused: int) -> None:
+        super().__init__()
+        self.num_refused = num_refused
+        self.has_five_lines = threading.Event()
+
+    def write(self, data: Any) -> int:
+        if self.tell() and self.num_refused:
+            self.num_refused -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        num_written = super().write(bytes(data)[:10])
+        if self.getvalue().count(b"\n") == 5:
+            self.has_five_lines.set()
+        return num_written
 
 
-def test_a_full_disk_ends_the_file_and_nothing_else(tmp_path: Path) -> None:
-    """The writer logs once and stops; `add` goes on without an effect."""
-    writer = EventWriter(tmp_path)
-    writer._file = FullDisk()
+def test_the_event_log_goes_on_when_a_full_disk_has_space_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The writer logs one error, writes whole lines later, and loses no event."""
+    file = FullDisk(num_refused=3)
+    writer = EventWriter(tmp_path, retry_s=0.01)
+    writer._file = file
+    for number in range(5):
+        writer.add({"event": "arrival", "number": number})
+    assert file.has_five_lines.wait(30)
+    rows = [json.loads(line) for line in file.getvalue().splitlines()]
+    writer.close()
+    assert [row["number"] for row in rows] == [0, 1, 2, 3, 4]
+    assert caplog.text.count("No space left") == 1
+
+
+def test_a_disk_that_stays_full_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """`close` returns, and `add` goes on without an effect."""
+    file = FullDisk(num_refused=1_000_000)
+    writer = EventWriter(tmp_path, retry_s=3600.0)
+    writer._file = file
     writer.add({"event": "arrival"})
     writer.close()
     assert not writer._thread.is_alive()

@@ -1,0 +1,87 @@
+"""What the engine stores and shows of the commands that clients and models write."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv.integrations.vllm.api import engine_side
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.harness import Engine
+
+SECRET = "hunter2"
+COMMAND = f"curl -H 'X-Api-Key: {SECRET}' http://host/x"
+REPLY = f"Let me ask.\n```bash\n{COMMAND}\n```"
+
+
+def shown(engine: Engine) -> str:
+    """All that the reading routes answer."""
+    answers = [engine_side.call(engine.scheduler, op, []) for op in ("jobs", "timestamps", "stats")]
+    return json.dumps(answers)
+
+
+def by_tag(engine: Engine) -> None:
+    """The command comes as a tag of the next turn."""
+    history = engine.turn(prompt_of(100), job_id="a")
+    engine.turn(history + prompt_of(40), job_id="a", last_tool=COMMAND, last_tool_s=0.5)
+
+
+def by_reply(engine: Engine) -> None:
+    """The command is read from the reply; the request has a job id and nothing else."""
+    history = engine.turn(prompt_of(100), reply=REPLY, job_id="a")
+    engine.wait(1.0)
+    engine.turn(history + prompt_of(40), job_id="a")
+
+
+def by_inference(engine: Engine) -> None:
+    """The command is read from the reply of a request without any tag."""
+    history = engine.turn(prompt_of(100), reply=REPLY)
+    engine.turn(history + prompt_of(40), reply=REPLY)
+
+
+@pytest.mark.parametrize("policy", ["continuum", "context_serve", "agentkv"])
+@pytest.mark.parametrize("arrives", [by_tag, by_reply, by_inference])
+def test_no_secret_of_a_command_is_shown_or_stored(
+    arrives: Callable[[Engine], None],
+    policy: str,
+    make_engine: Callable[..., Engine],
+    tmp_path: Path,
+) -> None:
+    """Routes, the event log and the predictor's state hold the command without its secrets."""
+    state = tmp_path / "state.json"
+    engine = make_engine(
+        policy=policy, run_output_dir=str(tmp_path / "log"), predictor_state=str(state)
+    )
+    arrives(engine)
+    answers = shown(engine)
+    engine.scheduler.shutdown()
+    files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 1 + (policy != "continuum")
+    for text in [answers, *files]:
+        assert SECRET not in text
+
+
+def test_what_predicts_a_duration_stays(make_engine: Callable[..., Engine]) -> None:
+    """A redacted command is shown with its program, flags and address."""
+    engine = make_engine(policy="agentkv")
+    engine.turn(prompt_of(100), reply=REPLY, job_id="a")
+    job: dict[str, Any] = engine_side.call(engine.scheduler, "job", ["a"])
+    assert job["command"] == COMMAND.replace(SECRET, "REDACTED")
+
+
+def test_files_with_commands_are_for_their_owner_alone(
+    make_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """The event log and the predictor's state have mode 0600, folders made for them 0700."""
+    log, state = tmp_path / "made" / "log", tmp_path / "made" / "state" / "p.json"
+    engine = make_engine(policy="agentkv", run_output_dir=str(log), predictor_state=str(state))
+    by_tag(engine)
+    engine.scheduler.shutdown()
+    made = [log, log / "scheduler_timestamps.jsonl", state.parent, state]
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in made]
+    assert [oct(mode) for mode in modes] == ["0o700", "0o600", "0o700", "0o600"]
