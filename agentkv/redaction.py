@@ -15,7 +15,7 @@ from functools import lru_cache
 MASK = "REDACTED"
 """Stands in place of a secret; a plain word in bash, in a URL and in JSON."""
 MAX_HITS = 500
-"""Places of one text that are looked at; the text is cut there. No real command has so many."""
+"""Places looked at in one text, which is cut there. Real commands have a tenth of that."""
 
 
 def redact_secrets(text: str) -> str:
@@ -310,7 +310,7 @@ _HARMLESS = re.compile(
 
 
 def _is_harmless(value: str) -> bool:
-    """True for what is no secret by its form: a path, a switch, a type, a count."""
+    """True if the form of a value is that of a path, a switch, a type or a count."""
     value = value.strip().rstrip(",;:)]}")
     if value.isdecimal() or not value:
         return len(value) < 4

@@ -254,7 +254,7 @@ class DurationService:
 
 
 def _unused_name(path: Path) -> Path:
-    """A name beside the file for the old one: `state.json.kept`, `state.json.kept-2`, ..."""
+    """A free name in the folder for the old file: `state.json.kept`, `state.json.kept-2`, ..."""
     names = (f"{path.name}.kept" + (f"-{n}" if n > 1 else "") for n in itertools.count(1))
     return next(path.with_name(name) for name in names if not path.with_name(name).exists())
 

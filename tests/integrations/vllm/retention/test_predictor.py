@@ -296,7 +296,7 @@ def service_at(path: Path) -> DurationService:
 def test_a_state_that_cannot_be_used_is_kept_before_it_is_overwritten(
     text: str, tmp_path: Path
 ) -> None:
-    """A corrupt state, or one of another predictor, stays beside the new one, each in its turn."""
+    """A corrupt state, or one of another predictor, stays next to the new one, each in its turn."""
     path = tmp_path / "p.json"
     for _ in range(2):
         path.write_text(text)
