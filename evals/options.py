@@ -100,10 +100,10 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     add("--jps", type=float, metavar="R", help="jobs that arrive per second")
     add("--concurrency", type=int, metavar="N", help="instead: always N jobs at once")
     arrivals = f"{' or '.join(ARRIVALS)} at --jps, or the times themselves, such as 0,0.5,3"
-    add("--arrivals", metavar="HOW", help=f"{arrivals} (default poisson)")
+    add("--arrivals", metavar="HOW", help=f"{arrivals} (default: the workload's, mostly poisson)")
     add("--turns", type=int, metavar="N", help="turns a job at most")
     tools = f"{' or '.join(TOOLS)}, or a trace file to draw commands and times from"
-    add("--tools", metavar="HOW", help=f"{tools} (default recorded)")
+    add("--tools", metavar="HOW", help=f"{tools} (default: the workload's, mostly recorded)")
     add("--max-context-tokens", type=int, metavar="N", help="a job ends before it has more")
     add("--token-scale", type=float, metavar="X", help="multiplies all token counts (default 1)")
     add("--seed", type=int, default=0, help="of jobs and arrivals (default %(default)s)")
@@ -127,16 +127,18 @@ def fill_in(options: argparse.Namespace, defaults: dict[str, Any]) -> None:
 
 def workload_of(options: argparse.Namespace) -> Workload:
     """Make the workload that the flags describe; raises InputError if there is none."""
-    arrivals = _arrivals(options.arrivals or "poisson")
+    arrivals = None if options.arrivals is None else _arrivals(options.arrivals)
     if options.arrivals in ARRIVALS and options.concurrency is not None:
         raise InputError(
             f"--arrivals {options.arrivals}: with --concurrency, jobs begin as others end: give "
             "--jps R for arrivals"
         )
     for name in ("jps", "duration", "concurrency"):
-        if not isinstance(arrivals, str) and getattr(options, name) is not None:
+        has_times = arrivals is not None and not isinstance(arrivals, str)
+        if has_times and getattr(options, name) is not None:
             raise InputError(f"--arrivals: the times are given: leave out --{name}")
-    tools = options.tools or "recorded"
+    tools = options.tools
+    has_file = tools is not None and tools not in TOOLS and Path(tools).exists()
     return make_workload(
         options.workload or "reference",
         seed=options.seed,
@@ -146,7 +148,7 @@ def workload_of(options: argparse.Namespace) -> Workload:
         concurrency=options.concurrency,
         arrivals=arrivals,
         max_turns=options.turns,
-        tools=tools if tools in TOOLS or not Path(tools).exists() else Path(tools),
+        tools=Path(tools) if has_file else tools,
         trace=None if options.trace is None else Path(options.trace),
         max_context_tokens=options.max_context_tokens,
         token_scale=1.0 if options.token_scale is None else options.token_scale,

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .workload.plans import JobRole
+
 JobStatus = Literal["done", "failed", "cut"]
 """How a job ended: all turns answered, a turn failed, or the run ended first."""
 
@@ -62,6 +64,12 @@ class JobOutcome:
     status: JobStatus
     turns: tuple[TurnOutcome, ...]
     alone_s: float | None = None
+    role: JobRole = "agent"
+
+    @property
+    def is_whole(self) -> bool:
+        """True for an agent's job by itself: neither part of another job nor a conversation."""
+        return self.role in ("agent", "sample")
 
     @property
     def duration_s(self) -> float:
@@ -69,7 +77,8 @@ class JobOutcome:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The duration taken apart, in seconds; `other_s` is the load generator's own time."""
+        """The duration taken apart, in seconds; `other_s` is the load generator's own time, and
+        pauses."""
         known_s = {
             "to_first_token_s": sum(turn.to_first_token_s for turn in self.turns),
             "decode_s": sum(turn.decode_s for turn in self.turns),

@@ -137,6 +137,7 @@ class RunWriter:
                 "job_id": job.job_id,
                 "job_arrived_s": job.arrived_s,
                 "job_alone_s": job.alone_s,
+                **({} if job.role == "agent" else {"job_role": job.role}),
                 "job_status": job.status if is_last else "running",
                 "job_ended_s": job.ended_s if is_last else None,
                 **asdict(turn),
@@ -232,6 +233,7 @@ def _job(job_id: str, rows: Sequence[Mapping[str, Any]]) -> JobOutcome:
         status=status,
         turns=turns,
         alone_s=last["job_alone_s"],
+        role=last.get("job_role", "agent"),
     )
 
 

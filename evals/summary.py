@@ -52,18 +52,23 @@ class Spread:
 
 
 def summarize(run: RunOutcome) -> dict[str, Any]:
-    """Everything that tables and figures show of one run."""
-    done = [job for job in run.jobs if job.status == "done"]
+    """Everything that tables and figures show of one run.
+
+    Jobs are those of agents: sub-agents are part of them, and conversations have keys of their
+    own. All count among the tokens.
+    """
+    jobs = [job for job in run.jobs if job.is_whole]
+    done = [job for job in jobs if job.status == "done"]
     durations_s = [job.duration_s for job in done]
-    answered = [turn for job in run.jobs for turn in job.turns if turn.error is None]
+    answered = _answered(job for job in run.jobs if job.role != "chat")
     return {
         "policy": run.policy,
         "jps": run.workload.get("jps"),
         "concurrency": run.workload.get("concurrency"),
-        "jobs": len(run.jobs),
+        "jobs": len(jobs),
         "completed": len(done),
-        "failed": sum(job.status == "failed" for job in run.jobs),
-        "cut": sum(job.status == "cut" for job in run.jobs),
+        "failed": sum(job.status == "failed" for job in jobs),
+        "cut": sum(job.status == "cut" for job in jobs),
         "duration_s": run.duration_s,
         **describe_durations(durations_s),
         **_slowdowns(done),
@@ -77,7 +82,47 @@ def summarize(run: RunOutcome) -> dict[str, Any]:
         "p90_duration_s": quantile(durations_s, 0.9),
         "p95_duration_s": quantile(durations_s, 0.95),
         "job_durations": durations_s,
+        **_roles(run.jobs),
     }
+
+
+def _answered(jobs: Iterable[JobOutcome]) -> list[TurnOutcome]:
+    return [turn for job in jobs for turn in job.turns if turn.error is None]
+
+
+ROLE_KEYS = (
+    *("sub_agents", "chats", "chat_turns", "chat_ttft_mean_s", "chat_ttft_p99_s"),
+    *("chat_ttft_max_s", "steps", "step_mean_s", "step_max_s"),
+)
+"""Keys of a summary that only runs with sub-agents, conversations or steps have."""
+
+
+def _roles(jobs: Sequence[JobOutcome]) -> dict[str, Any]:
+    """Numbers of sub-agents and conversations, and the seconds of each step."""
+    found: dict[str, Any] = {}
+    if num_children := sum(job.role == "sub-agent" for job in jobs):
+        found["sub_agents"] = num_children
+    if chats := [job for job in jobs if job.role == "chat"]:
+        waits_s = [turn.to_first_token_s for turn in _answered(chats)]
+        described = describe_durations(waits_s)
+        found |= {"chats": len(chats), "chat_turns": len(waits_s)}
+        found |= {f"chat_ttft_{key}": described[key] for key in ("mean_s", "p99_s", "max_s")}
+    if samples := [job for job in jobs if job.role == "sample"]:
+        steps_s = _step_times_s(samples)
+        found |= {"steps": len(steps_s), "step_mean_s": mean(steps_s), "step_max_s": max(steps_s)}
+    return found
+
+
+def _step_times_s(samples: Sequence[JobOutcome]) -> list[float]:
+    """A step begins with the first job that arrives after all before it have ended."""
+    steps: list[tuple[float, float]] = []
+    for job in sorted(samples, key=lambda job: job.arrived_s):
+        if steps and job.arrived_s < steps[-1][1]:
+            begun_s, ended_s = steps.pop()
+            steps.append((begun_s, max(ended_s, job.ended_s)))
+        else:
+            steps.append((job.arrived_s, job.ended_s))
+    return [ended_s - begun_s for begun_s, ended_s in steps]
 
 
 def describe_durations(durations_s: Sequence[float]) -> dict[str, float | None]:
@@ -108,9 +153,13 @@ def _times_to_first_token(answered: Sequence[TurnOutcome]) -> dict[str, float | 
 
 
 def _tokens(run: RunOutcome, answered: Sequence[TurnOutcome]) -> dict[str, Any]:
-    """Token counts; the server's own count of recomputed tokens where it has one."""
+    """Token counts of all jobs, and the hit rate of the turns given.
+
+    Recomputed tokens are the server's own count where it has one.
+    """
     continuing = [turn for turn in answered if turn.turn > 0]
     continuing_prompt_tokens = sum(turn.prompt_tokens for turn in continuing)
+    answered = _answered(run.jobs)
     output_tokens = sum(turn.output_tokens for turn in answered)
     recomputed = run.server.get("recomputed_tokens")
     has_rate = continuing_prompt_tokens and run.metadata.get("reports_cached_tokens", True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -57,8 +57,11 @@ class AgentJob:
     plan: JobPlan
     hashes: ContextHashes
     arrived_s: float
+    known_tokens: int
+    parent: AgentJob | None = None
     sent_s: float = 0.0
-    known_tokens: int = 0
+    num_children: int = 0
+    """Jobs that its last turn has started and that have not ended."""
     outcomes: list[TurnOutcome] = field(default_factory=list)
 
     @property
@@ -68,7 +71,8 @@ class AgentJob:
 
     def outcome(self, ended_s: float, status: JobStatus) -> JobOutcome:
         """The job's outcome if it ends now."""
-        return JobOutcome(self.plan.job_id, self.arrived_s, ended_s, status, tuple(self.outcomes))
+        plan, turns = self.plan, tuple(self.outcomes)
+        return JobOutcome(plan.job_id, self.arrived_s, ended_s, status, turns, role=plan.role)
 
 
 class Agents:
@@ -88,25 +92,26 @@ class Agents:
         has_plugin: bool,
         on_job_end: Callable[[JobOutcome], None],
     ) -> None:
+        self._workload = workload
         self._machine = machine
         self._engine = engine
         self._replies = replies
         self._has_plugin = has_plugin
         self._on_job_end = on_job_end
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
+        self._event_numbers = itertools.count()
+        self._child_numbers = itertools.count(len(workload.jobs))
+        self._computed_prefixes: set[str] = set()
         self.num_arrived = 0
+        """Jobs that have arrived, without those that others started."""
         self.running: dict[str, AgentJob] = {}
         """Jobs that have arrived and not ended, by id."""
-        self._waiting_jobs: Iterator[tuple[int, JobPlan]] = iter(())
-        jobs = enumerate(workload.jobs)
+        self._jobs_left = enumerate(workload.jobs)
         if workload.concurrency is None:
-            for number, plan in jobs:
+            for number, plan in self._jobs_left:
                 self._at(plan.arrival_s, partial(self._arrive, number, plan, plan.arrival_s))
         else:
-            self._waiting_jobs = jobs
-            for _ in range(workload.concurrency):
-                self._arrive_next(0.0)
+            self._start_jobs(workload.concurrency, 0.0)
 
     @property
     def next_event_s(self) -> float:
@@ -119,12 +124,13 @@ class Agents:
             heapq.heappop(self._events)[2]()
 
     def turn_ended(self, turn: LiveTurn) -> None:
-        """Take the reply of a finished turn: run its tool, or end the job."""
+        """Take the reply of a finished turn: run its tool, start its children, or end the job."""
         job: AgentJob = turn.owner
         assert turn.ended_s is not None
         plan = job.turn
         is_last = len(job.outcomes) + 1 == len(job.plan.turns)
         job.known_tokens = max(turn.known_tokens, turn.computed_tokens)
+        self._computed_prefixes.update(prefix.name for prefix in job.plan.prefixes)
         job.outcomes.append(
             TurnOutcome(
                 turn=len(job.outcomes),
@@ -140,24 +146,34 @@ class Agents:
         if is_last:
             self._end(job, turn.ended_s, "done")
             return
-        done_s = turn.ended_s + plan.tool_s
         number = len(job.outcomes)
         self._at(turn.ended_s, partial(self._report_tool, job, ToolEvent("started", turn=number)))
-        self._at(done_s, partial(self._tool_done, job, done_s, number))
+        job.num_children = len(plan.children)
+        for child in plan.children:
+            start_s = turn.ended_s + child.arrival_s
+            child_number = next(self._child_numbers)
+            self._at(start_s, partial(self._arrive, child_number, child, start_s, job))
+        if not plan.children:
+            done_s = turn.ended_s + plan.tool_s
+            self._at(done_s, partial(self._tool_done, job, done_s))
 
     def _at(self, time_s: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (time_s, next(self._numbers), action))
+        heapq.heappush(self._events, (time_s, next(self._event_numbers), action))
 
-    def _arrive(self, number: int, plan: JobPlan, now_s: float) -> None:
-        self.num_arrived += 1
-        job = AgentJob(plan, ContextHashes(number, self._machine.block_tokens), now_s)
+    def _arrive(
+        self, number: int, plan: JobPlan, now_s: float, parent: AgentJob | None = None
+    ) -> None:
+        self.num_arrived += parent is None
+        hashes = ContextHashes(number, self._machine.block_tokens, plan.prefixes)
+        computed = (p.num_tokens for p in plan.prefixes if p.name in self._computed_prefixes)
+        job = AgentJob(plan, hashes, now_s, max(computed, default=0), parent)
         self.running[plan.job_id] = job
         self._send(job, now_s)
 
-    def _arrive_next(self, now_s: float) -> None:
-        for number, plan in self._waiting_jobs:
+    def _start_jobs(self, num_jobs: int, now_s: float) -> None:
+        """Start the next jobs of a closed loop, as many as are left."""
+        for number, plan in itertools.islice(self._jobs_left, num_jobs):
             self._at(now_s, partial(self._arrive, number, plan, now_s))
-            return
 
     def _send(self, job: AgentJob, now_s: float) -> None:
         """The request leaves the client; the engine has it `request_s` later."""
@@ -184,38 +200,62 @@ class Agents:
                 reply_token=self._replies.token_of(plan.command),
                 hashes=job.hashes,
                 known_tokens=job.known_tokens,
-                tags=self._tags(job) if self._has_plugin else None,
+                tags=self._tags(job) if self._reports(job) else None,
                 owner=job,
             )
         )
 
+    def _reports(self, job: AgentJob) -> bool:
+        """True if the job's client sends tags and signals."""
+        return self._has_plugin and job.plan.is_tagged
+
     def _tags(self, job: AgentJob) -> dict[str, Any]:
         number = len(job.outcomes)
-        tool = job.plan.turns[number - 1] if number else None
-        has_tool = tool is not None and tool.command != ""
+        command = job.plan.turns[number - 1].command if number else ""
         return Tags(
             job_id=job.plan.job_id,
+            parent_job_id=None if job.parent is None else job.parent.plan.job_id,
             turn=number + 1,
-            last_tool=tool.command[:MAX_TOOL_CHARS] if tool is not None and has_tool else None,
-            last_tool_s=tool.tool_s if tool is not None and has_tool else None,
+            last_tool=command[:MAX_TOOL_CHARS] or None,
+            last_tool_s=job.outcomes[-1].tool_s if command else None,
         ).as_fields()
 
-    def _tool_done(self, job: AgentJob, now_s: float, number: int) -> None:
-        duration_s = job.outcomes[-1].tool_s
-        self._report_tool(job, ToolEvent("finished", duration_s=duration_s, turn=number))
-        self._send(job, now_s)
+    def _tool_done(self, job: AgentJob, now_s: float) -> None:
+        outcome = job.outcomes[-1]
+        event = ToolEvent("finished", duration_s=outcome.tool_s, turn=len(job.outcomes))
+        self._report_tool(job, event)
+        pause_s = job.plan.turns[outcome.turn].pause_s
+        if pause_s:
+            self._at(now_s + pause_s, partial(self._send, job, now_s + pause_s))
+        else:
+            self._send(job, now_s)
 
     def _report_tool(self, job: AgentJob, event: ToolEvent) -> None:
         command = job.plan.turns[len(job.outcomes) - 1].command[:MAX_TOOL_CHARS]
-        if self._has_plugin and command:
+        if self._reports(job) and command:
             self._call_engine("tool", job.plan.job_id, {**event.as_fields(), "command": command})
 
     def _end(self, job: AgentJob, now_s: float, status: JobStatus) -> None:
         del self.running[job.plan.job_id]
-        if self._has_plugin:
+        if self._reports(job):
             self._at(now_s, partial(self._call_engine, "release", job.plan.job_id))
         self._on_job_end(job.outcome(now_s, status))
-        self._arrive_next(now_s)
+        if job.parent is not None:
+            self._child_ended(job.parent, now_s)
+        elif self._workload.concurrency is not None:
+            if not self._workload.has_steps:
+                self._start_jobs(1, now_s)
+            elif not self.running:
+                self._start_jobs(self._workload.concurrency, now_s)
+
+    def _child_ended(self, parent: AgentJob, now_s: float) -> None:
+        """Its parent goes on if that was the last: all of it was the time of one tool."""
+        parent.num_children -= 1
+        if not parent.num_children:
+            last = parent.outcomes[-1]
+            done_s = max(now_s, last.ended_s + parent.plan.turns[last.turn].tool_s)
+            parent.outcomes[-1] = replace(last, tool_s=done_s - last.ended_s)
+            self._at(done_s, partial(self._tool_done, parent, done_s))
 
     def _call_engine(self, op: str, *args: Any) -> None:
         self._engine.deliver(lambda scheduler: engine_side.call(scheduler, op, list(args)))

@@ -1,6 +1,6 @@
 """The engine's loop on a virtual clock: vLLM's scheduler decides, the cost model prices each step.
 
-Called by run.py, step by step. Knows requests and batches; nothing of jobs, agents or tools.
+Called by run.py, step by step. Knows requests and batches; nothing of agents or tools.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from agentkv.errors import RunError
 from agentkv.testing.vllm_scheduler import make_request, runner_output
 
+from ..workload.plans import Prefix
 from .cost import Batch
 from .dram_tier import PcieLink
 from .machine import Machine
@@ -35,14 +36,19 @@ class VirtualClock:
 class ContextHashes:
     """Block hashes of one job's context, named by job and position instead of by content.
 
-    A context only grows, and no two jobs share tokens, so job and position identify a block as well
-    as a hash of its tokens would, at no cost.
+    A context only grows, and jobs have no tokens in common but those of a prefix, so job (or
+    prefix) and position identify a block as well as a hash of its tokens would, at no cost.
     """
 
-    def __init__(self, job_number: int, block_tokens: int) -> None:
+    def __init__(self, job_number: int, block_tokens: int, prefixes: Iterable[Prefix] = ()) -> None:
         self._job_number = job_number
         self._block_tokens = block_tokens
         self._names: list[bytes] = []
+        for prefix in prefixes:
+            # longer than a job's own names, so never equal to one
+            name = f"prefix {prefix.name} ".encode()
+            for index in range(len(self._names), prefix.num_tokens // block_tokens):
+                self._names.append(name + _pack_block_name(0, index))
 
     def up_to(self, num_tokens: int, *, skip: int = 0) -> list[bytes]:
         """Names of the full blocks of `num_tokens` tokens, without the first `skip`."""

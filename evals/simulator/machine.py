@@ -223,10 +223,14 @@ class TurnAlone:
 
 
 def alone_s(job: JobPlan, machine: Machine) -> float:
-    """Seconds from arrival to end of a job on an empty server that keeps its whole context."""
+    """Seconds from arrival to end of a job on an empty server that keeps its whole context.
+
+    Children of a turn do not slow each other here, nor find a prefix that another one computed.
+    """
     total_s = 0.0
     for turn, alone in zip(job.turns, turns_alone(job, machine), strict=True):
-        total_s += machine.request_s + turn.tool_s
+        children_s = (child.arrival_s + alone_s(child, machine) for child in turn.children)
+        total_s += machine.request_s + max([turn.tool_s, *children_s]) + turn.pause_s
         total_s += alone.prefill_s
         total_s += alone.decode_s
     return total_s - job.turns[-1].tool_s

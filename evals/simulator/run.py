@@ -14,7 +14,7 @@ from agentkv.errors import InputError
 from agentkv.testing.vllm_scheduler import SchedulerShape, build_scheduler, quiet_vllm
 
 from ..outcomes import JobOutcome
-from ..workload.plans import Workload
+from ..workload.plans import Workload, with_children
 from .agents import Agents, Replies
 from .dram_tier import CONNECTOR, DramTier
 from .engine import SimulatedEngine, VirtualClock
@@ -50,6 +50,7 @@ class SimulatedRun:
 
 
 OnJobEnd = Callable[[JobOutcome, int], None]
+"""Called with each job, and how many have ended, without those that others started."""
 
 
 class Simulation:
@@ -73,6 +74,7 @@ class Simulation:
             settings = {**settings, "record_events": options.record_events}
         self.machine = machine
         self._jobs: list[JobOutcome] = []
+        self._num_ended = 0
         self._alone_s = alone_s or {}
         self._on_job_end: OnJobEnd | None = None
         self._clock = VirtualClock()
@@ -108,7 +110,7 @@ class Simulation:
         )
 
     def run(self, *, on_job_end: OnJobEnd | None = None) -> SimulatedRun:
-        """Play all jobs to their end; `on_job_end` gets each job and the number ended so far."""
+        """Play all jobs to their end."""
         self._on_job_end = on_job_end
         agents, engine, clock = self._agents, self.engine, self._clock
         while True:
@@ -151,8 +153,9 @@ class Simulation:
     def _job_ended(self, job: JobOutcome) -> None:
         job = replace(job, alone_s=self._alone_s.get(job.job_id))
         self._jobs.append(job)
+        self._num_ended += job.role != "sub-agent"
         if self._on_job_end is not None:
-            self._on_job_end(job, len(self._jobs))
+            self._on_job_end(job, self._num_ended)
 
 
 def check_pool(workload: Workload, machine: Machine, policy: PolicyChoice, dram_gib: float) -> None:
@@ -174,7 +177,8 @@ def _dram_blocks(machine: Machine, dram_gib: float) -> int:
 
 def _blocks_for_all(workload: Workload, machine: Machine) -> int:
     """A pool that holds every context of the run at once, so that nothing is ever evicted."""
-    num_blocks = 2 + sum(job.context_tokens // machine.block_tokens + 1 for job in workload.jobs)
+    jobs = with_children(workload.jobs)
+    num_blocks = 2 + sum(job.context_tokens // machine.block_tokens + 1 for job in jobs)
     if num_blocks > MAX_BLOCKS:
         raise InputError(
             f"@infinite: {num_blocks:,} blocks for all contexts of the run, allowed are "

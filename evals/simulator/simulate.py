@@ -35,9 +35,9 @@ from ..options import (
 from ..outcomes import JobOutcome, RunOutcome
 from ..progress import progress
 from ..rows import RUN_FILE, TURNS_FILE, RunWriter, provenance, require_free, row_facts
-from ..summary import summarize
+from ..summary import ROLE_KEYS, summarize
 from ..tables import cell, text_table
-from ..workload.plans import Workload
+from ..workload.plans import Workload, with_children
 from . import catalog
 from .machine import DEFAULT_DRAM_GIB, Limits, Machine, alone_s, make_machine
 from .policies import PolicyChoice, parse_policy
@@ -186,7 +186,8 @@ def _run_all(plan: SimulationPlan) -> tuple[list[RunOutcome], str | None]:
         check_pool(plan.workload, plan.machine, policy, plan.options.dram_gib)
     runs: list[RunOutcome] = []
     try:
-        alone = {job.job_id: alone_s(job, plan.machine) for job in plan.workload.jobs}
+        jobs = with_children(plan.workload.jobs)
+        alone = {job.job_id: alone_s(job, plan.machine) for job in jobs}
         for policy in plan.policies:
             run, reason = _run_policy(plan, policy, alone)
             runs.append(run)
@@ -269,7 +270,8 @@ def policy_entry(summary: Mapping[str, Any], server: Mapping[str, Any]) -> dict[
     """One policy in the document."""
     noted = ("reloads", "reloaded_tokens", "policy_faults_total")
     seen = {name: server[name] for name in noted if server.get(name)}
-    return {**{key: summary[key] for key in KEYS}, **seen}
+    of_roles = {key: summary[key] for key in ROLE_KEYS if key in summary}
+    return {**{key: summary[key] for key in KEYS}, **of_roles, **seen}
 
 
 def _table(policies: Mapping[str, Mapping[str, Any]]) -> str:

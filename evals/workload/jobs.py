@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 
 from agentkv.errors import InputError
 
-from .plans import TurnPlan
+from .plans import JobPlan, TurnPlan
 from .traces import read_trace
 
 TOOLS = ("recorded", "longtail")
@@ -43,6 +43,15 @@ class LogNormal:
     @classmethod
     def from_quantiles(cls, p50: float, p90: float) -> LogNormal:
         return cls(p50, math.log(p90 / p50) / NormalDist().inv_cdf(0.9))
+
+    @classmethod
+    def through(cls, low: tuple[float, float], high: tuple[float, float]) -> LogNormal:
+        """The one with these shares of the values below these values: (share, value) each."""
+        (low_z, low_ln), (high_z, high_ln) = (
+            (NormalDist().inv_cdf(share), math.log(value)) for share, value in (low, high)
+        )
+        sigma = (high_ln - low_ln) / (high_z - low_z)
+        return cls(math.exp(low_ln - sigma * low_z), sigma)
 
     def draw(self, rng: random.Random) -> float:
         return self.median * math.exp(self.sigma * rng.gauss(0.0, 1.0))
@@ -89,7 +98,8 @@ def bash_command(duration_s: float, rng: random.Random) -> str:
     return rng.choice(texts).format(word=rng.choice(_WORDS))
 
 
-def _function_call(tool_s: float, rng: random.Random) -> str:
+def function_call(tool_s: float, rng: random.Random) -> str:
+    """A function call, which tells nothing of how long it takes."""
     return f"{rng.choice(_FUNCTIONS)} --id {rng.randrange(100, 1000)}"
 
 
@@ -122,15 +132,22 @@ def _long_tail_tool(rng: random.Random) -> Tool:
     return bash_command(tool_s, rng), tool_s
 
 
-def redraw_tools(
-    turns: Sequence[TurnPlan], draw: ToolSource, rng: random.Random
-) -> tuple[TurnPlan, ...]:
-    """The same turns with other tools; the last has none."""
+def redraw_tools(job: JobPlan, draw: ToolSource, rng: random.Random) -> JobPlan:
+    """The same job, and its children, with other tools; the last turn has none.
+
+    A person's conversation has none at all, and a turn that waits for children keeps its call.
+    """
+    if job.role == "chat":
+        return job
     redrawn = []
-    for turn in turns[:-1]:
+    for turn in job.turns[:-1]:
+        if turn.children:
+            children = tuple(redraw_tools(child, draw, rng) for child in turn.children)
+            redrawn.append(replace(turn, children=children))
+            continue
         command, tool_s = draw(rng)
         redrawn.append(replace(turn, command=command, tool_s=tool_s))
-    return (*redrawn, *turns[-1:])
+    return replace(job, turns=(*redrawn, *job.turns[-1:]))
 
 
 PROMPT_TOKENS = (92, 469, 811, 1343, 1655, 2241, 2665, 2915)
@@ -166,37 +183,68 @@ def reference_turns(rng: random.Random) -> tuple[TurnPlan, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenCounts:
-    """ln(tokens) is normal, by median and 90% quantile; never below 1 nor above `most`."""
+class Counts:
+    """A log-normal number, by median and 90% quantile; never below 1 nor above `most`."""
 
     p50: float
     p90: float
     most: int
 
     def draw(self, rng: random.Random) -> int:
-        tokens = LogNormal.from_quantiles(self.p50, self.p90).draw(rng)
-        return min(max(1, round(tokens)), self.most)
+        number = LogNormal.from_quantiles(self.p50, self.p90).draw(rng)
+        return min(max(1, round(number)), self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class NormalCounts:
+    """A normal number, by mean and deviation; never below 1."""
+
+    mean: float
+    deviation: float
+
+    def draw(self, rng: random.Random) -> int:
+        return max(1, round(rng.gauss(self.mean, self.deviation)))
+
+
+@dataclass(frozen=True, slots=True)
+class EvenCounts:
+    """Any whole number from `least` to `most`, each as likely."""
+
+    least: int
+    most: int
+
+    def draw(self, rng: random.Random) -> int:
+        return rng.randint(self.least, self.most)
 
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """Distributions of a kind of job; turns are normal, the rest log-normal."""
+    """Distributions of a kind of job, each drawn by itself; no tool runs longer than its limit."""
 
-    mean_turns: float
-    turns_deviation: float
-    first_tokens: TokenCounts
-    added_tokens: TokenCounts
-    output_tokens: TokenCounts
+    num_turns: Counts | NormalCounts | EvenCounts
+    first_tokens: Counts
+    added_tokens: Counts
+    output_tokens: Counts
     tool_times: LogNormal
     command: Callable[[float, random.Random], str]
+    tool_limit_s: float = math.inf
+
+    def turns(self, rng: random.Random) -> tuple[TurnPlan, ...]:
+        """The turns of one job, two or more."""
+        turns = []
+        for number in range(max(2, self.num_turns.draw(rng))):
+            counts = self.added_tokens if number else self.first_tokens
+            added_tokens, output_tokens = counts.draw(rng), self.output_tokens.draw(rng)
+            tool_s = min(self.tool_times.draw(rng), self.tool_limit_s)
+            turns.append(TurnPlan(added_tokens, output_tokens, self.command(tool_s, rng), tool_s))
+        return (*turns[:-1], turns[-1].as_last())
 
 
 SWEBENCH = JobKind(
-    mean_turns=10.9,
-    turns_deviation=2.1,
-    first_tokens=TokenCounts(1640, 2354, 4655),
-    added_tokens=TokenCounts(92, 755, 3435),
-    output_tokens=TokenCounts(89, 681, 2465),
+    num_turns=NormalCounts(10.9, 2.1),
+    first_tokens=Counts(1640, 2354, 4655),
+    added_tokens=Counts(92, 755, 3435),
+    output_tokens=Counts(89, 681, 2465),
     tool_times=LogNormal.from_mean(0.925, 3.55),
     command=bash_command,
 )
@@ -205,25 +253,12 @@ Tokens: 393 mini-swe-agent runs on SWE-bench Verified (gruckion/mini-swe-agent, 
 tokens that a tool's output adds, output; p50 and p90, cut at the p99."""
 
 BFCL = JobKind(
-    mean_turns=6.3,
-    turns_deviation=2.3,
-    first_tokens=TokenCounts(1500, 3000, 6000),
-    added_tokens=TokenCounts(80, 300, 1500),
-    output_tokens=TokenCounts(50, 120, 400),
+    num_turns=NormalCounts(6.3, 2.3),
+    first_tokens=Counts(1500, 3000, 6000),
+    added_tokens=Counts(80, 300, 1500),
+    output_tokens=Counts(50, 120, 400),
     tool_times=LogNormal.from_mean(1.923, 2.133),
-    command=_function_call,
+    command=function_call,
 )
 """Turns and tools: Continuum (arXiv 2511.02230 v6), BFCL 6.3+-2.3 turns, tools 1.923+-2.133 s.
 Tokens are assumed (the paper has none): function definitions first, then short calls, results."""
-
-
-def synthetic_turns(kind: JobKind, rng: random.Random) -> tuple[TurnPlan, ...]:
-    """One job of the kind, of two turns or more."""
-    num_turns = max(2, round(rng.gauss(kind.mean_turns, kind.turns_deviation)))
-    turns = []
-    for number in range(num_turns):
-        counts = kind.added_tokens if number else kind.first_tokens
-        added_tokens, output_tokens = counts.draw(rng), kind.output_tokens.draw(rng)
-        tool_s = kind.tool_times.draw(rng)
-        turns.append(TurnPlan(added_tokens, output_tokens, kind.command(tool_s, rng), tool_s))
-    return (*turns[:-1], turns[-1].without_tool())

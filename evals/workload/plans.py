@@ -4,42 +4,73 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count, takewhile
+from typing import Literal
 
 from agentkv.errors import InputError
 
 ARRIVALS = ("poisson", "burst")
 BURST_JOBS = 8
-"""Jobs of one burst; bursts come at random, so that the rate holds on average."""
+"""Jobs of one burst; bursts come at random, so that the rate holds on average. Chosen."""
+
+JobRole = Literal["agent", "sub-agent", "chat", "sample"]
+"""A job by itself, one that a turn of another job waits for, a person's conversation, which sends
+no tags, or one of the samples of a training step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The first `num_tokens` tokens of a context, equal in all jobs with a prefix of this name.
+
+    Jobs that have a longer prefix in common have the shorter ones before it in common, too.
+    """
+
+    name: str
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:
-    """One turn: what it adds to the context, what the model writes, and the tool that follows.
+    """One turn: what it adds to the context, what the model writes, and what follows.
 
     `added_tokens` is the user's text or the tool's output; `command` is the tool call of this
-    turn's reply and `tool_s` how long it runs, "" and 0.0 in the last turn.
+    turn's reply and `tool_s` how long it runs; `children` are jobs that it starts, each
+    `arrival_s` after the turn's end, and waits for. `pause_s` passes between the tool's end and
+    the next turn, and nobody reports it: a person reads and writes, or the agent itself works.
+    The last turn has none of these.
     """
 
     added_tokens: int
     output_tokens: int
     command: str
     tool_s: float
+    pause_s: float = 0.0
+    children: tuple[JobPlan, ...] = ()
 
-    def without_tool(self) -> TurnPlan:
+    def as_last(self) -> TurnPlan:
         """The same turn as a job's last."""
-        return replace(self, command="", tool_s=0.0)
+        return TurnPlan(self.added_tokens, self.output_tokens, "", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """One agent job; it arrives `arrival_s` after the start of the run (0.0 in a closed loop)."""
+    """One job; it arrives `arrival_s` after the start of the run (0.0 in a closed loop).
+
+    `prefixes`, from the shortest to the longest, are part of what the first turn adds.
+    """
 
     job_id: str
     arrival_s: float
     turns: tuple[TurnPlan, ...]
+    prefixes: tuple[Prefix, ...] = ()
+    role: JobRole = "agent"
+
+    @property
+    def is_tagged(self) -> bool:
+        """True if its client sends tags and signals to a server with the plugin."""
+        return self.role != "chat"
 
     def prompt_tokens(self, turn: int) -> int:
         """Tokens of the prompt of turn `turn`, from 0: all that came before, and what it adds."""
@@ -57,14 +88,27 @@ class JobPlan:
         return sum(plan.tool_s for plan in self.turns)
 
 
+def with_children(jobs: Iterable[JobPlan]) -> Iterator[JobPlan]:
+    """These jobs and all that their turns start, a parent before its children."""
+    for job in jobs:
+        yield job
+        for turn in job.turns:
+            yield from with_children(turn.children)
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs, started at their times or, with `concurrency`, that number of them at once."""
+    """Jobs, started at their times or, with `concurrency`, that number of them at once.
+
+    With `has_steps` the next `concurrency` jobs start together, when the last one of those before
+    has ended; otherwise each is followed by the next.
+    """
 
     name: str
     seed: int
     jobs: tuple[JobPlan, ...]
     concurrency: int | None
+    has_steps: bool = False
 
 
 def arrival_times_s(

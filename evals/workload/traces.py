@@ -174,7 +174,7 @@ def _plans(lines: Sequence[_JobLine]) -> tuple[TurnPlan, ...]:
         output_tokens = max(1, line.output_tokens)
         plans.append(TurnPlan(added_tokens, output_tokens, line.command or "", line.tool_s or 0.0))
         context_tokens += added_tokens + output_tokens
-    return (*plans[:-1], plans[-1].without_tool())
+    return (*plans[:-1], plans[-1].as_last())
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -12,19 +12,15 @@ from pathlib import Path
 
 from agentkv.errors import InputError
 
-from .jobs import BFCL, SWEBENCH, redraw_tools, reference_turns, synthetic_turns, tool_source
-from .plans import JobPlan, TurnPlan, Workload, arrival_times_s
-from .traces import TracedJob, read_traced_jobs
+from .jobs import redraw_tools, tool_source
+from .kinds import KINDS
+from .plans import JobPlan, Prefix, TurnPlan, Workload, arrival_times_s
+from .traces import read_traced_jobs
 
-_MAKERS: dict[str, Callable[[random.Random], tuple[TurnPlan, ...]]] = {
-    "reference": reference_turns,
-    "swebench": partial(synthetic_turns, SWEBENCH),
-    "bfcl": partial(synthetic_turns, BFCL),
-}
-WORKLOADS = (*_MAKERS, "trace")
+WORKLOADS = (*KINDS, "trace")
 _TOO_SMALL = "max_context_tokens: allowed is at least the first turn of a job, prompt and output"
 
-Fit = Callable[[Sequence[TurnPlan]], tuple[TurnPlan, ...]]
+Fit = Callable[[JobPlan], JobPlan | None]
 
 
 def make_workload(
@@ -35,9 +31,9 @@ def make_workload(
     duration_s: float | None = None,
     jps: float | None = None,
     concurrency: int | None = None,
-    arrivals: str | Sequence[float] = "poisson",
+    arrivals: str | Sequence[float] | None = None,
     max_turns: int | None = None,
-    tools: str | Path = "recorded",
+    tools: str | Path | None = None,
     trace: Path | None = None,
     max_context_tokens: int | None = None,
     token_scale: float = 1.0,
@@ -45,16 +41,21 @@ def make_workload(
     """The workload of that name, one of WORKLOADS.
 
     num_jobs, duration_s: the number of jobs, or the time within which they arrive.
-    jps, concurrency, arrivals: jobs per second, at random or in bursts; or jobs running at once,
-        each followed by the next (a closed loop); or their times in seconds.
+    jps, concurrency, arrivals: jobs per second, at random ("poisson") or in bursts ("burst"); or
+        jobs running at once, each followed by the next (a closed loop), or all by the next step;
+        or their times in seconds.
     max_turns, max_context_tokens: a job ends with the last turn that keeps within both.
     tools: "recorded", "longtail", or a trace file to draw commands and times from.
+        The workload itself says what None means for arrivals and tools.
     trace: the file of the workload "trace". Its jobs come in a seeded order, and again if used up.
     token_scale: multiplies every token count, for machines slower than the jobs were meant for.
 
     A job depends on seed and number alone: neither the rate nor the number of jobs changes it.
     Raises InputError for anything out of range.
     """
+    kind = KINDS.get(name)
+    if arrivals is None:
+        arrivals = "poisson" if kind is None else kind.arrivals
     counts = (num_jobs, concurrency, max_turns, max_context_tokens)
     names = ("num_jobs", "concurrency", "max_turns", "max_context_tokens")
     for what, number in zip(names, counts, strict=True):
@@ -67,6 +68,9 @@ def make_workload(
         raise InputError("jps and concurrency: give the one or the other, not both")
     if (num_jobs is None) == (duration_s is None) and isinstance(arrivals, str):
         raise InputError("num_jobs and duration_s: give the one or the other")
+    has_steps = kind is not None and kind.has_steps
+    if has_steps and concurrency is None:
+        raise InputError(f"concurrency: {name} starts in steps: give the number of jobs of a step")
     if concurrency is None:
         times_s = arrival_times_s(
             arrivals, seed=seed, jps=jps, num_jobs=num_jobs, duration_s=duration_s
@@ -76,65 +80,75 @@ def make_workload(
     else:
         times_s = [0.0] * num_jobs
     fit = partial(_cut_to_fit, max_turns, max_context_tokens, token_scale)
-    draw_tool = tool_source(tools)
+    draw_tool = tool_source(tools or ("recorded" if kind is None else kind.tools))
     jobs = []
-    for number, (job_id, turns) in enumerate(islice(_jobs(name, seed, trace, fit), len(times_s))):
+    for number, job in enumerate(islice(_jobs(name, seed, trace, fit), len(times_s))):
         if draw_tool is not None:
-            turns = redraw_tools(turns, draw_tool, random.Random(f"{seed} tools {number}"))
-        jobs.append(JobPlan(job_id, times_s[number], turns))
+            job = redraw_tools(job, draw_tool, random.Random(f"{seed} tools {number}"))
+        jobs.append(replace(job, arrival_s=times_s[number]))
     if not jobs:
         raise InputError(
             f"no job arrives within {duration_s} s at {jps} jobs per second: allowed is a time "
             "or rate with at least one"
         )
-    return Workload(name, seed, tuple(jobs), concurrency)
+    return Workload(name, seed, tuple(jobs), concurrency, has_steps)
 
 
-def _jobs(name: str, seed: int, trace: Path | None, fit: Fit) -> Iterator[TracedJob]:
+def _jobs(name: str, seed: int, trace: Path | None, fit: Fit) -> Iterator[JobPlan]:
     """Jobs without end."""
     if name == "trace":
         yield from _traced_jobs(seed, trace, fit)
     elif trace is not None:
         raise InputError(f"trace: only the workload 'trace' takes one, got workload {name!r}")
-    elif name not in _MAKERS:
+    elif name not in KINDS:
         allowed = ", ".join(WORKLOADS)
         raise InputError(f"workload: got {name!r}, allowed is one of {allowed}")
     else:
         for number in count():
-            turns = fit(_MAKERS[name](random.Random(f"{seed} {name} {number}")))
-            if not turns:
+            job = fit(KINDS[name].make(seed, number))
+            if job is None:
                 raise InputError(_TOO_SMALL)
-            yield f"{name}-{number:04}", turns
+            yield job
 
 
-def _traced_jobs(seed: int, trace: Path | None, fit: Fit) -> Iterator[TracedJob]:
+def _traced_jobs(seed: int, trace: Path | None, fit: Fit) -> Iterator[JobPlan]:
     """The file's jobs in a seeded order, those that do not fit left out; then the same again."""
     if trace is None:
         raise InputError("trace: the workload 'trace' needs a file of jobs")
-    jobs = [(job_id, fit(turns)) for job_id, turns in read_traced_jobs(trace)]
-    jobs = [(job_id, turns) for job_id, turns in jobs if turns]
+    found = [fit(JobPlan(job_id, 0.0, turns)) for job_id, turns in read_traced_jobs(trace)]
+    jobs = [job for job in found if job is not None]
     if not jobs:
         raise InputError(f"{trace}: {_TOO_SMALL}")
     random.Random(f"{seed} trace").shuffle(jobs)
     for round_number in count(1):
-        for job_id, turns in jobs:
-            yield job_id if round_number == 1 else f"{job_id}#{round_number}", turns
+        for job in jobs:
+            again = "" if round_number == 1 else f"#{round_number}"
+            yield replace(job, job_id=job.job_id + again)
 
 
 def _cut_to_fit(
-    max_turns: int | None,
-    max_context_tokens: int | None,
-    token_scale: float,
-    turns: Sequence[TurnPlan],
-) -> tuple[TurnPlan, ...]:
-    """The turns that keep within the limits; the last of them has no tool. Empty if none does."""
+    max_turns: int | None, max_context_tokens: int | None, token_scale: float, job: JobPlan
+) -> JobPlan | None:
+    """The job with the turns that keep within the limits, and so its children.
+
+    The last turn has no tool. None if not even the first one fits.
+    """
+    fit = partial(_cut_to_fit, max_turns, max_context_tokens, token_scale)
     kept: list[TurnPlan] = []
     context_tokens = 0
-    for turn in turns[:max_turns]:
+    for turn in job.turns[:max_turns]:
         added_tokens = max(1, round(turn.added_tokens * token_scale))
         output_tokens = max(1, round(turn.output_tokens * token_scale))
         context_tokens += added_tokens + output_tokens
         if max_context_tokens is not None and context_tokens > max_context_tokens:
             break
-        kept.append(replace(turn, added_tokens=added_tokens, output_tokens=output_tokens))
-    return (*kept[:-1], *(last.without_tool() for last in kept[-1:]))
+        children = tuple(child for child in map(fit, turn.children) if child is not None)
+        kept.append(
+            replace(turn, added_tokens=added_tokens, output_tokens=output_tokens, children=children)
+        )
+    if not kept:
+        return None
+    prefixes = tuple(
+        Prefix(prefix.name, round(prefix.num_tokens * token_scale)) for prefix in job.prefixes
+    )
+    return replace(job, turns=(*kept[:-1], kept[-1].as_last()), prefixes=prefixes)

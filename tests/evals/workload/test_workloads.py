@@ -10,15 +10,15 @@ import pytest
 
 from agentkv.errors import InputError
 from agentkv.evals.workload.jobs import OUTPUT_TOKENS
-from agentkv.evals.workload.plans import Workload
+from agentkv.evals.workload.plans import Workload, with_children
 from agentkv.evals.workload.workloads import WORKLOADS, make_workload
 
 SYNTHETIC = tuple(name for name in WORKLOADS if name != "trace")
 
 
 def make(name: str = "reference", **options: Any) -> Workload:
-    given = {"num_jobs": 20, "seed": 0, "jps": 2.0} | options
-    return make_workload(name, **given)
+    load = {"concurrency": 4} if name == "rollouts" else {"jps": 2.0}
+    return make_workload(name, **({"num_jobs": 20, "seed": 0} | load | options))
 
 
 def test_the_reference_job_has_the_references_prompts() -> None:
@@ -32,13 +32,17 @@ def test_the_reference_job_has_the_references_prompts() -> None:
 
 @pytest.mark.parametrize("name", SYNTHETIC)
 def test_a_job_depends_on_seed_and_number_alone(name: str) -> None:
-    """The first 5 of 20 jobs are the 5 of 5, and only a last turn runs no tool."""
+    """The first 5 of 20 jobs are the 5 of 5, and only after a last turn nothing follows."""
     assert make(name, num_jobs=5).jobs == make(name).jobs[:5]
     assert make(name, seed=1).jobs != make(name).jobs
-    for job in make(name).jobs:
+    jobs = list(with_children(make(name).jobs))
+    assert len({job.job_id for job in jobs}) == len(jobs)
+    for job in jobs:
         *others, last = job.turns
-        assert (last.command, last.tool_s) == ("", 0.0)
-        assert all(turn.command and turn.tool_s > 0.0 for turn in others)
+        assert last == last.as_last()
+        for turn in others:
+            follows = turn.children or turn.tool_s > 0.0
+            assert turn.pause_s > 0.0 and not turn.command if job.role == "chat" else follows
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,10 @@ def test_rates_scale_arrivals_and_token_scales_scale_tokens() -> None:
 @pytest.mark.parametrize(
     ("options", "seen"),
     [
-        ({"name": "gsm8k"}, "'gsm8k', allowed is one of reference, swebench, bfcl, trace"),
+        (
+            {"name": "gsm8k"},
+            "'gsm8k', allowed is one of reference, swebench, longtail, bfcl, deep-research",
+        ),
         ({"num_jobs": 0}, "num_jobs: got 0"),
         ({"num_jobs": None}, "num_jobs and duration_s"),
         ({"num_jobs": None, "duration_s": -1.0}, "duration_s: got -1.0"),
@@ -115,6 +122,7 @@ def test_rates_scale_arrivals_and_token_scales_scale_tokens() -> None:
         ({"arrivals": "uniform"}, "arrivals: got 'uniform'"),
         ({"arrivals": [0.0, 1.0]}, "got 2 times, allowed are 20 or more"),
         ({"arrivals": [-1.0]}, "got -1.0"),
+        ({"name": "rollouts", "concurrency": None}, "concurrency: rollouts starts in steps"),
         ({"name": "trace"}, "needs a file"),
         ({"trace": Path("x")}, "only the workload 'trace'"),
     ],
