@@ -14,17 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.commands import analyze_command
-from agentkv.durations import KINDS, DurationPredictor, Prediction
+from agentkv.durations import DurationPredictor, Prediction, predictor_names
+from agentkv.errors import InputError
 
 THRESHOLDS_S = (1, 2, 5, 10)
 _MAX_SHOWN_CHARS = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0: predicted; 2: no command, or a state file that cannot be used."""
+    """Exit status 0: predicted; 2: no command, predictor or state file that can be used."""
     options = _parser().parse_args(argv)
     commands = _commands(options.commands)
-    predictor = DurationPredictor(options.kind, seed=options.seed)
+    try:
+        predictor = DurationPredictor(options.kind, seed=options.seed)
+    except InputError as error:
+        print(f"agentkv predict: {error}", file=sys.stderr)
+        return 2
     problem = None if commands else "no command on standard input"
     if commands and options.state is not None and not predictor.load(Path(options.state)):
         problem = (
@@ -98,8 +103,12 @@ def _one_line(command: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="agentkv predict", description=__doc__)
     parser.add_argument("commands", nargs="+", metavar="COMMAND", help="bash text, or - for stdin")
+    kinds = f"{', '.join(predictor_names())}, FILE.py:CLASS or MODULE:CLASS"
     parser.add_argument(
-        "--kind", choices=KINDS, default="default", help="which predictor (default %(default)s)"
+        "--kind",
+        default="default",
+        metavar="NAME",
+        help=f"which predictor: {kinds} (default %(default)s)",
     )
     parser.add_argument(
         "--state", metavar="FILE", help="what train-predictor or DurationPredictor.save wrote"

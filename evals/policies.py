@@ -9,6 +9,7 @@ from typing import Any
 
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.settings import CONFIG_KEY
+from agentkv.named_classes import absolute_name, label_of
 from agentkv.policies import names
 
 STOCK_POLICIES = ("fcfs", "priority")
@@ -57,7 +58,7 @@ def server_policy(name: str) -> ServerPolicy:
         allowed = ", ".join([*policy_names(), "FILE.py:CLASS", "MODULE:CLASS"])
         raise InputError(f"policy: got {name!r}, allowed are {allowed}")
     names.load_policy(name)
-    return ServerPolicy(names.label_of(name), names.absolute_name(name), {})
+    return ServerPolicy(label_of(name), absolute_name(name), {})
 
 
 def check_policy(policy: ServerPolicy, info: Mapping[str, Any] | None) -> None:
@@ -68,7 +69,7 @@ def check_policy(policy: ServerPolicy, info: Mapping[str, Any] | None) -> None:
     running = None if info is None else str(info.get("policy"))
     if running is None and policy.is_stock:
         return
-    if running != names.label_of(policy.scheduling_policy):
+    if running != label_of(policy.scheduling_policy):
         seen = "none of agentkv's policies" if running is None else repr(running)
         raise InputError(
             f"policy: {policy.name!r} asked for, the server runs {seen}: start it with "

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from agentkv.guard import MAX_ANSWER_S, Fault, UnusableAnswerError
+from agentkv.integrations.vllm.retention import Rules
 from agentkv.policies import Pin, Policy, Settings, load_policy
-from agentkv.policies.guard import MAX_ANSWER_S, GuardedPolicy
+from agentkv.policies.guard import GuardedPolicy
 from agentkv.protocol import ToolEvent
 from agentkv.testing.stepped_engine import BLOCK_TOKENS, SteppedEngine, prompt_of
 
@@ -213,7 +215,6 @@ class _Play:
     def __init__(self, settings: Mapping[str, Any], schedule: Schedule) -> None:
         self._schedule = schedule
         self._played = Played()
-        self._last_answer_s = 0.0
         shape = schedule.shape
         self._engine = SteppedEngine(
             num_blocks=shape.num_blocks,
@@ -226,7 +227,7 @@ class _Play:
         )
         self._scheduler = self._engine.scheduler
         self._retention = self._scheduler.retention
-        self._retention.policy.watch(self._policy_failed)
+        self._scheduler.rules_failed = self._rules_failed
         self._step_s = STEP_S
         self._last_request: dict[str | None, Any] = {}
         """The newest request of each job."""
@@ -256,27 +257,26 @@ class _Play:
         try:
             answer = method(*args, **options)
         except Exception as error:
-            self._policy_failed(question, error)
+            self._rules_failed("policy", Fault(question, error, is_late=False, is_last=False))
             raise
         finally:
-            self._last_answer_s = time.perf_counter() - began_s
+            answer_s = time.perf_counter() - began_s
             signal.setitimer(signal.ITIMER_REAL, *before)
-        self._played.slowest_s = max(self._played.slowest_s, self._last_answer_s)
+        self._played.slowest_s = max(self._played.slowest_s, answer_s)
         self._played.answers.append((question, _shown(answer)))
         return answer
 
-    def _policy_failed(self, question: str, error: BaseException) -> None:
+    def _rules_failed(self, rules: Rules, fault: Fault) -> None:
+        error, question = fault.error, fault.question
         promise, what = USABLE, f"{question} raised {type(error).__name__}: {error}"
         if isinstance(error, NoAnswerInTimeError):
             promise, what = IN_TIME, f"{question}: {error}"
-        elif self._last_answer_s > MAX_ANSWER_S and question in str(error):
-            promise, what = IN_TIME, str(error)
-        elif question in str(error):
-            promise, what = USABLE, str(error)
-            if question == "pins_that_yield":
+        elif isinstance(error, UnusableAnswerError):
+            promise, what = IN_TIME if fault.is_late else USABLE, str(error)
+            if question == "pins_that_yield" and not fault.is_late:
                 promise = YIELDS
                 what += ", of pins that nothing but this request could free"
-        self._broken(promise, what)
+        self._broken(promise, what if rules == "policy" else f"the predictor: {what}")
 
     def _broken(self, promise: str, what: str) -> None:
         if self._played.breach is None:

@@ -56,7 +56,7 @@ def test_private_scheduler_names_stay_in_one_file() -> None:
 @pytest.mark.parametrize(
     "module",
     ["agentkv", "agentkv.cli", "agentkv.durations.ttl", "agentkv.server.process", "agentkv.testing"]
-    + ["agentkv.policies"]
+    + ["agentkv.policies", "agentkv.predictors"]
     + [f"agentkv.integrations.vllm.{name}" for name in ("retention.manager", "settings")],
 )
 def test_importing_pulls_in_nothing_heavy(module: str) -> None:

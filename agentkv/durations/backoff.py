@@ -18,7 +18,14 @@ from agentkv.commands import CommandAnalysis
 from agentkv.durations import grid
 from agentkv.durations.grid import NUM_BINS, bell
 from agentkv.durations.keys import LEVEL_NAMES, THIS_COMMAND, Keys, keys_of
-from agentkv.durations.prediction import Prediction, counted, prediction, summary, verdict
+from agentkv.durations.prediction import (
+    Prediction,
+    Predictor,
+    counted,
+    prediction,
+    summary,
+    verdict,
+)
 from agentkv.durations.prior import PriorInput, prior_input
 from agentkv.durations.trees import TreeEnsemble
 
@@ -69,7 +76,7 @@ class _Reading(NamedTuple):
     that a loop is predicted from a single run, and a single run from a loop."""
 
 
-class BackoffEstimator:
+class BackoffEstimator(Predictor):
     """Predicts from a prior and four levels of runs; learns online from the first command."""
 
     def __init__(self, prior: TreeEnsemble) -> None:

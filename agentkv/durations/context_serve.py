@@ -26,6 +26,7 @@ from agentkv.durations.prediction import (
     TTL_SHARE,
     LogNormal,
     Prediction,
+    Predictor,
     Speed,
     counted,
     prediction,
@@ -75,21 +76,7 @@ SPREAD_LN = 0.9
 _LOG_ODDS_LIMIT = 7.0
 
 
-class _OfflineEstimator:
-    """A layer that learns nothing online."""
-
-    def observe(self, command: CommandAnalysis, duration_s: float, *, censored: bool) -> None:
-        pass
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        if state != {}:
-            raise ValueError(f"this layer learns nothing, but got {state!r:.100}")
-
-
-class RulesEstimator(_OfflineEstimator):
+class RulesEstimator(Predictor):
     """First layer: fast and slow by list, uncertain otherwise; learns nothing.
 
     ContextServe matches the command's text. Here the programs that run are matched, so that
@@ -113,7 +100,7 @@ class RulesEstimator(_OfflineEstimator):
         )
 
 
-class BayesEstimator:
+class BayesEstimator(Predictor):
     """Second layer: the posterior of the most specific level with enough observations."""
 
     def __init__(self) -> None:
@@ -175,7 +162,7 @@ class BayesEstimator:
         self._all.restore(state["all"])
 
 
-class BoostedEstimator(_OfflineEstimator):
+class BoostedEstimator(Predictor):
     """Third layer: slow where the trees say so with a probability over 0.8, fast under 0.2.
 
     It learns offline only. ContextServe uses XGBoost, here it is LightGBM. The trees give the

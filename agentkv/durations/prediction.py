@@ -1,6 +1,6 @@
 """Prediction: a distribution of a command's duration, and what it means for a pin.
 
-Every estimator returns one; the policies read `speed` and `ttl_s`. Knows nothing of how a
+Every predictor returns one; the policies read `speed` and `ttl_s`. Knows nothing of how a
 distribution was found.
 """
 
@@ -76,6 +76,21 @@ class Prediction:
     explanation: str
     distribution: Distribution
 
+    @classmethod
+    def of(cls, distribution: Distribution, *, source: str, explanation: str) -> Prediction:
+        """The prediction that follows from a distribution.
+
+        Fast or slow if that has a probability over SURE, else uncertain; a fast command is pinned
+        until TTL_SHARE of its runs have ended.
+        """
+        return prediction(
+            verdict(distribution),
+            distribution,
+            fast_ttl_s=distribution.quantile_s(TTL_SHARE),
+            source=source,
+            explanation=explanation,
+        )
+
     def p_over(self, seconds: float) -> float:
         """Return the probability, 0 to 1, that the command runs longer than `seconds`.
 
@@ -86,17 +101,36 @@ class Prediction:
         return self.distribution.p_over(seconds)
 
 
-class Estimator(Protocol):
-    """One way to predict; `state` is plain JSON data, bounded, and `restore` takes it back."""
+class Predictor:
+    """Predicts how long bash commands run; the base class of all predictors.
 
-    def predict(self, command: CommandAnalysis) -> Prediction: ...
+    As it stands it knows nothing: a command is uncertain, and nothing is learned. A subclass is
+    made without arguments and overrides `predict`, and the others if it learns. Each method must
+    come back within milliseconds: a server asks in a thread of its own.
+    """
 
-    def observe(self, command: CommandAnalysis, duration_s: float, *, censored: bool) -> None: ...
+    def predict(self, command: CommandAnalysis) -> Prediction:
+        """How long a command will run. `command.programs` are what it runs, `text` is what of it
+        is read, 2 KiB at most."""
+        return Prediction.of(ANY_COMMAND, source="none", explanation="Nothing is known of it.")
 
-    def state(self) -> dict[str, Any]: ...
+    def observe(self, command: CommandAnalysis, duration_s: float, *, censored: bool) -> None:
+        """Learn that a command ran for `duration_s` seconds, or, if `censored`, for at least that.
+
+        Memory must stay bounded, for any commands.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, as plain JSON data."""
+        return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Raises KeyError, TypeError or ValueError for data of another shape."""
+        """Take back what `state` returned; called before anything else, if at all.
+
+        Raises KeyError, TypeError or ValueError for data of another shape.
+        """
+        if state != {}:
+            raise ValueError(f"this predictor learns nothing, but got {state!r:.100}")
 
 
 def verdict(distribution: Distribution, sure_fast: float = SURE, sure_slow: float = SURE) -> Speed:

@@ -1,6 +1,6 @@
-"""`DurationPredictor`: one interface over the estimators, chosen by name, and their saved state.
+"""`DurationPredictor`: one interface over the predictors, chosen by name, and their saved state.
 
-Users, the vLLM plugin and the studies predict through it. It knows nothing of how an estimator
+Users, the vLLM plugin and the studies predict through it. It knows nothing of how a predictor
 predicts.
 """
 
@@ -23,19 +23,25 @@ from agentkv.durations.context_serve import (
     ContextServeEstimator,
     RulesEstimator,
 )
-from agentkv.durations.prediction import Estimator, Prediction
+from agentkv.durations.guard import GuardedPredictor
+from agentkv.durations.prediction import Prediction, Predictor
 from agentkv.durations.trees import OfflineModels
+from agentkv.errors import InputError
+from agentkv.guard import FaultReport
+from agentkv.named_classes import NamedClasses, label_of
 
 logger = logging.getLogger(__name__)
 
-_ESTIMATORS: Mapping[str, Callable[[OfflineModels], Estimator]] = {
+_SHIPPED: Mapping[str, Callable[[OfflineModels], Predictor]] = {
     "default": lambda models: BackoffEstimator(models.prior),
     "context_serve": lambda models: ContextServeEstimator(models.boosted),
     "rules": lambda _: RulesEstimator(),
     "bayes": lambda _: BayesEstimator(),
     "boosted": lambda models: BoostedEstimator(models.boosted),
 }
-KINDS = tuple(_ESTIMATORS)
+KINDS = tuple(_SHIPPED)
+"""Names of the predictors that agentkv brings."""
+_CLASSES = NamedClasses("predictor", Predictor, "agentkv.predictors", KINDS)
 MIN_DURATION_S = 1e-3
 MAX_DURATION_S = 1e6
 """Durations are clipped to these; 0 and a billion seconds are no outliers of a fit."""
@@ -45,26 +51,49 @@ _open_for_owner = partial(os.open, mode=0o600)
 _CORRUPT = (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 
 
+def predictor_names() -> list[str]:
+    """Names of the shipped predictors, then of those that installed packages offer."""
+    return _CLASSES.names()
+
+
+def load_predictor(name: str) -> type[Predictor] | None:
+    """The class behind a name that FILE.py, a module or an entry point gives; None for a shipped
+    one.
+
+    Raises InputError, a ValueError, for a name that leads to no predictor; errors of the
+    predictor's own module are raised as InputError too, with the original as its cause.
+    """
+    if name in _STUDY_KINDS:
+        raise InputError(
+            f"predictor: got {name!r}, a baseline that is not installed with agentkv, but part of "
+            f"`python -m studies.predictor` in a clone; allowed are {', '.join(predictor_names())}"
+        )
+    return None if name in KINDS else _CLASSES.load(name)
+
+
 class DurationPredictor:
     """Predicts how long a bash command will run, and learns from the runs that it observes.
 
-    `kind` is one of KINDS: our own predictor ("default"), ContextServe's, or one of its layers.
-    `seed` is for predictors that draw at random: none of these does. Memory is bounded. Not safe
-    for concurrent use. Raises ValueError for an unknown kind.
+    `kind` is one of KINDS (our own predictor, "default", ContextServe's, or one of its layers) or
+    names a predictor of your own: FILE.py:CLASS, MODULE:CLASS, or an entry point. `seed` is for
+    predictors that draw at random: none of these does. Memory is bounded. Not safe for concurrent
+    use. Raises ValueError for an unknown kind.
     """
 
     def __init__(
-        self, kind: str = "default", *, seed: int = 0, models: OfflineModels | None = None
+        self,
+        kind: str = "default",
+        *,
+        seed: int = 0,
+        models: OfflineModels | None = None,
+        on_fault: FaultReport | None = None,
     ) -> None:
-        if kind in _STUDY_KINDS:
-            raise ValueError(
-                f"the baseline {kind!r} is not installed with agentkv, but part of `python -m "
-                f"studies.predictor` in a clone; known: {', '.join(KINDS)}"
-            )
-        if kind not in KINDS:
-            raise ValueError(f"unknown predictor {kind!r}; known: {', '.join(KINDS)}")
-        self.kind = kind
+        """With `on_fault`, which is given each fault, a predictor of your own is guarded: where it
+        fails, the default one answers. Else its errors are raised."""
+        self._own_class = load_predictor(kind)
+        self.kind = label_of(kind)
         self._initial_models = models or OfflineModels.shipped()
+        self._on_fault = on_fault
         self._start_afresh(self._initial_models)
 
     def predict(self, command: str) -> Prediction:
@@ -72,7 +101,7 @@ class DurationPredictor:
 
         Raises TypeError unless it is a str.
         """
-        return self._estimator.predict(analyze_command(command))
+        return self._predictor.predict(analyze_command(command))
 
     def observe(self, command: str, duration_s: float, *, censored: bool = False) -> None:
         """Learn that `command` ran for `duration_s` seconds, or, if `censored`, for at least that.
@@ -82,7 +111,7 @@ class DurationPredictor:
         if not (math.isfinite(duration_s) and duration_s >= 0):
             raise ValueError(f"duration_s must be a finite number >= 0, got {duration_s!r}")
         duration_s = min(max(duration_s, MIN_DURATION_S), MAX_DURATION_S)
-        self._estimator.observe(analyze_command(command), duration_s, censored=censored)
+        self._predictor.observe(analyze_command(command), duration_s, censored=censored)
         self.num_observed += 1
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -96,7 +125,7 @@ class DurationPredictor:
             "format": _FORMAT,
             "kind": self.kind,
             "num_observed": self.num_observed,
-            "state": self._estimator.state(),
+            "state": self._predictor.state(),
         }
         if self._models is not OfflineModels.shipped():
             document["models"] = self._models.to_dict()
@@ -132,7 +161,14 @@ class DurationPredictor:
     def _start_afresh(self, models: OfflineModels) -> None:
         self.num_observed = 0
         self._models = models
-        self._estimator = _ESTIMATORS[self.kind](models)
+        if self._own_class is None:
+            self._predictor = _SHIPPED[self.kind](models)
+        elif self._on_fault is None:
+            self._predictor = self._own_class()
+        else:
+            guarded = GuardedPredictor(self._own_class(), _SHIPPED["default"](models))
+            guarded.watch(self._on_fault)
+            self._predictor = guarded
 
     def _restore(self, document: dict[str, Any]) -> None:
         if document["format"] != _FORMAT or document["kind"] != self.kind:
@@ -141,7 +177,7 @@ class DurationPredictor:
         if "models" in document:
             models = OfflineModels.from_dict(document["models"])
         self._start_afresh(models)
-        self._estimator.restore(document["state"])
+        self._predictor.restore(document["state"])
         if not isinstance(document["num_observed"], int):
             raise TypeError(f"num_observed is {document['num_observed']!r:.20}")
         self.num_observed = document["num_observed"]

@@ -1,54 +1,34 @@
 """Asks a policy, and takes stock vLLM's answer wherever the policy's own cannot be used.
 
-The plugin wraps every policy in one, so that no policy can stop the engine: an exception, an answer
-of another form and a late answer are faults. A late answer is used all the same: it is known by
-then, and a busy machine can make any answer late. Knows nothing of vLLM.
+The plugin wraps every policy in one, so that no policy can stop the engine. Knows nothing of vLLM.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL
+from agentkv.guard import AnswerGuard
 
 from .base import AdmissionRequest, AllocationRequest, EngineView, Policy, Rank
 from .costs import RestoreCost
 from .jobs import Decision, Job, Turn
 from .pins import Pin
 
-MAX_ANSWER_S = 0.1
-"""A policy that takes longer for one answer stalls every request of the engine."""
-MAX_FAULTS, AMONG_ANSWERS = 20, 10_000
-"""With this number of faults among this number of answers a policy is not asked any more."""
 
-Answer = TypeVar("Answer")
-FaultReport = Callable[[str, BaseException], None]
-"""Is given the question and what was wrong with the answer."""
-
-
-class UnusableAnswerError(Exception):
-    """A policy gave an answer of another form, or a late one."""
-
-
-class GuardedPolicy(Policy):
-    """A policy whose faults cost it one decision each, and after MAX_FAULTS all further ones."""
+class GuardedPolicy(AnswerGuard, Policy):
+    """A policy that answers as stock does where its rules fail, or have failed too often."""
 
     def __init__(self, rules: Policy) -> None:
         """`rules` are asked as long as they answer."""
-        super().__init__(rules.settings, rules.pool_tokens)
+        AnswerGuard.__init__(self)
+        Policy.__init__(self, rules.settings, rules.pool_tokens)
         self.rules = rules
         self.pressure = rules.pressure
         self.learned = rules.learned
-        self.num_faults = 0
-        self.is_off = False
-        """The policy is not asked any more."""
-        self._num_answers = 0
-        self._faults_at: deque[int] = deque(maxlen=MAX_FAULTS)
         self.uses_predictions = rules.uses_predictions
         self.allows_partial_eviction = rules.allows_partial_eviction
         self.has_admission_control = rules.has_admission_control
@@ -57,49 +37,14 @@ class GuardedPolicy(Policy):
         self.starved_rank = rules.starved_rank
         self.max_wait_s = rules.max_wait_s
         self.tick_s = rules.tick_s
-        self._report: FaultReport = lambda question, error: None
-
-    def watch(self, report: FaultReport) -> None:
-        """Have each fault reported from now on."""
-        self._report = report
 
     def bind(self, engine: EngineView) -> None:
         super().bind(engine)
         self._asked("bind", self.rules.bind, (engine,), None)
 
-    def _asked(
-        self,
-        question: str,
-        method: Callable[..., Answer],
-        args: tuple[Any, ...],
-        is_usable: Callable[[Answer], bool] | None,
-        **options: Any,
-    ) -> Answer:
-        """The policy's answer, or that of the method of the same name of `Policy`."""
-        if not self.is_off:
-            self._num_answers += 1
-            began_s = time.perf_counter()
-            try:
-                answer = method(*args, **options)
-                if is_usable is not None and not is_usable(answer):
-                    raise UnusableAnswerError(f"{question} answered {answer!r:.200}")
-            except Exception as error:
-                self._fault(question, error)
-            else:
-                elapsed_s = time.perf_counter() - began_s
-                if elapsed_s > MAX_ANSWER_S:
-                    late = f"{question} took {elapsed_s:.3f} s to answer"
-                    self._fault(question, UnusableAnswerError(late))
-                return answer
-        stock: Answer = getattr(super(), question)(*args, **options)
-        return stock
-
-    def _fault(self, question: str, error: BaseException) -> None:
-        self.num_faults += 1
-        self._faults_at.append(self._num_answers)
-        if len(self._faults_at) == MAX_FAULTS:
-            self.is_off = self._num_answers - self._faults_at[0] <= AMONG_ANSWERS
-        self._report(question, error)
+    def _stand_in(self, question: str) -> Callable[..., Any]:
+        method: Callable[..., Any] = getattr(super(), question)
+        return method
 
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
         return self._asked("undecided_ttl", self.rules.undecided_ttl, (cost,), _is_ttl)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from agentkv.durations import KINDS
+from agentkv.durations import load_predictor
 from agentkv.durations.ttl import PrefillReload
 
 MAX_PRIORITY = 1000
@@ -34,8 +34,8 @@ class Settings(BaseModel):
     prefill_reload_s: tuple[float, float, float] | None = Field(None, strict=False)
     """Coefficients [c0, c1, c2] of seconds = c0 + c1 n + c2 n^2; absent: learned online."""
     predictor: str = "default"
-    """Under `context_serve` and `agentkv`: which of agentkv.durations.KINDS predicts. Unless given,
-    `context_serve` uses ContextServe's own layers."""
+    """Under `context_serve` and `agentkv`: what predicts, one of agentkv.predictors.KINDS or the
+    name of your own. Unless given, `context_serve` uses ContextServe's own layers."""
     predictor_state: str | None = None
     """With a predictor: file that keeps what the predictor learned; None: not kept."""
     predictor_save_s: float = Field(60.0, gt=0, le=86_400, allow_inf_nan=False)
@@ -73,10 +73,9 @@ class Settings(BaseModel):
 
     @field_validator("predictor")
     @classmethod
-    def _is_known(cls, kind: str) -> str:
-        if kind not in KINDS:
-            raise ValueError(f"one of {', '.join(KINDS)}")
-        return kind
+    def _is_known(cls, name: str) -> str:
+        load_predictor(name)
+        return name
 
     def of_engine(self, number: int) -> Settings:
         """Return the settings of engine `number`, from 0: each has a state file of its own."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentkv.durations import DurationPredictor, OfflineModels
+from agentkv.durations import DurationPredictor, OfflineModels, load_predictor
 from agentkv.durations.trees import train_boosted, train_prior
 from agentkv.errors import InputError
 
@@ -25,13 +25,16 @@ from ..options import DONE, add_json, command_parser
 from ..rows import provenance, require_writable
 from ..workload.traces import Trace, read_trace
 
-KINDS = ("default", "context_serve", "boosted")
-"""Predictors that start from trees."""
+WITH_TREES = ("default", "context_serve", "boosted")
+"""Shipped predictors that start from trees. One of your own is shown the runs and nothing else."""
+_KINDS = f"allowed are {', '.join(WITH_TREES)}, FILE.py:CLASS and MODULE:CLASS"
 
 
 def main(argv: Sequence[str]) -> int:
     """0: written. Raises InputError for no traces to train on, or --out taken."""
     options = _parser().parse_args(argv)
+    if load_predictor(options.kind) is None and options.kind not in WITH_TREES:
+        raise InputError(f"--kind: got {options.kind!r}, which has no trees to train; {_KINDS}")
     require_writable(options.out, force=options.force)
     traces = [read_trace(path) for path in options.traces]
     try:
@@ -57,7 +60,7 @@ def train(traces: Sequence[Trace], path: Path, kind: str, seed: int) -> dict[str
     models = OfflineModels.shipped()
     if kind == "default":
         models = replace(models, prior=train_prior(rows, seed=seed))
-    else:
+    elif kind in WITH_TREES:
         models = replace(models, boosted=train_boosted(rows, seed=seed))
     predictor = DurationPredictor(kind, seed=seed, models=models)
     for row in rows:
@@ -82,8 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("traces", nargs="+", type=Path, metavar="TRACE", help="JSON lines, gzipped or not")
     add("--out", type=Path, required=True, metavar="FILE", help="where the predictor is written")
-    kind_help = "the server's setting `predictor` must name the same (default %(default)s)"
-    add("--kind", choices=KINDS, default="default", help=kind_help)
+    kind_help = f"{_KINDS}; the server's setting `predictor` must name the same"
+    add("--kind", default="default", metavar="NAME", help=f"{kind_help} (default %(default)s)")
     add("--seed", type=int, default=0, help="of the training (default %(default)s)")
     add("--force", action="store_true", help="overwrite FILE")
     add_json(parser)

@@ -16,7 +16,8 @@ from argparse import ArgumentParser
 from typing import Any
 
 from agentkv.errors import AgentKVError, SetupError
-from agentkv.policies.names import absolute_name, is_policy_name, policy_names
+from agentkv.named_classes import absolute_name
+from agentkv.policies.names import is_policy_name, policy_names
 
 from .settings import CONFIG_KEY, read_settings
 

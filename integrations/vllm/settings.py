@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from agentkv.errors import SettingsError
+from agentkv.errors import InputError, SettingsError
 from agentkv.policies.names import load_policy
 from agentkv.policies.settings import Settings
 
@@ -41,6 +41,8 @@ def _describe(error: ValidationError, kind: type[Settings]) -> str:
         if problem["type"] == "extra_forbidden":
             valid = ", ".join(name for name in kind.model_fields if name != "policy")
             lines.append(f"unknown key {key!r}; valid keys: {valid}")
+        elif isinstance(cause := problem.get("ctx", {}).get("error"), InputError):
+            lines.append(str(cause))  # which names the key and what was seen
         else:
             seen = repr(problem["input"])[:80]
             lines.append(f"{key!r}: {problem['msg']}, got {seen}")

@@ -71,8 +71,8 @@ def test_a_duration_that_is_none_is_refused(duration_s: float) -> None:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("oracle", r"unknown predictor 'oracle'; known: default, context_serve"),
-        ("empirical", r"'empirical' is not installed .*python -m studies.predictor"),
+        ("oracle", r"predictor: got 'oracle', allowed are default, context_serve.*FILE.py:CLASS"),
+        ("empirical", r"'empirical', .* not installed .*python -m studies.predictor"),
     ],
 )
 def test_an_unknown_kind_is_refused(kind: str, why: str) -> None:

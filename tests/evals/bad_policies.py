@@ -1,4 +1,4 @@
-"""Policies that each break one promise, for the tests of `agentkv policy check`."""
+"""Policies that each break one promise, and such a predictor, for `agentkv policy check`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentkv.policies import TTL, AllocationRequest, Pin, Policy, Rank, RestoreCost, Turn
+from agentkv.predictors import CommandAnalysis, Prediction, Predictor
 
 
 class Holds(Policy):
@@ -104,3 +105,11 @@ class LeaksThroughATier(Holds):
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
         self.loads_back = cost.load_s > 0
         return super().undecided_ttl(cost)
+
+
+class FailsToPredict(Predictor):
+    """Looks up each program in a table that has none."""
+
+    def predict(self, command: CommandAnalysis) -> Prediction:
+        seconds: dict[str, Prediction] = {}
+        return seconds[command.text]

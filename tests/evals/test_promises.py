@@ -47,6 +47,15 @@ def test_a_bad_policy_is_found_out(name: str, promise: str) -> None:
     assert len(result.findings[promise].schedule.events) <= 8
 
 
+def test_a_bad_predictor_is_found_out() -> None:
+    """A policy is checked with the predictor that its settings name."""
+    predictor = "tests.evals.bad_policies:FailsToPredict"
+    settings = {"policy": "agentkv", "predictor": predictor}
+    result = promises.check_promises(settings, seed=0, num_schedules=3)
+    assert result.findings.keys() == {USABLE}
+    assert "the predictor: predict raised KeyError" in result.findings[USABLE].breach.what
+
+
 def test_each_promise_has_a_policy_that_breaks_it() -> None:
     """No promise is kept by every planted policy, but that turns end: vLLM itself sees to it."""
     assert {*BAD.values(), ENDS} == set(promises.PROMISES)

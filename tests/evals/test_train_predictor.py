@@ -18,6 +18,20 @@ def train(path: Path, out: Path, *options: str) -> int:
     return agentkv(["train-predictor", str(path), "--out", str(out), *options])
 
 
+def test_a_predictor_of_ones_own_is_shown_the_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FILE.py:CLASS learns from a trace, and a shipped kind without trees is refused."""
+    example = Path(__file__).parents[2] / "examples/predictors/by_program.py"
+    path, out = write_lines(tmp_path / "trace.jsonl", [LINE] * 3), tmp_path / "mine.json"
+    assert train(path, out, "--kind", f"{example}:ByProgram") == 0
+    predictor = DurationPredictor(f"{example}:ByProgram")
+    assert predictor.load(out)
+    assert predictor.predict(LINE["command"]).source == "program"
+    assert train(path, out, "--kind", "rules", "--force") == 2
+    assert "'rules', which has no trees to train" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["default", "context_serve", "boosted"])
 def test_the_file_holds_a_predictor_that_knows_the_trace(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentkv.guard import Fault
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 
@@ -32,8 +33,8 @@ def test_a_shortage_ends_with_all_turns_done_and_all_blocks_back(
 ) -> None:
     """Jobs that fill the pool three times over all end, without a fault of the policy."""
     engine = Engine(num_blocks=60, max_num_seqs=6, policy=NAMES[class_name])
-    faults: list[BaseException] = []
-    engine.scheduler.retention.policy.watch(lambda question, error: faults.append(error))
+    faults: list[Fault] = []
+    engine.scheduler.retention.policy.watch(faults.append)
     rng = random.Random(0)
     prompts = {f"job-{number}": prompt_of(rng.randint(80, 400), salt=number) for number in range(9)}
     for turn in range(1, 4):
@@ -51,6 +52,6 @@ def test_a_shortage_ends_with_all_turns_done_and_all_blocks_back(
         }
         engine.wait(rng.uniform(0.0, 4.0))
     engine.step()
-    # on a busy machine any answer may take too long
-    assert [error for error in faults if "s to answer" not in str(error)] == []
+    # on a busy machine any answer may be late, which costs nothing: it is used
+    assert [fault for fault in faults if not fault.is_late] == []
     assert (engine.pinned, engine.num_free) == ({}, 59)

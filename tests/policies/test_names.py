@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from agentkv.errors import InputError
+from agentkv.named_classes import absolute_name, label_of
 from agentkv.policies import Policy, Settings, load_policy, policy_names
-from agentkv.policies.names import SHIPPED, absolute_name, is_policy_name, label_of, make_policy
+from agentkv.policies.names import SHIPPED, is_policy_name, make_policy
 
 SOURCE = """
 from agentkv.policies import TTL, Policy, Settings

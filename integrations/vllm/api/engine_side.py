@@ -16,8 +16,8 @@ import vllm
 import agentkv
 from agentkv.durations.ttl import TTL
 from agentkv.errors import AgentKVError
+from agentkv.named_classes import label_of
 from agentkv.policies.jobs import Decision, Job
-from agentkv.policies.names import label_of
 from agentkv.policies.pins import Pin
 from agentkv.protocol import WIRE_VERSION, client_and_id, parse_tool_event
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -22,14 +22,14 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from agentkv.errors import TagError
+from agentkv.guard import MAX_FAULTS, Fault
 from agentkv.policies.base import Policy, Rank
-from agentkv.policies.guard import MAX_FAULTS
 from agentkv.policies.names import make_policy
 from agentkv.policies.pins import Pin
 from agentkv.policies.settings import Settings
 from agentkv.protocol import CLIENT_FIELD, Tags, job_key, parse_tags
 
-from ..retention import KVPool
+from ..retention import KVPool, Rules
 from ..retention.costs import Step, StepTimeModel
 from ..retention.jobs import Context
 from ..retention.manager import RetentionManager
@@ -42,6 +42,9 @@ from .wakeup import EngineWaker
 
 MORE_BLOCKS = 8
 """Blocks taken from pins at once where the first estimate was too low."""
+
+STAND_INS: Mapping[Rules, str] = {"policy": "stock's", "predictor": "the default predictor's"}
+"""Whose answer takes the place of one that cannot be used."""
 
 logger = init_logger(__name__)
 
@@ -64,7 +67,7 @@ class RetainingScheduler(seam.SchedulerSeam):
             has_one_group=seam.num_cache_groups(self) == 1,
         )
         self._waker = EngineWaker()
-        self._has_policy_failed = False
+        self._failed_rules: set[Rules] = set()
         self.retention = RetentionManager(
             self.make_policy(settings, self.pool.num_tokens),
             self,
@@ -106,21 +109,23 @@ class RetainingScheduler(seam.SchedulerSeam):
         """Look for expired pins at this time, even if the engine is idle then."""
         self._waker.wake_at(time_s)
 
-    def policy_failed(self, question: str, error: BaseException, *, is_off: bool) -> None:
-        """Log the first fault of the policy with its traceback, and that it is switched off."""
-        if not self._has_policy_failed:
-            self._has_policy_failed = True
+    def rules_failed(self, rules: Rules, fault: Fault) -> None:
+        """Log the first fault of the policy, or of the predictor, with its traceback, and that it
+        is switched off."""
+        stand_in = STAND_INS[rules]
+        if rules not in self._failed_rules:
+            self._failed_rules.add(rules)
             logger.error(
-                "agentkv: the policy failed in %s; stock's answer takes its place. Further faults "
-                "are counted in agentkv:policy_faults_total.",
-                question,
-                exc_info=error,
+                "agentkv: the %s failed in %s; %s answer takes the place of one that cannot be "
+                "used. Further faults are counted in agentkv:%s_faults_total.",
+                *(rules, fault.question, stand_in, rules),
+                exc_info=fault.error,
             )
-        if is_off:
+        if fault.is_last:
             logger.error(
-                "agentkv: the policy failed %d times and is switched off: everything is stock's "
-                "until the server is restarted",
-                MAX_FAULTS,
+                "agentkv: the %s failed %d times and is switched off: all answers are %s until the "
+                "server is restarted",
+                *(rules, MAX_FAULTS, stand_in),
             )
 
     def rank_changed(self, job_id: str | None) -> None:

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+from agentkv.guard import Fault
+
+Rules = Literal["policy", "predictor"]
+"""What a user may bring, and the plugin guards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +52,8 @@ class Host(Protocol):
         """The waiting turns of this job (None: of all) have another place in the queue."""
         ...
 
-    def policy_failed(self, question: str, error: BaseException, *, is_off: bool) -> None:
-        """The policy's answer to a question was unusable; `is_off`: it is not asked any more."""
+    def rules_failed(self, rules: Rules, fault: Fault) -> None:
+        """The policy, or the predictor, answered a question late or not as it must."""
         ...
 
     def wake_at(self, time_s: float) -> None:

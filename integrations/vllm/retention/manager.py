@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from agentkv.guard import Fault
 from agentkv.policies.base import AllocationRequest, Policy, Rank
 from agentkv.policies.guard import GuardedPolicy
 from agentkv.policies.jobs import Job, Turn
@@ -81,10 +82,10 @@ class RetentionManager:
         self.predictor.close()
         self.events.close()
 
-    def _policy_failed(self, question: str, error: BaseException) -> None:
+    def _policy_failed(self, fault: Fault) -> None:
         self.counters.add("policy_faults_total")
-        self._host.policy_failed(question, error, is_off=self.policy.is_off)
-        if self.policy.is_off:
+        self._host.rules_failed("policy", fault)
+        if fault.is_last:
             self._host.rank_changed(None)
 
     # A turn, from its arrival to its end
@@ -356,6 +357,9 @@ class RetentionManager:
 
     def apply_predictions(self) -> None:
         """Decide about pins by what has been read and predicted. O(1) if that is nothing."""
+        for fault in self.predictor.take_faults():
+            self.counters.add("predictor_faults_total")
+            self._host.rules_failed("predictor", fault)
         self.inference.take_found()
         for job in self.decisions.apply_predictions():
             self.inference.no_tool_called(job, self._clock())

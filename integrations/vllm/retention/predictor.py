@@ -19,6 +19,7 @@ from typing import Literal
 
 from agentkv.commands import analyze_command
 from agentkv.durations import DurationPredictor, Prediction
+from agentkv.guard import Fault
 from agentkv.policies.settings import Settings
 from agentkv.protocol import KEPT_COMMAND_CHARS, redact_command
 from agentkv.tool_calls import parse_tool_calls
@@ -152,7 +153,12 @@ class DurationService:
     ) -> None:
         """`worker` does all reading, predicting, learning and writing. If it does not predict,
         answers have the command alone."""
-        self.predictor = DurationPredictor(settings.predictor) if predicts else None
+        self._faults: deque[Fault] = deque()
+        self.predictor = (
+            DurationPredictor(settings.predictor, on_fault=self._faults.append)
+            if predicts
+            else None
+        )
         self.predicts = predicts
         self._worker = worker
         self._clock = clock
@@ -202,6 +208,11 @@ class DurationService:
         """The answers that have come in, oldest first, each once. O(1) if there are none."""
         while self._answers:
             yield self._answers.popleft()
+
+    def take_faults(self) -> Iterator[Fault]:
+        """Faults of a predictor of the user's own, oldest first, each once. O(1) if none came."""
+        while self._faults:
+            yield self._faults.popleft()
 
     def observe(self, command: str, duration_s: float, *, is_lower_bound: bool = False) -> None:
         """Learn how long a command took, or at least took."""

@@ -19,6 +19,7 @@ CounterName = Literal[
     "preemptions_total",
     "bad_tags_total",
     "policy_faults_total",
+    "predictor_faults_total",
 ]
 """Counters, each with a Prometheus series of the same name."""
 
@@ -29,6 +30,7 @@ UNLABELLED: tuple[CounterName, ...] = (
     "preemptions_total",
     "bad_tags_total",
     "policy_faults_total",
+    "predictor_faults_total",
 )
 """Counters without a label; they are 0 until something is counted."""
 

@@ -75,6 +75,11 @@ _COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
         None,
         (),
     ),
+    "predictor_faults_total": (
+        "Answers of a predictor of your own that failed, could not be used or were late.",
+        None,
+        (),
+    ),
 }
 
 # Tools run from milliseconds (ls) to an hour (a build): about three buckets a decade.

@@ -48,6 +48,16 @@ def test_the_document_has_the_documented_keys(capsys: pytest.CaptureFixture[str]
         assert entry["jobs"] == entry["completed"] == 6
 
 
+def test_the_faults_of_a_predictor_of_ones_own_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Policies simulate with the predictor that their settings name, guarded as on a server."""
+    names = ("tests.evals.bad_policies:FailsToPredict", "agentkv.predictors:Predictor")
+    flags = [flag for name in names for flag in ("--policy", f'agentkv{{"predictor": "{name}"}}')]
+    assert main([*SMALL, *flags, "--json"]) == 0
+    bad, plain = policies(capsys).values()
+    assert (bad["predictor_faults_total"], bad["completed"]) == (20, 6)
+    assert "predictor_faults_total" not in plain
+
+
 def test_a_slowdown_of_one_is_a_job_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Jobs that run one after the other have a slowdown of 1; --json prints the document alone."""
     assert main([*SMALL[:-2], "--concurrency", "1", *STOCK, "--json"]) == 0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from agentkv.guard import MAX_FAULTS
 from agentkv.policies import TTL, Policy, RestoreCost, Turn
-from agentkv.policies.guard import MAX_FAULTS
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from agentkv.guard import MAX_FAULTS
 from agentkv.integrations.vllm.retention.predictor import (
     MAX_REPLY_CHARS,
     BackgroundWorker,
@@ -243,6 +245,50 @@ def test_what_was_learned_survives_a_restart(
     assert again.scheduler.retention.predictor.predictor.num_observed == 10
     again.turn(prompt_of(100), reply="```bash\nfrobnicate --all\n```", job_id="a")
     assert again.pinned == {}
+
+
+BY_PROGRAM = Path(__file__).parents[4] / "examples/predictors/by_program.py"
+
+
+def test_a_predictor_of_ones_own_decides_about_pins(make_engine: Callable[..., Engine]) -> None:
+    """The setting takes the name of a class, which learns and predicts like the shipped ones."""
+    engine = make_engine(policy="context_serve", predictor=f"{BY_PROGRAM}:ByProgram")
+    reply = "```bash\nfrobnicate\n```"
+    for duration_s, num_pinned in ((60.0, 6), (60.0, 0), (None, 0)):
+        context = engine.turn(prompt_of(100), reply=reply, job_id="a")
+        assert engine.pinned.get("a", 0) == num_pinned
+        event = ToolEvent("finished", command="frobnicate", duration_s=duration_s)
+        engine.scheduler.retention.tool_signal("a", event)
+        engine.turn([*context, *prompt_of(20)], job_id="a", is_last_step=1)
+    assert "predictor_faults_total" not in engine.scheduler.retention.counters.totals()
+
+
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_a_predictor_that_fails_costs_predictions_and_nothing_else(
+    is_attached: bool,
+    make_engine: Callable[..., Engine],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The default one answers; faults are counted, and the first is logged with its traceback."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    name = "tests.evals.bad_policies:FailsToPredict"
+    engine = make_engine(policy="context_serve", predictor=name)
+    wakes = engine.attach() if is_attached else None
+    for number in range(MAX_FAULTS + 3):
+        engine.turn(prompt_of(100, salt=number), reply=SLOW, job_id=f"job-{number}")
+        if wakes is not None:
+            wakes.get(timeout=LIMIT_S)
+        engine.wait(0.0)
+        assert engine.pinned == {}
+    totals = engine.scheduler.retention.counters.totals()
+    assert totals["predictor_faults_total"] == MAX_FAULTS
+    assert "policy_faults_total" not in totals
+    said = [record.getMessage() for record in caplog.records]
+    (failed,) = [text for text in said if "the predictor failed in predict" in text]
+    assert "the default predictor's answer takes the place" in failed
+    assert "KeyError" in caplog.text
+    assert sum("is switched off" in text for text in said) == 1
 
 
 def test_an_idle_engine_is_woken_to_save(
