@@ -32,9 +32,9 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python examples/bash_agent.py $(DEMO_FLAGS)
 
-# A file stays in one process, so that its tests share their servers.
+# Tests that share a server run in one process, one after the other (tests/conftest.py).
 test: $(STAMP) test-openai3
-	$(PYTEST) tests -m "not timed" -n 2 --dist loadfile
+	$(PYTEST) tests -m "not timed" -n 2 --dist loadgroup --no-loadscope-reorder
 	$(PYTEST) tests -m timed
 
 test-fast: $(STAMP)
@@ -53,7 +53,7 @@ $(OPENAI3_STAMP): pyproject.toml
 	touch $@
 
 test-openai3: $(OPENAI3_STAMP)
-	.venv-openai3/bin/python -m pytest tests/client
+	.venv-openai3/bin/python -m pytest tests/client -n 2
 
 # vLLM's own scheduler tests, under its classes and under each policy of ours; fetched, never committed.
 test-upstream: $(STAMP)

@@ -48,7 +48,7 @@ RUSH_STEP_S = 2.0
 STUCK_S = 1.0
 """Seconds that pass in a step in which nothing could be scheduled."""
 TIER_BYTES = 10_000_000
-MAX_HANG_S = 0.5
+MAX_HANG_S = 1.0
 """Seconds after which an answer that does not come is broken off."""
 MAX_SHRINK_PLAYS = 80
 """Plays spent on making one schedule smaller."""
@@ -252,7 +252,8 @@ class _Play:
             return Policy(settings, pool_tokens)
 
     def _ask(self, question: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        before = signal.setitimer(signal.ITIMER_REAL, MAX_HANG_S)
+        # Again and again: an exception in a callback of the garbage collector would be passed over.
+        before = signal.setitimer(signal.ITIMER_REAL, MAX_HANG_S, MAX_HANG_S)
         began_s = time.perf_counter()
         try:
             answer = method(*args, **options)

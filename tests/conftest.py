@@ -27,14 +27,27 @@ DEMO_ARGS = ("--block-size", "32", "--served-model-name", "demo")
 SHARED_SERVERS = ("tiny_continuum_server", "demo_continuum_server", "tiny_fcfs_server")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the tests of each shared server together, so that it is started once."""
+    """Group tests that share a server, else those of a file; tests of servers go first.
+
+    `pytest --dist loadgroup` gives a group to one process, which starts each server once.
+    """
+
+    def group(item: pytest.Item) -> str:
+        names = getattr(item, "fixturenames", ())
+        return next(
+            (name for name in SHARED_SERVERS if name in names), item.nodeid.partition("::")[0]
+        )
 
     def rank(item: pytest.Item) -> int:
-        names = getattr(item, "fixturenames", ())
-        return next((i for i, name in enumerate(SHARED_SERVERS) if name in names), -1)
+        if group(item) in SHARED_SERVERS:
+            return SHARED_SERVERS.index(group(item))
+        return len(SHARED_SERVERS) + (item.get_closest_marker("server") is None)
 
     items.sort(key=rank)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
 
 
 class ServerPool:
