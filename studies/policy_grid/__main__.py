@@ -12,22 +12,22 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentkv.errors import AgentKVError, InputError
-from agentkv.evals.options import BAD_USAGE, DONE, FAILED, positive, seconds, whole_number
-from agentkv.evals.progress import progress
-from agentkv.evals.rows import RowFile, provenance, read_rows, write_whole
+from agentkv.evals.options import BAD_USAGE, DONE, FAILED, positive, whole_number
+from agentkv.evals.rows import provenance, write_whole
 from agentkv.evals.simulator import catalog
 from agentkv.evals.simulator.cost import Roofline
 from agentkv.evals.simulator.machine import DEFAULT_DRAM_GIB, Limits, make_machine
 from agentkv.evals.workload.jobs import TOOLS
 from agentkv.evals.workload.workloads import WORKLOADS
 
+from ..units import Row, add_run_options, last_rows, play_units, write_rows
 from .findings import Findings
 from .grid import (
     DEFAULT_LOADS,
@@ -42,7 +42,7 @@ from .grid import (
     parse_load,
     trace_of_part,
 )
-from .play import Row, play_all
+from .play import make_row, simulate
 from .policies import IDEALS, parse_grid_policy
 
 DEFAULT_POLICIES = (
@@ -83,30 +83,8 @@ def _run(options: argparse.Namespace, folder: Path) -> int:
         )
     plan, out = make_plan(options, folder), Path(options.out)
     todo = _units_to_play(plan, options)
-    started_s, num_jobs, reason = time.monotonic(), 0, None
-    num_workers = min(options.workers, len(todo)) or 1
-    played = play_all(plan, todo, num_workers=num_workers, unit_limit_s=options.unit_limit_s)
-    try:
-        with (
-            RowFile(out / ROWS_FILE, append=True) as file,
-            progress("units", len(todo), every_s=0) as show,
-        ):
-            for number, (unit, row) in enumerate(played, start=1):
-                file.add(row)
-                num_jobs += row.get("jobs", 0)
-                show(number, f"{number}/{len(todo)} {unit}: {_describe(row)}")
-    except (KeyboardInterrupt, OSError) as error:
-        reason = str(error) or "interrupted"
-        print(f"{PROGRAM}: ended early: {reason}", file=sys.stderr)
-    finally:
-        played.close()
-    wall_s = time.monotonic() - started_s
-    run = {
-        "ended_early": reason,
-        "units_asked": len(todo),
-        "wall_s": round(wall_s, 3),
-        "jobs_per_s": num_jobs / wall_s,
-    }
+    played = play_units(todo, partial(simulate, plan), partial(make_row, plan), options)
+    run = write_rows(out / ROWS_FILE, played, len(todo), program=PROGRAM)
     return _report(out, run)
 
 
@@ -190,22 +168,8 @@ def _units_to_play(plan: StudyPlan, options: argparse.Namespace) -> list[Unit]:
 
 
 def read_units(out: Path) -> list[Row]:
-    """The last row of each unit, in the order of their first.
-
-    Raises InputError where there is no file of rows, or one with a row of another kind.
-    """
-    if not (out / ROWS_FILE).is_file():
-        raise InputError(f"{out}: no {ROWS_FILE} in it")
-    rows = read_rows(out / ROWS_FILE, _OF_EVERY_ROW)
-    return list({row["unit"]: row for row in rows}.values())
-
-
-def _describe(row: Row) -> str:
-    if row["error"] is not None:
-        return f"failed: {row['error']}"
-    done = f"{row['completed']} of {row['jobs']} jobs, " if row["completed"] < row["jobs"] else ""
-    mean_s = "-" if row["mean_s"] is None else f"{row['mean_s']:.1f} s"
-    return f"{done}mean {mean_s} ({row['wall_s']:.1f} s)"
+    """The last row of each unit; InputError where there is none, or one of another kind."""
+    return last_rows(out / ROWS_FILE, _OF_EVERY_ROW)
 
 
 def _report(out: Path, run: dict[str, Any]) -> int:
@@ -267,14 +231,10 @@ def _read_options(argv: Sequence[str]) -> argparse.Namespace:
     gpus = ", ".join(catalog.GPUS)
     add("--gpu", default="h100", metavar="NAME|FILE", help=f"{gpus}, or a profile (default h100)")
     add("--dram-gib", type=positive, default=DEFAULT_DRAM_GIB, metavar="GIB", help="of +offload")
-    add = parser.add_argument_group("run").add_argument
+    add = parser.add_argument_group("files").add_argument
     add("--out", metavar="DIR", help="folder for rows, tables and figures")
     add("--tables", metavar="DIR", help="only tables and figures, from the rows in DIR")
-    add("--resume", action="store_true", help="go on with the study in --out")
-    add("--force", action="store_true", help="delete the study in --out first")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    add("--workers", type=count, default=cores or 1, metavar="N", help="default: one a core")
-    add("--unit-limit-s", type=seconds, default=1800.0, metavar="S", help="default %(default)g")
+    add_run_options(parser)
     options = parser.parse_args(argv)
     if (options.out is None) == (options.tables is None):
         parser.error("give --out DIR, or --tables DIR of a study that is there")

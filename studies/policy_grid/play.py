@@ -1,78 +1,18 @@
-"""Plays units, each as one row, in processes of their own.
-
-A process that dies, or takes too long over a unit, costs that unit alone.
-"""
+"""Plays one unit of the grid: its row, with all that is known of its origin."""
 
 from __future__ import annotations
-
-import importlib
-import multiprocessing
-import time
-import traceback
-from collections.abc import Generator, Sequence
-from concurrent.futures import Future, as_completed
-from typing import Any
-
-from pebble import ProcessExpired, ProcessPool
 
 from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.simulator.simulate import policy_entry
 from agentkv.evals.summary import summarize
 
+from ..units import Row
 from .grid import StudyPlan, Unit
 from .ideals import ideal_entry
 from .policies import parse_grid_policy
 
-Row = dict[str, Any]
-_TRACEBACK_CHARS = 2000
 
-
-def play_all(
-    plan: StudyPlan, units: Sequence[Unit], *, num_workers: int, unit_limit_s: float
-) -> Generator[tuple[Unit, Row]]:
-    """Each unit with its row, as they end; a single worker is this process, without a limit."""
-    if num_workers == 1:
-        yield from ((unit, play_unit(plan, unit)) for unit in units)
-        return
-    # A forked copy of a process in which torch has run may hang.
-    spawn = multiprocessing.get_context("spawn")
-    pool: Any = ProcessPool(num_workers, context=spawn)
-    try:
-        futures: dict[Future[Row], Unit] = {
-            pool.schedule(play_unit, [plan, unit], timeout=unit_limit_s): unit for unit in units
-        }
-        for future in as_completed(futures):
-            unit = futures[future]
-            try:
-                row = future.result()
-            except TimeoutError:
-                error = f"took longer than --unit-limit-s {unit_limit_s:g}"
-                row = make_row(plan, unit, {"error": error, "wall_s": unit_limit_s, "cpu_s": None})
-            except ProcessExpired as ended:
-                error = f"process ended with {ended.exitcode}"
-                row = make_row(plan, unit, {"error": error, "wall_s": None, "cpu_s": None})
-            yield unit, row
-    finally:
-        pool.stop()
-        pool.join()
-
-
-def play_unit(plan: StudyPlan, unit: Unit) -> Row:
-    """The row of a unit, with its failure under `error`, None if there was none."""
-    wall_s, cpu_s = time.perf_counter(), time.process_time()
-    try:
-        # vLLM takes seconds to import, once in a process: not counted as the unit's.
-        importlib.import_module("agentkv.evals.simulator.run")
-        wall_s, cpu_s = time.perf_counter(), time.process_time()
-        found = {**_simulate(plan, unit), "error": None}
-    except Exception as error:  # one unit that fails must not end hours of others
-        trace = traceback.format_exc()[-_TRACEBACK_CHARS:]
-        found = {"error": f"{type(error).__name__}: {error}", "traceback": trace}
-    taken = {"wall_s": time.perf_counter() - wall_s, "cpu_s": time.process_time() - cpu_s}
-    return make_row(plan, unit, found | taken)
-
-
-def make_row(plan: StudyPlan, unit: Unit, found: dict[str, Any]) -> Row:
+def make_row(plan: StudyPlan, unit: Unit, found: Row) -> Row:
     """What was found, with all that is known of its origin."""
     return {
         "unit": unit.key(plan.config),
@@ -84,7 +24,8 @@ def make_row(plan: StudyPlan, unit: Unit, found: dict[str, Any]) -> Row:
     }
 
 
-def _simulate(plan: StudyPlan, unit: Unit) -> Row:
+def simulate(plan: StudyPlan, unit: Unit) -> Row:
+    """Figures of the unit's jobs under its policy, and the counters."""
     from agentkv.evals.simulator.run import RunOptions, Simulation
 
     policy = parse_grid_policy(unit.policy)

@@ -1,0 +1,139 @@
+"""Plays the units of a study, each as one row of a file, in processes of their own.
+
+A process that dies, or takes too long over a unit, costs that unit alone. Knows nothing of what a
+unit is; each study says how one is simulated and how its row looks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, as_completed
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+from agentkv.errors import InputError
+from agentkv.evals.options import seconds, whole_number
+from agentkv.evals.progress import progress
+from agentkv.evals.rows import RowFile, read_rows
+
+Row = dict[str, Any]
+UnitT = TypeVar("UnitT")
+Simulate = Callable[[UnitT], Row]
+MakeRow = Callable[[UnitT, Row], Row]
+_TRACEBACK_CHARS = 2000
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Flags of every study that is played unit by unit."""
+    add = parser.add_argument_group("run").add_argument
+    add("--resume", action="store_true", help="go on with the study in --out")
+    add("--force", action="store_true", help="delete the study in --out first")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    count = whole_number(1)
+    add("--workers", type=count, default=cores or 1, metavar="N", help="default: one a core")
+    add("--unit-limit-s", type=seconds, default=1800.0, metavar="S", help="default %(default)g")
+
+
+def play_units(
+    units: Sequence[UnitT],
+    simulate: Simulate[UnitT],
+    make_row: MakeRow[UnitT],
+    options: argparse.Namespace,
+) -> Generator[tuple[UnitT, Row]]:
+    """Each unit with its row, as they end; a single worker is this process, without a limit.
+
+    `make_row` adds to what was found all that is known of the unit. A failure stands under `error`,
+    None if there was none. Both functions are sent to other processes.
+    """
+    num_workers = min(options.workers, len(units)) or 1
+    if num_workers == 1:
+        yield from ((unit, make_row(unit, _attempt(unit, simulate))) for unit in units)
+        return
+    # A forked copy of a process in which torch has run may hang.
+    spawn = multiprocessing.get_context("spawn")
+    limit_s: float = options.unit_limit_s
+    pool: Any = ProcessPool(num_workers, context=spawn)
+    try:
+        futures: dict[Future[Row], UnitT] = {
+            pool.schedule(_attempt, [unit, simulate], timeout=limit_s): unit for unit in units
+        }
+        for future in as_completed(futures):
+            try:
+                found = future.result()
+            except TimeoutError:
+                error = f"took longer than --unit-limit-s {limit_s:g}"
+                found = {"error": error, "wall_s": limit_s, "cpu_s": None}
+            except ProcessExpired as ended:
+                error = f"process ended with {ended.exitcode}"
+                found = {"error": error, "wall_s": None, "cpu_s": None}
+            unit = futures[future]
+            yield unit, make_row(unit, found)
+    finally:
+        pool.stop()
+        pool.join()
+
+
+def _attempt(unit: UnitT, simulate: Simulate[UnitT]) -> Row:
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    try:
+        # vLLM takes seconds to import, once in a process: not counted as the unit's.
+        importlib.import_module("agentkv.evals.simulator.run")
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        found = {**simulate(unit), "error": None}
+    except Exception as error:  # one unit that fails must not end hours of others
+        trace = traceback.format_exc()[-_TRACEBACK_CHARS:]
+        found = {"error": f"{type(error).__name__}: {error}", "traceback": trace}
+    taken = {"wall_s": time.perf_counter() - wall_s, "cpu_s": time.process_time() - cpu_s}
+    return found | taken
+
+
+def write_rows(
+    path: Path, played: Generator[tuple[UnitT, Row]], num_units: int, *, program: str
+) -> dict[str, Any]:
+    """Append rows as units end, also if that ends early; returns how the run went."""
+    started_s, num_jobs, reason = time.monotonic(), 0, None
+    try:
+        with RowFile(path, append=True) as file, progress("units", num_units, every_s=0) as show:
+            for number, (unit, row) in enumerate(played, start=1):
+                file.add(row)
+                num_jobs += row.get("jobs", 0)
+                show(number, f"{number}/{num_units} {unit}: {_describe(row)}")
+    except (KeyboardInterrupt, OSError) as error:
+        reason = str(error) or "interrupted"
+        print(f"{program}: ended early: {reason}", file=sys.stderr)
+    finally:
+        played.close()
+    wall_s = time.monotonic() - started_s
+    return {
+        "ended_early": reason,
+        "units_asked": num_units,
+        "wall_s": round(wall_s, 3),
+        "jobs_per_s": num_jobs / wall_s,
+    }
+
+
+def last_rows(path: Path, needed: Iterable[str]) -> list[Row]:
+    """The last row of each unit, in the order of their first.
+
+    Raises InputError where there is no file of rows, or one with a row of another kind.
+    """
+    if not path.is_file():
+        raise InputError(f"{path.parent}: no {path.name} in it")
+    return list({row["unit"]: row for row in read_rows(path, needed)}.values())
+
+
+def _describe(row: Row) -> str:
+    if row["error"] is not None:
+        return f"failed: {row['error']}"
+    done = f"{row['completed']} of {row['jobs']} jobs, " if row["completed"] < row["jobs"] else ""
+    mean_s = "-" if row["mean_s"] is None else f"{row['mean_s']:.1f} s"
+    return f"{done}mean {mean_s} ({row['wall_s']:.1f} s)"
