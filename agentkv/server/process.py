@@ -1,4 +1,4 @@
-"""Starts and stops a vLLM server in a process of its own.
+"""Starts and stops a vLLM server, or a proxy in front of one, in a process of its own.
 
 The demo, the tests, `agentkv compare` and `agentkv swebench` use it. Knows nothing of what a server
 is asked.
@@ -35,34 +35,31 @@ def free_port() -> int:
         return port
 
 
-class ServerProcess:
-    """`agentkv serve` as a context manager: ready inside the block, ended after it.
+class HTTPProcess:
+    """A command that serves HTTP, as a context manager: ready inside the block, ended after it.
 
-    model: None is the demo model.
-    args: vLLM's own flags.
-    log_path: where the log goes; by default a temporary file.
+    name: what errors call it.
 
-    Leaving the block ends the whole process group.
+    Ready is the process once `GET /health` answers 200. Leaving the block ends the whole process
+    group.
     """
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | None = None,
+        command: Sequence[str],
         *,
-        policy: str = "continuum",
+        name: str,
+        port: int,
+        log_path: Path,
         host: str = "127.0.0.1",
-        port: int | None = None,
-        args: Sequence[str] = (),
-        log_path: Path | None = None,
         environment: Mapping[str, str] | None = None,
         ready_timeout_s: float = 600.0,
     ) -> None:
-        self.model = None if model is None else os.fspath(model)
-        self.policy = policy
+        self.command = tuple(command)
+        self.name = name
         self.host = host
-        self.port = free_port() if port is None else port
-        self.args = tuple(args)
-        self.log_path = log_path or Path(tempfile.mkstemp(prefix="agentkv-", suffix=".log")[1])
+        self.port = port
+        self.log_path = log_path
         self.environment = dict(environment or {})
         self.ready_timeout_s = ready_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,14 +82,10 @@ class ServerProcess:
             raise ServerStartError(
                 f"port {self.port} of {self.host} is taken: free it, or choose another one"
             )
-        command = [sys.executable, "-m", "agentkv.cli", "serve"]
-        command += [] if self.model is None else [self.model]
-        command += ["--host", self.host, "--port", str(self.port)]
-        command += ["--scheduling-policy", self.policy, *self.args]
         quiet = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                command,
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -114,7 +107,7 @@ class ServerProcess:
                 time.sleep(POLL_S)
                 continue
             raise ServerStartError(
-                f"the server {problem}; the end of its log, {self.log_path}:\n{self.log_tail()}"
+                f"{self.name} {problem}; the end of its log, {self.log_path}:\n{self.log_tail()}"
             )
 
     def _is_healthy(self) -> bool:
@@ -160,3 +153,42 @@ class ServerProcess:
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+
+class ServerProcess(HTTPProcess):
+    """`agentkv serve`.
+
+    model: None is the demo model.
+    args: vLLM's own flags.
+    log_path: where the log goes; by default a temporary file.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        policy: str = "continuum",
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        args: Sequence[str] = (),
+        log_path: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        ready_timeout_s: float = 600.0,
+    ) -> None:
+        self.model = None if model is None else os.fspath(model)
+        self.policy = policy
+        self.args = tuple(args)
+        port = free_port() if port is None else port
+        command = [sys.executable, "-m", "agentkv.cli", "serve"]
+        command += [] if self.model is None else [self.model]
+        command += ["--host", host, "--port", str(port)]
+        command += ["--scheduling-policy", policy, *args]
+        super().__init__(
+            command,
+            name="the server",
+            host=host,
+            port=port,
+            log_path=log_path or Path(tempfile.mkstemp(prefix="agentkv-", suffix=".log")[1]),
+            environment=environment,
+            ready_timeout_s=ready_timeout_s,
+        )

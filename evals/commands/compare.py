@@ -2,8 +2,9 @@
 
 Repeats are interleaved (A B C A B C) and every run gets a fresh server with the same flags. Without
 --gpu it takes the demo model on the CPU, with memory made scarce: three policies by three repeats
-end in under 25 minutes on two cores. Flags after `--` go to the servers. The last line on standard
-output is one JSON document; Ctrl-C keeps what was measured, --resume goes on with it.
+end in under 25 minutes on two cores. Flags after `--` go to the servers. A rival is somebody else's
+scheduling, in vLLM (--rival) or in front of it (--rival-proxy). The last line on standard output is
+one JSON document; Ctrl-C keeps what was measured, --resume goes on with it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentkv.errors import AgentKVError, InputError, RunError
-from agentkv.server.process import ServerProcess
+from agentkv.server.process import HTTPProcess, ServerProcess, free_port
 
 from ..options import (
     DONE,
@@ -35,7 +37,8 @@ from ..options import (
 )
 from ..outcomes import RunOutcome
 from ..player.run import LoadOptions, load_server
-from ..policies import ServerPolicy, policy_names, server_policy
+from ..policies import policy_names, server_policy
+from ..rivals import Contestant, Rival, read_rivals
 from ..rows import RUN_FILE, TURNS_FILE, read_runs, time_stamp, write_whole
 from ..summary import PolicyResult, Spread, compare, summarize
 from ..tables import text_table
@@ -96,7 +99,7 @@ GPU = Profile(
 class ComparePlan:
     """The runs of one comparison: `server_flags` are the same for every policy."""
 
-    policies: tuple[ServerPolicy, ...]
+    policies: tuple[Contestant, ...]
     repeats: int
     workload: Workload
     described: Mapping[str, Any]
@@ -112,10 +115,10 @@ class ComparePlan:
         names = [policy.name for policy in self.policies]
         return BASELINE if BASELINE in names else names[0]
 
-    def folder(self, policy: ServerPolicy, repeat: int) -> Path:
+    def folder(self, policy: Contestant, repeat: int) -> Path:
         return self.out / f"{policy.name.replace(':', '-')}-{repeat}"
 
-    def runs(self) -> list[tuple[ServerPolicy, int]]:
+    def runs(self) -> list[tuple[Contestant, int]]:
         """Interleaved, so that a machine that slows down slows all policies alike."""
         return [(policy, repeat) for repeat in range(self.repeats) for policy in self.policies]
 
@@ -159,8 +162,9 @@ def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
     num_blocks = options.num_gpu_blocks_override or profile.num_blocks
     scarce = () if num_blocks is None else ("--num-gpu-blocks-override", str(num_blocks))
     server_flags = (*profile.server_flags, *scarce, *options.server_flags)
+    rivals = read_rivals(options.rival, options.rival_proxy)
     return ComparePlan(
-        policies=tuple(server_policy(name) for name in names),
+        policies=(*(server_policy(name) for name in names), *rivals),
         repeats=options.repeats,
         workload=workload,
         described=describe_workload(options, workload),
@@ -222,7 +226,7 @@ def run_all(plan: ComparePlan, *, resume: bool) -> Iterator[RunOutcome]:
             raise RunError(f"{label}: ended early: {reason}")
 
 
-def _run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> tuple[RunOutcome, str | None]:
+def _run(plan: ComparePlan, policy: Contestant, repeat: int) -> tuple[RunOutcome, str | None]:
     folder = plan.folder(policy, repeat)
     folder.mkdir(parents=True, exist_ok=True)
     server = ServerProcess(
@@ -232,22 +236,37 @@ def _run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> tuple[RunOutco
         log_path=folder / "server.log",
         ready_timeout_s=plan.ready_timeout_s,
     )
-    with server:
+    with ExitStack() as stack:
+        processes: list[HTTPProcess] = [stack.enter_context(server)]
+        if isinstance(policy, Rival) and policy.proxy:
+            port = free_port()
+            proxy = HTTPProcess(
+                policy.proxy_command(server.root_url, port),
+                name=policy.name,
+                port=port,
+                log_path=folder / "proxy.log",
+                ready_timeout_s=plan.ready_timeout_s,
+            )
+            processes.append(stack.enter_context(proxy))
         options = LoadOptions(
             base_url=server.base_url,
             policy=policy.name,
+            is_rival=isinstance(policy, Rival),
+            turns_url=processes[-1].root_url,
             limit_s=plan.limit_s,
             out=folder,
             force=True,
-            config=plan.config,
+            config={**plan.config, "rival": _rival_facts(policy)},
         )
         run, reason = load_server(plan.workload, plan.described, options, repeat=repeat)
-        if reason is not None and not server.is_alive:
-            reason = f"{reason}; the end of its log, {server.log_path}:\n{server.log_tail()}"
+        for process in processes:
+            if not process.is_alive:
+                reason = f"{reason or f'{process.name} ended'}; the end of its log, "
+                reason += f"{process.log_path}:\n{process.log_tail()}"
         return run, reason
 
 
-def _complete_run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> RunOutcome | None:
+def _complete_run(plan: ComparePlan, policy: Contestant, repeat: int) -> RunOutcome | None:
     """The run on disk; None if it is missing or broke off.
 
     Raises InputError if it was made of other jobs or with other server flags.
@@ -258,9 +277,11 @@ def _complete_run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> RunOu
     run = read_runs([folder])[0]
     if run.metadata.get("stopped_because") is not None:
         return None
+    config = run.metadata.get("config", {})
     for name, then, now in (
         ("workload", run.workload, plan.described),
-        ("server_flags", run.metadata.get("config", {}).get("server_flags"), plan.server_flags),
+        ("server_flags", config.get("server_flags"), plan.server_flags),
+        ("rival", config.get("rival"), _rival_facts(policy)),
     ):
         if json.dumps(then, sort_keys=True) != json.dumps(now, sort_keys=True):
             raise InputError(
@@ -268,6 +289,10 @@ def _complete_run(plan: ComparePlan, policy: ServerPolicy, repeat: int) -> RunOu
                 "--out, or --force"
             )
     return run
+
+
+def _rival_facts(policy: Contestant) -> dict[str, Any] | None:
+    return asdict(policy) if isinstance(policy, Rival) else None
 
 
 def table(results: Sequence[PolicyResult], baseline: str) -> str:
@@ -319,6 +344,10 @@ def _parser() -> argparse.ArgumentParser:
     names, defaults = ", ".join(policy_names()), ", ".join(DEFAULT_POLICIES)
     policy_help = f"repeat for each policy; of {names} (default {defaults})"
     add("--policy", action="append", metavar="NAME", help=policy_help)
+    rival_help = "somebody else's scheduling: a name, and the flags of its `vllm serve`; repeatable"
+    add("--rival", action="append", default=[], metavar="NAME=FLAGS", help=rival_help)
+    proxy_help = "a rival's proxy: its command, with {server} and {port} in it; repeatable"
+    add("--rival-proxy", action="append", default=[], metavar="NAME=COMMAND", help=proxy_help)
     add("--repeats", type=whole_number(1), default=3, metavar="N", help="runs a policy (default 3)")
     add("--gpu", action="store_true", help="defaults for one GPU: the reference's A/B run")
     add("--model", help="name or folder (default: the demo model; with --gpu Llama-3.1-8B)")

@@ -13,6 +13,7 @@ from agentkv.client.replies import Usage, read_usage
 from agentkv.errors import RunError
 
 from ..outcomes import JobOutcome, JobStatus, TurnOutcome
+from ..rivals import agentic_context
 from ..workload.plans import JobPlan
 from .conversations import Conversation
 
@@ -37,6 +38,8 @@ class _Reply:
 class JobPlayer:
     """Plays jobs with one OpenAI client; `clock` gives seconds since the start of the run.
 
+    for_rival: each request carries `agentic_context`, too.
+
     A turn's failure ends its job, and so does cancelling the task; neither is raised.
     """
 
@@ -45,6 +48,7 @@ class JobPlayer:
     run_id: str
     clock: Callable[[], float]
     on_turn: OnTurn
+    for_rival: bool = False
     has_seen_cached_tokens: bool = False
 
     async def play(self, plan: JobPlan) -> JobOutcome:
@@ -81,7 +85,12 @@ class JobPlayer:
         ending: JobStatus | None = None
         tool_s = 0.0
         try:
-            await self._exchange(job.client, conversation, number, reply)
+            request = conversation.request(number)
+            if self.for_rival:
+                is_last = number == len(plan.turns) - 1
+                xargs = agentic_context(job.job_id, is_last_step=is_last)
+                request.setdefault("extra_body", {})["vllm_xargs"] = xargs
+            await self._exchange(job.client, conversation, request, reply)
             command = conversation.end_turn(number)
         except asyncio.CancelledError:
             error, ending = "cut: the run ended first", "cut"
@@ -108,7 +117,7 @@ class JobPlayer:
         return outcome, ending
 
     async def _exchange(
-        self, client: Any, conversation: Conversation, number: int, reply: _Reply
+        self, client: Any, conversation: Conversation, request: dict[str, Any], reply: _Reply
     ) -> None:
         """Send the request and read the stream as plain JSON, event by event.
 
@@ -116,12 +125,11 @@ class JobPlayer:
         """
         is_chat = conversation.path == "chat"
         resource = client.chat.completions if is_chat else client.completions
-        request = {
-            **conversation.request(number),
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        async with resource.with_streaming_response.create(**request) as response:
+        usage = {"include_usage": True}
+        stream = resource.with_streaming_response.create(
+            **request, stream=True, stream_options=usage
+        )
+        async with stream as response:
             async for line in response.iter_lines():
                 reply.is_whole = reply.is_whole or line == _END_OF_STREAM
                 if not line.startswith("data:") or line == _END_OF_STREAM:

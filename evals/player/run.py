@@ -55,10 +55,16 @@ MakeConversation = Callable[[str, JobPlan], Conversation]
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a workload is put on a server; `policy` None accepts any policy the server runs."""
+    """How a workload is put on a server; `policy` None accepts any policy the server runs.
+
+    is_rival: `policy` is the name of a rival, whose server may run anything.
+    turns_url: a proxy in front of the server, to which the turns go in its place.
+    """
 
     base_url: str
     policy: str | None = None
+    is_rival: bool = False
+    turns_url: str | None = None
     model: str | None = None
     api_key: str | None = None
     mode: str = "replay"
@@ -83,7 +89,8 @@ def load_server(
         server = stack.enter_context(ServerUnderTest(options.base_url, api_key=options.api_key))
         facts = server.facts(options.model)
         policy = options.policy or facts.policy or STOCK_POLICIES[0]
-        check_policy(server_policy(policy), facts.info)
+        if not options.is_rival:
+            check_policy(server_policy(policy), facts.info)
         _check_lengths(workload, facts)
         metadata = _metadata(facts, options, repeat)
         conversation = _conversation(workload, options, server, facts)
@@ -170,14 +177,14 @@ async def _drive(
     async def is_alive() -> bool:
         return await asyncio.to_thread(server.silence) is None
 
-    async with _client(server.root_url, options) as client:
+    async with _client(options.turns_url or server.root_url, options) as client:
         start_s = time.monotonic()
 
         def clock() -> float:
             return time.monotonic() - start_s
 
         converse = partial(conversation, run_id)
-        player = JobPlayer(client, converse, run_id, clock, keep_row)
+        player = JobPlayer(client, converse, run_id, clock, keep_row, for_rival=options.is_rival)
         run = LoadRun(workload, player.play, clock, is_alive)
         watching = asyncio.ensure_future(_show_progress(run, policy))
         timer: asyncio.TimerHandle | None = None

@@ -12,6 +12,7 @@ from agentkv.cli import main as agentkv
 from agentkv.errors import InputError
 from agentkv.evals.commands.compare import CPU, GPU, ComparePlan, check_folders, run_all
 from agentkv.evals.policies import server_policy
+from agentkv.evals.rivals import Rival
 from agentkv.evals.workload.workloads import make_workload
 from tests.evals.made_runs import job, run, write_run
 
@@ -52,7 +53,11 @@ def test_runs_of_other_jobs_are_not_resumed(tmp_path: Path) -> None:
     """Complete runs are read again; of other jobs or with other server flags they are refused."""
     write_all(plan := make_plan(tmp_path))
     assert [run.policy for run in run_all(plan, resume=True)] == [p.name for p, _ in plan.runs()]
-    for other in ({"described": {"name": "bfcl"}}, {"server_flags": ("--block-size", "64")}):
+    for other in (
+        {"described": {"name": "bfcl"}},
+        {"server_flags": ("--block-size", "64")},
+        {"policies": tuple(Rival(p.name, ("--max-num-seqs", "4")) for p in plan.policies)},
+    ):
         with pytest.raises(InputError, match="was made with another"):
             list(run_all(make_plan(tmp_path, **other), resume=True))
 
