@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.policies import Turn
+from agentkv.policies import UNPINNED, Turn
 
 from .rules import StillEngine, bound
 
@@ -133,6 +133,22 @@ def test_the_turn_with_the_fewest_tokens_to_compute_goes_first() -> None:
     policy = bound("CacheWise", engine)
     assert order_of(policy, *turns, pinned=("held",)) == ["held", "new"]
     assert order_of(policy, *turns) == ["new", "held"]
+
+
+def test_cachewise_serves_old_and_preempted_turns_by_arrival() -> None:
+    """A preempted turn goes first; one that has waited out its patience stands with requests
+    without a job, by arrival, and so before all that need fewer tokens."""
+    engine = StillEngine()
+    policy = bound("CacheWise", engine)
+    turns = [
+        engine.add_turn(engine.add_job(str(tokens)), prompt_tokens=tokens)
+        for tokens in (900, 700, 100)
+    ]
+    turns[1].has_aged_out = True
+    assert order_of(policy, *turns) == ["700", "100", "900"]
+    aged = policy.rank(turns[1], is_preempted=False, is_pinned=False)
+    assert aged == (UNPINNED, turns[1].order, 0)
+    assert policy.rank(turns[0], is_preempted=True, is_pinned=False) < aged
 
 
 def test_the_client_with_the_smallest_counter_goes_first() -> None:
