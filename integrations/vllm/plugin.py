@@ -12,13 +12,14 @@ from __future__ import annotations
 import functools
 import os
 import re
-from argparse import ArgumentParser
+from argparse import SUPPRESS, Action, ArgumentParser
 from typing import Any
 
 from agentkv.errors import AgentKVError, SetupError
 from agentkv.named_classes import absolute_name
 from agentkv.policies.names import is_policy_name, policy_names
 
+from .server_policy import ADMIN_KEY_VARIABLE
 from .settings import CONFIG_KEY, read_settings
 
 OLDEST, NEWEST = (0, 31), (0, 34)
@@ -26,6 +27,7 @@ OLDEST, NEWEST = (0, 31), (0, 34)
 SCHEDULER = "agentkv.integrations.vllm.engine.scheduler.make_scheduler"
 MIDDLEWARE = "agentkv.integrations.vllm.api.middleware.AgentKVMiddleware"
 RUN_OUTPUT_FLAG = "--run-output-dir"
+ADMIN_KEY_FLAG = "--agentkv-admin-key"
 POLICY_VARIABLE = "AGENTKV_POLICY"
 
 
@@ -117,6 +119,8 @@ def _wrap_engine_args(engine_args: Any) -> None:
         # the API server reads it from `args`, after this
         if getattr(args, "enable_prompt_tokens_details", False) is None:
             args.enable_prompt_tokens_details = is_ours
+        if is_ours:
+            _add_admin_key(args)
         folder = getattr(args, "run_output_dir", None)
         if folder is not None and is_ours:
             given = dict(made.additional_config.get(CONFIG_KEY) or {})
@@ -154,6 +158,31 @@ def _wrap_engine_args(engine_args: Any) -> None:
     engine_args.create_engine_config = create_engine_config_for_policy
 
 
+def _add_admin_key(args: Any) -> None:
+    """Add the admin key to the API keys, which vLLM reads from `args` after this.
+
+    Source: vllm/entrypoints/serve/middleware/register.py (0.31 to 0.33).
+    """
+    admin_key = os.environ.get(ADMIN_KEY_VARIABLE)
+    if not admin_key or not hasattr(args, "api_key"):
+        return
+    keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
+    if not keys:
+        raise AgentKVError(
+            f"{ADMIN_KEY_FLAG} (or {ADMIN_KEY_VARIABLE}) is given, but no --api-key: without keys "
+            "everybody sees all jobs. Give each client a key, or leave the admin key out"
+        )
+    if admin_key not in keys:
+        args.api_key = [*keys, admin_key]
+
+
+class _KeepInEnvironment(Action):
+    """Puts the admin key where the API servers read it, and into no argument that vLLM logs."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        os.environ[ADMIN_KEY_VARIABLE] = values
+
+
 def policy_asked_for(engine_args: Any) -> str | None:
     """Our policy that an engine is to run, by its flag or else by the environment; None: stock."""
     policy = str(engine_args.scheduling_policy)
@@ -182,7 +211,7 @@ def _settings_for(engine_args: Any, policy: str) -> dict[str, Any]:
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Extend vLLM's own flags on `parser`, and add `--run-output-dir`.
+    """Extend vLLM's own flags on `parser`, and add two of our own.
 
     `--enable-prompt-tokens-details` gets the default None: cached tokens are reported under our
     policies, and as stock does under the others, unless the user says which.
@@ -201,4 +230,12 @@ def add_flags(parser: ArgumentParser) -> None:
             metavar="DIR",
             default=None,
             help="agentkv: folder that gets the event log",
+        )
+        parser.add_argument(
+            ADMIN_KEY_FLAG,
+            action=_KeepInEnvironment,
+            default=SUPPRESS,
+            metavar="KEY",
+            help="agentkv: an API key that sees the jobs of all clients; better in the environment "
+            f"variable {ADMIN_KEY_VARIABLE}, since other users of the machine see arguments",
         )

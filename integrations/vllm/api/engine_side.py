@@ -8,6 +8,7 @@ and answers have the id that its client gave it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -57,12 +58,25 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
     }
 
 
-def jobs(scheduler: RetainingScheduler) -> list[dict[str, Any]]:
-    return [_describe(scheduler, job) for job in scheduler.retention.jobs]
+def jobs(scheduler: RetainingScheduler, client: str | None = None) -> list[dict[str, Any]]:
+    """Describe the jobs of this client, or of all."""
+    return [
+        _describe(scheduler, job)
+        for job in scheduler.retention.jobs
+        if client is None or job.client == client
+    ]
 
 
-def job(scheduler: RetainingScheduler, job_key: str) -> dict[str, Any] | None:
-    found = scheduler.retention.jobs.get(job_key)
+def job(
+    scheduler: RetainingScheduler, job_key: str, of_anybody: bool = False
+) -> dict[str, Any] | None:
+    """Describe the job; if there is none, and `of_anybody`, one of another client with that id."""
+    all_jobs = scheduler.retention.jobs
+    found = all_jobs.get(job_key)
+    if found is None and of_anybody:
+        _, own_id = client_and_id(job_key)
+        named = (job for job in all_jobs if job.own_id == own_id)
+        found = max(named, key=attrgetter("last_activity_s"), default=None)
     return None if found is None else _describe(scheduler, found)
 
 
@@ -116,8 +130,9 @@ def release(scheduler: RetainingScheduler, job_key: str) -> dict[str, Any] | Non
     return scheduler.retention.release(job_key)
 
 
-def timestamps(scheduler: RetainingScheduler) -> dict[str, Any]:
-    return scheduler.retention.events.as_dict()
+def timestamps(scheduler: RetainingScheduler, client: str | None = None) -> dict[str, Any]:
+    """Return the events of this client's jobs, or of all."""
+    return scheduler.retention.events.as_dict(client)
 
 
 def bad_tag(scheduler: RetainingScheduler) -> None:

@@ -7,6 +7,7 @@ CORS and metrics apply; under other policies the paths answer vLLM's 404. No sta
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -20,7 +21,7 @@ from starlette.routing import Route
 from agentkv.errors import TagError
 from agentkv.protocol import job_key, parse_tags, parse_tool_event
 
-from ..server_policy import TokenVerifier, client_name
+from ..server_policy import TokenVerifier, client_name, sees_all_jobs
 from .engine_client import (
     EngineLink,
     EngineUnavailableError,
@@ -45,6 +46,8 @@ _READINGS: Mapping[str, tuple[str, Callable[[list[Any]], Any]]] = {
     "jobs": ("jobs", lambda answers: {"jobs": merge_jobs(answers)}),
     "timestamps": ("timestamps", merge_timestamps),
 }
+_READINGS_BY_CLIENT = ("jobs", "timestamps")
+"""Those in which jobs are named: of the client that asks, unless it may see all."""
 _JOB_ACTIONS = ("tool", "release")
 _READ_METHODS = ("GET", "HEAD")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -63,7 +66,9 @@ def add_routes(app: Starlette, engine: EngineLink, verifier: TokenVerifier | Non
 
     async def answer(request: Request) -> Response:
         try:
-            return await _dispatch(request, engine, client_name(request.scope, verifier))
+            client = client_name(request.scope, verifier)
+            sees_all = sees_all_jobs(request.scope, verifier)
+            return await _dispatch(request, engine, client, sees_all=sees_all)
         except _RefusedError as refused:
             return refused.answer
         except TagError as error:
@@ -75,22 +80,21 @@ def add_routes(app: Starlette, engine: EngineLink, verifier: TokenVerifier | Non
 
     # A single route, because a job id may contain slashes, which only the raw path tells from
     # separators.
-    app.router.routes.append(
-        Route(
-            PREFIX + "{rest:path}",
-            answer,
-            methods=list(_METHODS),
-            include_in_schema=False,
-        )
-    )
+    route = Route(PREFIX + "{rest:path}", answer, methods=list(_METHODS), include_in_schema=False)
+    # Starlette's `path` ends at a line end, which a job id may hold as well.
+    route.path_regex = re.compile(rf"^{PREFIX}(?P<rest>[\s\S]*)\Z")
+    app.router.routes.append(route)
 
 
-async def _dispatch(request: Request, engine: EngineLink, client: str) -> Response:
+async def _dispatch(
+    request: Request, engine: EngineLink, client: str, *, sees_all: bool
+) -> Response:
     first, *rest = _raw_segments(request)
     if first in _READINGS and not rest:
         _require(request, _READ_METHODS)
         operation, merge = _READINGS[first]
-        return JSONResponse(merge(await engine.call(operation)))
+        is_partial = operation in _READINGS_BY_CLIENT and not sees_all
+        return JSONResponse(merge(await engine.call(operation, *[client] * is_partial)))
     if first != "jobs" or not any(rest):
         raise _RefusedError(openai_error(404, f"no such path: {request.url.path}"))
     if len(rest) > 1 and rest[-1] in _JOB_ACTIONS:
@@ -101,7 +105,8 @@ async def _dispatch(request: Request, engine: EngineLink, client: str) -> Respon
         return await _release(request, engine, client, job_id)
     _require(request, _READ_METHODS)
     job_id = _job_id(rest)
-    return _found(job_id, merge_job(await engine.call("job", job_key(client, job_id))))
+    answers = await engine.call("job", job_key(client, job_id), sees_all)
+    return _found(job_id, merge_job(answers))
 
 
 async def _report_tool(request: Request, engine: EngineLink, client: str, job_id: str) -> Response:

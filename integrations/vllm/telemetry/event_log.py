@@ -74,10 +74,13 @@ class EventLog:
             next(iter(self._jobs.values())).popleft()
             self._num_events -= 1
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, of_client: str | None = None) -> dict[str, Any]:
+        """Return the events by job, of one client or of all."""
         jobs: dict[str, list[dict[str, Any]]] = {}
         for key, events in self._jobs.items():
-            jobs.setdefault(client_and_id(key)[1], []).extend(events)
+            client, job_id = client_and_id(key)
+            if of_client is None or client == of_client:
+                jobs.setdefault(job_id, []).extend(events)
         return {"jobs": jobs}
 
     def close(self) -> None:

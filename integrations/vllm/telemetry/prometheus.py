@@ -186,6 +186,9 @@ class AgentKVStatLogger(AggregateStatLoggerBase):
 def add_stat_logger() -> None:
     """Add the stat logger to every AsyncLLM that this process creates under our policies.
 
+    Not with `--disable-log-stats`: engines of several API servers then send no statistics, and all
+    series would stay at 0.
+
     The entry-point group `vllm.stat_logger_plugins` would override `--disable-log-stats` under
     every policy, stock ones included (AsyncLLM.__init__, vllm/v1/engine/async_llm.py, 0.31 to
     0.33).
@@ -196,7 +199,7 @@ def add_stat_logger() -> None:
     @functools.wraps(init)
     def init_with_stat_logger(*args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs).arguments
-        if policy_of(given["vllm_config"]) is not None:
+        if given["log_stats"] and policy_of(given["vllm_config"]) is not None:
             given["stat_loggers"] = [*(given.get("stat_loggers") or ()), AgentKVStatLogger]
         init(**given)
 

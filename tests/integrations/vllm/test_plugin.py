@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from agentkv.errors import AgentKVError
 from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.engine import seam
+from agentkv.integrations.vllm.server_policy import ADMIN_KEY_VARIABLE
 from agentkv.policies.names import SHIPPED
 
 
@@ -145,6 +147,51 @@ def test_the_output_folder_flag_reaches_the_settings(model_config: Path, tmp_pat
     parsed = parse(*flags, "--skip-tokenizer-init", "--run-output-dir", str(tmp_path))
     config = EngineArgs.from_cli_args(parsed).create_engine_config()
     assert config.additional_config["agentkv"]["run_output_dir"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("is_flag", [True, False])
+def test_the_admin_key_is_one_of_the_servers_keys_and_in_no_argument_that_is_logged(
+    is_flag: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--agentkv-admin-key, or AGENTKV_ADMIN_KEY, joins --api-key; vLLM masks that in its log."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+
+    monkeypatch.setenv(ADMIN_KEY_VARIABLE, "" if is_flag else "root")
+    flags = ["--model", "m", "--scheduling-policy", "agentkv", "--api-key", "one", "two"]
+    flags += ["--agentkv-admin-key", "root"] if is_flag else []
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
+    assert "root" not in map(str, vars(arguments).values())
+    for _ in range(2):  # in each process of the server
+        AsyncEngineArgs.from_cli_args(arguments)
+        assert arguments.api_key == ["one", "two", "root"]
+    assert os.environ[ADMIN_KEY_VARIABLE] == "root"  # where API servers read it
+
+
+def test_an_admin_key_joins_the_key_of_vllms_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """VLLM_API_KEY counts as vLLM's --api-key does."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+
+    monkeypatch.setenv("VLLM_API_KEY", "one")
+    monkeypatch.setenv(ADMIN_KEY_VARIABLE, "root")
+    flags = ["--model", "m", "--scheduling-policy", "agentkv"]
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
+    AsyncEngineArgs.from_cli_args(arguments)
+    assert arguments.api_key == ["one", "root"]
+
+
+def test_an_admin_key_without_other_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no key is asked for, everybody sees all jobs already."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+
+    monkeypatch.setenv(ADMIN_KEY_VARIABLE, "root")
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    flags = ["--model", "m", "--scheduling-policy", "agentkv"]
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
+    with pytest.raises(AgentKVError, match="--api-key"):
+        AsyncEngineArgs.from_cli_args(arguments)
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m"])
+    AsyncEngineArgs.from_cli_args(arguments)
+    assert arguments.api_key is None
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 from starlette.applications import Starlette
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.routes import MAX_BODY_BYTES, add_routes
+from agentkv.integrations.vllm.server_policy import ADMIN_KEY_VARIABLE
 from agentkv.protocol import KEPT_COMMAND_CHARS, client_and_id
 from tests.integrations.vllm.api.fake_engine import FakeEngineClient, FakeEngineCore
 
@@ -33,9 +37,9 @@ def engine_of(*job_ids: str) -> dict[str, Any]:
     return {
         "info": lambda: INFO,
         "stats": lambda: {"pinned_jobs": len(job_ids), "kv_cache_usage": 0.5},
-        "jobs": lambda: [{"job_id": job_id} for job_id in job_ids],
-        "timestamps": lambda: {"jobs": {job_id: [{"event": "finish"}] for job_id in job_ids}},
-        "job": lambda key: known(key) and {"job_id": known(key), "turns": 2},
+        "jobs": lambda *_: [{"job_id": job_id} for job_id in job_ids],
+        "timestamps": lambda *_: {"jobs": {job_id: [{"event": "finish"}] for job_id in job_ids}},
+        "job": lambda key, *_: known(key) and {"job_id": known(key), "turns": 2},
         "tool": lambda key, event: known(key) and {"job_id": known(key)},
         "release": lambda key: known(key) and {"job_id": known(key), "freed_blocks": 3},
     }
@@ -44,16 +48,28 @@ def engine_of(*job_ids: str) -> dict[str, Any]:
 class Server:
     """An application with nothing but the agentkv routes, and the engines behind it."""
 
-    def __init__(self, *engines: dict[str, Any], core: Any = None, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        *engines: dict[str, Any],
+        core: Any = None,
+        timeout_s: float = 5.0,
+        keys: Sequence[str] = (),
+    ) -> None:
         self.core = core or FakeEngineCore(list(engines))
         self.app = Starlette()
-        add_routes(self.app, EngineLink(FakeEngineClient(self.core), timeout_s=timeout_s), None)
+        verifier = AuthenticationMiddleware(self.app, tokens=[*keys]) if keys else None
+        link = EngineLink(FakeEngineClient(self.core), timeout_s=timeout_s)
+        add_routes(self.app, link, verifier)
 
-    async def __call__(self, method: str, path: str, body: object = None) -> httpx.Response:
+    async def __call__(
+        self, method: str, path: str, body: object = None, *, key: str = ""
+    ) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         transport = httpx.ASGITransport(self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            return await client.request(method, "/v1/agentkv" + path, content=content)
+            path = "/v1/agentkv" + path
+            return await client.request(method, path, content=content, headers=headers)
 
 
 def error_of(reply: httpx.Response) -> dict[str, Any]:
@@ -90,6 +106,43 @@ async def test_the_engine_gets_no_secret_and_no_more_of_a_command_than_it_reads(
     assert sent["tool"] == "TOKEN=REDACTED make"
     assert sent["command"].startswith("TOKEN=REDACTED make x x")
     assert len(sent["command"]) <= KEPT_COMMAND_CHARS
+
+
+async def test_each_key_reads_its_own_jobs_and_the_admin_key_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine is asked for the jobs of the client, or by the admin key for all."""
+    monkeypatch.setenv(ADMIN_KEY_VARIABLE, "root")
+    ask = Server(engine_of("j"), keys=["one", "two", "root"])
+    for path in ("/jobs", "/timestamps", "/jobs/j"):
+        for key in ("one", "two", "root"):
+            assert (await ask("GET", path, key=key)).status_code == 200
+    asked = [values for _, values in ask.core.asked]
+    (one, two, root), events, jobs = asked[:3], asked[3:6], asked[6:]
+    assert (len(one), len(two), root) == (1, 1, [])
+    assert one != two
+    assert events == [one, two, root]
+    assert [client_and_id(key) for key, *_ in jobs[:2]] == [(*one, "j"), (*two, "j")]
+    assert [rest for _, *rest in jobs] == [[False], [False], [True]]
+
+
+async def test_everybody_reads_all_jobs_where_no_key_is_asked_for() -> None:
+    """A server without keys has one tenant; only signals and releases are for a job's client."""
+    ask = Server(engine_of("j"))
+    for path in ("/jobs", "/timestamps", "/jobs/j"):
+        await ask("GET", path)
+    (_, jobs), (_, events), (_, (_, of_anybody)) = ask.core.asked
+    assert (jobs, events, of_anybody) == ([], [], True)
+
+
+@pytest.mark.parametrize("job_id", ["a\nb", "a\n", "\n", "\x00\x1f", "a\r\nb/tool"])
+async def test_a_job_id_may_hold_control_characters(job_id: str) -> None:
+    """A job whose id holds a line end can be read, signalled and released."""
+    ask = Server(engine_of(job_id))
+    path = f"/jobs/{quote(job_id, safe='')}"
+    assert (await ask("GET", path)).json()["job_id"] == job_id
+    assert (await ask("POST", f"{path}/tool", {"state": "started"})).json()["job_id"] == job_id
+    assert (await ask("POST", f"{path}/release")).json()["freed_blocks"] == 3
 
 
 async def test_a_job_id_may_hold_any_character() -> None:

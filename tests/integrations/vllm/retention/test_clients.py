@@ -34,6 +34,40 @@ def test_equal_ids_of_two_clients_are_two_jobs() -> None:
     assert engine_side.call(engine.scheduler, "job", [job_key("", "j")]) is None
 
 
+def test_a_client_s_lists_show_its_own_jobs_alone() -> None:
+    """Jobs and events are those of the client that asks; without one, those of all."""
+    engine = Engine()
+    for client, salt in ((ALICE, 1), (BOB, 2)):
+        engine.turn(prompt_of(100, salt=salt), **of(client, job_id=f"{client[0]}-job"))
+
+    def seen_by(*client: str) -> list[list[str]]:
+        jobs = engine_side.call(engine.scheduler, "jobs", [*client])
+        events = engine_side.call(engine.scheduler, "timestamps", [*client])
+        return [[job["job_id"] for job in jobs], [*events["jobs"]]]
+
+    assert seen_by(ALICE) == [["a-job"], ["a-job"]]
+    assert seen_by(BOB) == [["b-job"], ["b-job"]]
+    assert seen_by("c" * 16) == [[], []]
+    assert seen_by() == [["a-job", "b-job"], ["a-job", "b-job"]]
+
+
+def test_who_may_see_all_jobs_finds_one_by_its_id_alone() -> None:
+    """The own job of that id comes first, then the one that was active last."""
+    engine = Engine()
+    for client, salt, turn in ((ALICE, 1, 3), (BOB, 2, 4)):
+        engine.turn(
+            prompt_of(100, salt=salt), **of(client, job_id="j", turn=turn, expected_turns=turn)
+        )
+
+    def turns_found(client: str, *of_anybody: bool) -> int | None:
+        job = engine_side.call(engine.scheduler, "job", [job_key(client, "j"), *of_anybody])
+        return None if job is None else job["expected_turns"]
+
+    assert [turns_found(client, True) for client in (ALICE, BOB, "c" * 16)] == [3, 4, 4]
+    assert [turns_found(client) for client in (ALICE, BOB, "c" * 16)] == [3, 4, None]
+    assert engine_side.call(engine.scheduler, "job", [job_key(ALICE, "x"), True]) is None
+
+
 def test_no_job_has_a_parent_of_another_client() -> None:
     """A parent is looked for among the jobs of the request's own client."""
     engine = Engine()
