@@ -19,8 +19,9 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentkv.client.transport import close_connections
+from agentkv.client.transport import close_connections, in_time
 from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
+from agentkv.redaction import redact_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,10 @@ MAX_ATTEMPTS = 4
 MAX_RETRYING_S = 5.0
 FIRST_WAIT_S = 0.1
 FLUSH_AT_EXIT_S = 2.0
+DELIVERY_S = 10.0
+"""Longest time for one attempt; connecting, sending and each part of the answer have 3 s each."""
+MAX_HANGING = 4
+"""Attempts of one server that may run on beyond that, each in a thread that waits for bytes."""
 
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _GONE = 404  # the server does not know the job (any more), so it holds nothing for it
@@ -66,8 +71,10 @@ class Delivery:
 class FeedbackSender:
     """The queue of one server and the thread that empties it, started by the first delivery."""
 
-    def __init__(self, *, max_queued: int = MAX_QUEUED) -> None:
+    def __init__(self, *, max_queued: int = MAX_QUEUED, deadline_s: float = DELIVERY_S) -> None:
         self._max_queued = max_queued
+        self._deadline_s = deadline_s
+        self._num_running = 0
         # Not queue.Queue: gevent and eventlet replace it by one without `join` on a deadline.
         self._changed = threading.Condition()
         self._queued: deque[Delivery] = deque()
@@ -175,13 +182,31 @@ class FeedbackSender:
             reraise=True,
         )
         try:
-            attempts(delivery.server.deliver, delivery.method, delivery.path, delivery.body)
+            attempts(self._attempt, delivery)
         except AgentKVServerError as error:
             self._is_silent = isinstance(error, NoAnswerError)
             if not (isinstance(error, StatusError) and error.status == _GONE):
                 raise
         else:
             self._is_silent = False
+
+    def _attempt(self, delivery: Delivery) -> None:
+        """Make the call within the deadline."""
+
+        def call() -> None:
+            self._count_running(1)
+            try:
+                delivery.server.deliver(delivery.method, delivery.path, delivery.body)
+            finally:
+                self._count_running(-1)
+
+        if self._num_running >= MAX_HANGING:
+            raise NoAnswerError(f"{MAX_HANGING} earlier calls have no complete answer yet")
+        in_time(call, self._deadline_s, thread_name="agentkv-delivery")
+
+    def _count_running(self, change: int) -> None:
+        with self._changed:
+            self._num_running += change
 
     def _warn_of_drop(self, delivery: Delivery, reason: object) -> None:
         self._warn_once(
@@ -194,7 +219,7 @@ class FeedbackSender:
     def _warn_once(self, message: str, *values: object) -> None:
         level = logging.DEBUG if message in self._warned else logging.WARNING
         self._warned.add(message)
-        logger.log(level, message, *values)
+        logger.log(level, message, *(redact_secrets(str(value)) for value in values))
 
 
 def _is_transient(error: BaseException) -> bool:
@@ -253,7 +278,7 @@ def _flush_at_exit() -> None:
                     "agentkv: the process ends before %d deliveries reached %s; "
                     "agentkv.flush(timeout_s) waits for them. The server frees a job by itself.",
                     sender.num_waiting,
-                    server,
+                    redact_secrets(server),
                 )
                 del _senders[os.getpid(), server]  # may run twice in a process: wait only once
     close_connections()

@@ -12,8 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,11 +21,14 @@ from agentkv.client.transport import (
     CALL_TIMEOUT_S,
     ServerAPI,
     ServerTransport,
+    in_time,
+    no_thread,
     root_of,
     route,
 )
 from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
 from agentkv.protocol import WIRE_VERSION
+from agentkv.redaction import redact_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class Server:
             return
         try:
             if self._must_be_asked(force):
-                self._learn_from(partial(_in_time, self._question(by)), by)
+                self._learn_from(partial(_ask_in_time, self._question(by)), by)
         finally:
             self._lock.release()
 
@@ -91,7 +92,7 @@ class Server:
             try:
                 await anyio.to_thread.run_sync(partial(self.ask, by, force=force))
             except RuntimeError as error:
-                self._note_failure(_no_thread(error), by)
+                self._note_failure(no_thread(error), by)
             return
         is_acquired = False
         with anyio.move_on_after(CALL_TIMEOUT_S):
@@ -160,7 +161,7 @@ class Server:
             self._note_failure(NoAnswerError(f"no answer within {CALL_TIMEOUT_S:g} s"), by)
 
     def _note_failure(self, error: AgentKVServerError, by: ServerTransport) -> None:
-        self.missing = f"no agentkv plugin found at {self.root_url} ({error})"
+        self.missing = redact_secrets(f"no agentkv plugin found at {self.root_url} ({error})")
         if isinstance(error, StatusError) and error.status in _REFUSALS:
             self._refused_headers = by.headers()
         self._ask_at_s = time.monotonic() + ASK_AGAIN_AFTER_S if _is_passing(error) else None
@@ -171,7 +172,7 @@ class Server:
             self.info = info
             return
         self._ask_at_s = None
-        self.missing = (
+        self.missing = redact_secrets(
             f"the server at {self.root_url} speaks agentkv wire version {version!r}, "
             f"this client {WIRE_VERSION}"
         )
@@ -204,31 +205,11 @@ class Link:
             self.transport.send(method, route(self.root_url, path), body)
 
 
-def _in_time(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The answer, or NoAnswerError after CALL_TIMEOUT_S, even if its bytes keep trickling in."""
+def _ask_in_time(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The answer; NoAnswerError after CALL_TIMEOUT_S, even if its bytes keep trickling in."""
     import httpx  # noqa: F401 - here and not in the thread, for which see FeedbackSender
 
-    answer: Future[dict[str, Any]] = Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(question())
-        except Exception as error:
-            answer.set_exception(error)
-
-    try:
-        thread = threading.Thread(target=ask, name="agentkv-question", daemon=True)
-        Context().run(thread.start)  # in ours, a thread that hangs would keep the job alive
-    except RuntimeError as error:
-        raise _no_thread(error) from error
-    try:
-        return answer.result(CALL_TIMEOUT_S)
-    except TimeoutError as error:
-        raise NoAnswerError(f"no answer within {CALL_TIMEOUT_S:g} s") from error
-
-
-def _no_thread(error: RuntimeError) -> NoAnswerError:
-    return NoAnswerError(f"no free thread to ask it from: {error}")
+    return in_time(question, CALL_TIMEOUT_S, thread_name="agentkv-question")
 
 
 def _is_passing(error: AgentKVServerError) -> bool:

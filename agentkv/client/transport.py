@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 Body = Mapping[str, object] | None
 Send = Callable[[str, str, Body], Any]
+T = TypeVar("T")
 
 CALL_TIMEOUT_S = 3.0
 
@@ -220,6 +224,36 @@ def send_request(method: str, url: str, body: Body, *, headers: Mapping[str, str
         return reply.json()
     except ValueError as error:
         raise AgentKVServerError(f"{url}: no JSON came back") from error
+
+
+def in_time(call: Callable[[], T], timeout_s: float, *, thread_name: str) -> T:
+    """Return what a call returns; NoAnswerError if that takes longer, even if bytes trickle in.
+
+    The call is made in a thread of its own, which may outlast this one. Raises NoAnswerError, too,
+    if the system has no thread to spare.
+    """
+    answer: Future[T] = Future()
+
+    def make_call() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as error:
+            answer.set_exception(error)
+
+    thread = threading.Thread(target=make_call, name=thread_name, daemon=True)
+    try:
+        Context().run(thread.start)  # in ours, a thread that hangs would keep the job alive
+    except RuntimeError as error:
+        raise no_thread(error) from error
+    try:
+        return answer.result(timeout_s)
+    except TimeoutError as error:
+        raise NoAnswerError(f"no answer within {timeout_s:g} s") from error
+
+
+def no_thread(error: RuntimeError) -> NoAnswerError:
+    """The failure of a call for which the system has no thread to spare."""
+    return NoAnswerError(f"no free thread to ask it from: {error}")
 
 
 # One connection pool per process id: a forked child must neither use nor close its parent's.

@@ -9,7 +9,14 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from agentkv.client.feedback import MAX_ATTEMPTS, Delivery, FeedbackSender, flush, sender_to
+from agentkv.client.feedback import (
+    MAX_ATTEMPTS,
+    MAX_HANGING,
+    Delivery,
+    FeedbackSender,
+    flush,
+    sender_to,
+)
 from agentkv.errors import NoAnswerError, StatusError
 
 
@@ -158,6 +165,30 @@ def test_the_queue_of_another_library_is_not_needed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(queue, "Queue", WithoutInternals)
     assert calls(FeedbackSender(), Inbox(), Inbox()) == [1, 1]
+
+
+def test_a_delivery_that_hangs_holds_up_the_next_ones_no_longer_than_its_deadline(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server that answers byte by byte keeps one delivery, not the queue behind it."""
+    sender, may_end = FeedbackSender(deadline_s=0.05), threading.Event()
+    hanging, after = Inbox(action=lambda: may_end.wait(60)), Inbox()
+    post(sender, hanging, after)
+    assert sender.flush(timeout_s=20)
+    assert (hanging.num_calls, after.num_calls) == (1, 1)
+    may_end.set()
+    (record,) = caplog.records
+    assert "no answer within 0.05 s" in record.getMessage()
+
+
+def test_no_more_than_a_few_deliveries_hang_at_once() -> None:
+    """Behind a server that never ends an answer, further deliveries are dropped untried."""
+    sender, may_end = FeedbackSender(deadline_s=0.01), threading.Event()
+    inboxes = [Inbox(action=lambda: may_end.wait(60)) for _ in range(MAX_HANGING + 3)]
+    post(sender, *inboxes)
+    assert sender.flush(timeout_s=20)
+    assert [inbox.num_calls for inbox in inboxes] == [1] * MAX_HANGING + [0] * 3
+    may_end.set()
 
 
 def test_a_server_that_hangs_delays_no_other() -> None:
