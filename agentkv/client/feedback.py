@@ -178,7 +178,10 @@ class FeedbackSender:
                 tenacity.stop_after_attempt(num_attempts), tenacity.stop_after_delay(MAX_RETRYING_S)
             ),
             wait=tenacity.wait_exponential(multiplier=FIRST_WAIT_S, max=1.0),
-            retry=tenacity.retry_if_exception(_is_transient),
+            # an attempt that still runs is not made a second time
+            retry=tenacity.retry_if_exception(
+                lambda error: _is_transient(error) and not self._num_running
+            ),
             reraise=True,
         )
         try:
