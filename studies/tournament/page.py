@@ -24,6 +24,11 @@ JOBS = {
     "swebench": "11 turns, tools of a second (`swebench`)",
     "longtail": "the same, one tool in twenty takes long (`longtail`)",
     "bfcl": "6 short turns, tools of 2 s, the GPU has time to spare (`bfcl`)",
+    "deep-research": "sub-agents that share a prompt, long tool outputs (`deep-research`)",
+    "coding": "29 turns behind a shared prompt of 20,000 tokens (`coding`)",
+    "mixed": "as `swebench`, among people who chat (`mixed`)",
+    "rollouts": "16 samples at once, 29 turns; the last one counts (`rollouts`)",
+    "burst": "as `swebench`, eight at once (`burst`)",
 }
 """Workloads in the words of somebody who looks for their own."""
 _COLUMNS = {

@@ -21,7 +21,7 @@ from agentkv.evals.simulator.machine import Limits, Machine, alone_s, make_machi
 from agentkv.evals.simulator.policies import PolicyChoice, parse_policy
 from agentkv.evals.simulator.simulate import policy_entry
 from agentkv.evals.summary import summarize
-from agentkv.evals.workload.plans import Workload
+from agentkv.evals.workload.plans import Workload, with_children
 from agentkv.evals.workload.workloads import make_workload
 
 from ..units import Row
@@ -60,6 +60,11 @@ SETTINGS: Mapping[str, Setting] = {
     "swebench": Setting(40, (7000, 3400, 1700), jps=0.5),
     "longtail": Setting(40, (7000, 3300, 1650), jps=0.32),
     "bfcl": Setting(40, (3300, 1550, 775), jps=1.14),
+    "deep-research": Setting(12, (24_000, 10_000, 6500), jps=0.1),
+    "coding": Setting(12, (9000, 5000, 3500), jps=0.07),
+    "mixed": Setting(60, (7000, 3400, 1700), jps=1.0),
+    "rollouts": Setting(16, (11_000, 4000, 2700), concurrency=16),
+    "burst": Setting(40, (7000, 3400, 1700), jps=0.5),
 }
 SWEPT_POOLS = tuple((name, pool) for name in ("swebench", "longtail") for pool in POOLS[1:])
 
@@ -125,23 +130,20 @@ def with_limit(policy: str, limit_s: int) -> str:
 
 
 @lru_cache(maxsize=4)
-def _played(workload: str, pool: str, seed: int) -> tuple[Workload, Machine, dict[str, float]]:
+def _played(name: str, pool: str, seed: int) -> tuple[Workload, Machine, dict[str, float]]:
     """The jobs, the machine, and the seconds that each job takes alone on it."""
-    setting = SETTINGS[workload]
-    blocks = setting.pools[POOLS.index(pool)]
-    machine = make_machine("h100", "llama-3.1-8b", Limits(num_blocks=blocks))
-    jobs = make_workload(
-        "swebench" if workload == "longtail" else workload,
-        tools="longtail" if workload == "longtail" else "recorded",
+    setting = SETTINGS[name]
+    machines = [make_machine("h100", None, Limits(num_blocks=blocks)) for blocks in setting.pools]
+    workload = make_workload(
+        name,
         seed=seed,
         num_jobs=setting.num_jobs,
         jps=setting.jps,
         concurrency=setting.concurrency,
-        max_context_tokens=make_machine(
-            "h100", "llama-3.1-8b", Limits(num_blocks=min(setting.pools))
-        ).max_model_tokens,
+        max_context_tokens=min(machine.max_model_tokens for machine in machines),
     )
-    return jobs, machine, {job.job_id: alone_s(job, machine) for job in jobs.jobs}
+    machine = machines[POOLS.index(pool)]
+    return workload, machine, {job.job_id: alone_s(job, machine) for job in workload.jobs}
 
 
 def simulate(unit: Unit) -> Row:
@@ -178,7 +180,7 @@ def _choice(unit: Unit, workload: Workload, folder: Path) -> PolicyChoice:
             "prompt_tokens": job.prompt_tokens(number),
             "output_tokens": turn.output_tokens,
         }
-        for job in workload.jobs
+        for job in with_children(workload.jobs)
         for number, turn in enumerate(job.turns)
     ]
     path = folder / "turns.jsonl"
@@ -191,7 +193,8 @@ def jain_index(jobs: Sequence[JobOutcome]) -> float | None:
 
     Source: R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984.
     """
-    speeds = [job.alone_s / job.duration_s for job in jobs if job.status == "done" and job.alone_s]
+    done = [job for job in jobs if job.status == "done" and job.is_whole]
+    speeds = [job.alone_s / job.duration_s for job in done if job.alone_s]
     squares = sum(speed**2 for speed in speeds)
     return sum(speeds) ** 2 / (len(speeds) * squares) if squares else None
 
