@@ -18,7 +18,17 @@ from agentkv.evals.figures.style import BLUE, FONT_PT, VERMILLION, common_style,
 from agentkv.evals.tables import markdown_table
 
 from .findings import Findings, Regime
-from .regimes import DEFAULT_LIMIT_S, GATED, LIMITS_S, ORACLE, OURS, SETTINGS, STOCK, label_of
+from .regimes import (
+    DEFAULT_LIMIT_S,
+    GATED,
+    LIMITS_S,
+    ORACLE,
+    OURS,
+    POOLS,
+    SETTINGS,
+    STOCK,
+    label_of,
+)
 
 JOBS = {
     "swebench": "11 turns, tools of a second (`swebench`)",
@@ -48,9 +58,10 @@ def tables(found: Findings) -> dict[str, str]:
     """Every made part of the page, by its name."""
     parts = {"played": _played, "which": _which, "goal": _goal, "best": _best, "sweep": _sweep}
     parts["policies"] = _policies
-    return {
+    made = {
         name: make(found) if found.played else "Not played yet." for name, make in parts.items()
     }
+    return {**made, "loads": _loads()}
 
 
 def fill(text: str, made: Mapping[str, str]) -> str:
@@ -75,8 +86,17 @@ def _played(found: Findings) -> str:
     failed = sum(row["error"] is not None for row in found.rows.values())
     return (
         f"Played by all policies: {', '.join(parts)}. {len(found.rows):,} runs in all, of which "
-        f"{failed} failed; commits {', '.join(found.commits)}."
+        f"{failed} failed."
     )
+
+
+def _loads() -> str:
+    """The load of each workload, and its pools."""
+    rows = []
+    for name, setting in SETTINGS.items():
+        load = f"{setting.jps} a second" if setting.jps else f"{setting.concurrency} at once"
+        rows.append([name, setting.num_jobs, load, *(f"{blocks:,}" for blocks in setting.pools)])
+    return markdown_table(["workload", "jobs a run", "load", *POOLS], rows)
 
 
 def _which(found: Findings) -> str:
@@ -154,7 +174,7 @@ def _best(found: Findings) -> str:
                 regime.pool + " + tier" * regime.has_tier + mark,
                 len(seeds),
                 f"{best} {_ratio(best_mean)}",
-                f"{_ratio(mean[OURS])} ({_ratio(min(spread))}..{_ratio(max(spread))})",
+                f"{_ratio(mean[OURS])} ({_ratio(min(spread))} to {_ratio(max(spread))})",
                 _ratio(found.behind_best(regime, "mean_s")),
                 f"{best_tail} {_ratio(best_p99)}",
                 _ratio(tail[OURS]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 
 from agentkv.errors import InputError
 from agentkv.evals.outcomes import JobOutcome
+from studies.tournament.__main__ import HERE, PACKED_FILE, make_row, pack, read_units
 from studies.tournament.__main__ import main as play
-from studies.tournament.__main__ import make_row, pack, read_units
 from studies.tournament.findings import Findings, Regime
 from studies.tournament.page import fill, tables
 from studies.tournament.regimes import (
@@ -197,3 +198,11 @@ def test_a_part_that_is_not_made_is_refused() -> None:
     """A page with an unknown part is an error that lists the parts."""
     with pytest.raises(InputError, match="made: luck: allowed are played, which"):
         fill("<!-- made: luck -->\n<!-- end -->", tables(Findings(made_rows(by_policy()))))
+
+
+@pytest.mark.parametrize("page", ["results/tournament.md", "how-to/choose-a-policy.md"])
+def test_the_pages_show_the_committed_rows(page: str, tmp_path: Path) -> None:
+    """The tables of the docs are those made from the committed rows."""
+    shutil.copy(HERE / PACKED_FILE, tmp_path)
+    text = (HERE.parents[1] / "docs" / page).read_text(encoding="utf-8")
+    assert fill(text, tables(Findings(read_units(tmp_path)))) == text
