@@ -21,7 +21,7 @@ from agentkv.evals.simulator.cost import FittedLine
 from agentkv.evals.simulator.machine import Profile
 from agentkv.server.process import ServerProcess
 
-OURS = ("fcfs", "agentkv", "continuum:released")
+OURS = ("fcfs", "agentkv")
 BRIDGE = "agentinfer.agentcache.core.scheduler.AgentCacheSyncSchedulerBridge"
 FORCED_RESUME_S = 1800
 """After this time a held turn runs whether it fits or not. Both ship 30 to 300 s: runs of
