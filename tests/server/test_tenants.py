@@ -1,0 +1,122 @@
+"""Several keys on a real server of two API processes: who sees what, and what is stored."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentkv.server.process import ServerProcess
+from tests.conftest import TINY_ARGS, ServerPool
+
+pytestmark = pytest.mark.server
+
+ALICE, BOB, ADMIN = "key-of-alice", "key-of-bob", "key-of-admin"
+SECRET = "hunter2"
+COMMAND = f"API_TOKEN={SECRET} curl -u me:{SECRET} https://me:{SECRET}@host/x?api_key={SECRET}"
+SHOWN = COMMAND.replace(SECRET, "REDACTED")
+PROMPT = "List the files of this folder, then read the longest of them. " * 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server writes its files."""
+    return tmp_path_factory.mktemp("tenants")
+
+
+@pytest.fixture
+def server(server_pool: ServerPool, tiny_model_dir: Path, folder: Path) -> ServerProcess:
+    """Two API servers without statistics, three keys, one of which is the admin's."""
+    settings = {"predictor_state": str(folder / "state.json"), "predictor_save_s": 0.1}
+    return server_pool.get(
+        tiny_model_dir,
+        *TINY_ARGS,
+        *("--api-server-count", "2", "--disable-log-stats"),
+        *("--api-key", ALICE, BOB, "--agentkv-admin-key", ADMIN),
+        *("--run-output-dir", str(folder / "log")),
+        *("--additional-config", json.dumps({"agentkv": settings})),
+        policy="agentkv",
+    )
+
+
+@pytest.fixture
+def keys(server: ServerProcess) -> Iterator[dict[str, httpx.Client]]:
+    """A client of the server with each key."""
+    clients = {
+        key: httpx.Client(
+            base_url=server.root_url, headers={"Authorization": f"Bearer {key}"}, timeout=60.0
+        )
+        for key in (ALICE, BOB, ADMIN)
+    }
+    yield clients
+    for client in clients.values():
+        client.close()
+
+
+def generate(client: httpx.Client, job_id: str) -> None:
+    """A turn of a client that sends a session id and nothing else."""
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4}
+    reply = client.post("/v1/completions", json=body, headers={"X-Session-ID": job_id})
+    assert reply.status_code == 200, reply.text
+
+
+def test_a_key_reads_signals_and_releases_its_own_jobs_alone(
+    keys: dict[str, httpx.Client],
+) -> None:
+    """Another key's job answers as one that never was, to be read or touched; the admin sees it."""
+    alice, bob, admin = (keys[key] for key in (ALICE, BOB, ADMIN))
+    generate(alice, "alices-job")
+    generate(bob, "bobs-job")
+    lists = [
+        {job["job_id"] for job in client.get("/v1/agentkv/jobs").json()["jobs"]}
+        for client in (alice, bob, admin)
+    ]
+    assert lists == [{"alices-job"}, {"bobs-job"}, {"alices-job", "bobs-job"}]
+    events = [
+        set(client.get("/v1/agentkv/timestamps").json()["jobs"]) for client in (alice, bob, admin)
+    ]
+    assert events == lists
+    started = {"state": "started", "command": "ls"}
+    for path, body in (("", None), ("/tool", started), ("/release", {})):
+        method = "GET" if body is None else "POST"
+        foreign, unknown = (
+            bob.request(method, f"/v1/agentkv/jobs/{job_id}{path}", json=body)
+            for job_id in ("alices-job", "no-job")
+        )
+        assert foreign.status_code == unknown.status_code == 404
+        assert foreign.text == unknown.text.replace("no-job", "alices-job")
+    assert admin.get("/v1/agentkv/jobs/alices-job").status_code == 200
+    assert alice.post("/v1/agentkv/jobs/alices-job/release").status_code == 200
+    assert bob.post("/v1/agentkv/jobs/bobs-job/release").status_code == 200
+
+
+def test_no_secret_of_a_command_is_shown_stored_or_logged(
+    server: ServerProcess, keys: dict[str, httpx.Client], folder: Path
+) -> None:
+    """Routes, files and the log have the command without its secrets, and no key of a client."""
+    client = keys[ALICE]
+    generate(client, "j")
+    for state in ("started", "finished"):
+        event = {"state": state, "command": COMMAND, "duration_s": 0.5}
+        reply = client.post("/v1/agentkv/jobs/j/tool", json=event)
+        assert reply.json()["is_ignored"] is False
+    generate(client, "j")
+    texts = [keys[ADMIN].get(f"/v1/agentkv/{path}").text for path in ("jobs", "timestamps")]
+    assert SHOWN in texts[1]
+    assert client.post("/v1/agentkv/jobs/j/release").status_code == 200
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"scheduler_timestamps.jsonl", "state.json"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    texts += [path.read_text() for path in (*files, server.log_path)]
+    for text in texts:
+        assert SECRET not in text
+    assert not any(key in server.log_path.read_text() for key in (ALICE, BOB, ADMIN))
+
+
+def test_without_statistics_there_are_no_series(keys: dict[str, httpx.Client]) -> None:
+    """With `--disable-log-stats` and two API servers no series stands at 0 as if nothing ran."""
+    assert "agentkv:" not in keys[ALICE].get("/metrics").text
