@@ -42,8 +42,10 @@ class AgentKVPolicy(Policy):
        all jobs, so that no pin makes it fail; so does a waiting one if nothing runs, so that the
        first in the queue always proceeds: nothing can deadlock.
     4. A turn that continues its job is overtaken for at most `patience_s`: then it goes first and
-       takes from all. A new job, and a request without one, is overtaken at most `max_overtakes`
-       times: then it goes before all others, takes from all and is preempted last.
+       takes from all. A first turn that has waited as long takes idle KV as far as that costs more
+       than it saves, and after twice the time all that it needs. A new job, and a request without
+       one, is overtaken at most `max_overtakes` times: then it goes before all others, takes from
+       all and is preempted last.
     """
 
     uses_predictions = True
@@ -122,15 +124,17 @@ class AgentKVPolicy(Policy):
     ) -> Sequence[Pin[Any]]:
         """All pins for a request that has blocks, and if nothing runs; newest job first.
 
-        A waiting turn takes from jobs that arrived after its own, or from all if it is urgent or
-        starved; from none if their blocks would not be enough.
+        A waiting turn takes from jobs that arrived after its own, or from all if it has aged out or
+        is starved; from none if their blocks would not be enough.
         """
         turn = request.turn
         if request.has_blocks or request.runs_alone:
             return pins
         if turn is None and not request.is_starved:
             return []
-        if turn is not None and not (request.is_starved or self.is_urgent(turn)):
+        if turn is not None and turn.is_first and turn.has_aged_out:
+            return pins  # it was admitted because the pins hold enough blocks
+        if turn is not None and not (request.is_starved or turn.has_aged_out):
             pins = [pin for pin in pins if pin.job_order >= turn.job.order]
         own_id = None if turn is None else turn.job.job_id
         reclaimable = sum(

@@ -27,7 +27,8 @@ Rank = tuple[float, float, float]
 PREEMPTED, PINNED, UNPINNED = 0, 1, 2
 """Tiers of the waiting queue. A request without a job is UNPINNED, and once preempted PREEMPTED."""
 HELD_BACK = 2 * MAX_PRIORITY + 1
-"""Tiers by which a turn falls behind all others while it is held back."""
+"""Tiers by which a turn falls behind all others while it is held back, and by which turns of a
+client that holds more than its share fall behind those of other clients."""
 
 
 @dataclass(frozen=True, slots=True)

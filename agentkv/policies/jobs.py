@@ -96,6 +96,10 @@ class Job:
     order: int
     """Arrival number of its first turn; of its parent's for a sub-agent of a live job."""
     parent_job_id: str | None = None
+    lender: Job | None = None
+    """The job in whose place it stands: the first of the chain of its parents."""
+    borrowers: dict[str, Job] = field(default_factory=dict)
+    """Sub-agents that stood in its place when they last had a turn, by job id."""
     expected_turns: int | None = None
     is_inferred: bool = False
     """No request names it: each of its turns continues one that called a tool."""
@@ -120,6 +124,8 @@ class Job:
     awaited: str | int | None = None
     """Key of the prediction that the pin waits for."""
     running: list[RunningTool] = field(default_factory=list)
+    has_had_grace: bool = False
+    """A tool of the last finished turn has ended, and the pin was held for the next turn."""
     last_activity_s: float = 0.0
     num_diverged: int = 0
     num_evicted: int = 0
@@ -148,6 +154,7 @@ class Job:
         """
         self.finished_s = now_s
         self.tool, self.is_tool_observed, self.decision = None, False, None
+        self.has_had_grace = False
         self.running.clear()
         before = self.context_tokens or self.first_prompt_tokens
         self.context_tokens, self.checkpoints = context_tokens, checkpoints

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from agentkv.protocol import client_and_id
+
 Block = TypeVar("Block")
 
 PinEnd = Literal[
@@ -45,6 +47,11 @@ class Pin(Generic[Block]):
     """Blocks taken off its end so far."""
     is_counted: bool = False
     """Counted in `pins_total`: once its TTL is decided, at the latest when it ends."""
+
+    @property
+    def client(self) -> str:
+        """The client whose job it is; "" without an API server."""
+        return client_and_id(self.job_id)[0]
 
     @property
     def ttl_s(self) -> float:

@@ -45,6 +45,9 @@ class Settings(BaseModel):
     later job is admitted ahead of it."""
     headroom: float = Field(0.0, ge=0, le=0.9, allow_inf_nan=False)
     """Under `agentkv`: the share of the pool that new jobs are expected to leave free."""
+    client_share: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    """Share of the pool that one client may hold while others want memory; None: the pool over the
+    number of clients."""
     infer_jobs: bool = True
     """Requests without a `job_id` that continue a turn which called a tool belong to a job."""
     job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)

@@ -110,7 +110,7 @@ def test_a_running_turn_takes_from_all(turn: Turn | None) -> None:
 
 
 def test_an_overdue_turn_goes_first_and_takes_from_all() -> None:
-    """A turn that goes on with its job; one that opens a job has no KV to come back to."""
+    """A turn that goes on with its job goes first; one that opens a job only takes from all."""
     made, pins = pressed(), [pin_of(9, 4), pin_of(2, 4)]
     late, earlier = turn_of(5, 5), turn_of(1, 1, priority=-MAX_PRIORITY)
     late.has_aged_out = True
@@ -118,7 +118,8 @@ def test_an_overdue_turn_goes_first_and_takes_from_all() -> None:
     demand = AllocationRequest(late, has_blocks=False, num_running=3, missing_blocks=8)
     assert list(made.pins_that_yield(pins, demand)) == pins
     late.is_first = True
-    assert list(made.pins_that_yield(pins, demand)) == []
+    assert list(made.pins_that_yield(pins, demand)) == pins
+    assert rank(made, late) > rank(made, earlier)
 
 
 @pytest.mark.parametrize("turn", [None, turn_of(9, 9)])

@@ -105,6 +105,11 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     # What retention asks of its host, besides `pool`, `clock` and the seam's `free_blocks`
 
+    def running_tokens(self) -> Iterator[tuple[str, int]]:
+        """The running requests, each with the tokens that it has in the cache."""
+        for request in self.running:
+            yield request.request_id, request.num_computed_tokens
+
     def wake_at(self, time_s: float) -> None:
         """Look for expired pins at this time, even if the engine is idle then."""
         self._waker.wake_at(time_s)

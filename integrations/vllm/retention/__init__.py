@@ -5,7 +5,7 @@ The scheduler calls `manager.RetentionManager`, which calls the scheduler as its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -43,6 +43,10 @@ class Host(Protocol):
         ...
 
     def num_free_blocks(self) -> int: ...
+
+    def running_tokens(self) -> Iterable[tuple[str, int]]:
+        """The running requests, each with the tokens that it has in the cache."""
+        ...
 
     def free_blocks(self, blocks: Sequence[Any], fence: int) -> None:
         """Give blocks back, once the scheduler step `fence` has been processed."""

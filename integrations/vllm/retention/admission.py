@@ -10,9 +10,17 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from agentkv.policies.base import HELD_BACK, AdmissionRequest, AllocationRequest, Policy, Rank
+from agentkv.policies.base import (
+    HELD_BACK,
+    UNPINNED,
+    AdmissionRequest,
+    AllocationRequest,
+    Policy,
+    Rank,
+)
 from agentkv.policies.forecast import JobDemand, KVDemandForecast
 from agentkv.policies.jobs import Job, Turn
 from agentkv.policies.pins import Pin
@@ -23,8 +31,11 @@ from .costs import RestoreCostModel
 from .growth import JobGrowth
 from .jobs import JobTable
 from .pin_lifecycle import PinTable
+from .shares import ClientShares
 
 BEHIND_AN_OVERDUE = "a job that came before it has waited for longer than the patience"
+MAX_IDLE_WAITS = 2
+"""No first turn waits for idle KV for longer than this many times `patience_s`."""
 DISCOUNT_PRIOR = 0.025
 """Added to both sums of IdleKVDiscount, as a share of `memory_s`, so that little of either decides
 nothing. With `memory_s` ten break-even times that is a quarter of one: without it the first seconds
@@ -192,13 +203,16 @@ class AdmissionController:
         self._counters = telemetry.counters
         self._events = telemetry.events
         self._forecast = KVDemandForecast()
+        self.shares = ClientShares(host, pins, costs.blocks_per_token, policy.settings.client_share)
         self._discount = IdleKVDiscount()
         self.guard = StarvationGuard()
         self._aging = AgingQueue(policy.settings.patience_s)
         self._admitted: set[str] = set()
         """Turns of jobs that hold blocks."""
-        self._aged_out_newcomers: dict[str, int] = {}
-        """First turns that have aged out and still wait, with their arrival numbers."""
+        self._aged_out_newcomers: dict[str, str] = {}
+        """First turns that have aged out and still wait, with their clients."""
+        self._above: frozenset[str] = frozenset()
+        """Clients above their share, for the ranks: as they were when the step began."""
         self._gated: dict[str, Turn] = {}
         """Returning turns that the policy does not let in yet."""
         self.next_tick_s = math.inf if policy.tick_s is None else -math.inf
@@ -206,16 +220,19 @@ class AdmissionController:
 
     # What requests do
 
-    def request_arrived(self, request_id: str, order: int) -> None:
+    def request_arrived(self, request_id: str, order: int, client: str = "") -> None:
         """A request without a job waits from now on."""
+        self.shares.arrived(request_id, client, order)
         self.guard.add(request_id, order)
 
     def turn_arrived(self, turn: Turn) -> None:
         """A turn of a job waits from now on."""
+        self.shares.arrived(turn.request_id, turn.job.client, turn.order)
         self._aging.add(turn)
         if turn.is_first:
             self.guard.add(turn.request_id, turn.order)
-            if self._aged_out_newcomers and self._policy.has_admission_control:
+            clients = self._aged_out_newcomers.values()
+            if turn.job.client in clients and self._policy.has_admission_control:
                 self._hold_back(turn, BEHIND_AN_OVERDUE)
 
     def admitted(self, request_id: str) -> None:
@@ -250,6 +267,7 @@ class AdmissionController:
 
     def ended(self, request_id: str) -> None:
         """A request is over, even if it never had blocks. The job table still has its turn."""
+        self.shares.ended(request_id)
         self.guard.ended(request_id)
         self._admitted.discard(request_id)
         turn = self._jobs.turns.get(request_id)
@@ -293,6 +311,8 @@ class AdmissionController:
                 self._host.rank_changed(gated.job.job_id)
         if self._policy.pressure.fall(now_s):
             self._host.rank_changed(None)
+        if self._policy.pressure.is_on and self._have_shares_changed():
+            self._host.rank_changed(None)
         while (turn := self._aging.pop_aged_out(now_s)) is not None:
             turn.has_aged_out = True
             self._host.rank_changed(turn.job.job_id)
@@ -300,12 +320,16 @@ class AdmissionController:
                 self._admit_no_later_job(turn)
 
     def _admit_no_later_job(self, turn: Turn) -> None:
-        """Hold back all jobs that came after a new one that has aged out, if any are held back."""
-        if not self._aged_out_newcomers and self._policy.has_admission_control:
+        """Hold back all jobs of the client that came after a new one that has aged out, if any are
+        held back."""
+        client = turn.job.client
+        clients = self._aged_out_newcomers.values()
+        if client not in clients and self._policy.has_admission_control:
             for other in self._jobs.turns.values():
-                if other.is_first and not other.job.has_run and other.order > turn.order:
+                is_later = other.is_first and not other.job.has_run and other.order > turn.order
+                if is_later and other.job.client == client:
                     self._hold_back(other, BEHIND_AN_OVERDUE)
-        self._aged_out_newcomers[turn.request_id] = turn.order
+        self._aged_out_newcomers[turn.request_id] = client
 
     # What jobs hold
 
@@ -367,17 +391,27 @@ class AdmissionController:
             return None
         is_pinned = self._pins.get(turn.job.job_id) is not None
         rank = self._policy.rank(turn, is_preempted=is_preempted, is_pinned=is_pinned)
-        if turn.is_held_back and self._policy.pressure.is_on:
-            return (rank[0] + HELD_BACK, *rank[1:])
-        return rank
+        if not self._policy.pressure.is_on:
+            return rank
+        tiers = 0
+        if turn.is_held_back:
+            tiers = 2 if self._above else 1  # also behind those whose client is above its share
+        elif turn.job.client in self._above:
+            tiers = 1
+        return (rank[0] + tiers * HELD_BACK, *rank[1:])
 
     def victim_rank(self, request_id: str) -> Rank | None:
         """Place among running requests, of which the largest is preempted first; None without a
-        job."""
+        job, unless its client is above its share."""
         if self.is_starved(request_id):
             return self._policy.starved_rank
         turn = self._jobs.turns.get(request_id)
-        return None if turn is None else self._policy.victim_rank(turn)
+        rank = None if turn is None else self._policy.victim_rank(turn)
+        request = self.shares.get(request_id)
+        if request is None or request.client not in self._above:
+            return rank
+        rank = rank or (UNPINNED, request.order, 0)
+        return (rank[0] + HELD_BACK, *rank[1:])
 
     def may_start(self, request_id: str, *, num_running: int, num_free_blocks: int) -> bool:
         """False if the policy holds a waiting turn back for now: a new job's, or a returning one.
@@ -393,10 +427,16 @@ class AdmissionController:
             return True
         pool = self._host.pool
         newcomer = self._demand(turn.job, turn.num_prompt_tokens)
+        idle_weight = self._idle_weight_for(turn)
+        if turn.has_aged_out:
+            num_free_blocks += round((1.0 - idle_weight) * self._pins.num_blocks)
         request = AdmissionRequest(
-            pool.num_blocks, num_free_blocks, newcomer, self._forecast, self.idle_kv_weight, turn
+            pool.num_blocks, num_free_blocks, newcomer, self._forecast, idle_weight, turn
         )
         reason = self._policy.why_hold_back(request)
+        if reason is not None and self._fits_into_share(turn, newcomer.num_blocks):
+            self._memory_ran_short(turn.num_prompt_tokens)
+            reason = None
         self._discount.asked(
             self._host.clock(),
             is_held_back=reason is not None,
@@ -407,6 +447,22 @@ class AdmissionController:
             self._memory_ran_short(turn.num_prompt_tokens)
             self._hold_back(turn, reason)
         return reason is None
+
+    def _fits_into_share(self, turn: Turn, num_blocks: float) -> bool:
+        """True if there are several clients, and a new job of `num_blocks` fits into what its own
+        has left of its share, or that is within its share and has waited out the patience."""
+        client = turn.job.client
+        if not self.shares.are_many or client in self.shares.measure():
+            return False
+        waited_s = self._host.clock() - turn.arrived_s
+        is_overdue = waited_s > self._policy.settings.patience_s
+        return is_overdue or num_blocks <= self.shares.num_spare_blocks(client)
+
+    def _idle_weight_for(self, turn: Turn) -> float:
+        """Share of idle KV that counts against a first turn: none once it has waited too long."""
+        max_wait_s = MAX_IDLE_WAITS * self._policy.settings.patience_s
+        waited_s = self._host.clock() - turn.arrived_s
+        return 0.0 if turn.has_aged_out and waited_s > max_wait_s else self.idle_kv_weight
 
     def _may_return(self, turn: Turn) -> bool:
         reason = self._why_wait(turn) if self._policy.has_gate else None
@@ -430,7 +486,7 @@ class AdmissionController:
             self._events.add(turn.job.job_id, "held", reason=reason)
             self._host.rank_changed(turn.job.job_id)
 
-    def pins_to_take(self, request: AllocationRequest) -> Sequence[Pin[Any]]:
+    def pins_to_take(self, request_id: str, request: AllocationRequest) -> Sequence[Pin[Any]]:
         """Pins that the policy gives up to an allocation that failed, in order."""
         num_tokens = request.missing_blocks * self._host.pool.block_tokens
         if request.turn is not None:
@@ -438,12 +494,54 @@ class AdmissionController:
         self._memory_ran_short(num_tokens)
         if not len(self._pins):
             return []
-        return self._policy.pins_that_yield(self._pins.newest_first(), request)
+        pins = self._pins.newest_first()
+        if not self.shares.are_many:
+            return self._policy.pins_that_yield(pins, request)
+        return self._pins_of_clients(pins, request_id, request)
+
+    def _pins_of_clients(
+        self, pins: Sequence[Pin[Any]], request_id: str, request: AllocationRequest
+    ) -> Sequence[Pin[Any]]:
+        """Pins to give up where several clients hold or want KV: first what each client holds above
+        its share, then those that the policy gives up.
+
+        A waiting request of a client above its share takes none of a client that is not. One of a
+        client that is not takes from all other clients once it has waited out the patience.
+        """
+        live, above = self.shares.get(request_id), self.shares.measure()
+        client = "" if live is None else live.client
+        if request.has_blocks or request.runs_alone:
+            given = self._policy.pins_that_yield(pins, request)
+            return sorted(given, key=lambda pin: pin.client not in above)
+        if client in above:
+            own = [pin for pin in pins if pin.client == client or pin.client in above]
+            return self._policy.pins_that_yield(own, request)
+        first = self.shares.surplus_pins(pins, client)
+        patience_s = self._policy.settings.patience_s
+        if live is not None and self._host.clock() - live.arrived_s > patience_s:
+            first = [*first, *(pin for pin in pins if pin.client != client and pin not in first)]
+        # Not the exclusive ones: those were counted when another request may have held them, too.
+        missing_blocks = request.missing_blocks - sum(len(pin.blocks) for pin in first)
+        if missing_blocks <= 0:
+            return first
+        chosen = set(map(id, first))
+        rest = self._policy.pins_that_yield(
+            [pin for pin in pins if id(pin) not in chosen],
+            replace(request, missing_blocks=missing_blocks),
+        )
+        return [*first, *rest] if rest else []
 
     def _memory_ran_short(self, num_tokens: int) -> None:
         """A context of `num_tokens` did not fit."""
         if self._policy.pressure.rise(self._host.clock(), self._pressure_s(num_tokens)):
+            self._have_shares_changed()
             self._host.rank_changed(None)
+
+    def _have_shares_changed(self) -> bool:
+        """Take the clients that are above their share now for the ranks; True if others are."""
+        before = self._above
+        self._above = self.shares.measure()
+        return self._above != before
 
     def _pressure_s(self, num_tokens: int) -> float:
         return self._policy.pressure_s(self._costs.cost(num_tokens))

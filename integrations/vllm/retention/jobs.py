@@ -7,7 +7,7 @@ the caller's monotonic clock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,15 +42,29 @@ class Context:
         return tuple([(index, hashes[index]) for index in indices if index < len(hashes)])
 
 
-class JobTable:
-    """All jobs remembered, the longest idle first, and their turns; every operation is O(1)."""
+MAX_SPARED = 64
+"""Jobs looked at for one to forget that has had one turn and holds no KV."""
 
-    def __init__(self, *, max_jobs: int, lease_s: float) -> None:
+
+class JobTable:
+    """All jobs remembered, the longest idle first, and their turns; operations are O(clients)."""
+
+    def __init__(
+        self,
+        *,
+        max_jobs: int,
+        lease_s: float,
+        is_pinned: Callable[[str], bool] = lambda job_id: False,
+    ) -> None:
         self.turns: dict[str, Turn] = {}
         """Turns in the engine, by request."""
         self._max_jobs = max_jobs
         self._lease_s = lease_s
+        self._is_pinned = is_pinned
         self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._by_client: dict[str, OrderedDict[str, Job]] = {}
+        self._short: dict[str, OrderedDict[str, Job]] = {}
+        """Jobs of one turn, by client."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -62,27 +76,62 @@ class JobTable:
         return self._jobs.get(job_id)
 
     def add(self, job: Job) -> None:
-        self._jobs[job.job_id] = job
+        for jobs in self._tables_of(job):
+            jobs[job.job_id] = job
+
+    def _tables_of(self, job: Job) -> Iterator[OrderedDict[str, Job]]:
+        yield self._jobs
+        yield self._by_client.setdefault(job.client, OrderedDict())
+        if job.num_turns <= 1:
+            yield self._short.setdefault(job.client, OrderedDict())
 
     def touch(self, job: Job, now_s: float) -> None:
         """Note a sign of life: a turn's arrival or end, or a tool signal."""
         job.last_activity_s = now_s
-        self._jobs.move_to_end(job.job_id)
+        if job.num_turns > 1 and job.client in self._short:
+            self._short[job.client].pop(job.job_id, None)
+        for jobs in self._tables_of(job):
+            jobs.move_to_end(job.job_id)
 
     def remove(self, job: Job) -> None:
         self._jobs.pop(job.job_id, None)
+        for by_client in (self._by_client, self._short):
+            jobs = by_client.get(job.client)
+            if jobs is not None:
+                jobs.pop(job.job_id, None)
+                if not jobs:
+                    del by_client[job.client]
 
     def next_to_forget(self, now_s: float) -> Job | None:
         """The job to forget now: idle beyond its lease, or one too many. None if there is none.
 
-        A job with a request in the engine is never forgotten.
+        Of too many jobs one of the client that has most goes: one with a single turn and no pin
+        if there is any among the longest idle, else the longest idle. A job with a request in the
+        engine is never forgotten.
         """
-        for job in self._jobs.values():
-            if job.live:
-                self._jobs.move_to_end(job.job_id)
-                return None
-            is_over = now_s - job.last_activity_s >= self._lease_s
-            return job if is_over or len(self._jobs) > self._max_jobs else None
+        oldest = self._longest_idle(self._jobs, 1)
+        if oldest is not None and now_s - oldest.last_activity_s >= self._lease_s:
+            return oldest
+        if len(self._jobs) <= self._max_jobs:
+            return None
+        client, jobs = max(self._by_client.items(), key=lambda entry: len(entry[1]))
+        short = self._longest_idle(
+            self._short.get(client, OrderedDict()), MAX_SPARED, self._is_pinned
+        )
+        return short or self._longest_idle(jobs, MAX_SPARED)
+
+    @staticmethod
+    def _longest_idle(
+        jobs: OrderedDict[str, Job],
+        most: int,
+        is_spared: Callable[[str], bool] = lambda job_id: False,
+    ) -> Job | None:
+        """The first of up to `most` jobs without a request in the engine that is not spared."""
+        for _ in range(min(most, len(jobs))):
+            job = next(iter(jobs.values()))
+            if not job.live and not is_spared(job.job_id):
+                return job
+            jobs.move_to_end(job.job_id)
         return None
 
 

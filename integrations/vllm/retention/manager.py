@@ -33,6 +33,9 @@ from .pin_lifecycle import PinManager
 from .predictor import BackgroundWorker, Decode, DurationService, Reply
 from .tool_signals import PinDecisions
 
+MAX_SUB_AGENTS = 4
+"""Sub-agents that stand in their parent's place at a time; a further one is a new job."""
+
 
 class RetentionManager:
     """The jobs of one engine and what they leave in the cache."""
@@ -47,10 +50,7 @@ class RetentionManager:
         self.events = EventLog(
             max_events=settings.record_events, clock=clock, writer=open_writer(settings)
         )
-        self.jobs = JobTable(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
         self.costs = RestoreCostModel(host.pool.block_tokens, settings.prefill_reload, clock)
-        self.clients: dict[str, str] = {}
-        """Clients of the requests without a job."""
         self.arrivals = itertools.count()
         """Arrival numbers, one sequence for all requests of the engine."""
         self._host = host
@@ -64,6 +64,11 @@ class RetentionManager:
         policy.watch(self._policy_failed)
         self._pin_manager = PinManager(host, telemetry, max_ttl_s=settings.max_ttl_s)
         self.pins = self._pin_manager.table
+        self.jobs = JobTable(
+            max_jobs=settings.max_jobs,
+            lease_s=settings.job_lease_s,
+            is_pinned=lambda job_id: self.pins.get(job_id) is not None,
+        )
         self.admission = AdmissionController(
             host, policy, self.jobs, self.pins, self.costs, telemetry
         )
@@ -92,9 +97,7 @@ class RetentionManager:
 
     def request_arrived(self, request_id: str, client: str = "") -> None:
         """Register a request without a job."""
-        if client:
-            self.clients[request_id] = client
-        self.admission.request_arrived(request_id, next(self.arrivals))
+        self.admission.request_arrived(request_id, next(self.arrivals), client)
 
     def inferred_job_id(
         self, request_id: str, prompt: Sequence[int], block_hashes: Sequence[Any], client: str = ""
@@ -130,18 +133,23 @@ class RetentionManager:
         self.forget_idle_jobs()
         order = next(self.arrivals)
         job = self.jobs.get(job_id)
-        parent = self._parent(tags, job)
-        is_first = parent is None and (job is None or not job.has_run)
+        lender = self._lender(tags, job)
+        is_first = lender is None and (job is None or not job.has_run)
         if job is None:
             # A sub-agent takes the place of the job that waits for it.
-            job = Job(job_id, order if parent is None else parent.order)
+            job = Job(job_id, order if lender is None else lender.order)
             job.is_inferred = tags.job_id is None
             job.first_prompt_tokens = num_prompt_tokens
             self.jobs.add(job)
         elif job.is_inferred and tags.job_id is not None:
             self.inference.forget(job)
             job.is_inferred = False
-        job.priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
+        if lender is not None:
+            job.lender = lender
+            lender.borrowers[job_id] = job
+        # Among several clients a priority can only put a job behind others.
+        best = 0 if self.admission.shares.are_many else -MAX_PRIORITY
+        job.priority = max(best, min(priority, MAX_PRIORITY))
         fingerprint = (num_prompt_tokens, block_hashes[-1] if block_hashes else None)
         is_new = job.take_tags(tags, fingerprint)
         turn = Turn(request_id, job, order, now_s, num_prompt_tokens, bool(tags.is_last_step))
@@ -167,10 +175,22 @@ class RetentionManager:
             **({"inferred": True} if job.is_inferred else {}),
         )
 
-    def _parent(self, tags: Tags, job: Job | None) -> Job | None:
-        """The live job that spawned this one: another job, of which a turn has run."""
+    def _lender(self, tags: Tags, job: Job | None) -> Job | None:
+        """The job in whose place this one stands: that of its parent, or the parent's lender.
+
+        A parent is another job, of which a turn has run. It lends its place to MAX_SUB_AGENTS at a
+        time, of those that wait, run or are pinned.
+        """
         parent = None if tags.parent_job_id is None else self.jobs.get(tags.parent_job_id)
-        return parent if parent is not None and parent is not job and parent.has_run else None
+        if parent is None or parent is job or not parent.has_run:
+            return None
+        if job is not None and (job.lender is not None or job.has_run):
+            return job.lender
+        lender = parent.lender or parent
+        for job_id, other in list(lender.borrowers.items()):
+            if not other.live and self.pins.get(job_id) is None:
+                del lender.borrowers[job_id]
+        return lender if len(lender.borrowers) < MAX_SUB_AGENTS else None
 
     def load_began(self, request_id: str, num_tokens: int) -> None:
         """A KV connector loads `num_tokens` for a request; counted if that is its job's context."""
@@ -266,10 +286,11 @@ class RetentionManager:
         `blocks` are those kept, of which it alone holds `num_exclusive_blocks`; without any, they
         were freed.
         """
+        request = self.admission.shares.get(request_id)
+        client = "" if request is None else request.client
         self.admission.ended(request_id)
         self.costs.offload.forget(request_id)
         turn = self.jobs.turns.pop(request_id, None)
-        client = self.clients.pop(request_id, "")
         if turn is None:
             if is_finished_turn and self.inference.is_on:
                 opening = Opening(request_id, order, self._clock(), context, client)
@@ -503,6 +524,7 @@ class RetentionManager:
         turn = self.jobs.turns.get(request_id)
         common_tokens = 0 if turn is None else turn.common_tokens
         pins = self.admission.pins_to_take(
+            request_id,
             AllocationRequest(
                 turn,
                 has_blocks,
@@ -510,7 +532,7 @@ class RetentionManager:
                 missing_blocks,
                 is_starved=self.admission.is_starved(request_id),
                 common_blocks=round(self.costs.blocks_per_token.blocks(common_tokens)),
-            )
+            ),
         )
         own = None if turn is None else self.pins.get(turn.job.job_id)
         return pins if own is None else sorted(pins, key=lambda pin: pin is own)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, KeysView, Sequence
 from typing import Any, Generic
 
 from agentkv.durations.ttl import TTL
@@ -26,6 +26,9 @@ class PinTable(Generic[Block]):
         self._pins: dict[str, Pin[Block]] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._holders: Counter[int] = Counter()
+        self._holders_of: dict[str, Counter[int]] = {}
+        """By client, of pins whose client has a name."""
+        self._num_pins_of: Counter[str] = Counter()
         self._newest_first: list[Pin[Block]] | None = None
 
     def __len__(self) -> int:
@@ -46,6 +49,9 @@ class PinTable(Generic[Block]):
         self._pins[pin.job_id] = pin
         self._newest_first = None
         self._holders.update(map(id, pin.blocks))
+        self._num_pins_of[pin.client] += 1
+        if pin.client:
+            self._holders_of.setdefault(pin.client, Counter()).update(map(id, pin.blocks))
         heapq.heappush(self._deadlines, (pin.expires_s, pin.job_id))
 
     def reschedule(self, pin: Pin[Block]) -> None:
@@ -62,7 +68,11 @@ class PinTable(Generic[Block]):
     def remove(self, pin: Pin[Block]) -> None:
         del self._pins[pin.job_id]
         self._newest_first = None
-        self._let_go(pin.blocks)
+        self._let_go(pin, pin.blocks)
+        self._num_pins_of[pin.client] -= 1
+        if not self._num_pins_of[pin.client]:
+            del self._num_pins_of[pin.client]
+            self._holders_of.pop(pin.client, None)
 
     def trim(self, pin: Pin[Block], num_blocks: int) -> Sequence[Block]:
         """Take the last blocks off a pin, which must keep some, and return them."""
@@ -71,7 +81,7 @@ class PinTable(Generic[Block]):
         pin.blocks = pin.blocks[:-num_blocks]
         pin.num_exclusive_blocks = max(0, pin.num_exclusive_blocks - num_blocks)
         pin.num_trimmed += num_blocks
-        self._let_go(trimmed)
+        self._let_go(pin, trimmed)
         return trimmed
 
     def newest_first(self) -> Sequence[Pin[Block]]:
@@ -82,16 +92,29 @@ class PinTable(Generic[Block]):
             )
         return self._newest_first
 
-    def _let_go(self, blocks: Sequence[Block]) -> None:
-        for block in map(id, blocks):
-            self._holders[block] -= 1
-            if not self._holders[block]:
-                del self._holders[block]
+    def _let_go(self, pin: Pin[Block], blocks: Sequence[Block]) -> None:
+        of_client = self._holders_of.get(pin.client)
+        for holders in [self._holders] if of_client is None else [self._holders, of_client]:
+            for block in map(id, blocks):
+                holders[block] -= 1
+                if not holders[block]:
+                    del holders[block]
 
     @property
     def num_blocks(self) -> int:
         """Blocks pinned by at least one job: jobs that share a prefix share its blocks."""
         return len(self._holders)
+
+    @property
+    def clients(self) -> KeysView[str]:
+        """Clients that have pins."""
+        return self._num_pins_of.keys()
+
+    def num_blocks_of(self, client: str) -> int:
+        """Blocks pinned by at least one job of a client."""
+        if client:
+            return len(self._holders_of.get(client, ()))
+        return sum(len(pin.blocks) for pin in self if not pin.client)
 
     @property
     def next_expiry_s(self) -> float | None:

@@ -193,9 +193,14 @@ class PinDecisions:
 
     def _tool_finished(self, job: Job, event: ToolEvent, command: str) -> None:
         self._observations.from_client(job, event)
+        was_running = bool(job.running)
         is_last = job.finish_tool(command)
-        if self._predictor.predicts and is_last and not job.live:
-            self._stop_awaiting(job)
+        if not (self._predictor.predicts and is_last) or job.live:
+            return
+        self._stop_awaiting(job)
+        # Once a turn, and of a tool that was known to run: no client holds a pin by signals alone.
+        if was_running and not job.has_had_grace:
+            job.has_had_grace = True
             ttl = self._policy.capped(NEXT_TURN_TTL_S, "the tool is done, the next turn is near")
             self._pins.reprice(job.job_id, ttl, is_from_now=True)
 

@@ -91,4 +91,3 @@ def test_no_job_is_inferred_across_clients() -> None:
     engine.turn([*first, *prompt_of(40, salt=5)], **of(ALICE))
     (job,) = engine.scheduler.retention.jobs
     assert client_and_id(job.job_id)[0] == ALICE
-    assert not engine.scheduler.retention.clients

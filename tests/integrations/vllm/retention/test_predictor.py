@@ -298,8 +298,8 @@ def test_an_idle_engine_is_woken_to_save(
     path = tmp_path / "predictor.json"
     engine = make_engine(policy="context_serve", predictor_state=str(path), predictor_save_s=10.0)
     engine.turn(prompt_of(100), job_id="a")
-    event = ToolEvent("finished", command="ls", duration_s=0.1)
-    engine.scheduler.retention.tool_signal("a", event)
+    for event in (ToolEvent("started", "ls"), ToolEvent("finished", "ls", duration_s=0.1)):
+        engine.scheduler.retention.tool_signal("a", event)
     assert engine.scheduler.retention.next_due_s == pytest.approx(1005.0, abs=0.1)
     engine.wait(6.0)
     assert engine.scheduler.retention.next_due_s == pytest.approx(1010.0)

@@ -1,0 +1,157 @@
+"""What one who wants to keep others out may do, on vLLM's real scheduler, and what it gains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentkv.integrations.vllm.retention.admission import MAX_IDLE_WAITS
+from agentkv.integrations.vllm.retention.tool_signals import NEXT_TURN_TTL_S
+from agentkv.protocol import ToolEvent
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.harness import Engine
+
+NEW = prompt_of(16 * 40, salt=51)
+
+
+def signal(engine: Engine, job_id: str, state: Any) -> None:
+    event = ToolEvent(state=state, command="ls")
+    assert engine.scheduler.retention.tool_signal(job_id, event) is not None
+
+
+def test_a_tool_that_never_started_prolongs_no_pin() -> None:
+    """`finished` alone holds a pin for no longer than it would have lasted."""
+    engine = Engine(policy="agentkv", prefill_reload_s=[0.0, 0.01, 0.0])
+    engine.turn(prompt_of(100), job_id="idle")
+    ttl_s = engine.scheduler.retention.pins.get("idle").ttl_s
+    for _ in range(round(ttl_s) + 2):
+        signal(engine, "idle", "finished")
+        engine.wait(1.0)
+    assert engine.pinned == {}
+
+
+def test_the_next_turn_has_its_own_grace() -> None:
+    """After each turn the first tool that finishes holds the pin for a moment, and no other one."""
+    engine = Engine(policy="agentkv", prefill_reload_s=[0.0, 0.01, 0.0])
+    history = prompt_of(100)
+    for _ in range(2):
+        history = engine.turn([*history, *prompt_of(20)], job_id="a")
+        signal(engine, "a", "started")
+        engine.wait(0.5)
+        signal(engine, "a", "finished")
+        signal(engine, "a", "finished")
+        pin = engine.scheduler.retention.pins.get("a")
+        assert pin.expires_s == pytest.approx(engine.clock.now_s + NEXT_TURN_TTL_S)
+        engine.wait(1.0)
+        signal(engine, "a", "finished")
+        assert pin.expires_s == pytest.approx(engine.clock.now_s - 1.0 + NEXT_TURN_TTL_S)
+
+
+def idle_pool(**settings: Any) -> tuple[Engine, str]:
+    """Nine idle jobs hold nearly all memory for long, one request runs, and a new job waits."""
+    given = {
+        "num_blocks": 129,
+        "prefill_reload_s": [0.0, 10.0, 0.0],
+        "max_num_batched_tokens": 4096,
+    }
+    engine = Engine(policy="agentkv", **{**given, **settings})
+    for salt in range(9):
+        engine.turn(prompt_of(16 * 12, salt=salt), job_id=f"idle-{salt}")
+    engine.add(prompt_of(32, salt=70), max_tokens=2000)
+    engine.step()
+    assert len(engine.pinned) == 9
+    return engine, engine.add(NEW, job_id="new", expected_turns=1)
+
+
+def wait_for(engine: Engine, request_id: str, *, most_s: float) -> float:
+    """Seconds until a waiting request runs."""
+    began_s = engine.clock.now_s
+    while request_id not in engine.running():
+        engine.step(step_s=0.1)
+        assert engine.clock.now_s - began_s < most_s, f"waits for more than {most_s} s"
+    return engine.clock.now_s - began_s
+
+
+def test_idle_kv_keeps_a_new_job_out_for_a_bounded_time() -> None:
+    """Also if idle KV is worth much, a new job waits for it twice the patience at most."""
+    engine, new = idle_pool(patience_s=3.0)
+    waited_s = wait_for(engine, new, most_s=3.0 * MAX_IDLE_WAITS + 0.5)
+    assert waited_s > 3.0
+    assert set(engine.pin_ends) == {"pressure"}
+
+
+def test_idle_kv_that_costs_more_than_it_saves_keeps_no_overdue_job_out() -> None:
+    """A new job that has waited out its patience takes idle KV that counts for little."""
+    engine, new = idle_pool(patience_s=20.0, prefill_reload_s=[0.0, 2e-4, 0.0])
+    for pin in engine.scheduler.retention.pins:
+        pin.expires_s = 1e9
+    waited_s = wait_for(engine, new, most_s=40.0)
+    assert 20.0 < waited_s < 21.0
+    assert engine.scheduler.retention.admission.idle_kv_weight < 0.3
+
+
+def test_a_parent_lends_its_place_to_few_sub_agents_at_a_time() -> None:
+    """Further ones that hold KV are new jobs: they wait at the gate, and stand behind the rest."""
+    engine = Engine(policy="agentkv", num_blocks=257, max_num_batched_tokens=4096)
+    engine.turn(prompt_of(64, salt=9), job_id="parent")
+    for salt in range(8):
+        engine.add(
+            prompt_of(64, salt=20 + salt),
+            max_tokens=900,
+            job_id=f"sub-{salt}",
+            parent_job_id="parent",
+        )
+        engine.step()
+    jobs = engine.scheduler.retention.jobs
+    parent_order = jobs.get("parent").order
+    borrowed = [salt for salt in range(8) if jobs.get(f"sub-{salt}").order == parent_order]
+    assert borrowed == [0, 1, 2, 3]
+
+
+def test_a_sub_agent_of_a_sub_agent_borrows_from_the_first_parent() -> None:
+    """A chain of parents lends no more places than one parent."""
+    engine = Engine(policy="agentkv", num_blocks=257, max_num_batched_tokens=4096)
+    engine.turn(prompt_of(64, salt=9), job_id="sub--1")
+    for salt in range(8):
+        engine.add(
+            prompt_of(64, salt=20 + salt),
+            max_tokens=900,
+            job_id=f"sub-{salt}",
+            parent_job_id=f"sub-{salt - 1}",
+        )
+        engine.step()
+    jobs = engine.scheduler.retention.jobs
+    first = jobs.get("sub--1").order
+    assert sum(jobs.get(f"sub-{salt}").order == first for salt in range(8)) == 4
+
+
+def test_sub_agents_one_after_the_other_all_have_their_parents_place() -> None:
+    """A sub-agent that holds no KV any more makes room for the next, released or not."""
+    engine = Engine(policy="agentkv", num_blocks=257, max_num_batched_tokens=4096)
+    engine.turn(prompt_of(64, salt=9), job_id="parent")
+    jobs = engine.scheduler.retention.jobs
+    for salt in range(12):
+        engine.turn(prompt_of(64, salt=20 + salt), job_id=f"sub-{salt}", parent_job_id="parent")
+        assert jobs.get(f"sub-{salt}").order == jobs.get("parent").order
+        engine.wait(60.0)
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_a_flood_of_jobs_of_one_turn_pushes_out_no_other(is_pinned: bool) -> None:
+    """Beyond `max_jobs` those with one turn and no pin are forgotten first."""
+    engine = Engine(
+        policy="agentkv", num_blocks=257, max_jobs=20, prefill_reload_s=[0.0, 1e-9, 0.0]
+    )
+    history = engine.turn(prompt_of(64, salt=1), job_id="old")
+    if not is_pinned:
+        engine.turn([*history, *prompt_of(40, salt=2)], job_id="old")
+        engine.wait(20.0)
+    else:
+        engine.scheduler.retention.pins.get("old").expires_s = 1e9
+        engine.scheduler.retention.pins.reschedule(engine.scheduler.retention.pins.get("old"))
+    for salt in range(60):
+        engine.turn(prompt_of(20, salt=100 + salt), max_tokens=1, job_id=f"flood-{salt}")
+        engine.wait(10.0)
+    assert engine.scheduler.retention.jobs.get("old") is not None
+    assert len(engine.scheduler.retention.jobs) <= 21
