@@ -188,6 +188,11 @@ class Policy:
         """Only a part of a finished turn may be held: True if `held_tokens` is overridden."""
         return type(self).held_tokens is not Policy.held_tokens
 
+    @functools.cached_property
+    def limits_offloading(self) -> bool:
+        """A tier may get only a part: True if `offloaded_tokens` is overridden."""
+        return type(self).offloaded_tokens is not Policy.offloaded_tokens
+
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         """`settings` are of `settings_class`; `pool_tokens` is the size of the KV pool."""
         self.settings = settings
@@ -240,6 +245,15 @@ class Policy:
         and the engine would wait for ever.
         """
         return pins
+
+    def offloaded_tokens(self, turn: Turn) -> float:
+        """Tokens of a turn's context, from the first on, that vLLM's OffloadingConnector copies to
+        its tier; what earlier turns left there stays.
+
+        Asked when the turn arrives, since vLLM copies each block once it is computed. A smaller
+        `max_offload_tokens` of the client's own counts.
+        """
+        return math.inf
 
     # Order: of waiting turns, and of running ones when one must be preempted
 

@@ -34,6 +34,7 @@ class GuardedPolicy(AnswerGuard, Policy):
         self.has_admission_control = rules.has_admission_control
         self.has_gate = rules.has_gate
         self.holds_parts = rules.holds_parts
+        self.limits_offloading = rules.limits_offloading
         self.starved_rank = rules.starved_rank
         self.max_wait_s = rules.max_wait_s
         self.tick_s = rules.tick_s
@@ -56,6 +57,9 @@ class GuardedPolicy(AnswerGuard, Policy):
 
     def held_tokens(self, cost: RestoreCost) -> float:
         return self._asked("held_tokens", self.rules.held_tokens, (cost,), _is_amount)
+
+    def offloaded_tokens(self, turn: Turn) -> float:
+        return self._asked("offloaded_tokens", self.rules.offloaded_tokens, (turn,), _is_amount)
 
     def pins_that_yield(
         self, pins: Sequence[Pin[Any]], request: AllocationRequest

@@ -52,6 +52,9 @@ class DramTier:
 class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes count as Any
     """The scheduler's side of the tier."""
 
+    takes_offload_limit = True
+    """It heeds `max_offload_tokens`, as vLLM's OffloadingConnector does."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._tier = DramTier(0)
@@ -106,7 +109,8 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
         return False, None
 
     def _store(self, request: Any, num_tokens: int) -> None:
-        self._tier.put(request.block_hashes[: num_tokens // self._block_tokens])
+        limit_tokens = (request.kv_transfer_params or {}).get("max_offload_tokens", num_tokens)
+        self._tier.put(request.block_hashes[: min(num_tokens, limit_tokens) // self._block_tokens])
 
     def _of_the_worker(self, *args: Any, **kwargs: Any) -> None:
         """Stand in for vLLM's abstract worker side: the simulated engine runs the loads."""

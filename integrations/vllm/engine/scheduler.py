@@ -80,6 +80,9 @@ class RetainingScheduler(seam.SchedulerSeam):
         self.install_allocator()
         self._timer = StepTimer(self.retention.costs.step_time, self)
         self._decoder = ReplyDecoder(self.vllm_config.model_config)
+        self._limits_offloading = (
+            self.retention.policy.limits_offloading and seam.takes_offload_limit(self)
+        )
         self._is_running_sorted = False
         self._unplaced: set[str] = set()
         """Requests that vLLM has appended to `running` since it was sorted."""
@@ -170,7 +173,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         if job_id is None or prompt is None:
             self.retention.request_arrived(request.request_id, client)
         else:
-            self.retention.turn_arrived(
+            turn = self.retention.turn_arrived(
                 request.request_id,
                 job_id,
                 tags,
@@ -178,6 +181,9 @@ class RetainingScheduler(seam.SchedulerSeam):
                 block_hashes=request.block_hashes,
                 priority=request.priority,
             )
+            if self._limits_offloading:
+                num_tokens = self.retention.policy.offloaded_tokens(turn)
+                seam.limit_offloading(request, num_tokens)
 
     # A step: places, then vLLM's own schedule(), then what it did
 

@@ -126,9 +126,9 @@ class RetentionManager:
         num_prompt_tokens: int,
         block_hashes: list[Any],
         priority: int = 0,
-    ) -> None:
+    ) -> Turn:
         """Register a turn of a job, which is inferred unless `tags` name it; `priority` is the
-        client's, lower first."""
+        client's, lower first. Returns the turn."""
         now_s = self._clock()
         self.forget_idle_jobs()
         order = next(self.arrivals)
@@ -174,6 +174,7 @@ class RetentionManager:
             retry=not is_new,
             **({"inferred": True} if job.is_inferred else {}),
         )
+        return turn
 
     def _lender(self, tags: Tags, job: Job | None) -> Job | None:
         """The job in whose place this one stands: that of its parent, or the parent's lender.

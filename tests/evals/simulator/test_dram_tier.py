@@ -11,6 +11,7 @@ import pytest
 from agentkv.errors import InputError
 from agentkv.evals.simulator.dram_tier import DramTier, PcieLink
 from agentkv.evals.workload.plans import Workload
+from agentkv.policies import Policy, Turn
 
 from .simulated import job, machine, random_jobs, simulate
 
@@ -76,6 +77,21 @@ def test_a_tier_without_room_is_no_tier() -> None:
     _, empty = simulate(workload, "fcfs+offload", dram_gib=1e-9)
     assert empty.counters["reloads"] == 0
     assert [job.duration_s for job in empty.jobs] == [job.duration_s for job in without.jobs]
+
+
+class NothingToTheTier(Policy):
+    """Lets no turn go to the tier."""
+
+    def offloaded_tokens(self, turn: Turn) -> float:
+        return 0
+
+
+def test_a_policy_says_what_goes_to_the_simulated_tier() -> None:
+    """Where none of a turn is copied, nothing can be loaded back, as without a tier."""
+    workload = two_jobs_that_evict_each_other()
+    for name, is_loaded in ((f"{__name__}:NothingToTheTier", False), ("agentkv", True)):
+        _, run = simulate(workload, f"{name}+offload", machine())
+        assert (run.counters["reloads"] > 0) is is_loaded
 
 
 @pytest.mark.parametrize("seed", [0, 1])
