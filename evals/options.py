@@ -14,7 +14,8 @@ from typing import Any
 from agentkv.errors import InputError
 
 from .workload.jobs import TOOLS
-from .workload.plans import ARRIVALS, Workload
+from .workload.plans import ARRIVALS, RECORDED, Workload
+from .workload.recorded import is_event_log
 from .workload.workloads import WORKLOADS, make_workload
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
@@ -94,16 +95,18 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     """
     add = parser.add_argument_group("workload").add_argument
     add("--workload", metavar="NAME", help=f"one of {', '.join(WORKLOADS)} (default reference)")
-    add("--trace", metavar="FILE", help="jobs as JSON lines, a line a turn; implies trace")
+    trace = "jobs as JSON lines, a line a turn, or a server's event log; implies trace"
+    add("--trace", metavar="FILE", help=trace)
     add("--jobs", type=int, metavar="N", help="how many jobs")
     add("--duration", type=float, metavar="S", help="instead: all that arrive within S seconds")
     add("--jps", type=float, metavar="R", help="jobs that arrive per second")
     add("--concurrency", type=int, metavar="N", help="instead: always N jobs at once")
     arrivals = f"{' or '.join(ARRIVALS)} at --jps, or the times themselves, such as 0,0.5,3"
-    add("--arrivals", metavar="HOW", help=f"{arrivals} (default: the workload's, mostly poisson)")
+    default = "default: poisson, burst of the workload burst, recorded of an event log"
+    add("--arrivals", metavar="HOW", help=f"{arrivals} ({default})")
     add("--turns", type=int, metavar="N", help="turns a job at most")
     tools = f"{' or '.join(TOOLS)}, or a trace file to draw commands and times from"
-    add("--tools", metavar="HOW", help=f"{tools} (default: the workload's, mostly recorded)")
+    add("--tools", metavar="HOW", help=f"{tools} (default recorded, longtail of longtail)")
     add("--max-context-tokens", type=int, metavar="N", help="a job ends before it has more")
     add("--token-scale", type=float, metavar="X", help="multiplies all token counts (default 1)")
     add("--seed", type=int, default=0, help="of jobs and arrivals (default %(default)s)")
@@ -113,6 +116,9 @@ def fill_in(options: argparse.Namespace, defaults: dict[str, Any]) -> None:
     """Apply defaults to flags that were left out, unless another flag says the same thing."""
     if options.trace is not None:
         defaults = defaults | {"workload": "trace"}
+        given = (options.jps, options.concurrency, options.arrivals)
+        if given == (None, None, None) and is_event_log(Path(options.trace)):
+            options.arrivals = RECORDED
     has_times = options.arrivals is not None and options.arrivals not in ARRIVALS
     is_settled = {
         "jobs": options.duration is not None or has_times,
@@ -162,12 +168,12 @@ def describe_workload(options: argparse.Namespace, workload: Workload) -> dict[s
 
 
 def _arrivals(text: str) -> str | Sequence[float]:
-    if text in ARRIVALS:
+    if text in (*ARRIVALS, RECORDED):
         return text
     try:
         return [float(time) for time in text.split(",")]
     except ValueError:
-        allowed = " or ".join(ARRIVALS)
+        allowed = " or ".join((*ARRIVALS, RECORDED))
         raise InputError(
             f"--arrivals: got {text!r}, allowed is {allowed}, or seconds such as 0,0.5,3"
         ) from None

@@ -27,6 +27,8 @@ class TurnRecord:
     expected_hit_tokens: tokens of the prompt that repeat what the turn before left in the cache.
     context_before_tokens: tokens in whole blocks that the turn before left; 0 for a first turn.
     lost_tokens: those of `expected_hit_tokens` that were no longer in the cache.
+    output_tokens: of a turn that finished; at least that many in logs that do not say.
+    command: what the reply runs, as far as a policy read it.
     """
 
     turn: int | None
@@ -43,6 +45,8 @@ class TurnRecord:
     resumed_s: list[float] = field(default_factory=list)
     ended_s: float | None = None
     is_aborted: bool = False
+    output_tokens: int | None = None
+    command: str | None = None
 
     @property
     def waited_s(self) -> float | None:
@@ -102,12 +106,13 @@ class PinRecord:
 
 @dataclass(slots=True)
 class ToolRecord:
-    """A tool call that the client reported."""
+    """A tool call that the client reported, with the duration that it measured."""
 
     name: str
     command: str
     started_s: float
     ended_s: float | None = None
+    duration_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -125,6 +130,7 @@ class JobRecord:
     tools: list[ToolRecord] = field(default_factory=list)
     closed_s: float | None = None
     close_reason: str | None = None
+    parent_job_id: str | None = None
 
     @property
     def label(self) -> str:
@@ -171,6 +177,8 @@ class _Replay:
 
     def _on_arrival(self, event: Event) -> None:
         is_retry = bool(event.details.get("retry"))
+        if parent_job_id := event.details.get("parent"):
+            self.job.parent_job_id = str(parent_job_id)
         self._add(int(event.details["turn"]), event.at_s, event, is_retry=is_retry)
         if not is_retry:
             # the client's report may have been lost: a new turn says that the tools are over
@@ -228,11 +236,20 @@ class _Replay:
         if not ending:
             return
         turn = ending.pop(0)
+        if event.name == "finish":
+            # the context is known in whole blocks, and without the last token
+            least_tokens = max(1, self._context_tokens - turn.prompt_tokens + 1)
+            turn.output_tokens = int(event.details.get("output_length") or least_tokens)
         turn.ended_s, turn.is_aborted = event.at_s, event.name == "aborted"
         if turn.started_s is not None and not self._running:
             self._idle_since_s = event.at_s
 
     _on_aborted = _end_turn
+
+    def _on_decision(self, event: Event) -> None:
+        finished = [turn for turn in self.job.turns if turn.output_tokens is not None]
+        if finished and event.details.get("told_by") == "reply":
+            finished[-1].command = event.details.get("command")
 
     def _on_pinned(self, event: Event) -> None:
         self.job.pins.append(PinRecord(event.at_s, int(event.details["blocks"])))
@@ -256,7 +273,7 @@ class _Replay:
             self._on_tool_started(event)
             same = self.job.tools[-1:]
             same[0].started_s -= float(event.details.get("duration_s") or 0.0)
-        same[0].ended_s = event.at_s
+        same[0].ended_s, same[0].duration_s = event.at_s, event.details.get("duration_s")
 
     def _end_tools(self, at_s: float) -> None:
         for tool in self.job.tools:

@@ -29,7 +29,7 @@ NUMBERS = {
     "closed": ("turns",),
 }
 """Numbers that each event must carry; further events and fields are let through."""
-OPTIONAL_NUMBERS = {"tool_finished": ("duration_s",)}
+OPTIONAL_NUMBERS = {"tool_finished": ("duration_s",), "finish": ("output_length",)}
 """Numbers that an event may carry; null is none."""
 _FILE_PATTERNS = ("scheduler_timestamps*.jsonl*", "timestamps.json")
 """Names in a server's --run-output-dir and in the folder of a run."""

@@ -165,7 +165,10 @@ def draw_run_timeline(group: Group, path: Path, *, baseline: str) -> Path:
     leading = next((run for run in runs if run.policy == baseline), runs[0])
     shares = sorted(_SHARES[: max(1, _MAX_LANES // len(runs))])
     common = set.intersection(
-        *({job.job_id for job in run.outcome.jobs if job.status == "done"} for run in runs)
+        *(
+            {job.job_id for job in run.outcome.jobs if job.status == "done" and job.is_whole}
+            for run in runs
+        )
     )
     ordered = sorted(
         (job.duration_s, job.job_id) for job in leading.outcome.jobs if job.job_id in common

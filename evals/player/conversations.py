@@ -37,17 +37,27 @@ class Windows(Generic[ContentT]):
     content: ContentT
     seed: int
 
-    def draw(self, job_id: str, turn: int, length: int) -> ContentT:
-        """The same stretch every time."""
+    def draw(self, job: JobPlan, turn: int, per_token: int = 1) -> ContentT:
+        """What a turn of a job adds, the same every time; the first begins with its prefixes."""
+        added = self.content[:0]
+        for prefix in job.prefixes if turn == 0 else ():
+            added += self._stretch(prefix.name, 0, prefix.num_tokens * per_token - len(added))
+        length = job.turns[turn].added_tokens * per_token
+        return added + self._stretch(job.job_id, turn, length - len(added))
+
+    def _stretch(self, name: str, turn: int, length: int) -> ContentT:
         size = len(self.content)
-        start = random.Random(f"{self.seed} text {job_id} {turn}").randrange(size)
+        start = random.Random(f"{self.seed} text {name} {turn}").randrange(size)
         rounds = self.content[start:] + self.content * (1 + length // size)
         return rounds[:length]
 
 
 @dataclass(slots=True)
 class ReplayConversation:
-    """Exact lengths, greedy; `run_id` keeps runs and jobs apart in the server's prefix cache."""
+    """Exact lengths, greedy; `run_id` keeps runs and jobs apart in the server's prefix cache.
+
+    Jobs with a common prefix are not kept apart.
+    """
 
     path: ClassVar = "completions"
 
@@ -61,14 +71,15 @@ class ReplayConversation:
     def request(self, turn: int) -> dict[str, Any]:
         """Arguments of the OpenAI client's `create` for this turn."""
         plan = self.job.turns[turn]
-        self._token_ids += self.windows.draw(self.job.job_id, turn, plan.added_tokens)
+        self._token_ids += self.windows.draw(self.job, turn)
         self._output_token_ids = []
+        shared = next((prefix.name for prefix in self.job.prefixes), self.job.job_id)
         extra = {
             "min_tokens": plan.output_tokens,
             "ignore_eos": True,
             "return_token_ids": True,
             # a digest: vLLM allows few characters in it
-            "cache_salt": _digest(f"{self.run_id} {self.job.job_id}"),
+            "cache_salt": _digest(f"{self.run_id} {shared}"),
             # as an argument the SDK would look at each token, a tenth of a second per prompt
             "prompt": list(self._token_ids),
         }
@@ -115,8 +126,7 @@ class LiveConversation:
     _reply: list[str] = field(default_factory=list)
 
     def request(self, turn: int) -> dict[str, Any]:
-        num_chars = CHARS_PER_TOKEN * self.job.turns[turn].added_tokens
-        text = self.windows.draw(self.job.job_id, turn, num_chars)
+        text = self.windows.draw(self.job, turn, per_token=CHARS_PER_TOKEN)
         self._messages.append({"role": "user", "content": text})
         self._reply = []
         return {

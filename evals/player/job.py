@@ -14,7 +14,7 @@ from agentkv.errors import RunError
 
 from ..outcomes import JobOutcome, JobStatus, TurnOutcome
 from ..rivals import agentic_context
-from ..workload.plans import JobPlan
+from ..workload.plans import JobPlan, TurnPlan
 from .conversations import Conversation
 
 _END_OF_STREAM = "data: [DONE]"
@@ -50,30 +50,38 @@ class JobPlayer:
     on_turn: OnTurn
     for_rival: bool = False
     has_seen_cached_tokens: bool = False
+    children: list[JobOutcome] = field(default_factory=list)
+    """Jobs that turns of other jobs started, as they end."""
 
     async def play(self, plan: JobPlan) -> JobOutcome:
-        """Play the whole job, starting now."""
-        arrived_s = self.clock()
-        turns: list[TurnOutcome] = []
-        conversation = self.conversation(plan)
+        """Play the whole job, starting now: as a job of the server, unless it is a person's."""
+        if not plan.is_tagged:
+            return await self._play(plan, None)
         session = agentkv.session(
             self.client, job_id=f"{self.run_id}-{plan.job_id}", on_missing_server="ignore"
         )
         async with session as job:
             job.limit_turns(len(plan.turns))
-            for number in range(len(plan.turns)):
-                turn, ending = await self._turn(job, conversation, plan, number)
-                turns.append(turn)
-                so_far = JobOutcome(
-                    job_id=plan.job_id,
-                    arrived_s=arrived_s,
-                    ended_s=self.clock(),
-                    status=ending or "cut",
-                    turns=tuple(turns),
-                )
-                self.on_turn(so_far, turn, ending is not None)
-                if ending is not None:
-                    break
+            return await self._play(plan, job)
+
+    async def _play(self, plan: JobPlan, job: Any) -> JobOutcome:
+        arrived_s = self.clock()
+        turns: list[TurnOutcome] = []
+        conversation = self.conversation(plan)
+        for number in range(len(plan.turns)):
+            turn, ending = await self._turn(job, conversation, plan, number)
+            turns.append(turn)
+            so_far = JobOutcome(
+                job_id=plan.job_id,
+                arrived_s=arrived_s,
+                ended_s=self.clock(),
+                status=ending or "cut",
+                turns=tuple(turns),
+                role=plan.role,
+            )
+            self.on_turn(so_far, turn, ending is not None)
+            if ending is not None:
+                break
         return so_far
 
     async def _turn(
@@ -85,12 +93,13 @@ class JobPlayer:
         ending: JobStatus | None = None
         tool_s = 0.0
         try:
+            client = self.client if job is None else job.client
             request = conversation.request(number)
-            if self.for_rival:
+            if self.for_rival and job is not None:
                 is_last = number == len(plan.turns) - 1
                 xargs = agentic_context(job.job_id, is_last_step=is_last)
                 request.setdefault("extra_body", {})["vllm_xargs"] = xargs
-            await self._exchange(job.client, conversation, request, reply)
+            await self._exchange(client, conversation, request, reply)
             command = conversation.end_turn(number)
         except asyncio.CancelledError:
             error, ending = "cut: the run ended first", "cut"
@@ -100,8 +109,8 @@ class JobPlayer:
         if error is None and number == len(plan.turns) - 1:
             ending = "done"
         elif error is None:
-            is_cut = await _run_tool(job, command, plan.turns[number].tool_s)
-            tool_s, ending = self.clock() - ended_s, "cut" if is_cut else None
+            tool_s, is_cut = await self._follow(job, command, plan.turns[number])
+            ending = "cut" if is_cut else None
         outcome = TurnOutcome(
             turn=number,
             sent_s=reply.sent_s,
@@ -148,15 +157,30 @@ class JobPlayer:
         if reply.usage.cached_tokens is not None:
             self.has_seen_cached_tokens = True
 
+    async def _follow(self, job: Any, command: str, plan: TurnPlan) -> tuple[float, bool]:
+        """Run the tool after a turn, and its children; then pause.
 
-async def _run_tool(job: Any, command: str, tool_s: float) -> bool:
-    """Sleep for the tool's time, and report it to the server; True if cut short."""
-    try:
-        async with job.tool(command):
-            await asyncio.sleep(tool_s)
-    except asyncio.CancelledError:
-        return True
-    return False
+        Sleeps for the tool's time and reports it to the server. Returns its seconds, and True if
+        cut short.
+        """
+        started_s, tool_s = self.clock(), 0.0
+        try:
+            if job is not None:
+                try:
+                    async with job.tool(command):
+                        children = map(self._play_child, plan.children)
+                        await asyncio.gather(asyncio.sleep(plan.tool_s), *children)
+                finally:
+                    tool_s = self.clock() - started_s
+            if plan.pause_s:
+                await asyncio.sleep(plan.pause_s)
+        except asyncio.CancelledError:
+            return tool_s, True
+        return tool_s, False
+
+    async def _play_child(self, plan: JobPlan) -> None:
+        await asyncio.sleep(plan.arrival_s)
+        self.children.append(await self.play(plan))
 
 
 def _describe(failure: Exception) -> str:

@@ -15,11 +15,12 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from ..policies import STOCK_POLICIES, check_policy, server_policy
 from ..progress import progress
 from ..rows import RunWriter, provenance, row_facts
 from ..server import ServerFacts, ServerUnderTest, preemptions_between
-from ..workload.plans import JobPlan, Workload
+from ..workload.plans import JobPlan, Workload, with_children
 from ..workload.sample_text import sample_text, sections
 from .conversations import Conversation, LiveConversation, ReplayConversation, Windows
 from .job import JobPlayer
@@ -132,7 +133,7 @@ def _metadata(facts: ServerFacts, options: LoadOptions, repeat: int) -> dict[str
 
 def _check_lengths(workload: Workload, facts: ServerFacts) -> None:
     limit = facts.max_context_tokens
-    longest = max(workload.jobs, key=lambda job: job.context_tokens)
+    longest = max(with_children(workload.jobs), key=lambda job: job.context_tokens)
     if limit is not None and longest.context_tokens > limit:
         raise InputError(
             f"job {longest.job_id} has {longest.context_tokens} tokens in the end, the server "
@@ -161,7 +162,7 @@ async def _drive(
     policy: str,
     files: RunWriter | None,
 ) -> tuple[tuple[JobOutcome, ...], dict[str, Any]]:
-    """Play all jobs; returns them and what to note of the run.
+    """Play all jobs; returns them, with those that others started, and what to note of the run.
 
     The run's id is part of every job id on the server, so that two runs never share a job.
     """
@@ -197,7 +198,7 @@ async def _drive(
             timer.cancel()
         watching.cancel()
         await asyncio.wait({watching})
-    return jobs, {
+    return (*jobs, *player.children), {
         "stopped_because": run.stopped_because,
         "max_arrival_lag_s": run.max_lag_s,
         "reports_cached_tokens": player.has_seen_cached_tokens,
@@ -288,7 +289,10 @@ class LoadRun:
     async def run(self) -> tuple[JobOutcome, ...]:
         """Play all jobs; returns those that arrived, in the order of their arrival."""
         jobs = iter(self.workload.jobs)
-        if self.workload.concurrency:
+        starters: list[Coroutine[Any, Any, None]]
+        if self.workload.has_steps and self.workload.concurrency:
+            starters = [self._play_in_steps(jobs, self.workload.concurrency)]
+        elif self.workload.concurrency:
             starters = [self._play_in_turn(jobs) for _ in range(self.workload.concurrency)]
         else:
             starters = [self._play_at(job) for job in jobs]
@@ -304,6 +308,11 @@ class LoadRun:
             await self._play_now(job)
             if self.stopped_because is not None:
                 break
+
+    async def _play_in_steps(self, jobs: Iterator[JobPlan], num_jobs: int) -> None:
+        """Play this number of jobs at once, then the next, and so on."""
+        while self.stopped_because is None and (step := list(islice(jobs, num_jobs))):
+            await asyncio.gather(*map(self._play_now, step))
 
     async def _play_at(self, job: JobPlan) -> None:
         await asyncio.sleep(max(0.0, job.arrival_s - self.clock()))

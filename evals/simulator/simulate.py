@@ -66,6 +66,10 @@ _COLUMNS = (
     ("preempted", "preemptions", "d"),
     ("recomputed", "recomputed_tokens", ",d"),
 )
+_COLUMNS_OF_ROLES = (
+    ("chat TTFT p99 s", "chat_ttft_p99_s", ".2f"),
+    ("step s", "step_mean_s", ".1f"),
+)
 _NOT_OF_THE_RUN = ("out", "force", "json", "policy")
 
 
@@ -143,9 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_plan(options: argparse.Namespace) -> SimulationPlan:
     """The runs that the flags describe; raises InputError."""
+    fill_in(options, {"workload": "reference", "jobs": DEFAULT_JOBS})
     if options.jps is None and options.concurrency is None and options.arrivals in (None, "burst"):
         raise InputError("give --jps R, jobs per second, or --concurrency N, jobs at once")
-    fill_in(options, {"workload": "reference", "jobs": DEFAULT_JOBS})
     policies = [parse_policy(name) for name in dict.fromkeys(options.policy or DEFAULT_POLICIES)]
     num_blocks = None if options.blocks in (None, INFINITE) else _num_blocks(options.blocks)
     if options.blocks == INFINITE:
@@ -277,14 +281,16 @@ def policy_entry(summary: Mapping[str, Any], server: Mapping[str, Any]) -> dict[
 
 def _table(policies: Mapping[str, Mapping[str, Any]]) -> str:
     """A line per policy, with the mean relative to the first policy's."""
-    first_s = next(iter(policies.values()), {}).get("mean_s")
+    first = next(iter(policies.values()), {})
+    first_s = first.get("mean_s")
+    columns = [*_COLUMNS, *(column for column in _COLUMNS_OF_ROLES if column[1] in first)]
     rows = []
     for name, entry in policies.items():
         mean_s = entry["mean_s"]
         change = mean_s / first_s - 1.0 if mean_s is not None and first_s else None
-        cells = [cell(entry[key], form) for _, key, form in _COLUMNS]
+        cells = [cell(entry[key], form) for _, key, form in columns]
         rows.append([name, f"{entry['completed']}/{entry['jobs']}", cell(change, "+.1%"), *cells])
-    return text_table(["policy", "jobs", "vs first", *(title for title, *_ in _COLUMNS)], rows)
+    return text_table(["policy", "jobs", "vs first", *(title for title, *_ in columns)], rows)
 
 
 def _parser() -> argparse.ArgumentParser:

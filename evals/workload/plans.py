@@ -12,6 +12,8 @@ from typing import Literal
 from agentkv.errors import InputError
 
 ARRIVALS = ("poisson", "burst")
+RECORDED = "recorded"
+"""Arrivals at the times of an event log."""
 BURST_JOBS = 8
 """Jobs of one burst; bursts come at random, so that the rate holds on average. Chosen."""
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 
 from agentkv.errors import InputError
 
-from .jobs import redraw_tools, tool_source
+from .jobs import ToolSource, redraw_tools, tool_source
 from .kinds import KINDS
-from .plans import JobPlan, Prefix, TurnPlan, Workload, arrival_times_s
+from .plans import RECORDED, JobPlan, Prefix, TurnPlan, Workload, arrival_times_s
+from .recorded import is_event_log, read_recorded_jobs
 from .traces import read_traced_jobs
 
 WORKLOADS = (*KINDS, "trace")
@@ -43,11 +44,13 @@ def make_workload(
     num_jobs, duration_s: the number of jobs, or the time within which they arrive.
     jps, concurrency, arrivals: jobs per second, at random ("poisson") or in bursts ("burst"); or
         jobs running at once, each followed by the next (a closed loop), or all by the next step;
-        or their times in seconds.
+        or their times in seconds; or "recorded", the times of an event log, of all its jobs
+        unless one of num_jobs and duration_s says how many.
     max_turns, max_context_tokens: a job ends with the last turn that keeps within both.
     tools: "recorded", "longtail", or a trace file to draw commands and times from.
         The workload itself says what None means for arrivals and tools.
-    trace: the file of the workload "trace". Its jobs come in a seeded order, and again if used up.
+    trace: the file of the workload "trace", a trace or an event log. Unless arrivals are recorded,
+        its jobs come in a seeded order, and again if used up.
     token_scale: multiplies every token count, for machines slower than the jobs were meant for.
 
     A job depends on seed and number alone: neither the rate nor the number of jobs changes it.
@@ -66,6 +69,13 @@ def make_workload(
             raise InputError(f"{what}: got {amount}, allowed is a number above 0")
     if concurrency is not None and jps is not None:
         raise InputError("jps and concurrency: give the one or the other, not both")
+    fit = partial(_cut_to_fit, max_turns, max_context_tokens, token_scale)
+    draw_tool = tool_source(tools or ("recorded" if kind is None else kind.tools))
+    if arrivals == RECORDED:
+        if concurrency is not None or jps is not None:
+            raise InputError("arrivals: got 'recorded': leave out jps and concurrency")
+        jobs = _recorded_jobs(name, trace, fit, num_jobs, duration_s)
+        return Workload(name, seed, _with_tools(jobs, draw_tool, seed), None)
     if (num_jobs is None) == (duration_s is None) and isinstance(arrivals, str):
         raise InputError("num_jobs and duration_s: give the one or the other")
     has_steps = kind is not None and kind.has_steps
@@ -79,19 +89,26 @@ def make_workload(
         raise InputError("num_jobs: a closed loop needs it")
     else:
         times_s = [0.0] * num_jobs
-    fit = partial(_cut_to_fit, max_turns, max_context_tokens, token_scale)
-    draw_tool = tool_source(tools or ("recorded" if kind is None else kind.tools))
-    jobs = []
-    for number, job in enumerate(islice(_jobs(name, seed, trace, fit), len(times_s))):
-        if draw_tool is not None:
-            job = redraw_tools(job, draw_tool, random.Random(f"{seed} tools {number}"))
-        jobs.append(replace(job, arrival_s=times_s[number]))
+    numbered = zip(times_s, _jobs(name, seed, trace, fit), strict=False)
+    jobs = [replace(job, arrival_s=time_s) for time_s, job in numbered]
     if not jobs:
         raise InputError(
             f"no job arrives within {duration_s} s at {jps} jobs per second: allowed is a time "
             "or rate with at least one"
         )
-    return Workload(name, seed, tuple(jobs), concurrency, has_steps)
+    return Workload(name, seed, _with_tools(jobs, draw_tool, seed), concurrency, has_steps)
+
+
+def _with_tools(
+    jobs: Sequence[JobPlan], draw_tool: ToolSource | None, seed: int
+) -> tuple[JobPlan, ...]:
+    """The jobs, with other tools if there is a source of them."""
+    if draw_tool is None:
+        return tuple(jobs)
+    return tuple(
+        redraw_tools(job, draw_tool, random.Random(f"{seed} tools {number}"))
+        for number, job in enumerate(jobs)
+    )
 
 
 def _jobs(name: str, seed: int, trace: Path | None, fit: Fit) -> Iterator[JobPlan]:
@@ -115,15 +132,43 @@ def _traced_jobs(seed: int, trace: Path | None, fit: Fit) -> Iterator[JobPlan]:
     """The file's jobs in a seeded order, those that do not fit left out; then the same again."""
     if trace is None:
         raise InputError("trace: the workload 'trace' needs a file of jobs")
-    found = [fit(JobPlan(job_id, 0.0, turns)) for job_id, turns in read_traced_jobs(trace)]
-    jobs = [job for job in found if job is not None]
-    if not jobs:
-        raise InputError(f"{trace}: {_TOO_SMALL}")
+    if is_event_log(trace):
+        read = read_recorded_jobs(trace)
+    else:
+        read = [JobPlan(job_id, 0.0, turns) for job_id, turns in read_traced_jobs(trace)]
+    jobs = _that_fit(read, trace, fit)
     random.Random(f"{seed} trace").shuffle(jobs)
     for round_number in count(1):
         for job in jobs:
-            again = "" if round_number == 1 else f"#{round_number}"
-            yield replace(job, job_id=job.job_id + again)
+            yield job if round_number == 1 else _again(job, f"#{round_number}")
+
+
+def _again(job: JobPlan, suffix: str) -> JobPlan:
+    """The job, and its children, under other names."""
+    turns = tuple(
+        replace(turn, children=tuple(_again(child, suffix) for child in turn.children))
+        for turn in job.turns
+    )
+    return replace(job, job_id=job.job_id + suffix, turns=turns)
+
+
+def _that_fit(jobs: Iterable[JobPlan], trace: Path, fit: Fit) -> list[JobPlan]:
+    fitting = [job for job in map(fit, jobs) if job is not None]
+    if not fitting:
+        raise InputError(f"{trace}: {_TOO_SMALL}")
+    return fitting
+
+
+def _recorded_jobs(
+    name: str, trace: Path | None, fit: Fit, num_jobs: int | None, duration_s: float | None
+) -> list[JobPlan]:
+    """The log's jobs that fit, at their times: the first ones, or all."""
+    if name != "trace" or trace is None or not is_event_log(trace):
+        raise InputError("arrivals: got 'recorded', which needs an event log as trace")
+    jobs = _that_fit(read_recorded_jobs(trace), trace, fit)[:num_jobs]
+    if duration_s is not None:
+        jobs = [job for job in jobs if job.arrival_s < duration_s] or jobs[:1]
+    return jobs
 
 
 def _cut_to_fit(

@@ -19,6 +19,7 @@ from agentkv.evals.options import (
     workload_of,
 )
 from agentkv.evals.workload.plans import Workload
+from tests.evals.event_log.rows import arrival, finish, start, write_record
 
 DEFAULTS = {"jps": 1.0, "duration": 60.0}
 
@@ -70,9 +71,33 @@ def test_a_workload_has_the_number_of_jobs_its_flags_say(
 
 
 @pytest.mark.parametrize(
+    ("flags", "arrivals_s"),
+    [
+        ((), [0.0, 2.5]),
+        (("--jobs", "1"), [0.0]),
+        (("--duration", "2"), [0.0]),
+        (("--concurrency", "2", "--jobs", "3"), [0.0] * 3),
+        (("--arrivals", "1,2,3"), [1.0, 2.0, 3.0]),
+    ],
+)
+def test_an_event_log_is_played_as_recorded_unless_told_otherwise(
+    flags: tuple[str, ...], arrivals_s: list[float], tmp_path: Path
+) -> None:
+    """Neither the default rate nor the default number of jobs applies to a log."""
+    log = write_record(
+        tmp_path / "log.jsonl",
+        a=[arrival(4.0, 1, 50), start(4.0, 50, 0, 0), finish(5.0, 1, 64)],
+        b=[arrival(6.5, 1, 50), start(6.5, 50, 0, 0), finish(7.5, 1, 64)],
+    )
+    workload = made("--trace", str(log), *flags)
+    assert [job.arrival_s for job in workload.jobs] == arrivals_s
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--arrivals", "0,1,2", "--jps", "3"), "leave out --jps"),
+        (("--arrivals", "recorded", "--jps", "3", "--jobs", "3"), "needs an event log|leave out"),
         (("--arrivals", "0,1,2", "--duration", "1"), "leave out --duration"),
         (("--arrivals", "0,1,2", "--concurrency", "2", "--jobs", "3"), "leave out --concurrency"),
         (("--arrivals", "burts", "--jps", "3", "--jobs", "3"), "allowed is poisson or burst"),

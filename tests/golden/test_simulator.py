@@ -64,13 +64,17 @@ def _jobs(path: Path) -> dict[str, Any]:
 
 
 def _events(path: Path) -> dict[str, Any] | None:
-    """How often each event was logged, and a digest of them; None under stock policies."""
+    """How often each event was logged, and a digest of them; None under stock policies.
+
+    Lengths of outputs, which came later, are those of the rows.
+    """
     if not path.exists():
         return None
     jobs = masked(json.loads(path.read_text(encoding="utf-8"))["jobs"])
     counts: dict[str, int] = {}
     for events in jobs.values():
         for event in events:
+            event.pop("output_length", None)
             counts[event["event"]] = counts.get(event["event"], 0) + 1
     return {"counts": dict(sorted(counts.items())), "digest": digest(jobs)}
 

@@ -173,6 +173,7 @@ class RetentionManager:
             prompt_length=num_prompt_tokens,
             retry=not is_new,
             **({"inferred": True} if job.is_inferred else {}),
+            **({} if tags.parent_job_id is None else {"parent": tags.parent_job_id}),
         )
         return turn
 
@@ -360,7 +361,13 @@ class RetentionManager:
             self.admission.growth.turn_ended(added)
             if job.is_inferred:
                 self.inference.turn_finished(job, context)
-        self.events.add(job.job_id, "finish", turn=job.num_turns, context_length=job.context_tokens)
+        self.events.add(
+            job.job_id,
+            "finish",
+            turn=job.num_turns,
+            context_length=job.context_tokens,
+            output_length=len(context.token_ids) - context.num_prompt_tokens,
+        )
 
     # What runs between two turns, and when a pin ends
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentkv.evals.player.conversations import LiveConversation, ReplayConversation, Windows
-from agentkv.evals.workload.plans import JobPlan, TurnPlan
+from agentkv.evals.workload.plans import JobPlan, Prefix, TurnPlan
 from agentkv.evals.workload.sample_text import sample_text, sections
 
 JOB = JobPlan("j", 0.0, (TurnPlan(20, 3, "ls", 0.1), TurnPlan(10, 2, "", 0.0)))
@@ -80,5 +81,20 @@ def test_the_sample_text_is_the_same_everywhere() -> None:
     assert sample_text().isascii()
     assert all(section.endswith("\n") for section in sections())
     windows = Windows([1, 2, 3], seed=0)
-    assert windows.draw("j", 0, 10) == windows.draw("j", 0, 10)
-    assert windows.draw("j", 0, 10)[:6] == windows.draw("j", 0, 3) * 2
+    assert windows.draw(JOB, 0) == windows.draw(JOB, 0)
+    assert windows.draw(JOB, 0)[3:] == windows.draw(JOB, 0)[:-3]
+
+
+def test_jobs_with_a_common_prefix_share_it_and_the_salt() -> None:
+    """Prompts are equal for the length of the prefix, nested ones too, and differ behind it."""
+    nested = (Prefix("tools", 8), Prefix("group", 12))
+    jobs = [replace(JOB, job_id=name, prefixes=nested) for name in "ab"]
+    jobs.append(replace(JOB, job_id="c", prefixes=(nested[0], Prefix("other group", 12))))
+    prompts, salts, _ = zip(*(first_turn("run", job, 1, 2, 3) for job in jobs), strict=True)
+    assert {len(prompt) for prompt in prompts} == {20}
+    assert prompts[0][:12] == prompts[1][:12]
+    assert prompts[0][:8] == prompts[2][:8]
+    assert len({prompt[12] for prompt in prompts[:2]}) == 2
+    assert prompts[0][8] != prompts[2][8]
+    assert len(set(salts)) == 1
+    assert first_turn("another run", jobs[0], 1, 2, 3)[1] != salts[0]

@@ -18,9 +18,11 @@ PLAN = (TurnPlan(10, 1, "", 0.0),)
 Scenario = Callable[[LoadRun], Awaitable[None]]
 
 
-def workload(*arrivals_s: float, concurrency: int | None = None) -> Workload:
+def workload(
+    *arrivals_s: float, concurrency: int | None = None, has_steps: bool = False
+) -> Workload:
     jobs = tuple(JobPlan(str(number), time_s, PLAN) for number, time_s in enumerate(arrivals_s))
-    return Workload("test", 0, jobs, concurrency)
+    return Workload("test", 0, jobs, concurrency, has_steps)
 
 
 def play_all(
@@ -78,10 +80,19 @@ def test_a_closed_loop_keeps_its_number_of_jobs_running() -> None:
     assert max(at_once) == 2
 
 
-@pytest.mark.parametrize("concurrency", [None, 2])
-def test_stopping_cuts_what_runs_and_starts_nothing_more(concurrency: int | None) -> None:
+def test_a_step_waits_for_the_last_of_the_step_before() -> None:
+    """All jobs of a step run at once, and none of the next until they have ended."""
+    _, jobs, at_once = play_all(workload(*[0.0] * 5, concurrency=2, has_steps=True), job_s=0.02)
+    assert [job.job_id for job in jobs] == list("01234")
+    assert at_once == [1, 2, 1, 2, 1]
+
+
+@pytest.mark.parametrize(("concurrency", "has_steps"), [(None, False), (2, False), (2, True)])
+def test_stopping_cuts_what_runs_and_starts_nothing_more(
+    concurrency: int | None, has_steps: bool
+) -> None:
     """Jobs that had arrived are cut, and the others never start."""
-    planned = workload(0.0, 0.0, 60.0, 60.0, concurrency=concurrency)
+    planned = workload(0.0, 0.0, 60.0, 60.0, concurrency=concurrency, has_steps=has_steps)
 
     async def stop_soon(run: LoadRun) -> None:
         await asyncio.sleep(0.1)

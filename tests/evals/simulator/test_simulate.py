@@ -99,10 +99,42 @@ def test_each_policy_has_its_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*flags, "--force"]) == 0
 
 
+def test_a_recorded_run_is_simulated_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder of a recorded run as --trace has the same jobs at the same times.
+
+    A pause holds the request's way and the rest of a step, which a second run adds again.
+    """
+    policy = ["--policy", "agentkv"]
+    recorded = tmp_path / "recorded"
+    assert main([*SMALL, *policy, "--out", str(recorded), "--record", "--json"]) == 0
+    before = policies(capsys)["agentkv"]
+    flags = [*GPU, "--blocks", "1000", "--trace", str(recorded / "agentkv"), *policy, "--json"]
+    assert main(flags) == 0
+    after = policies(capsys)["agentkv"]
+    assert (after["jobs"], after["completed"]) == (6, 6)
+    assert after["mean_s"] == pytest.approx(before["mean_s"], rel=0.02)
+
+
+def test_the_table_shows_conversations_and_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where there are people or steps, the table and the document have their numbers."""
+    flags = [*GPU, "--jobs", "8", "--token-scale", "0.1", "--turns", "2", *STOCK]
+    for workload, load, title, key in (
+        ("mixed", "--jps", "chat TTFT p99 s", "chat_ttft_p99_s"),
+        ("rollouts", "--concurrency", "step s", "step_mean_s"),
+    ):
+        assert main([*flags, "--workload", workload, load, "4"]) == 0
+        table, *_, line = capsys.readouterr().out.splitlines()
+        assert title in table
+        assert json.loads(line)["policies"]["fcfs"][key] > 0.0
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ([], "give --jps R"),
+        (["--jps", "1", "--workload", "rollouts"], "concurrency: rollouts starts in steps"),
         (["--gpu", "abacus", "--jps", "1"], "--gpu: got 'abacus', allowed are rtx-6000"),
         (["--model", "gpt", "--jps", "1"], "--model: got 'gpt'"),
         (["--jps", "1", "--policy", "lifo"], "allowed are fcfs, continuum"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,11 @@ import pytest
 
 from agentkv.evals.workload.jobs import LogNormal
 from agentkv.evals.workload.plans import BURST_JOBS, JobPlan, with_children
-from agentkv.evals.workload.workloads import make_workload
+from agentkv.evals.workload.workloads import WORKLOADS, make_workload
 
 
 def jobs_of(name: str, num_jobs: int = 400, **options: Any) -> tuple[JobPlan, ...]:
-    load = {} if "concurrency" in options else {"jps": 1.0}
+    load: dict[str, Any] = {} if "concurrency" in options else {"jps": 1.0}
     return make_workload(name, seed=0, num_jobs=num_jobs, **load, **options).jobs
 
 
@@ -138,3 +140,10 @@ def test_smaller_jobs_have_smaller_children_and_prefixes() -> None:
         assert job.prefixes[0].num_tokens in (200, 500)
     for job in with_children(jobs_of("deep-research", 20, max_context_tokens=9000)):
         assert job.context_tokens <= 9000
+
+
+def test_the_reference_page_has_a_row_for_each_workload() -> None:
+    """docs/reference/workloads.md names each workload in its table, and no other."""
+    page = Path(__file__).parents[3] / "docs/reference/workloads.md"
+    table = page.read_text().partition("```")[0]
+    assert tuple(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == WORKLOADS

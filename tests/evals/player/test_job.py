@@ -1,0 +1,75 @@
+"""Jobs with children, and people's conversations, on a server that speaks real HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentkv.evals.outcomes import RunOutcome
+from agentkv.evals.player.run import LoadOptions, load_server
+from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
+from tests.evals.fake_vllm import FakeVllm
+
+LAST = TurnPlan(10, 2, "", 0.0)
+
+
+def child(number: int, tool_s: float) -> JobPlan:
+    turns = (TurnPlan(20, 2, "search --id 1", tool_s), LAST)
+    return JobPlan(f"lead.{number}", 0.0, turns, role="sub-agent")
+
+
+LEAD = JobPlan(
+    "lead",
+    0.0,
+    (TurnPlan(30, 2, "run_subagents", 0.0, children=(child(1, 0.05), child(2, 0.3))), LAST),
+)
+CHAT = JobPlan("chat", 0.0, (TurnPlan(30, 2, "", 0.0, pause_s=0.3), LAST), role="chat")
+
+
+def play(*jobs: JobPlan, **options: Any) -> tuple[RunOutcome, list[dict[str, Any]], str | None]:
+    """The run, the bodies of its requests, and why it ended early."""
+    with FakeVllm(policy="agentkv") as server:
+        load = LoadOptions(server.base_url, policy="agentkv", **options)
+        run, reason = load_server(Workload("made", 0, jobs, None), {}, load)
+    return run, server.requests, reason
+
+
+def test_a_parent_waits_for_all_of_its_children() -> None:
+    """Children run at once while the parent's tool runs, and the server knows whose they are."""
+    run, requests, _ = play(LEAD)
+    by_id = {job.job_id: job for job in run.jobs}
+    assert {job.status for job in run.jobs} == {"done"}
+    assert {name: job.role for name, job in by_id.items()} == {
+        **{"lead": "agent", "lead.1": "sub-agent", "lead.2": "sub-agent"}
+    }
+    first, second = by_id["lead"].turns
+    assert second.sent_s >= by_id["lead.2"].ended_s > by_id["lead.1"].ended_s
+    assert first.tool_s == pytest.approx(by_id["lead.2"].ended_s - first.ended_s, abs=0.1)
+    parents = {
+        request["job_id"].partition("-")[2]: (request.get("parent_job_id") or "").partition("-")[2]
+        for request in requests
+        if "job_id" in request
+    }
+    assert parents == {"lead": "", "lead.1": "lead", "lead.2": "lead"}
+
+
+def test_a_person_sends_no_tags_and_pauses_between_turns() -> None:
+    """A conversation's requests name no job, and its pause is no tool's time."""
+    run, requests, _ = play(CHAT)
+    [chat] = run.jobs
+    assert (chat.status, chat.role) == ("done", "chat")
+    assert not any("job_id" in request for request in requests)
+    first, second = chat.turns
+    assert first.tool_s == 0.0
+    assert second.sent_s - first.ended_s == pytest.approx(0.3, abs=0.1)
+
+
+@pytest.mark.parametrize(("plan", "num_jobs"), [(LEAD, 3), (CHAT, 1)])
+def test_jobs_and_children_are_cut_together(plan: JobPlan, num_jobs: int) -> None:
+    """A run that ends during a pause or a fan-out keeps all that had begun, as cut."""
+    run, _, reason = play(plan, limit_s=0.2)
+    assert reason == "0.2 s were over (--limit-s)"
+    assert len(run.jobs) == num_jobs
+    assert {job.status for job in run.jobs} <= {"cut", "done"}
+    assert run.jobs[0].status == "cut"
