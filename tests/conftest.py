@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +12,14 @@ from hypothesis import settings
 
 from agentkv.server.demo_model import prepare_demo_model
 from agentkv.server.process import ServerProcess
+from tests.tiny_model import make_tiny_model
 
 # A busy machine, or the other worker, is no fault of the code under test.
 settings.register_profile("agentkv", deadline=None)
 settings.load_profile("agentkv")
+
+# vLLM would bind the worker of every server to one and the same core.
+os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
 MAX_SERVERS = 2
 """Real servers alive at once: each takes about 2 GiB and, while it starts, both cores."""
@@ -84,27 +88,7 @@ def demo_model_dir() -> Path:
 @pytest.fixture(scope="session")
 def tiny_model_dir(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of 13 million weights with the demo model's tokenizer and chat template."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("tiny-model")
-    for path in demo_model_dir.iterdir():
-        if path.name.startswith(("tokenizer", "chat_template", "special_tokens")):
-            shutil.copy(path, folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return make_tiny_model(demo_model_dir, tmp_path_factory.mktemp("tiny-model"))
 
 
 @pytest.fixture(scope="session")

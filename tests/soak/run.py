@@ -1,0 +1,246 @@
+"""Soaks a real server: random jobs on scarce memory for hours, clients killed and started anew.
+
+`make soak HOURS=4`, or `python -m tests.soak.run --hours .2`. While it runs, memory, threads and
+file descriptors of every server process are read. At the end all clients go, and the server must
+be as empty as at its start: no pin, no block in use, the prefix cache resets. The last line is one
+JSON document; exit status 1 if a promise of docs/explanation/security.md is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from agentkv.server.demo_model import prepare_demo_model
+from agentkv.server.process import ServerProcess
+from tests.tiny_model import make_tiny_model
+
+NUM_CLIENTS = 6
+RESTART_S = 30.0
+"""A client is killed and another one started this often, on average."""
+SAMPLE_S = 5.0
+WARM_UP = 0.3
+"""Share of the run that does not count: caches and pools of threads fill."""
+MAX_MIB_PER_HOUR = 1.0
+MAX_NOISE_MIB = 16.0
+"""Growth that an allocator shows over any time."""
+MAX_MORE = 4
+"""Threads or descriptors that a process may have more at the end than after its warm-up."""
+EMPTY_S = 400.0
+"""All pins have ended by then: the longest TTL is 300 s."""
+SCARCE = (
+    *("--block-size", "32", "--num-gpu-blocks-override", "128", "--max-model-len", "2048"),
+    *("--served-model-name", "tiny"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one server process holds at one moment."""
+
+    at_s: float
+    rss_mib: float
+    num_threads: int
+    num_fds: int
+
+
+class Watch:
+    """Samples of each process of a server, by its name."""
+
+    def __init__(self, pid: int) -> None:
+        self._root = psutil.Process(pid)
+        self.samples: dict[str, list[Sample]] = {}
+
+    def sample(self) -> None:
+        for process in [self._root, *self._root.children(recursive=True)]:
+            try:
+                with process.oneshot():
+                    name = process.cmdline()[0] if "VLLM" in process.cmdline()[0] else "API server"
+                    rss_mib = process.memory_info().rss / 2**20
+                    found = Sample(
+                        time.monotonic(), rss_mib, process.num_threads(), process.num_fds()
+                    )
+            except (psutil.NoSuchProcess, IndexError):
+                continue
+            if rss_mib > 100:  # the others only wait, as the resource tracker does
+                self.samples.setdefault(name, []).append(found)
+
+    def report(self) -> dict[str, dict[str, float]]:
+        """By process: memory, threads and descriptors at the end, and by how much they grew."""
+        found = {}
+        for name, samples in self.samples.items():
+            rest = samples[int(WARM_UP * len(samples)) :]
+            half = len(rest) // 2
+            first, second = (
+                _median([each.rss_mib for each in part]) for part in (rest[:half], rest[half:])
+            )
+            hours = (rest[-1].at_s - rest[0].at_s) / 3600
+            found[name] = {
+                "rss_mib": round(rest[-1].rss_mib, 1),
+                "growth_mib": round(2 * (second - first), 1),
+                "hours": round(hours, 3),
+                "threads": rest[-1].num_threads,
+                "more_threads": rest[-1].num_threads - rest[0].num_threads,
+                "fds": rest[-1].num_fds,
+                "more_fds": rest[-1].num_fds - rest[0].num_fds,
+            }
+        return found
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+class Clients:
+    """Processes of `traffic`, one of which is killed from time to time."""
+
+    def __init__(self, base_url: str, log_path: Path) -> None:
+        self._base_url = base_url
+        self._log = log_path.open("wb")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.num_started = 0
+        self.num_failed = 0
+
+    def keep_up(self) -> None:
+        """Start clients until there are NUM_CLIENTS; count those that ended by themselves."""
+        alive = [process for process in self._processes if process.poll() is None]
+        self.num_failed += len(self._processes) - len(alive)
+        self._processes = alive
+        while len(self._processes) < NUM_CLIENTS:
+            command = [sys.executable, "-m", "tests.soak.traffic", self._base_url, "tiny"]
+            command.append(str(self.num_started))
+            started = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+            self._processes.append(started)
+            self.num_started += 1
+
+    def kill_one(self) -> None:
+        process = self._processes.pop(random.randrange(len(self._processes)))
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self._log.close()
+
+
+def series(server: ServerProcess, name: str) -> float:
+    """The sum of a Prometheus series over its labels."""
+    text = httpx.get(f"{server.root_url}/metrics", timeout=60.0).text
+    return sum(map(float, re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, flags=re.MULTILINE)))
+
+
+def until(condition: Callable[[], bool], limit_s: float) -> bool:
+    """Poll until the condition holds; False if it never does."""
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.5)
+    return True
+
+
+@contextmanager
+def soaked_server(folder: Path) -> Iterator[ServerProcess]:
+    """A server under `agentkv` whose memory is short for the clients, with every store in use."""
+    model = folder / "tiny"
+    model.mkdir()
+    settings = {"predictor_state": str(folder / "predictor.json"), "predictor_save_s": 5.0}
+    stores = ("--additional-config", json.dumps({"agentkv": settings}))
+    with ServerProcess(
+        make_tiny_model(prepare_demo_model(), model),
+        policy="agentkv",
+        args=(*SCARCE, *stores, "--run-output-dir", str(folder / "record")),
+        log_path=folder / "server.log",
+        environment={"VLLM_SERVER_DEV_MODE": "1"},
+    ) as server:
+        yield server
+
+
+def soak(hours: float, folder: Path) -> dict[str, object]:
+    """Run it; what was seen, with the broken promises under `broken`."""
+    with ExitStack() as stack:
+        server = stack.enter_context(soaked_server(folder))
+        assert server.pid is not None
+        watch, clients = Watch(server.pid), Clients(server.base_url, folder / "clients.log")
+        stack.callback(clients.stop)
+        ends_s = time.monotonic() + 3600 * hours
+        while time.monotonic() < ends_s and server.is_alive:
+            clients.keep_up()
+            if random.random() < SAMPLE_S / RESTART_S:
+                clients.kill_one()
+            time.sleep(SAMPLE_S)
+            watch.sample()
+        clients.stop()
+        is_idle = until(
+            lambda: (
+                series(server, "vllm:num_requests_running") == 0
+                and series(server, "vllm:num_requests_waiting") == 0
+            ),
+            120.0,
+        )
+        is_unpinned = until(lambda: series(server, "agentkv:pinned_blocks") == 0, EMPTY_S)
+        is_unused = until(lambda: series(server, "vllm:kv_cache_usage_perc") == 0, 30.0)
+        is_reset = httpx.post(f"{server.root_url}/reset_prefix_cache", timeout=60.0).is_success
+        watch.sample()
+        num_turns = series(server, "vllm:request_success_total")
+        num_pins = series(server, "agentkv:pins_total")
+        num_faults = series(server, "agentkv:policy_faults_total")
+    log = server.log_path.read_text(errors="replace")
+    errors = re.findall(r"^.*(?: ERROR |Traceback).*$", log, flags=re.MULTILINE)
+    processes = watch.report()
+    held = {
+        "the server lives to the end": is_idle,
+        "all pins end": is_unpinned,
+        "all blocks come back": is_unused and is_reset,
+        "the log has no error": not errors,
+        "clients end only when killed": clients.num_failed == 0,
+        "memory is flat": all(
+            found["growth_mib"] <= MAX_NOISE_MIB + MAX_MIB_PER_HOUR * found["hours"]
+            for found in processes.values()
+        ),
+        "threads and descriptors come back": all(
+            max(found["more_threads"], found["more_fds"]) <= MAX_MORE
+            for found in processes.values()
+        ),
+    }
+    return {
+        "hours": hours,
+        "turns": num_turns,
+        "pins": num_pins,
+        "late_or_failed_answers": num_faults,
+        "clients": clients.num_started,
+        "processes": processes,
+        "errors": errors[:5],
+        "broken": [promise for promise, is_held in held.items() if not is_held],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hours", type=float, default=4.0)
+    hours: float = parser.parse_args().hours
+    with tempfile.TemporaryDirectory(prefix="agentkv-soak-") as folder:
+        report = soak(hours, Path(folder))
+        if report["broken"]:
+            print((Path(folder) / "clients.log").read_text(errors="replace")[-3000:])
+    print(json.dumps(report))
+    return 1 if report["broken"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

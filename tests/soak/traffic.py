@@ -1,0 +1,90 @@
+"""Plays random jobs on a server without end: `python -m tests.soak.traffic BASE_URL MODEL SEED`.
+
+One process is one client. Jobs go on from turn to turn with tools between, some as sub-agents of
+another; replies are streamed or not, dropped half-way, or not waited for. Now and then the client
+signals and releases jobs that it does not have, and sends tags that the server refuses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import openai
+
+import agentkv
+
+COMMANDS = ("ls -la", "make test", "pip install torch", "frobnicate --all", "sleep 1", "")
+WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
+MAX_CONTEXT_WORDS = 600
+BAD_TAGS = ({"job_id": 5}, {"job_id": "x", "turn": -1}, {"job_id": "x", "last_tool_s": "soon"})
+
+
+def play_forever(base_url: str, model: str, seed: int) -> None:
+    dice = random.Random(seed)
+    client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=600.0)
+    parent_job_id = None
+    for number in itertools.count():
+        job_id = f"soak-{seed}-{number}"
+        expected_turns = dice.choice((None, 3, 1000))
+        with agentkv.session(
+            client, job_id=job_id, parent_job_id=parent_job_id, expected_turns=expected_turns
+        ) as job:
+            play_job(dice, client, model, job)
+        parent_job_id = dice.choice((None, None, job_id))
+        if dice.random() < 0.2:
+            disturb(dice, base_url, model)
+
+
+def play_job(dice: random.Random, client: openai.OpenAI, model: str, job: agentkv.Job[Any]) -> None:
+    """One job of 1 to 6 turns; a fifth ask for several samples, whose KV goes its own ways."""
+    words = dice.choices(WORDS, k=dice.randrange(20, MAX_CONTEXT_WORDS // 2))
+    for _ in range(dice.randrange(1, 7)):
+        request = {
+            "model": model,
+            "messages": [{"role": "user", "content": " ".join(words)}],
+            "max_tokens": dice.randrange(1, 80),
+            "n": dice.choice((1, 1, 1, 1, 2)),
+            "extra_body": {"ignore_eos": True},
+        }
+        ask(dice, client, request)
+        with job.tool(dice.choice(COMMANDS) or "lookup"):
+            time.sleep(dice.expovariate(4.0))
+        words += dice.choices(WORDS, k=dice.randrange(5, 60))
+        if len(words) > MAX_CONTEXT_WORDS:
+            return
+
+
+def ask(dice: random.Random, client: openai.OpenAI, request: dict[str, Any]) -> None:
+    """One turn: read, streamed to the end, dropped half-way, or given up before it comes."""
+    completions: Any = client.chat.completions
+    kind = dice.choice(("whole", "whole", "stream", "stream", "drop", "give up"))
+    if kind == "whole":
+        completions.create(**request)
+    elif kind == "give up":
+        with suppress(openai.APITimeoutError):
+            completions.create(**request, timeout=dice.uniform(0.01, 0.5))
+    else:
+        with completions.create(**request, stream=True) as chunks:
+            limit = dice.randrange(1, 10) if kind == "drop" else None
+            for _ in itertools.islice(chunks, limit):
+                pass
+
+
+def disturb(dice: random.Random, base_url: str, model: str) -> None:
+    """Signals for unknown jobs and refused tags; raises AssertionError for another answer."""
+    event = {"state": dice.choice(("started", "finished")), "command": "ls " + "x" * 3000}
+    signalled = httpx.post(f"{base_url}/agentkv/jobs/nobody/tool", json=event, timeout=60)
+    assert signalled.status_code == 404, signalled.text
+    request = {"model": model, "prompt": "hello", "max_tokens": 1, **dice.choice(BAD_TAGS)}
+    refused = httpx.post(f"{base_url}/completions", json=request, timeout=60)
+    assert refused.status_code == 400, refused.text
+
+
+if __name__ == "__main__":
+    play_forever(sys.argv[1], sys.argv[2], int(sys.argv[3]))
