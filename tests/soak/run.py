@@ -1,4 +1,4 @@
-"""Soaks a real server: random jobs on scarce memory for hours, clients killed and started anew.
+"""Soaks a real server: random jobs on scarce memory for hours, clients killed and others started.
 
 `make soak HOURS=4`, or `python -m tests.soak.run --hours .2`. While it runs, memory, threads and
 file descriptors of every server process are read. At the end all clients go, and the server must
@@ -200,7 +200,7 @@ def soak(hours: float, folder: Path) -> dict[str, object]:
         num_turns = series(server, "vllm:request_success_total")
         num_pins = series(server, "agentkv:pins_total")
         num_faults = series(server, "agentkv:policy_faults_total")
-    log = server.log_path.read_text(errors="replace")
+        log = server.log_path.read_text(errors="replace")
     errors = re.findall(r"^.*(?: ERROR |Traceback).*$", log, flags=re.MULTILINE)
     processes = watch.report()
     held = {
