@@ -8,6 +8,7 @@ oracle wins nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
@@ -103,24 +104,24 @@ class Findings:
         standing = self.standing(regimes)
         return next((name, each) for name, each in standing.items() if name not in (OURS, STOCK))
 
-    def sweep(self, policy: str) -> dict[int, tuple[int, float, float]]:
-        """By the limit of forced resume: number of runs, mean and p99 over stock's."""
+    def sweep(self, policy: str) -> tuple[int, dict[int, tuple[float, float]]]:
+        """Number of runs, and mean and p99 over stock's by the limit, of the same jobs for all."""
+        names = {limit_s: with_limit(policy, limit_s) for limit_s in LIMITS_S}
+        names[DEFAULT_LIMIT_S] = policy
+        pairs: list[dict[int, list[float]]] = []
+        for (workload, pool), seed in product(SWEPT_POOLS, self.seeds):
+            keys = (
+                Unit(workload, pool, False, seed, name).key for name in (STOCK, *names.values())
+            )
+            stock, *limited = (self.rows.get(key, {"error": "not played"}) for key in keys)
+            if all(row["error"] is None for row in (stock, *limited)):
+                ratios = [[row[key] / stock[key] for key in ("mean_s", "p99_s")] for row in limited]
+                pairs.append(dict(zip(names, ratios, strict=True)))
         found = {}
-        for limit_s in (*LIMITS_S, DEFAULT_LIMIT_S):
-            name = policy if limit_s == DEFAULT_LIMIT_S else with_limit(policy, limit_s)
-            pairs = []
-            for workload, pool in SWEPT_POOLS:
-                for seed in self.seeds:
-                    own, stock = (
-                        self.rows.get(Unit(workload, pool, False, seed, each).key)
-                        for each in (name, STOCK)
-                    )
-                    if own and stock and own["error"] is None:
-                        pairs.append([own[key] / stock[key] for key in ("mean_s", "p99_s")])
-            if pairs:
-                means, tails = zip(*pairs, strict=True)
-                found[limit_s] = (len(pairs), geometric_mean(means), geometric_mean(tails))
-        return found
+        for limit_s in names if pairs else ():
+            means, tails = zip(*(pair[limit_s] for pair in pairs), strict=True)
+            found[limit_s] = (geometric_mean(means), geometric_mean(tails))
+        return len(pairs), found
 
     @property
     def commits(self) -> list[str]:

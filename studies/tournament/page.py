@@ -216,11 +216,12 @@ def _sweep(found: Findings) -> str:
     limits_s = (*LIMITS_S, DEFAULT_LIMIT_S)
     rows = []
     for policy in GATED:
-        by_limit = found.sweep(policy)
-        cells = [by_limit.get(limit_s) for limit_s in limits_s]
-        pairs = [f"{_ratio(c[1])}, {_ratio(c[2])} ({c[0]})" if c else "-" for c in cells]
-        rows.append([label_of(policy), *pairs])
-    return markdown_table(["rule", *(f"{limit_s:,} s" for limit_s in limits_s)], rows)
+        num_runs, by_limit = found.sweep(policy)
+        if num_runs:
+            pairs = [f"{_ratio(mean)}, {_ratio(tail)}" for mean, tail in by_limit.values()]
+            rows.append([label_of(policy), num_runs, *pairs])
+    titles = ["rule", "runs", *(f"{limit_s:,} s" for limit_s in limits_s)]
+    return markdown_table(titles, rows) if rows else "Not played yet."
 
 
 def _ratio(value: float | None) -> str:

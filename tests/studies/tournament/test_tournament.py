@@ -175,10 +175,10 @@ def test_the_sweep_compares_limits_over_the_same_jobs() -> None:
         return 5.0 if unit.name == 'Mori{"force_resume_s":30}' else 10.0
 
     found = Findings(made_rows(seconds, parts=("main", "sweep")))
-    by_limit = found.sweep("mori.py:Mori")
-    assert by_limit[30] == (4, pytest.approx(0.5), pytest.approx(0.5))
-    assert by_limit[1800] == (4, pytest.approx(1.0), pytest.approx(1.0))
-    assert ".50, .50 (4)" in tables(found)["sweep"]
+    num_runs, by_limit = found.sweep("mori.py:Mori")
+    assert (num_runs, by_limit[30], by_limit[1800]) == (4, (0.5, 0.5), (1.0, 1.0))
+    assert ".50, .50" in tables(found)["sweep"]
+    assert Findings(made_rows(seconds)).sweep("mori.py:Mori") == (0, {})
 
 
 def test_pages_and_figure_are_made_from_rows_alone(tmp_path: Path) -> None:
