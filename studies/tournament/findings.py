@@ -81,9 +81,9 @@ class Findings:
         known = {name: ratio for name, ratio in found.items() if ratio is not None}
         return dict(sorted(known.items(), key=lambda item: item[1]))
 
-    def near_best(self, regimes: Sequence[Regime]) -> list[str]:
-        """Policies with the best mean, or within 2% of it."""
-        standing = self.standing(regimes)
+    def near_best(self, regimes: Sequence[Regime], key: str = "mean_s") -> list[str]:
+        """Policies with the best mean, or another best figure, or within 2% of it."""
+        standing = self.standing(regimes, key)
         return [name for name, ratio in standing.items() if ratio <= NEAR * min(standing.values())]
 
     def behind_best(self, regime: Regime, key: str) -> float:
