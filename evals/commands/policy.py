@@ -52,12 +52,11 @@ class {name}(Policy):
 
     # What else a policy can be asked; `help(agentkv.policies.Policy)` says what each must answer:
     #   decide(command, cost, prediction)         how long to hold, once the tool is known
-    #   held_tokens(cost), offloaded_tokens(turn) how much of a turn is held, and goes to a tier
     #   pins_that_yield(pins, request)            which held KV is given up when memory is short
     #   rank(turn, *, is_preempted, is_pinned)    the order of waiting turns
     #   victim_rank(turn), sorts_running()        who is preempted
     #   why_hold_back(request), why_wait(turn)    which new jobs, and which returning turns, wait
-    #   max_overtakes(num_turns), pressure_s(cost)
+    #   max_overtakes(num_turns), pressure_s(cost), held_tokens(cost), offloaded_tokens(turn)
     #   turn_finished(turn, served_s), job_ended(job), tick()    what happens
     # It may look at `self.engine` (now_s, num_free_blocks, jobs, turns, pins) and `self.settings`.
 '''
