@@ -61,8 +61,13 @@ class _Scan:
         if hint == "://":
             return self._look_at_url(end)
         if hint in _PROGRAM_HINTS:
+            if (call := _NAMELESS_SECRET.match(text, start)) is not None:
+                return self._mask_value(call.end())
             if (word := _WORD.match(text, start)) is not None:
                 self._options = _OPTIONS.get(word[0], self._options)
+        elif hint == "<<<":
+            if _READS_SECRET.search(text, max(0, start - 80), start):
+                return self._mask_value(end + (text[end : end + 1] == " "))
         elif hint in ("echo", "printf"):
             if (piped := _PIPED_SECRET.match(text, start)) is not None:
                 value_start = piped.start("value")
@@ -87,6 +92,8 @@ class _Scan:
         if name in _OPTIONS:  # sshpass
             self._options = _OPTIONS[name]
             return name_end
+        if (call := _NAMELESS_SECRET.match(text, start)) is not None:
+            return self._mask_value(call.end())
         if (separator := _SEPARATOR.match(text, name_end)) is not None:
             if not _is_secret_name(name, in_query=text[start - 1 : start] in _QUERY_MARKS):
                 return name_end
@@ -96,7 +103,8 @@ class _Scan:
                 return self._mask_header(separator.end())
             if separator[0] == ":" and text[start - 1 : start] == "/":
                 return name_end  # a target such as `//src/auth:test`
-            return self._mask_value(separator.end())
+            pair = _PAIR_OF_STRINGS.match(text, separator.end())
+            return self._mask_value(separator.end() if pair is None else pair.end())
         gap = _GAP.match(text, name_end)
         if gap is None or not _is_secret_name(name):
             return name_end
@@ -210,7 +218,7 @@ _NAME_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET_PARTS = _words(
     "password passwd passphrase passcode pwd secret secrets token apikey accesskey secretkey"
     " privatekey authtoken accesstoken auth authorization credential credentials cred creds cookie"
-    " jwt bearer signature sig storepass keypass sshpass dbpass userpass userpwd"
+    " jwt bearer storepass keypass sshpass dbpass userpass userpwd"
 )
 _SECRET_ENDINGS = ("password", "passwd", "passphrase", "secret", "token", "apikey")
 _KINDS_OF_KEY = _words(
@@ -230,7 +238,7 @@ _ABOUT_SECRETS = _words(
     " version command cmd helper format env arn algorithm alg field header headers prefix suffix"
     " index idx ids stdin prompt dict budget scheme py js ts go rs rb java sh md json yaml yml toml"
     " txt lock cfg conf log html css test tests spec info status check usage callback handler func"
-    " function request response error email sock socket plugin plugins"
+    " function request response error email sock socket plugin plugins model"
 )
 # Tokens of language models and parsers, not of users.
 _TEXT_TOKENS = _words(
@@ -251,7 +259,7 @@ def _is_secret_name(name: str, *, in_query: bool = False) -> bool:
         return False
     if parts[-1] == "id" and name[:1] == "-":
         return False  # `--secret-id prod/db` says which secret
-    if in_query and parts == ["key"]:
+    if in_query and (parts == ["key"] or parts[-1] in ("sig", "signature")):
         return True
     for before, part in zip(["", *parts], parts, strict=False):
         if part == "key":
@@ -277,8 +285,8 @@ _SEPARATOR = re.compile(
 )
 _GAP = re.compile(r"[ \t]{1,8}+(?![-|&;<>])")
 _TAKES_NAME_AND_VALUE = re.compile(
-    r"""\b(?: set(?:env)?[ \t]++(?:-\w{1,4}[ \t]++){0,3}+ (?:\S{1,30}:)?
-      | login[ \t]++\S{1,24}+[ \t]++
+    r"""\b(?: set(?:env|x)?[ \t]++(?:-\w{1,4}[ \t]++){0,3}+ (?:\S{1,30}:)?
+      | login[ \t]++\S{1,24}+\s++ | (?:mysqladmin|redis-cli|rclone)\b[^;|&\n]{1,30}
       | (?:config|ngrok)[ \t]++(?:--\w{1,9}[ \t]++)?+(?:add-)?+ )$""",
     re.VERBOSE,
 )
@@ -325,6 +333,7 @@ _DIGIT = re.compile(r"[0-9]")
 
 _SIGNS = ":%,="
 _NO_SECRET_OPTIONS = _words("docker podman kubectl sudo ssh rsync tar git python grep")
+_TAKE_P = _words("sshpass login mongo mongosh mongodump twine poetry snowsql")
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "curl": {"u": ":", "U": ":", "-user": ":", "-proxy-user": ":", "b": "="},
     **{name: {"a": ":"} for name in ("http", "https", "xh")},
@@ -332,9 +341,10 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
         name: {"p": "attached"} for name in ("mysql", "mysqldump", "mysqladmin", "mariadb", "mycli")
     },
     **{name: {"p": "attached"} for name in ("7z", "7za", "7zr")},
-    **{name: {"p": "value"} for name in ("sshpass", "login", "mongo", "mongosh", "mongodump")},
+    **{name: {"p": "value"} for name in _TAKE_P},
     "redis-cli": {"a": "value"},
-    **{name: {"P": "value"} for name in ("zip", "unzip")},
+    **{name: {"P": "value"} for name in ("zip", "unzip", "sqlcmd")},
+    "ssh-keygen": {"N": "value", "P": "value"},
     **{name: {"w": "value"} for name in ("ldapsearch", "ldapadd", "ldapmodify", "ldapwhoami")},
     **{name: {"U": "%"} for name in ("smbclient", "rpcclient")},
     "lftp": {"u": ","},
@@ -343,9 +353,18 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
 _OPTION = re.compile(
     r"-(?:(?P<letters>[A-Za-z0-9]{1,8})|(?P<long>-[a-z-]{1,16}))(?P<gap>[ \t=]{0,8})"
 )
+# Secrets that nothing but their place tells: `vault login SECRET`, `htpasswd -b FILE USER SECRET`.
+_NAMELESS_SECRET = re.compile(
+    r"(?:vault|wandb)[ \t]++login[ \t]++(?!-)"
+    r"|htpasswd[ \t]++-\w{0,4}b\w{0,4}[ \t]++\S{1,200}+[ \t]++\S{1,64}+[ \t]++"
+)
+_READS_SECRET = re.compile(
+    r"(?:\bsudo\b[^;|&\n]{0,40}[ ]-S\b|chpasswd|--password-stdin|--with-token)[^;|&\n]{0,40}$"
+)
+_PAIR_OF_STRINGS = re.compile(r"""\([ ]?(?P<quote>["'])[^"'\n]{0,128}+(?P=quote)[ ]?,[ ]?""")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _PIPED_SECRET = re.compile(
-    r"""(?:echo|printf)[ \t]++(?:-[neE]++[ \t]++)?+
+    r"""(?:echo|printf)[ \t]++(?:-[neE]++[ \t]++|(?P<form>["']?)%s(?:\\n)?(?P=form)[ \t]++)?+
     (?P<quote>["']?)(?P<value>[^"'`|\n$]{1,256}+)(?P=quote)[ \t]*+\|[ \t]*+
     (?: sudo\b[^|;&\n]{0,60}?[ ]-S\b | chpasswd | passwd\b
       | [^|;&\n]{0,120}?--(?:password-stdin|with-token) )""",
@@ -365,6 +384,7 @@ _TOKEN = re.compile(
     | (?:hooks\.slack\.com/services|discord(?:app)?\.com/api/webhooks)/[\w/-]{20,}+
     | (?:gh[pousr]_|github_pat_|glpat-|sk-|[sr]k_(?:live|test)_|xox[abeprs]-|pypi-|dckr_pat_|dop_v1_
         |shp(?:at|ss)_|glsa_|nvapi-|xai-|pplx-|lin_api_|tskey-|whsec_)[A-Za-z0-9_-]{16,}+
+    | bot[0-9]{8,11}:[\w-]{30,}+
     | AGE-SECRET-KEY-[0-9A-Z]{20,}+
     )""",
     re.VERBOSE,
@@ -395,16 +415,17 @@ def _is_random(run: str) -> bool:
 _NAME_HINTS = _words("pass pwd secret token key auth cred cookie jwt bearer signature sig=")
 _PROGRAM_HINTS = _words(
     "curl http xh mysql mariadb mycli 7z login mongo redis-cli zip unzip ldap smbclient"
-    " rpcclient lftp docker podman kubectl sudo ssh rsync tar git python grep"
+    " rpcclient lftp docker podman kubectl sudo ssh rsync tar git python grep twine poetry snowsql"
+    " sqlcmd vault wandb"
 )
 _TOKEN_HINTS = _words(
     "akia asia aiza eyj sg. ya29. npm_ hf_ r8_ gsk_ hooks.slack.com discord.com discordapp.com"
     " ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- sk- sk_live_ sk_test_ rk_live_ rk_test_ xoxa-"
     " xoxb- xoxe- xoxp- xoxr- xoxs- pypi- dckr_pat_ dop_v1_ shpat_ shpss_ glsa_ nvapi- xai- pplx-"
-    " lin_api_ tskey- whsec_ age-secret-key-"
+    " lin_api_ tskey- whsec_ age-secret-key- bot"
 )
 _HINTS = {*_NAME_HINTS, *_PROGRAM_HINTS, *_TOKEN_HINTS}
-_HINTS |= {" -", "://", "echo", "printf", "identified by ", "-----begin"}
+_HINTS |= {" -", "://", "<<<", "echo", "printf", "identified by ", "-----begin"}
 # Of hints that begin alike the longest counts.
 _HINT = re.compile("|".join(map(re.escape, sorted(_HINTS, reverse=True))))
 _WORD = re.compile(r"(?<![\w.-])[\w-]{2,16}+(?![\w.:/])")

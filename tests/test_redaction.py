@@ -122,6 +122,20 @@ sed -i 's/token: .*/token: «hunter2/»' config.yml
 curl https://«hooks.slack.com/services/T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX» -d x=1
 some-tool «xK9dP2mQ7vL4nR8tW1yZ5bC3gF6hJ0sA2dE» --run
 password="«hunter2
+curl https://api.telegram.org/«bot123456789:AAabcdefghijklmnopqrstuvwxyz0123456»/sendMessage
+mysqladmin -u root password «hunter2»
+redis-cli -h cache AUTH «hunter2»
+rclone config create r s3 secret_access_key «hunter2»
+ssh-keygen -t ed25519 -N «hunter2» -f key
+twine upload -u __token__ -p «hunter2» dist/*
+printf '%s' «hunter2» | docker login --password-stdin
+sudo -S make install <<< "«hunter2»"
+python -c "requests.get(u, auth=('me', '«hunter2»'))"
+setx API_TOKEN «hunter2»
+cat > ~/.netrc <<EOF⏎machine h⏎  login me⏎  password «hunter2»⏎EOF
+htpasswd -bc users me «hunter2»
+vault login «hunter2»
+wandb login «0123456789abcdef0123456789abcdef01234567»
 echo don't; SECRET='«hunter2»' make
 """.strip().split("\n")
 
@@ -206,6 +220,11 @@ ssh -p 2222 user@host uptime
 mysql -u root -p app
 tar -xzf passwords.tar.gz -C /tmp
 make -j8 CC=gcc PASS=1 && echo "PASS: Selection works"
+python -c "autodoc_docstring_signature: bool = inspect.signature(f)"
+AUTH_USER_MODEL='app.User' ./manage.py check
+docker run -v /data:/data -p 8080:80 robot
+vault login -method=oidc
+cat <<< "$TEXT" | wc -c
 awk -F: '{print $1}' /etc/passwd
 """.strip().split("\n")
 
