@@ -135,13 +135,28 @@ def timestamps(scheduler: RetainingScheduler, client: str | None = None) -> dict
     return scheduler.retention.events.as_dict(client)
 
 
+def event_counts(scheduler: RetainingScheduler, client: str | None = None) -> list[tuple[str, int]]:
+    """Return the keys of this client's jobs, or of all, with their numbers of events."""
+    return scheduler.retention.events.counts(client)
+
+
+def events(
+    scheduler: RetainingScheduler, slices: list[tuple[str, int, int]], since_s: float
+) -> dict[str, Any]:
+    """Return a part of the event log, of jobs that `event_counts` named."""
+    return scheduler.retention.events.part(slices, since_s)
+
+
 def bad_tag(scheduler: RetainingScheduler) -> None:
     scheduler.retention.counters.add("bad_tags_total")
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
-    for operation in (info, stats, jobs, job, tool, release, timestamps, bad_tag)
+    for operation in (
+        *(info, stats, jobs, job, tool, release, timestamps),
+        *(event_counts, events, bad_tag),
+    )
 }
 
 

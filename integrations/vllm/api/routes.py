@@ -7,8 +7,9 @@ CORS and metrics apply; under other policies the paths answer vLLM's 404. No sta
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import unquote
@@ -19,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentkv.errors import TagError
-from agentkv.protocol import job_key, parse_tags, parse_tool_event
+from agentkv.protocol import client_and_id, job_key, parse_tags, parse_tool_event
 
 from ..server_policy import TokenVerifier, client_name, sees_all_jobs
 from .engine_client import (
@@ -44,10 +45,13 @@ _READINGS: Mapping[str, tuple[str, Callable[[list[Any]], Any]]] = {
     "info": ("info", merge_info),
     "stats": ("stats", merge_stats),
     "jobs": ("jobs", lambda answers: {"jobs": merge_jobs(answers)}),
-    "timestamps": ("timestamps", merge_timestamps),
 }
-_READINGS_BY_CLIENT = ("jobs", "timestamps")
+_READINGS_BY_CLIENT = ("jobs",)
 """Those in which jobs are named: of the client that asks, unless it may see all."""
+EVENTS_AT_ONCE = 50
+"""Events that the engine hands over between two of its steps: of the longest texts 150 kB."""
+MAX_TIMESTAMPS_BYTES = 8 * 1024 * 1024
+"""Default and largest value of `limit`."""
 _JOB_ACTIONS = ("tool", "release")
 _READ_METHODS = ("GET", "HEAD")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -95,6 +99,9 @@ async def _dispatch(
         operation, merge = _READINGS[first]
         is_partial = operation in _READINGS_BY_CLIENT and not sees_all
         return JSONResponse(merge(await engine.call(operation, *[client] * is_partial)))
+    if first == "timestamps" and not rest:
+        _require(request, _READ_METHODS)
+        return await _timestamps(request, engine, None if sees_all else client)
     if first != "jobs" or not any(rest):
         raise _RefusedError(openai_error(404, f"no such path: {request.url.path}"))
     if len(rest) > 1 and rest[-1] in _JOB_ACTIONS:
@@ -107,6 +114,68 @@ async def _dispatch(
     job_id = _job_id(rest)
     answers = await engine.call("job", job_key(client, job_id), sees_all)
     return _found(job_id, merge_job(answers))
+
+
+async def _timestamps(request: Request, engine: EngineLink, client: str | None) -> Response:
+    """Return the event log of a client's jobs (None: of all), read and encoded in parts.
+
+    `?job=` asks for one job, `?since=` for events later than that many seconds, and `?limit=` ends
+    the answer after that many bytes of events: it then says `"truncated": true`.
+    """
+    job_id = request.query_params.get("job")
+    since_s = _number(request, "since", 0.0, most=1e12, default=-1.0)
+    limit = _number(request, "limit", 1.0, most=MAX_TIMESTAMPS_BYTES, default=MAX_TIMESTAMPS_BYTES)
+    counts: dict[str, int] = {}
+    for answer in await engine.call("event_counts", client):
+        for key, num_events in answer:
+            if job_id is None or client_and_id(key)[1] == job_id:
+                counts[key] = max(num_events, counts.get(key, 0))
+    texts: dict[str, list[str]] = {}
+    num_bytes, is_truncated = 0, False
+    for slices in _parts_of(counts):
+        if num_bytes >= limit:
+            is_truncated = True
+            break
+        part = merge_timestamps(await engine.call("events", slices, since_s))
+        for name, events in part["jobs"].items():
+            if events:
+                encoded = [json.dumps(event) for event in events]
+                texts.setdefault(name, []).extend(encoded)
+                num_bytes += sum(map(len, encoded))
+    jobs = ", ".join(f"{json.dumps(name)}: [{', '.join(each)}]" for name, each in texts.items())
+    end = ', "truncated": true' if is_truncated else ""
+    return Response(f'{{"jobs": {{{jobs}}}{end}}}', media_type="application/json")
+
+
+def _parts_of(counts: Mapping[str, int]) -> Iterator[list[tuple[str, int, int]]]:
+    """Cut events, given by their number for each job, into slices of EVENTS_AT_ONCE together."""
+    part: list[tuple[str, int, int]] = []
+    room = EVENTS_AT_ONCE
+    for key, num_events in counts.items():
+        start = 0
+        while start < num_events:
+            stop = min(num_events, start + room)
+            part.append((key, start, stop))
+            room -= stop - start
+            start = stop
+            if not room:
+                yield part
+                part, room = [], EVENTS_AT_ONCE
+    if part:
+        yield part
+
+
+def _number(request: Request, name: str, least: float, *, most: float, default: float) -> float:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not least <= number <= most:
+        raise TagError(name, text, f"a number from {least:g} to {most:g}")
+    return number
 
 
 async def _report_tool(request: Request, engine: EngineLink, client: str, job_id: str) -> Response:

@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -73,6 +73,23 @@ class EventLog:
         else:
             next(iter(self._jobs.values())).popleft()
             self._num_events -= 1
+
+    def counts(self, of_client: str | None = None) -> list[tuple[str, int]]:
+        """Return the keys of jobs, of one client or of all, with their numbers of events."""
+        return [
+            (key, len(events))
+            for key, events in self._jobs.items()
+            if of_client is None or client_and_id(key)[0] == of_client
+        ]
+
+    def part(self, slices: Sequence[tuple[str, int, int]], since_s: float) -> dict[str, Any]:
+        """Return the events in these slices (a job's key, start and stop) later than `since_s`."""
+        jobs: dict[str, list[dict[str, Any]]] = {}
+        for key, start, stop in slices:
+            events = itertools.islice(self._jobs.get(key, ()), start, stop)
+            later = [event for event in events if event["at_s"] > since_s]
+            jobs.setdefault(client_and_id(key)[1], []).extend(later)
+        return {"jobs": jobs}
 
     def as_dict(self, of_client: str | None = None) -> dict[str, Any]:
         """Return the events by job, of one client or of all."""

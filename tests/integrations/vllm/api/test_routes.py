@@ -38,7 +38,10 @@ def engine_of(*job_ids: str) -> dict[str, Any]:
         "info": lambda: INFO,
         "stats": lambda: {"pinned_jobs": len(job_ids), "kv_cache_usage": 0.5},
         "jobs": lambda *_: [{"job_id": job_id} for job_id in job_ids],
-        "timestamps": lambda *_: {"jobs": {job_id: [{"event": "finish"}] for job_id in job_ids}},
+        "event_counts": lambda _: [[job_id, 1] for job_id in job_ids],
+        "events": lambda slices, _: {
+            "jobs": {job_id: [{"event": "finish"}] for job_id, *_ in slices if job_id in job_ids}
+        },
         "job": lambda key, *_: known(key) and {"job_id": known(key), "turns": 2},
         "tool": lambda key, event: known(key) and {"job_id": known(key)},
         "release": lambda key: known(key) and {"job_id": known(key), "freed_blocks": 3},
@@ -117,11 +120,11 @@ async def test_each_key_reads_its_own_jobs_and_the_admin_key_all(
     for path in ("/jobs", "/timestamps", "/jobs/j"):
         for key in ("one", "two", "root"):
             assert (await ask("GET", path, key=key)).status_code == 200
-    asked = [values for _, values in ask.core.asked]
-    (one, two, root), events, jobs = asked[:3], asked[3:6], asked[6:]
+    asked = [values for operation, values in ask.core.asked if operation != "events"]
+    (one, two, root), counts, jobs = asked[:3], asked[3:6], asked[6:]
     assert (len(one), len(two), root) == (1, 1, [])
     assert one != two
-    assert events == [one, two, root]
+    assert counts == [one, two, [None]]
     assert [client_and_id(key) for key, *_ in jobs[:2]] == [(*one, "j"), (*two, "j")]
     assert [rest for _, *rest in jobs] == [[False], [False], [True]]
 
@@ -131,8 +134,8 @@ async def test_everybody_reads_all_jobs_where_no_key_is_asked_for() -> None:
     ask = Server(engine_of("j"))
     for path in ("/jobs", "/timestamps", "/jobs/j"):
         await ask("GET", path)
-    (_, jobs), (_, events), (_, (_, of_anybody)) = ask.core.asked
-    assert (jobs, events, of_anybody) == ([], [], True)
+    (_, jobs), (_, counts), _, (_, (_, of_anybody)) = ask.core.asked
+    assert (jobs, counts, of_anybody) == ([], [None], True)
 
 
 @pytest.mark.parametrize("job_id", ["a\nb", "a\n", "\n", "\x00\x1f", "a\r\nb/tool"])

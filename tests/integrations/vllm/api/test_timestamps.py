@@ -1,0 +1,88 @@
+"""GET /v1/agentkv/timestamps over a real event log: parts, filters and the cap in bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from agentkv.integrations.vllm.api.engine_client import EngineLink
+from agentkv.integrations.vllm.api.routes import add_routes
+from agentkv.integrations.vllm.server_policy import client_name
+from agentkv.integrations.vllm.telemetry.event_log import MAX_COMMAND_CHARS, EventLog
+from agentkv.protocol import job_key
+from tests.integrations.vllm.api.fake_engine import FakeEngineClient, FakeEngineCore
+
+pytestmark = pytest.mark.asyncio
+
+NUM_EVENTS = {"long": 180, "short": 3, "other": 40}
+MAX_ANSWER_BYTES = 160_000
+
+
+class Server:
+    """The routes before an event log full of the longest commands; counts what the engine says."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.log = EventLog(max_events=10_000, clock=lambda: self.now_s)
+        scope = {"type": "http", "headers": [], "client": ("127.0.0.1", 1)}
+        for job_id, num_events in NUM_EVENTS.items():
+            for _ in range(num_events):
+                self.now_s += 1.0
+                key = job_key(client_name(scope, None), job_id)
+                self.log.add(key, "tool_started", command="é" * MAX_COMMAND_CHARS)
+        self.most_bytes = 0
+        engine = {"event_counts": self.log.counts, "events": self._events}
+        self._app = Starlette()
+        core = FakeEngineCore([engine])
+        add_routes(self._app, EngineLink(FakeEngineClient(core), timeout_s=5.0), None)
+
+    def _events(self, slices: Any, since_s: float) -> Any:
+        answer = self.log.part(slices, since_s)
+        self.most_bytes = max(self.most_bytes, len(json.dumps(answer)))
+        return answer
+
+    async def get(self, query: str = "") -> httpx.Response:
+        transport = httpx.ASGITransport(self._app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.get("/v1/agentkv/timestamps" + query)
+
+
+async def test_a_long_log_is_read_in_parts() -> None:
+    """The answer is the whole log, and no answer of the engine is longer than 160 kB."""
+    server = Server()
+    assert (await server.get()).json() == server.log.as_dict()
+    assert server.most_bytes < MAX_ANSWER_BYTES
+
+
+async def test_one_job_can_be_asked_for() -> None:
+    """`job` names one job; of an unknown one there are no events."""
+    server = Server()
+    assert list((await server.get("?job=short")).json()["jobs"]) == ["short"]
+    assert (await server.get("?job=nobody")).json() == {"jobs": {}}
+
+
+async def test_only_later_events_can_be_asked_for() -> None:
+    """`since` is the time of the last event that is known already."""
+    jobs = (await Server().get("?since=182")).json()["jobs"]
+    assert {job_id: len(events) for job_id, events in jobs.items()} == {"short": 1, "other": 40}
+
+
+async def test_an_answer_ends_after_its_limit_and_says_so() -> None:
+    """`limit` is in bytes, exceeded by one part at most; the log is not read further."""
+    server = Server()
+    reply = await server.get("?limit=1000")
+    assert reply.json()["truncated"] is True
+    assert len(reply.content) < 1000 + MAX_ANSWER_BYTES
+    assert len(reply.json()["jobs"]["long"]) == 50
+
+
+@pytest.mark.parametrize("query", ["?limit=0", "?limit=9e9", "?limit=x", "?since=-1", "?since=nan"])
+async def test_wrong_limits_are_refused(query: str) -> None:
+    """The 400 names the parameter."""
+    reply = await Server().get(query)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == query[1:6]
