@@ -19,7 +19,7 @@ from agentkv.policies.guard import GuardedPolicy
 from agentkv.policies.jobs import Job, Turn
 from agentkv.policies.pins import Pin, PinEnd
 from agentkv.policies.settings import MAX_PRIORITY
-from agentkv.protocol import Tags, ToolEvent
+from agentkv.protocol import Tags, ToolEvent, client_and_id
 
 from ..telemetry import Telemetry
 from ..telemetry.counters import Counters
@@ -173,7 +173,7 @@ class RetentionManager:
             prompt_length=num_prompt_tokens,
             retry=not is_new,
             **({"inferred": True} if job.is_inferred else {}),
-            **({} if tags.parent_job_id is None else {"parent": tags.parent_job_id}),
+            **({"parent": client_and_id(spawner)[1]} if (spawner := tags.parent_job_id) else {}),
         )
         return turn
 
