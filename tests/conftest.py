@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,8 +31,8 @@ DEMO_ARGS = ("--block-size", "32", "--served-model-name", "demo")
 SHARED_SERVERS = ("tiny_continuum_server", "demo_continuum_server", "tiny_fcfs_server")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # before xdist's own, which reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     """Group tests that share a server, else those of a file; tests of servers go first.
 
     `pytest --dist loadgroup` gives a group to one process, which starts each server once.
@@ -52,6 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group(item)))
+    yield
 
 
 class ServerPool:
