@@ -34,7 +34,7 @@ demo: $(STAMP)
 
 # Tests that share a server run in one process, one after the other (tests/conftest.py).
 test: $(STAMP) test-openai3
-	$(PYTEST) tests -m "not timed" -n 2 --dist loadgroup --no-loadscope-reorder
+	$(PYTEST) tests -m "not timed" -n 2 --no-loadscope-reorder
 	$(PYTEST) tests -m timed
 
 test-fast: $(STAMP)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from agentkv.server.demo_model import prepare_demo_model
 from agentkv.server.process import ServerProcess
@@ -29,30 +31,46 @@ DEMO_ARGS = ("--block-size", "32", "--served-model-name", "demo")
 
 
 SHARED_SERVERS = ("tiny_continuum_server", "demo_continuum_server", "tiny_fcfs_server")
+FILES_BY_SERVER = {
+    **dict.fromkeys(
+        (
+            *("tests/server/test_continuum_server.py", "tests/server/test_verify_pin.py"),
+            *("tests/server/test_api_real.py", "tests/server/test_clients.py"),
+            "tests/evals/commands/test_record_server.py",
+        ),
+        "tiny continuum",
+    ),
+    **dict.fromkeys(
+        ("tests/server/test_bash_agent.py", "tests/server/test_swebench_demo.py"), "demo"
+    ),
+    **dict.fromkeys(
+        ("tests/server/test_own_policy.py", "tests/evals/simulator/test_calibrate.py"), "fcfs"
+    ),
+}
+"""Files whose tests share a server, which one process runs; each other file is a unit itself."""
 
 
-@pytest.hookimpl(wrapper=True)  # before xdist's own, which reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    """Group tests that share a server, else those of a file; tests of servers go first.
+class ByServer(LoadScopeScheduling):
+    """Gives the tests of one server to one process, so that each server is started once."""
 
-    `pytest --dist loadgroup` gives a group to one process, which starts each server once.
-    """
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return FILES_BY_SERVER.get(path, path)
 
-    def group(item: pytest.Item) -> str:
-        names = getattr(item, "fixturenames", ())
-        return next(
-            (name for name in SHARED_SERVERS if name in names), item.nodeid.partition("::")[0]
-        )
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByServer:
+    return ByServer(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the tests of each shared server together, and all tests of servers to the start."""
 
     def rank(item: pytest.Item) -> int:
-        if group(item) in SHARED_SERVERS:
-            return SHARED_SERVERS.index(group(item))
-        return len(SHARED_SERVERS) + (item.get_closest_marker("server") is None)
+        names = getattr(item, "fixturenames", ())
+        is_other = len(SHARED_SERVERS) + (item.get_closest_marker("server") is None)
+        return next((i for i, name in enumerate(SHARED_SERVERS) if name in names), is_other)
 
     items.sort(key=rank)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
-    yield
 
 
 class ServerPool:
