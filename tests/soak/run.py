@@ -3,7 +3,7 @@
 `make soak HOURS=4`, or `python -m tests.soak.run --hours .2`. While it runs, memory, threads and
 file descriptors of every server process are read. At the end all clients go, and the server must
 be as empty as at its start: no pin, no block in use, the prefix cache resets. The last line is one
-JSON document; exit status 1 if a promise of docs/explanation/security.md is broken.
+JSON document; exit status 1 if any of that does not hold, memory grows, or the log has an error.
 """
 
 from __future__ import annotations
