@@ -7,7 +7,7 @@ and answers have the id that its client gave it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -26,6 +26,8 @@ from ..engine import seam
 from ..engine.scheduler import RetainingScheduler
 from ..telemetry.counters import UNLABELLED
 from ..telemetry.event_log import MAX_COMMAND_CHARS
+from . import snapshot
+from .snapshot import View
 
 
 def info(scheduler: RetainingScheduler) -> dict[str, Any]:
@@ -147,6 +149,11 @@ def events(
     return scheduler.retention.events.part(slices, since_s)
 
 
+def live(scheduler: RetainingScheduler, views: Sequence[View]) -> dict[str, Any]:
+    """Describe the engine at this moment, to each of the clients that watch it."""
+    return snapshot.live(scheduler, stats(scheduler), views)
+
+
 def bad_tag(scheduler: RetainingScheduler) -> None:
     scheduler.retention.counters.add("bad_tags_total")
 
@@ -155,7 +162,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
     for operation in (
         *(info, stats, jobs, job, tool, release, timestamps),
-        *(event_counts, events, bad_tag),
+        *(event_counts, events, live, bad_tag),
     )
 }
 

@@ -34,6 +34,7 @@ from .engine_client import (
     merge_stats,
     merge_timestamps,
 )
+from .live import LiveHub, TooManyViewersError
 
 PREFIX = "/v1/agentkv/"
 
@@ -67,16 +68,22 @@ class _RefusedError(Exception):
 
 def add_routes(app: Starlette, engine: EngineLink, verifier: TokenVerifier | None) -> None:
     """Add /v1/agentkv/* to this application; call once. `verifier` tells API keys apart."""
+    hub = LiveHub(engine)
 
     async def answer(request: Request) -> Response:
         try:
             client = client_name(request.scope, verifier)
             sees_all = sees_all_jobs(request.scope, verifier)
+            if _raw_segments(request) == ["live"]:
+                _require(request, ("GET",))
+                return hub.stream(client, sees_all=sees_all)
             return await _dispatch(request, engine, client, sees_all=sees_all)
         except _RefusedError as refused:
             return refused.answer
         except TagError as error:
             return openai_error(400, str(error), field=error.field)
+        except TooManyViewersError as error:
+            return openai_error(429, str(error))
         except EngineUnavailableError as error:
             return openai_error(503, str(error))
         except OperationFailedError as error:
@@ -250,6 +257,7 @@ _TYPES: Mapping[int, str] = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "PayloadTooLargeError",
+    429: "TooManyRequestsError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }

@@ -43,6 +43,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator", "get_num_blocks_to_allocate"),
     ("vllm.v1.core.block_pool.BlockPool", "free_blocks"),
     ("vllm.v1.core.block_pool.BlockPool", "get_num_free_blocks"),
+    ("vllm.v1.core.block_pool.BlockHashToBlockMap", "__len__"),
     ("vllm.v1.engine.core.EngineCoreProc", "_process_input_queue"),
     ("vllm.v1.engine.EngineCoreRequestType", "WAKEUP"),
     ("vllm.v1.metrics.stats.SchedulerStats", "kv_cache_usage"),
@@ -242,6 +243,10 @@ class SchedulerSeam(Scheduler):
 
     def num_free_blocks(self) -> int:
         return int(self.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def num_cached_blocks(self) -> int:
+        """Blocks that a prefix hit can find, in use or free; equal ones count once."""
+        return len(self.kv_cache_manager.block_pool.cached_block_hash_to_block)
 
     def num_blocks_of(self, request: Request) -> int:
         """Blocks that a request has, in all KV cache groups. O(blocks)."""

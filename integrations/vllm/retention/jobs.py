@@ -72,6 +72,15 @@ class JobTable:
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs.values())
 
+    def latest(self, client: str | None) -> Iterator[Job]:
+        """The jobs of one client, or of all, the last active first."""
+        jobs = self._jobs if client is None else self._by_client.get(client, OrderedDict())
+        return reversed(jobs.values())
+
+    def num_of(self, client: str | None) -> int:
+        """Jobs of one client, or of all."""
+        return len(self._jobs if client is None else self._by_client.get(client, ()))
+
     def get(self, job_id: str) -> Job | None:
         return self._jobs.get(job_id)
 

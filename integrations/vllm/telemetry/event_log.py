@@ -26,6 +26,10 @@ from agentkv.protocol import client_and_id
 
 MAX_COMMAND_CHARS = 512
 """Characters kept of a command; the longest allowed would make events of 16 KiB."""
+MAX_LOOKED_AT = 32
+"""Events of a job looked at for the last one of a kind."""
+MAX_SCANNED = 2000
+"""Events looked at for the newest ones: about a millisecond."""
 
 
 class EventLog:
@@ -90,6 +94,32 @@ class EventLog:
             later = [event for event in events if event["at_s"] > since_s]
             jobs.setdefault(client_and_id(key)[1], []).extend(later)
         return {"jobs": jobs}
+
+    @property
+    def now_s(self) -> float:
+        """The time that an event of this moment would have."""
+        return round(self._clock() - self._started_s, 6)
+
+    def last(self, job_id: str, event: str) -> dict[str, Any] | None:
+        """The last event of this kind among the last MAX_LOOKED_AT of a job."""
+        latest = itertools.islice(reversed(self._jobs.get(job_id, ())), MAX_LOOKED_AT)
+        return next((entry for entry in latest if entry["event"] == event), None)
+
+    def since(
+        self, since_s: float, of_client: str | None, most: int
+    ) -> tuple[list[tuple[str, dict[str, Any]]], int]:
+        """The newest events later than `since_s` with their jobs' keys, in order of time; and how
+        many were left out, as far as MAX_SCANNED events tell."""
+        found: list[tuple[str, dict[str, Any]]] = []
+        for key, events in reversed(self._jobs.items()):
+            if events[-1]["at_s"] <= since_s or len(found) >= MAX_SCANNED:
+                break
+            if of_client is None or client_and_id(key)[0] == of_client:
+                later = itertools.takewhile(lambda entry: entry["at_s"] > since_s, reversed(events))
+                found += [(key, entry) for entry in itertools.islice(later, MAX_SCANNED)]
+        found.reverse()  # so that events of one time keep their order
+        found.sort(key=lambda each: float(each[1]["at_s"]))
+        return found[-most:], max(0, len(found) - most)
 
     def as_dict(self, of_client: str | None = None) -> dict[str, Any]:
         """Return the events by job, of one client or of all."""

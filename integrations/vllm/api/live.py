@@ -1,0 +1,169 @@
+"""Shows the server while it runs: the stream `GET /v1/agentkv/live`, and the page that reads it.
+
+All who watch share one call to the engine a second; when nobody does, none is made. A viewer gets
+the newest snapshot or none: one that cannot keep up is dropped, and nothing is kept for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from agentkv.errors import AgentKVServerError
+
+from .engine_client import EngineLink
+
+INTERVAL_S = 1.0
+MAX_VIEWERS = 32
+"""Streams that an API server process has open at once."""
+MAX_VIEWERS_OF_CLIENT = 8
+MAX_MISSED = 3
+"""Snapshots that a viewer may miss in a row because it has not read the one before."""
+
+Answer = dict[str, Any]
+
+
+class TooManyViewersError(AgentKVServerError):
+    """Raised when no further stream may be opened."""
+
+
+@dataclass(eq=False)
+class Viewer:
+    """One open stream: the message that it has yet to send, if any."""
+
+    owner: str
+    """The client that watches."""
+    client: str | None
+    """Whose jobs it sees; None: those of all."""
+    message: bytes | None = None
+    is_last: bool = False
+    num_missed: int = 0
+    has_news: asyncio.Event = field(default_factory=asyncio.Event)
+    sender: asyncio.Task[None] | None = None
+
+    def offer(self, message: bytes) -> None:
+        """Replace a message that has not been taken yet."""
+        self.num_missed = self.num_missed + 1 if self.message is not None else 0
+        self.message = message
+        self.has_news.set()
+        if self.num_missed >= MAX_MISSED and self.sender is not None:
+            self.sender.cancel()
+
+
+class LiveHub:
+    """The viewers of one API server process, and the loop that serves them while there are any."""
+
+    def __init__(self, engine: EngineLink, *, interval_s: float = INTERVAL_S) -> None:
+        self._engine = engine
+        self._interval_s = interval_s
+        self._viewers: set[Viewer] = set()
+        self._seen_s: dict[str | None, dict[str, float]] = {}
+        """By client, the time up to which it has the events of each engine."""
+        self._loop: asyncio.Task[None] | None = None
+
+    def stream(self, owner: str, *, sees_all: bool) -> Response:
+        """Open a stream for a client, of its own jobs or of all. Raises TooManyViewersError."""
+        viewer = Viewer(owner, None if sees_all else owner)
+        num_own = sum(other.owner == owner for other in self._viewers)
+        if len(self._viewers) >= MAX_VIEWERS or num_own >= MAX_VIEWERS_OF_CLIENT:
+            raise TooManyViewersError(
+                f"{num_own} streams of this client and {len(self._viewers)} in all are open; at "
+                f"most {MAX_VIEWERS_OF_CLIENT} and {MAX_VIEWERS} may be: close one"
+            )
+        return LiveStream(self, viewer)
+
+    def join(self, viewer: Viewer) -> None:
+        """Serve a viewer from now on. Its client gets the events of the last minute again."""
+        self._viewers.add(viewer)
+        self._seen_s.pop(viewer.client, None)
+        if self._loop is None or self._loop.done():
+            self._loop = asyncio.create_task(self._serve())
+
+    def leave(self, viewer: Viewer) -> None:
+        self._viewers.discard(viewer)
+
+    async def _serve(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while self._viewers:
+            started_s = clock()
+            clients = list({viewer.client: None for viewer in self._viewers})
+            views = [(client, self._seen_s.get(client, {})) for client in clients]
+            try:
+                answers = await self._engine.call("live", views)
+            except AgentKVServerError as error:
+                self._end(str(error))
+                return
+            for index, client in enumerate(clients):
+                message = self._message(client, index, answers)
+                for viewer in self._viewers:
+                    if viewer.client == client:
+                        viewer.offer(message)
+            await asyncio.sleep(max(0.0, self._interval_s - (clock() - started_s)))
+        self._seen_s.clear()
+
+    def _message(self, client: str | None, index: int, answers: list[Answer]) -> bytes:
+        """Encode what one client sees of each engine."""
+        engines = []
+        seen_s = self._seen_s[client] = {}
+        for answer in answers:
+            seen_s[str(answer["engine"])] = answer["at_s"]
+            shared = {name: value for name, value in answer.items() if name != "views"}
+            engines.append({**shared, **answer["views"][index]})
+        return event("snapshot", {"interval_s": self._interval_s, "engines": engines})
+
+    def _end(self, problem: str) -> None:
+        """Tell all viewers why there is no more, and let them go."""
+        for viewer in self._viewers:
+            viewer.is_last = True
+            viewer.offer(event("gone", {"problem": problem}))
+
+
+def event(name: str, data: Mapping[str, Any]) -> bytes:
+    """Encode a server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+class LiveStream(Response):
+    """Sends a viewer's messages until it disconnects, is dropped, or the engine is gone."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, hub: LiveHub, viewer: Viewer) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._hub = hub
+        self._viewer = viewer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = self._viewer.sender = asyncio.create_task(self._send(send))
+        disconnect = asyncio.create_task(_disconnect(receive))
+        self._hub.join(self._viewer)
+        try:
+            await asyncio.wait({sender, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._hub.leave(self._viewer)
+            for task in (sender, disconnect):
+                task.cancel()
+            await asyncio.gather(sender, disconnect, return_exceptions=True)
+
+    async def _send(self, send: Send) -> None:
+        headers = self.raw_headers
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        viewer = self._viewer
+        while not viewer.is_last or viewer.message is not None:
+            await viewer.has_news.wait()
+            viewer.has_news.clear()
+            message, viewer.message = viewer.message, None
+            await send({"type": "http.response.body", "body": message, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

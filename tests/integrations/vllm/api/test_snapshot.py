@@ -1,0 +1,170 @@
+"""The operation `live` on vLLM's real scheduler: what an engine says of itself at one moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from agentkv.integrations.vllm.api import engine_side
+from agentkv.integrations.vllm.api.snapshot import HISTORY_S, MAX_EVENTS, MAX_JOBS, SHOWN_CHARS
+from agentkv.policies.jobs import Job
+from agentkv.protocol import CLIENT_FIELD, ToolEvent, job_key
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.harness import Engine
+
+HOLDS = {"prefill_reload_s": [0.0, 0.01, 0.0]}
+"""Holding is worth much, so pins last for seconds."""
+
+
+def live(engine: Engine, *clients: str | None) -> dict[str, Any]:
+    """The snapshot for these clients, or for one that sees all."""
+    views = [(client, {}) for client in clients or (None,)]
+    answer: dict[str, Any] = engine_side.call(engine.scheduler, "live", [views])
+    assert "error" not in answer
+    return answer
+
+
+def job(engine: Engine, job_id: str) -> dict[str, Any]:
+    (view,) = live(engine)["views"]
+    (found,) = [each for each in view["jobs"] if each["job_id"] == job_id]
+    return dict(found)
+
+
+def signal(engine: Engine, job_id: str, state: Any, command: str = "ls -la") -> None:
+    event = ToolEvent(state=state, command=command)
+    assert engine.scheduler.retention.tool_signal(job_id, event) is not None
+
+
+def test_a_job_is_seen_in_each_of_its_states() -> None:
+    """A job waits, runs, is held, is held while its tool runs, and has lost its KV, in that order,
+    each with the seconds that it has been so."""
+    engine = Engine(policy="agentkv", **HOLDS)
+    engine.add(prompt_of(100), job_id="a", turn=1, expected_turns=3)
+    assert (job(engine, "a")["state"], job(engine, "a")["why"]) == ("waiting", "in line")
+    engine.step()
+    running = job(engine, "a")
+    assert (running["state"], running["turn"], running["expected_turns"]) == ("running", 1, 3)
+    assert (running["tokens"], running["blocks"]) == (100, 7)
+    engine.run()
+    assert job(engine, "a")["state"] == "held"
+    signal(engine, "a", "started")
+    engine.clock.now_s += 0.5
+    in_tool = job(engine, "a")
+    assert (in_tool["state"], in_tool["for_s"], in_tool["tool"]) == ("tool", 0.5, "ls")
+    assert in_tool["command"] == "ls -la"
+    assert 0 < in_tool["predicted_p50_s"] <= in_tool["predicted_p90_s"]
+    assert in_tool["ttl_left_s"] > 0
+    engine.end_pin("a")
+    evicted = job(engine, "a")
+    assert (evicted["state"], evicted["why"], evicted["blocks"]) == ("evicted", "pressure", 0)
+
+
+def test_a_job_that_is_held_back_says_why() -> None:
+    """A first turn that admission holds back has the reason of its event."""
+    engine = Engine(policy="agentkv", num_blocks=17, **HOLDS)
+    engine.add(prompt_of(16 * 10), job_id="first", max_tokens=64)
+    engine.step()
+    engine.add(prompt_of(16 * 10, salt=1), job_id="second")
+    engine.step()
+    second = job(engine, "second")
+    assert (second["state"], second["held_back"]) == ("waiting", True)
+    held = engine.scheduler.retention.events.last("second", "held")
+    assert held is not None
+    assert second["why"] == held["reason"] != ""
+
+
+def test_the_pool_is_divided_without_rest() -> None:
+    """Blocks that run, are held, are cached and are free add up to the pool's, and each block of a
+    pin that ends is cached from then on."""
+    engine = Engine(policy="agentkv", **HOLDS)
+    assert live(engine)["pool"] == {
+        **{"blocks": 63, "block_tokens": 16, "running": 0, "held": 0, "cached": 0, "free": 63}
+    }
+    engine.turn(prompt_of(100), job_id="a")
+    assert live(engine)["pool"]["held"] == 6
+    engine.add(prompt_of(100, salt=1), job_id="b", max_tokens=40)
+    engine.step()
+    pool = live(engine)["pool"]
+    assert (pool["running"], pool["held"], pool["cached"]) == (7, 6, 0)
+    engine.end_pin("a")
+    pool = live(engine)["pool"]
+    assert (pool["held"], pool["cached"]) == (0, 6)
+    parts = [pool[name] for name in ("running", "held", "cached", "free")]
+    assert sum(parts) == pool["blocks"]
+
+
+def test_the_totals_are_those_of_stats() -> None:
+    """A snapshot has what /stats answers at that moment."""
+    engine = Engine(policy="agentkv", **HOLDS)
+    engine.turn(prompt_of(100), job_id="a")
+    assert live(engine)["stats"] == engine_side.call(engine.scheduler, "stats", [])
+
+
+def of_client(client: str, job_id: str) -> dict[str, str]:
+    return {"job_id": job_id, CLIENT_FIELD: client}
+
+
+def test_a_client_sees_its_own_jobs_and_only_blocks_of_others() -> None:
+    """In a client's view no id, command or event of another client stands; what others hold is a
+    number of blocks."""
+    engine = Engine(policy="agentkv", **HOLDS)
+    for index, client in enumerate(("alice", "bob")):
+        engine.turn(prompt_of(100, salt=index), **of_client(client, f"job-of-{client}"))
+        signal(engine, job_key(client, f"job-of-{client}"), "started", f"make {client}")
+    alice, everybody = live(engine, "alice", None)["views"]
+    assert [each["job_id"] for each in alice["jobs"]] == ["job-of-alice"]
+    assert {each["job_id"] for each in alice["events"]} == {"job-of-alice"}
+    assert b"bob" not in msgspec.json.encode(alice)
+    assert (alice["num_jobs"], alice["held_by_others"]) == (1, 6)
+    assert {each["job_id"] for each in everybody["jobs"]} == {"job-of-alice", "job-of-bob"}
+    assert (everybody["num_jobs"], everybody["held_by_others"]) == (2, 0)
+
+
+def test_events_come_once_and_a_new_view_gets_the_last_minute() -> None:
+    """Events up to the time that a view names are left out; without a time, older than a minute."""
+    engine = Engine(policy="agentkv", **HOLDS)
+    engine.turn(prompt_of(100), job_id="old")
+    engine.wait(30.0)  # its pin ends
+    engine.wait(HISTORY_S + 1)
+    engine.turn(prompt_of(100, salt=1), job_id="new")
+    first = live(engine)
+    assert {event["job_id"] for event in first["views"][0]["events"]} == {"new"}
+    seen = [(None, {"0": first["at_s"]})]
+    assert engine_side.call(engine.scheduler, "live", [seen])["views"][0]["events"] == []
+    engine.clock.now_s += 0.1
+    signal(engine, "old", "started")
+    (view,) = engine_side.call(engine.scheduler, "live", [seen])["views"]
+    assert [event["event"] for event in view["events"]][:1] == ["tool_started"]
+
+
+@pytest.mark.parametrize("num_views", [1, 4])
+def test_a_snapshot_is_bounded(num_views: int) -> None:
+    """However many jobs, events and views there are, a snapshot has at most MAX_JOBS and
+    MAX_EVENTS of them and fits into 500 kB; what is left out is counted."""
+    engine = Engine(policy="agentkv", record_events=50_000)
+    retention = engine.scheduler.retention
+    for index in range(2 * MAX_JOBS):
+        engine.add(prompt_of(20), job_id="j" * 250 + str(index))
+        for _ in range(4):
+            retention.events.add("j" * 250 + str(index), "tool_started", command="é" * 512)
+    answer = live(engine, *([None] * num_views))
+    views = answer["views"]
+    assert sum(len(view["jobs"]) for view in views) == MAX_JOBS
+    assert sum(len(view["events"]) for view in views) == MAX_EVENTS
+    assert views[0]["num_jobs"] == 2 * MAX_JOBS
+    assert views[0]["events_left_out"] > 0
+    assert all(len(event.get("command", "")) <= SHOWN_CHARS for event in views[0]["events"])
+    assert len(msgspec.msgpack.encode(answer)) < 500_000
+
+
+def test_jobs_with_a_request_come_first() -> None:
+    """A job that waits is shown before jobs that were active later."""
+    engine = Engine(policy="agentkv", max_num_seqs=1)
+    engine.add(prompt_of(20), job_id="waits", max_tokens=200)
+    for index in range(MAX_JOBS):
+        engine.scheduler.retention.jobs.add(Job(f"idle-{index}", index))
+    (view,) = live(engine)["views"]
+    assert view["jobs"][0]["job_id"] == "waits"
+    assert len(view["jobs"]) == MAX_JOBS
