@@ -3,6 +3,7 @@
     python examples/bash_agent.py                                    # starts a server of its own
     python examples/bash_agent.py --base-url http://127.0.0.1:8000/v1
     python examples/bash_agent.py --task "How many lines has main.py?"
+    python examples/bash_agent.py --tier      # the cache is lost in between, and comes from DRAM
 
 The model answers with bash, the agent runs it in a sandbox and appends the output to the
 conversation, which only ever grows: each prompt begins with all of the one before. While a tool
@@ -32,6 +33,7 @@ import openai
 import agentkv
 from agentkv.agents.sandbox import CommandResult, Sandbox, open_sandbox
 from agentkv.agents.workspace import scratch_copy
+from agentkv.evals.server import ServerUnderTest
 from agentkv.evals.tables import text_table
 from agentkv.server.process import ServerProcess
 
@@ -50,6 +52,11 @@ MAX_TASK_TURNS = 10
 MAX_REPLY_TOKENS = 96
 MAX_OUTPUT_BYTES = 600  # so that ten turns fit into the 4,096 tokens of the demo server
 FAILED, BAD_USAGE = 1, 2
+
+SERVER_FLAGS = ("--block-size", "32")  # only full blocks are reused: small ones show it early
+TIER_FLAGS = ("--kv-tier-gib", "1", "--num-gpu-blocks-override", "65", "--max-model-len", "2048")
+EVICTING_WORDS = 1900  # with the chat template nearly all of the 2,048 tokens of that cache
+LOADED = "vllm:external_prefix_cache_hits_total"
 
 COLUMNS = (
     *("turn", "user prompt", "command", "prompt tok", "cached tok", "output tok"),
@@ -171,7 +178,7 @@ def run(options: argparse.Namespace) -> int:
     say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     with ExitStack() as stack:
         try:
-            base_url = options.base_url or start_server(stack, options.model, say)
+            base_url = options.base_url or start_server(stack, options, say)
             client = stack.enter_context(openai.OpenAI(base_url=base_url, api_key=options.api_key))
             model = choose_model(client, options.model if options.base_url else None)
         except (agentkv.AgentKVError, openai.OpenAIError) as error:
@@ -183,7 +190,8 @@ def run(options: argparse.Namespace) -> int:
         )
         if options.yes and not sandbox.is_isolated:
             say("bubblewrap does not work here: commands run with your own rights (--yes)")
-        document = play_job(client, model, sandbox, options, say)
+        server = stack.enter_context(ServerUnderTest(base_url)) if options.tier else None
+        document = play_job(client, model, sandbox, options, say, server)
     if options.json:
         print(json.dumps(document))
     return FAILED if document["problem"] else 0
@@ -195,8 +203,12 @@ def play_job(
     sandbox: Sandbox,
     options: argparse.Namespace,
     say: Callable[..., None],
+    server: ServerUnderTest | None,
 ) -> dict[str, Any]:
-    """Plays the task or the tour as one job, shows it, and returns all there is to tell."""
+    """Plays the task or the tour as one job, shows it, and returns all there is to tell.
+
+    With `server`, which has a tier, somebody else takes the whole cache after each turn.
+    """
     prompts = (options.task,) if options.task else TOUR
     max_turns = options.max_turns or (MAX_TASK_TURNS if options.task else len(TOUR))
     records: list[TurnRecord] = []
@@ -208,23 +220,40 @@ def play_job(
             for record in take_turns(job, model, prompts, sandbox, max_turns):
                 records.append(record)
                 show_turn(record, say)
+                if server is not None:
+                    evict_all(server, model)
         except openai.OpenAIError as error:
             problem = f"turn {len(records) + 1} broke off: {explain(error, options.base_url)}"
     agentkv.flush()  # a server of our own must hear that the job is over before it is stopped
 
     summary = job.summary()
     say(f"\n{format_turns(records)}\n\n{summary}")
+    document: dict[str, Any] = {}
+    if server is not None:
+        num_loaded = int(server.counters()["metrics"][LOADED])
+        say(
+            f"after each turn the cache was lost to another prompt; {num_loaded} of the tokens "
+            "that turns found cached came back from the tier"
+        )
+        document["loaded_tokens"] = num_loaded
     if problem:
         print(problem, file=sys.stderr)
     turns = [asdict(record) for record in records]
-    return {"model": model, "problem": problem, "turns": turns, "job": asdict(summary)}
+    document |= {"model": model, "problem": problem, "turns": turns, "job": asdict(summary)}
+    return document
 
 
-def start_server(stack: ExitStack, model: str | None, say: Callable[..., None]) -> str:
+def evict_all(server: ServerUnderTest, model: str) -> None:
+    """Sends one prompt, of another job, for which all of the small cache is needed."""
+    text = "word " * EVICTING_WORDS
+    server.chat(model, [{"role": "user", "content": text}], job_id="other", is_last_step=True)
+
+
+def start_server(stack: ExitStack, options: argparse.Namespace, say: Callable[..., None]) -> str:
     """A vLLM server for as long as the stack is open: the demo model, unless another is named."""
     say("starting a server (about a minute on a CPU) ...")
-    # Only full blocks are reused: small ones show it even in a short conversation.
-    server = ServerProcess(model, policy="continuum", args=("--block-size", "32"))
+    flags = (*SERVER_FLAGS, *(TIER_FLAGS if options.tier else ()))
+    server = ServerProcess(options.model, policy="continuum", args=flags)
     return stack.enter_context(server).base_url
 
 
@@ -297,8 +326,16 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--yes", action="store_true", help="where no sandbox works, run commands without asking"
     )
+    parser.add_argument(
+        "--tier",
+        action="store_true",
+        help="start a server with a small cache and a KV tier in DRAM",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.tier and options.base_url:
+        parser.error("--tier starts a server of its own: leave out --base-url")
+    return options
 
 
 def positive(text: str) -> int:

@@ -2,12 +2,19 @@
 
 Adds `--scheduling-policy continuum` unless a policy is given, the demo model unless a model is,
 cached tokens in the usage of replies, and the flags that the CPU build needs where that is
-installed. All other flags are vLLM's own. With `--config FILE` nothing is added.
+installed. With `--config FILE` nothing is added. All flags are vLLM's own, except for these:
+
+    --kv-tier-gib N         keep KV that leaves the cache in a tier of N GiB of DRAM
+    --kv-tier-gbps X        CPU build: X GB a second each way (default: as fast as memory)
+    --kv-tier-latency-ms T  CPU build: each transfer takes T ms more
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
+import json
+import math
 import os
 import socket
 import sys
@@ -27,6 +34,11 @@ CPU_FLAGS: Mapping[str, Sequence[str]] = {
 """Flags for a small model on the CPU build, unless the caller gives them."""
 CPU_ENVIRONMENT: Mapping[str, str] = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 """GiB of KV cache on the CPU build, unless the caller set it."""
+CPU_TIER: Mapping[str, str] = {
+    "spec_name": "CPUTierSpec",
+    "spec_module_path": "agentkv.integrations.vllm.cpu_tier",
+}
+"""What lets vLLM's OffloadingConnector run on the CPU build."""
 
 
 def installed_vllm() -> str:
@@ -91,6 +103,46 @@ def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
     return [model, *defaults, *flags]
 
 
+def with_tier(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
+    """Return the arguments with our flags for a tier replaced by those of vLLM's offloading.
+
+    The CPU build gets a worker of ours for it (cpu_tier.py). The tier keeps replies as well as
+    prompts: an agent's next turn repeats them. Raises AgentKVError.
+    """
+    parser = argparse.ArgumentParser("agentkv serve", add_help=False, allow_abbrev=False)
+    for name in ("gib", "gbps", "latency-ms"):
+        spellings = (f"--kv-tier-{name}", f"--kv_tier_{name.replace('-', '_')}")
+        parser.add_argument(*spellings, type=positive)
+    tier, flags = parser.parse_known_args(argv)
+    link = {"link_gb_per_s": tier.kv_tier_gbps, "link_latency_ms": tier.kv_tier_latency_ms}
+    given = {name: value for name, value in link.items() if value is not None}
+    if tier.kv_tier_gib is None:
+        if given:
+            raise AgentKVError("the speed of a tier is given, but no tier: add --kv-tier-gib N")
+        return flags
+    if value_of(flags, "--kv-transfer-config") is not None:
+        raise AgentKVError(
+            "--kv-tier-gib and --kv-transfer-config both name a KV connector: give one of them"
+        )
+    if given and not is_cpu:
+        raise AgentKVError("--kv-tier-gbps and --kv-tier-latency-ms are for the CPU build only")
+    worker = CPU_TIER if is_cpu else {}
+    config = {
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"offload_prompt_only": False, **worker, **given},
+    }
+    size = ("--kv-offloading-size", f"{tier.kv_tier_gib:g}")
+    return [*flags, *size, "--kv-transfer-config", json.dumps(config)]
+
+
+def positive(text: str) -> float:
+    """Read a number above 0, for argparse."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise ValueError(text)
+    return number
+
+
 def check_port(flags: Sequence[str]) -> None:
     """Raise AgentKVError if the server's port is taken or is not a port number."""
     if value_of(flags, "--uds") is not None:
@@ -122,7 +174,7 @@ def main(argv: list[str]) -> int:
     try:
         is_cpu = installed_vllm() == CPU_DISTRIBUTION
         check_port(argv)
-        flags = complete_flags(argv, is_cpu=is_cpu)
+        flags = complete_flags(with_tier(argv, is_cpu=is_cpu), is_cpu=is_cpu)
     except AgentKVError as error:
         print(f"agentkv serve: {error}", file=sys.stderr)
         return 1

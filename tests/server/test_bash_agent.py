@@ -66,6 +66,19 @@ def test_the_tour_is_one_job_of_five_turns(
     assert httpx.get(f"{routes}/stats", timeout=30).json()["pinned_blocks"] == 0
 
 
+def test_with_a_tier_a_lost_cache_comes_back(
+    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each later turn of the tour finds its context although another prompt took the cache."""
+    status = bash_agent.main(["--tier", "--json"])
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert status == 0, captured.err
+    for earlier, later in pairwise(document["turns"]):
+        assert later["cached_tokens"] >= earlier["prompt_tokens"] - BLOCK_SIZE
+    assert document["loaded_tokens"] == sum(turn["cached_tokens"] for turn in document["turns"])
+
+
 def test_a_limit_ends_the_tour_early(
     bash_agent: ModuleType,
     demo_continuum_server: ServerProcess,

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import socket
 from pathlib import Path
 
 import pytest
+from vllm.v1.kv_offload.base import OffloadingSpec
 
 from agentkv.errors import AgentKVError
-from agentkv.integrations.vllm.serve import check_port, complete_flags, main, value_of
+from agentkv.integrations.vllm.serve import (
+    CPU_TIER,
+    check_port,
+    complete_flags,
+    main,
+    value_of,
+    with_tier,
+)
 
 
 @pytest.fixture
@@ -90,3 +100,55 @@ def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         port = str(taken.getsockname()[1])
         assert main(["--host", "127.0.0.1", "--port", port]) == 1
     assert "give another with --port" in capsys.readouterr().err
+
+
+def test_a_tier_becomes_vllms_offloading(model: str) -> None:
+    """On the CPU build with our worker and its link; other arguments stay in their order."""
+    given = [model, "--kv-tier-gib", "1.5", "--port", "1", "--kv_tier_gbps=0.2"]
+    for is_cpu in (False, True):
+        flags = with_tier(given if is_cpu else given[:-1], is_cpu=is_cpu)
+        assert flags[:3] == [model, "--port", "1"]
+        assert value_of(flags, "--kv-offloading-size") == "1.5"
+        config = json.loads(value_of(flags, "--kv-transfer-config") or "")
+        assert config.pop("kv_load_failure_policy") == "recompute"
+        worker = {**CPU_TIER, "link_gb_per_s": 0.2} if is_cpu else {}
+        assert config == {"kv_connector_extra_config": {"offload_prompt_only": False, **worker}}
+
+
+def test_vllm_takes_the_configuration_of_a_tier(model_config: Path) -> None:
+    """It is vLLM's own connector of that size, on the CPU build with our class for it."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    flags = ["--model", str(model_config), "--kv-tier-gib", "2", "--kv-tier-latency-ms", "3"]
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    args = EngineArgs.from_cli_args(parser.parse_args(with_tier(flags, is_cpu=True)))
+    assert args.kv_offloading_size == 2.0
+    extra = args.kv_transfer_config.kv_connector_extra_config
+    module = importlib.import_module(extra["spec_module_path"])
+    assert issubclass(getattr(module, extra["spec_name"]), OffloadingSpec)
+    assert extra[module.LATENCY_MS] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_cpu", "message"),
+    [
+        (["--kv-tier-gbps", "1"], True, "add --kv-tier-gib N"),
+        (["--kv-tier-gib", "1", "--kv-tier-gbps", "1"], False, "for the CPU build only"),
+        (["--kv-tier-gib", "1", "--kv-transfer-config", "{}"], True, "both name a KV connector"),
+    ],
+)
+def test_flags_that_no_tier_can_have_are_refused(
+    flags: list[str], is_cpu: bool, message: str
+) -> None:
+    """Each with what to do."""
+    with pytest.raises(AgentKVError, match=message):
+        with_tier(flags, is_cpu=is_cpu)
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "much", "inf"])
+def test_a_size_that_is_none_is_bad_usage(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2, as for every flag of ours."""
+    with pytest.raises(SystemExit, match="2"):
+        with_tier(["--kv-tier-gib", size], is_cpu=True)
+    assert f"invalid positive value: '{size}'" in capsys.readouterr().err
