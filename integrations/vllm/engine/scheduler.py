@@ -86,7 +86,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         self._is_running_sorted = False
         self._unplaced: set[str] = set()
         """Requests that vLLM has appended to `running` since it was sorted."""
-        self._sent_gauges: tuple[int, int] | None = None
+        self._sent_gauges: tuple[int, int, bool] | None = None
 
     # What the simulator, studies and tests override
 
@@ -403,8 +403,14 @@ class RetainingScheduler(seam.SchedulerSeam):
         if stats is not None:
             self._waker.push_stats(stats)
 
-    def _gauges(self) -> tuple[int, int]:
-        return self.num_free_blocks(), len(self.retention.pins)
+    def _gauges(self) -> tuple[int, int, bool]:
+        return self.num_free_blocks(), len(self.retention.pins), self._is_under_pressure
+
+    @property
+    def _is_under_pressure(self) -> bool:
+        """Whether memory ran short lately; an idle engine, which has no steps in which that ends,
+        is not under pressure."""
+        return self.retention.policy.pressure.is_on and bool(self.running or self.queue)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         stats = super().make_stats(*args, **kwargs)
@@ -416,7 +422,12 @@ class RetainingScheduler(seam.SchedulerSeam):
     @seam.guarded(None)
     def _payload(self) -> dict[str, Any] | None:
         pins = self.retention.pins
-        gauges = {"pinned_jobs": len(pins), "pinned_blocks": pins.num_blocks}
+        gauges = {
+            "pinned_jobs": len(pins),
+            "pinned_blocks": pins.num_blocks,
+            "live_jobs": len(self.retention.jobs),
+            "under_pressure": int(self._is_under_pressure),
+        }
         return {"gauges": gauges, **self.retention.counters.take_delta()}
 
     def _usage(self) -> float:

@@ -22,7 +22,7 @@ from agentkv.policies.settings import MAX_PRIORITY
 from agentkv.protocol import Tags, ToolEvent, client_and_id
 
 from ..telemetry import Telemetry
-from ..telemetry.counters import Counters
+from ..telemetry.counters import Counters, turn_range
 from ..telemetry.event_log import EventLog, open_writer
 from . import Host
 from .admission import AdmissionController
@@ -226,6 +226,7 @@ class RetentionManager:
             return
         turn.admitted_s, turn.hit_tokens = self._clock(), hit_tokens
         waited_s = turn.admitted_s - turn.arrived_s
+        self._count_admission(turn, waited_s)
         pool = self._host.pool
         dropped_tokens = pool.block_tokens if pool.drops_last_block else 0
         lost_tokens = turn.common_tokens - dropped_tokens - hit_tokens
@@ -244,6 +245,14 @@ class RetentionManager:
             expected_hit_length=turn.common_tokens,
             waited_s=round(waited_s, 6),
         )
+
+    def _count_admission(self, turn: Turn, waited_s: float) -> None:
+        turns = "first_turn" if turn.is_first else "continuing_turn"
+        self.counters.observe(f"{turns}_wait_seconds", waited_s)
+        if not turn.is_side_request:
+            number = turn_range(turn.job.num_turns)
+            self.counters.add("prompt_tokens_total", "turn", number, turn.num_prompt_tokens)
+            self.counters.add("hit_tokens_total", "turn", number, turn.hit_tokens)
 
     def _recompute(self, num_tokens: int) -> None:
         if num_tokens > 0:

@@ -55,6 +55,7 @@ class ToolObservations:
             text = event.command or event.tool or ""
             command = event.command or known or event.tool
             self._observe(job, tool_name(text), command, event.duration_s, "client")
+            self._check_prediction(job, command, event.duration_s)
 
     def from_next_turn(self, job: Job, tags: Tags, now_s: float) -> None:
         """Take the duration that the next turn carries, else the gap, if the client said none."""
@@ -65,6 +66,7 @@ class ToolObservations:
             tool = tool_name(tags.last_tool) if tags.last_tool else job.tool
             command = tags.last_tool or command
             self._observe(job, tool, command, tags.last_tool_s, "piggyback")
+            self._check_prediction(job, command, tags.last_tool_s)
         elif not job.live:
             self._observe(job, job.tool, command, now_s - job.finished_s, "gap")
 
@@ -90,6 +92,15 @@ class ToolObservations:
             self._predictor.observe(command, duration_s)
         self._counters.add("tool_observations_total", "source", source)
         self._counters.observe("tool_duration_seconds", duration_s)
+
+    def _check_prediction(self, job: Job, command: str | None, duration_s: float) -> None:
+        """Count a measured duration as within or beyond what was predicted for this command."""
+        known = job.decision
+        if known is None or known.command != command or known.p50_s is None or known.p90_s is None:
+            return
+        quantiles = (("to_p50", known.p50_s), ("to_p90", known.p90_s))
+        reached = next((name for name, s in quantiles if duration_s <= s), "over_p90")
+        self._counters.add("predictions_total", "duration", reached)
 
 
 class PinDecisions:

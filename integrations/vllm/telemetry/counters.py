@@ -12,6 +12,9 @@ from typing import Any, Literal
 CounterName = Literal[
     "pins_total",
     "pin_ends_total",
+    "prompt_tokens_total",
+    "hit_tokens_total",
+    "predictions_total",
     "holds_total",
     "inferred_jobs_total",
     "tool_observations_total",
@@ -34,8 +37,17 @@ UNLABELLED: tuple[CounterName, ...] = (
 )
 """Counters without a label; they are 0 until something is counted."""
 
+TURN_RANGES: tuple[tuple[int, str], ...] = ((1, "1"), (2, "2"), (5, "3-5"), (10, "6-10"))
+"""The last turn of each range of turns, and the range's label; later turns are `LATER_TURNS`."""
+LATER_TURNS = "11+"
+
 MAX_PENDING_OBSERVATIONS = 1000
 """Observations of a histogram kept between two deltas; older ones are dropped."""
+
+
+def turn_range(turn: int) -> str:
+    """Return the label of the range that a turn's number falls in."""
+    return next((label for last, label in TURN_RANGES if turn <= last), LATER_TURNS)
 
 
 class Counters:

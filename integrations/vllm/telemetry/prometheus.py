@@ -21,14 +21,18 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
 from ..server_policy import policy_of
-from .counters import CounterName
+from .counters import LATER_TURNS, TURN_RANGES, CounterName
 
 _COMMON_LABELS = ("model_name", "engine")
 
 _GAUGES: Mapping[str, str] = {
     "pinned_jobs": "Jobs whose KV blocks are pinned now.",
     "pinned_blocks": "KV blocks that are pinned now.",
+    "live_jobs": "Jobs that the engine remembers.",
+    "under_pressure": "1 while requests are in the engine and memory has run short lately.",
 }
+
+_TURNS = (*(label for _, label in TURN_RANGES), LATER_TURNS)
 
 # name -> help, label, and the label's known values, so that each series exists from the start, at 0
 _COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
@@ -51,6 +55,17 @@ _COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
             "aborted",
             "reset",
         ),
+    ),
+    "prompt_tokens_total": ("Prompt tokens of admitted turns, by turn number.", "turn", _TURNS),
+    "hit_tokens_total": (
+        "Prompt tokens of admitted turns that were in the cache, by turn number.",
+        "turn",
+        _TURNS,
+    ),
+    "predictions_total": (
+        "Tools that ran as predicted or not: up to the median, up to the 0.9 quantile, longer.",
+        "duration",
+        ("to_p50", "to_p90", "over_p90"),
     ),
     "holds_total": ("Jobs whose first turn had to wait until they were expected to fit.", None, ()),
     "inferred_jobs_total": ("Jobs found in requests without a job_id.", None, ()),
@@ -91,6 +106,8 @@ _HISTOGRAMS: Mapping[str, str] = {
     "tool_duration_seconds": "Durations of tools between two turns of a job.",
     "pin_ttl_seconds": "Time-to-live given to each new pin.",
     "pin_held_seconds": "How long each pin lasted.",
+    "first_turn_wait_seconds": "Waits of turns that open a job, from arrival to their blocks.",
+    "continuing_turn_wait_seconds": "Waits of all other turns, from arrival to their blocks.",
 }
 
 

@@ -126,7 +126,12 @@ def test_stats_carry_gauges_and_each_delta_once(make_engine: Callable[..., Engin
     while engine.scheduler.has_unfinished_requests() or engine.in_flight:
         engine.step()
         deltas.append(engine.scheduler.make_stats().agentkv)
-    assert deltas[-1]["gauges"] == {"pinned_jobs": 1, "pinned_blocks": 6}
+    assert deltas[-1]["gauges"] == {
+        "pinned_jobs": 1,
+        "pinned_blocks": 6,
+        "live_jobs": 1,
+        "under_pressure": 0,
+    }
     counted = [counter for delta in deltas for counter in delta["counters"]]
     assert counted in ([], [["pins_total", {"speed": "none"}, 1]])
     assert engine.scheduler.make_stats().agentkv["counters"] == []
