@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -78,7 +79,7 @@ class Watch:
             if rss_mib > 100:  # the others only wait, as the resource tracker does
                 self.samples.setdefault(name, []).append(found)
 
-    def report(self) -> dict[str, dict[str, float]]:
+    def report(self) -> dict[str, dict[str, Any]]:
         """By process: memory, threads and descriptors at the end, and by how much they grew."""
         found = {}
         for name, samples in self.samples.items():
@@ -91,6 +92,7 @@ class Watch:
             found[name] = {
                 "rss_mib": round(rest[-1].rss_mib, 1),
                 "growth_mib": round(2 * (second - first), 1),
+                "rss_mib_each_minute": _each_minute(samples),
                 "hours": round(hours, 3),
                 "threads": rest[-1].num_threads,
                 "more_threads": rest[-1].num_threads - rest[0].num_threads,
@@ -100,6 +102,14 @@ class Watch:
         return found
 
 
+def _each_minute(samples: list[Sample]) -> list[float]:
+    """The median memory of each minute, from the first sample on."""
+    minutes: dict[int, list[float]] = {}
+    for each in samples:
+        minutes.setdefault(int((each.at_s - samples[0].at_s) // 60), []).append(each.rss_mib)
+    return [round(_median(minute), 1) for minute in minutes.values()]
+
+
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
@@ -107,8 +117,9 @@ def _median(values: list[float]) -> float:
 class Clients:
     """Processes of `traffic`, one of which is killed from time to time."""
 
-    def __init__(self, base_url: str, log_path: Path) -> None:
+    def __init__(self, base_url: str, policy: str, log_path: Path) -> None:
         self._base_url = base_url
+        self._policy = policy
         self._log = log_path.open("wb")
         self._processes: list[subprocess.Popen[bytes]] = []
         self.num_started = 0
@@ -120,7 +131,7 @@ class Clients:
         self.num_failed += len(self._processes) - len(alive)
         self._processes = alive
         while len(self._processes) < NUM_CLIENTS:
-            command = [sys.executable, "-m", "tests.soak.traffic", self._base_url, "tiny"]
+            command = [sys.executable, "-m", "tests.soak.traffic", self._base_url, self._policy]
             command.append(str(self.num_started))
             started = subprocess.Popen(command, stdout=self._log, stderr=self._log)
             self._processes.append(started)
@@ -155,15 +166,15 @@ def until(condition: Callable[[], bool], limit_s: float) -> bool:
 
 
 @contextmanager
-def soaked_server(folder: Path) -> Iterator[ServerProcess]:
-    """A server under `agentkv` whose memory is short for the clients, with every store in use."""
+def soaked_server(policy: str, folder: Path) -> Iterator[ServerProcess]:
+    """A server under a policy whose memory is short for the clients, with every store in use."""
     model = folder / "tiny"
     model.mkdir()
     settings = {"predictor_state": str(folder / "predictor.json"), "predictor_save_s": 5.0}
     stores = ("--additional-config", json.dumps({"agentkv": settings}))
     with ServerProcess(
         make_tiny_model(prepare_demo_model(), model),
-        policy="agentkv",
+        policy=policy,
         args=(*SCARCE, *stores, "--run-output-dir", str(folder / "record")),
         log_path=folder / "server.log",
         environment={"VLLM_SERVER_DEV_MODE": "1"},
@@ -171,12 +182,12 @@ def soaked_server(folder: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def soak(hours: float, folder: Path) -> dict[str, object]:
+def soak(policy: str, hours: float, folder: Path) -> dict[str, object]:
     """Run it; what was seen, with the broken promises under `broken`."""
     with ExitStack() as stack:
-        server = stack.enter_context(soaked_server(folder))
+        server = stack.enter_context(soaked_server(policy, folder))
         assert server.pid is not None
-        watch, clients = Watch(server.pid), Clients(server.base_url, folder / "clients.log")
+        watch, clients = Watch(server.pid), Clients(server.base_url, policy, folder / "clients.log")
         stack.callback(clients.stop)
         ends_s = time.monotonic() + 3600 * hours
         while time.monotonic() < ends_s and server.is_alive:
@@ -219,6 +230,7 @@ def soak(hours: float, folder: Path) -> dict[str, object]:
         ),
     }
     return {
+        "policy": policy,
         "hours": hours,
         "turns": num_turns,
         "pins": num_pins,
@@ -233,9 +245,10 @@ def soak(hours: float, folder: Path) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=4.0)
-    hours: float = parser.parse_args().hours
+    parser.add_argument("--policy", default="agentkv", help="fcfs: stock vLLM, to compare with")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="agentkv-soak-") as folder:
-        report = soak(hours, Path(folder))
+        report = soak(options.policy, options.hours, Path(folder))
         if report["broken"]:
             print((Path(folder) / "clients.log").read_text(errors="replace")[-3000:])
     print(json.dumps(report))

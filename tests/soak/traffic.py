@@ -1,4 +1,4 @@
-"""Plays random jobs on a server without end: `python -m tests.soak.traffic BASE_URL MODEL SEED`.
+"""Plays random jobs on a server without end: `python -m tests.soak.traffic BASE_URL POLICY SEED`.
 
 One process is one client. Jobs go on from turn to turn with tools between, some as sub-agents of
 another; replies are streamed or not, dropped half-way, or not waited for. Now and then the client
@@ -25,7 +25,7 @@ MAX_CONTEXT_WORDS = 600
 BAD_TAGS = ({"job_id": 5}, {"job_id": "x", "turn": -1}, {"job_id": "x", "last_tool_s": "soon"})
 
 
-def play_forever(base_url: str, model: str, seed: int) -> None:
+def play_forever(base_url: str, policy: str, seed: int) -> None:
     dice = random.Random(seed)
     client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=600.0)
     parent_job_id = None
@@ -35,18 +35,18 @@ def play_forever(base_url: str, model: str, seed: int) -> None:
         with agentkv.session(
             client, job_id=job_id, parent_job_id=parent_job_id, expected_turns=expected_turns
         ) as job:
-            play_job(dice, client, model, job)
+            play_job(dice, client, job)
         parent_job_id = dice.choice((None, None, job_id))
-        if dice.random() < 0.2:
-            disturb(dice, base_url, model)
+        if policy != "fcfs" and dice.random() < 0.2:
+            disturb(dice, base_url)
 
 
-def play_job(dice: random.Random, client: openai.OpenAI, model: str, job: agentkv.Job[Any]) -> None:
+def play_job(dice: random.Random, client: openai.OpenAI, job: agentkv.Job[Any]) -> None:
     """One job of 1 to 6 turns; a fifth ask for several samples, whose KV goes its own ways."""
     words = dice.choices(WORDS, k=dice.randrange(20, MAX_CONTEXT_WORDS // 2))
     for _ in range(dice.randrange(1, 7)):
         request = {
-            "model": model,
+            "model": "tiny",
             "messages": [{"role": "user", "content": " ".join(words)}],
             "max_tokens": dice.randrange(1, 80),
             "n": dice.choice((1, 1, 1, 1, 2)),
@@ -76,12 +76,12 @@ def ask(dice: random.Random, client: openai.OpenAI, request: dict[str, Any]) -> 
                 pass
 
 
-def disturb(dice: random.Random, base_url: str, model: str) -> None:
+def disturb(dice: random.Random, base_url: str) -> None:
     """Signals for unknown jobs and refused tags; raises AssertionError for another answer."""
     event = {"state": dice.choice(("started", "finished")), "command": "ls " + "x" * 3000}
     signalled = httpx.post(f"{base_url}/agentkv/jobs/nobody/tool", json=event, timeout=60)
     assert signalled.status_code == 404, signalled.text
-    request = {"model": model, "prompt": "hello", "max_tokens": 1, **dice.choice(BAD_TAGS)}
+    request = {"model": "tiny", "prompt": "hello", "max_tokens": 1, **dice.choice(BAD_TAGS)}
     refused = httpx.post(f"{base_url}/completions", json=request, timeout=60)
     assert refused.status_code == 400, refused.text
 

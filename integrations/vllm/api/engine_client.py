@@ -1,26 +1,37 @@
 """Calls from an API server process into the engine processes, and the merging of their answers.
 
 Called by the middleware and the routes. With several data-parallel engines each one is asked, since
-a job may have its blocks on any of them. Knows the operations of `engine_side` by name only.
+a job may have its blocks on any of them. Knows the operations of `engine_side` by name only. Also
+names the client of each request on its way to an engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from agentkv.errors import AgentKVServerError
+from agentkv.protocol import CLIENT_FIELD
 
 ANSWER_TIMEOUT_S = 30.0
 """The engine answers between two steps, so this is longer than any single step."""
 
 _METHOD = "agentkv_call"
 
+served_client: ContextVar[str] = ContextVar("agentkv_served_client", default="")
+"""Whose HTTP request is served in this task, or in the task that started it."""
+
 
 class EngineCore(Protocol):
-    """The method of vLLM's asynchronous engine-core client that we call."""
+    """The methods of vLLM's asynchronous engine-core client that we call or wrap."""
+
+    async def add_request_async(self, request: Any) -> None:
+        """Send an EngineCoreRequest to an engine; the only way there for the API server."""
+        ...
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         """Return the answer of the first engine."""
@@ -88,6 +99,25 @@ class EngineLink:
         # The client already has its 400; a dead engine is reported by the requests themselves.
         with suppress(AgentKVServerError):
             await self.call("bad_tag")
+
+
+def name_clients(engine_client: EngineClient) -> None:
+    """Put `served_client` into the sampling parameters of each request on its way to an engine.
+
+    Requests of all routes pass here, one for each sample and beam, and what a body said of its
+    client is overwritten. Pooling has no sampling parameters, and no job.
+    """
+    core: Any = engine_client.engine_core
+    add_request = core.add_request_async
+
+    @functools.wraps(add_request)
+    async def add_request_of_client(request: Any) -> None:
+        sampling, client = request.sampling_params, served_client.get()
+        if sampling is not None and client:
+            sampling.extra_args = {**(sampling.extra_args or {}), CLIENT_FIELD: client}
+        await add_request(request)
+
+    core.add_request_async = add_request_of_client
 
 
 Answer = dict[str, Any]

@@ -1,7 +1,8 @@
 """The plugin's ASGI middleware: brings the tags of a request to the engine.
 
 vLLM instantiates it through its own `--middleware` option. It reads the tags of a request, checks
-them and folds them into `vllm_xargs`, the one channel from an HTTP body to vLLM's scheduler; at
+them and folds them into `vllm_xargs`, the one channel from an HTTP body to vLLM's scheduler; a
+request without tags keeps its bytes. Whose request it is goes to the engine by itself. At
 start-up it adds the routes under /v1/agentkv. Under other policies it forwards every call.
 """
 
@@ -18,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentkv.errors import TagError
 from agentkv.protocol import (
-    CLIENT_FIELD,
     READ_HEADERS,
     SESSION_HEADERS,
     SUB_AGENT_HEADER,
@@ -29,7 +29,7 @@ from agentkv.protocol import (
 )
 
 from ..server_policy import TokenVerifier, client_name, find_token_verifier, served_policy
-from .engine_client import EngineLink
+from .engine_client import EngineLink, name_clients, served_client
 from .routes import add_routes, anthropic_error, openai_error
 
 _ANTHROPIC_PATH = "/v1/messages"
@@ -63,10 +63,17 @@ class AgentKVMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._is_set_up:
             self._set_up(scope)
-        if self._engine is None or not _takes_tags(scope):
+        if self._engine is None or scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        else:
-            await self._fold_tags(self._engine, scope, receive, send)
+            return
+        before = served_client.set(client_name(scope, self._verifier))
+        try:
+            if _takes_tags(scope):
+                await self._fold_tags(self._engine, scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
+        finally:
+            served_client.reset(before)
 
     def _set_up(self, scope: Scope) -> None:
         """Connect to the engine, on the first call: vLLM's lifespan start, with `app.state`
@@ -76,6 +83,7 @@ class AgentKVMiddleware:
         app = scope["app"]
         if served_policy(app) is not None:
             self._engine = EngineLink(app.state.engine_client)
+            name_clients(app.state.engine_client)
             self._verifier = find_token_verifier(app)
             add_routes(app, self._engine, self._verifier)
 
@@ -93,7 +101,7 @@ class AgentKVMiddleware:
             return
         try:
             scope = without_session_of_side_request(scope, body)
-            folded = _fold_request(scope, body, client_name(scope, self._verifier))
+            folded = _fold_request(scope, body)
         except TagError as error:
             engine.count_bad_tag()
             is_anthropic = _path(scope) == _ANTHROPIC_PATH
@@ -106,7 +114,8 @@ class AgentKVMiddleware:
             return
         if folded is not body:
             scope = with_content_length(scope, len(folded))
-        await self._app(scope, replay_body(folded, receive), send)
+            messages = [{"type": "http.request", "body": folded, "more_body": False}]
+        await self._app(scope, replay(messages, receive), send)
 
 
 def _takes_tags(scope: Scope) -> bool:
@@ -131,17 +140,17 @@ def without_session_of_side_request(scope: Scope, body: bytes) -> Scope:
     return {**scope, "headers": kept}
 
 
-def _fold_request(scope: Scope, body: bytes, client: str) -> bytes:
-    body = _as_utf8(body)
+def _fold_request(scope: Scope, body: bytes) -> bytes:
+    text = _as_utf8(body)
     headers = {
         name.decode(): value.decode("latin-1")
         for name, value in scope["headers"]
         if name in _HEADER_NAMES and value
     }
     header_tags = parse_header_tags(headers)
-    if may_hold_tags(body) or headers.keys() - {_NATIVE_HEADER}:
-        return fold(body, header_tags, client)
-    return _with_client(body, client)
+    if may_hold_tags(text) or headers.keys() - {_NATIVE_HEADER}:
+        return fold(text, header_tags)
+    return body
 
 
 def _as_utf8(body: bytes) -> bytes:
@@ -173,8 +182,8 @@ def may_hold_tags(body: bytes) -> bool:
     return any(key_end in body for key_end in _KEY_ENDS)
 
 
-def fold(body: bytes, header_tags: Tags, client: str = "") -> bytes:
-    """Return the body with its tags, those of the headers, and its client under `vllm_xargs`.
+def fold(body: bytes, header_tags: Tags) -> bytes:
+    """Return the body with its tags and those of the headers under `vllm_xargs`.
 
     A tag given twice is taken from the top level first, then from a nested `extra_body`, then from
     `vllm_xargs`, then from the headers; without any job, ids of Codex and OpenHands in the body
@@ -191,8 +200,6 @@ def fold(body: bytes, header_tags: Tags, client: str = "") -> bytes:
     elif not isinstance(xargs, dict):
         return body
     folded = _as_xargs(_collect(request, xargs, header_tags))
-    if client:
-        folded[CLIENT_FIELD] = client
     if folded.items() <= xargs.items():
         return body
     return _with_xargs(body, request, {**xargs, **folded})
@@ -275,25 +282,8 @@ def _as_xargs(
 
 def _with_xargs(body: bytes, request: dict[str, Any], xargs: dict[str, Any]) -> bytes:
     """Append the key to the object's text; of two equal keys JSON parsers take the last."""
-    return _with_member(body, xargs, is_empty=not request)
-
-
-def _with_client(body: bytes, client: str) -> bytes:
-    """Name the client of a body without tags, which is not parsed unless it has `vllm_xargs`.
-
-    A malformed body stays malformed.
-    """
-    if b'"%s"' % _XARGS.encode() in body:
-        return fold(body, Tags(), client)
-    if not body.rstrip().endswith(b"}"):
-        return body
-    is_empty = body[: body.rindex(b"}")].rstrip().endswith(b"{")
-    return _with_member(body, {CLIENT_FIELD: client}, is_empty=is_empty)
-
-
-def _with_member(body: bytes, xargs: dict[str, Any], *, is_empty: bool) -> bytes:
     closing = body.rindex(b"}")
-    separator = b"" if is_empty else b","
+    separator = b"," if request else b""
     member = b'"%s":%s' % (_XARGS.encode(), json.dumps(xargs).encode())
     return b"".join((body[:closing], separator, member, body[closing:]))
 
@@ -321,11 +311,6 @@ def replay(messages: Iterable[Message], receive: Receive) -> Receive:
         return pending.popleft() if pending else await receive()
 
     return receive_replayed
-
-
-def replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that yields this body as one message, then those of the connection."""
-    return replay([{"type": "http.request", "body": body, "more_body": False}], receive)
 
 
 def with_content_length(scope: Scope, num_bytes: int) -> Scope:

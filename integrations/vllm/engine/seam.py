@@ -45,6 +45,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("vllm.v1.core.block_pool.BlockPool", "get_num_free_blocks"),
     ("vllm.v1.core.block_pool.BlockHashToBlockMap", "__len__"),
     ("vllm.v1.engine.core.EngineCoreProc", "_process_input_queue"),
+    ("vllm.v1.engine.core_client.AsyncMPClient", "add_request_async"),
     ("vllm.v1.engine.EngineCoreRequestType", "WAKEUP"),
     ("vllm.v1.metrics.stats.SchedulerStats", "kv_cache_usage"),
     ("vllm.sampling_params.SamplingParams", "eos_token_id"),

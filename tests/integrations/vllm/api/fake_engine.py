@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from fastapi import FastAPI, Request
+from vllm import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
 
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 
 Answers = dict[str, Callable[..., Any]]
 
 TAGGED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+UNTAGGED_PATHS = ("/invocations", "/v1/messages/count_tokens", "/inference/v1/generate")
 
 
 @dataclass
@@ -24,6 +28,10 @@ class FakeEngineCore:
     engines: list[Answers]
     asked: list[tuple[str, list[Any]]] = field(default_factory=list)
     was_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    added: list[EngineCoreRequest] = field(default_factory=list)
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        self.added.append(request)
 
     async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
         assert method == "agentkv_call"
@@ -46,7 +54,10 @@ class FakeEngineClient:
 def make_app(
     *engines: Answers, policy: str | None = "continuum", core: Any = None, root_path: str = ""
 ) -> FastAPI:
-    """An application laid out as vLLM's, whose tagged routes echo what they were given."""
+    """An application laid out as vLLM's, whose routes echo what they were given.
+
+    They also add a request to the engine, in a task of its own as for one of several samples.
+    """
     app = FastAPI(root_path=root_path)
     settings = {"agentkv": {"policy": policy}} if policy else {}
     app.state.vllm_config = SimpleNamespace(additional_config=settings)
@@ -56,12 +67,25 @@ def make_app(
     async def echo(request: Request) -> Any:
         body = await request.body()
         headers = dict(request.headers)
+        await asyncio.create_task(add_request(app.state.engine_client.engine_core, body))
         return {
             "length": headers.get("content-length"),
             "headers": headers,
             "text": body.decode("latin-1"),
         }
 
-    for path in (*TAGGED_PATHS, "/invocations", "/v1/messages/count_tokens"):
+    for path in (*TAGGED_PATHS, *UNTAGGED_PATHS):
         app.add_api_route(path, echo, methods=["POST"])
     return app
+
+
+async def add_request(core: Any, body: bytes) -> None:
+    """Add a request as vLLM does, with the body's `vllm_xargs` among its sampling parameters."""
+    try:
+        xargs = json.loads(body.decode(json.detect_encoding(body), "surrogatepass"))["vllm_xargs"]
+    except (ValueError, KeyError, TypeError):
+        xargs = None
+    sampling = SamplingParams(extra_args=xargs)
+    await core.add_request_async(
+        EngineCoreRequest("r", [1], None, sampling, None, 0.0, None, None, None)
+    )

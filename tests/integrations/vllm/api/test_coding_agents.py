@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from agentkv.protocol import CLIENT_FIELD
 from tests.integrations.vllm.api.fake_engine import make_app
 
 pytestmark = pytest.mark.asyncio
@@ -120,7 +119,6 @@ async def tags_in_engine(sent: Sent) -> dict[str, Any]:
     answer = reply.json()
     native = answer["headers"].get("x-session-id")
     tags = json.loads(answer["text"]).get("vllm_xargs", {})
-    tags.pop(CLIENT_FIELD, None)
     return {**({"job_id": native} if native else {}), **tags}
 
 

@@ -15,7 +15,12 @@ from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddlew
 
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 from agentkv.protocol import CLIENT_FIELD, Tags
-from tests.integrations.vllm.api.fake_engine import TAGGED_PATHS, FakeEngineCore, make_app
+from tests.integrations.vllm.api.fake_engine import (
+    TAGGED_PATHS,
+    UNTAGGED_PATHS,
+    FakeEngineCore,
+    make_app,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -44,15 +49,6 @@ async def post(
 
 
 async def seen(app: FastAPI, body: object, **request: Any) -> Any:
-    """The body that the application behind the middleware read, without the client's name."""
-    read = await seen_with_client(app, body, **request)
-    assert re.fullmatch("[0-9a-f]{16}", read["vllm_xargs"].pop(CLIENT_FIELD))
-    if not read["vllm_xargs"]:
-        del read["vllm_xargs"]
-    return read
-
-
-async def seen_with_client(app: FastAPI, body: object, **request: Any) -> Any:
     """The body that the application behind the middleware read."""
     reply = await post(app, body, **request)
     assert reply.status_code == 200, reply.text
@@ -75,7 +71,7 @@ async def test_other_routes_are_left_alone() -> None:
     """count_tokens keeps its body, even with a field that would be rejected elsewhere."""
     request = {"job_id": 5}
     path = "/v1/messages/count_tokens"
-    assert await seen_with_client(make_app(), request, path=path) == request
+    assert await seen(make_app(), request, path=path) == request
 
 
 @pytest.mark.parametrize("policy", [None, "fcfs", "priority"])
@@ -84,7 +80,7 @@ async def test_other_policies_see_their_bytes(policy: str | None) -> None:
     app = make_app(policy=policy)
     request = {"job_id": 5, "extra_body": {"turn": "x"}}
     headers = {"x-claude-code-session-id": "s"}
-    assert await seen_with_client(app, request, headers=headers) == request
+    assert await seen(app, request, headers=headers) == request
     async with client_of(app) as client:
         ours, stock = await client.get("/v1/agentkv/info"), await client.get("/v1/nothing")
     assert (ours.status_code, ours.content) == (404, stock.content)
@@ -173,11 +169,11 @@ async def test_a_wrong_header_gets_a_400_that_names_it(name: str, text: str) -> 
 async def test_a_bad_tag_is_answered_when_the_engine_is_dead() -> None:
     """Counting the rejection may fail; the answer does not wait for it."""
 
-    class DeadCore:
+    class DeadCore(FakeEngineCore):
         async def call_utility_all_async(self, method: str, *args: object) -> list[object]:
             raise RuntimeError("EngineCore encountered an issue")
 
-    assert (await post(make_app(core=DeadCore()), {"turn": 0})).status_code == 400
+    assert (await post(make_app(core=DeadCore([])), {"turn": 0})).status_code == 400
 
 
 async def test_a_root_path_is_respected() -> None:
@@ -203,8 +199,12 @@ async def test_without_the_key_nothing_is_read_or_shown() -> None:
 
 async def client_seen(app: FastAPI, body: object = None, **request: Any) -> str:
     """The name of the client that reaches the engine with a request."""
-    read = await seen_with_client(app, {} if body is None else body, **request)
-    client: str = read["vllm_xargs"][CLIENT_FIELD]
+    reply = await post(app, {} if body is None else body, **request)
+    assert reply.status_code == 200, reply.text
+    client: str = app.state.engine_client.engine_core.added[-1].sampling_params.extra_args[
+        CLIENT_FIELD
+    ]
+    assert re.fullmatch("[0-9a-f]{16}", client)
     return client
 
 
@@ -213,7 +213,9 @@ async def test_a_client_is_its_key_under_a_name_that_does_not_tell_it() -> None:
     app = make_app()
     app.user_middleware.append(Middleware(AuthenticationMiddleware, tokens=["one", "two"]))
     one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
-    names = {await client_seen(app, path=path, headers=one) for path in TAGGED_PATHS}
+    names = {
+        await client_seen(app, path=path, headers=one) for path in (*TAGGED_PATHS, *UNTAGGED_PATHS)
+    }
     assert len(names) == 1
     assert "one" not in names.pop()
     assert await client_seen(app, headers=one) != await client_seen(app, headers=two)
@@ -230,30 +232,38 @@ async def test_the_path_that_is_open_without_a_key_has_clients_by_address() -> N
     assert without_key != await client_seen(app, path="/invocations", headers=with_key)
 
 
+ANOTHER = {"vllm_xargs": {CLIENT_FIELD: "another", "mine": 1}}
+
+
+@pytest.mark.parametrize("path", [*TAGGED_PATHS, *UNTAGGED_PATHS])
+@pytest.mark.parametrize("body", [ANOTHER, {"job_id": "j", **ANOTHER}], ids=["untagged", "tagged"])
+async def test_no_client_takes_the_name_of_another(body: object, path: str) -> None:
+    """What a request says of its client is overwritten on its way to the engine, on every route."""
+    assert await client_seen(make_app(), body, path=path) == await client_seen(make_app())
+
+
 @pytest.mark.parametrize(
     "body",
     [
-        {"vllm_xargs": {CLIENT_FIELD: "another", "mine": 1}},
-        {"job_id": "j", "vllm_xargs": {CLIENT_FIELD: "another"}},
-        b'{"vllm\\u005fxargs": {"agentkv_client": "another"}}',
-        b" { } ",
-        '{"prompt": "\u00e9", "vllm_xargs": {"agentkv_client": "another"}}'.encode("utf-16"),
-        b"\xef\xbb\xbf" + b'{"vllm_xargs": {"agentkv_client": "another"}}',
-        b'{"vllm_xargs": {"agentkv_client": "another"}, "a": "\xed\xa0\x80"}',
+        *(b'{"a": 1,}', b"[{}", b'{"a": {}', b'{"a": "}', b"}", b"\xff}", b" { } ", b'{"a": 1}'),
+        *('{"prompt": "\u00e9"}'.encode(encoding) for encoding in ("utf-16", "utf-8-sig")),
+        b'{"vllm_xargs": {"mine": 1}, "a": "\xed\xa0\x80"}',
     ],
-    ids=["xargs", "tagged", "escaped", "empty", "utf-16", "byte order mark", "surrogate"],
 )
-async def test_no_client_takes_the_name_of_another(body: object) -> None:
-    """What a request says of its client is overwritten, in every encoding that vLLM reads."""
-    assert await client_seen(make_app(), body) == await client_seen(make_app())
+async def test_a_body_without_tags_keeps_its_bytes(body: bytes) -> None:
+    """Of a request without tags, well-formed or not, vLLM reads what the client wrote."""
+    app = make_app()
+    answer = (await post(app, body, headers={"X-Session-ID": "s"})).json()
+    assert answer["text"].encode("latin-1") == body
+    added = app.state.engine_client.engine_core.added[-1]
+    assert re.fullmatch("[0-9a-f]{16}", added.sampling_params.extra_args[CLIENT_FIELD])
 
 
-@pytest.mark.parametrize("body", [b'{"a": 1,}', b"[{}", b'{"a": {}', b'{"a": "}', b"}", b"\xff}"])
-async def test_malformed_bodies_stay_malformed(body: bytes) -> None:
-    """Naming the client makes no JSON object of what was none."""
-    answer = (await post(make_app(), body)).json()["text"]
-    with pytest.raises(ValueError, match=r"Expecting|delimiter|Extra|Unterminated|Invalid"):
-        json.loads(answer)
+async def test_other_policies_name_no_client() -> None:
+    """Under a stock policy the engine gets the sampling parameters that vLLM made."""
+    app = make_app(policy=None)
+    await post(app, {"prompt": "p"})
+    assert app.state.engine_client.engine_core.added[-1].sampling_params.extra_args is None
 
 
 class Connection:
