@@ -72,6 +72,10 @@ class _Scan:
             if (piped := _PIPED_SECRET.match(text, start)) is not None:
                 value_start = piped.start("value")
                 return self._mask(value_start, value_start + len(piped["value"].rstrip()))
+        elif hint == "send":
+            sent = _SENT.match(text, start)
+            if sent is not None and _ASKS_FOR_PASSWORD.search(text, max(0, start - 60), start):
+                return self._mask(*sent.span("value"))
         elif hint == "identified by ":
             return self._mask_value(end) if text[end : end + 1] in _QUOTES else end
         elif hint == "-----begin":
@@ -100,11 +104,18 @@ class _Scan:
             if name == "PASS" and separator[0].startswith(":"):
                 return name_end  # the verdict of a test
             if separator[0].startswith(":") and self._is_header(name, start, separator):
-                return self._mask_header(separator.end())
+                is_escaped = separator[0].endswith("\\ ")
+                value = _ESCAPED_HEADER_VALUE if is_escaped else _HEADER_VALUE
+                return self._mask_header(separator.end(), value)
             if separator[0] == ":" and text[start - 1 : start] == "/":
                 return name_end  # a target such as `//src/auth:test`
             pair = _PAIR_OF_STRINGS.match(text, separator.end())
             return self._mask_value(separator.end() if pair is None else pair.end())
+        if (comma := _COMMA.match(text, name_end)) is not None:
+            sets_name = _SETS_NAME.search(text, max(0, start - 40), start)
+            return (
+                self._mask_value(comma.end()) if sets_name and _is_secret_name(name) else name_end
+            )
         gap = _GAP.match(text, name_end)
         if gap is None or not _is_secret_name(name):
             return name_end
@@ -115,8 +126,11 @@ class _Scan:
         opens_string = text[gap.end() : gap.end() + 1] in _QUOTES
         if is_option or _TAKES_NAME_AND_VALUE.search(text, max(0, start - 40), start):
             return self._mask_value(gap.end())
-        if name.lower() in _SQL_NAMES and opens_string:
-            return self._mask_value(gap.end())
+        if name.lower() in _PASSWORDS:
+            is_value = _PASSWORD.match(text, gap.end()) is not None
+            is_value &= _OPENS_VALUE.search(text, max(0, start - 40), start) is not None
+            if opens_string or is_value:
+                return self._mask_value(gap.end())
         return name_end
 
     def _look_at_url(self, start: int) -> int:
@@ -153,10 +167,10 @@ class _Scan:
         line = text.rfind("\n", max(0, start - _MAX_NAME_CHARS), start)
         return has_blank and line >= 0 and not text[line:start].strip()
 
-    def _mask_header(self, start: int) -> int:
-        """Mask what follows the name of a header, up to the end of its line or string."""
+    def _mask_header(self, start: int, form: re.Pattern[str]) -> int:
+        """Mask what follows the name of a header, up to the end of its line, string or word."""
         text = self._text
-        value = _HEADER_VALUE.match(text, start)
+        value = form.match(text, start)
         if value is None or _is_harmless(value["value"]):
             return start if value is None else value.end()
         if _REFERENCE.match(text, value.start("value")):
@@ -188,7 +202,13 @@ class _Scan:
             if sign < 0:
                 return end
             start = sign + 1
-        return end if _is_harmless(text[start:end]) else self._mask(start, end)
+        if _is_harmless(text[start:end]):
+            return end
+        if opening is None:
+            return self._mask(start, _end_of_word(text, end))
+        self._mask(start, end)
+        closed = end + len(quote)
+        return self._mask(closed, _end_of_word(text, closed))
 
     def _mask(self, start: int, end: int) -> int:
         if end > start >= self._copied:
@@ -203,6 +223,11 @@ def _end_of_string(text: str, start: int, quote: str) -> int:
     while end > start and len(quote) == 1 and text[end - 1] == "\\" and quote == '"':
         end = text.find(quote, end + 1)
     return len(text) if end < 0 else end
+
+
+def _end_of_word(text: str, position: int) -> int:
+    """Where the shell's word ends that goes on here, after a string or before one."""
+    return _GLUED.match(text, position).end()  # type: ignore[union-attr]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -247,7 +272,7 @@ _TEXT_TOKENS = _words(
 )
 _QUERY_MARKS = frozenset("?&")
 _HEADER = re.compile(r"x-.*|.*(?:authorization|cookie)", re.IGNORECASE)
-_SQL_NAMES = frozenset(("password", "passphrase"))
+_PASSWORDS = frozenset(("password", "passphrase"))
 _SWITCH = re.compile(r"--?(?:no|skip|disable|without|with|use|enable|has|is|require|check|show)-")
 
 
@@ -280,13 +305,23 @@ _SEPARATOR = re.compile(
     (?: =>? (?!=) | [:+?]=
       | : [ ]?+ (?:str|string|String|bytes|SecretStr) [ ]{0,2}+ = (?!=)
       | : (?!:) )
-    [ \t]{0,4}+""",
+    (?:[ \t] | \\[ ]){0,4}+""",
     re.VERBOSE,
 )
-_GAP = re.compile(r"[ \t]{1,8}+(?![-|&;<>])")
+_GAP = re.compile(r"[ \t]{1,8}+(?:-[vV]alue[ \t]{1,8}+)?+(?![-|&;<>])")
+_COMMA = re.compile(r"""\\{0,3}["'][ ]?,[ ]?(?=\\{0,3}["'])""")
+_SETS_NAME = re.compile(
+    r"""\b(?: setdefault | putenv | setenv | SetEnvironmentVariable | ENV\.store
+      | (?:set|add)(?:Request)?Header | [hH]eaders\.(?:set|add|append) )[ ]?\([ ]?\\{0,3}["']$""",
+    re.VERBOSE,
+)
+# `-c "password x9"`: an option takes both. Words without a digit are mostly prose.
+_OPENS_VALUE = re.compile(r"""(?:^|\s)--?[A-Za-z][\w-]{0,24}+[ =]["']?$""")
+_PASSWORD = re.compile(r"""(?=[^\s"']{0,64}[0-9])[^\s"'/]{4,64}+(?=["']|\s*+$)""")
 _TAKES_NAME_AND_VALUE = re.compile(
     r"""\b(?: set(?:env|x)?[ \t]++(?:-\w{1,4}[ \t]++){0,3}+ (?:\S{1,30}:)?
-      | login[ \t]++\S{1,24}+\s++ | (?:mysqladmin|redis-cli|rclone)\b[^;|&\n]{1,30}
+      | login[ \t]++\S{1,24}+\s++ | (?:mysqladmin|redis-cli|rclone|nmcli|ipmitool)\b[^;|&\n]{1,30}
+      | (?i:(?:set|new)-item|si)[ \t]++(?i:-path[ \t]++)?+(?i:env):\\?
       | (?:config|ngrok)[ \t]++(?:--\w{1,9}[ \t]++)?+(?:add-)?+ )$""",
     re.VERBOSE,
 )
@@ -297,10 +332,20 @@ _QUOTES = frozenset(("'", '"'))
 _MAX_HARMLESS_CHARS = 400
 _CLOSES_STRING = " \t\r\n)|;,'\"]}"
 _OPENING = re.compile(r"""[$bfr]?(?P<quote>\\{0,3}["'])""")
+# What the shell joins to a string or a word: `"se"'cret'`, `se"cret"`, `'it'\\''s'`. A string with
+# blanks in it is none, since the quote may as well close one that holds all of the command.
+_GLUED = re.compile(
+    r"""(?: "(?=[\w$+@#%^*-])[^"\s]{0,256}+" | '(?=[\w$+@#%^*-])[^'\s]{0,256}+'
+      | \\['"] (?=['"\w]) | (?<=["'])\w[\w+/=.@%-]*+ )*+""",
+    re.VERBOSE,
+)
 _PLAIN = re.compile(r"""(?:\\[^"'\snrt]|[^\s'"`;&|<>()\[\]\\])*+""")
-_HEADER_VALUE = re.compile(
-    r"""(?:(?i:bearer|basic|token|digest|negotiate|apikey|api-key|splunk|aws4-hmac-sha256)[ ]++)?+
-    (?P<value>[^'"`\\\r\n]++)""",
+_SCHEME = "(?i:bearer|basic|token|digest|negotiate|apikey|api-key|splunk|aws4-hmac-sha256)"
+_HEADER_VALUE = re.compile(rf"""(?:{_SCHEME}[ ]++)?+(?P<value>[^'"`\\\r\n]++)""")
+# A word of the shell whose blanks are escaped, with strings glued to it.
+_ESCAPED_HEADER_VALUE = re.compile(
+    rf"""(?:{_SCHEME}(?:\\[ ])++)?+
+    (?P<value>(?:\\. | "[^"\s]*+" | '[^'\s]*+' | [^\s'"`;&|<>()\\])++)""",
     re.VERBOSE,
 )
 # What stands for a secret: `$TOKEN`, `$(cat file)`, `{token}`, `<your-token>`; also `.*` and `%s`.
@@ -362,6 +407,15 @@ _READS_SECRET = re.compile(
     r"(?:\bsudo\b[^;|&\n]{0,40}[ ]-S\b|chpasswd|--password-stdin|--with-token)[^;|&\n]{0,40}$"
 )
 _PAIR_OF_STRINGS = re.compile(r"""\([ ]?(?P<quote>["'])[^"'\n]{0,128}+(?P=quote)[ ]?,[ ]?""")
+# expect and pexpect: what is sent right after a prompt for a password.
+_ASKS_FOR_PASSWORD = re.compile(
+    r"""(?i:assword|assphrase)[^\n"']{0,12}["']?[\s{};:)\\]{0,12}+(?:\w{1,12}\.)?$"""
+)
+_SENT = re.compile(
+    r"""send(?:line)?[ \t(]++(?:--?\w*+[ \t]++)?+\\{0,3}["']?
+    (?P<value>[^\s"'$\\(){}\[\]][^\n"'\\)}]{0,200})""",
+    re.VERBOSE,
+)
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _PIPED_SECRET = re.compile(
     r"""(?:echo|printf)[ \t]++(?:-[neE]++[ \t]++|(?P<form>["']?)%s(?:\\n)?(?P=form)[ \t]++)?+
@@ -425,7 +479,7 @@ _TOKEN_HINTS = _words(
     " lin_api_ tskey- whsec_ age-secret-key- bot"
 )
 _HINTS = {*_NAME_HINTS, *_PROGRAM_HINTS, *_TOKEN_HINTS}
-_HINTS |= {" -", "://", "<<<", "echo", "printf", "identified by ", "-----begin"}
+_HINTS |= {" -", "://", "<<<", "echo", "printf", "send", "identified by ", "-----begin"}
 # Of hints that begin alike the longest counts.
 _HINT = re.compile("|".join(map(re.escape, sorted(_HINTS, reverse=True))))
 _WORD = re.compile(r"(?<![\w.-])[\w-]{2,16}+(?![\w.:/])")

@@ -137,6 +137,34 @@ htpasswd -bc users me «hunter2»
 vault login «hunter2»
 wandb login «0123456789abcdef0123456789abcdef01234567»
 echo don't; SECRET='«hunter2»' make
+curl -H Authorization:\ Bearer\ «hunter2» http://h/v1
+curl -H authorization:\ «hunter2» http://h/v1
+curl -H X-Api-Key:\ «hun\ ter2» -H Accept:\ text/html http://h/v1
+TOKEN="«tok»"«'en'» make
+TOKEN='«tok»'«"en"x» make
+TOKEN=«tok'en'» make -j4
+tool --token «tok"en"» src/
+export PASSWORD='«it»'«\''s'» && make
+python -c "import os; os.environ.setdefault('API_TOKEN', '«hunter2»')"
+python -c "import os; os.environ.setdefault(\"API_TOKEN\", \"«hunter2»\")"
+python -c "import os; os.putenv('API_TOKEN', '«hunter2»'); main()"
+python -c "monkeypatch.setenv('DB_PASSWORD', '«hunter2»')"
+node -e "headers.set('Authorization', '«Bearer hunter2»')"
+[Environment]::SetEnvironmentVariable("API_TOKEN", "«hunter2»", "User")
+Set-Item Env:API_TOKEN «hunter2»
+Set-Item -Path Env:\API_TOKEN -Value "«hunter2»"
+New-Item -Path Env:API_TOKEN -Value «hunter2»; make
+$env:API_TOKEN='«hunter2»'; make
+$env:API_TOKEN=«hunter2»
+$Env:DB_PASSWORD = "«hunter2»"; make
+vtysh -c "password «hunter2»"
+tool -o password «hunter2»
+nmcli dev wifi connect home password «hunter2»
+expect -c 'spawn ssh h; expect "assword:"; send "«hunter2»\r"; interact'
+expect -c 'spawn ssh h; expect "*?assword:*" {{ send -- "«hunter2»\r" }}'
+expect -c "spawn passwd; expect \"password:\"; send \"«hunter2»\r\""
+expect <<EOF⏎spawn su -⏎expect "Password: "⏎send "«hunter2»\r"⏎expect eof⏎EOF
+python -c "c.expect('assword: '); c.sendline('«hunter2»')"
 """.strip().split("\n")
 
 HARMLESS = r"""
@@ -226,6 +254,20 @@ docker run -v /data:/data -p 8080:80 robot
 vault login -method=oidc
 cat <<< "$TEXT" | wc -c
 awk -F: '{print $1}' /etc/passwd
+git commit -m "password reset" && git push
+git commit -m "Send the password of v2 by mail"
+grep -e "password file" -r src
+pytest -k "password or token2"
+python -c "os.environ.get('API_TOKEN', 'none'); os.environ.setdefault('MODE', 'x1')"
+python -c "parser.add_argument('--token', '-t2')"
+curl -d '{"q":"max_tokens=12","b":"c2"}' http://h
+Set-Item Env:PATH C:\tools2
+Set-Item -Path a.txt -Value x2
+expect -c 'spawn ssh h; expect "name:"; send "root2\r"'
+expect -c 'expect "assword:"; send "$env(PASSWORD)\r"'
+curl -H Accept:\ application/json http://h
+rg "send_password" src
+nmcli connection show
 """.strip().split("\n")
 
 
