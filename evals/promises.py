@@ -209,6 +209,16 @@ def _breaking_off() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def _broken_off(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """The answer of a method, which is given MAX_HANG_S for it."""
+    # Again and again: an exception in a callback of the garbage collector would be passed over.
+    before = signal.setitimer(signal.ITIMER_REAL, MAX_HANG_S, MAX_HANG_S)
+    try:
+        return method(*args, **options)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
+
+
 class _Play:
     """One schedule on one engine."""
 
@@ -228,6 +238,9 @@ class _Play:
         self._scheduler = self._engine.scheduler
         self._retention = self._scheduler.retention
         self._scheduler.rules_failed = self._rules_failed
+        predictor = self._retention.predictor.predictor
+        for question in () if predictor is None else ("predict", "observe"):
+            setattr(predictor, question, partial(_broken_off, getattr(predictor, question)))
         self._step_s = STEP_S
         self._last_request: dict[str | None, Any] = {}
         """The newest request of each job."""
@@ -252,17 +265,14 @@ class _Play:
             return Policy(settings, pool_tokens)
 
     def _ask(self, question: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        # Again and again: an exception in a callback of the garbage collector would be passed over.
-        before = signal.setitimer(signal.ITIMER_REAL, MAX_HANG_S, MAX_HANG_S)
         began_s = time.perf_counter()
         try:
-            answer = method(*args, **options)
+            answer = _broken_off(method, *args, **options)
         except Exception as error:
             self._rules_failed("policy", Fault(question, error, is_late=False, is_last=False))
             raise
         finally:
             answer_s = time.perf_counter() - began_s
-            signal.setitimer(signal.ITIMER_REAL, *before)
         self._played.slowest_s = max(self._played.slowest_s, answer_s)
         self._played.answers.append((question, _shown(answer)))
         return answer

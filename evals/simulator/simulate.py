@@ -149,6 +149,9 @@ def make_plan(options: argparse.Namespace) -> SimulationPlan:
     """The runs that the flags describe; raises InputError."""
     fill_in(options, {"workload": "reference", "jobs": DEFAULT_JOBS})
     if options.jps is None and options.concurrency is None and options.arrivals in (None, "burst"):
+        # first what no rate would mend: an unknown workload, or a trace that cannot be read
+        one_job = {"arrivals": None, "concurrency": 1, "jobs": 1, "duration": None}
+        workload_of(argparse.Namespace(**{**vars(options), **one_job}))
         raise InputError("give --jps R, jobs per second, or --concurrency N, jobs at once")
     policies = [parse_policy(name) for name in dict.fromkeys(options.policy or DEFAULT_POLICIES)]
     num_blocks = None if options.blocks in (None, INFINITE) else _num_blocks(options.blocks)

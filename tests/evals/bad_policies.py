@@ -113,3 +113,11 @@ class FailsToPredict(Predictor):
     def predict(self, command: CommandAnalysis) -> Prediction:
         seconds: dict[str, Prediction] = {}
         return seconds[command.text]
+
+
+class PredictsForever(Predictor):
+    """Never answers."""
+
+    def predict(self, command: CommandAnalysis) -> Prediction:
+        while True:
+            pass

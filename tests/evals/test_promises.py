@@ -47,13 +47,25 @@ def test_a_bad_policy_is_found_out(name: str, promise: str) -> None:
     assert len(result.findings[promise].schedule.events) <= 8
 
 
-def test_a_bad_predictor_is_found_out() -> None:
-    """A policy is checked with the predictor that its settings name."""
-    predictor = "tests.evals.bad_policies:FailsToPredict"
-    settings = {"policy": "agentkv", "predictor": predictor}
-    result = promises.check_promises(settings, seed=0, num_schedules=3)
-    assert result.findings.keys() == {USABLE}
-    assert "the predictor: predict raised KeyError" in result.findings[USABLE].breach.what
+@pytest.mark.parametrize(
+    ("name", "promise", "what"),
+    [
+        ("FailsToPredict", USABLE, "predict raised KeyError"),
+        ("PredictsForever", IN_TIME, "predict: no answer after 1 s"),
+    ],
+)
+def test_a_bad_predictor_is_found_out(
+    name: str, promise: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy is checked with the predictor that its settings name, which is broken off, too."""
+    monkeypatch.setattr(promises, "MAX_SHRINK_PLAYS", 2)  # each play takes seconds
+    settings = {"policy": "agentkv", "predictor": f"tests.evals.bad_policies:{name}"}
+    for number in range(60):
+        result = promises.check_promises(settings, seed=number, num_schedules=1)
+        if result.findings:
+            break
+    assert result.findings.keys() == {promise}
+    assert f"the predictor: {what}" in result.findings[promise].breach.what
 
 
 def test_each_promise_has_a_policy_that_breaks_it() -> None:

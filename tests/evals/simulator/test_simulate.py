@@ -134,6 +134,9 @@ def test_the_table_shows_conversations_and_steps(capsys: pytest.CaptureFixture[s
     ("flags", "message"),
     [
         ([], "give --jps R"),
+        (["--arrivals", "burst", "--duration", "9"], "give --jps R"),
+        (["--workload", "chess"], "workload: got 'chess'"),
+        (["--trace", "/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--jps", "1", "--workload", "rollouts"], "concurrency: rollouts starts in steps"),
         (["--gpu", "abacus", "--jps", "1"], "--gpu: got 'abacus', allowed are rtx-6000"),
         (["--model", "gpt", "--jps", "1"], "--model: got 'gpt'"),
