@@ -1,0 +1,252 @@
+"""Faults of servers and networks: an agent's calls end as without agentkv, and so does the agent.
+
+Each row runs one agent twice, in processes of its own: bare, and in a session with a tool. The
+server's process is killed, started again, stopped and continued between its calls.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import pytest
+
+from agentkv.server.process import free_port
+
+AGENT = """
+import asyncio, contextlib, sys, time
+import openai, agentkv
+
+is_bare, base_url, kind = sys.argv[1] == "bare", sys.argv[2], sys.argv[3]
+options = {"base_url": base_url, "api_key": "k", "max_retries": 0, "timeout": 1.0}
+chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def say(reply):
+    is_reply = hasattr(reply, "choices")
+    print(reply.choices[0].message.content if is_reply else type(reply).__name__, flush=True)
+
+
+def wait():
+    sys.stdin.readline()
+    if kind == "clock":
+        now, jump = time.time, 86400.0 * (-1) ** int(time.time())
+        time.time = lambda: now() + jump
+
+
+def act(client, run_tool):
+    for _ in range(3):
+        try:
+            say(client.chat.completions.create(**chat))
+        except openai.OpenAIError as error:
+            say(error)
+        wait()
+        with run_tool():
+            pass
+
+
+async def act_async(client, run_tool):
+    for _ in range(3):
+        try:
+            say(await client.chat.completions.create(**chat))
+        except openai.OpenAIError as error:
+            say(error)
+        wait()
+        async with run_tool():
+            pass
+
+
+async def main():
+    client = openai.AsyncOpenAI(**options)
+    if is_bare:
+        await act_async(client, contextlib.AsyncExitStack)
+    else:
+        async with agentkv.session(client, job_id="a") as job:
+            await act_async(job.client, lambda: job.tool("ls"))
+
+
+if kind == "uvloop":
+    import uvloop
+    uvloop.run(main())
+elif kind == "asyncio":
+    asyncio.run(main())
+elif is_bare:
+    act(openai.OpenAI(**options), contextlib.ExitStack)
+else:
+    with agentkv.session(openai.OpenAI(**options), job_id="a") as job:
+        act(job.client, lambda: job.tool("ls"))
+"""
+EXIT_S = 2.0
+"""An agent waits this long at its end for what is not sent yet. All else at its end may take twice
+as long as without agentkv: a busy machine takes seconds for it."""
+MAX_WARNINGS = 2
+"""What the session is without, and what was not delivered at the end."""
+
+
+class FaultyServer:
+    """A server process at one port."""
+
+    def __init__(self, calls: str, ours: str) -> None:
+        self.port = free_port()
+        self._words = (str(self.port), calls, ours)
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "tests.client.faulty_server", *self._words]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "listens\n"
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def stop(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """How a server treats calls and agentkv's routes, and what happens to it after two calls."""
+
+    what: str
+    calls: str = "well"
+    ours: str = "well"
+    happens: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    kind: str = "sync"
+    expected: tuple[str, ...] = ("ok", "ok", "ok")
+
+
+GATEWAY = ("InternalServerError",) * 3
+TIME_OUT = ("APITimeoutError",) * 3
+NO_CONNECTION = ("APIConnectionError",) * 3
+FAULTS = [
+    Fault("a router answers our routes with 502", ours="bad_gateway"),
+    Fault("a router answers all with 502", "bad_gateway", "bad_gateway", expected=GATEWAY),
+    Fault("a router answers our routes with HTML", ours="html"),
+    Fault("a router answers all with HTML", "html", "html", expected=("str",) * 3),
+    Fault("our routes redirect for ever", ours="redirect"),
+    Fault("our routes drip", ours="drip"),
+    Fault("our routes never answer", ours="hang"),
+    Fault("our routes never answer an event loop", ours="hang", kind="asyncio"),
+    Fault("half-open connections", "hang", "hang", expected=TIME_OUT),
+    Fault("connections are cut", "reset", "reset", expected=NO_CONNECTION),
+    Fault("our routes cut connections", ours="reset"),
+    Fault("the name cannot be resolved", host="no-such-host.invalid", expected=NO_CONNECTION),
+    Fault("nothing listens", happens=("kill before",), expected=NO_CONNECTION),
+    Fault("killed in mid-job", happens=("kill",), expected=("ok", *NO_CONNECTION[1:])),
+    Fault(
+        "killed and started again in mid-job",
+        happens=("kill", "start"),
+        expected=("ok", "APIConnectionError", "ok"),
+    ),
+    Fault(
+        "stopped and continued in mid-job",
+        happens=("stop", "go_on"),
+        expected=("ok", "APITimeoutError", "ok"),
+    ),
+    Fault("stopped until the agent ends", happens=("stop",), expected=("ok", *TIME_OUT[1:])),
+    Fault("the clock jumps by a day", kind="clock"),
+    Fault("uvloop, and our routes drip", ours="drip", kind="uvloop"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one agent saw, what it logged, and how long it took to end."""
+
+    outcomes: tuple[str, ...]
+    errors: str
+    exit_s: float
+
+
+def run_agent(mode: str, fault: Fault) -> Run:
+    """Run the agent on a server of its own, with what happens to that between the calls."""
+    server = FaultyServer(fault.calls, fault.ours)
+    try:
+        if "kill before" not in fault.happens:
+            server.start()
+        base_url = f"http://{fault.host}:{server.port}/v1"
+        command = [sys.executable, "-c", AGENT, mode, base_url, fault.kind]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        with subprocess.Popen(command, text=True, **pipes) as agent:
+            return _follow(agent, fault, server)
+    finally:
+        server.kill()
+
+
+def _follow(agent: subprocess.Popen[str], fault: Fault, server: FaultyServer) -> Run:
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    outcomes: list[str] = []
+    for happens in (*fault.happens, "", "", "")[:3]:
+        outcomes.append(agent.stdout.readline().strip())
+        if happens in ("kill", "start", "stop", "go_on"):
+            getattr(server, happens)()
+        if len(outcomes) < 3:
+            agent.stdin.write("go\n")
+            agent.stdin.flush()
+    asked_s = time.monotonic()
+    _, errors = agent.communicate("go\n", timeout=60)
+    exit_s = time.monotonic() - asked_s
+    assert agent.returncode == 0, errors
+    return Run(tuple(outcomes), errors, exit_s)
+
+
+@lru_cache
+def run_bare(fault: Fault) -> Run:
+    """What the agent does without agentkv; once for faults that it cannot tell apart."""
+    return run_agent("bare", fault)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_an_agents_calls_end_as_without_agentkv(fault: Fault) -> None:
+    """The same outcomes, a warning at most about each of two things, and an end in time."""
+    if fault.kind == "uvloop":
+        pytest.importorskip("uvloop")
+    bare = run_bare(replace(fault, what="bare", ours="well"))
+    ours = run_agent("agentkv", fault)
+    assert bare.outcomes == ours.outcomes == fault.expected
+    assert "Traceback" not in ours.errors
+    warnings = [line for line in ours.errors.splitlines() if "agentkv" in line]
+    assert len(warnings) <= MAX_WARNINGS, ours.errors
+    assert ours.exit_s <= 2 * bare.exit_s + EXIT_S, (bare.exit_s, ours.exit_s)
+
+
+def test_gevent_delivers_what_was_said(server_of_events: str) -> None:
+    """With gevent's patches in place a job is tagged, and flush() waits for its events."""
+    pytest.importorskip("gevent")
+    code = (
+        "from gevent import monkey; monkey.patch_all()\n"
+        "import sys, openai, agentkv\n"
+        "client = openai.OpenAI(base_url=sys.argv[1], api_key='k', max_retries=0)\n"
+        "with agentkv.session(client, job_id='a') as job:\n"
+        "    job.client.chat.completions.create(model='m', messages=[])\n"
+        "    with job.tool('ls'): pass\n"
+        "assert agentkv.flush(10)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, server_of_events], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def server_of_events() -> Iterator[str]:
+    server = FaultyServer("well", "well")
+    server.start()
+    yield f"http://127.0.0.1:{server.port}/v1"
+    server.kill()
