@@ -1,8 +1,13 @@
 """Attacks one client of a real server by another, and times the victim under two policies.
 
-`python -m studies.attack --attack idle --attack sub-agents`: for each policy a server with two API
-keys and 127 blocks of 32 tokens; the attacker's traffic, then also the victim's turns. The
-last line is one JSON document, also written with --out. See README.md.
+`python -m studies.attack --minutes 8 --out rows.json`: a server under each policy with two API keys
+and 127 blocks of 32 tokens, both up all the time and one of them in use. Round by round, for each
+attack: its traffic and a job of the victim under the one policy, and at once under the other; which
+is first alternates. The ratio of such a pair is what counts, since other load on the machine
+changes from minute to minute. Prompts are token ids, so their lengths are exact.
+
+The last line is one JSON document, also written with --out after every pair. TERM ends the servers.
+See README.md.
 """
 
 from __future__ import annotations
@@ -11,9 +16,14 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
+import os
+import random
+import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,16 +38,17 @@ SERVER_ARGS = (
     *("--max-model-len", "2048", "--block-size", "32", "--num-gpu-blocks-override", "128"),
     *("--served-model-name", "demo", "--api-key", ATTACKER, VICTIM),
 )
-TOKENS_PER_WORD = 2.2
-"""Of the made-up words of `text_of` with the demo model's tokenizer, roughly."""
 VICTIM_TURNS = 3
-_numbers = itertools.count()
+VICTIM_PROMPT_TOKENS, TOOL_RESULT_TOKENS, REPLY_TOKENS = 650, 40, 20
+HEAD_START_S = 5.0
+"""For this long the attack goes on before the victim's job begins."""
+GOAL = 1.25
+_dice = random.Random(0)
 
 
-def text_of(num_tokens: int) -> str:
-    """A prompt that no other one shares a prefix with."""
-    start = next(_numbers) * 1000
-    return " ".join(f"w{start + index}" for index in range(round(num_tokens / TOKENS_PER_WORD / 2)))
+def tokens(number: int) -> list[int]:
+    """A prompt of ordinary tokens that no other one shares a prefix with."""
+    return _dice.choices(range(1000, 40_000), k=number)
 
 
 class Client:
@@ -46,18 +57,33 @@ class Client:
     def __init__(self, url: str, key: str) -> None:
         headers = {"Authorization": f"Bearer {key}"}
         limits = httpx.Limits(max_connections=100)
-        self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0, limits=limits)
+        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0, limits=limits)
 
-    async def turn(self, prompt: str, max_tokens: int, **tags: Any) -> str:
+    async def turn(self, prompt: list[int], max_tokens: int, **tags: Any) -> list[int]:
         """One completion; returns the prompt with what the model said."""
         body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-        reply = await self.http.post("/v1/completions", json={**body, "ignore_eos": True, **tags})
+        options = {"ignore_eos": True, "return_token_ids": True}
+        reply = await self._http.post("/v1/completions", json={**body, **options, **tags})
         reply.raise_for_status()
-        return prompt + str(reply.json()["choices"][0]["text"])
+        return prompt + list(reply.json()["choices"][0]["token_ids"])
 
     async def signal(self, job_id: str) -> None:
         event = {"state": "finished", "command": "ls"}
-        await self.http.post(f"/v1/agentkv/jobs/{job_id}/tool", json=event)
+        await self._http.post(f"/v1/agentkv/jobs/{job_id}/tool", json=event)
+
+    async def end(self) -> None:
+        """Release this client's jobs, and wait until the server has nothing to do."""
+        listed = await self._http.get("/v1/agentkv/jobs")
+        for job in listed.json()["jobs"] if listed.is_success else ():
+            await self._http.post(f"/v1/agentkv/jobs/{job['job_id']}/release")
+        while await self._is_busy():
+            await asyncio.sleep(0.1)
+        await self._http.aclose()
+
+    async def _is_busy(self) -> bool:
+        lines = (await self._http.get("/metrics")).text.splitlines()
+        names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
+        return any(float(line.split()[-1]) for line in lines if line.startswith(names))
 
 
 async def for_ever(act: Callable[[], Awaitable[object]], pause_s: float = 0.0) -> None:
@@ -71,8 +97,8 @@ async def idle(attacker: Client) -> AsyncIterator[None]:
     """F1: five jobs of one turn whose tools finish for ever, and two decodes that overlap."""
     ids = [f"idle-{number}" for number in range(5)]
     for job_id in ids:
-        await attacker.turn(text_of(730), 1, job_id=job_id)
-    acts = [for_ever(lambda: attacker.turn(text_of(20), 120)) for _ in range(2)]
+        await attacker.turn(tokens(730), 1, job_id=job_id)
+    acts = [for_ever(lambda: attacker.turn(tokens(20), 120)) for _ in range(2)]
     acts += [for_ever(partial(attacker.signal, job_id), 2.0) for job_id in ids]
     async with running(acts):
         yield
@@ -80,13 +106,13 @@ async def idle(attacker: Client) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def sub_agents(attacker: Client) -> AsyncIterator[None]:
-    """F2: eight clients, each in a loop one new sub-agent of one old job."""
-    await attacker.turn(text_of(60), 1, job_id="parent")
+    """F2: eight connections, each in a loop one new sub-agent of one old job."""
+    await attacker.turn(tokens(60), 1, job_id="parent")
     numbers = itertools.count()
 
     async def spawn() -> None:
         tags = {"job_id": f"sub-{next(numbers)}", "parent_job_id": "parent", "priority": 0}
-        await attacker.turn(text_of(680), 20, **tags)
+        await attacker.turn(tokens(680), REPLY_TOKENS, **tags)
 
     async with running([for_ever(spawn) for _ in range(8)]):
         yield
@@ -98,7 +124,7 @@ async def flood(attacker: Client) -> AsyncIterator[None]:
     numbers = itertools.count()
 
     async def open_job() -> None:
-        await attacker.turn("hello", 1, job_id=f"flood-{next(numbers)}")
+        await attacker.turn(tokens(1), 1, job_id=f"flood-{next(numbers)}")
 
     async with running([for_ever(open_job) for _ in range(40)]):
         yield
@@ -107,61 +133,95 @@ async def flood(attacker: Client) -> AsyncIterator[None]:
 @asynccontextmanager
 async def running(acts: list[Any]) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(act) for act in acts]
-    await asyncio.sleep(5.0)
+    await asyncio.sleep(HEAD_START_S)
     try:
         yield
     finally:
+        failed = [task.exception() for task in tasks if task.done()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    if failed:
+        raise RuntimeError(f"{len(failed)} parts of the attack ended early") from failed[0]
 
 
 ATTACKS = {"idle": idle, "sub-agents": sub_agents, "flood": flood}
 
 
-async def victims_turns(victim: Client, number: int) -> list[float]:
-    """Seconds of each turn of a new job of about 650 tokens."""
-    prompt, seconds = text_of(650), []
-    for turn in range(VICTIM_TURNS):
-        began_s = time.monotonic()
-        prompt = await victim.turn(prompt, 20, job_id=f"victim-{number}", turn=turn + 1)
-        seconds.append(round(time.monotonic() - began_s, 2))
-        prompt += " " + text_of(40)
+async def victims_turns(url: str, attack: str) -> list[float]:
+    """Seconds of each turn of a new job under an attack, one after the other."""
+    attacker, victim = Client(url, ATTACKER), Client(url, VICTIM)
+    seconds = []
+    async with ATTACKS[attack](attacker):
+        prompt = tokens(VICTIM_PROMPT_TOKENS)
+        for turn in range(VICTIM_TURNS):
+            began_s = time.monotonic()
+            prompt = await victim.turn(prompt, REPLY_TOKENS, job_id="victim", turn=turn + 1)
+            seconds.append(round(time.monotonic() - began_s, 2))
+            prompt += tokens(TOOL_RESULT_TOKENS)
+    await victim.end()
+    await attacker.end()
     return seconds
 
 
-async def measure(url: str, attack: str, repeats: int) -> dict[str, Any]:
-    attacker, victim = Client(url, ATTACKER), Client(url, VICTIM)
-    row: dict[str, Any] = {"quiet_s": await victims_turns(victim, -1), "turns_s": []}
-    async with ATTACKS[attack](attacker):
-        for number in range(repeats):
-            row["turns_s"].append(await victims_turns(victim, number))
-    row["mean_s"] = round(sum(map(sum, row["turns_s"])) / repeats, 2)
-    return row
+def summarize(rows: list[dict[str, Any]], policies: tuple[str, str]) -> dict[str, Any]:
+    """For each attack the pairs, and the ratio of the first policy to the second over them."""
+    found: dict[str, Any] = {}
+    for attack in dict.fromkeys(row["attack"] for row in rows):
+        job_s = [
+            {policy: sum(row["turns_s"][policy]) for policy in policies}
+            for row in rows
+            if row["attack"] == attack
+        ]
+        ratios = [pair[policies[0]] / pair[policies[1]] for pair in job_s]
+        found[attack] = {
+            "pairs": len(ratios),
+            "ratio": round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 3),
+            "ratio_of_pairs": [round(ratio, 2) for ratio in sorted(ratios)],
+            "mean_job_s": {
+                policy: round(sum(pair[policy] for pair in job_s) / len(job_s), 2)
+                for policy in policies
+            },
+            "is_within_goal": sum(map(math.log, ratios)) / len(ratios) <= math.log(GOAL),
+        }
+    return found
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m studies.attack", description=__doc__)
-    parser.add_argument("--attack", action="append", choices=ATTACKS, required=True)
-    parser.add_argument("--policy", action="append", default=None)
-    parser.add_argument("--repeats", type=int, default=3, help="jobs of the victim, one by one")
+    parser.add_argument("--attack", action="append", choices=ATTACKS, help="default: all")
+    parser.add_argument("--policy", default="agentkv", help="compared with fcfs")
+    parser.add_argument("--minutes", type=float, default=8.0, help="no pair begins after these")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    rows: dict[str, dict[str, Any]] = {attack: {} for attack in given.attack}
-    for policy in given.policy or ["agentkv", "fcfs"]:
-        for attack in given.attack:
-            with ServerProcess(prepare_demo_model(), policy=policy, args=SERVER_ARGS) as server:
-                rows[attack][policy] = asyncio.run(measure(server.root_url, attack, given.repeats))
-            print(attack, policy, json.dumps(rows[attack][policy]), flush=True)
-    for by_policy in rows.values():
-        if {"agentkv", "fcfs"} <= by_policy.keys():
-            ratio = by_policy["agentkv"]["mean_s"] / by_policy["fcfs"]["mean_s"]
-            by_policy["slowdown"] = round(ratio, 2)
-    document = json.dumps(rows)
-    if given.out is not None:
-        given.out.write_text(document + "\n", encoding="utf-8")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    ends_s = time.monotonic() + 60 * given.minutes
+    policies = (given.policy, "fcfs")
+    rows: list[dict[str, Any]] = []
+    longest_s = 0.0
+    with ExitStack() as stack:
+        urls = {
+            policy: stack.enter_context(
+                ServerProcess(prepare_demo_model(), policy=policy, args=SERVER_ARGS)
+            ).root_url
+            for policy in policies
+        }
+        attacks = given.attack or list(ATTACKS)
+        for number, attack in enumerate(itertools.cycle(attacks)):
+            began_s = time.monotonic()
+            if began_s + longest_s > ends_s and number >= len(attacks):
+                break
+            order = policies if (number // len(attacks)) % 2 == 0 else policies[::-1]
+            turns_s = {policy: asyncio.run(victims_turns(urls[policy], attack)) for policy in order}
+            longest_s = max(longest_s, time.monotonic() - began_s)
+            rows.append({"attack": attack, "load": os.getloadavg()[0], "turns_s": turns_s})
+            print(attack, json.dumps(turns_s), flush=True)
+            document = json.dumps({"attacks": summarize(rows, policies), "rows": rows})
+            if given.out is not None:
+                given.out.write_text(document + "\n", encoding="utf-8")
     print(document)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
