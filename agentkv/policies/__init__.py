@@ -22,7 +22,7 @@ from .base import (
 from .context_serve import ContextServePolicy
 from .continuum import ContinuumPolicy
 from .costs import RestoreCost
-from .forecast import JobDemand, KVDemandForecast
+from .forecast import JobDemand, KVDemandForecast, SharedPrefix
 from .jobs import Decision, Job, Turn
 from .names import load_policy, policy_names
 from .pins import Pin
@@ -54,6 +54,7 @@ __all__ = [
     "Rank",
     "RestoreCost",
     "Settings",
+    "SharedPrefix",
     "Turn",
     "load_policy",
     "policy_names",

@@ -155,8 +155,8 @@ class AgentKVPolicy(Policy):
         full only while restoring contexts has cost more than holding them has.
         """
         newcomer, free_blocks = request.newcomer, request.free_blocks
-        if newcomer.num_blocks > free_blocks:
-            return f"needs {newcomer.num_blocks:.0f} blocks, {free_blocks} are free"
+        if newcomer.own_blocks > free_blocks:
+            return f"needs {newcomer.own_blocks:.0f} blocks, {free_blocks} are free"
         peak_blocks = request.forecast.peak_blocks_with(newcomer, request.idle_kv_weight)
         headroom = self.settings.headroom
         if peak_blocks <= (1.0 - headroom) * request.num_blocks:

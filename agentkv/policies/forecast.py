@@ -6,10 +6,25 @@ only as numbers, and nothing of pins or vLLM.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_TURNS = 128
 """Turns that a forecast looks ahead; later ones do not count."""
+
+
+class SharedPrefix(NamedTuple):
+    """The first blocks of several jobs' contexts, which exist once for all of them."""
+
+    num_blocks: int
+    last_hash: object
+    """Chained hash of the last of them: where it is equal, all blocks up to there are."""
+
+    @classmethod
+    def of(cls, block_hashes: Sequence[object], num_blocks: int) -> SharedPrefix | None:
+        """The first `num_blocks` of a context; None for none."""
+        return cls(num_blocks, block_hashes[num_blocks - 1]) if num_blocks else None
 
 
 class JobDemand(NamedTuple):
@@ -20,13 +35,26 @@ class JobDemand(NamedTuple):
     blocks_per_turn: float
     is_idle: bool = False
     """No turn of the job runs: its KV is pinned while its tool runs."""
+    prefix: SharedPrefix | None = None
+    """Those of its blocks that other jobs held, too, when it was last looked at."""
+
+    @property
+    def own_blocks(self) -> float:
+        """Its blocks without the shared prefix."""
+        shared_blocks = 0 if self.prefix is None else self.prefix.num_blocks
+        return max(0.0, self.num_blocks - shared_blocks)
 
 
 class KVDemandForecast:
-    """Sums the demand of jobs by turns left; each change is O(1), the peak O(MAX_TURNS)."""
+    """Sums the demand of jobs by turns left; each change is O(1), the peak O(MAX_TURNS).
+
+    A shared prefix counts once while any job has it, and to the end of the forecast: jobs still to
+    come are expected to share it.
+    """
 
     def __init__(self) -> None:
         self._by_job: dict[str, JobDemand] = {}
+        self._num_sharing: Counter[SharedPrefix] = Counter()
         # blocks, and blocks per turn, by turns left: of active jobs, then of idle ones
         self._sums = [([0.0] * (MAX_TURNS + 1), [0.0] * (MAX_TURNS + 1)) for _ in range(2)]
 
@@ -45,8 +73,19 @@ class KVDemandForecast:
     def _add(self, demand: JobDemand, sign: int) -> None:
         num_blocks, blocks_per_turn = self._sums[demand.is_idle]
         turns = max(0, min(round(demand.turns_left), MAX_TURNS))
-        num_blocks[turns] += sign * demand.num_blocks
+        num_blocks[turns] += sign * demand.own_blocks
         blocks_per_turn[turns] += sign * demand.blocks_per_turn
+        if demand.prefix is not None:
+            self._share(demand.prefix, sign)
+
+    def _share(self, prefix: SharedPrefix, sign: int) -> None:
+        was_counted = prefix in self._num_sharing
+        self._num_sharing[prefix] += sign
+        if not self._num_sharing[prefix]:
+            del self._num_sharing[prefix]
+        if was_counted != (prefix in self._num_sharing):
+            active, _ = self._sums[False]
+            active[MAX_TURNS] += sign * prefix.num_blocks
 
     def peak_blocks_with(self, newcomer: JobDemand, idle_kv_weight: float = 1.0) -> float:
         """The most blocks that all jobs and one more will hold at once, if all go on turn by turn.
@@ -61,7 +100,7 @@ class KVDemandForecast:
             blocks += active[turns] + idle_kv_weight * idle[turns]
             growth += active_growth[turns] + idle_kv_weight * idle_growth[turns]
             if turns == own_turns:
-                blocks += newcomer.num_blocks
+                blocks += newcomer.own_blocks
                 growth += newcomer.blocks_per_turn
             most = max(most, blocks + growth * turns)
         return most

@@ -12,6 +12,8 @@ from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL
 from agentkv.protocol import Tags, client_and_id
 
+from .forecast import SharedPrefix
+
 MAX_RUNNING_TOOLS = 64
 """Tools of one job remembered as running at once; a further one is not."""
 MAX_RUNNING_CHARS = 4096
@@ -113,6 +115,9 @@ class Job:
     """Turns in the engine, by request."""
     has_run: bool = False
     """A turn of the job has had its blocks."""
+    prefix: SharedPrefix | None = None
+    """Blocks of its context that others held, too, when its first turn was let in or when its last
+    turn ended."""
     is_released: bool = False
     finished_s: float | None = None
     context_tokens: int = 0

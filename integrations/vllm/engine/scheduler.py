@@ -24,6 +24,7 @@ from vllm.v1.request import Request
 from agentkv.errors import TagError
 from agentkv.guard import MAX_FAULTS, Fault
 from agentkv.policies.base import Policy, Rank
+from agentkv.policies.forecast import SharedPrefix
 from agentkv.policies.names import make_policy
 from agentkv.policies.pins import Pin
 from agentkv.policies.settings import Settings
@@ -262,13 +263,14 @@ class RetainingScheduler(seam.SchedulerSeam):
     # Memory: who may have blocks, and who gives some back
 
     @seam.guarded(True)
-    def may_start(self, request: Request) -> bool:
+    def may_start(self, request: Request, num_shared: int) -> bool:
         if request.num_computed_tokens:
             return True  # it holds blocks: a connector has loaded some
         return self.retention.may_start(
             request.request_id,
             num_running=len(self.running),
             num_free_blocks=self.num_free_blocks(),
+            prefix=SharedPrefix.of(request.block_hashes, num_shared),
         )
 
     @seam.guarded(None)

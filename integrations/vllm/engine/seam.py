@@ -8,6 +8,7 @@ vLLM 0.32.0, and 0.31 to 0.33 have them all.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import importlib
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -122,8 +124,10 @@ class SchedulerSeam(Scheduler):
 
         def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
             is_waiting = request.status is not running
-            if is_waiting and not self.may_start(request):
-                return None
+            if is_waiting:
+                num_shared = num_held(kwargs.get("new_computed_blocks"))
+                if not self.may_start(request, num_shared):
+                    return None
             blocks = allocate(request, *args, **kwargs)
             if blocks is None:
                 missing_blocks = self._missing_blocks(allocate, request, *args, **kwargs)
@@ -188,8 +192,9 @@ class SchedulerSeam(Scheduler):
         behind = itertools.islice(self.running, self.running.index(request) + 1, None)
         return sum(other.num_computed_tokens % self.block_size == 0 for other in behind)
 
-    def may_start(self, request: Request) -> bool:
-        """Whether a waiting request may have blocks; asked before it gets any."""
+    def may_start(self, request: Request, num_shared: int) -> bool:
+        """Whether a waiting request may have blocks; asked before it gets any. Others hold the
+        first `num_shared` of its prompt."""
         return True
 
     def load_began(self, request: Request, num_tokens: int) -> None:
@@ -262,6 +267,16 @@ class SchedulerSeam(Scheduler):
 def num_held_once(blocks: Sequence[Any]) -> int:
     """Blocks that no other request holds: freeing them frees memory."""
     return len([block for block in blocks if block.ref_cnt == 1])
+
+
+@guarded(0)
+def num_held(hit: KVCacheBlocks | None) -> int:
+    """Blocks of a prefix hit that others hold, the rest being free memory; 0 with several groups.
+
+    O(log blocks): who holds a block of a prefix holds those before it.
+    """
+    blocks = hit.blocks[0] if hit is not None and len(hit.blocks) == 1 else ()
+    return bisect.bisect_left(blocks, True, key=lambda block: block.ref_cnt == 0)
 
 
 def num_cache_groups(scheduler: Scheduler) -> int:

@@ -21,7 +21,7 @@ from agentkv.policies.base import (
     Policy,
     Rank,
 )
-from agentkv.policies.forecast import JobDemand, KVDemandForecast
+from agentkv.policies.forecast import JobDemand, KVDemandForecast, SharedPrefix
 from agentkv.policies.jobs import Job, Turn
 from agentkv.policies.pins import Pin
 
@@ -341,10 +341,10 @@ class AdmissionController:
         turns = () if job is None else job.live.values()
         prompts = [turn.num_prompt_tokens for turn in turns if turn.request_id in self._admitted]
         if job is not None and prompts:
-            self._forecast.put(job_id, self._demand(job, max(*prompts, job.context_tokens)))
+            num_blocks = self._costs.blocks_per_token.blocks(max(*prompts, job.context_tokens))
+            self._forecast.put(job_id, self._demand(job, num_blocks))
         elif job is not None and pin is not None:
-            idle = JobDemand(len(pin.blocks), *self._growth_of(job), is_idle=True)
-            self._forecast.put(job_id, idle)
+            self._forecast.put(job_id, self._demand(job, len(pin.blocks), is_idle=True))
         else:
             self._forecast.remove(job_id)
 
@@ -362,14 +362,12 @@ class AdmissionController:
         """Share of pinned KV that counts when a new job asks for memory."""
         return self._discount.idle_kv_weight
 
-    def _demand(self, job: Job, num_tokens: int) -> JobDemand:
-        return JobDemand(self._costs.blocks_per_token.blocks(num_tokens), *self._growth_of(job))
-
-    def _growth_of(self, job: Job) -> tuple[float, float]:
-        """Turns to come, the present one included, and blocks that each adds."""
+    def _demand(self, job: Job, num_blocks: float, *, is_idle: bool = False) -> JobDemand:
+        """A job with that many blocks, the turns to come, the present one included, and the blocks
+        that each adds."""
         turns_left = self.growth.turns_left(job) + 1.0
         added_blocks = self._costs.blocks_per_token.added_blocks(self.growth.tokens_per_turn(job))
-        return turns_left, added_blocks
+        return JobDemand(num_blocks, turns_left, added_blocks, is_idle, job.prefix)
 
     # What the scheduler asks
 
@@ -413,12 +411,22 @@ class AdmissionController:
         rank = rank or (UNPINNED, request.order, 0)
         return (rank[0] + HELD_BACK, *rank[1:])
 
-    def may_start(self, request_id: str, *, num_running: int, num_free_blocks: int) -> bool:
+    def may_start(
+        self,
+        request_id: str,
+        *,
+        num_running: int,
+        num_free_blocks: int,
+        prefix: SharedPrefix | None = None,
+    ) -> bool:
         """False if the policy holds a waiting turn back for now: a new job's, or a returning one.
 
-        Nothing is held back while nothing runs, or once it is starved.
+        Nothing is held back while nothing runs, or once it is starved. `prefix` is the part of its
+        prompt that others hold.
         """
         turn = self._jobs.turns.get(request_id)
+        if turn is not None and not turn.job.has_run:
+            turn.job.prefix = prefix
         if turn is None or not num_running or self.is_starved(request_id):
             return True
         if not turn.is_first:
@@ -426,7 +434,8 @@ class AdmissionController:
         if turn.job.has_run or not self._policy.has_admission_control:
             return True
         pool = self._host.pool
-        newcomer = self._demand(turn.job, turn.num_prompt_tokens)
+        num_blocks = self._costs.blocks_per_token.blocks(turn.num_prompt_tokens)
+        newcomer = self._demand(turn.job, num_blocks)
         idle_weight = self._idle_weight_for(turn)
         if turn.has_aged_out:
             num_free_blocks += round((1.0 - idle_weight) * self._pins.num_blocks)

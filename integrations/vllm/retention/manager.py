@@ -15,6 +15,7 @@ from typing import Any
 
 from agentkv.guard import Fault
 from agentkv.policies.base import AllocationRequest, Policy, Rank
+from agentkv.policies.forecast import SharedPrefix
 from agentkv.policies.guard import GuardedPolicy
 from agentkv.policies.jobs import Job, Turn
 from agentkv.policies.pins import Pin, PinEnd
@@ -325,8 +326,11 @@ class RetentionManager:
                 num_exclusive_blocks=num_exclusive_blocks,
                 is_decided=not self.decisions.reads_replies_of(job),
             )
-            if self.policy.holds_parts and self._host.pool.has_one_group:
-                self._free_what_is_not_held(job, blocks)
+            if self._host.pool.has_one_group:
+                num_shared = len(blocks) - num_exclusive_blocks
+                job.prefix = SharedPrefix.of(context.block_hashes, num_shared)
+                if self.policy.holds_parts:
+                    self._free_what_is_not_held(job, blocks)
             self._host.rank_changed(job.job_id)
         elif (pin := self.pins.get(job.job_id)) is not None:
             self._turn_ended_without_blocks(turn, pin, is_finished_turn=is_finished_turn)
@@ -525,10 +529,20 @@ class RetentionManager:
         """Place among running requests, the largest is preempted first; None without a job."""
         return self.admission.victim_rank(request_id)
 
-    def may_start(self, request_id: str, *, num_running: int, num_free_blocks: int) -> bool:
-        """False if a waiting request opens a job that is held back for now."""
+    def may_start(
+        self,
+        request_id: str,
+        *,
+        num_running: int,
+        num_free_blocks: int,
+        prefix: SharedPrefix | None = None,
+    ) -> bool:
+        """False if a waiting request opens a job that is held back for now.
+
+        `prefix` is the part of its prompt that is in the cache and that others hold.
+        """
         return self.admission.may_start(
-            request_id, num_running=num_running, num_free_blocks=num_free_blocks
+            request_id, num_running=num_running, num_free_blocks=num_free_blocks, prefix=prefix
         )
 
     def pins_to_take(

@@ -32,6 +32,49 @@ def busy_engine(make_engine: MakeEngine, **options: Any) -> Engine:
     return engine
 
 
+def new_jobs(engine: Engine, num: int, *, num_shared: int, max_tokens: int = 60) -> list[str]:
+    """New jobs of 41 blocks, of which the first `num_shared` are the same for all; one arrives per
+    step."""
+    found = []
+    for number in range(num):
+        own = prompt_of(16 * (41 - num_shared), salt=number)
+        prompt = BIG[: 16 * num_shared] + own
+        job_id = f"new-{number}"
+        found.append(engine.add(prompt, max_tokens=max_tokens, job_id=job_id, expected_turns=1))
+        engine.step()
+    return found
+
+
+@pytest.mark.parametrize(("num_shared", "num_admitted"), [(40, 3), (0, 2)])
+def test_a_prompt_that_jobs_share_takes_memory_once(
+    make_engine: MakeEngine, num_shared: int, num_admitted: int
+) -> None:
+    """Three jobs of 41 blocks that are expected to grow by ten each are admitted to 120 blocks
+    together if 40 of the 41 are the same, and only two of them if none are."""
+    engine = make_engine(num_blocks=121, max_num_batched_tokens=2048, policy="agentkv")
+    jobs = new_jobs(engine, 3, num_shared=num_shared)
+    assert engine.running() == jobs[:num_admitted]
+
+
+def test_a_shared_prompt_counts_once_for_jobs_that_wait_for_their_tools(
+    make_engine: MakeEngine,
+) -> None:
+    """Once their turns have ended, all of them know what they share, the first one included; the
+    last one that is left counts in full again."""
+    engine = make_engine(num_blocks=300, max_num_batched_tokens=2048, policy="agentkv")
+    new_jobs(engine, 3, num_shared=40, max_tokens=8)
+    engine.run()
+    jobs = engine.scheduler.retention.jobs
+    prefixes = [jobs.get(f"new-{number}").prefix for number in range(3)]
+    assert [prefix.num_blocks for prefix in prefixes] == [40, 40, 40]
+    assert len(set(prefixes)) == 1
+    for number in range(2):
+        engine.scheduler.retention.release(f"new-{number}")
+    prompt = BIG + prompt_of(16, salt=2)
+    engine.turn([*prompt, *prompt_of(30, salt=9)], job_id="new-2")
+    assert jobs.get("new-2").prefix is None
+
+
 def test_to_try_again_does_not_pass_the_gate(make_engine: MakeEngine) -> None:
     """A client that gives up and sends its first turn once more opens the job all the same."""
     engine = busy_engine(make_engine)
