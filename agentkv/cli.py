@@ -48,6 +48,11 @@ COMMANDS = {
         "begin a policy of your own, and hold any to its promises",
     ),
     "record": ("evals.commands.record", "bench", "show what a server noted of each job"),
+    "report": (
+        "evals.commands.report",
+        "bench",
+        "write the tables and pictures of a run as one HTML file",
+    ),
     "plot": ("evals.commands.plot", "bench", "draw the rows of bench, compare and simulate"),
     "predict": ("predict", "bench", "say how long a command will run, and why"),
     "train-predictor": (

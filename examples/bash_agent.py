@@ -2,6 +2,7 @@
 
     python examples/bash_agent.py                                    # starts a server of its own
     python examples/bash_agent.py --base-url http://127.0.0.1:8000/v1
+    python examples/bash_agent.py --ui                               # and shows the live page
     python examples/bash_agent.py --task "How many lines has main.py?"
     python examples/bash_agent.py --tier      # the cache is lost in between, and comes from DRAM
 
@@ -20,7 +21,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -184,6 +185,8 @@ def run(options: argparse.Namespace) -> int:
         except (agentkv.AgentKVError, openai.OpenAIError) as error:
             print(f"cannot begin: {explain(error, options.base_url)}", file=sys.stderr)
             return BAD_USAGE
+        if options.ui:
+            say(f"watch it at {base_url.rstrip('/')}/agentkv/ui")
         workspace = stack.enter_context(scratch_copy(PROJECT))
         sandbox = open_sandbox(
             workspace, runs_unasked=options.yes, output_limit_bytes=MAX_OUTPUT_BYTES
@@ -192,6 +195,10 @@ def run(options: argparse.Namespace) -> int:
             say("bubblewrap does not work here: commands run with your own rights (--yes)")
         server = stack.enter_context(ServerUnderTest(base_url)) if options.tier else None
         document = play_job(client, model, sandbox, options, say, server)
+        if options.ui and not options.base_url:
+            say("\nthe server runs on for the page: Enter or Ctrl-C ends it")
+            with suppress(KeyboardInterrupt):
+                sys.stdin.readline()
     if options.json:
         print(json.dumps(document))
     return FAILED if document["problem"] else 0
@@ -330,6 +337,12 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--tier",
         action="store_true",
         help="start a server with a small cache and a KV tier in DRAM",
+    )
+    parser.add_argument(
+        "--ui",
+        action="store_true",
+        help="print the address of the live page; a server that was started here goes on after "
+        "the job until Enter or Ctrl-C",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     options = parser.parse_args(argv)

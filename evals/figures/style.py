@@ -42,6 +42,7 @@ _RC = {
     "lines.linewidth": 1.6,
     "lines.markersize": 5.5,
     "errorbar.capsize": 2.5,
+    "svg.hashsalt": "agentkv",
 }
 
 
@@ -148,9 +149,10 @@ def legend_above(figure: Any, panels: Iterable[Any]) -> None:
 
 
 def save(figure: Any, path: Path, *, conditions: str) -> Path:
-    """Write the PNG with the conditions under it; OSError if that fails."""
+    """Write the PNG, or SVG, with the conditions under it; OSError if that fails."""
     figure.supxlabel(conditions, fontsize=FONT_PT - 2, color=GREY, x=0.01, ha="left")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # without the version of matplotlib in it, the same rows give the same bytes
-    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    # without date and version of matplotlib in it, the same rows give the same bytes
+    unnamed = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
+    figure.savefig(path, dpi=DPI, metadata=unnamed)
     return path

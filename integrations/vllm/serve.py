@@ -4,6 +4,7 @@ Adds `--scheduling-policy continuum` unless a policy is given, the demo model un
 cached tokens in the usage of replies, and the flags that the CPU build needs where that is
 installed. With `--config FILE` nothing is added. All flags are vLLM's own, except for these:
 
+    --ui                    print the address of the live page, which our policies serve
     --kv-tier-gib N         keep KV that leaves the cache in a tier of N GiB of DRAM
     --kv-tier-gbps X        CPU build: X GB a second each way (default: as fast as memory)
     --kv-tier-latency-ms T  CPU build: each transfer takes T ms more
@@ -166,11 +167,22 @@ def check_port(flags: Sequence[str]) -> None:
             ) from error
 
 
+def page_address(flags: Sequence[str]) -> str:
+    """Return the address of the live page of a server with these flags, for this machine."""
+    host = value_of(flags, "--host") or "127.0.0.1"
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    scheme = "https" if value_of(flags, "--ssl-certfile") else "http"
+    root_path = (value_of(flags, "--root-path") or "").rstrip("/")
+    return f"{scheme}://{host}:{value_of(flags, '--port') or 8000}{root_path}/v1/agentkv/ui"
+
+
 def main(argv: list[str]) -> int:
     """Check the arguments, then replace this process by the vLLM server (exec)."""
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0
+    wants_page = "--ui" in argv
+    argv = [flag for flag in argv if flag != "--ui"]
     try:
         is_cpu = installed_vllm() == CPU_DISTRIBUTION
         check_port(argv)
@@ -178,6 +190,8 @@ def main(argv: list[str]) -> int:
     except AgentKVError as error:
         print(f"agentkv serve: {error}", file=sys.stderr)
         return 1
+    if wants_page:
+        print(f"once the server is ready, watch it at {page_address(flags)}", file=sys.stderr)
     defaults = CPU_ENVIRONMENT if is_cpu else {}
     command = [sys.executable, "-m", "agentkv.integrations.vllm.serve", "serve", *flags]
     os.execve(sys.executable, command, {**defaults, **os.environ})

@@ -29,6 +29,13 @@ def _measure_scheduler(seed: int) -> Iterator[Row]:
     yield from measure(seed)
 
 
+def _measure_live(_: int) -> Iterator[Row]:
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from .live import measure
+
+    yield from measure()
+
+
 PARTS: dict[str, Callable[[int], Iterator[Row]]] = {
     "middleware": lambda _: client.measure_middleware(),
     "client": lambda _: client.measure_calls(),
@@ -36,6 +43,7 @@ PARTS: dict[str, Callable[[int], Iterator[Row]]] = {
     "parser": lambda _: client.measure_parser(),
     "predictor": lambda _: predictor.measure(),
     "scheduler": _measure_scheduler,
+    "live": _measure_live,
 }
 """What each part measures, given a seed."""
 

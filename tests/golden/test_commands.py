@@ -23,7 +23,7 @@ PREDICTED = ("ls -la", "pip install torch", "pytest -q | tail -3", "sleep 30", "
 SMALL = ("--token-scale", "0.2", "--turns", "3", "--jobs", "4", "--concurrency", "1")
 COMMANDS = (
     *("doctor", "verify-pin", "bench", "compare", "simulate", "simulate calibrate"),
-    *("record", "plot", "predict", "swebench run", "swebench eval", "swebench report"),
+    *("record", "report", "plot", "predict", "swebench run", "swebench eval", "swebench report"),
     *("swebench demo", "prepare-model"),
 )
 NOBODY = "http://127.0.0.1:9/v1"

@@ -7,12 +7,14 @@ the newest snapshot or none: one that cannot keep up is dropped, and nothing is 
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib.resources
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from agentkv.errors import AgentKVServerError
@@ -162,6 +164,39 @@ class LiveStream(Response):
             message, viewer.message = viewer.message, None
             await send({"type": "http.response.body", "body": message, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+PAGE_TYPES: Mapping[str, str] = {
+    "index.html": "text/html; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    **dict.fromkeys(("page.js", "lanes.js", "stream.js", "words.js"), "text/javascript"),
+    "icon.svg": "image/svg+xml",
+}
+PAGE_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+@functools.cache
+def page_file(name: str) -> Response | None:
+    """Return a file of the page, by its path below /v1/agentkv/, or None if it has no such file.
+
+    The files are the same for everybody and hold no data, so they are served without a key; what
+    the page shows it asks for with the key that it was given.
+    """
+    if name == "ui/":
+        return RedirectResponse("../ui", headers=dict(PAGE_HEADERS))
+    name = "index.html" if name == "ui" else name.removeprefix("ui/")
+    media_type = PAGE_TYPES.get(name)
+    if media_type is None:
+        return None
+    folder = importlib.resources.files("agentkv.integrations.vllm") / "ui"
+    return Response((folder / name).read_bytes(), headers=dict(PAGE_HEADERS), media_type=media_type)
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentkv.errors import TagError
@@ -30,7 +31,8 @@ from agentkv.protocol import (
 
 from ..server_policy import TokenVerifier, client_name, find_token_verifier, served_policy
 from .engine_client import EngineLink, name_clients, served_client
-from .routes import add_routes, anthropic_error, openai_error
+from .live import page_file
+from .routes import PREFIX, add_routes, anthropic_error, openai_error
 
 _ANTHROPIC_PATH = "/v1/messages"
 _OPEN_PATH = "/invocations"
@@ -65,6 +67,10 @@ class AgentKVMiddleware:
             self._set_up(scope)
         if self._engine is None or scope["type"] == "lifespan":
             await self._app(scope, receive, send)
+            return
+        page = _page(scope)
+        if page is not None:
+            await page(scope, receive, send)
             return
         before = served_client.set(client_name(scope, self._verifier))
         try:
@@ -120,6 +126,14 @@ class AgentKVMiddleware:
 
 def _takes_tags(scope: Scope) -> bool:
     return scope["type"] == "http" and scope["method"] == "POST" and _path(scope) in _TAGGED_PATHS
+
+
+def _page(scope: Scope) -> Response | None:
+    """A file of the live page, which is served before vLLM asks for a key."""
+    if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+        return None
+    path = _path(scope)
+    return page_file(path.removeprefix(PREFIX)) if path.startswith(PREFIX + "ui") else None
 
 
 def _path(scope: Scope) -> str:

@@ -16,6 +16,7 @@ from agentkv.integrations.vllm.serve import (
     check_port,
     complete_flags,
     main,
+    page_address,
     value_of,
     with_tier,
 )
@@ -77,6 +78,20 @@ def test_the_last_of_a_repeated_flag_counts() -> None:
     """As argparse has it."""
     assert value_of(["--port", "1", "--port=2"], "--port") == "2"
     assert value_of(["--port", "1"], "--host") is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "address"),
+    [
+        ([], "http://127.0.0.1:8000/v1/agentkv/ui"),
+        (["--host", "0.0.0.0", "--port", "81"], "http://127.0.0.1:81/v1/agentkv/ui"),
+        (["--host=::", "--root-path", "/a/"], "http://[::1]:8000/a/v1/agentkv/ui"),
+        (["--host=box", "--ssl-certfile", "c.pem"], "https://box:8000/v1/agentkv/ui"),
+    ],
+)
+def test_the_pages_address_is_the_servers(flags: list[str], address: str) -> None:
+    """`--ui` prints an address that this machine can open."""
+    assert page_address(flags) == address
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""`agentkv report`: what its one file holds, and that a browser needs nothing else to show it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv.cli import main as agentkv
+from tests.browser import PHONE, chromium, page_of, scrolls_sideways
+from tests.evals.event_log.rows import TWO_TURNS, write_record
+from tests.evals.figures.made_runs import made_run, write_runs
+
+__all__ = ["chromium"]
+
+EVIL = "<script>document.title='hacked'</script>"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> str:
+    """Six jobs under each of two policies."""
+    folder = tmp_path / "rows"
+    write_runs(folder, [made_run(policy, num_jobs=6) for policy in ("fcfs", "agentkv")])
+    return str(folder)
+
+
+def test_a_report_of_runs_has_their_table_and_figures(
+    runs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each policy has a row of numbers, each figure that can be drawn stands in the file."""
+    path = tmp_path / "out.html"
+    assert agentkv(["report", runs, "--html", str(path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    text = path.read_text()
+    assert len(document["figures"]) == text.count("data:image/svg+xml;base64,") >= 3
+    assert "<td>fcfs</td><td>" in text
+    assert "<td>agentkv</td><td>" in text
+    assert "6 of 6" in text
+
+
+def test_an_existing_report_is_kept(runs: str, tmp_path: Path) -> None:
+    """Without --force a file is not replaced."""
+    path = tmp_path / "out.html"
+    path.write_text("mine")
+    assert agentkv(["report", runs, "--html", str(path)]) == 2
+    assert path.read_text() == "mine"
+    assert agentkv(["report", runs, "--html", str(path), "--force"]) == 0
+
+
+def test_a_report_needs_nothing_but_itself(chromium: Any, tmp_path: Path) -> None:
+    """Chromium shows it without an error, a script, a request or sideways scrolling on a phone; a
+    job id with tags in it is text."""
+    source = write_record(tmp_path / "log.jsonl", **{EVIL: TWO_TURNS, "job-2": TWO_TURNS})
+    path = tmp_path / "out.html"
+    assert agentkv(["report", str(source), "--html", str(path)]) == 0
+    with page_of(chromium, path.as_uri(), size=PHONE) as page:
+        assert page.inner_text("h1") == "agentkv: log.jsonl"
+        assert page.inner_text("tr:nth-child(2) td:first-child") == EVIL
+        image = "document.querySelector('img')"
+        assert page.evaluate(f"{image}.complete && {image}.naturalWidth > 100")
+        assert not scrolls_sideways(page)
+        assert page.problems == []
+        assert page.hosts == set()
+        assert page.title() == "agentkv: log.jsonl"

@@ -1,0 +1,247 @@
+"""The live page in a real Chromium, before engines that answer from a table."""
+
+from __future__ import annotations
+
+import importlib.resources
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
+
+from agentkv.integrations.vllm.api.live import PAGE_TYPES
+from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
+from agentkv.server.process import free_port
+from tests.browser import PHONE, chromium, page_of, scrolls_sideways
+from tests.integrations.vllm.api.fake_engine import make_app
+
+__all__ = ["chromium"]
+
+EVIL = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
+STATES = ("running", "waiting", "tool", "held", "evicted")
+
+
+def job(job_id: str, state: str, **fields: Any) -> dict[str, Any]:
+    return {
+        **{"job_id": job_id, "parent_job_id": None, "state": state, "for_s": 1.5, "why": None},
+        **{"held_back": False, "turn": 3, "expected_turns": 9, "tokens": 4096, "blocks": 12},
+        **{"tool": "pytest", "command": "pytest -q", "is_tool_running": False},
+        **{"predicted_speed": "slow", "predicted_p50_s": 8.0, "predicted_p90_s": 30.0},
+        **{"ttl_left_s": None, **fields},
+    }
+
+
+def event(at_s: float, name: str, job_id: str, **details: Any) -> dict[str, Any]:
+    return {"job_id": job_id, "event": name, "at_s": at_s, **details}
+
+
+class Engine:
+    """One engine, whose clock moves by a second with each snapshot."""
+
+    def __init__(self, number: int, jobs: Sequence[dict[str, Any]]) -> None:
+        self.number = number
+        self.jobs = list(jobs)
+        self.at_s = 100.0
+        self.events: list[dict[str, Any]] = []
+
+    def live(self, views: Sequence[Any]) -> dict[str, Any]:
+        self.at_s += 1.0
+        events, self.events = self.events, []
+        view = {
+            **{"jobs": self.jobs, "num_jobs": len(self.jobs), "held_by_others": 5},
+            **{"events": events, "events_left_out": 0},
+        }
+        pool = {"blocks": 100, "block_tokens": 32, "running": 40, "held": 25, "cached": 15}
+        savings = {
+            **{"kept_tokens": 1000, "kept_engine_s": 2.5, "stock_hit_tokens": 300},
+            "recomputed_tokens": {"pressure": 40, "diverged": 2},
+        }
+        stats = {
+            **{"is_under_pressure": True, "savings": savings},
+            "pin_ends_total": {"returned": 30, "expired": 10},
+            "predictions_total": {"to_p50": 4, "to_p90": 4, "over_p90": 2},
+        }
+        return {
+            **{"engine": self.number, "at_s": self.at_s, "policy": "agentkv", "stats": stats},
+            **{"pool": {**pool, "free": 20}, "views": [view for _ in views]},
+        }
+
+    @property
+    def answers(self) -> dict[str, Callable[..., Any]]:
+        return {"live": self.live}
+
+
+@contextmanager
+def serving(app: FastAPI, port: int) -> Iterator[str]:
+    """Serve an application in a thread; gives the address of its page."""
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="critical"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    deadline_s = time.monotonic() + 30.0
+    while not server.started:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}/v1/agentkv/ui"
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def five_states() -> Iterator[str]:
+    """Two engines: one with a job in each state, one with a job of an evil id."""
+    jobs = [job(f"job-{state}", state) for state in STATES]
+    jobs[1].update(held_back=True, why="memory for it is needed by jobs that came before")
+    first, second = Engine(0, jobs), Engine(1, [job(EVIL, "running", command=EVIL)])
+    first.events = [
+        event(90.0, "arrival", "job-held", turn=1),
+        event(91.0, "waiting_to_running", "job-held"),
+        event(95.0, "pinned", "job-held", blocks=12, ttl_s=4.0, reason="worth holding"),
+        event(96.0, "unpinned", "job-evicted", reason="pressure", blocks=7, held_s=3.0),
+    ]
+    second.events = [event(99.0, "held", EVIL, reason=EVIL)]
+    with serving(make_app(first.answers, second.answers), free_port()) as url:
+        yield url
+
+
+def test_the_page_shows_what_the_engines_say(chromium: Any, five_states: str) -> None:
+    """Totals are sums over engines; each engine has its pool, and a row for each job with its
+    state and reason; decisions are sentences. Nothing but this server is asked."""
+    with page_of(chromium, five_states) as page:
+        page.wait_for_selector("#engines article:nth-child(2) td.job")
+        totals = {
+            name: page.get_attribute(f"#total-{name}", "value")
+            for name in ("kept", "twice", "pins", "predictor", "jobs")
+        }
+        assert totals == {
+            "kept": "2000",
+            "twice": "84",
+            "pins": "60",
+            "predictor": "16",
+            "jobs": "6",
+        }
+        assert page.inner_text("#note-kept") == "5.0 s of the engine; 600 hit without us"
+        blocks = page.eval_on_selector_all(
+            "article:first-child .legend b", "parts => parts.map(part => part.dataset.blocks)"
+        )
+        assert blocks == ["40", "20", "5", "15", "20"]
+        states = page.eval_on_selector_all(
+            "article:first-child td.state", "cells => cells.map(cell => cell.textContent)"
+        )
+        assert sorted(states) == sorted(STATES)
+        assert "needed by jobs that came before" in page.inner_text("article:first-child tbody")
+        assert "let 7 blocks go after 3.0 s: memory went to others" in page.inner_text("#decisions")
+        assert page.is_visible("#pressure")
+        assert page.problems == []
+        assert page.hosts == {"127.0.0.1"}
+
+
+def test_a_job_id_is_text(chromium: Any, five_states: str) -> None:
+    """Ids, commands and reasons with tags in them are shown as they are, and run nothing."""
+    with page_of(chromium, five_states) as page:
+        page.wait_for_selector("article:nth-child(2) td.job")
+        assert page.inner_text("article:nth-child(2) td.job") == EVIL
+        assert EVIL in page.inner_text("#decisions")
+        assert page.query_selector_all("main img, main script") == []
+        assert page.title() == "agentkv"
+
+
+def test_the_page_fits_a_phone_and_follows_the_colour_scheme(
+    chromium: Any, five_states: str
+) -> None:
+    """At 380 pixels nothing scrolls sideways; dark and light have other grounds."""
+    grounds = set()
+    for scheme in ("light", "dark"):
+        with page_of(chromium, five_states, size=PHONE, scheme=scheme) as page:
+            page.wait_for_selector("article:nth-child(2) td.job")
+            assert not scrolls_sideways(page)
+            grounds.add(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+    assert len(grounds) == 2
+
+
+def test_the_page_works_with_a_keyboard(chromium: Any, five_states: str) -> None:
+    """Tab goes through all controls in the order of the page; the table has headers, lanes and the
+    pool have names."""
+    with page_of(chromium, five_states) as page:
+        page.wait_for_selector("article:nth-child(2) td.job")
+        order = []
+        for _ in range(5):
+            page.keyboard.press("Tab")
+            order.append(
+                page.evaluate("document.activeElement.id || document.activeElement.className")
+            )
+        assert order == ["skip", "pause", "find", "kind", "decisions"]
+        page.fill("#find", "job-tool")
+        assert page.eval_on_selector_all("article:first-child td.job", "cells => cells.length") == 1
+        assert "blocks: running 40" in page.get_attribute("article:first-child .pool", "aria-label")
+        assert "tool" in page.get_attribute("article:first-child .lane", "aria-label")
+        assert page.eval_on_selector_all("th[scope=col]", "heads => heads.length") == 14
+
+
+def test_the_page_asks_for_the_key(chromium: Any) -> None:
+    """Where the server asks for a key, the page loads without it, says when it is wrong, keeps the
+    right one in the tab and sends it with each stream."""
+    app = make_app(Engine(0, [job("mine", "running")]).answers)
+    app.user_middleware.clear()
+    app.add_middleware(AuthenticationMiddleware, tokens=["right"])
+    app.add_middleware(AgentKVMiddleware)
+    with serving(app, free_port()) as url, page_of(chromium, url) as page:
+        page.wait_for_selector("#key:focus")
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=does not know this key")
+        page.fill("#key", "right")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("td.job >> text=mine")
+        assert not page.is_visible("#ask")
+        page.reload()
+        page.wait_for_selector("td.job >> text=mine")
+        assert "right" not in page.content()
+
+
+def test_the_page_says_that_the_server_is_gone_and_comes_back(chromium: Any) -> None:
+    """When the server ends the page says so; when it is there again it goes on by itself; under a
+    stock policy it says what is missing."""
+    port = free_port()
+    with serving(make_app(Engine(0, [job("a", "running")]).answers), port) as url:
+        context = page_of(chromium, url)
+        page = context.__enter__()
+        page.wait_for_selector("#status[data-state=live]")
+    page.wait_for_selector("#status[data-state=gone]")
+    assert page.is_visible("#problem")
+    with serving(make_app(Engine(0, [job("b", "held")]).answers), port):
+        page.wait_for_selector("td.job >> text=b")
+        assert not page.is_visible("#problem")
+    with serving(make_app(policy=None), port):
+        page.wait_for_selector("text=runs without agentkv's policies")
+    context.__exit__(None, None, None)
+
+
+def test_the_files_of_the_page_need_no_key_and_no_other_origin() -> None:
+    """Each file is served before the key is asked for, with a policy that allows this origin
+    alone; a file that is not the page's is asked for with a key, as all else is."""
+    app = make_app(Engine(0, []).answers)
+    app.user_middleware.clear()
+    app.add_middleware(AuthenticationMiddleware, tokens=["right"])
+    app.add_middleware(AgentKVMiddleware)
+    with serving(app, free_port()) as url, httpx.Client() as client:
+        for path in ("", *(f"/{name}" for name in PAGE_TYPES)):
+            reply = client.get(url + path)
+            assert reply.status_code == 200
+            assert reply.headers["content-security-policy"].startswith("default-src 'self'")
+        assert client.get(f"{url}/").headers["location"] == "../ui"
+        for path in ("/../info", "/nothing.js", "x"):
+            assert client.get(url + path).status_code == 401
+
+
+def test_every_file_of_the_page_is_served() -> None:
+    """The folder holds the files that are served and no other."""
+    folder = importlib.resources.files("agentkv.integrations.vllm") / "ui"
+    assert {file.name for file in folder.iterdir()} == set(PAGE_TYPES)
