@@ -67,11 +67,12 @@ class HTTPCall(TaggedCall):
         self.root_url = root_url
 
     def complete(self, reply: Any) -> None:
-        if 200 <= self.status_of(reply) < 300:
+        status = self.status_of(reply)
+        if 200 <= status < 300:
             super().complete(reply)
         else:
             self.end_sending()
-            self.close_unanswered()
+            self.close_unanswered(status)
 
     def status_of(self, reply: Any) -> int:
         """The HTTP status of the library's response."""

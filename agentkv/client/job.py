@@ -23,6 +23,7 @@ from agentkv.protocol import (
     redact_command,
 )
 from agentkv.tool_calls import ToolCall
+from agentkv.tracing import JobTrace, Span
 
 ClientT = TypeVar("ClientT")
 
@@ -57,6 +58,7 @@ class Job(Generic[ClientT]):
         self.ledger = TurnLedger(job_id, clock=time.monotonic)
         self.has_headers = has_headers
         self.links: dict[Server, Link] = {}
+        self.trace: JobTrace | None = None
         self._path = job_path(job_id)
         self._headers: dict[str, str] = {}
         if has_headers:
@@ -155,11 +157,15 @@ class ToolRun:
         self._command = _sendable(call if isinstance(call, str) else call.command)
         self._fields: dict[str, str | int | float] = {}
         self._started_at_s = 0.0
+        self._span: Span | None = None
 
     def __enter__(self) -> Self:
         turn = self._job.ledger.begin_tool()
         event = ToolEvent("started", tool=self._name, command=self._command, turn=turn)
         self._fields = event.as_fields()
+        if self._job.trace is not None:
+            words = (self._command or "").split(maxsplit=1)
+            self._span = self._job.trace.tool(self._name or (words[0] if words else "tool"))
         self._started_at_s = time.monotonic()
         self._report(self._fields)
         return self
@@ -168,6 +174,9 @@ class ToolRun:
         self.duration_s = time.monotonic() - self._started_at_s
         self._job.ledger.finish_tool(self._command or self._name or "tool", self.duration_s)
         self._report({**self._fields, "state": "finished", "duration_s": self.duration_s})
+        if self._span is not None:
+            self._span.leave()
+            self._span.end(exc_info[1] if exc_info else None)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()

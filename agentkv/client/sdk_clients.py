@@ -68,6 +68,12 @@ class SDKCall(TaggedCall):
             update["extra_json"] = {**self.fields, **(options.extra_json or {})}
         self.args = (self._cast_to, options.model_copy(update=update) if update else options)
 
+    def describe(self) -> tuple[str, str | None]:
+        options = self._options
+        is_text = options.url.partition("?")[0] == "/completions"
+        model = options.json_data.get("model")
+        return "text_completion" if is_text else "chat", model if isinstance(model, str) else None
+
     def fail(self, error: BaseException) -> None:
         self.end_sending()
         # an error about a successful (2xx) answer: the SDK rejected what the model wrote
@@ -75,7 +81,7 @@ class SDKCall(TaggedCall):
         if self._has_arrived or is_answered:
             self.close(self._usage, time.monotonic())
         else:
-            self.close_unanswered()
+            self.close_unanswered(error)
 
     def _parse_arrived(self, reply: Any) -> Any:
         """Note that a reply reached the SDK's parser, which may reject what the model wrote."""

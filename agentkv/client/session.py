@@ -27,6 +27,7 @@ from agentkv.client.job import Job, current_job, job_covering
 from agentkv.client.patches import cover, uncover
 from agentkv.client.server import Link, server_at
 from agentkv.protocol import parse_tags
+from agentkv.tracing import open_trace
 
 ClientT = TypeVar("ClientT")
 P = ParamSpec("P")
@@ -100,6 +101,8 @@ class Session(Generic[ClientT]):
         # None if it is left in another context than entered in, as an async generator may: any job
         job = current or self._entered[-1]
         self._entered.remove(job)
+        if job.trace is not None and not job.is_over:
+            job.trace.end(exc_info[1] if exc_info else None, job.summary())
         job.end()
         context.leave()
         if self._client is not None:
@@ -160,6 +163,7 @@ class Session(Generic[ClientT]):
             for patch in context.THREAD_PATCHES:
                 patch.install()
         self._entered.append(job)
+        job.trace = open_trace(job.job_id, job.parent_job_id)
         context.enter(job)
         return job
 

@@ -21,6 +21,7 @@ from agentkv.client.replies import OnComplete, Usage, when_complete
 from agentkv.client.server import Link
 from agentkv.errors import AgentKVServerError
 from agentkv.protocol import fields_from_headers
+from agentkv.tracing import JobTrace, RequestShape, Span
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class TaggedCall:
         self.headers: Mapping[str, str] = {}
         self.fields: Mapping[str, object] = {}
         self._turn: OpenTurn | None = None
+        self._span: Span | None = None
         self._token: Token[bool] | None = None
 
     @property
@@ -72,14 +74,28 @@ class TaggedCall:
             tags = job.tags(self._turn)
             if job.has_headers:
                 self.headers = tags.as_headers()
+            if job.trace is not None:
+                self._open_span(job.trace, self._turn)
             if self.takes_fields and server.has_plugin:
                 self.fields = tags.as_fields()
             self.tag()
-        except BaseException:
-            job.ledger.fail(self._turn)
+        except BaseException as error:
+            self.close_unanswered(error)
             raise
         job.links[server] = self.link
         self._token = _is_under_way.set(True)
+
+    def _open_span(self, trace: JobTrace, turn: OpenTurn) -> None:
+        operation, model = self.describe()
+        server = self.link.server
+        shape = RequestShape(operation, model, self.link.root_url, bool(server.has_plugin))
+        span = self._span = trace.turn(turn.number, shape)
+        if span is not None and self.job.has_headers:
+            self.headers = {**self.headers, **span.headers}
+
+    def describe(self) -> tuple[str, str | None]:
+        """The kind of request, as OpenTelemetry names it, and the model that it asks for."""
+        return "chat", None
 
     def tag(self) -> None:
         """Put `headers` and `fields` into the request."""
@@ -99,7 +115,7 @@ class TaggedCall:
     def fail(self, error: BaseException) -> None:
         """Close the turn of a request that raised an error."""
         self.end_sending()
-        self.close_unanswered()
+        self.close_unanswered(error)
 
     def complete(self, reply: Any) -> None:
         """Close the turn when its reply has arrived, now or later; the reply stays unchanged."""
@@ -117,19 +133,29 @@ class TaggedCall:
         """Note that the request was sent; a server never asked for the plugin is asked now."""
         assert self._token is not None
         _is_under_way.reset(self._token)
+        if self._span is not None:
+            self._span.leave()
         self.link.server.ask_in_background(self.link)
 
     def close(self, usage: Usage | None, ended_at_s: float) -> None:
         """Close the turn: the model answered."""
         assert self._turn is not None
         self.job.ledger.finish(self._turn, usage, ended_at_s=ended_at_s)
+        if self._span is not None:
+            self._span.end(usage=usage)
         if self.job.is_over:  # this turn was pinned after the job's release
             self.job.release()
 
-    def close_unanswered(self) -> None:
-        """Close the turn: there was no answer, and a retry has the same number."""
+    def close_unanswered(self, error: object) -> None:
+        """Close the turn: there was no answer but `error`, an exception or an HTTP status.
+
+        A retry has the same number.
+        """
         assert self._turn is not None
         self.job.ledger.fail(self._turn)
+        if self._span is not None:
+            self._span.leave()
+            self._span.end(error)
 
 
 Prepare = Callable[..., TaggedCall | None]

@@ -10,7 +10,7 @@ import bisect
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
@@ -40,6 +40,9 @@ from ..telemetry.counters import StepStats
 from . import seam
 from .queue import RankedQueue
 from .wakeup import EngineWaker
+
+if TYPE_CHECKING:
+    from ..telemetry.spans import DecisionSpans
 
 MORE_BLOCKS = 8
 """Blocks taken from pins at once where the first estimate was too low."""
@@ -85,9 +88,19 @@ class RetainingScheduler(seam.SchedulerSeam):
             self.retention.policy.limits_offloading and seam.takes_offload_limit(self)
         )
         self._is_running_sorted = False
+        self._spans: DecisionSpans | None = None
+        if self.vllm_config.observability_config.otlp_traces_endpoint is not None:
+            self._spans = self._traced()
         self._unplaced: set[str] = set()
         """Requests that vLLM has appended to `running` since it was sorted."""
         self._sent_gauges: tuple[int, int, bool] | None = None
+
+    def _traced(self) -> DecisionSpans:
+        from ..telemetry.spans import DecisionSpans  # OpenTelemetry, which vLLM can do without
+
+        spans = DecisionSpans()
+        self.retention.events.watcher = spans.add
+        return spans
 
     # What the simulator, studies and tests override
 
@@ -174,6 +187,8 @@ class RetainingScheduler(seam.SchedulerSeam):
         if job_id is None or prompt is None:
             self.retention.request_arrived(request.request_id, client)
         else:
+            if self._spans is not None:
+                self._spans.turn_arrives(job_id, request.trace_headers)
             turn = self.retention.turn_arrived(
                 request.request_id,
                 job_id,

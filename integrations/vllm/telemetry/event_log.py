@@ -52,8 +52,12 @@ class EventLog:
         self._started_s = clock()
         self._num_events = 0
         self._jobs: OrderedDict[str, deque[dict[str, Any]]] = OrderedDict()
+        self.watcher: Callable[[str, str, Mapping[str, object]], None] | None = None
+        """Is told of each event: its job's key, its name and its details."""
 
     def add(self, job_id: str, event: str, **details: object) -> None:
+        if self.watcher is not None:
+            self.watcher(job_id, event, details)
         if not self._max_events and self._writer is None:
             return
         at_s = round(self._clock() - self._started_s, 6)

@@ -1,0 +1,105 @@
+"""Says when a job's spans are wanted, and what the client tells of jobs, turns and tools for them.
+
+`agentkv.integrations.opentelemetry` makes them. It is imported for the first job whose spans are
+wanted and not before, so that a client without OpenTelemetry neither needs nor pays for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+logger = logging.getLogger(__name__)
+
+EXPORTER_VARIABLE = "OTEL_TRACES_EXPORTER"
+"""OpenTelemetry's own variable that names an exporter of spans."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestShape:
+    """What a turn's span says of the request: the conventions' operation, model and server."""
+
+    operation: str
+    model: str | None
+    server_url: str
+    is_vllm: bool
+    """The server is known to be vLLM, since it has the plugin."""
+
+
+class TokenCounts(Protocol):
+    """Token counts as a server reported them; None is a count that it did not report."""
+
+    @property
+    def prompt_tokens(self) -> int | None: ...
+
+    @property
+    def cached_tokens(self) -> int | None: ...
+
+    @property
+    def output_tokens(self) -> int | None: ...
+
+
+class JobTotals(TokenCounts, Protocol):
+    """The sums of a job."""
+
+    @property
+    def turns(self) -> int: ...
+
+
+class Span(Protocol):
+    """The span of a turn or a tool. No method raises."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers that pass the trace on to the server."""
+
+    def leave(self) -> None:
+        """What the thread or task does from now on is not part of it; it may end later."""
+
+    def end(self, error: object = None, usage: TokenCounts | None = None) -> None:
+        """End it; `error` is the exception, or the HTTP status, that it failed with."""
+
+
+class JobTrace(Protocol):
+    """The span of a job, from which those of its turns and tools descend. No method raises."""
+
+    def turn(self, number: int, request: RequestShape) -> Span | None: ...
+
+    def tool(self, name: str) -> Span | None: ...
+
+    def end(self, error: object, summary: JobTotals) -> None: ...
+
+
+TraceOpener = Callable[[str, str | None], JobTrace | None]
+"""Opens the span of a job, given its id and its parent's; None if no spans are wanted."""
+
+
+def open_trace(job_id: str, parent_job_id: str | None) -> JobTrace | None:
+    """Open the span of a job that begins, if the program or the environment set up an exporter.
+
+    Costs two look-ups where OpenTelemetry is not in use.
+    """
+    if "opentelemetry.trace" not in sys.modules and not os.environ.get(EXPORTER_VARIABLE):
+        return None
+    opener = _opener()
+    return None if opener is None else opener(job_id, parent_job_id)
+
+
+@functools.cache
+def _opener() -> TraceOpener | None:
+    try:
+        module = importlib.import_module("agentkv.integrations.opentelemetry")
+    except Exception as error:
+        logger.warning(
+            "agentkv: no spans, since OpenTelemetry cannot be imported (%s): run "
+            "`pip install opentelemetry-sdk opentelemetry-exporter-otlp`, or unset %s",
+            *(error, EXPORTER_VARIABLE),
+        )
+        return None
+    return cast(TraceOpener, module.open_trace)
