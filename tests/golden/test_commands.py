@@ -22,7 +22,7 @@ TIMES = (
 PREDICTED = ("ls -la", "pip install torch", "pytest -q | tail -3", "sleep 30", "frobnicate")
 SMALL = ("--token-scale", "0.2", "--turns", "3", "--jobs", "4", "--concurrency", "1")
 COMMANDS = (
-    *("doctor", "verify-pin", "bench", "compare", "simulate", "simulate calibrate"),
+    *("doctor", "top", "verify-pin", "bench", "compare", "simulate", "simulate calibrate"),
     *("record", "report", "plot", "predict", "swebench run", "swebench eval", "swebench report"),
     *("swebench demo", "prepare-model"),
 )

@@ -1,0 +1,1 @@
+"""`agentkv top`: a running server in the terminal."""

@@ -1,0 +1,233 @@
+"""`agentkv top` at 80 by 24, driven by keys, before a scripted stream of snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import httpx
+import pytest
+from textual.app import App
+from textual.pilot import Pilot
+from textual.widgets import DataTable
+
+from agentkv.cli import main
+from agentkv.errors import AgentKVServerError
+from agentkv.evals.top import command
+from agentkv.evals.top.command import Top
+from agentkv.evals.top.feed import Board, JobKey, LiveFeed, sentence
+
+SIZE = (80, 24)
+
+
+def job(job_id: str, **fields: Any) -> dict[str, Any]:
+    """A job of a snapshot."""
+    return {
+        **{"job_id": job_id, "parent_job_id": None, "state": "held", "for_s": 1.0, "why": None},
+        **{"held_back": False, "turn": 2, "expected_turns": None, "tokens": 100, "blocks": 4},
+        **{"tool": "ls", "command": "ls -la", "is_tool_running": False, "ttl_left_s": 1.0},
+        **{"predicted_speed": "fast", "predicted_p50_s": 0.1, "predicted_p90_s": 2.0},
+        **fields,
+    }
+
+
+def engine(number: int = 0, *jobs: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """An engine's entry of a snapshot."""
+    pool = {"blocks": 100, "block_tokens": 32, "running": 50, "held": 25, "cached": 10, "free": 15}
+    stats = {
+        "is_under_pressure": True,
+        "savings": {"kept_tokens": 12_000, "kept_engine_s": 3.5},
+        "predictions_total": {"to_p50": 5, "to_p90": 4, "over_p90": 1},
+    }
+    return {
+        **{"engine": number, "policy": "agentkv", "at_s": 60.0, "pool": pool, "stats": stats},
+        **{"num_jobs": len(jobs), "jobs": list(jobs), "held_by_others": 0},
+        **{"events": [], "events_left_out": 0},
+        **fields,
+    }
+
+
+JOBS = (
+    job("build", state="tool", for_s=95.0, command="make -j8", tokens=9_000),
+    job("fix-parser", state="waiting", held_back=True, why="9 blocks expected at the peak, 3 fit"),
+    job("writer", state="running", turn=7, expected_turns=30, tokens=30_000),
+)
+UNPINNED = {"event": "unpinned", "at_s": 50.0, "job_id": "build", "held_s": 2.0}
+EVENTS = (
+    {"event": "arrival", "at_s": 40.0, "job_id": "build", "turn": 3, "prompt_length": 9_000},
+    {**UNPINNED, "reason": "expired"},
+)
+
+
+class Script:
+    """A server that sends the snapshots it is given, and then keeps the stream open."""
+
+    def __init__(self, *snapshots: list[dict[str, Any]], status: int = 200) -> None:
+        self._snapshots = asyncio.Queue[list[dict[str, Any]] | None]()
+        self._status = status
+        for snapshot in snapshots:
+            self.send(snapshot)
+
+    def send(self, engines: list[dict[str, Any]] | None) -> None:
+        """Send one more; None ends the stream."""
+        self._snapshots.put_nowait(engines)
+
+    def feed(self) -> LiveFeed:
+        return LiveFeed("http://server:8000/v1", None, transport=httpx.MockTransport(self._answer))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/v1/agentkv/live"
+        if self._status != 200:
+            return httpx.Response(self._status, json={"error": {"message": "too many streams"}})
+        headers = {"content-type": "text/event-stream"}
+        return httpx.Response(200, headers=headers, content=self._body())
+
+    async def _body(self) -> AsyncIterator[bytes]:
+        while (engines := await self._snapshots.get()) is not None:
+            data = json.dumps({"interval_s": 1.0, "engines": engines})
+            yield f"event: snapshot\ndata: {data}\n\n".encode()
+
+
+def text_of(app: App[None]) -> str:
+    """What the screen shows, piece by piece."""
+    pieces = re.findall(r"<text[^>]*>(.*?)</text>", app.export_screenshot())
+    return html.unescape(" ".join(pieces)).replace("\xa0", " ")
+
+
+async def shows(pilot: Pilot[None], condition: Callable[[str], bool]) -> str:
+    """The screen once it is as wanted; fails after ten seconds."""
+    async with asyncio.timeout(10.0):
+        while not condition(text := text_of(pilot.app)):
+            await pilot.pause()
+    return text
+
+
+@pytest.mark.asyncio
+async def test_the_whole_picture_fits_in_80_by_24() -> None:
+    """Pool, jobs with state, turn and tool, savings, calibration and decisions are all there."""
+    script = Script([engine(0, *JOBS, events=list(EVENTS))])
+    async with Top(script.feed()).run_test(size=SIZE) as pilot:
+        text = await shows(pilot, lambda text: "build" in text)
+    for piece in (
+        *("server:8000 agentkv", "memory is short", "running 50% held 25% cached 10%"),
+        *("saved 12,000 tokens (3.5s)", "10 tools: 50% within p50, 90% within p90"),
+        *("make -j8", "held back", "7/30", "30,000", "0.1s..2.0s", "95s"),
+        *("let go after 2.0 s: expired", "Quit"),
+    ):
+        assert piece in text, piece
+
+
+@pytest.mark.asyncio
+async def test_keys_sort_and_filter_the_jobs() -> None:
+    """By state the running job leads, by tokens the longest; a filter leaves what matches."""
+    app = Top(Script([engine(0, *JOBS)]).feed())
+    async with app.run_test(size=SIZE) as pilot:
+        await shows(pilot, lambda text: "writer" in text)
+        assert [key.job_id for key in app._shown] == ["writer", "fix-parser", "build"]
+        await pilot.press("s")
+        assert [key.job_id for key in app._shown] == ["writer", "build", "fix-parser"]
+        await pilot.press("slash", *"make", "enter")
+        assert [key.job_id for key in app._shown] == ["build"]
+        await pilot.press("escape")
+        assert len(app._shown) == 3
+
+
+@pytest.mark.asyncio
+async def test_a_job_is_selected_for_its_turns_and_reasons() -> None:
+    """Enter shows what happened to the job under the cursor, which stays on it; Esc leads back."""
+    script = Script([engine(0, *JOBS, events=list(EVENTS))])
+    app = Top(script.feed())
+    async with app.run_test(size=SIZE) as pilot:
+        await shows(pilot, lambda text: "build" in text)
+        await pilot.press("down", "down")
+        script.send([engine(0, job("aaa", state="running"), *JOBS)])
+        await shows(pilot, lambda text: "aaa" in text)
+        assert app._shown[app.query_one(DataTable).cursor_row].job_id == "build"
+        await pilot.press("enter")
+        text = await shows(pilot, lambda text: "turn 3 arrives, 9,000 tokens" in text)
+        assert "let go after 2.0 s: expired" in text
+        await pilot.press("escape")
+        await shows(pilot, lambda text: "make -j8" in text)
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_goes_away_is_named_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The jobs stay on the screen below the message, and the next stream goes on."""
+    monkeypatch.setattr(command, "RETRY_S", 0.01)
+    script = Script([engine(0, *JOBS)], None)
+    async with Top(script.feed()).run_test(size=SIZE) as pilot:
+        text = await shows(pilot, lambda text: "has ended the stream; trying again" in text)
+        assert "writer" in text
+        script.send([engine(0, job("after"))])
+        await shows(pilot, lambda text: "after" in text and "trying again" not in text)
+
+
+@pytest.mark.asyncio
+async def test_engines_are_side_by_side() -> None:
+    """Each of several engines has its bar, and its jobs its number."""
+    script = Script([engine(0, job("a")), engine(1, job("a", state="running"))])
+    async with Top(script.feed()).run_test(size=SIZE) as pilot:
+        text = await shows(pilot, lambda text: "0:a" in text and "1:a" in text)
+        assert text.count("held 25%") == 2
+        assert "saved 24,000 tokens (7.0s)" in text
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [(404, "--scheduling-policy agentkv"), (401, "--api-key"), (429, "too many streams")],
+)
+@pytest.mark.asyncio
+async def test_a_refusal_says_what_to_do(status: int, advice: str) -> None:
+    """A stock policy, a missing key, too many viewers: each has its own message."""
+    with pytest.raises(AgentKVServerError, match=re.escape(advice)):
+        await anext(Script(status=status).feed().snapshots())
+
+
+def test_a_server_that_does_not_answer_ends_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 1, and one line with the address and what to do; without a terminal, another one."""
+    assert main(["top", "--url", "http://127.0.0.1:9"]) == 1
+    assert "needs a terminal" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(["top", "--url", "http://127.0.0.1:9"]) == 1
+    assert "http://127.0.0.1:9 does not answer" in capsys.readouterr().err
+
+
+def test_events_that_are_sent_twice_are_kept_once() -> None:
+    """A further viewer of the same client makes the server send the last minute again."""
+    board = Board()
+    for now_s in (60.0, 61.0):
+        board.update({"engines": [engine(0, at_s=now_s, events=list(EVENTS))]})
+    assert len(board.events_of(JobKey(0, "build"))) == 2
+    board.update({"engines": [engine(0, at_s=45.0, events=[{**EVENTS[0], "at_s": 44.0}])]})
+    assert len(board.events_of(JobKey(0, "build"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        ({"event": "due", "passed": 20}, "due"),
+        ({"event": "unpinned", "held_s": "?"}, "unpinned"),
+        (
+            {"event": "decision", "command": "ls", "speed": "fast", "ttl_s": 3, "reason": "rule"},
+            "ls, fast: held for 3.0 s, rule",
+        ),
+        (
+            {
+                **{"event": "waiting_to_running", "prompt_length": 2000, "hit_length": 0},
+                **{"expected_hit_length": 1500, "waited_s": 0.5},
+            },
+            "runs after 0.50 s: 0 of 2,000 tokens cached, 1,500 expected",
+        ),
+    ],
+)
+def test_an_event_reads_as_a_sentence(event: dict[str, Any], text: str) -> None:
+    """One that another version sends otherwise is named, and breaks nothing."""
+    assert sentence(event) == text
