@@ -89,8 +89,9 @@ def register() -> None:
     from .engine import seam
 
     if not seam.missing_names():
-        from .api import engine_side
+        from .api import balancer, engine_side
 
+        balancer.install()
         seam.add_stats_field()
         seam.install_engine_hooks(engine_side.call, _attach)
 

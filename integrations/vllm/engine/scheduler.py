@@ -94,6 +94,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         self._unplaced: set[str] = set()
         """Requests that vLLM has appended to `running` since it was sorted."""
         self._sent_gauges: tuple[int, int, bool] | None = None
+        self._reports_load = seam.has_other_engines(self.vllm_config)
 
     def _traced(self) -> DecisionSpans:
         from ..telemetry.spans import DecisionSpans  # OpenTelemetry, which vLLM can do without
@@ -445,7 +446,8 @@ class RetainingScheduler(seam.SchedulerSeam):
             "live_jobs": len(self.retention.jobs),
             "under_pressure": int(self._is_under_pressure),
         }
-        return {"gauges": gauges, **self.retention.counters.take_delta()}
+        report = {"report": self.retention.report()} if self._reports_load else {}
+        return {"gauges": gauges, **report, **self.retention.counters.take_delta()}
 
     def _usage(self) -> float:
         return 1 - self.num_free_blocks() / max(self.pool.num_blocks, 1)

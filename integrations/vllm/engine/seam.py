@@ -48,6 +48,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("vllm.v1.core.block_pool.BlockHashToBlockMap", "__len__"),
     ("vllm.v1.engine.core.EngineCoreProc", "_process_input_queue"),
     ("vllm.v1.engine.core_client.AsyncMPClient", "add_request_async"),
+    ("vllm.v1.engine.core_client.DPLBAsyncMPClient", "get_core_engine_for_request"),
     ("vllm.v1.engine.EngineCoreRequestType", "WAKEUP"),
     ("vllm.v1.metrics.stats.SchedulerStats", "kv_cache_usage"),
     ("vllm.sampling_params.SamplingParams", "eos_token_id"),
@@ -355,6 +356,11 @@ def end_of_reply(request: Request, max_tokens: int) -> tuple[list[int], int | No
 def engine_number(vllm_config: Any) -> int:
     """Which of several data-parallel engines this is, from 0 (vllm/config/parallel.py:439)."""
     return int(vllm_config.parallel_config.data_parallel_index)
+
+
+def has_other_engines(vllm_config: Any) -> bool:
+    """Whether requests are spread over several data-parallel engines."""
+    return bool(vllm_config.parallel_config.data_parallel_size > 1)
 
 
 def is_first_come_first_served(scheduler: Scheduler) -> bool:

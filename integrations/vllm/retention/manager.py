@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from agentkv.durations.ttl import DurationWindow
 from agentkv.guard import Fault
 from agentkv.policies.base import AllocationRequest, Policy, Rank
 from agentkv.policies.forecast import SharedPrefix
@@ -34,6 +35,8 @@ from .pin_lifecycle import PinManager
 from .predictor import BackgroundWorker, Decode, DurationService, Reply
 from .tool_signals import PinDecisions
 
+RETURNING_WINDOW = 20
+"""Waits of returning turns that count as how it is now."""
 MAX_SUB_AGENTS = 4
 """Sub-agents that stand in their parent's place at a time; a further one is a new job."""
 
@@ -54,6 +57,7 @@ class RetentionManager:
         self.costs = RestoreCostModel(host.pool.block_tokens, settings.prefill_reload, clock)
         self.arrivals = itertools.count()
         """Arrival numbers, one sequence for all requests of the engine."""
+        self._returning_waits = DurationWindow(RETURNING_WINDOW)
         self._host = host
         self._clock = clock
         self._worker = worker or BackgroundWorker()
@@ -237,6 +241,8 @@ class RetentionManager:
             job.num_evicted += 1
             self.policy.learned.queueing.observe(waited_s)
             self.events.add(job.job_id, "evicted", lost_tokens=lost_tokens)
+        if job.num_turns:
+            self._returning_waits.observe(waited_s)
         job.num_diverged += job.has_diverged(turn) and not turn.is_side_request
         self.events.add(
             job.job_id,
@@ -567,6 +573,12 @@ class RetentionManager:
         )
         own = None if turn is None else self.pins.get(turn.job.job_id)
         return pins if own is None else sorted(pins, key=lambda pin: pin is own)
+
+    def report(self) -> tuple[float, list[float]]:
+        """What the balancer weighs: mean wait of returning turns, and seconds of a prefill."""
+        reload = self.costs.step_time.reload
+        coefficients = [reload.constant_s, reload.linear_s, reload.quadratic_s]
+        return self._returning_waits.mean_s, coefficients
 
     def learned(self) -> dict[str, Any]:
         """What the engine has learned, as `/v1/agentkv/stats` shows it."""

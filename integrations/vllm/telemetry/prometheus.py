@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -164,6 +166,22 @@ def metric_series() -> MetricSeries:
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What one of several data-parallel engines last said of itself."""
+
+    wait_s: float
+    """How long returning turns have lately waited for their first blocks, on average."""
+    prefill_reload_s: tuple[float, float, float]
+    """Seconds of a prefill: constant, per token, per token squared."""
+    received_s: float
+    """On this process's monotonic clock."""
+
+
+engine_reports: dict[int, EngineReport] = {}
+"""The last report of each engine that this API server has had, by rank."""
+
+
 class AgentKVStatLogger(AggregateStatLoggerBase):
     """Feeds the series of all engines of an API server process."""
 
@@ -189,6 +207,11 @@ class AgentKVStatLogger(AggregateStatLoggerBase):
         payload = getattr(scheduler_stats, "agentkv", None)
         if self._series is None or not payload:
             return
+        if "report" in payload:
+            wait_s, prefill_reload_s = payload["report"]
+            engine_reports[engine_idx] = EngineReport(
+                wait_s, tuple(prefill_reload_s), time.monotonic()
+            )
         try:
             self._series.apply(payload, self._labels(engine_idx))
         except Exception:  # an exception would end vLLM's output handler, and every request with it
