@@ -181,7 +181,6 @@ def test_a_good_server_is_all_ok() -> None:
         ({"/v1/agentkv/info": 404}, "strict endpoint", "WARN"),
         ({"/v1/agentkv/info": {**INFO, "wire_version": 2}}, "wire version", "WARN"),
         ({"/v1/agentkv/info": {**INFO, "vllm_version": "0.40.0"}}, "server vllm", "WARN"),
-        ({"/v1/agentkv/info": {**INFO, "num_engines": 4}}, "engines", "WARN"),
         ({"/metrics": METRICS.replace("True", "False")}, "prefix caching", "FAIL"),
         ({"/metrics": ""}, "log stats", "WARN"),
         (
