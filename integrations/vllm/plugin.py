@@ -4,18 +4,20 @@ vLLM calls `register` in every process of a server, possibly more than once. It 
 of EngineArgs (vllm/engine/arg_utils.py, 0.32.0): `add_cli_args` offers our names for
 `--scheduling-policy` and our defaults, `from_cli_args` reads them, and `create_engine_config` turns
 one of our names into `fcfs` plus our scheduler class. `fcfs` and `priority` stay untouched, unless
-the environment variable AGENTKV_POLICY names a policy for engines that are left at the default.
+the environment variable AGENTKV_POLICY names a policy for engines that are left at the default;
+AGENTKV_SETTINGS holds the settings of engines that are given none.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from argparse import SUPPRESS, Action, ArgumentParser
 from typing import Any
 
-from agentkv.errors import AgentKVError, SetupError
+from agentkv.errors import AgentKVError, SettingsError, SetupError
 from agentkv.named_classes import absolute_name
 from agentkv.policies.names import is_policy_name, policy_names
 
@@ -29,6 +31,7 @@ MIDDLEWARE = "agentkv.integrations.vllm.api.middleware.AgentKVMiddleware"
 RUN_OUTPUT_FLAG = "--run-output-dir"
 ADMIN_KEY_FLAG = "--agentkv-admin-key"
 POLICY_VARIABLE = "AGENTKV_POLICY"
+SETTINGS_VARIABLE = "AGENTKV_SETTINGS"
 
 
 def version_problem(version: str) -> str | None:
@@ -207,8 +210,24 @@ def _settings_for(engine_args: Any, policy: str) -> dict[str, Any]:
             "name a scheduler: give one of them"
         )
     given = engine_args.additional_config.get(CONFIG_KEY)
+    if given is None:
+        given = _settings_of_environment()
     read_settings(given, policy=policy)  # refuses wrong settings here, before the engine starts
     return {**(given or {}), "policy": policy}
+
+
+def _settings_of_environment() -> Any:
+    """Return the JSON value of AGENTKV_SETTINGS, or None if it is not set."""
+    text = os.environ.get(SETTINGS_VARIABLE)
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SettingsError(
+            f"{SETTINGS_VARIABLE}: malformed JSON ({error}); a JSON object is expected, such as "
+            "'{\"max_jobs\": 1000}'"
+        ) from None
 
 
 def add_flags(parser: ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import unquote
@@ -37,6 +37,8 @@ from .engine_client import (
 from .live import LiveHub, TooManyViewersError
 
 PREFIX = "/v1/agentkv/"
+FINISH_SESSION = "/finish_session"
+"""`POST /finish_session?session_id=ID` releases a job: trainers so end a trajectory."""
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 """Holds a command of the largest allowed length with every character escaped, and some room."""
@@ -70,31 +72,43 @@ def add_routes(app: Starlette, engine: EngineLink, verifier: TokenVerifier | Non
     """Add /v1/agentkv/* to this application; call once. `verifier` tells API keys apart."""
     hub = LiveHub(engine)
 
-    async def answer(request: Request) -> Response:
-        try:
-            client = client_name(request.scope, verifier)
-            sees_all = sees_all_jobs(request.scope, verifier)
-            if _raw_segments(request) == ["live"]:
-                _require(request, ("GET",))
-                return hub.stream(client, sees_all=sees_all)
-            return await _dispatch(request, engine, client, sees_all=sees_all)
-        except _RefusedError as refused:
-            return refused.answer
-        except TagError as error:
-            return openai_error(400, str(error), field=error.field)
-        except TooManyViewersError as error:
-            return openai_error(429, str(error))
-        except EngineUnavailableError as error:
-            return openai_error(503, str(error))
-        except OperationFailedError as error:
-            return openai_error(500, str(error))
+    async def below_prefix(request: Request, client: str) -> Response:
+        sees_all = sees_all_jobs(request.scope, verifier)
+        if _raw_segments(request) == ["live"]:
+            _require(request, ("GET",))
+            return hub.stream(client, sees_all=sees_all)
+        return await _dispatch(request, engine, client, sees_all=sees_all)
+
+    async def finish_session(request: Request, client: str) -> Response:
+        job_id = request.query_params.get("session_id")
+        if job_id is None:
+            raise TagError("session_id", None, "the id of a job, as a query parameter")
+        return await _release(request, engine, client, parse_tags({"job_id": job_id}).job_id or "")
+
+    def answering(handle: Callable[[Request, str], Awaitable[Response]]) -> Any:
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request, client_name(request.scope, verifier))
+            except _RefusedError as refused:
+                return refused.answer
+            except TagError as error:
+                return openai_error(400, str(error), field=error.field)
+            except TooManyViewersError as error:
+                return openai_error(429, str(error))
+            except EngineUnavailableError as error:
+                return openai_error(503, str(error))
+            except OperationFailedError as error:
+                return openai_error(500, str(error))
+
+        return answer
 
     # A single route, because a job id may contain slashes, which only the raw path tells from
     # separators.
-    route = Route(PREFIX + "{rest:path}", answer, methods=list(_METHODS), include_in_schema=False)
+    route = Route(PREFIX + "{rest:path}", answering(below_prefix), methods=list(_METHODS))
     # Starlette's `path` ends at a line end, which a job id may hold as well.
     route.path_regex = re.compile(rf"^{PREFIX}(?P<rest>[\s\S]*)\Z")
     app.router.routes.append(route)
+    app.router.routes.append(Route(FINISH_SESSION, answering(finish_session), methods=["POST"]))
 
 
 async def _dispatch(

@@ -11,7 +11,7 @@ import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from agentkv.errors import AgentKVError
+from agentkv.errors import AgentKVError, SettingsError
 from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.engine import seam
 from agentkv.integrations.vllm.server_policy import ADMIN_KEY_VARIABLE
@@ -108,6 +108,22 @@ def test_an_engine_in_a_program_takes_a_policy_of_ones_own_from_the_environment(
     config = args(model_config).create_engine_config()
     assert config.scheduler_config.scheduler_cls == plugin.SCHEDULER
     assert config.additional_config == {"agentkv": {"policy": f"{tmp_path}/mine.py:Mine"}}
+
+
+def test_settings_come_from_the_environment_where_the_engine_is_given_none(
+    model_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AGENTKV_SETTINGS is read for an engine without settings, and checked as those are."""
+    monkeypatch.setenv(plugin.POLICY_VARIABLE, "continuum")
+    monkeypatch.setenv(plugin.SETTINGS_VARIABLE, '{"ttl": "fixed"}')
+    config = args(model_config).create_engine_config()
+    assert config.additional_config["agentkv"] == {"ttl": "fixed", "policy": "continuum"}
+    own = args(model_config, additional_config={"agentkv": {"max_jobs": 10}}).create_engine_config()
+    assert own.additional_config["agentkv"] == {"max_jobs": 10, "policy": "continuum"}
+    for wrong in ('{"ttl": ', '{"tttl": 1}'):
+        monkeypatch.setenv(plugin.SETTINGS_VARIABLE, wrong)
+        with pytest.raises(SettingsError, match=r"AGENTKV_SETTINGS|tttl"):
+            args(model_config).create_engine_config()
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

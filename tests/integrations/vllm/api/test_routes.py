@@ -65,14 +65,17 @@ class Server:
         add_routes(self.app, link, verifier)
 
     async def __call__(
-        self, method: str, path: str, body: object = None, *, key: str = ""
+        self, method: str, path: str, body: object = None, *, key: str = "", **params: str
     ) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         transport = httpx.ASGITransport(self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            path = "/v1/agentkv" + path
-            return await client.request(method, path, content=content, headers=headers)
+            if path != "/finish_session":
+                path = "/v1/agentkv" + path
+            return await client.request(
+                method, path, content=content, headers=headers, params=params
+            )
 
 
 def error_of(reply: httpx.Response) -> dict[str, Any]:
@@ -97,6 +100,15 @@ async def test_a_tool_event_reaches_the_engine() -> None:
     assert (await ask("POST", "/jobs/j/tool", event)).json() == {"job_id": "j"}
     ((operation, (key, taken)),) = ask.core.asked
     assert (operation, client_and_id(key)[1], taken) == ("tool", "j", event)
+
+
+async def test_the_end_of_a_session_is_a_release() -> None:
+    """`POST /finish_session?session_id=ID`, which trainers send, releases the job."""
+    ask = Server(engine_of(AWKWARD_ID))
+    done = await ask("POST", "/finish_session", session_id=AWKWARD_ID)
+    assert done.json() == {"job_id": AWKWARD_ID, "freed_blocks": 3}
+    assert (await ask("POST", "/finish_session", session_id="other")).status_code == 404
+    assert "session_id" in error_of(await ask("POST", "/finish_session"))["message"]
 
 
 async def test_the_engine_gets_no_secret_and_no_more_of_a_command_than_it_reads() -> None:
