@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -56,7 +57,7 @@ def test_each_job_stays_on_its_engine(make_server: Callable[..., ServerProcess])
         usages = list(pool.map(play, range(NUM_JOBS)))
     assert engines == [1] * NUM_JOBS
     for usage in usages:
-        for (before, _), (_, cached) in zip(usage, usage[1:], strict=False):
+        for (before, _), (_, cached) in itertools.pairwise(usage):
             assert cached >= before - 32, usage  # whole blocks
     shares = [metric(server, "vllm:request_success_total", engine=str(rank)) for rank in (0, 1)]
     assert sum(shares) == NUM_JOBS * NUM_TURNS
