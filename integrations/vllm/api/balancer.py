@@ -28,7 +28,7 @@ from ..server_policy import policy_of
 from ..telemetry.prometheus import EngineReport, engine_reports
 
 REPORT_LIFE_S = 30.0
-"""An engine's report counts for so long; without one, a job stays where it is."""
+"""Age up to which an engine's report counts; without one, a job stays where it is."""
 
 
 class EngineTable:
