@@ -46,6 +46,9 @@ class AnswerGuard:
     A subclass has the methods of the rules, and asks for each answer by `_asked`.
     """
 
+    max_answer_s = MAX_ANSWER_S
+    """A later answer is a fault."""
+
     def __init__(self) -> None:
         self.num_faults = 0
         self.is_off = False
@@ -82,7 +85,7 @@ class AnswerGuard:
                 self._fault(question, error)
             else:
                 elapsed_s = time.perf_counter() - began_s
-                if elapsed_s > MAX_ANSWER_S:
+                if elapsed_s > self.max_answer_s:
                     late = f"{question} took {elapsed_s:.3f} s to answer"
                     self._fault(question, UnusableAnswerError(late), is_late=True)
                 return answer

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from agentkv.durations import load_predictor
 from agentkv.durations.ttl import PrefillReload
+from agentkv.listeners import listener_class
 
 MAX_PRIORITY = 1000
 """Client priorities count from -MAX_PRIORITY (first) to MAX_PRIORITY."""
@@ -59,6 +60,9 @@ class Settings(BaseModel):
     run_output_dir: str | None = None
     """Folder that gets the timestamps record as `scheduler_timestamps.jsonl`."""
 
+    listeners: dict[str, dict[str, Any]] = {}
+    """What is called when the KV of a job is gone for good: names, each with its options."""
+
     @model_validator(mode="before")
     @classmethod
     def _with_own_predictor(cls, given: Any) -> Any:
@@ -79,6 +83,13 @@ class Settings(BaseModel):
     def _is_known(cls, name: str) -> str:
         load_predictor(name)
         return name
+
+    @field_validator("listeners")
+    @classmethod
+    def _exist(cls, named: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for name, options in named.items():
+            listener_class(name, options)
+        return named
 
     def of_engine(self, number: int) -> Settings:
         """Return the settings of engine `number`, from 0: each has a state file of its own."""

@@ -95,6 +95,7 @@ class SteppedEngine:
         scheduler_class: type[Scheduler] | None = None,
         offload_bytes: int = 0,
         window_tokens: int | None = None,
+        has_kv_events: bool = False,
         policy_class: Callable[..., Any] | None = None,
         **settings: Any,
     ) -> None:
@@ -112,6 +113,7 @@ class SteppedEngine:
                 settings=settings,
                 connector=_offloading(offload_bytes) if offload_bytes else None,
                 is_async=is_async,
+                has_kv_events=has_kv_events,
                 log_stats=True,
             ),
             clock=self.clock,

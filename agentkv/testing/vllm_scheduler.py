@@ -19,6 +19,7 @@ import torch
 import vllm
 from vllm.config import (
     CacheConfig,
+    KVEventsConfig,
     KVTransferConfig,
     ModelConfig,
     SchedulerConfig,
@@ -55,7 +56,8 @@ class SchedulerShape:
     """The configuration of a scheduler; `settings` are agentkv's, None for vLLM's own scheduler.
 
     `connector` holds the fields of a KVTransferConfig. With `window_tokens` the model has a layer
-    with such a sliding window, too: a second group of KV blocks.
+    with such a sliding window, too: a second group of KV blocks. With `has_kv_events` it hands
+    vLLM's KV events to its `kv_event_publisher`, which drops them.
     """
 
     num_blocks: int
@@ -67,6 +69,7 @@ class SchedulerShape:
     settings: Mapping[str, Any] | None = None
     connector: Mapping[str, Any] | None = None
     is_async: bool = False
+    has_kv_events: bool = False
     log_stats: bool = False
 
 
@@ -168,6 +171,9 @@ def _config(shape: SchedulerShape, model: Path) -> VllmConfig:
         ),
         cache_config=CacheConfig(block_size=shape.block_tokens, enable_prefix_caching=True),
         kv_transfer_config=KVTransferConfig(**shape.connector) if shape.connector else None,
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+        if shape.has_kv_events
+        else None,
         additional_config={"agentkv": dict(shape.settings or {})},
     )
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.server
 
 VOLATILE = (
     r"version|vllm_version|num_blocks|at_s|waited_s|held_s|idle_s|ttl_s|ttl_left_s|queueing_delay_s|"
-    r"load_token_s|.*kv_cache_usage"
+    r"load_token_s|.*kv_cache_usage|request_ids"
 )
 PROMPT = " ".join(f"word{number}" for number in range(120))
 SETTINGS = {"prefill_reload_s": [0.0, 0.05, 0.0]}

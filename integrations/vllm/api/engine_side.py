@@ -36,7 +36,11 @@ def info(scheduler: RetainingScheduler) -> dict[str, Any]:
         "version": agentkv.__version__,
         "wire_version": WIRE_VERSION,
         "policy": label_of(settings.policy),
-        "settings": settings.model_dump(exclude={"policy"}),
+        # the options of listeners may hold the secret path of a webhook
+        "settings": {
+            **settings.model_dump(exclude={"policy", "listeners"}),
+            "listeners": [label_of(name) for name in settings.listeners],
+        },
         "vllm_version": vllm.__version__,
         "block_size": scheduler.block_size,
         "num_blocks": scheduler.num_blocks(),
@@ -94,6 +98,7 @@ def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
         "live_requests": len(job.live),
         "context_tokens": job.context_tokens,
         "pinned_blocks": 0 if pin is None else len(pin.blocks),
+        "kv_state": scheduler.retention.lifecycle.state(job),
         "ttl_left_s": None if pin is None else max(0.0, pin.expires_s - now_s),
         **_describe_decision(job.decision, pin),
         "last_tool": job.tool,

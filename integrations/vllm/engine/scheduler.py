@@ -70,6 +70,7 @@ class RetainingScheduler(seam.SchedulerSeam):
             drops_last_block=seam.drops_last_block(self),
             has_one_group=seam.num_cache_groups(self) == 1,
         )
+        self._tier = seam.OffloadingTier.of(self)
         self._waker = EngineWaker()
         self._failed_rules: set[Rules] = set()
         self.retention = RetentionManager(
@@ -127,6 +128,14 @@ class RetainingScheduler(seam.SchedulerSeam):
         """The running requests, each with the tokens that it has in the cache."""
         for request in self.running:
             yield request.request_id, request.num_computed_tokens
+
+    def tier_key(self, block_hashes: Sequence[Any]) -> Any:
+        """By which vLLM's CPU offloading knows the end of a context; None without it."""
+        return None if self._tier is None else self._tier.key_of(block_hashes)
+
+    def is_in_tier(self, tier_key: Any) -> bool:
+        """Whether that KV is in the tier, ready to be loaded."""
+        return self._tier is not None and self._tier.has(tier_key)
 
     def wake_at(self, time_s: float) -> None:
         """Look for expired pins at this time, even if the engine is idle then."""

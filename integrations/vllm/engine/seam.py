@@ -317,6 +317,44 @@ def limit_offloading(request: Request, num_tokens: float) -> None:
         request.kv_transfer_params = {**params, "max_offload_tokens": int(num_tokens)}
 
 
+class OffloadingTier:
+    """vLLM's CPU offloading (v1/kv_offload), looked at without changing it."""
+
+    def __init__(self, connector_scheduler: Any) -> None:
+        self._base = importlib.import_module("vllm.v1.kv_offload.base")
+        self._manager = connector_scheduler.manager
+        self._group = connector_scheduler.config.kv_group_configs[0]
+
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> OffloadingTier | None:
+        """The scheduler's tier; None without one, and for those that are not asked: a look-up in
+        several tiers may start a transfer (tiering/manager.py), and vLLM 0.31 has other names."""
+        side = getattr(scheduler.connector, "connector_scheduler", None)
+        if not any(kind.__name__ == "CPUOffloadingManager" for kind in _kinds(side, "manager")):
+            return None
+        try:
+            return cls(side)
+        except (ImportError, AttributeError):
+            return None
+
+    def key_of(self, block_hashes: Sequence[Any]) -> Any:
+        """By which it knows the last full chunk of these blocks (offloading/scheduler.py:420)."""
+        per_chunk = self._group.hashes_per_chunk
+        num_hashes = len(block_hashes) // per_chunk * per_chunk
+        if not num_hashes:
+            return None
+        return self._base.make_offload_key(block_hashes[num_hashes - 1], self._group.group_idx)
+
+    def has(self, key: Any) -> bool:
+        """Whether that chunk can be loaded."""
+        found = self._manager.lookup(key, self._base.ReqContext(req_id=""))
+        return bool(found is self._base.LookupResult.HIT)
+
+
+def _kinds(owner: Any, attribute: str) -> Sequence[type]:
+    return type(getattr(owner, attribute, None)).__mro__
+
+
 def num_computed_tokens(request: Request) -> int:
     """Tokens of a finished request whose KV is in the cache; the last sampled one never is."""
     computed = request.num_computed_tokens - request.num_output_placeholders

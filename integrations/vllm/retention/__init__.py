@@ -52,6 +52,14 @@ class Host(Protocol):
         """Give blocks back, once the scheduler step `fence` has been processed."""
         ...
 
+    def tier_key(self, block_hashes: Sequence[Any]) -> Any:
+        """By which the KV tier knows the end of a context with these blocks; None without one."""
+        ...
+
+    def is_in_tier(self, tier_key: Any) -> bool:
+        """Whether the KV tier has what it knows by this key, ready to be loaded."""
+        ...
+
     def rank_changed(self, job_id: str | None) -> None:
         """The waiting turns of this job (None: of all) have another place in the queue."""
         ...

@@ -256,6 +256,10 @@ class AdmissionController:
         self._holds_blocks(turn)
         self.kv_changed(turn.job.job_id)
 
+    def has_blocks(self, request_id: str) -> bool:
+        """Whether a request of a job runs, or has blocks that a KV connector fills."""
+        return request_id in self._admitted
+
     def _holds_blocks(self, turn: Turn) -> None:
         self._admitted.add(turn.request_id)
         self._stop_waiting(turn)

@@ -15,6 +15,7 @@ from typing import Any
 
 from agentkv.durations.ttl import DurationWindow
 from agentkv.guard import Fault
+from agentkv.listeners import FreeReason
 from agentkv.policies.base import AllocationRequest, Policy, Rank
 from agentkv.policies.forecast import SharedPrefix
 from agentkv.policies.guard import GuardedPolicy
@@ -26,11 +27,13 @@ from agentkv.protocol import Tags, ToolEvent, client_and_id
 from ..telemetry import Telemetry
 from ..telemetry.counters import Counters, turn_range
 from ..telemetry.event_log import EventLog, open_writer
+from ..telemetry.listeners import Listeners
 from . import Host
 from .admission import AdmissionController
 from .costs import RestoreCostModel
 from .inference import JobInference, Opening, inferred_id
 from .jobs import Context, JobTable, RetainedEngine
+from .lifecycle import KVLifecycle
 from .pin_lifecycle import PinManager
 from .predictor import BackgroundWorker, Decode, DurationService, Reply
 from .tool_signals import PinDecisions
@@ -77,6 +80,10 @@ class RetentionManager:
         self.admission = AdmissionController(
             host, policy, self.jobs, self.pins, self.costs, telemetry
         )
+        self.listeners = Listeners(settings.listeners, self.counters, self._worker.wake)
+        self.lifecycle = KVLifecycle(
+            host, self.pins, self.admission.has_blocks, self.events, self.listeners
+        )
         policy.bind(RetainedEngine(host, self.jobs, self.pins))
         self.decisions = PinDecisions(
             policy, self.predictor, self._pin_manager, self.costs, telemetry, clock
@@ -90,6 +97,7 @@ class RetentionManager:
     def close(self) -> None:
         """Write what must outlive the engine."""
         self.predictor.close()
+        self.listeners.close()
         self.events.close()
 
     def _policy_failed(self, fault: Fault) -> None:
@@ -180,6 +188,7 @@ class RetentionManager:
             **({"inferred": True} if job.is_inferred else {}),
             **({"parent": client_and_id(spawner)[1]} if (spawner := tags.parent_job_id) else {}),
         )
+        self.lifecycle.turn_arrived(turn)
         return turn
 
     def _lender(self, tags: Tags, job: Job | None) -> Job | None:
@@ -204,6 +213,7 @@ class RetentionManager:
         turn = self.jobs.turns.get(request_id)
         if turn is not None:
             self.admission.load_began(turn)
+            self.lifecycle.changed(turn.job)
             if turn.common_tokens:
                 self.costs.offload.load_began(request_id, num_tokens)
 
@@ -224,7 +234,7 @@ class RetentionManager:
         if pin is not None and not turn.is_side_request:
             self._pin_manager.end(pin, "returned")
             self._host.rank_changed(job.job_id)
-        self.admission.kv_changed(job.job_id)
+        self._kv_changed(job)
         if turn.admitted_s is not None:
             self._recompute(turn.num_prompt_tokens - hit_tokens)
             self.events.add(job.job_id, "resumed", hit_length=hit_tokens)
@@ -271,8 +281,8 @@ class RetentionManager:
         self.admission.preempted(request_id)
         turn = self.jobs.turns.get(request_id)
         if turn is not None:
-            self.admission.kv_changed(turn.job.job_id)
             self.events.add(turn.job.job_id, "preempted")
+            self._kv_changed(turn.job)
 
     def keeps_blocks(self, request_id: str, *, is_finished_turn: bool, num_tokens: int) -> bool:
         """True if a turn that ends now, with `num_tokens` in the cache, keeps its blocks.
@@ -340,7 +350,7 @@ class RetentionManager:
             self._host.rank_changed(job.job_id)
         elif (pin := self.pins.get(job.job_id)) is not None:
             self._turn_ended_without_blocks(turn, pin, is_finished_turn=is_finished_turn)
-        self.admission.kv_changed(job.job_id)
+        self._kv_changed(job)
         if job.live:
             return
         if turn.is_last_step or job.is_released:
@@ -349,6 +359,8 @@ class RetentionManager:
             self.decisions.turn_finished(job, request_id)
         elif job.is_inferred and job.finished_s is None:
             self._close(job, "aborted")
+        elif not turn.is_side_request:
+            self.lifecycle.freed(job, "aborted")
 
     def _free_what_is_not_held(self, job: Job, blocks: Sequence[Any]) -> None:
         pin = self.pins.get(job.job_id)
@@ -378,6 +390,7 @@ class RetentionManager:
         if not turn.is_side_request:
             added = job.finish_turn(now_s, context.num_tokens, context.checkpoints())
             self.admission.growth.turn_ended(added)
+            self.lifecycle.turn_finished(job, context.block_hashes[: context.num_blocks])
             if job.is_inferred:
                 self.inference.turn_finished(job, context)
         self.events.add(
@@ -408,6 +421,7 @@ class RetentionManager:
         for fault in self.predictor.take_faults():
             self.counters.add("predictor_faults_total")
             self._host.rules_failed("predictor", fault)
+        self.listeners.count_news()
         self.inference.take_found()
         for job in self.decisions.apply_predictions():
             self.inference.no_tool_called(job, self._clock())
@@ -492,22 +506,29 @@ class RetentionManager:
         self._pin_changed(pin.job_id)
 
     def _pin_changed(self, job_id: str) -> None:
-        self.admission.kv_changed(job_id)
+        job = self.jobs.get(job_id)
+        if job is not None:
+            self._kv_changed(job)
         self._host.rank_changed(job_id)
 
-    def _end(self, job: Job, pin_end: PinEnd, reason: str) -> None:
+    def _kv_changed(self, job: Job) -> None:
+        self.admission.kv_changed(job.job_id)
+        self.lifecycle.changed(job)
+
+    def _end(self, job: Job, pin_end: PinEnd, reason: FreeReason) -> None:
         pin = self.pins.get(job.job_id)
         if pin is not None:
             self.end_pin(pin, pin_end)
         self._close(job, reason)
 
-    def _close(self, job: Job, reason: str) -> None:
+    def _close(self, job: Job, reason: FreeReason) -> None:
         self.decisions.job_closed(job, reason)
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
         self.jobs.remove(job)
         self.inference.forget(job)
         self.policy.job_ended(job)
         self.admission.job_ended(job)
+        self.lifecycle.job_ended(job, reason)
         self.events.add(job.job_id, "closed", reason=reason, turns=job.num_turns)
 
     # Order, victims and memory

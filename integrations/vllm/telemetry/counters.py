@@ -23,6 +23,8 @@ CounterName = Literal[
     "bad_tags_total",
     "policy_faults_total",
     "predictor_faults_total",
+    "listener_faults_total",
+    "listener_drops_total",
 ]
 """Counters, each with a Prometheus series of the same name."""
 
@@ -34,6 +36,8 @@ UNLABELLED: tuple[CounterName, ...] = (
     "bad_tags_total",
     "policy_faults_total",
     "predictor_faults_total",
+    "listener_faults_total",
+    "listener_drops_total",
 )
 """Counters without a label; they are 0 until something is counted."""
 

@@ -97,6 +97,8 @@ _COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
         None,
         (),
     ),
+    "listener_faults_total": ("Calls of KV listeners that raised an exception.", None, ()),
+    "listener_drops_total": ("KV frees that a listener missed.", None, ()),
 }
 
 # Tools run from milliseconds (ls) to an hour (a build): about three buckets a decade.

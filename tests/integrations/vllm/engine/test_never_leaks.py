@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -28,6 +29,8 @@ class Agents(RuleBasedStateMachine):
     """Jobs that arrive, decode, finish, abort, expire, collide and are reset, in any order."""
 
     is_async: bool
+    more_options: Mapping[str, Any] = {}
+    may_reset_running = True
 
     @initialize(
         num_blocks=st.integers(16, 48),
@@ -40,10 +43,15 @@ class Agents(RuleBasedStateMachine):
     )
     def start(self, **options: Any) -> None:
         self.engine = Engine(
-            is_async=self.is_async, cold_start_samples=2, job_lease_s=30.0, **options
+            is_async=self.is_async,
+            cold_start_samples=2,
+            job_lease_s=30.0,
+            **options,
+            **self.more_options,
         )
         self.histories: dict[str, list[int]] = {}
         self.requests: dict[str, Any] = {}
+        self.of_named_jobs: set[str] = set()
 
     @rule(
         job=JOBS,
@@ -83,6 +91,8 @@ class Agents(RuleBasedStateMachine):
                 **tags,
             )
             self.requests[request_id] = self.engine.scheduler.requests[request_id]
+            if tags:
+                self.of_named_jobs.add(request_id)
         self.histories[job] = prompt
 
     @rule(num_steps=st.integers(1, 12))
@@ -116,7 +126,8 @@ class Agents(RuleBasedStateMachine):
     @rule(reset_running=st.booleans())
     def reset(self, reset_running: bool) -> None:
         if not self.engine.in_flight:
-            self.engine.scheduler.reset_prefix_cache(reset_running_requests=reset_running)
+            with_running = reset_running and self.may_reset_running
+            self.engine.scheduler.reset_prefix_cache(reset_running_requests=with_running)
 
     @invariant()
     def every_block_is_free_or_held_as_often_as_it_is_used(self) -> None:

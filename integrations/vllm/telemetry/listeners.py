@@ -1,0 +1,196 @@
+"""Hands KV frees from the engine's main thread to the user's listeners, each in its own thread.
+
+The main thread only queues; a listener that blocks, raises or cannot reach its receiver costs
+counts and at most one line of log. Knows nothing of jobs beyond what a free says.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agentkv.errors import InputError, SettingsError
+from agentkv.guard import AnswerGuard, Fault
+from agentkv.listeners import KVFree, KVListener, UndeliveredError, make_listener
+
+from .counters import Counters
+
+MAX_WAITING_FREES = 10_000
+"""Frees queued for one listener; further ones are dropped."""
+RETRIES_S = (0.5, 1.0, 2.0)
+"""Seconds before each further attempt to deliver a batch."""
+CLOSING_S = 2.0
+"""Longest wait of a closing engine for its listeners together."""
+
+logger = logging.getLogger(__name__)
+
+
+class GuardedListener(AnswerGuard):
+    """A listener whose errors stay in; after too many faults it is switched off."""
+
+    max_answer_s = math.inf  # nobody waits for it
+
+    def __init__(self, rules: KVListener) -> None:
+        super().__init__()
+        self._rules = rules
+        self.undelivered: UndeliveredError | None = None
+        """Why the last batch was not delivered; None if it was, or cost a fault."""
+
+    def take(self, frees: Sequence[KVFree]) -> None:
+        """Hand over a batch; `undelivered` says whether it may be tried again."""
+        self.undelivered = None
+        self._asked("on_frees", self._attempt, (frees,), None)
+
+    def _attempt(self, frees: Sequence[KVFree]) -> None:
+        try:
+            self._rules.on_frees(frees)
+        except UndeliveredError as error:
+            self.undelivered = error
+
+    def _stand_in(self, question: str) -> Callable[..., Any]:
+        return lambda frees: None
+
+
+class Outbox:
+    """One listener, the frees that wait for it, and the daemon thread that calls it."""
+
+    def __init__(
+        self,
+        name: str,
+        listener: KVListener,
+        report: Callable[[Fault | int], None],
+        retries_s: Sequence[float] = RETRIES_S,
+    ) -> None:
+        """`report` takes a fault, or the number of frees dropped, from any thread."""
+        self._name = name
+        self._report = report
+        self._max_batch = listener.max_batch
+        self._retries_s = retries_s
+        self._listener = GuardedListener(listener)
+        self._listener.watch(self._failed)
+        self._has_warned = False
+        self._frees: queue.SimpleQueue[KVFree | None] = queue.SimpleQueue()
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"agentkv-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, free: KVFree) -> None:
+        """Queue a free; never blocks and never raises."""
+        if self._thread.is_alive() and self._frees.qsize() < MAX_WAITING_FREES:
+            self._frees.put(free)
+        else:
+            self._drop(1, f"{MAX_WAITING_FREES} frees wait for it")
+
+    def close(self) -> None:
+        """Ask for the end: no further attempt waits."""
+        self._is_closing.set()
+        self._frees.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the queued frees are delivered or dropped."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            if self._listener.is_off:
+                self._drop(len(batch), "it is switched off")
+                continue
+            self._deliver(batch)
+
+    def _next_batch(self) -> list[KVFree] | None:
+        """The frees that wait, `max_batch` at most; None at the end."""
+        first = self._frees.get()
+        if first is None:
+            return None
+        batch = [first]
+        while len(batch) < self._max_batch and not self._frees.empty():
+            free = self._frees.get()
+            if free is None:
+                self._frees.put(None)  # for the next call
+                break
+            batch.append(free)
+        return batch
+
+    def _deliver(self, batch: list[KVFree]) -> None:
+        for wait_s in (*self._retries_s, None):
+            self._listener.take(batch)
+            if self._listener.undelivered is None:
+                self._has_warned = False
+                return
+            if wait_s is None or self._is_closing.wait(wait_s):
+                break
+        self._drop(len(batch), str(self._listener.undelivered))
+
+    def _drop(self, num_frees: int, why: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "agentkv: the listener %s misses frees (%s); those that it misses are counted in "
+                "agentkv:listener_drops_total",
+                *(self._name, why),
+            )
+        self._report(num_frees)
+
+    def _failed(self, fault: Fault) -> None:
+        if self._listener.num_faults == 1:
+            logger.error(
+                "agentkv: the listener %s failed; further faults are counted in "
+                "agentkv:listener_faults_total",
+                self._name,
+                exc_info=fault.error,
+            )
+        if fault.is_last:
+            logger.error("agentkv: the listener %s is switched off: it failed often", self._name)
+        self._report(fault)
+
+
+class Listeners:
+    """All listeners of one engine."""
+
+    def __init__(
+        self,
+        named: Mapping[str, Mapping[str, Any]],
+        counters: Counters,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`named` are the options of each listener; `wake` is called, from any thread, when there
+        is something to count. Raises SettingsError for a listener that cannot be made."""
+        self._counters = counters
+        self._wake = wake
+        self._news: deque[Fault | int] = deque()
+        try:
+            made = {name: make_listener(name, options) for name, options in named.items()}
+        except InputError as error:
+            raise SettingsError(f"setting 'listeners': {error}") from error
+        self._outboxes = [Outbox(name, each, self._note) for name, each in made.items()]
+
+    def _note(self, news: Fault | int) -> None:
+        self._news.append(news)
+        self._wake()
+
+    def put(self, free: KVFree) -> None:
+        """Queue a free for every listener."""
+        for outbox in self._outboxes:
+            outbox.put(free)
+
+    def count_news(self) -> None:
+        """Count faults and drops, on the main thread. O(1) if there are none."""
+        while self._news:
+            news = self._news.popleft()
+            if isinstance(news, int):
+                self._counters.add("listener_drops_total", amount=news)
+            else:
+                self._counters.add("listener_faults_total")
+
+    def close(self) -> None:
+        """Deliver what is queued, for CLOSING_S at most."""
+        for outbox in self._outboxes:
+            outbox.close()
+        for outbox in self._outboxes:
+            outbox.join(CLOSING_S / len(self._outboxes))
+        self.count_news()

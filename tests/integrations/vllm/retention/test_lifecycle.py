@@ -1,0 +1,372 @@
+"""When a job's KV is gone for good, and where it is until then, on vLLM's real scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import invariant, run_state_machine_as_test
+
+from agentkv.integrations.vllm.retention.lifecycle import MAX_REQUESTS, reply_id
+from agentkv.listeners import KVListener
+from agentkv.testing.stepped_engine import prompt_of
+from tests.integrations.vllm.engine.test_never_leaks import Agents
+from tests.integrations.vllm.harness import Engine
+
+BLOCK_BYTES = 4096
+"""Of one block in the KV tier, which vLLM rounds up to a page."""
+HOLDS = {"policy": "agentkv", "prefill_reload_s": [0.0, 1.0, 0.0]}
+"""A policy that gives up the tails of pins first, and holds them for long."""
+THIS_FILE = __name__
+
+
+class Heard(KVListener):
+    """Keeps what it hears in the list that its option names."""
+
+    lists: ClassVar[dict[str, list[tuple[str, tuple[str, ...], str]]]] = {}
+
+    def __init__(self, where: str) -> None:
+        self.frees = self.lists.setdefault(where, [])
+
+    def on_kv_blocks_freed(self, job_id: str, request_ids: Sequence[str], reason: str) -> None:
+        self.frees.append((job_id, tuple(request_ids), reason))
+
+
+def events_of(engine: Engine, name: str, job_id: str = "a") -> list[dict[str, Any]]:
+    jobs = engine.scheduler.retention.events.as_dict()["jobs"]
+    return [event for event in jobs.get(job_id, ()) if event["event"] == name]
+
+
+def frees_of(engine: Engine, job_id: str = "a") -> list[tuple[list[str], str]]:
+    """The terminal frees of a job in the record: its requests, and why."""
+    found = events_of(engine, "kv_freed", job_id)
+    return [(event["request_ids"], event["reason"]) for event in found]
+
+
+def states_of(engine: Engine) -> list[str]:
+    found = events_of(engine, "kv_state") + events_of(engine, "kv_freed")
+    return [event["state"] for event in sorted(found, key=lambda event: event["at_s"])]
+
+
+def state(engine: Engine, job_id: str = "a") -> str:
+    retention = engine.scheduler.retention
+    return str(retention.lifecycle.state(retention.jobs.get(job_id)))
+
+
+# What may happen to a job's KV after its first turn, `r1`, has finished and is pinned
+
+
+def last_step(engine: Engine, history: list[int]) -> None:
+    engine.turn(history, job_id="a", is_last_step=1)
+
+
+def release(engine: Engine, history: list[int]) -> None:
+    engine.scheduler.retention.release("a")
+
+
+def release_while_a_turn_runs(engine: Engine, history: list[int]) -> None:
+    engine.add(history, job_id="a")
+    engine.step()
+    engine.scheduler.retention.release("a")
+    assert frees_of(engine) == []
+    engine.run()
+
+
+def abort_the_running_turn(engine: Engine, history: list[int]) -> None:
+    request_id = engine.add(history, job_id="a")
+    engine.step()
+    engine.abort(request_id)
+
+
+def abort_the_waiting_turn(engine: Engine, history: list[int]) -> None:
+    engine.abort(engine.add(history, job_id="a"))
+
+
+def lease_over(engine: Engine, history: list[int]) -> None:
+    engine.wait(40.0)
+    engine.turn(prompt_of(20, salt=9), job_id="other")
+
+
+def too_many_jobs(engine: Engine, history: list[int]) -> None:
+    for name in ("b", "c", "d", "e"):
+        engine.turn(prompt_of(20, salt=ord(name)), job_id=name)
+
+
+def swap_out(engine: Engine, history: list[int]) -> None:
+    engine.end_pin("a")
+    assert state(engine) == "OFFLOADED"
+
+
+def swap_out_and_in(engine: Engine, history: list[int]) -> None:
+    swap_out(engine, history)
+    evict(engine)
+    before = engine.num_blocks_loaded
+    engine.turn(history, job_id="a")
+    assert engine.num_blocks_loaded > before
+
+
+def evict(engine: Engine) -> None:
+    """Have the device's prefix cache forget what nobody holds; the tier keeps it."""
+    assert engine.pool.reset_prefix_cache()
+
+
+def preempt(engine: Engine, history: list[int]) -> None:
+    engine.add(history, job_id="a", max_tokens=200)
+    engine.add(prompt_of(60, salt=5), job_id="a", max_tokens=250)
+    engine.run(max_steps=2000)
+    assert events_of(engine, "preempted")
+
+
+def pressure(engine: Engine, history: list[int]) -> None:
+    engine.turn(prompt_of(330, salt=5))
+    assert engine.pin_ends == {"pressure": 1}
+
+
+def a_tail_taken_under_pressure(engine: Engine, history: list[int]) -> None:
+    engine.turn(prompt_of(330, salt=5))
+    assert events_of(engine, "trimmed")
+    assert state(engine) == "PINNED"
+
+
+def ttl_over(engine: Engine, history: list[int]) -> None:
+    engine.wait(3.0)
+    assert engine.pin_ends == {"expired": 1}
+
+
+def rollback(engine: Engine, history: list[int]) -> None:
+    """The agent cuts its history back and goes on from there: the tail of the KV is given up."""
+    engine.turn(history[:40] + prompt_of(20, salt=7), job_id="a")
+    assert engine.scheduler.retention.jobs.get("a").num_diverged == 1
+
+
+def reset(engine: Engine, history: list[int]) -> None:
+    assert engine.scheduler.reset_prefix_cache()
+
+
+def abort_one_of_two_turns(engine: Engine, history: list[int]) -> None:
+    engine.add(history, job_id="a")
+    engine.abort(engine.add(history, job_id="a"))
+    engine.run()
+
+
+Happening = Callable[[Engine, list[int]], None]
+TERMINAL: tuple[tuple[Happening, list[str], str], ...] = (
+    (last_step, ["r1", "r2"], "last_step"),
+    (release, ["r1"], "released"),
+    (release_while_a_turn_runs, ["r1", "r2"], "released"),
+    (abort_the_running_turn, ["r1", "r2"], "aborted"),
+    (abort_the_waiting_turn, ["r1", "r2"], "aborted"),
+    (lease_over, ["r1"], "lease"),
+    (too_many_jobs, ["r1"], "lease"),
+)
+"""What is terminal: the requests whose KV is gone, and the reason."""
+NO_OPS: tuple[Happening, ...] = (swap_out, swap_out_and_in)
+"""What moves KV and gives none up."""
+DEFERRED: tuple[Happening, ...] = (
+    *(preempt, pressure, a_tail_taken_under_pressure, ttl_over, rollback, reset),
+    abort_one_of_two_turns,
+)
+"""What gives blocks up while the job goes on: its end announces them."""
+
+
+def named(happening: Any) -> str | None:
+    return happening.__name__ if callable(happening) else None
+
+
+@pytest.fixture
+def heard() -> list[tuple[str, tuple[str, ...], str]]:
+    Heard.lists.clear()
+    return Heard.lists.setdefault("here", [])
+
+
+def engine_with_a_pinned_job(*, has_tier: bool = False, **options: Any) -> tuple[Engine, list[int]]:
+    engine = Engine(
+        num_blocks=24,
+        infer_jobs=False,
+        job_lease_s=30.0,
+        max_jobs=3,
+        offload_bytes=100 * BLOCK_BYTES if has_tier else 0,
+        listeners={f"{THIS_FILE}:Heard": {"where": "here"}},
+        **options,
+    )
+    history = engine.turn(prompt_of(90), job_id="a")
+    assert state(engine) == "PINNED"
+    return engine, history
+
+
+@pytest.mark.parametrize("has_tier", [False, True], ids=["no tier", "tier"])
+@pytest.mark.parametrize(("happening", "request_ids", "reason"), TERMINAL, ids=named)
+def test_a_terminal_end_frees_once(
+    happening: Happening,
+    request_ids: list[str],
+    reason: str,
+    has_tier: bool,
+    heard: list[Any],
+) -> None:
+    """Each end of a job calls the listener once, with all requests since the last free."""
+    engine, history = engine_with_a_pinned_job(has_tier=has_tier)
+    happening(engine, history)
+    assert frees_of(engine) == [(request_ids, reason)]
+    engine.wait(100.0)
+    engine.scheduler.retention.forget_idle_jobs()
+    assert frees_of(engine) == [(request_ids, reason)]
+    engine.scheduler.shutdown()
+    assert [free for free in heard if free[0] == "a"] == [("a", tuple(request_ids), reason)]
+
+
+@pytest.mark.parametrize(
+    ("happening", "has_tier"),
+    [*((each, True) for each in NO_OPS), *((each, False) for each in DEFERRED)],
+    ids=named,
+)
+def test_what_is_not_terminal_waits_for_the_end_of_the_job(
+    happening: Happening, has_tier: bool, heard: list[Any]
+) -> None:
+    """Swaps free nothing; blocks given up while the job goes on are announced with its end."""
+    options = HOLDS if happening is a_tail_taken_under_pressure else {}
+    engine, history = engine_with_a_pinned_job(has_tier=has_tier, **options)
+    happening(engine, history)
+    assert frees_of(engine) == []
+    num_requests = len(events_of(engine, "arrival"))
+    engine.scheduler.retention.release("a")
+    expected = [f"r{number}" for number in range(1, num_requests + 1)]
+    assert frees_of(engine) == [(expected, "released")]
+    engine.scheduler.shutdown()
+    assert heard == [("a", tuple(expected), "released")]
+
+
+def test_a_job_that_goes_on_after_an_abort_ends_a_second_time() -> None:
+    """The retry of an aborted turn begins a new life, whose end names the retry alone."""
+    engine, history = engine_with_a_pinned_job()
+    abort_the_waiting_turn(engine, history)
+    assert state(engine) == "FREED"
+    engine.turn(history, job_id="a", is_last_step=1)
+    assert frees_of(engine) == [(["r1", "r2"], "aborted"), (["r3"], "last_step")]
+
+
+def test_the_record_has_each_state_of_a_job_with_a_tier() -> None:
+    """A job waits, runs, is pinned, is swapped out and in, and ends."""
+    engine, history = engine_with_a_pinned_job(has_tier=True)
+    swap_out_and_in(engine, history)
+    last_step(engine, history)
+    assert states_of(engine) == [
+        *("ALLOCATED", "ACTIVE", "PINNED", "OFFLOADED"),
+        *("ACTIVE", "PINNED", "ACTIVE", "OFFLOADED", "FREED"),
+    ]
+
+
+def test_a_job_is_not_offloaded_before_the_tier_has_its_kv() -> None:
+    """What the tier has lost again is not called recoverable."""
+    engine, _ = engine_with_a_pinned_job(has_tier=True)
+    engine.end_pin("a")
+    assert state(engine) == "OFFLOADED"
+    engine.scheduler.connector.connector_scheduler.manager.reset_cache()
+    assert state(engine) == "ALLOCATED"
+
+
+def test_an_inferred_job_names_the_request_that_opened_it() -> None:
+    """The request before the one by which the job was found is freed with it."""
+    engine = Engine(num_blocks=64, cold_start_samples=2)
+    for salt in (0, 1):
+        prompt = prompt_of(200, salt=salt)
+        request_id = engine.add(prompt, max_tokens=30, reply="```bash\nls\n```")
+        request = engine.scheduler.requests[request_id]
+        engine.run()
+        engine.turn([*request.all_token_ids, *prompt_of(20, salt=9)], max_tokens=3)
+    engine.wait(10_000.0)
+    engine.scheduler.retention.forget_idle_jobs()
+    jobs = engine.scheduler.retention.events.as_dict()["jobs"]
+    freed = [
+        event["request_ids"] for job_id in jobs for event in events_of(engine, "kv_freed", job_id)
+    ]
+    assert freed == [["r1", "r2"], ["r3", "r4"]]
+
+
+def test_a_free_names_a_bounded_number_of_requests() -> None:
+    """A job of very many requests costs bounded memory: its end names the last of them."""
+    engine = Engine(num_blocks=64, infer_jobs=False)
+    for number in range(MAX_REQUESTS + 5):
+        engine.add(prompt_of(4), job_id="a", request_id=f"n{number}", max_tokens=1)
+    engine.run(max_steps=5000)
+    engine.scheduler.retention.release("a")
+    ((request_ids, _),) = frees_of(engine)
+    assert len(request_ids) == MAX_REQUESTS
+    assert request_ids[-1] == f"n{MAX_REQUESTS + 4}"
+
+
+@pytest.mark.parametrize(
+    ("request_id", "expected"),
+    [
+        ("chatcmpl-b1-0f9e8d7c", "chatcmpl-b1"),
+        ("chatcmpl-req-1234567890ab-0f9e8d7c", "chatcmpl-req-1234567890ab"),
+        ("3_chatcmpl-b1-0f9e8d7c", "chatcmpl-b1"),
+        ("cmpl-req-17-2-0f9e8d7c", "cmpl-req-17"),
+        ("resp_b1-0f9e8d7c", "resp_b1"),
+        ("r12", "r12"),
+    ],
+)
+def test_requests_go_by_the_ids_of_their_replies(request_id: str, expected: str) -> None:
+    """What vLLM adds to a request's id inside the engine is taken off again."""
+    assert reply_id(request_id) == expected
+
+
+class Lives(Agents):
+    """The same jobs under the same events, with and without a tier, and with a listener."""
+
+    def frees(self) -> list[tuple[str, dict[str, Any]]]:
+        jobs = self.engine.scheduler.retention.events.as_dict()["jobs"]
+        found = [
+            (job_id, event)
+            for job_id, events in jobs.items()
+            for event in events
+            if event["event"] == "kv_freed"
+        ]
+        return sorted(found, key=lambda free: int(free[1]["number"]))
+
+    @invariant()
+    def states_are_true_and_no_live_request_is_freed(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        retention = self.engine.scheduler.retention
+        freed = [each for _, free in self.frees() for each in free["request_ids"]]
+        assert len(freed) == len(set(freed))
+        assert not set(freed) & set(self.engine.scheduler.requests)
+        (manager,) = self.engine.scheduler.kv_cache_manager.coordinator.single_type_managers
+        for job in retention.jobs:
+            has_blocks = any(manager.req_to_blocks.get(each) for each in job.live)
+            is_pinned = retention.pins.get(job.job_id) is not None
+            state = retention.lifecycle.state(job)
+            assert (state == "ACTIVE") == has_blocks
+            assert (state == "PINNED") == (is_pinned and not has_blocks)
+            assert (state == "FREED") <= (not job.live)
+
+    def teardown(self) -> None:
+        super().teardown()
+        if not hasattr(self, "engine"):
+            return
+        retention = self.engine.scheduler.retention
+        retention.forget_idle_jobs()
+        assert not len(retention.jobs)
+        frees = self.frees()
+        assert [free["number"] for _, free in frees] == list(range(1, len(frees) + 1))
+        freed = [each for _, free in frees for each in free["request_ids"]]
+        assert len(freed) == len(set(freed))
+        assert self.of_named_jobs <= set(freed)
+        self.engine.scheduler.shutdown()
+        assert Heard.lists.pop("here") == [
+            (job_id, tuple(free["request_ids"]), free["reason"]) for job_id, free in frees
+        ]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_each_request_of_a_job_is_freed_once_and_in_order(is_async: bool) -> None:
+    """Under any events no request is freed while it lives, and each of a job once in the end."""
+    Heard.lists.clear()
+    options = {"listeners": {f"{THIS_FILE}:Heard": {"where": "here"}}}
+    machine = type("Machine", (Lives,), {"is_async": is_async, "more_options": options})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=50, stateful_step_count=40, deadline=None),
+    )
