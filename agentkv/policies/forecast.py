@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 MAX_TURNS = 128
@@ -45,8 +46,20 @@ class JobDemand(NamedTuple):
         return max(0.0, self.num_blocks - shared_blocks)
 
 
+@dataclass(slots=True)
+class _Sums:
+    """The jobs that have the same number of turns left."""
+
+    num_jobs: int = 0
+    blocks: float = 0.0
+    growth: float = 0.0
+    """Blocks that they add a turn."""
+    idle_blocks: float = 0.0
+    idle_growth: float = 0.0
+
+
 class KVDemandForecast:
-    """Sums the demand of jobs by turns left; each change is O(1), the peak O(MAX_TURNS).
+    """Sums the demand of jobs by turns left; a change is O(1), the peak O(numbers of turns left).
 
     A shared prefix counts once while any job has it, and to the end of the forecast: jobs still to
     come are expected to share it.
@@ -54,9 +67,9 @@ class KVDemandForecast:
 
     def __init__(self) -> None:
         self._by_job: dict[str, JobDemand] = {}
+        self._by_turns: dict[int, _Sums] = {}
         self._num_sharing: Counter[SharedPrefix] = Counter()
-        # blocks, and blocks per turn, by turns left: of active jobs, then of idle ones
-        self._sums = [([0.0] * (MAX_TURNS + 1), [0.0] * (MAX_TURNS + 1)) for _ in range(2)]
+        self._shared_blocks = 0
 
     def put(self, job_id: str, demand: JobDemand) -> None:
         """Add or update a job's KV demand."""
@@ -71,10 +84,17 @@ class KVDemandForecast:
             self._add(demand, -1)
 
     def _add(self, demand: JobDemand, sign: int) -> None:
-        num_blocks, blocks_per_turn = self._sums[demand.is_idle]
         turns = max(0, min(round(demand.turns_left), MAX_TURNS))
-        num_blocks[turns] += sign * demand.own_blocks
-        blocks_per_turn[turns] += sign * demand.blocks_per_turn
+        sums = self._by_turns.get(turns) or self._by_turns.setdefault(turns, _Sums())
+        sums.num_jobs += sign
+        if demand.is_idle:
+            sums.idle_blocks += sign * demand.own_blocks
+            sums.idle_growth += sign * demand.blocks_per_turn
+        else:
+            sums.blocks += sign * demand.own_blocks
+            sums.growth += sign * demand.blocks_per_turn
+        if not sums.num_jobs:
+            del self._by_turns[turns]
         if demand.prefix is not None:
             self._share(demand.prefix, sign)
 
@@ -84,8 +104,7 @@ class KVDemandForecast:
         if not self._num_sharing[prefix]:
             del self._num_sharing[prefix]
         if was_counted != (prefix in self._num_sharing):
-            active, _ = self._sums[False]
-            active[MAX_TURNS] += sign * prefix.num_blocks
+            self._shared_blocks += sign * prefix.num_blocks
 
     def peak_blocks_with(self, newcomer: JobDemand, idle_kv_weight: float = 1.0) -> float:
         """The most blocks that all jobs and one more will hold at once, if all go on turn by turn.
@@ -93,14 +112,15 @@ class KVDemandForecast:
         Idle jobs count by `idle_kv_weight`. The peak lies just before a job ends, when those that
         end after it have grown by as many turns as it had left.
         """
-        (active, active_growth), (idle, idle_growth) = self._sums
         own_turns = max(0, min(round(newcomer.turns_left), MAX_TURNS))
         most = blocks = growth = 0.0
-        for turns in range(MAX_TURNS, -1, -1):
-            blocks += active[turns] + idle_kv_weight * idle[turns]
-            growth += active_growth[turns] + idle_kv_weight * idle_growth[turns]
+        for turns in sorted({*self._by_turns, own_turns}, reverse=True):
+            sums = self._by_turns.get(turns)
+            if sums is not None:
+                blocks += sums.blocks + idle_kv_weight * sums.idle_blocks
+                growth += sums.growth + idle_kv_weight * sums.idle_growth
             if turns == own_turns:
                 blocks += newcomer.own_blocks
                 growth += newcomer.blocks_per_turn
             most = max(most, blocks + growth * turns)
-        return most
+        return self._shared_blocks + most

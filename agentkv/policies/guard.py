@@ -65,6 +65,8 @@ class GuardedPolicy(AnswerGuard, Policy):
         self, pins: Sequence[Pin[Any]], request: AllocationRequest
     ) -> Sequence[Pin[Any]]:
         def is_usable(answer: Sequence[Pin[Any]]) -> bool:
+            if answer is pins:
+                return True  # the usual answer, without a look at each pin
             known, taken = set(map(id, pins)), set(map(id, answer))
             is_complete = taken == known if request.runs_alone else taken <= known
             return is_complete and len(taken) == len(answer)

@@ -121,16 +121,30 @@ class SchedulerSeam(Scheduler):
         Wraps KVCacheManager.allocate_slots (kv_cache_manager.py:371), which then returns None.
         """
         allocate = self.kv_cache_manager.allocate_slots
-        running = RequestStatus.RUNNING  # this is the hot path: once per request and step
+        running = RequestStatus.RUNNING
 
-        def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
+        def allocate_slots(
+            request: Request,
+            num_tokens: int,
+            *args: Any,
+            num_lookahead_tokens: int = 0,
+            **kwargs: Any,
+        ) -> Any:
             is_waiting = request.status is not running
             if is_waiting:
                 num_shared = num_held(kwargs.get("new_computed_blocks"))
                 if not self.may_start(request, num_shared):
                     return None
-            blocks = allocate(request, *args, **kwargs)
+            if args or kwargs:
+                kwargs["num_lookahead_tokens"] = num_lookahead_tokens
+                blocks = allocate(request, num_tokens, *args, **kwargs)
+            else:
+                # The hot path, once per running request and step (S:778): to pass packed arguments
+                # on would take longer than all else that is done here.
+                blocks = allocate(request, num_tokens, num_lookahead_tokens=num_lookahead_tokens)
             if blocks is None:
+                kwargs["num_lookahead_tokens"] = num_lookahead_tokens
+                args = (num_tokens, *args)
                 missing_blocks = self._missing_blocks(allocate, request, *args, **kwargs)
                 for _ in self.free_memory_for(request, missing_blocks):
                     blocks = allocate(request, *args, **kwargs)
