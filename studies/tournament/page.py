@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +59,7 @@ _MOST_NAMED = 3
 def tables(found: Findings) -> dict[str, str]:
     """Every made part of the page, by its name."""
     parts = {"played": _played, "which": _which, "goal": _goal, "best": _best, "sweep": _sweep}
-    parts["policies"] = _policies
+    parts |= {"policies": _policies, "when": _when}
     made = {
         name: make(found) if found.played else "Not played yet." for name, make in parts.items()
     }
@@ -111,18 +111,36 @@ def _which(found: Findings) -> str:
             roomy = [regime for regime in of_it if regime not in short]
             for memory, regimes in (("enough", roomy), ("short", short)):
                 if regimes:
-                    near = found.near_best(regimes, DECISIVE.get(workload, "mean_s"))
-                    name = next((name for name in (STOCK, OURS) if name in near), near[0])
-                    pairs = [
-                        ", ".join(
-                            _ratio(found.over(regimes, each, key)) for key in ("mean_s", "p99_s")
-                        )
-                        for each in (name, OURS)
-                    ]
+                    name = _choice(found, regimes)
+                    pairs = [_mean_and_p99(found, regimes, each) for each in (name, OURS)]
                     memory += ", with a DRAM tier" if has_tier else ""
                     rows.append([JOBS[workload], memory, f"`{name}`", *pairs])
     titles = ["jobs", "memory", "choose", f"its mean, p99 over {STOCK}", f"`{OURS}`: mean, p99"]
     return markdown_table(titles, rows, left=3)
+
+
+def _when(found: Findings) -> str:
+    """Where memory is short, without a tier: each policy that is chosen, and for which jobs."""
+    rows: dict[str, list[str]] = {}
+    for workload in SETTINGS:
+        short = [each for each in found.pressured if (each[0], each[2]) == (workload, False)]
+        if short:
+            name = _choice(found, short)
+            rows.setdefault(name, []).append(f"`{workload}` ({_mean_and_p99(found, short, name)})")
+    titles = ["choose", f"where memory is short, for (mean, p99 over `{STOCK}`)"]
+    lines = [[f"`{name}`", ", ".join(jobs)] for name, jobs in rows.items()]
+    return markdown_table(titles, lines, left=2)
+
+
+def _choice(found: Findings, regimes: Sequence[Regime]) -> str:
+    """Stock if it is within 2% of the best over these regimes of a workload, else ours if that is,
+    else the best."""
+    near = found.near_best(regimes, DECISIVE.get(regimes[0].workload, "mean_s"))
+    return next((name for name in (STOCK, OURS) if name in near), near[0])
+
+
+def _mean_and_p99(found: Findings, regimes: Sequence[Regime], name: str) -> str:
+    return ", ".join(_ratio(found.over(regimes, name, key)) for key in ("mean_s", "p99_s"))
 
 
 def _goal(found: Findings) -> str:

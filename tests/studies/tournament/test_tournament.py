@@ -155,6 +155,17 @@ def test_a_rule_is_ahead_only_on_every_seed() -> None:
     assert (name, round(ratio, 3)) == ("Mori", round((7.0 * 7.5) ** 0.5 / 8.0, 3))
 
 
+def test_the_short_table_groups_workloads_by_what_is_chosen() -> None:
+    """One line a policy, with each workload for which it is chosen where memory is short."""
+
+    def seconds(unit: Unit) -> float:
+        return 5.0 if (unit.name, unit.workload) == ("VTC", "bfcl") else 8.0 + (unit.name == STOCK)
+
+    [*_, first, second] = tables(Findings(made_rows(seconds)))["when"].splitlines()
+    assert first.startswith("| `agentkv` | `swebench` (.89, .89) ")
+    assert second.startswith("| `VTC`     | `bfcl` (.56, .56) ")
+
+
 @pytest.mark.parametrize(
     ("seconds", "chosen"),
     [({"agentkv": 8.0, "Mori": 7.9}, "agentkv"), ({"agentkv": 8.0, "Mori": 7.0}, "Mori")],
@@ -200,9 +211,9 @@ def test_a_part_that_is_not_made_is_refused() -> None:
         fill("<!-- made: luck -->\n<!-- end -->", tables(Findings(made_rows(by_policy()))))
 
 
-@pytest.mark.parametrize("page", ["results/tournament.md", "how-to/choose-a-policy.md"])
+@pytest.mark.parametrize("page", ["docs/results/tournament.md", "docs/how-to/choose-a-policy.md"])
 def test_the_pages_show_the_committed_rows(page: str, tmp_path: Path) -> None:
-    """The tables of the docs are those made from the committed rows."""
+    """The tables of the pages are those made from the committed rows."""
     shutil.copy(HERE / PACKED_FILE, tmp_path)
-    text = (HERE.parents[1] / "docs" / page).read_text(encoding="utf-8")
+    text = (HERE.parents[1] / page).read_text(encoding="utf-8")
     assert fill(text, tables(Findings(read_units(tmp_path)))) == text
