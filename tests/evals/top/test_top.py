@@ -111,7 +111,7 @@ async def test_the_whole_picture_fits_in_80_by_24() -> None:
     """Pool, jobs with state, turn and tool, savings, calibration and decisions are all there."""
     script = Script([engine(0, *JOBS, events=list(EVENTS))])
     async with Top(script.feed()).run_test(size=SIZE) as pilot:
-        text = await shows(pilot, lambda text: "build" in text)
+        text = await shows(pilot, lambda text: "build" in text and "Quit" in text)
     for piece in (
         *("server:8000 agentkv", "memory is short", "running 50% held 25% cached 10%"),
         *("saved 12,000 tokens (3.5s)", "10 tools: 50% within p50, 90% within p90"),
