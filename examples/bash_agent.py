@@ -56,7 +56,7 @@ FAILED, BAD_USAGE = 1, 2
 
 SERVER_FLAGS = ("--block-size", "32")  # only full blocks are reused: small ones show it early
 TIER_FLAGS = ("--kv-tier-gib", "1", "--num-gpu-blocks-override", "65", "--max-model-len", "2048")
-EVICTING_WORDS = 1900  # with the chat template nearly all of the 2,048 tokens of that cache
+EVICTING_WORDS = 1960  # with the chat template and a reply all 64 blocks of that cache, or 63
 LOADED = "vllm:external_prefix_cache_hits_total"
 
 COLUMNS = (
@@ -228,7 +228,7 @@ def play_job(
                 records.append(record)
                 show_turn(record, say)
                 if server is not None:
-                    evict_all(server, model)
+                    evict_all(server, model, record.turn)
         except openai.OpenAIError as error:
             problem = f"turn {len(records) + 1} broke off: {explain(error, options.base_url)}"
     agentkv.flush()  # a server of our own must hear that the job is over before it is stopped
@@ -238,9 +238,10 @@ def play_job(
     document: dict[str, Any] = {}
     if server is not None:
         num_loaded = int(server.counters()["metrics"][LOADED])
+        num_cached = sum(record.cached_tokens or 0 for record in records)
         say(
-            f"after each turn the cache was lost to another prompt; {num_loaded} of the tokens "
-            "that turns found cached came back from the tier"
+            "after each turn another prompt took the cache; of the "
+            f"{num_cached} tokens found cached {num_loaded} came back from the tier"
         )
         document["loaded_tokens"] = num_loaded
     if problem:
@@ -250,9 +251,9 @@ def play_job(
     return document
 
 
-def evict_all(server: ServerUnderTest, model: str) -> None:
-    """Sends one prompt, of another job, for which all of the small cache is needed."""
-    text = "word " * EVICTING_WORDS
+def evict_all(server: ServerUnderTest, model: str, number: int) -> None:
+    """Sends a prompt of its own, of another job, for which all of the small cache is needed."""
+    text = f"{number}: " + "word " * EVICTING_WORDS
     server.chat(model, [{"role": "user", "content": text}], job_id="other", is_last_step=True)
 
 
