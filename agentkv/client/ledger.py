@@ -6,9 +6,10 @@ nothing about HTTP, sessions or servers.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -16,6 +17,11 @@ from typing import Any
 from agentkv.client.replies import Usage
 
 Clock = Callable[[], float]
+
+MIN_HINT_TOKENS = 512
+"""Fewer tokens lost in a job are not worth a hint."""
+
+logger = logging.getLogger(__name__)
 
 _DURATION = attrgetter("duration_s")
 
@@ -59,6 +65,10 @@ class JobSummary:
     tool_calls: int = 0
     tool_s: float = 0.0
     gap_s: float = 0.0
+    kept_tokens: int | None = None
+    """Prompt tokens that were not computed because the server kept their KV, as far as it has said
+    by now; None if it has not."""
+    kept_engine_s: float | None = None
 
     def __str__(self) -> str:
         failed = f" ({self.failed_calls:,} failed calls)" if self.failed_calls else ""
@@ -72,6 +82,9 @@ class JobSummary:
             "tool time": f"{self.tool_s:.2f} s ({self.tool_calls:,} calls)",
             "gap time": f"{self.gap_s:.2f} s (between turns, no tool measured)",
         }
+        if self.kept_tokens is not None:
+            saved = f"{self.kept_engine_s or 0.0:.2f} s of engine time"
+            rows["saved"] = f"{self.kept_tokens:,} tokens not computed again, {saved}"
         width = max(map(len, rows))
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
@@ -105,6 +118,8 @@ class TurnLedger:
         self._idle_since_s: float | None = None
         # The sums of JobSummary so far; a token count that no reply reported has none.
         self._totals: defaultdict[str, Any] = defaultdict(int)
+        self._saved: dict[str, tuple[int, float]] = {}
+        self._has_hinted = False
 
     def mark_last_step(self) -> None:
         """Make the next turn the last step of the job."""
@@ -181,7 +196,42 @@ class TurnLedger:
             tools = filter(None, (ToolTime(text, duration_s), self._longest_tool))
             self._longest_tool = max(tools, key=_DURATION)
 
+    def note_savings(self, root_url: str, savings: object) -> None:
+        """Note what a server says it has saved for the job; anything else than that is ignored.
+
+        Once a job it logs a hint, if more than half of the tokens that should have been in the
+        cache were not because the prompt had changed.
+        """
+        if not isinstance(savings, Mapping):
+            return
+        try:
+            saved = int(savings["kept_tokens"]), float(savings["kept_engine_s"])
+            expected, diverged = (
+                int(savings["expected_tokens"]),
+                int(savings["recomputed_tokens"]["diverged"]),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return
+        with self._lock:
+            self._saved[root_url] = saved
+            is_much = diverged >= MIN_HINT_TOKENS and 2 * diverged > expected
+            is_first = is_much and not self._has_hinted
+            self._has_hinted = self._has_hinted or is_much
+        if is_first:
+            logger.warning(
+                "agentkv: %d of the %d tokens that job %s should have found in the server's cache "
+                "were computed again, because its prompts do not repeat the turn before. "
+                "`agentkv explain` shows where they differ.",
+                *(diverged, expected, self._job_id),
+            )
+
     def summary(self) -> JobSummary:
         """The totals so far."""
         with self._lock:
-            return JobSummary(self._job_id, **self._totals)
+            saved = self._saved.values()
+            return JobSummary(
+                self._job_id,
+                **self._totals,
+                kept_tokens=sum(tokens for tokens, _ in saved) if saved else None,
+                kept_engine_s=sum(seconds for _, seconds in saved) if saved else None,
+            )

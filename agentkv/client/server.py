@@ -184,6 +184,8 @@ class Link:
 
     server: Server
     transport: ServerTransport
+    note_savings: Callable[[str, object], None] = lambda root_url, savings: None
+    """Gets the server's root and what it says it has saved for the job."""
 
     @property
     def root_url(self) -> str:
@@ -202,7 +204,9 @@ class Link:
         if (method, path) == ("GET", "/info"):
             self.server.learn(self.transport)
         elif self.server.has_plugin:
-            self.transport.send(method, route(self.root_url, path), body)
+            answer = self.transport.send(method, route(self.root_url, path), body)
+            if isinstance(answer, dict):
+                self.note_savings(self.root_url, answer.get("savings"))
 
 
 def _ask_in_time(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:

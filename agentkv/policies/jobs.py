@@ -77,6 +77,8 @@ class Turn:
     admitted_s: float | None = None
     hit_tokens: int = 0
     """Tokens of the prompt that were in the cache when it first had blocks."""
+    loaded_tokens: int = 0
+    """Those of them that a KV connector loaded."""
     ttl: TTL | None = None
     """TTL of the pin when the turn has finished and its blocks stay; None before, or if freed."""
 

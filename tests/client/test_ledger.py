@@ -136,3 +136,42 @@ def test_the_summary_adds_up_and_prints(books: Books, ledger: TurnLedger) -> Non
         "tool time      0.00 s (0 calls)",
         "gap time       0.00 s (between turns, no tool measured)",
     ]
+
+
+def savings(*, kept_tokens: int, diverged: int, expected: int) -> dict[str, object]:
+    """What a server says it has saved for a job."""
+    return {
+        "expected_tokens": expected,
+        "kept_tokens": kept_tokens,
+        "kept_engine_s": kept_tokens / 1000,
+        "stock_hit_tokens": 0,
+        "recomputed_tokens": {"diverged": diverged, "ttl": 0},
+    }
+
+
+def test_what_servers_saved_is_in_the_summary(ledger: TurnLedger) -> None:
+    """The last word of each server adds up; whatever is not understood changes nothing."""
+    for said in (None, 7, {}, {"kept_tokens": "many"}, {"recomputed_tokens": []}):
+        ledger.note_savings("http://a", said)
+    assert ledger.summary().kept_tokens is None
+    ledger.note_savings("http://a", savings(kept_tokens=100, diverged=0, expected=200))
+    ledger.note_savings("http://a", savings(kept_tokens=1500, diverged=0, expected=2000))
+    ledger.note_savings("http://b", savings(kept_tokens=500, diverged=0, expected=600))
+    summary = ledger.summary()
+    assert (summary.kept_tokens, summary.kept_engine_s) == (2000, 2.0)
+    assert str(summary).splitlines()[-1] == (
+        "saved          2,000 tokens not computed again, 2.00 s of engine time"
+    )
+
+
+def test_prompts_that_diverge_are_hinted_at_once_a_job(
+    ledger: TurnLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning, and only if more than half of what was expected, and not little, was lost."""
+    for diverged, expected in ((100, 150), (1000, 2000), (1001, 2000), (5000, 6000)):
+        ledger.note_savings(
+            "http://a", savings(kept_tokens=0, diverged=diverged, expected=expected)
+        )
+    (record,) = caplog.records
+    assert "1001 of the 2000 tokens" in record.getMessage()
+    assert "agentkv explain" in record.getMessage()

@@ -26,6 +26,7 @@ from ..engine import seam
 from ..engine.scheduler import RetainingScheduler
 from ..telemetry.counters import UNLABELLED
 from ..telemetry.event_log import MAX_COMMAND_CHARS
+from ..telemetry.savings import SAVINGS_SERIES
 from . import snapshot
 from .snapshot import View
 
@@ -49,6 +50,7 @@ def info(scheduler: RetainingScheduler) -> dict[str, Any]:
 
 def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
     retention = scheduler.retention
+    totals = retention.counters.totals()
     return {
         "pinned_jobs": len(retention.pins),
         "pinned_blocks": retention.pins.num_blocks,
@@ -58,7 +60,8 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
         "num_waiting": len(scheduler.queue),
         "is_under_pressure": retention.policy.pressure.is_on,
         **dict.fromkeys(UNLABELLED, 0),
-        **retention.counters.totals(),
+        **{name: total for name, total in totals.items() if name not in SAVINGS_SERIES},
+        "savings": retention.history.tally.total.as_dict(),
         "steps": scheduler.steps.as_dict(),
         "learned": retention.learned(),
     }
@@ -83,7 +86,11 @@ def job(
         _, own_id = client_and_id(job_key)
         named = (job for job in all_jobs if job.own_id == own_id)
         found = max(named, key=attrgetter("last_activity_s"), default=None)
-    return None if found is None else _describe(scheduler, found)
+    if found is None:
+        return None
+    viewer = None if of_anybody else found.client
+    turns = scheduler.retention.history.turns_of(found.job_id, viewer)
+    return {**_describe(scheduler, found), "last_turns": turns}
 
 
 def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
@@ -106,6 +113,7 @@ def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
         "turns_diverged": job.num_diverged,
         "held_back": any(turn.is_held_back for turn in job.live.values()),
         "idle_s": now_s - job.last_activity_s,
+        "savings": scheduler.retention.history.savings_of(job.job_id).as_dict(),
     }
 
 
@@ -130,11 +138,21 @@ def _describe_decision(decision: Decision | None, pin: Pin[Any] | None) -> dict[
 def tool(
     scheduler: RetainingScheduler, job_key: str, body: dict[str, Any]
 ) -> dict[str, Any] | None:
-    return scheduler.retention.tool_signal(job_key, parse_tool_event(body))
+    answer = scheduler.retention.tool_signal(job_key, parse_tool_event(body))
+    return _with_savings(scheduler, job_key, answer)
 
 
 def release(scheduler: RetainingScheduler, job_key: str) -> dict[str, Any] | None:
-    return scheduler.retention.release(job_key)
+    return _with_savings(scheduler, job_key, scheduler.retention.release(job_key))
+
+
+def _with_savings(
+    scheduler: RetainingScheduler, job_key: str, answer: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """The answer with the sums of a job, which is how its client learns them."""
+    if answer is None:
+        return None
+    return {**answer, "savings": scheduler.retention.history.savings_of(job_key).as_dict()}
 
 
 def timestamps(scheduler: RetainingScheduler, client: str | None = None) -> dict[str, Any]:

@@ -83,6 +83,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         if seam.is_first_come_first_served(self):
             self.install_queue(self.queue)
         self.install_allocator()
+        self.count_allocations()
         self._timer = StepTimer(self.retention.costs.step_time, self)
         self._decoder = ReplyDecoder(self.vllm_config.model_config)
         self._limits_offloading = (
@@ -205,6 +206,7 @@ class RetainingScheduler(seam.SchedulerSeam):
                 tags,
                 num_prompt_tokens=request.num_prompt_tokens,
                 block_hashes=request.block_hashes,
+                cache_keys=seam.cache_keys(request),
                 priority=request.priority,
             )
             if self._limits_offloading:
@@ -308,7 +310,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         if pins and seam.is_running(request):
             left += self.blocks_of_those_behind(request)
         for pin in pins:
-            while self.is_freeable(pin.fence) and (taken := self._take_blocks(pin, left)):
+            while self.is_freeable(pin.fence) and (taken := self._take_blocks(pin, left, request)):
                 left, has_taken = left - taken, True
                 if left <= 0:
                     yield
@@ -328,8 +330,8 @@ class RetainingScheduler(seam.SchedulerSeam):
         )
 
     @seam.guarded(0)
-    def _take_blocks(self, pin: Pin[Any], num_blocks: int) -> int:
-        return self.retention.take_blocks(pin, num_blocks)
+    def _take_blocks(self, pin: Pin[Any], num_blocks: int, request: Request) -> int:
+        return self.retention.take_blocks(pin, num_blocks, request.request_id)
 
     @seam.guarded(None)
     def request_preempted(self, request: Request) -> None:
@@ -394,7 +396,7 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def _end_all_pins(self) -> None:
-        self.retention.end_all_pins("reset")
+        self.retention.cache_reset()
 
     # The idle engine, and its statistics
 

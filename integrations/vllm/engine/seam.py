@@ -44,6 +44,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("vllm.v1.core.kv_cache_manager.KVCacheManager", "pop_blocks_for_free"),
     ("vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator", "get_num_blocks_to_allocate"),
     ("vllm.v1.core.block_pool.BlockPool", "free_blocks"),
+    ("vllm.v1.core.block_pool.BlockPool", "get_new_blocks"),
     ("vllm.v1.core.block_pool.BlockPool", "get_num_free_blocks"),
     ("vllm.v1.core.block_pool.BlockHashToBlockMap", "__len__"),
     ("vllm.v1.engine.core.EngineCoreProc", "_process_input_queue"),
@@ -155,6 +156,21 @@ class SchedulerSeam(Scheduler):
             return blocks
 
         self.kv_cache_manager.allocate_slots = allocate_slots
+
+    def count_allocations(self) -> None:
+        """Count blocks in `num_allocated_blocks` as they leave the free queue.
+
+        Wraps BlockPool.get_new_blocks (block_pool.py:666), which takes them from the queue's head;
+        a prefix hit takes its blocks out by another way.
+        """
+        self.num_allocated_blocks = 0
+        get_new_blocks = self.kv_cache_manager.block_pool.get_new_blocks
+
+        def count(num_blocks: int) -> Any:
+            self.num_allocated_blocks += num_blocks
+            return get_new_blocks(num_blocks)
+
+        self.kv_cache_manager.block_pool.get_new_blocks = count
 
     @guarded(1)
     def _missing_blocks(
@@ -418,6 +434,12 @@ def has_other_engines(vllm_config: Any) -> bool:
 def is_first_come_first_served(scheduler: Scheduler) -> bool:
     """Whether vLLM itself orders by arrival (S:217); `priority` sorts by a field of its own."""
     return bool(scheduler.policy == SchedulingPolicy.FCFS)
+
+
+def cache_keys(request: Request) -> tuple[object, object]:
+    """What the request's block hashes contain apart from tokens, as far as a client chooses it: its
+    LoRA and its salt (kv_cache_utils.py:578)."""
+    return request.lora_request and request.lora_request.lora_name, request.cache_salt
 
 
 def is_preempted(request: Request) -> bool:

@@ -44,6 +44,11 @@ class Host(Protocol):
 
     def num_free_blocks(self) -> int: ...
 
+    @property
+    def num_allocated_blocks(self) -> int:
+        """Blocks taken from the free queue since the start; one that is reused counts again."""
+        ...
+
     def running_tokens(self) -> Iterable[tuple[str, int]]:
         """The running requests, each with the tokens that it has in the cache."""
         ...

@@ -34,6 +34,7 @@ from .costs import RestoreCostModel
 from .inference import JobInference, Opening, inferred_id
 from .jobs import Context, JobTable, RetainedEngine
 from .lifecycle import KVLifecycle
+from .misses import TurnHistory
 from .pin_lifecycle import PinManager
 from .predictor import BackgroundWorker, Decode, DurationService, Reply
 from .tool_signals import PinDecisions
@@ -70,7 +71,8 @@ class RetentionManager:
         self.inference = JobInference(settings, self._worker, host.pool.block_tokens)
         telemetry = Telemetry(self.counters, self.events)
         policy.watch(self._policy_failed)
-        self._pin_manager = PinManager(host, telemetry, max_ttl_s=settings.max_ttl_s)
+        self.history = TurnHistory(host, self.costs, self.counters)
+        self._pin_manager = PinManager(host, telemetry, self.history, max_ttl_s=settings.max_ttl_s)
         self.pins = self._pin_manager.table
         self.jobs = JobTable(
             max_jobs=settings.max_jobs,
@@ -138,10 +140,14 @@ class RetentionManager:
         *,
         num_prompt_tokens: int,
         block_hashes: list[Any],
+        cache_keys: object = None,
         priority: int = 0,
     ) -> Turn:
         """Register a turn of a job, which is inferred unless `tags` name it; `priority` is the
-        client's, lower first. Returns the turn."""
+        client's, lower first. Returns the turn.
+
+        `cache_keys` are what the block hashes contain apart from tokens.
+        """
         now_s = self._clock()
         self.forget_idle_jobs()
         order = next(self.arrivals)
@@ -174,6 +180,7 @@ class RetentionManager:
         )
         is_pinned = self.pins.get(job.job_id) is not None
         turn.is_side_request = is_pinned and job.is_side_request(turn)
+        self.history.turn_arrived(turn, tags, block_hashes, cache_keys)
         if not turn.is_side_request:
             self.decisions.turn_arrived(job, tags, is_new=is_new)
         self.admission.turn_arrived(turn)
@@ -214,6 +221,7 @@ class RetentionManager:
         if turn is not None:
             self.admission.load_began(turn)
             self.lifecycle.changed(turn.job)
+            turn.loaded_tokens += num_tokens
             if turn.common_tokens:
                 self.costs.offload.load_began(request_id, num_tokens)
 
@@ -237,9 +245,11 @@ class RetentionManager:
         self._kv_changed(job)
         if turn.admitted_s is not None:
             self._recompute(turn.num_prompt_tokens - hit_tokens)
+            self.history.turn_resumed(turn, turn.num_prompt_tokens - hit_tokens)
             self.events.add(job.job_id, "resumed", hit_length=hit_tokens)
             return
         turn.admitted_s, turn.hit_tokens = self._clock(), hit_tokens
+        self.history.turn_admitted(turn)
         waited_s = turn.admitted_s - turn.arrived_s
         self._count_admission(turn, waited_s)
         pool = self._host.pool
@@ -327,10 +337,19 @@ class RetentionManager:
         job, now_s = turn.job, self._clock()
         job.live.pop(request_id, None)
         self.jobs.touch(job, now_s)
+        if not is_finished_turn:
+            self.events.add(job.job_id, "aborted")
+            self.history.turn_aborted(turn)
+        elif not turn.is_side_request:
+            self.history.turn_finished(
+                turn,
+                context,
+                num_blocks=len(blocks),
+                num_exclusive_blocks=num_exclusive_blocks,
+                num_pinned_blocks=self.pins.num_blocks,
+            )
         if is_finished_turn:
             self._note_finish(turn, context, now_s)
-        else:
-            self.events.add(job.job_id, "aborted")
         self.policy.turn_finished(turn, 0.0 if turn.admitted_s is None else now_s - turn.admitted_s)
         if blocks:
             assert turn.ttl is not None
@@ -466,14 +485,16 @@ class RetentionManager:
             if job is None or not job.has_waiting_turn:
                 self.end_pin(pin, "expired" if pin.ttl_s > 0 else "slow")
 
-    def take_blocks(self, pin: Pin[Any], num_blocks: int) -> int:
-        """Free about `num_blocks` of a pin's blocks, or all where the policy or the pool allows no
-        part; returns how many were freed, 0 if the pin is over."""
+    def take_blocks(self, pin: Pin[Any], num_blocks: int, request_id: str) -> int:
+        """Free about `num_blocks` of a pin's blocks for a request, or all where the policy or the
+        pool allows no part; returns how many were freed, 0 if the pin is over."""
         if self.pins.get(pin.job_id) is not pin:
             return 0
         if not (self.policy.allows_partial_eviction and self._host.pool.has_one_group):
             num_blocks = len(pin.blocks)
-        num_taken = self._pin_manager.take(pin, num_blocks)
+        taker = self.jobs.turns.get(request_id)
+        taken_by = "" if taker is None else taker.job.job_id
+        num_taken = self._pin_manager.take(pin, num_blocks, taken_by)
         self._pin_changed(pin.job_id)
         return num_taken
 
@@ -497,9 +518,11 @@ class RetentionManager:
         while (job := self.jobs.next_to_forget(now_s)) is not None:
             self._end(job, "forgotten", "lease")
 
-    def end_all_pins(self, reason: PinEnd) -> None:
+    def cache_reset(self) -> None:
+        """vLLM's prefix cache is about to be reset: end all pins."""
         for pin in list(self.pins):
-            self.end_pin(pin, reason)
+            self.end_pin(pin, "reset")
+        self.history.cache_reset()
 
     def end_pin(self, pin: Pin[Any], reason: PinEnd) -> None:
         self._pin_manager.end(pin, reason)
@@ -523,6 +546,7 @@ class RetentionManager:
 
     def _close(self, job: Job, reason: FreeReason) -> None:
         self.decisions.job_closed(job, reason)
+        self.history.let_go(job.job_id, reason)
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
         self.jobs.remove(job)
         self.inference.forget(job)
@@ -536,6 +560,7 @@ class RetentionManager:
     def step_begins(self) -> None:
         """Bring everything up to date before the scheduler looks at its queue."""
         self.do_what_is_due()
+        self.history.step_begins()
         self.admission.step_begins()
 
     @property

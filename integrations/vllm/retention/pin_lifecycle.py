@@ -17,6 +17,7 @@ from agentkv.policies.pins import Block, Pin, PinEnd
 
 from ..telemetry import Telemetry
 from . import Host
+from .misses import TurnHistory
 
 
 class PinTable(Generic[Block]):
@@ -138,12 +139,15 @@ class PinTable(Generic[Block]):
 class PinManager:
     """The life of a pin, from a finished turn to its end, by one of the reasons of `PinEnd`."""
 
-    def __init__(self, host: Host, telemetry: Telemetry, *, max_ttl_s: float) -> None:
+    def __init__(
+        self, host: Host, telemetry: Telemetry, history: TurnHistory, *, max_ttl_s: float
+    ) -> None:
         """`host` frees blocks and wakes at deadlines; no pin lasts longer than `max_ttl_s`."""
         self.table: PinTable[Any] = PinTable()
         self._host = host
         self._counters = telemetry.counters
         self._events = telemetry.events
+        self._history = history
         self._max_ttl_s = max_ttl_s
 
     def pin(
@@ -208,9 +212,10 @@ class PinManager:
         self.table.reschedule(pin)
         self._host.wake_at(pin.expires_s)
 
-    def end(self, pin: Pin[Any], reason: PinEnd) -> None:
+    def end(self, pin: Pin[Any], reason: PinEnd, taken_by: str | None = None) -> None:
         """Free a pin's blocks, and count and log why."""
         self.table.remove(pin)
+        self._history.pin_ended(pin, reason, taken_by)
         self._host.free_blocks(pin.blocks, pin.fence)
         self._count(pin, None)
         held_s = self._host.clock() - pin.pinned_s
@@ -225,16 +230,20 @@ class PinManager:
             held_s=round(held_s, 6),
         )
 
-    def take(self, pin: Pin[Any], num_blocks: int) -> int:
+    def take(self, pin: Pin[Any], num_blocks: int, taken_by: str | None = None) -> int:
         """Free up to `num_blocks` of a pin's last blocks; returns how many were freed.
+
+        `taken_by` is the key of the job that needs them, "" for a request without one.
 
         The pin ends with its last block. Only the first cut is logged, since a decoding turn takes
         one block at a time; the `unpinned` event has the sum.
         """
         if num_blocks >= len(pin.blocks):
             num_blocks = len(pin.blocks)
-            self.end(pin, "pressure")
+            self.end(pin, "pressure", taken_by)
             return num_blocks
+        if taken_by is not None:
+            self._history.pin_ended(pin, "pressure", taken_by)
         self._host.free_blocks(self.table.trim(pin, num_blocks), pin.fence)
         if pin.num_trimmed == num_blocks:
             self._events.add(pin.job_id, "trimmed", blocks=num_blocks, left=len(pin.blocks))

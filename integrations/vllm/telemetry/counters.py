@@ -25,6 +25,10 @@ CounterName = Literal[
     "predictor_faults_total",
     "listener_faults_total",
     "listener_drops_total",
+    "saved_prefill_tokens_total",
+    "saved_engine_seconds_total",
+    "stock_hit_tokens_total",
+    "recomputed_tokens_total",
 ]
 """Counters, each with a Prometheus series of the same name."""
 
@@ -58,11 +62,11 @@ class Counters:
     """Labelled counters and histogram observations."""
 
     def __init__(self) -> None:
-        self._totals: defaultdict[tuple[CounterName, str, str], int] = defaultdict(int)
-        self._pending: defaultdict[tuple[CounterName, str, str], int] = defaultdict(int)
+        self._totals: defaultdict[tuple[CounterName, str, str], float] = defaultdict(int)
+        self._pending: defaultdict[tuple[CounterName, str, str], float] = defaultdict(int)
         self._observations: dict[str, deque[float]] = {}
 
-    def add(self, name: CounterName, label: str = "", value: str = "", amount: int = 1) -> None:
+    def add(self, name: CounterName, label: str = "", value: str = "", amount: float = 1) -> None:
         """Increase a counter, with at most one label."""
         key = (name, label, value)
         self._totals[key] += amount

@@ -24,6 +24,7 @@ from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, Schedule
 
 from ..server_policy import policy_of
 from .counters import LATER_TURNS, TURN_RANGES, CounterName
+from .savings import MISS_REASONS
 
 _COMMON_LABELS = ("model_name", "engine")
 
@@ -99,6 +100,26 @@ _COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
     ),
     "listener_faults_total": ("Calls of KV listeners that raised an exception.", None, ()),
     "listener_drops_total": ("KV frees that a listener missed.", None, ()),
+    "saved_prefill_tokens_total": (
+        "Prompt tokens not computed because their KV was kept while it was at risk.",
+        None,
+        (),
+    ),
+    "saved_engine_seconds_total": (
+        "Seconds of engine time that computing those would have taken.",
+        None,
+        (),
+    ),
+    "stock_hit_tokens_total": (
+        "Prompt tokens of jobs found in the cache that stock would have found, too.",
+        None,
+        (),
+    ),
+    "recomputed_tokens_total": (
+        "Tokens of earlier turns that had to be computed again, by reason.",
+        "reason",
+        MISS_REASONS,
+    ),
 }
 
 # Tools run from milliseconds (ls) to an hour (a build): about three buckets a decade.
