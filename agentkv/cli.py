@@ -54,6 +54,7 @@ COMMANDS = {
         "bench",
         "write the tables and pictures of a run as one HTML file",
     ),
+    "explain": ("evals.commands.explain", "bench", "say why turns of a job missed the cache"),
     "plot": ("evals.commands.plot", "bench", "draw the rows of bench, compare and simulate"),
     "predict": ("predict", "bench", "say how long a command will run, and why"),
     "train-predictor": (

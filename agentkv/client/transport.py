@@ -72,6 +72,12 @@ class ServerAPI:
         """One live job; StatusError 404 for an unknown one."""
         return self._object(job_path(job_id))
 
+    def explained(self, job_id: str | None = None, *, worst: int = 1) -> list[dict[str, Any]]:
+        """A job's turns and why they missed, or those of the `worst` jobs; StatusError 404 for an
+        unknown one."""
+        query = f"worst={worst}" if job_id is None else f"job={quote(job_id, safe='')}"
+        return list(self._object(f"/explain?{query}").get("jobs", ()))
+
     def timestamps(self) -> dict[str, Any]:
         """When each job arrived, ran, was pinned and unpinned, and why."""
         return self._object("/timestamps")

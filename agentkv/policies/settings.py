@@ -57,6 +57,9 @@ class Settings(BaseModel):
     """Jobs remembered; the one idle for longest is forgotten first."""
     record_events: int = Field(50_000, ge=0, le=10_000_000)
     """Events kept in the timestamps record, over all jobs; 0 turns it off."""
+    show_prompts: bool = False
+    """`agentkv explain` may show the few words in which a prompt differs from the turn before; the
+    tokens of each job's last turn are kept for it."""
     run_output_dir: str | None = None
     """Folder that gets the timestamps record as `scheduler_timestamps.jsonl`."""
 

@@ -150,7 +150,7 @@ def savings(*, kept_tokens: int, diverged: int, expected: int) -> dict[str, obje
 
 
 def test_what_servers_saved_is_in_the_summary(ledger: TurnLedger) -> None:
-    """The last word of each server adds up; whatever is not understood changes nothing."""
+    """The last word of each server adds up; an answer of another form changes nothing."""
     for said in (None, 7, {}, {"kept_tokens": "many"}, {"recomputed_tokens": []}):
         ledger.note_savings("http://a", said)
     assert ledger.summary().kept_tokens is None

@@ -24,7 +24,7 @@ SMALL = ("--token-scale", "0.2", "--turns", "3", "--jobs", "4", "--concurrency",
 COMMANDS = (
     *("doctor", "top", "verify-pin", "bench", "compare", "simulate", "simulate calibrate"),
     *("record", "report", "plot", "predict", "swebench run", "swebench eval", "swebench report"),
-    *("swebench demo", "prepare-model"),
+    *("swebench demo", "prepare-model", "explain"),
 )
 NOBODY = "http://127.0.0.1:9/v1"
 REFUSED = (

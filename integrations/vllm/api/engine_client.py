@@ -161,6 +161,18 @@ def merge_jobs(answers: Sequence[Sequence[Answer]]) -> list[Answer]:
     return [{**job, "engine": rank} for rank, jobs in enumerate(answers) for job in jobs]
 
 
+def merge_explained(answers: Sequence[Sequence[Answer]], most: int | None) -> list[Answer]:
+    """Return the jobs of all engines, or the `most` that computed the most tokens a second time."""
+    jobs = merge_jobs(answers)
+    if most is None:
+        return jobs
+
+    def num_tokens(job: Answer) -> int:
+        return sum(job["savings"]["recomputed_tokens"].values())
+
+    return sorted(jobs, key=num_tokens, reverse=True)[:most]
+
+
 def merge_job(answers: Sequence[Answer | None]) -> Answer | None:
     """Return the job as the engine with most of its turns knows it, or None if none does."""
     known = [(rank, job) for rank, job in enumerate(answers) if job is not None]

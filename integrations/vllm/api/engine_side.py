@@ -93,6 +93,14 @@ def job(
     return {**_describe(scheduler, found), "last_turns": turns}
 
 
+def explain(
+    scheduler: RetainingScheduler, client: str | None, job_id: str | None, worst: int
+) -> list[dict[str, Any]]:
+    """Return the turns of this client's jobs, or of anybody's, and why they missed: of those with
+    that id, or of the worst. Jobs that are over are among them."""
+    return scheduler.retention.history.explained(client, job_id, worst)
+
+
 def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
     pin = scheduler.retention.pins.get(job.job_id)
     now_s = scheduler.clock()
@@ -184,7 +192,7 @@ def bad_tag(scheduler: RetainingScheduler) -> None:
 OPERATIONS: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
     for operation in (
-        *(info, stats, jobs, job, tool, release, timestamps),
+        *(info, stats, jobs, job, explain, tool, release, timestamps),
         *(event_counts, events, live, bad_tag),
     )
 }

@@ -27,6 +27,7 @@ from .engine_client import (
     EngineLink,
     EngineUnavailableError,
     OperationFailedError,
+    merge_explained,
     merge_info,
     merge_job,
     merge_jobs,
@@ -51,6 +52,8 @@ _READINGS: Mapping[str, tuple[str, Callable[[list[Any]], Any]]] = {
 }
 _READINGS_BY_CLIENT = ("jobs",)
 """Those in which jobs are named: of the client that asks, unless it may see all."""
+MAX_EXPLAINED = 100
+"""Jobs that one answer explains: 1 MB."""
 EVENTS_AT_ONCE = 50
 """Events that the engine hands over between two of its steps: of the longest texts 150 kB."""
 MAX_TIMESTAMPS_BYTES = 8 * 1024 * 1024
@@ -123,6 +126,9 @@ async def _dispatch(
     if first == "timestamps" and not rest:
         _require(request, _READ_METHODS)
         return await _timestamps(request, engine, None if sees_all else client)
+    if first == "explain" and not rest:
+        _require(request, _READ_METHODS)
+        return await _explain(request, engine, None if sees_all else client)
     if first != "jobs" or not any(rest):
         raise _RefusedError(openai_error(404, f"no such path: {request.url.path}"))
     if len(rest) > 1 and rest[-1] in _JOB_ACTIONS:
@@ -135,6 +141,17 @@ async def _dispatch(
     job_id = _job_id(rest)
     answers = await engine.call("job", job_key(client, job_id), sees_all)
     return _found(job_id, merge_job(answers))
+
+
+async def _explain(request: Request, engine: EngineLink, client: str | None) -> Response:
+    """Return the turns of `?job=`, or of the `?worst=` jobs, and why they missed."""
+    job_id = request.query_params.get("job")
+    worst = int(_number(request, "worst", 1, most=MAX_EXPLAINED, default=1))
+    answers = await engine.call("explain", client, job_id, worst)
+    jobs = merge_explained(answers, None if job_id is not None else worst)
+    if job_id is not None and not jobs:
+        return _found(job_id, None)
+    return JSONResponse({"jobs": jobs})
 
 
 async def _timestamps(request: Request, engine: EngineLink, client: str | None) -> Response:

@@ -37,6 +37,7 @@ from ..retention.manager import RetentionManager
 from ..retention.predictor import MAX_REPLY_TOKENS, BackgroundWorker, Reply, Task
 from ..settings import CONFIG_KEY, read_settings
 from ..telemetry.counters import StepStats
+from ..telemetry.turn_records import Prompt
 from . import seam
 from .queue import RankedQueue
 from .wakeup import EngineWaker
@@ -204,9 +205,7 @@ class RetainingScheduler(seam.SchedulerSeam):
                 request.request_id,
                 job_id,
                 tags,
-                num_prompt_tokens=request.num_prompt_tokens,
-                block_hashes=request.block_hashes,
-                cache_keys=seam.cache_keys(request),
+                prompt=Prompt(prompt, request.block_hashes, seam.cache_keys(request)),
                 priority=request.priority,
             )
             if self._limits_offloading:

@@ -49,6 +49,10 @@ class Host(Protocol):
         """Blocks taken from the free queue since the start; one that is reused counts again."""
         ...
 
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of tokens, special ones included. For the background thread."""
+        ...
+
     def running_tokens(self) -> Iterable[tuple[str, int]]:
         """The running requests, each with the tokens that it has in the cache."""
         ...

@@ -28,6 +28,7 @@ from ..telemetry import Telemetry
 from ..telemetry.counters import Counters, turn_range
 from ..telemetry.event_log import EventLog, open_writer
 from ..telemetry.listeners import Listeners
+from ..telemetry.turn_records import Prompt
 from . import Host
 from .admission import AdmissionController
 from .costs import RestoreCostModel
@@ -71,7 +72,13 @@ class RetentionManager:
         self.inference = JobInference(settings, self._worker, host.pool.block_tokens)
         telemetry = Telemetry(self.counters, self.events)
         policy.watch(self._policy_failed)
-        self.history = TurnHistory(host, self.costs, self.counters)
+        self.history = TurnHistory(
+            host,
+            self.costs,
+            self.counters,
+            self._worker,
+            shows_prompts=settings.show_prompts,
+        )
         self._pin_manager = PinManager(host, telemetry, self.history, max_ttl_s=settings.max_ttl_s)
         self.pins = self._pin_manager.table
         self.jobs = JobTable(
@@ -93,7 +100,7 @@ class RetentionManager:
 
     def start(self) -> None:
         """Read and predict in the background from now on, where anything is read."""
-        if self.policy.uses_predictions or self.inference.is_on:
+        if self.policy.uses_predictions or self.inference.is_on or self.settings.show_prompts:
             self._worker.start()
 
     def close(self) -> None:
@@ -138,16 +145,12 @@ class RetentionManager:
         job_id: str,
         tags: Tags,
         *,
-        num_prompt_tokens: int,
-        block_hashes: list[Any],
-        cache_keys: object = None,
+        prompt: Prompt,
         priority: int = 0,
     ) -> Turn:
         """Register a turn of a job, which is inferred unless `tags` name it; `priority` is the
-        client's, lower first. Returns the turn.
-
-        `cache_keys` are what the block hashes contain apart from tokens.
-        """
+        client's, lower first. Returns the turn."""
+        num_prompt_tokens, block_hashes = len(prompt.token_ids), prompt.block_hashes
         now_s = self._clock()
         self.forget_idle_jobs()
         order = next(self.arrivals)
@@ -180,7 +183,7 @@ class RetentionManager:
         )
         is_pinned = self.pins.get(job.job_id) is not None
         turn.is_side_request = is_pinned and job.is_side_request(turn)
-        self.history.turn_arrived(turn, tags, block_hashes, cache_keys)
+        self.history.turn_arrived(turn, tags, prompt)
         if not turn.is_side_request:
             self.decisions.turn_arrived(job, tags, is_new=is_new)
         self.admission.turn_arrived(turn)
@@ -546,7 +549,7 @@ class RetentionManager:
 
     def _close(self, job: Job, reason: FreeReason) -> None:
         self.decisions.job_closed(job, reason)
-        self.history.let_go(job.job_id, reason)
+        self.history.job_ended(job.job_id, reason)
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
         self.jobs.remove(job)
         self.inference.forget(job)

@@ -17,7 +17,7 @@ from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.routes import MAX_BODY_BYTES, add_routes
 from agentkv.integrations.vllm.server_policy import ADMIN_KEY_VARIABLE
 from agentkv.protocol import KEPT_COMMAND_CHARS, client_and_id
-from tests.integrations.vllm.api.fake_engine import FakeEngineClient, FakeEngineCore
+from tests.integrations.vllm.api.fake_engine import Answers, FakeEngineClient, FakeEngineCore
 
 pytestmark = pytest.mark.asyncio
 
@@ -91,6 +91,28 @@ async def test_readings_are_the_engines_own() -> None:
     assert (await ask("GET", "/stats")).json() == {"pinned_jobs": 1, "kv_cache_usage": 0.5}
     assert (await ask("GET", "/jobs")).json() == {"jobs": [{"job_id": "j"}]}
     assert (await ask("GET", "/timestamps")).json() == {"jobs": {"j": [{"event": "finish"}]}}
+
+
+async def test_the_worst_jobs_of_all_engines_are_explained() -> None:
+    """Of several engines' jobs those come first that computed the most again; an unknown job is
+    404, and a number of jobs out of range 400."""
+
+    def engine_with(*lost: int) -> Answers:
+        jobs = [
+            {"job_id": f"lost{tokens}", "savings": {"recomputed_tokens": {"ttl": tokens}}}
+            for tokens in lost
+        ]
+        return {"explain": lambda client, job_id, most: jobs if job_id != "none" else []}
+
+    ask = Server(engine_with(5, 1), engine_with(7, 3))
+    found = (await ask("GET", "/explain?worst=3")).json()["jobs"]
+    assert [(job["job_id"], job["engine"]) for job in found] == [
+        *(("lost7", 1), ("lost5", 0), ("lost3", 1))
+    ]
+    assert (await ask("GET", "/explain?job=lost5")).status_code == 200
+    assert (await ask("GET", "/explain?job=none")).status_code == 404
+    assert (await ask("GET", "/explain?worst=1000")).status_code == 400
+    assert [values[1:] for _, values in ask.core.asked] == [[None, 3], ["lost5", 1], ["none", 1]]
 
 
 async def test_a_tool_event_reaches_the_engine() -> None:

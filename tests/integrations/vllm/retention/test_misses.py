@@ -109,7 +109,7 @@ def lose(engine: Engine, context: list[int], how: str) -> list[int]:
     ],
 )
 def test_why_tokens_are_computed_again(how: str, lost_tokens: int, facts: dict[str, Any]) -> None:
-    """A turn that finds less than its job had left is told the reason, and the tokens count."""
+    """A turn that finds less than its job had left has the reason, and the tokens count."""
     engine = Engine(num_blocks=POOL, **HELD)
     context = engine.turn(prompt_of(200), job_id="a")
     engine.turn(lose(engine, context, how), job_id="a")
@@ -132,7 +132,7 @@ def test_no_memory_for_it_at_all() -> None:
 
 
 def test_another_clients_job_is_not_named() -> None:
-    """Who took the memory is said by id only to its own client, and to who sees all jobs."""
+    """The job that took the memory is named to its own client and to a viewer of all jobs only."""
     engine = Engine(num_blocks=POOL, **HELD)
     context = engine.turn(prompt_of(200), job_id="a", agentkv_client="1" * 16)
     fill(engine, 950, job_id="taker", agentkv_client="2" * 16)
@@ -161,7 +161,7 @@ def test_everything_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     that is forgotten goes on as a new one."""
     monkeypatch.setattr(misses, "MAX_TURNS", 12)
     monkeypatch.setattr(misses, "MAX_TURNS_OF_JOB", 5)
-    monkeypatch.setattr(misses, "MAX_HASH_BYTES", 30 * misses.HASH_BYTES)
+    monkeypatch.setattr(misses, "MAX_PROMPT_BYTES", 30 * 80)
     engine = Engine(num_blocks=POOL, **HELD)
     for job in range(10):
         context = prompt_of(100, salt=job)
@@ -170,7 +170,7 @@ def test_everything_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     record = history(engine)
     num_turns = [len(record.turns_of(f"j{job}", None)) for job in range(10)]
     assert num_turns == [0, 0, 0, 0, 0, 0, 0, 0, 5, 5]
-    assert sum(len(left.block_hashes) for left in record._hashed.values()) <= 30
+    assert sum(len(left.block_hashes) for left in record._prompts.values()) <= 30
     assert not record._arrivals
 
 
@@ -178,10 +178,129 @@ def test_without_hashes_a_divergence_is_found_by_checkpoints(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A job whose block hashes were dropped has its divergence at the checkpoint before it."""
-    monkeypatch.setattr(misses, "MAX_HASH_BYTES", 0)
+    monkeypatch.setattr(misses, "MAX_PROMPT_BYTES", 0)
     engine = Engine(num_blocks=POOL, **HELD)
     context = engine.turn(prompt_of(400), job_id="a")
     engine.turn([*context[:200], 7, *context[201:], 5], job_id="a")
     at = last_turn(engine, "a")["miss"]["diverged_at"]
     assert at <= 200
     assert at % BLOCK_TOKENS == 0
+
+
+def kinds_of(context: list[int], turns: list[list[int]]) -> dict[str, list[int]]:
+    """Next prompts that differ from a context in each of the ways that its place tells."""
+    first, second = len(turns[0]), len(turns[1])
+    new = prompt_of(80, salt=3)
+    return {
+        "start": [*context[: first - 60], 7, *context[first - 59 :], *new],
+        "history": [*context[: first + 80], 7, *context[first + 81 :], *new],
+        "reply": [*context[: second + 5], *new],
+        "compacted": [*context[:100], *new],
+    }
+
+
+@pytest.mark.parametrize("show_prompts", [False, True])
+@pytest.mark.parametrize("kind", ["start", "history", "reply", "compacted"])
+def test_the_place_of_a_divergence_tells_its_kind(kind: str, show_prompts: bool) -> None:
+    """By the block that differs, or with `show_prompts` the token: in the first turn's prompt,
+    later, in the last reply, or in a prompt that has become shorter."""
+    engine = Engine(num_blocks=POOL, show_prompts=show_prompts, **HELD)
+    turns = [prompt_of(160)]
+    context = engine.turn(turns[0], job_id="a", max_tokens=60)
+    turns.append(context + prompt_of(150, salt=2))
+    context = engine.turn(turns[1], job_id="a", max_tokens=60)
+    prompt = kinds_of(context, turns)[kind]
+    engine.turn(prompt, job_id="a")
+    miss = last_turn(engine, "a")["miss"]
+    place = next(i for i, (a, b) in enumerate(zip(context, prompt, strict=False)) if a != b)
+    shown = place if show_prompts else place // BLOCK_TOKENS * BLOCK_TOKENS
+    assert (miss["kind"], miss["diverged_at"]) == (kind, shown)
+    assert ("text_was" in miss) == show_prompts
+
+
+class Words:
+    """Prompts of words, one a token."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._tokens: dict[str, int] = {}
+
+    def __call__(self, words: list[str]) -> list[int]:
+        for word in set(words) - set(self._tokens):
+            (self._tokens[word],) = self._engine.vocabulary.encode(f"{word} ", 1)
+        return [self._tokens[word] for word in words]
+
+
+PLAIN = [f"w{number}" for number in range(240)]
+EDITS: dict[str, tuple[list[str], str, str]] = {
+    "edited": ([*PLAIN[:30], "Tuesday", *PLAIN[31:]], "w30 w31", "Tuesday w31"),
+    "reordered": ([*PLAIN[:40], *PLAIN[140:240], *PLAIN[40:140]], "w40 w41", "w140 w141"),
+}
+
+
+@pytest.mark.parametrize("change", ["edited", "reordered"])
+def test_the_words_that_differ_are_shown_if_they_may(change: str) -> None:
+    """With `show_prompts` a miss has a few words of both prompts, and says edit or reordering."""
+    engine = Engine(num_blocks=POOL, show_prompts=True, **HELD)
+    words, (other, was, now) = Words(engine), EDITS[change]
+    reply = engine.turn(words(PLAIN), job_id="a")[len(PLAIN) :]
+    engine.turn(words(other) + reply + words(["and", "more"]), job_id="a")
+    miss = last_turn(engine, "a")["miss"]
+    assert miss["change"] == change
+    assert miss["text_was"].startswith(was)
+    assert miss["text_now"].startswith(now)
+    assert miss["text_before"].endswith("w29 " if change == "edited" else "w39 ")
+
+
+def test_stripped_thinking_is_recognized() -> None:
+    """A prompt that repeats the last reply without its thoughts is said to be that."""
+    engine = Engine(num_blocks=POOL, show_prompts=True, **HELD)
+    words = Words(engine)
+    prompt, thoughts = words(PLAIN), "<think>" + "so and so " * 20 + "</think>"
+    context = engine.turn(prompt, job_id="a", reply=thoughts + "Done.", max_tokens=40)
+    answer = context[-2:]
+    engine.turn(prompt + answer + words(["Go", "on"] * 20), job_id="a")
+    miss = last_turn(engine, "a")["miss"]
+    assert (miss["kind"], miss["change"]) == ("reply", "thinking")
+    assert "thinking was stripped" in miss["why"]
+
+
+def test_no_secret_is_shown() -> None:
+    """Words that look like a secret are masked on both sides, wherever the difference is."""
+    engine = Engine(num_blocks=POOL, show_prompts=True, **HELD)
+    words = Words(engine)
+    for number in range(2):
+        key = f"API_KEY=hunter{number}"
+        engine.turn(words([*PLAIN[:30], key, f"v{number}", *PLAIN[32:]]), job_id="a")
+    miss = last_turn(engine, "a")["miss"]
+    assert "hunter" not in str(miss)
+    assert (miss["text_was"][:2], miss["text_now"][:2]) == ("v0", "v1")
+
+
+def test_tokens_are_kept_only_of_live_jobs_and_only_if_they_may_be_shown() -> None:
+    """Without `show_prompts` no token is kept; with it those of a job go when the job ends."""
+    for show_prompts, num_tokens in ((False, 0), (True, 204)):
+        engine = Engine(num_blocks=POOL, show_prompts=show_prompts, **HELD)
+        engine.turn(prompt_of(200), job_id="a")
+        (left,) = history(engine)._prompts.values()
+        assert len(left.token_ids) == num_tokens
+        engine.scheduler.retention.release("a")
+        assert not left.token_ids
+        assert history(engine)._prompt_bytes == left.num_bytes
+
+
+def test_the_worst_jobs_are_explained_first() -> None:
+    """Jobs are explained by id or by what they computed again, to their client, also when over."""
+    engine = Engine(num_blocks=POOL, **HELD)
+    for number, job in enumerate(("good", "bad", "worse")):
+        context = engine.turn(prompt_of(200, salt=number), job_id=job, agentkv_client="1" * 16)
+        context = context[: 200 - 50 * number] + prompt_of(99, salt=7)
+        engine.turn(context, job_id=job, agentkv_client="1" * 16)
+        for known in list(engine.scheduler.retention.jobs):
+            engine.scheduler.retention.release(known.job_id)
+    explained = history(engine).explained
+    assert [job["job_id"] for job in explained("1" * 16, most=2)] == ["worse", "bad"]
+    assert explained("2" * 16, most=2) == []
+    (job,) = explained(None, "bad")
+    assert [turn["turn"] for turn in job["turns"]] == [1, 2]
+    assert job["turns"][1]["miss"]["why"].startswith("diverged at token")

@@ -77,7 +77,7 @@ def test_operations_answer_with_plain_data(make_engine: Callable[..., Engine]) -
     assert ask("info")["num_blocks"] == 63
     assert ask("stats")["pinned_blocks"] == 6
     (job,) = ask("jobs")
-    assert job == ask("job", "a")
+    assert job.items() <= ask("job", "a").items()
     assert (job["turns"], job["expected_turns"], job["parent_job_id"]) == (1, 5, "p")
     assert 1.9 < job["ttl_left_s"] <= 2.0
     assert ask("job", "nobody") is None
@@ -85,7 +85,7 @@ def test_operations_answer_with_plain_data(make_engine: Callable[..., Engine]) -
     assert ask("tool", "nobody", {"state": "started"}) is None
     assert ask("tool", "a", {"state": "started", "command": "ls"})["is_pinned"] is True
     assert ask("job", "a")["last_tool"] == "ls"
-    assert ask("release", "a") == {"job_id": "a", "freed_blocks": 6}
+    assert ask("release", "a")["freed_blocks"] == 6
     ask("bad_tag")
     assert ask("stats")["bad_tags_total"] == 1
     events = [event["event"] for event in ask("timestamps")["jobs"]["a"]]

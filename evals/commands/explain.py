@@ -1,0 +1,87 @@
+"""`agentkv explain`: why turns of a job missed the cache, and what to do about it.
+
+Asks a running server for one job, or with --worst N for the jobs that computed the most tokens a
+second time. For each turn that missed: what it was expected to find, what it found, and the reason.
+A job is known for a while after its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentkv.client.transport import ServerAPI
+from agentkv.errors import InputError, StatusError
+
+from ..options import DONE, FAILED, add_json, command_parser, whole_number
+
+_INDENT = " " * 6
+
+
+def main(argv: Sequence[str]) -> int:
+    """0: shown; 1: the server knows no such job. Raises InputError for bad usage."""
+    options = _parser().parse_args(argv)
+    if (options.job is None) == (options.worst is None):
+        raise InputError("give a JOB, or --worst N")
+    server = ServerAPI(options.url, api_key=options.api_key)
+    try:
+        jobs = server.explained(options.job, worst=options.worst or 1)
+    except StatusError as error:
+        if error.status != 404:
+            raise
+        seen = f"{options.url} knows no job {options.job!r}: never seen, long over, or not yours"
+        print(f"agentkv explain: {seen}", file=sys.stderr)
+        return FAILED
+    if options.json:
+        print(json.dumps({"server": server.root_url, "jobs": jobs}))
+    else:
+        print("\n\n".join(map(report, jobs)) or "no jobs yet")
+    return DONE
+
+
+def report(job: Mapping[str, Any]) -> str:
+    """One job as text: its sums, then each turn that missed."""
+    savings = job["savings"]
+    lost = {reason: count for reason, count in savings["recomputed_tokens"].items() if count}
+    engine = f" (engine {job['engine']})" if "engine" in job else ""
+    lines = [
+        f"job {job['job_id']}{engine}: {savings['expected_tokens']:,} tokens expected in the cache",
+        f"  saved: {savings['kept_tokens']:,} tokens that stock would have computed again, "
+        f"{savings['kept_engine_s']:.2f} s of engine time",
+        "  computed again: " + (", ".join(f"{n:,} {name}" for name, n in lost.items()) or "none"),
+    ]
+    for turn in job["turns"]:
+        if turn["miss"] is not None:
+            lines += _turn_lines(turn, turn["miss"])
+    return "\n".join(lines)
+
+
+def _turn_lines(turn: Mapping[str, Any], miss: Mapping[str, Any]) -> list[str]:
+    found = f"found {turn['hit_tokens']:,} of {turn['expected_tokens']:,} tokens"
+    lines = [f"  turn {turn['turn']}: {found}", f"{_INDENT}{miss['why']}"]
+    if "text_was" in miss:
+        lines += [
+            f"{_INDENT}{name}: {json.dumps(miss['text_before'] + miss[field], ensure_ascii=False)}"
+            for name, field in (("was", "text_was"), ("now", "text_now"))
+        ]
+    return [*lines, f"{_INDENT}-> {miss['advice']}"]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("explain", __doc__)
+    parser.add_argument("job", nargs="?", metavar="JOB", help="the job's id")
+    parser.add_argument(
+        "--worst",
+        type=whole_number(1),
+        metavar="N",
+        help="the N jobs, at most 100, that computed the most tokens a second time",
+    )
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)"
+    )
+    parser.add_argument("--api-key", help="sent as a bearer token")
+    add_json(parser)
+    return parser
