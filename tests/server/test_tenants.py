@@ -6,6 +6,7 @@ import json
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ SECRET = "hunter2"
 COMMAND = f"API_TOKEN={SECRET} curl -u me:{SECRET} https://me:{SECRET}@host/x?api_key={SECRET}"
 SHOWN = COMMAND.replace(SECRET, "REDACTED")
 PROMPT = "List the files of this folder, then read the longest of them. " * 8
+MESSAGES = [{"role": "user", "content": PROMPT}]
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,36 @@ def test_a_key_reads_signals_and_releases_its_own_jobs_alone(
     assert admin.get("/v1/agentkv/jobs/alices-job").status_code == 200
     assert alice.post("/v1/agentkv/jobs/alices-job/release").status_code == 200
     assert bob.post("/v1/agentkv/jobs/bobs-job/release").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "n": 2}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, "stream": True}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, "use_beam_search": True}),
+        ("/v1/responses", {"input": PROMPT, "max_output_tokens": 4}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 4}),
+    ],
+    ids=["samples", "stream", "beams", "responses", "messages"],
+)
+def test_a_turn_belongs_to_its_key_on_every_route(
+    keys: dict[str, httpx.Client], path: str, body: dict[str, Any]
+) -> None:
+    """Both API servers name the client of each request, of each sample and beam, to the engine."""
+    alice, bob = keys[ALICE], keys[BOB]
+    for _ in range(4):  # the kernel gives connections to both API servers
+        with httpx.Client(base_url=alice.base_url, headers=alice.headers, timeout=60.0) as fresh:
+            claim = {"vllm_xargs": {"agentkv_client": "another"}}
+            request = {"model": "tiny", **body, **claim}
+            reply = fresh.post(path, json=request, headers={"X-Session-ID": "routed"})
+            assert reply.status_code == 200, reply.text
+    assert alice.get("/v1/agentkv/jobs/routed").status_code == 200
+    assert bob.get("/v1/agentkv/jobs/routed").status_code == 404
+    assert [job["job_id"] for job in keys[ADMIN].get("/v1/agentkv/jobs").json()["jobs"]] == [
+        "routed"
+    ]
+    assert alice.post("/v1/agentkv/jobs/routed/release").status_code == 200
 
 
 def test_no_secret_of_a_command_is_shown_stored_or_logged(
