@@ -36,11 +36,22 @@ class Scene:
         self._index = httpx.Client(base_url=index_url, timeout=LIMIT_S)
         self._server = httpx.Client(base_url=server_url, timeout=LIMIT_S)
         self._model = self._server.get("/v1/models").json()["data"][0]["id"]
+        self._wait_for_index()
         contexts = [[f"page {page} of {job}" for page in range(4)] for job in JOBS]
         built = self._index.post("/reorder", json={"contexts": contexts}).raise_for_status().json()
         names = [JOBS[number] for number in built["original_indices"]]
         self._ids: dict[str, str] = dict(zip(names, built["request_ids"], strict=True))
         self.is_true = True
+
+    def _wait_for_index(self) -> None:
+        """Wait until it answers; its `/health` is an error before the first /reorder."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline_s:
+            try:
+                self._index.get("/")
+                return
+            except httpx.TransportError:
+                time.sleep(0.2)
 
     def turn(self, job: str, text: str, **tags: Any) -> None:
         """One turn of a job; its first one has the id of its entry."""
