@@ -30,4 +30,5 @@ async def test_the_jobs_of_a_server_are_on_the_screen(tiny_continuum_server: Ser
         assert key in app._shown
     described = agentkv_get(server, "jobs/watched")
     assert shown["tokens"] == described["context_tokens"] or shown["state"] == "running"
-    assert events[:3] == ["arrival", "waiting_to_running", "finish"]
+    of_turns = [event for event in events if event in ("arrival", "waiting_to_running", "finish")]
+    assert of_turns[:3] == ["arrival", "waiting_to_running", "finish"]
