@@ -118,7 +118,8 @@ class Job(Generic[ClientT]):
             transport = ServerTransport(
                 client, headers, job_headers=self._headers, is_direct=is_direct
             )
-            link = Link(server, transport, self.ledger.note_savings)
+            warns = self.on_missing_server == "warn"
+            link = Link(server, transport, warns, self.ledger.note_savings)
         server.notice_another_key(link.transport)
         return link
 

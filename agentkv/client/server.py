@@ -180,10 +180,14 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A job's way to a server: the transport has the keys and headers of this job's calls."""
+    """A job's way to a server: the transport has the keys and headers of this job's calls.
+
+    warns: the job's user wants to be warned of a server without the plugin.
+    """
 
     server: Server
     transport: ServerTransport
+    warns: bool
     note_savings: Callable[[str, object], None] = lambda root_url, savings: None
     """Gets the server's root and what it says it has saved for the job."""
 
@@ -203,6 +207,8 @@ class Link:
         """
         if (method, path) == ("GET", "/info"):
             self.server.learn(self.transport)
+            if self.warns and not self.server.may_have_plugin:
+                self.server.warn_once()  # perhaps no other call follows that would
         elif self.server.has_plugin:
             answer = self.transport.send(method, route(self.root_url, path), body)
             if isinstance(answer, dict):

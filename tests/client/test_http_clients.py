@@ -215,6 +215,20 @@ async def test_a_server_without_the_plugin_is_warned_of_once(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("wanted", "num_warnings"), [("warn", 1), ("ignore", 0)])
+async def test_a_job_of_one_request_is_enough_for_the_warning(
+    wanted: str, num_warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server is asked behind the request; a job that wants no warning gets none."""
+    with ScriptedServer(has_plugin=False) as server:
+        with agentkv.session(on_missing_server=wanted):
+            await _httpx("httpx")(f"{server.base_url}/chat/completions", CHAT)
+        assert agentkv.flush(timeout_s=20)
+    ours = [record for record in caplog.records if record.name.startswith("agentkv")]
+    assert len(ours) == num_warnings
+
+
+@pytest.mark.asyncio
 @every_library
 async def test_a_missing_plugin_can_be_an_error(send: Send) -> None:
     """With on_missing_server="raise" the server is asked before the first request is sent."""
