@@ -13,7 +13,7 @@ import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from agentkv import parse_tool_calls
 from agentkv.errors import RunError
@@ -52,6 +52,27 @@ class Windows(Generic[ContentT]):
         return rounds[:length]
 
 
+class Conversation(Protocol):
+    """One job's exchange with the model: `request`, `read` its events, `end_turn`, turn after turn.
+
+    `path` is "completions" or "chat", the API that the requests are for.
+    """
+
+    path: ClassVar[str]
+
+    def request(self, turn: int) -> dict[str, Any]:
+        """Arguments of the OpenAI client's `create` for this turn."""
+
+    def read(self, event: Mapping[str, Any]) -> bool:
+        """Take in one event of the reply; True if it brought a token."""
+
+    def end_turn(self, turn: int) -> str:
+        """End the turn after a complete reply; returns the command to run."""
+
+    def output_digest(self) -> str:
+        """The same for the same output of the turn that ended last."""
+
+
 @dataclass(slots=True)
 class ReplayConversation:
     """Exact lengths, greedy; `run_id` keeps runs and jobs apart in the server's prefix cache.
@@ -59,7 +80,7 @@ class ReplayConversation:
     Jobs with a common prefix are not kept apart.
     """
 
-    path: ClassVar = "completions"
+    path: ClassVar[str] = "completions"
 
     job: JobPlan
     model: str
@@ -69,7 +90,6 @@ class ReplayConversation:
     _output_token_ids: list[int] = field(default_factory=list)
 
     def request(self, turn: int) -> dict[str, Any]:
-        """Arguments of the OpenAI client's `create` for this turn."""
         plan = self.job.turns[turn]
         self._token_ids += self.windows.draw(self.job, turn)
         self._output_token_ids = []
@@ -92,21 +112,18 @@ class ReplayConversation:
         }
 
     def read(self, event: Mapping[str, Any]) -> bool:
-        """Take in one event of the reply; True if it brought a token."""
         num_before = len(self._output_token_ids)
         for choice in event.get("choices", ()):
             self._output_token_ids += choice.get("token_ids") or ()
         return len(self._output_token_ids) > num_before
 
     def end_turn(self, turn: int) -> str:
-        """End the turn after a complete reply; returns the command to run."""
         if not self._output_token_ids:
             raise RunError("the reply has no token ids: use a vLLM server, or --mode live")
         self._token_ids += self._output_token_ids
         return self.job.turns[turn].command
 
     def output_digest(self) -> str:
-        """The same for the same output of the turn that ended last."""
         return _digest(",".join(map(str, self._output_token_ids)))
 
 
@@ -114,7 +131,7 @@ class ReplayConversation:
 class LiveConversation:
     """A chat: lengths are roughly as planned, and the model's own command runs."""
 
-    path: ClassVar = "chat"
+    path: ClassVar[str] = "chat"
 
     job: JobPlan
     model: str
@@ -154,10 +171,6 @@ class LiveConversation:
 
     def output_digest(self) -> str:
         return _digest("".join(self._reply))
-
-
-Conversation = ReplayConversation | LiveConversation
-"""One job's exchange with the model: `request`, `read` its events, `end_turn`, turn after turn."""
 
 
 def _digest(text: str) -> str:
