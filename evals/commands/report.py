@@ -1,7 +1,8 @@
 """`agentkv report SOURCE --html FILE`: one HTML file with the tables and pictures of a run.
 
-SOURCE is a folder with runs anywhere below it (an --out of bench, compare, simulate), the URL of a
-running server, or an event log as `agentkv record` takes it. The file needs nothing but itself: no
+SOURCE is a folder with runs anywhere below it (an --out of bench, compare, simulate), a folder that
+`agentkv swebench report` wrote, the URL of a running server, or an event log as `agentkv record`
+takes it. The file needs nothing but itself: no
 script, no network, for a pull request or as a paper's supplement.
 """
 
@@ -28,12 +29,13 @@ from ..figures.runs import Group, Run, grouped, load_runs
 from ..figures.style import in_order
 from ..figures.timeline import draw_record
 from ..options import DONE, command_parser
-from ..rows import RUN_FILE, TURNS_FILE, require_free, time_stamp, write_whole
+from ..rows import TURNS_FILE, require_free, time_stamp, write_whole
 from ..summary import mean
 from ..tables import cell
 from .plot import DEFAULT_BASELINE, KINDS, drawings
 from .record import LEGEND, summary
 
+SWEBENCH_PAGE, SWEBENCH_FIGURE = "report.md", "report.png"
 MAX_JOBS_DRAWN = 24
 MAX_JOBS_LISTED = 200
 NUMBERS = {
@@ -99,7 +101,9 @@ def write_report(source: str, path: Path, *, api_key: str | None = None) -> dict
     Raises InputError for a source that cannot be read, OSError if writing fails.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        if "://" not in source and _has_runs(Path(source)):
+        if "://" not in source and (Path(source) / SWEBENCH_PAGE).is_file():
+            parts, figures = _parts_of_swebench(Path(source))
+        elif "://" not in source and next(Path(source).rglob(TURNS_FILE), None) is not None:
             parts, figures = _parts_of_runs(source, Path(scratch))
         else:
             parts, figures = _parts_of_record(source, api_key, Path(scratch))
@@ -109,8 +113,12 @@ def write_report(source: str, path: Path, *, api_key: str | None = None) -> dict
     return {"source": source, "html": str(path), "figures": figures}
 
 
-def _has_runs(path: Path) -> bool:
-    return any(next(path.rglob(name), None) is not None for name in (TURNS_FILE, RUN_FILE))
+def _parts_of_swebench(folder: Path) -> tuple[list[str], list[str]]:
+    """The page and the figure that `agentkv swebench report` wrote."""
+    page = (folder / SWEBENCH_PAGE).read_text(encoding="utf-8")
+    pictures = [folder / SWEBENCH_FIGURE] if (folder / SWEBENCH_FIGURE).is_file() else []
+    figures = [_figure(picture, "durations and turns of each run") for picture in pictures]
+    return [f"<pre>{escape(page)}</pre>", *figures], [picture.name for picture in pictures]
 
 
 def _parts_of_runs(source: str, scratch: Path) -> tuple[list[str], list[str]]:
@@ -204,9 +212,10 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _figure(picture: Path, caption: str) -> str:
-    """An image that holds its SVG: text of jobs inside it can neither run nor load anything."""
+    """An image that holds its file, so that text of jobs in an SVG neither runs nor loads."""
     data = base64.b64encode(picture.read_bytes()).decode()
-    image = f'<img alt="{escape(caption)}" src="data:image/svg+xml;base64,{data}">'
+    media_type = {".svg": "image/svg+xml", ".png": "image/png"}[picture.suffix]
+    image = f'<img alt="{escape(caption)}" src="data:{media_type};base64,{data}">'
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
 
 

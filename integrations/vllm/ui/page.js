@@ -49,9 +49,10 @@ function totalsOf(engines) {
   const states = STATES.map((state) => [state, engines.flatMap((engine) => engine.jobs).filter((job) => job.state === state).length]);
   const heldBack = engines.flatMap((engine) => engine.jobs).filter((job) => job.held_back).length;
   const seen = states.filter(([, n]) => n).map(([state, n]) => `${n} ${state}`);
+  const counts = engines.some((engine) => engine.stats.savings);
   return {
-    kept: [kept, count(kept), `${seconds(keptS)} of the engine; ${compact(stock)} hit without us`],
-    twice: [sum(lost), count(sum(lost)), worst && worst[1] ? `most: ${worst[0].replaceAll("_", " ")}` : "none"],
+    kept: counts && [kept, count(kept), `${seconds(keptS)} of the engine; ${compact(stock)} hit without us`],
+    twice: counts && [sum(lost), count(sum(lost)), worst && worst[1] ? `most: ${worst[0].replaceAll("_", " ")}` : "none"],
     pins: [returned, share(returned, ended), `${count(returned)} of ${count(ended)}`],
     predictor: [within, share(within, predicted), `${count(within)} of ${plural(predicted, "tool")} up to p90`],
     jobs: [all((engine) => engine.num_jobs), count(all((engine) => engine.num_jobs)), [...seen, heldBack ? `${heldBack} held back` : ""].filter(Boolean).join(", ") || "none seen yet"],
@@ -73,7 +74,10 @@ function drawTotals(engines) {
       list.append(box);
     }
   }
-  for (const [id, [value, text, note]] of Object.entries(totalsOf(engines))) {
+  for (const [id, total] of Object.entries(totalsOf(engines))) {
+    byId(`total-${id}`).closest("div").hidden = !total;
+    if (!total) continue;
+    const [value, text, note] = total;
     byId(`total-${id}`).value = String(value);
     setText(byId(`total-${id}`), text);
     setText(byId(`note-${id}`), note);

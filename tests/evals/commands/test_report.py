@@ -40,6 +40,16 @@ def test_a_report_of_runs_has_their_table_and_figures(
     assert "6 of 6" in text
 
 
+def test_a_report_of_swebench_holds_its_page_and_figure(tmp_path: Path) -> None:
+    """What `agentkv swebench report` wrote stands in the file, the figure as an image."""
+    (tmp_path / "report.md").write_text("| policy | <resolved> |")
+    (tmp_path / "report.png").write_bytes(b"\x89PNG")
+    path = tmp_path / "out.html"
+    assert agentkv(["report", str(tmp_path), "--html", str(path)]) == 0
+    assert "| policy | &lt;resolved&gt; |" in path.read_text()
+    assert path.read_text().count("data:image/png;base64,") == 1
+
+
 def test_an_existing_report_is_kept(runs: str, tmp_path: Path) -> None:
     """Without --force a file is not replaced."""
     path = tmp_path / "out.html"
