@@ -51,6 +51,12 @@ class JobTotals(TokenCounts, Protocol):
     @property
     def turns(self) -> int: ...
 
+    @property
+    def kept_tokens(self) -> int | None: ...
+
+    @property
+    def kept_engine_s(self) -> float | None: ...
+
 
 class Span(Protocol):
     """The span of a turn or a tool. No method raises."""
