@@ -1,8 +1,8 @@
 """Scheduling changes timing and memory, never output: greedy tokens under our policies and fcfs.
 
-The same jobs run on six servers, one at a time and all at once: under each policy with small
-prefill chunks and so little memory that turns are preempted, and under two of them with large
-chunks and ample memory.
+The same jobs run on six servers: under each policy all at once, with small prefill chunks and so
+little memory that turns are preempted; and under two of them with large chunks and ample memory,
+also one at a time.
 Stock itself may round differently in another batch; what it does is measured in the same run, as
 the largest difference between the logprobs of a token under fcfs in two settings. Within that
 spread a tie may go either way; where it is 0, nothing but equal tokens passes.
@@ -10,7 +10,7 @@ spread a tie may go either way; where it is 0, nothing but equal tokens passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -29,7 +29,7 @@ NUM_SINGLE_JOBS = 3
 """Jobs played one after the other: at 3 s each, enough to see."""
 SETTINGS = {
     "ample": ("--max-num-batched-tokens", "4096"),
-    # 27 blocks for 8 jobs that grow to 15 each; a prompt of 64 to 384 tokens takes many chunks.
+    # 27 blocks for 8 jobs that grow to 12 each; a prompt of 64 to 320 tokens takes many chunks.
     "scarce": (
         *("--max-num-batched-tokens", "40", "--max-num-seqs", "8"),
         *("--num-gpu-blocks-override", "28", "--max-model-len", "768"),
@@ -50,7 +50,6 @@ SERVERS = (
     *(("ample", "fcfs"), ("ample", "continuum")),
     *(("scarce", policy) for policy in POLICIES),
 )
-OURS = [(setting, policy) for setting, policy in SERVERS if policy != "fcfs"]
 # One that is fast, one that is slow, and one that is now this and now that.
 TOOLS = {
     "context_serve": (
@@ -60,6 +59,16 @@ TOOLS = {
 }
 """Started between turns, so that turns are pinned for different times and freed at once."""
 MODES = {"single": (NUM_SINGLE_JOBS, 1), "concurrent": (NUM_JOBS, NUM_JOBS)}
+MODES_OF: Mapping[str, tuple[str, ...]] = {
+    "ample": ("concurrent", "single"),
+    "scarce": ("concurrent",),  # one job at a time has memory enough
+}
+RUNS_OF_OURS = [
+    (setting, policy, mode)
+    for setting, policy in SERVERS
+    if policy != "fcfs"
+    for mode in MODES_OF[setting]
+]
 NOISE = 1e-4
 """Logprobs closer than this count as equal, for any spread of stock's: float32 over two layers."""
 
@@ -94,7 +103,7 @@ def runs(server_pool: ServerPool, tiny_model_dir: Path) -> Runs:
     for setting, policy in SERVERS:
         flags = (*TINY_ARGS, *SETTINGS[setting], *POLICIES[policy])
         server = server_pool.get(tiny_model_dir, *flags, policy=policy)
-        for mode in ("concurrent", "single"):
+        for mode in MODES_OF[setting]:
             num_jobs, num_at_once = MODES[mode]
             runs.transcripts[policy, setting, mode] = play(
                 server,
@@ -134,8 +143,7 @@ def largest_difference(run: Transcript, reference: Transcript) -> float:
     return max(differences)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("setting", "policy"), OURS)
+@pytest.mark.parametrize(("setting", "policy", "mode"), RUNS_OF_OURS)
 def test_ours_sample_what_stock_samples(runs: Runs, setting: str, policy: str, mode: str) -> None:
     """Token for token, but for ties closer than stock's own spread."""
     run = runs.transcripts[policy, setting, mode]
@@ -148,8 +156,7 @@ def test_ours_sample_what_stock_samples(runs: Runs, setting: str, policy: str, m
             assert expected.leads[place] <= 2 * spread, f"job and turn {key}, token {place}"
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("setting", "policy"), OURS)
+@pytest.mark.parametrize(("setting", "policy", "mode"), RUNS_OF_OURS)
 def test_ours_stay_within_stocks_own_spread(
     runs: Runs, setting: str, policy: str, mode: str
 ) -> None:

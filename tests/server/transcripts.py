@@ -13,7 +13,7 @@ from agentkv.server.process import ServerProcess
 from tests.server.chat import LIMIT_S
 
 NUM_JOBS, NUM_TURNS = 8, 3
-INPUT_TOKENS, OUTPUT_TOKENS = 64, 96
+INPUT_TOKENS, OUTPUT_TOKENS = 64, 64
 
 TurnKey = tuple[int, int]
 """Number of the job, number of the turn."""
