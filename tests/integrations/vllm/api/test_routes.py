@@ -74,7 +74,7 @@ class Server:
             if path != "/finish_session":
                 path = "/v1/agentkv" + path
             return await client.request(
-                method, path, content=content, headers=headers, params=params
+                method, path, content=content, headers=headers, params=params or None
             )
 
 

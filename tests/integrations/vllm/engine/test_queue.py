@@ -24,7 +24,7 @@ def test_later_turns_of_an_earlier_job_pass_a_later_job(make_engine: Callable[..
     """Jobs are served in the order in which they arrived, at any of their turns."""
     engine = make_engine(max_num_seqs=1)
     engine.turn(prompt_of(20, salt=1), job_id="first")
-    engine.scheduler.retention.end_all_pins("reset")
+    engine.scheduler.retention.cache_reset()
     fill(engine)
     engine.add(prompt_of(20, salt=2), request_id="second-1", job_id="second")
     engine.add(prompt_of(30, salt=1), request_id="first-2", job_id="first")
@@ -37,13 +37,13 @@ def test_a_pinned_job_passes_an_earlier_one_without_a_pin(
     """Tiers: turns whose blocks are pinned come before turns that must prefill."""
     engine = make_engine(max_num_seqs=1)
     engine.turn(prompt_of(20, salt=1), job_id="early")
-    engine.scheduler.retention.end_all_pins("reset")
+    engine.scheduler.retention.cache_reset()
     engine.turn(prompt_of(40, salt=2), job_id="pinned")
     fill(engine)
     engine.add(prompt_of(30, salt=1), request_id="early-2", job_id="early")
     engine.add(prompt_of(60, salt=2), request_id="pinned-2", job_id="pinned")
     assert engine.waiting() == ["pinned-2", "early-2"]
-    engine.scheduler.retention.end_all_pins("reset")
+    engine.scheduler.retention.cache_reset()
     assert engine.waiting() == ["early-2", "pinned-2"]
 
 
@@ -68,14 +68,14 @@ def test_the_head_stays_the_head_between_peek_and_pop(make_engine: Callable[...,
     """`schedule()` peeks, allocates, pops: a pin that ends in between must not swap the head."""
     engine = make_engine(max_num_seqs=1)
     engine.turn(prompt_of(20, salt=1), job_id="early")
-    engine.scheduler.retention.end_all_pins("reset")
+    engine.scheduler.retention.cache_reset()
     engine.turn(prompt_of(40, salt=2), job_id="pinned")
     fill(engine)
     engine.add(prompt_of(30, salt=1), request_id="early-2", job_id="early")
     engine.add(prompt_of(60, salt=2), request_id="pinned-2", job_id="pinned")
     queue: RankedQueue = engine.scheduler.waiting
     head = queue.peek_request()
-    engine.scheduler.retention.end_all_pins("reset")
+    engine.scheduler.retention.cache_reset()
     assert queue.pop_request() is head
     assert head.request_id == "pinned-2"
 
