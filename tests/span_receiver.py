@@ -1,5 +1,4 @@
-"""A receiver of OpenTelemetry's spans over HTTP: neither the package index nor Debian has a
-collector."""
+"""A receiver of OpenTelemetry's spans over HTTP, in the place of a collector."""
 
 from __future__ import annotations
 

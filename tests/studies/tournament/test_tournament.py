@@ -211,7 +211,9 @@ def test_a_part_that_is_not_made_is_refused() -> None:
         fill("<!-- made: luck -->\n<!-- end -->", tables(Findings(made_rows(by_policy()))))
 
 
-@pytest.mark.parametrize("page", ["docs/results/tournament.md", "docs/how-to/choose-a-policy.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/results/tournament.md", "docs/how-to/choose-a-policy.md"]
+)
 def test_the_pages_show_the_committed_rows(page: str, tmp_path: Path) -> None:
     """The tables of the pages are those made from the committed rows."""
     shutil.copy(HERE / PACKED_FILE, tmp_path)
