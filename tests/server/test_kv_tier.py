@@ -47,7 +47,10 @@ def play(server: ServerProcess) -> tuple[list[list[int]], list[int]]:
     return replies, cached
 
 
-@pytest.mark.parametrize("link", [(), ("--kv-tier-gbps", "0.005", "--kv-tier-latency-ms", "20")])
+SLOW_LINK = ("--kv-tier-gbps", "0.005", "--kv-tier-latency-ms", "20")
+
+
+@pytest.mark.parametrize("link", [(), pytest.param(SLOW_LINK, marks=pytest.mark.long)])
 def test_evicted_contexts_come_back_with_the_same_output(
     link: tuple[str, ...],
     server_pool: ServerPool,
