@@ -66,6 +66,7 @@ def test_the_tour_is_one_job_of_five_turns(
     assert httpx.get(f"{routes}/stats", timeout=30).json()["pinned_blocks"] == 0
 
 
+@pytest.mark.long
 def test_with_a_tier_a_lost_cache_comes_back(
     bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

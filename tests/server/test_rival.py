@@ -12,7 +12,7 @@ from agentkv.evals.rivals import read_rivals
 from agentkv.evals.workload.workloads import make_workload
 from tests.conftest import TINY_ARGS
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.long]
 
 FORWARDER = """
 import asyncio, sys

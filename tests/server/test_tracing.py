@@ -11,7 +11,7 @@ from agentkv.server.process import ServerProcess
 from tests.server.chat import LIMIT_S, WORDS, wait_for
 from tests.span_receiver import span_receiver
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.long]
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
