@@ -1,0 +1,85 @@
+"""The live page of a real server, in Chromium, while the demo agent works on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agentkv.server.process import ServerProcess
+from tests.browser import DESKTOP, PHONE, chromium, page_of, scrolls_sideways
+from tests.conftest import DEMO_ARGS
+
+__all__ = ["chromium"]
+
+pytestmark = pytest.mark.server
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "bash_agent.py"
+PICTURES = os.environ.get("AGENTKV_TEST_PICTURES")
+"""Folder for screenshots, for the docs and for those who want to look."""
+
+
+@pytest.fixture(scope="module")
+def server(
+    demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    log = tmp_path_factory.mktemp("live-page") / "server.log"
+    with ServerProcess(str(demo_model_dir), policy="agentkv", args=DEMO_ARGS, log_path=log) as made:
+        yield made
+
+
+def demo_agents(server: ServerProcess, number: int) -> list[subprocess.Popen[bytes]]:
+    """Demo agents that play the tour at the same time."""
+    command = [sys.executable, str(EXAMPLE), "--base-url", server.base_url, "--yes"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return [subprocess.Popen(command, **quiet) for _ in range(number)]
+
+
+def test_the_demo_agents_turns_appear_in_the_page(chromium: Any, server: ServerProcess) -> None:
+    """While agents play the tour their jobs appear in lanes and states; afterwards the figures of
+    the page are those of /stats, and every turn's decision has been a sentence."""
+    url = f"{server.base_url}/agentkv/ui"
+    with (
+        page_of(chromium, url) as page,
+        page_of(chromium, url, size=PHONE, scheme="dark") as phone,
+    ):
+        page.wait_for_selector("#status[data-state=live]")
+        agents = demo_agents(server, 3)
+        page.wait_for_selector("td.state >> text=running", timeout=120_000)
+        page.wait_for_selector("td.turn >> text=/^[4-9]$/", timeout=240_000)
+        shots = {"watch-desktop": page, "watch-phone": phone}
+        for name, shown in shots.items():
+            assert not scrolls_sideways(shown)
+            if PICTURES:
+                shown.screenshot(path=f"{PICTURES}/{name}.png")
+        assert [agent.wait(240) for agent in agents] == [0, 0, 0]
+        page.wait_for_selector("text=over after 5 turns")
+        stats = httpx.get(f"{server.base_url}/agentkv/stats", timeout=30).json()
+        ends = stats["pin_ends_total"]
+        expected = {"pins": ends["returned"], "jobs": 0}
+        if "savings" in stats:
+            expected["kept"] = stats["savings"]["kept_tokens"]
+        for name, value in expected.items():
+            page.wait_for_selector(f"#total-{name}[value='{value}']")
+        assert ends["returned"] > 0
+        assert page.get_attribute(".legend .held + b, .legend b >> nth=1", "data-blocks") == "0"
+        assert "the next turn took" in page.inner_text("#decisions")
+        assert page.problems == phone.problems == []
+        assert page.hosts == {server.host}
+
+
+def test_a_server_with_viewers_ends_when_it_is_stopped(
+    chromium: Any, server: ServerProcess
+) -> None:
+    """An open page does not keep the server from ending, and then says that it is gone."""
+    with page_of(chromium, f"{server.base_url}/agentkv/ui", size=DESKTOP) as page:
+        page.wait_for_selector("#status[data-state=live]")
+        server.stop()
+        assert "Traceback" not in server.log_tail(60)
+        page.wait_for_selector("#status[data-state=gone]")
