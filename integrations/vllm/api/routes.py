@@ -52,8 +52,8 @@ _READINGS: Mapping[str, tuple[str, Callable[[list[Any]], Any]]] = {
 }
 _READINGS_BY_CLIENT = ("jobs",)
 """Those in which jobs are named: of the client that asks, unless it may see all."""
-MAX_EXPLAINED = 100
-"""Jobs that one answer explains: 1 MB."""
+MAX_EXPLAINED = 10
+"""Jobs that one answer explains: 100 kB, made between two steps of the engine."""
 EVENTS_AT_ONCE = 50
 """Events that the engine hands over between two of its steps: of the longest texts 150 kB."""
 MAX_TIMESTAMPS_BYTES = 8 * 1024 * 1024

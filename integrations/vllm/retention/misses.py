@@ -11,6 +11,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from agentkv.policies.jobs import Turn
@@ -37,6 +38,8 @@ from .predictor import BackgroundWorker
 MAX_TURNS = 50_000
 """Turns remembered over all jobs, of 100 to 500 bytes each."""
 MAX_TURNS_OF_JOB = 64
+MAX_COMPARED = 1000
+"""Jobs among which the worst ones are looked for, so that a question does not stop the engine."""
 MAX_PROMPT_BYTES = 64 << 20
 """Bytes of block hashes, and of tokens if prompts may be shown, kept of last turns over all jobs;
 without them a divergence is found less exactly."""
@@ -315,11 +318,12 @@ class TurnHistory:
     def explained(
         self, client: str | None, own_id: str | None = None, most: int = 1
     ) -> list[dict[str, Any]]:
-        """Jobs of a client (None: of all) as plain data, with their turns: those of that id, or the
-        `most` that computed the most tokens a second time. O(jobs)."""
+        """Jobs of a client (None: of all) as plain data, with their turns: those of that id, or of
+        the MAX_COMPARED last active ones the `most` that computed the most tokens a second time."""
+        latest = reversed(self._jobs.items())
         found = [
             (key, record)
-            for key, record in self._jobs.items()
+            for key, record in (latest if own_id is not None else islice(latest, MAX_COMPARED))
             if (client is None or client_and_id(key)[0] == client)
             and (own_id is None or client_and_id(key)[1] == own_id)
         ]
