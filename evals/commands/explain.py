@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         "--worst",
         type=whole_number(1),
         metavar="N",
-        help="the N jobs, at most 100, that computed the most tokens a second time",
+        help="the N jobs, at most 10, that computed the most tokens a second time",
     )
     parser.add_argument(
         "--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)"
