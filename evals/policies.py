@@ -12,8 +12,6 @@ from agentkv.integrations.vllm.settings import CONFIG_KEY
 from agentkv.named_classes import absolute_name, label_of
 from agentkv.policies import names
 
-STOCK_POLICIES = ("fcfs", "priority")
-"""vLLM's own policies, under which a server has no agentkv routes."""
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "paper": {"rules": "paper", "ttl": "paper"},
     "released": {"rules": "released", "ttl": "fixed", "fixed_ttl_s": 2.0},
@@ -32,7 +30,7 @@ class ServerPolicy:
 
     @property
     def is_stock(self) -> bool:
-        return self.scheduling_policy in STOCK_POLICIES
+        return self.scheduling_policy in names.STOCK_POLICIES
 
     def flags(self) -> list[str]:
         """Flags of `vllm serve` in addition to `--scheduling-policy`."""
@@ -43,7 +41,7 @@ class ServerPolicy:
 
 def policy_names() -> list[str]:
     variants = [f"{policy}:{variant}" for policy in _WITH_RULE_SETS for variant in VARIANTS]
-    return [*STOCK_POLICIES, *names.policy_names(), *variants]
+    return [*names.STOCK_POLICIES, *names.policy_names(), *variants]
 
 
 def server_policy(name: str) -> ServerPolicy:

@@ -13,6 +13,8 @@ from .context_serve import ContextServePolicy
 from .continuum import ContinuumPolicy
 from .settings import Settings
 
+STOCK_POLICIES = ("fcfs", "priority")
+"""vLLM's own policies, under which a server has no agentkv routes."""
 SHIPPED: dict[str, type[Policy]] = {
     "continuum": ContinuumPolicy,
     "context_serve": ContextServePolicy,

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     """0: shown; 1: the server knows no such job. Raises InputError for bad usage."""
     options = _parser().parse_args(argv)
     if (options.job is None) == (options.worst is None):
-        raise InputError("give a JOB, or --worst N")
+        raise InputError("give either a JOB or --worst N")
     server = ServerAPI(options.url, api_key=options.api_key)
     try:
         jobs = server.explained(options.job, worst=options.worst or 1)

@@ -29,9 +29,10 @@ import httpx
 from agentkv.client import feedback
 from agentkv.client.server import forget_servers
 from agentkv.errors import InputError
+from agentkv.policies.names import STOCK_POLICIES
 
 from ..outcomes import JobOutcome, RunOutcome, TurnOutcome
-from ..policies import STOCK_POLICIES, check_policy, server_policy
+from ..policies import check_policy, server_policy
 from ..progress import progress
 from ..rows import RunWriter, provenance, row_facts
 from ..server import ServerFacts, ServerUnderTest, preemptions_between

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.client.server import forget_servers
+from agentkv.policies.names import STOCK_POLICIES
 from agentkv.server.process import ServerProcess
 
-from ..policies import STOCK_POLICIES, check_policy, server_policy
+from ..policies import check_policy, server_policy
 from ..server import ServerUnderTest
 from .folder import SERVER_LOG, SERVER_NOTE
 from .plan import RunPlan

@@ -19,7 +19,7 @@ from typing import Any
 
 from agentkv.errors import AgentKVError, SettingsError, SetupError
 from agentkv.named_classes import absolute_name
-from agentkv.policies.names import is_policy_name, policy_names
+from agentkv.policies.names import STOCK_POLICIES, is_policy_name, policy_names
 
 from .server_policy import ADMIN_KEY_VARIABLE
 from .settings import CONFIG_KEY, read_settings
@@ -188,10 +188,18 @@ class _KeepInEnvironment(Action):
 
 
 def policy_asked_for(engine_args: Any) -> str | None:
-    """Our policy that an engine is to run, by its flag or else by the environment; None: stock."""
+    """Our policy that an engine is to run, by its flag or else by the environment; None: stock.
+
+    Raises SetupError for a variable that names no policy; vLLM itself refuses a wrong flag.
+    """
     policy = str(engine_args.scheduling_policy)
     if policy == "fcfs" and engine_args.scheduler_cls is None:
         policy = os.environ.get(POLICY_VARIABLE) or policy
+        if policy not in STOCK_POLICIES and not is_policy_name(policy):
+            raise SetupError(
+                f"{POLICY_VARIABLE}: got {policy!r}, allowed are "
+                f"{', '.join((*STOCK_POLICIES, *policy_names()))}, FILE.py:CLASS and MODULE:CLASS"
+            )
     return absolute_name(policy) if is_policy_name(policy) else None
 
 

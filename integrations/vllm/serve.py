@@ -138,9 +138,12 @@ def with_tier(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
 
 def positive(text: str) -> float:
     """Read a number above 0, for argparse."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not 0 < number < math.inf:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text}: must be a number above 0")
     return number
 
 

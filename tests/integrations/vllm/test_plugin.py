@@ -11,7 +11,7 @@ import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from agentkv.errors import AgentKVError, SettingsError
+from agentkv.errors import AgentKVError, SettingsError, SetupError
 from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.engine import seam
 from agentkv.integrations.vllm.server_policy import ADMIN_KEY_VARIABLE
@@ -124,6 +124,19 @@ def test_settings_come_from_the_environment_where_the_engine_is_given_none(
         monkeypatch.setenv(plugin.SETTINGS_VARIABLE, wrong)
         with pytest.raises(SettingsError, match=r"AGENTKV_SETTINGS|tttl"):
             args(model_config).create_engine_config()
+
+
+@pytest.mark.parametrize(("policy", "is_allowed"), [("fcfs", True), ("", True), ("agentvk", False)])
+def test_a_policy_in_the_environment_that_is_none_is_refused(
+    policy: str, is_allowed: bool, model_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelled AGENTKV_POLICY is an error with the valid names, not stock without a word."""
+    monkeypatch.setenv(plugin.POLICY_VARIABLE, policy)
+    if is_allowed:
+        assert args(model_config).create_engine_config().scheduler_config.scheduler_cls is None
+        return
+    with pytest.raises(SetupError, match="got 'agentvk', allowed are fcfs, priority, continuum"):
+        args(model_config).create_engine_config()
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

@@ -166,4 +166,4 @@ def test_a_size_that_is_none_is_bad_usage(size: str, capsys: pytest.CaptureFixtu
     """Exit status 2, as for every flag of ours."""
     with pytest.raises(SystemExit, match="2"):
         with_tier(["--kv-tier-gib", size], is_cpu=True)
-    assert f"invalid positive value: '{size}'" in capsys.readouterr().err
+    assert f"{size}: must be a number above 0" in capsys.readouterr().err
