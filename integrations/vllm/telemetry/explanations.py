@@ -68,8 +68,13 @@ _CHANGES: Mapping[str, tuple[str, str]] = {
 }
 
 
-def explanation(miss: Mapping[str, Any]) -> tuple[str, str]:
-    """Return why a turn missed, and what to do about it, from the facts of a miss."""
+def explanation(miss: Mapping[str, Any], taker: str | None = None) -> tuple[str, str]:
+    """Return why a turn missed, and what to do about it, from the facts of a miss.
+
+    taker: who got its memory, in words; None if that is not known.
+    """
+    if miss["reason"] == "pressure":
+        return _pressure(miss, taker)
     return _REASONS.get(miss["reason"], _other)(miss)
 
 
@@ -79,27 +84,15 @@ def _diverged(miss: Mapping[str, Any]) -> tuple[str, str]:
     return f"{at}: {why}", advice
 
 
-def _pressure(miss: Mapping[str, Any]) -> tuple[str, str]:
-    taken_by = miss.get("taken_by")
-    ago = (
-        f"evicted {miss['evicted_ago_s']:.1f} s before the turn"
-        if _waited(miss)
-        else ("evicted while the turn waited")
-    )
-    to = "was short" if taken_by is None else f"went to {_job(taken_by)}"
+def _pressure(miss: Mapping[str, Any], taker: str | None) -> tuple[str, str]:
+    ago_s = miss.get("evicted_ago_s")
+    when = f"{ago_s:.1f} s before the turn" if ago_s else "while the turn waited"
+    memory = "was short" if taker is None else f"went to {taker}"
     return (
-        f"{ago}: memory {to}",
+        f"evicted {when}: memory {memory}",
         "run fewer jobs at once, give the cache more memory, or add KV offloading; "
         "`agentkv simulate` says how many jobs fit",
     )
-
-
-def _waited(miss: Mapping[str, Any]) -> bool:
-    return bool(miss.get("evicted_ago_s"))
-
-
-def _job(name: str) -> str:
-    return name if " " in name else f"job {name}"
 
 
 def _ttl(miss: Mapping[str, Any]) -> tuple[str, str]:
@@ -149,7 +142,6 @@ def _other(miss: Mapping[str, Any]) -> tuple[str, str]:
 
 _REASONS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
     "diverged": _diverged,
-    "pressure": _pressure,
     "ttl": _ttl,
     "released": _released,
     "reset": _reset,

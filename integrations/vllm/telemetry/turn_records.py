@@ -5,6 +5,7 @@ Values alone; `retention.misses` makes, keeps and drops them. Blocks are known b
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,14 +96,8 @@ class LeftContext:
         known = self.block_hashes
         if not known:
             return None
-        low, high = 0, min(len(known), len(block_hashes))
-        while low < high:
-            middle = (low + high) // 2
-            if known[middle] == block_hashes[middle]:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        blocks = range(min(len(known), len(block_hashes)))
+        return bisect_left(blocks, True, key=lambda block: known[block] != block_hashes[block])
 
 
 @dataclass(slots=True)
@@ -118,14 +113,16 @@ class Miss:
         """Return it as plain data, with the sentences that explain it; `viewer` is the client that
         asks, None sees all jobs."""
         shown = {"reason": self.reason, "tokens": self.num_tokens, **self.facts}
+        taker = None
         if self.taken_by is not None:
             client, own_id = client_and_id(self.taken_by)
             if not self.taken_by:
-                shown["taken_by"] = "a request without a job"
+                shown["taken_by"] = taker = "a request without a job"
+            elif viewer is None or client == viewer:
+                shown["taken_by"], taker = own_id, f"job {own_id}"
             else:
-                is_visible = viewer is None or client == viewer
-                shown["taken_by"] = own_id if is_visible else "another client's job"
-        why, advice = explanation(shown)
+                shown["taken_by"] = taker = "another client's job"
+        why, advice = explanation(shown, taker)
         return {**shown, "why": why, "advice": advice}
 
 
