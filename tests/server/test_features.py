@@ -146,7 +146,12 @@ class Asked:
 def answers_of(server: ServerProcess, **tags: Any) -> dict[str, Any]:
     """What the server answers to everything, by what it was."""
     ask = Asked(server, **tags)
-    found: dict[str, Any] = {what: ask(*request) for what, request in REQUESTS.items()}
+    # vLLM 0.32's CPU build, stock too, dies of top_k with a draft of no token
+    # (sample/ops/topk_topp_sampler.py:529).
+    left_out = "top_k" if "--speculative-config" in server.args else None
+    found: dict[str, Any] = {
+        what: ask(path, body) for what, (path, body) in REQUESTS.items() if left_out not in body
+    }
     ask.leave()
     wait_for(lambda: metric(server, "vllm:num_requests_running") == 0)
     found["after an abort"] = ask(*REQUESTS["chat"])
