@@ -13,6 +13,7 @@ from typing import Any
 
 from agentkv.errors import InputError
 
+from .rows import require_free
 from .workload.jobs import TOOLS
 from .workload.plans import ARRIVALS, RECORDED, Workload
 from .workload.recorded import is_event_log
@@ -80,7 +81,22 @@ def add_kept(parser: Any, out: str, *, is_required: bool = False, resume: str = 
     parser.add_argument("--out", metavar="DIR", required=is_required, help=out)
     if resume:
         parser.add_argument("--resume", action="store_true", help=resume)
-    parser.add_argument("--force", action="store_true", help="overwrite what --out holds")
+    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
+
+
+def add_html(parser: Any) -> None:
+    """Add `--html`; a file that exists needs the `--force` of `add_kept`."""
+    what = "also write tables and pictures as one HTML file, as `agentkv report` does"
+    parser.add_argument("--html", metavar="FILE", help=what)
+
+
+def html_file(name: str | None, *, force: bool) -> Path | None:
+    """The file that --html names; InputError if it exists and may not be overwritten."""
+    if name is None:
+        return None
+    path = Path(name)
+    require_free(path, force=force, flag="--html")
+    return path
 
 
 def add_json(parser: Any) -> None:

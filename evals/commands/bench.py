@@ -18,6 +18,7 @@ from typing import Any
 from ..options import (
     DONE,
     FAILED,
+    add_html,
     add_json,
     add_kept,
     add_server,
@@ -25,6 +26,7 @@ from ..options import (
     command_parser,
     describe_workload,
     fill_in,
+    html_file,
     seconds,
     whole_number,
     workload_of,
@@ -49,6 +51,7 @@ def main(argv: Sequence[str]) -> int:
     if options.policy is not None:
         server_policy(options.policy)
     workload = workload_of(options)
+    html = html_file(options.html, force=options.force)
     config = {name: value for name, value in vars(options).items() if name != "api_key"}
     load = LoadOptions(
         base_url=options.base_url,
@@ -69,6 +72,11 @@ def main(argv: Sequence[str]) -> int:
     summary = summarize(run)
     if not options.json:
         print(report(run, summary))
+    is_kept = True
+    if html is not None:
+        from .report import keep_report  # takes seconds: pandas and matplotlib
+
+        is_kept = keep_report(html, "bench", [run])
     document = {
         **summary,
         "ended_early": reason,
@@ -77,7 +85,8 @@ def main(argv: Sequence[str]) -> int:
         "metadata": dict(run.metadata),
     }
     print(json.dumps(document), flush=True)
-    return DONE if reason is None and all(job.status == "done" for job in run.jobs) else FAILED
+    is_done = reason is None and all(job.status == "done" for job in run.jobs)
+    return DONE if is_done and is_kept else FAILED
 
 
 def report(run: RunOutcome, found: Mapping[str, Any]) -> str:
@@ -143,5 +152,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--timeout-s", type=seconds, default=600.0, metavar="S", help="of one turn (600)")
     add("--limit-s", type=seconds, metavar="S", help="cut jobs that still run after this time")
     add_kept(run, "write turns.jsonl as turns end, and run.json")
+    add_html(run)
     add_json(run)
     return parser

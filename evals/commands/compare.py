@@ -25,12 +25,14 @@ from agentkv.server.process import HTTPProcess, ServerProcess, free_port
 from ..options import (
     DONE,
     FAILED,
+    add_html,
     add_json,
     add_kept,
     add_workload_options,
     command_parser,
     describe_workload,
     fill_in,
+    html_file,
     seconds,
     whole_number,
     workload_of,
@@ -130,6 +132,7 @@ def main(argv: Sequence[str]) -> int:
     fill_in(options, dict(profile.workload))
     plan = _plan(options, profile)
     check_folders(plan, resume=options.resume, force=options.force)
+    html = html_file(options.html, force=options.force or options.resume)
     runs, trouble = _collect(plan, resume=options.resume)
     if trouble is not None:
         print(f"agentkv compare: {trouble}", file=sys.stderr)
@@ -151,9 +154,14 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         trouble = trouble or f"{plan.out}/compare.json could not be written: {error}"
         print(f"agentkv compare: {trouble}", file=sys.stderr)
+    is_kept = True
+    if html is not None:
+        from .report import keep_report  # takes seconds: pandas and matplotlib
+
+        is_kept = keep_report(html, "compare", runs)
     print(json.dumps(document), flush=True)
     are_done = all(job.status == "done" for run in runs for job in run.jobs)
-    return DONE if trouble is None and are_done else FAILED
+    return DONE if trouble is None and are_done and is_kept else FAILED
 
 
 def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
@@ -362,6 +370,7 @@ def _parser() -> argparse.ArgumentParser:
         "a folder a run, and compare.json (default compare-TIME)",
         resume="keep the complete runs in --out, make the others",
     )
+    add_html(runs)
     add_json(runs)
     add("server_flags", nargs="*", metavar="-- FLAG", help="more flags for the servers")
     return parser

@@ -25,10 +25,11 @@ from agentkv.errors import InputError
 from ..event_log.jobs import jobs_of
 from ..event_log.reading import read_record
 from ..event_log.totals import DEFAULT_AFTER_S, job_row, passed_over, totals
-from ..figures.runs import Group, Run, grouped, load_runs
+from ..figures.runs import Group, Run, grouped, load_runs, run_of, without_jobs
 from ..figures.style import in_order
 from ..figures.timeline import draw_record
 from ..options import DONE, command_parser
+from ..outcomes import RunOutcome
 from ..rows import TURNS_FILE, require_free, time_stamp, write_whole
 from ..summary import mean
 from ..tables import cell
@@ -104,13 +105,26 @@ def write_report(source: str, path: Path, *, api_key: str | None = None) -> dict
         if "://" not in source and (Path(source) / SWEBENCH_PAGE).is_file():
             parts, figures = _parts_of_swebench(Path(source))
         elif "://" not in source and next(Path(source).rglob(TURNS_FILE), None) is not None:
-            parts, figures = _parts_of_runs(source, Path(scratch))
+            parts, figures = _parts_of_runs(*load_runs([source]), Path(scratch))
         else:
             parts, figures = _parts_of_record(source, api_key, Path(scratch))
-    title = f"agentkv: {source if '://' in source else Path(source).resolve().name}"
-    write_whole(path, _page(title, parts))
-    print(f"written to {path}", file=sys.stderr, flush=True)
+    _write_page(path, source if "://" in source else Path(source).resolve().name, parts)
     return {"source": source, "html": str(path), "figures": figures}
+
+
+def keep_report(path: Path, command: str, outcomes: Sequence[RunOutcome]) -> bool:
+    """Write the report of runs that a command has just made, for its --html; False, with the
+    reason on standard error, if the file cannot be written."""
+    runs = [run_of(outcome) for outcome in outcomes]
+    with tempfile.TemporaryDirectory() as scratch:
+        done = [run for run in runs if run.summary["completed"]]
+        parts, _ = _parts_of_runs(done, without_jobs(runs), Path(scratch))
+    try:
+        _write_page(path, command, parts)
+    except OSError as error:
+        print(f"agentkv {command}: {path} could not be written: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _parts_of_swebench(folder: Path) -> tuple[list[str], list[str]]:
@@ -121,9 +135,10 @@ def _parts_of_swebench(folder: Path) -> tuple[list[str], list[str]]:
     return [f"<pre>{escape(page)}</pre>", *figures], [picture.name for picture in pictures]
 
 
-def _parts_of_runs(source: str, scratch: Path) -> tuple[list[str], list[str]]:
+def _parts_of_runs(
+    runs: Sequence[Run], left_out: Sequence[str], scratch: Path
+) -> tuple[list[str], list[str]]:
     """A table for each setting, then the figures that its rows are enough for."""
-    runs, left_out = load_runs([source])
     groups = grouped(runs)
     parts = [f"<p>{escape(line)}</p>" for line in left_out]
     for group in groups:
@@ -219,9 +234,11 @@ def _figure(picture: Path, caption: str) -> str:
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _page(title: str, parts: Iterable[str]) -> str:
+def _write_page(path: Path, about: str, parts: Iterable[str]) -> None:
+    """Raise OSError if the file cannot be written."""
+    title = f"agentkv: {about}"
     body = "\n".join(parts)
-    return f"""<!doctype html>
+    text = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -237,6 +254,8 @@ def _page(title: str, parts: Iterable[str]) -> str:
 </body>
 </html>
 """
+    write_whole(path, text)
+    print(f"written to {path}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -133,29 +133,35 @@ def load_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
 
     Raises InputError for rows that are missing or misshapen, and if no run is left.
     """
-    runs, left_out = [], []
+    runs: list[Run] = []
+    left_out: list[str] = []
     for path in map(Path, paths):
         if path.is_file() and path.name not in (TURNS_FILE, RUN_FILE):
             raise InputError(f"{path}: not a run: give its folder, {TURNS_FILE} or {RUN_FILE}")
         try:
-            found = [_run(outcome) for outcome in read_runs([path])]
+            found = [run_of(outcome) for outcome in read_runs([path])]
         except (InputError, OSError) as error:
             raise InputError(str(error)) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise InputError(f"{path}: rows that cannot be drawn: {reason}") from error
-        for run in found:
-            if run.summary["completed"]:
-                runs.append(run)
-            else:
-                reason = f"none of its {run.summary['jobs']} jobs is done, left out"
-                left_out.append(f"{path}: {run.policy}: {reason}")
+        runs += [run for run in found if run.summary["completed"]]
+        left_out += [f"{path}: {line}" for line in without_jobs(found)]
     if not runs:
         raise InputError("; ".join(left_out) or "no rows given")
     return runs, left_out
 
 
-def _run(outcome: RunOutcome) -> Run:
+def without_jobs(runs: Sequence[Run]) -> list[str]:
+    """A line on each run that has no finished job."""
+    return [
+        f"{run.policy}: none of its {run.summary['jobs']} jobs is done, left out"
+        for run in runs
+        if not run.summary["completed"]
+    ]
+
+
+def run_of(outcome: RunOutcome) -> Run:
     """Raise ValueError, TypeError or AttributeError for values that cannot be drawn."""
     for job in outcome.jobs:
         if not math.isfinite(job.duration_s + sum(turn.latency_s for turn in job.turns)):

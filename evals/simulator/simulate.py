@@ -23,10 +23,12 @@ from ..options import (
     BAD_USAGE,
     DONE,
     FAILED,
+    add_html,
     add_json,
     add_workload_options,
     describe_workload,
     fill_in,
+    html_file,
     positive,
     share,
     whole_number,
@@ -70,7 +72,7 @@ _COLUMNS_OF_ROLES = (
     ("chat TTFT p99 s", "chat_ttft_p99_s", ".2f"),
     ("step s", "step_mean_s", ".1f"),
 )
-_NOT_OF_THE_RUN = ("out", "force", "json", "policy")
+_NOT_OF_THE_RUN = ("out", "force", "html", "json", "policy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         plan = make_plan(options)
+        html = html_file(options.html, force=options.force)
         runs, reason = _run_all(plan)
     except (AgentKVError, OSError) as error:
         print(f"agentkv simulate: {error}", file=sys.stderr)
@@ -132,6 +135,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     policies = {run.policy: policy_entry(summarize(run), run.server) for run in runs}
     if not options.json:
         print(_table(policies))
+    is_kept = True
+    if html is not None:
+        from ..commands.report import keep_report  # takes seconds: pandas and matplotlib
+
+        is_kept = keep_report(html, "simulate", runs)
     document = {
         "workload": plan.described,
         "machine": plan.machine.as_dict(),
@@ -142,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     print(json.dumps(document), flush=True)
     is_done = reason is None and all(job.status == "done" for run in runs for job in run.jobs)
-    return DONE if is_done else FAILED
+    return DONE if is_done and is_kept else FAILED
 
 
 def make_plan(options: argparse.Namespace) -> SimulationPlan:
@@ -325,7 +333,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--exact", action="store_true", help="single steps, no jumps: slower, same results")
     add("--record", action="store_true", help="with --out: also keep each policy's event log")
     add("--out", metavar="DIR", help="write each policy's run.json and turns.jsonl below DIR")
-    add("--force", action="store_true", help="overwrite runs in --out")
+    add("--force", action="store_true", help="overwrite files that exist")
+    add_html(group)
     add_json(group)
     return parser
 

@@ -20,7 +20,17 @@ from typing import Any
 
 from agentkv.errors import AgentKVError
 
-from ..options import BAD_USAGE, DONE, FAILED, add_json, add_kept, positive, whole_number
+from ..options import (
+    BAD_USAGE,
+    DONE,
+    FAILED,
+    add_html,
+    add_json,
+    add_kept,
+    html_file,
+    positive,
+    whole_number,
+)
 from ..policies import policy_names, server_policy
 from ..rows import time_stamp
 from .instances import (
@@ -129,12 +139,16 @@ def _eval(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     """Compare graded runs: pass rate, completion times, cache; as Markdown, JSON and a figure."""
+    from ..commands.report import write_report
     from .report import report
 
     runs, out = options.run_dirs, options.out
     if out is None:
         out = runs[0] if len(runs) == 1 else f"swebench-report-{time_stamp()}"
+    html = html_file(options.html, force=options.force)
     document = report(runs, Path(out), baseline=options.baseline, is_forced=options.force)
+    if html is not None:
+        write_report(str(out), html)
     page = Path(document["files"]["markdown"]).read_text(encoding="utf-8")
     print(page, file=sys.stderr if options.json else sys.stdout)
     print(json.dumps(document))
@@ -289,6 +303,7 @@ def _add_report_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
     parser.add_argument("--baseline", help="policy that ratios are to; default: fcfs or the first")
     add_kept(parser, "default: the run's own folder; of several, swebench-report-TIME")
+    add_html(parser)
     add_json(parser)
 
 

@@ -99,6 +99,21 @@ def test_each_policy_has_its_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*flags, "--force"]) == 0
 
 
+def test_html_has_the_policies_in_one_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--html writes a table of all policies, and the figures; runs without a done job are named."""
+    path = tmp_path / "out.html"
+    flags = [*SMALL, *STOCK, "--policy", "continuum", "--html", str(path)]
+    assert main(flags) == 0
+    assert path.read_text().count("6 of 6") == 2
+    assert path.read_text().count("data:image/svg+xml;base64,") >= 3
+    assert main(flags) == 2
+    assert "choose another --html, or --force" in capsys.readouterr().err
+    assert main([*flags, "--max-model-len", "1000", "--force"]) == 1
+    assert "fcfs: none of its 6 jobs is done" in path.read_text()
+
+
 def test_a_recorded_run_is_simulated_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
