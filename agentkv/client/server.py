@@ -188,7 +188,7 @@ class Link:
     server: Server
     transport: ServerTransport
     warns: bool
-    note_savings: Callable[[str, object], None] = lambda root_url, savings: None
+    note_savings: Callable[[str, object], None]
     """Gets the server's root and what it says it has saved for the job."""
 
     @property

@@ -60,10 +60,7 @@ def test_a_bad_predictor_is_found_out(
     """A policy is checked with the predictor that its settings name, which is broken off, too."""
     monkeypatch.setattr(promises, "MAX_SHRINK_PLAYS", 2)  # each play takes seconds
     settings = {"policy": "agentkv", "predictor": f"tests.evals.bad_policies:{name}"}
-    for number in range(60):
-        result = promises.check_promises(settings, seed=number, num_schedules=1)
-        if result.findings:
-            break
+    result = promises.check_promises(settings, seed=0, num_schedules=1)
     assert result.findings.keys() == {promise}
     assert f"the predictor: {what}" in result.findings[promise].breach.what
 

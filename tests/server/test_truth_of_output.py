@@ -1,8 +1,8 @@
 """Scheduling changes timing and memory, never output: greedy tokens under our policies and fcfs.
 
 The same jobs run on six servers: under each policy all at once, with small prefill chunks and so
-little memory that turns are preempted; and under two of them with large chunks and ample memory,
-also one at a time.
+little memory that turns are preempted; and under two of them with large chunks and ample memory.
+Some also run one at a time.
 Stock itself may round differently in another batch; what it does is measured in the same run, as
 the largest difference between the logprobs of a token under fcfs in two settings. Within that
 spread a tie may go either way; where it is 0, nothing but equal tokens passes.
@@ -10,7 +10,7 @@ spread a tie may go either way; where it is 0, nothing but equal tokens passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -59,15 +59,19 @@ TOOLS = {
 }
 """Started between turns, so that turns are pinned for different times and freed at once."""
 MODES = {"single": (NUM_SINGLE_JOBS, 1), "concurrent": (NUM_JOBS, NUM_JOBS)}
-MODES_OF: Mapping[str, tuple[str, ...]] = {
-    "ample": ("concurrent", "single"),
-    "scarce": ("concurrent",),  # one job at a time has memory enough
-}
+SINGLE_TOO = {("ample", "fcfs"), ("ample", "continuum"), ("scarce", "context_serve")}
+"""One job at a time has memory enough, so that each of its tools is decided on."""
+
+
+def modes_of(setting: str, policy: str) -> tuple[str, ...]:
+    return ("concurrent", "single") if (setting, policy) in SINGLE_TOO else ("concurrent",)
+
+
 RUNS_OF_OURS = [
     (setting, policy, mode)
     for setting, policy in SERVERS
     if policy != "fcfs"
-    for mode in MODES_OF[setting]
+    for mode in modes_of(setting, policy)
 ]
 NOISE = 1e-4
 """Logprobs closer than this count as equal, for any spread of stock's: float32 over two layers."""
@@ -103,7 +107,7 @@ def runs(server_pool: ServerPool, tiny_model_dir: Path) -> Runs:
     for setting, policy in SERVERS:
         flags = (*TINY_ARGS, *SETTINGS[setting], *POLICIES[policy])
         server = server_pool.get(tiny_model_dir, *flags, policy=policy)
-        for mode in MODES_OF[setting]:
+        for mode in modes_of(setting, policy):
             num_jobs, num_at_once = MODES[mode]
             runs.transcripts[policy, setting, mode] = play(
                 server,

@@ -77,7 +77,9 @@ def test_operations_answer_with_plain_data(make_engine: Callable[..., Engine]) -
     assert ask("info")["num_blocks"] == 63
     assert ask("stats")["pinned_blocks"] == 6
     (job,) = ask("jobs")
-    assert job.items() <= ask("job", "a").items()
+    shown = ask("job", "a")
+    assert [turn["turn"] for turn in shown.pop("last_turns")] == [1]
+    assert shown == job
     assert (job["turns"], job["expected_turns"], job["parent_job_id"]) == (1, 5, "p")
     assert 1.9 < job["ttl_left_s"] <= 2.0
     assert ask("job", "nobody") is None
@@ -85,7 +87,9 @@ def test_operations_answer_with_plain_data(make_engine: Callable[..., Engine]) -
     assert ask("tool", "nobody", {"state": "started"}) is None
     assert ask("tool", "a", {"state": "started", "command": "ls"})["is_pinned"] is True
     assert ask("job", "a")["last_tool"] == "ls"
-    assert ask("release", "a")["freed_blocks"] == 6
+    released = ask("release", "a")
+    assert released.pop("savings") == job["savings"]
+    assert released == {"job_id": "a", "freed_blocks": 6}
     ask("bad_tag")
     assert ask("stats")["bad_tags_total"] == 1
     events = [event["event"] for event in ask("timestamps")["jobs"]["a"]]
@@ -133,13 +137,14 @@ def test_stats_carry_gauges_and_each_delta_once(make_engine: Callable[..., Engin
         "live_jobs": 1,
         "under_pressure": 0,
     }
-    counted = [
-        (name, labels, amount)
-        for delta in deltas
-        for name, labels, amount in delta["counters"]
-        if name == "pins_total"
+    counted = [counter for delta in deltas for counter in delta["counters"]]
+    of_the_prompt = [
+        ["prompt_tokens_total", {"turn": "1"}, 100],
+        ["hit_tokens_total", {"turn": "1"}, 0],
     ]
-    assert counted in ([], [("pins_total", {"speed": "none"}, 1)])
+    # vLLM itself takes some of them: it asks for stats at the end of a step
+    pinned = ["pins_total", {"speed": "none"}, 1]
+    assert counted in ([], [pinned], of_the_prompt, [*of_the_prompt, pinned])
     assert engine.scheduler.make_stats().agentkv["counters"] == []
 
 
@@ -194,7 +199,8 @@ def test_the_record_is_written_as_it_grows(
         lines = (tmp_path / "out" / name).read_text().splitlines()
         events = [json.loads(line) for line in lines]
         assert [event["job_id"] for event in events] == ["a"] * len(events)
-        assert [event["event"] for event in events][:2] == ["arrival", "kv_state"]
+        names = [event["event"] for event in events if event["event"] != "kv_state"]
+        assert names[:2] == ["arrival", "waiting_to_running"]
 
 
 def test_an_unwritable_folder_is_refused_at_start(
