@@ -44,7 +44,7 @@ test-fast: $(STAMP)
 test-server: $(STAMP)
 	$(PYTEST) tests -m "server and not long"
 
-# What starts many servers: features of vLLM's CPU build under agentkv and fcfs, several engines, a slow tier.
+# What starts many servers: the same output under all policies, features of vLLM, several engines, a slow tier.
 test-long: $(STAMP)
 	$(PYTEST) tests -m long
 

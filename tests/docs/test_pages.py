@@ -22,7 +22,11 @@ from tests.conftest import ServerPool
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
+LONG_PAGES = ["simulate"]
+PAGES = [
+    pytest.param(page, id=page.stem, marks=[pytest.mark.long] if page.stem in LONG_PAGES else [])
+    for page in (DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md")))
+]
 MODEL = "SmolLM2-135M-Instruct"
 BLOCK = re.compile(
     r"^(?:<!--(?P<note>[^>]*)-->\n)?```(?P<language>bash|python)\n(?P<code>.*?)^```$", re.M | re.S
@@ -69,7 +73,7 @@ def script(page: Path) -> str:
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, server_pool: ServerPool, tiny_model_dir: Path
 ) -> None:

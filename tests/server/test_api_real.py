@@ -251,6 +251,7 @@ def two_api_servers(server_pool: ServerPool, tiny_model_dir: Path) -> ServerProc
     )
 
 
+@pytest.mark.long
 def test_two_api_servers_are_one_server(two_api_servers: ServerProcess) -> None:
     """Jobs, totals and series are the same in every API server process."""
     root_url, key = two_api_servers.root_url, {"Authorization": f"Bearer {API_KEYS[1]}"}
@@ -274,6 +275,7 @@ def test_two_api_servers_are_one_server(two_api_servers: ServerProcess) -> None:
             assert reading(client, "agentkv:pin_ends_total", reason="expired") == len(job_ids)
 
 
+@pytest.mark.long
 def test_the_api_key_guards_everything_of_ours(two_api_servers: ServerProcess) -> None:
     """Without a key: vLLM's 401 on our routes, and no word about tags on its own."""
     with httpx.Client(base_url=two_api_servers.root_url, timeout=PATIENCE_S) as client:

@@ -23,7 +23,8 @@ from tests.conftest import TINY_ARGS, ServerPool
 from tests.server.chat import metric
 from tests.server.transcripts import NUM_JOBS, NUM_TURNS, Transcript, play
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]  # the first test starts six servers
+# The first test starts six servers.
+pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(1800)]
 
 NUM_SINGLE_JOBS = 3
 """Jobs played one after the other: at 3 s each, enough to see."""
