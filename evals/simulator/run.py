@@ -6,6 +6,7 @@ of files or flags.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -94,6 +95,10 @@ class Simulation:
             decode=replies.decode,
             policy_class=options.policy_class,
         )
+        retention = getattr(self._scheduler, "retention", None)
+        if retention is not None:
+            # Where time is virtual, how busy this machine is must not switch a policy off.
+            retention.policy.max_answer_s = math.inf
         if policy.has_offload:
             tier = DramTier(_dram_blocks(machine, options.dram_gib))
             self._scheduler.connector.configure(tier, machine.block_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from agentkv.evals.simulator.machine import alone_s
 from agentkv.evals.simulator.policies import parse_policy
 from agentkv.evals.simulator.run import Simulation
 from agentkv.evals.workload.plans import Workload
+from agentkv.guard import MAX_ANSWER_S
+from agentkv.policies.agentkv import AgentKVPolicy
 
 from .simulated import durations, job, machine, random_jobs, simulate
 
@@ -101,6 +104,20 @@ def test_our_policy_learns_the_price_of_the_machine(has_jumps: bool) -> None:
     num_flop = 2000 * cost.token_flop + 2000**2 / 2 * cost.pair_flop
     assert learned.reload.seconds(2000) == pytest.approx(num_flop / cost.flop_per_s, rel=0.15)
     assert 1.0 < learned.compute_weight < 5.0
+
+
+def test_a_busy_machine_changes_no_result() -> None:
+    """An answer that comes late in real time is no fault where time is virtual."""
+
+    class Slow(AgentKVPolicy):
+        tick_s = 1e9  # once
+
+        def tick(self) -> bool:
+            time.sleep(1.5 * MAX_ANSWER_S)
+            return False
+
+    _, run = simulate(BUSY, "agentkv", policy_class=Slow)
+    assert run.counters.get("policy_faults_total", 0) == 0
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
