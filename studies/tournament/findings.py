@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ..policy_grid.findings import PRESSURED_SHARE
 from ..units import Row
 from .regimes import (
+    BOUNDS,
     DEFAULT_LIMIT_S,
     LIMITS_S,
     ORACLE,
@@ -122,6 +123,22 @@ class Findings:
             means, tails = zip(*(pair[limit_s] for pair in pairs), strict=True)
             found[limit_s] = (geometric_mean(means), geometric_mean(tails))
         return len(pairs), found
+
+    def bounded(self) -> tuple[int, dict[str, float]]:
+        """Number of runs under pressure that were played without loss, too, and means over stock's
+        of the same jobs, of all who have played them."""
+        ratios: dict[str, list[float]] = {}
+        for regime in (regime for regime in self.pressured if not regime.has_tier):
+            for seed, run in self.played[regime].items():
+                keys = {name: Unit(*regime, seed, name).key for name in BOUNDS}
+                bounds = {name: self.rows[key] for name, key in keys.items() if key in self.rows}
+                done = {name: row for name, row in bounds.items() if row["error"] is None}
+                if len(done) == len(BOUNDS):
+                    for name, row in {**run, **done}.items():
+                        ratios.setdefault(name, []).append(row["mean_s"] / run[STOCK]["mean_s"])
+        num_runs = len(ratios.get(STOCK, ()))
+        known = {name: each for name, each in ratios.items() if len(each) == num_runs}
+        return num_runs, {name: geometric_mean(each) for name, each in known.items()}
 
     @property
     def commits(self) -> list[str]:

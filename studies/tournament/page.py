@@ -19,6 +19,7 @@ from agentkv.evals.tables import markdown_table
 
 from .findings import Findings, Regime
 from .regimes import (
+    BOUNDS,
     DEFAULT_LIMIT_S,
     GATED,
     LIMITS_S,
@@ -59,7 +60,7 @@ _MOST_NAMED = 3
 def tables(found: Findings) -> dict[str, str]:
     """Every made part of the page, by its name."""
     parts = {"played": _played, "which": _which, "goal": _goal, "best": _best, "sweep": _sweep}
-    parts |= {"policies": _policies, "when": _when}
+    parts |= {"policies": _policies, "when": _when, "bound": _bound}
     made = {
         name: make(found) if found.played else "Not played yet." for name, make in parts.items()
     }
@@ -242,6 +243,21 @@ def _sweep(found: Findings) -> str:
             rows.append([label_of(policy), num_runs, *pairs])
     titles = ["rule", "runs", *(f"{limit_s:,} s" for limit_s in limits_s)]
     return markdown_table(titles, rows) if rows else "Not played yet."
+
+
+def _bound(found: Findings) -> str:
+    """What the same jobs take if no memory is lost, or each job's cost is known."""
+    num_runs, means = found.bounded()
+    if not num_runs:
+        return "Not played yet."
+    rules = means.keys() - {OURS, STOCK, ORACLE, *BOUNDS}
+    best = min(rules, key=means.__getitem__)
+    rows = [
+        [name, _ratio(means[name]), _ratio(means[name] / means[best])]
+        for name in (best, OURS, ORACLE, *BOUNDS)
+    ]
+    titles = [f"{num_runs} runs under pressure", f"mean over {STOCK}'s", f"over {best}'s"]
+    return markdown_table(titles, rows)
 
 
 def _ratio(value: float | None) -> str:

@@ -24,6 +24,7 @@ from agentkv.evals.summary import summarize
 from agentkv.evals.workload.plans import Workload, with_children
 from agentkv.evals.workload.workloads import make_workload
 
+from ..policy_grid.policies import LOSSLESS, GridPolicy
 from ..units import Row
 
 RULES = Path(__file__).parents[2] / "examples/policies"
@@ -42,7 +43,9 @@ GATED = PUBLISHED[3:8]
 """They make turns wait, at most `force_resume_s`."""
 LIMITS_S, DEFAULT_LIMIT_S = (10, 30, 100, 300), 1800
 """Values of the sweep, and the default."""
-PARTS = ("main", "sweep", "tier")
+BOUNDS = tuple(f"{name}{LOSSLESS}" for name in (STOCK, OURS, ORACLE))
+"""What is evicted comes back in no time: what an order of jobs could gain by never losing KV."""
+PARTS = ("main", "sweep", "tier", "bound")
 POOLS = ("roomy", "short", "scarce")
 
 
@@ -112,7 +115,9 @@ def label_of(policy: str) -> str:
 def units(parts: Sequence[str], seeds: Sequence[int], workloads: Sequence[str]) -> Iterator[Unit]:
     """Part by part, and seed by seed, so that what is cut short has whole regimes."""
     for part, seed, workload, pool in product(parts, seeds, workloads, POOLS):
-        if part != "sweep":
+        if part == "bound":
+            names = list(BOUNDS)
+        elif part != "sweep":
             names = [name for name in ENTRANTS if part == "main" or name != ORACLE]
         elif (workload, pool) in SWEPT_POOLS:
             names = [with_limit(name, limit_s) for name in GATED for limit_s in LIMITS_S]
@@ -148,12 +153,14 @@ def _played(name: str, pool: str, seed: int) -> tuple[Workload, Machine, dict[st
 
 def simulate(unit: Unit) -> Row:
     """Figures of the unit's jobs under its policy, to four digits."""
-    from agentkv.evals.simulator.run import Simulation
+    from agentkv.evals.simulator.run import RunOptions, Simulation
 
     workload, machine, alone = _played(unit.workload, unit.pool, unit.seed)
+    machine, dram_gib = GridPolicy(unit.policy).tier(machine, RunOptions().dram_gib)
     with TemporaryDirectory() as folder:
         choice = _choice(unit, workload, Path(folder))
-        result = Simulation(workload, machine, choice, alone_s=alone).run()
+        options = RunOptions(dram_gib=dram_gib)
+        result = Simulation(workload, machine, choice, options, alone_s=alone).run()
     run = RunOutcome(unit.name, {}, result.jobs, result.counters)
     entry = policy_entry(summarize(run), result.counters)
     computed = result.counters["computed_tokens"]
@@ -167,12 +174,11 @@ def simulate(unit: Unit) -> Row:
 
 def _choice(unit: Unit, workload: Workload, folder: Path) -> PolicyChoice:
     """The policy, a rule of the field from its file, and for the oracle the truth of the jobs."""
-    name = unit.policy
-    if name == ORACLE:
-        name = PUBLISHED[-1]
-    tier = "+offload" if unit.has_tier else ""
+    entrant = unit.policy.removesuffix(LOSSLESS)
+    name = PUBLISHED[-1] if entrant == ORACLE else entrant
+    tier = "+offload" if unit.has_tier or entrant != unit.policy else ""
     choice = parse_policy(f"{RULES}/{name}{tier}" if ".py:" in name else name + tier)
-    if unit.policy != ORACLE:
+    if entrant != ORACLE:
         return choice
     turns = [
         {

@@ -17,6 +17,7 @@ from studies.tournament.__main__ import main as play
 from studies.tournament.findings import Findings, Regime
 from studies.tournament.page import fill, tables
 from studies.tournament.regimes import (
+    BOUNDS,
     ENTRANTS,
     GATED,
     ORACLE,
@@ -25,6 +26,7 @@ from studies.tournament.regimes import (
     STOCK,
     Unit,
     jain_index,
+    simulate,
     units,
     with_limit,
 )
@@ -190,6 +192,27 @@ def test_the_sweep_compares_limits_over_the_same_jobs() -> None:
     assert (num_runs, by_limit[30], by_limit[1800]) == (4, (0.5, 0.5), (1.0, 1.0))
     assert ".50, .50" in tables(found)["sweep"]
     assert Findings(made_rows(seconds)).sweep("mori.py:Mori") == (0, {})
+
+
+def test_runs_without_loss_stand_beside_the_best_rule() -> None:
+    """Bounds, ours and the best other rule are compared over the same runs under pressure."""
+    seconds = {"agentkv": 8.0, "Mori": 7.0, "agentkv@lossless": 6.3, ORACLE: 5.0}
+    rows = made_rows(by_policy(**seconds), seeds=(0,), parts=("main", "bound"))
+    table = tables(Findings(rows))["bound"]
+    assert "4 runs under pressure" in table
+    cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines()]
+    assert ["Mori", ".70", "1.00"] in cells
+    assert ["agentkv@lossless", ".63", ".90"] in cells
+    assert [ORACLE, ".50", ".71"] in cells
+    assert tables(Findings(made_rows(by_policy())))["bound"] == "Not played yet."
+
+
+def test_a_run_without_loss_computes_nothing_again() -> None:
+    """The same jobs are done sooner where what was evicted comes back in no time."""
+    stock, ours, _ = (simulate(Unit("bfcl", "scarce", False, 0, name)) for name in BOUNDS)
+    lossy = simulate(Unit("bfcl", "scarce", False, 0, STOCK))
+    assert stock["recomputed_tokens"] == ours["recomputed_tokens"] == 0
+    assert stock["mean_s"] < lossy["mean_s"]
 
 
 def test_pages_and_figure_are_made_from_rows_alone(tmp_path: Path) -> None:
