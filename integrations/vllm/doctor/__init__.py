@@ -12,6 +12,7 @@ from dataclasses import asdict
 from .check import Check
 from .installation import check_installation
 from .server import check_server
+from .stickiness import check_stickiness
 
 
 def main(argv: list[str]) -> int:
@@ -36,7 +37,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         prog="agentkv doctor",
         description="Check what is installed here, and a running server.",
     )
-    parser.add_argument("--url", help="address of a server to check, with or without /v1")
+    parser.add_argument("--url", help="address of a server, or of a router, to check")
     parser.add_argument("--api-key", help="the server's API key, if it asks for one")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(argv)
@@ -48,7 +49,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 def _all_checks(options: argparse.Namespace) -> Iterator[Check]:
     yield from check_installation(os.environ)
     if options.url is not None:
-        yield from check_server(options.url, options.api_key)
+        has_plugin = False
+        for check in check_server(options.url, options.api_key):
+            has_plugin |= (check.name, check.status) == ("server plugin", "OK")
+            yield check
+        if has_plugin:
+            yield from check_stickiness(options.url, options.api_key)
 
 
 def _as_text(check: Check) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import httpx
@@ -14,9 +16,12 @@ from agentkv.integrations.vllm.doctor import main
 from agentkv.integrations.vllm.doctor.check import Check
 from agentkv.integrations.vllm.doctor.installation import check_installation, run_probe
 from agentkv.integrations.vllm.doctor.server import check_server
+from agentkv.integrations.vllm.doctor.stickiness import check_stickiness
 
 PACKAGES = {"agentkv-serving": "0.1.0", "openai": "3.1.0", "vllm": "0.32.0"}
 LOADED = {"torch": "2.13.0", "vllm": "0.32.0", "policies": ["continuum"]}
+
+Choice = Callable[[int, str], int]
 
 
 def by_name(checks: Iterable[Check]) -> dict[str, Check]:
@@ -205,6 +210,57 @@ def test_a_stuck_engine_is_told_from_a_missing_plugin() -> None:
     found = remote({"/v1/agentkv/info": httpx.Response(503, json=message)})
     assert "gave no answer" in found["server plugin"].seen
     assert "strict endpoint" not in found
+
+
+def two_servers(choose_turns: Choice, choose_others: Choice) -> httpx.MockTransport:
+    """Two servers behind a router that chooses by a request's number and its `X-Session-ID`."""
+    turns: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    numbers = itertools.count()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        path, job_id = request.url.path, request.headers.get("X-Session-ID", "")
+        if path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "m"}]})
+        is_turn = path == "/v1/completions"
+        choose = choose_turns if is_turn else choose_others
+        server = turns[choose(next(numbers), job_id) % 2]
+        server[job_id] += is_turn
+        known = server[job_id] > 0
+        return httpx.Response(200 if known else 404, json={"turns": server[job_id]})
+
+    return httpx.MockTransport(answer)
+
+
+def by_job(number: int, job_id: str) -> int:
+    return sum(job_id.encode())
+
+
+@pytest.mark.parametrize(
+    ("choose_turns", "choose_others", "turns", "feedback"),
+    [
+        (by_job, by_job, "OK", "OK"),
+        (lambda number, job_id: number, by_job, "FAIL", None),
+        (by_job, lambda number, job_id: by_job(number, job_id) + 1, "FAIL", "FAIL"),
+    ],
+    ids=["sticky", "round robin", "feedback goes elsewhere"],
+)
+def test_a_router_that_scatters_jobs_is_named(
+    choose_turns: Choice, choose_others: Choice, turns: str, feedback: str | None
+) -> None:
+    """The doctor plays short jobs and sees whether a job's turns and release share a server."""
+    transport = two_servers(choose_turns, choose_others)
+    found = by_name(check_stickiness("http://router/v1", None, transport=transport))
+    assert found["sticky turns"].status == turns
+    assert turns == "OK" or "X-Session-ID" in (found["sticky turns"].advice or "")
+    if feedback is not None:
+        assert found["sticky feedback"].status == feedback
+
+
+def test_a_server_without_room_for_a_job_is_no_verdict() -> None:
+    """A probe turn that gets no answer is a warning, and no job is called scattered."""
+    transport = httpx.MockTransport(lambda request: httpx.Response(503))
+    found = by_name(check_stickiness("http://router", None, transport=transport))
+    assert [check.status for check in found.values()] == ["WARN"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,53 @@
+"""The compose file of a fleet fits the recipe of its router, and names files that exist."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+FOLDER = Path(__file__).parents[2] / "integrations" / "containers"
+COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+SERVERS = ("vllm-1:8000", "vllm-2:8000")
+
+
+def test_the_files_that_the_compose_file_mounts_exist() -> None:
+    """Docker would make an empty folder of each missing file."""
+    mounted = [
+        volume.partition(":")[0]
+        for service in COMPOSE["services"].values()
+        for volume in service["volumes"]
+        if volume.startswith(".")
+    ]
+    assert len(mounted) == 5
+    assert [path for path in mounted if not (FOLDER / path).exists()] == []
+    dockerfile = COMPOSE["services"]["vllm-1"]["build"]["dockerfile"]
+    assert (FOLDER / "../.." / dockerfile).is_file()
+
+
+def test_router_and_prometheus_know_both_servers() -> None:
+    """The names of the compose file's servers stand in HAProxy's and Prometheus's files."""
+    services = [f"{name}:8000" for name in COMPOSE["services"] if name.startswith("vllm")]
+    assert services == [*SERVERS]
+    recipe = (FOLDER / "../routers/haproxy.cfg").read_text()
+    assert all(f" {server}\n" in recipe for server in SERVERS)
+    (scrape,) = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
+    assert scrape["static_configs"] == [{"targets": [*SERVERS]}]
+
+
+def test_haproxy_accepts_its_recipe(tmp_path: Path) -> None:
+    """HAProxy's own check finds no fault and no warning in the recipe."""
+    program = shutil.which("haproxy")
+    if program is None:
+        pytest.skip("haproxy is not installed")
+    text = (FOLDER / "../routers/haproxy.cfg").read_text()
+    for server in SERVERS:
+        text = text.replace(server, "127.0.0.1:8000")
+    (path := tmp_path / "haproxy.cfg").write_text(text)
+    done = subprocess.run([program, "-c", "-f", str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
