@@ -6,6 +6,7 @@ seconds on the caller's monotonic clock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentkv.durations import Prediction
@@ -79,6 +80,8 @@ class Turn:
     """Tokens of the prompt that were in the cache when it first had blocks."""
     loaded_tokens: int = 0
     """Those of them that a KV connector loaded."""
+    was_reset: bool = False
+    """A reset of the prefix cache took its blocks; it has none since."""
     ttl: TTL | None = None
     """TTL of the pin when the turn has finished and its blocks stay; None before, or if freed."""
 
@@ -113,6 +116,8 @@ class Job:
     num_turns: int = 0
     last_turn: int | None = None
     fingerprint: object = None
+    last_block: tuple[int, object] | None = None
+    """Index and hash of the last full block of the prompt that came last."""
     live: dict[str, Turn] = field(default_factory=dict)
     """Turns in the engine, by request."""
     has_run: bool = False
@@ -133,6 +138,12 @@ class Job:
     running: list[RunningTool] = field(default_factory=list)
     has_had_grace: bool = False
     """A tool of the last finished turn has ended, and the pin was held for the next turn."""
+    was_reset: bool = False
+    """The prefix cache was reset after the last finished turn."""
+    has_paused: bool = False
+    """The engine was paused, or went on, after the last finished turn."""
+    aborted_block: tuple[int, object] | None = None
+    """Index and hash of the last full block of the prompt, if the last turn was aborted."""
     last_activity_s: float = 0.0
     num_diverged: int = 0
     num_evicted: int = 0
@@ -161,10 +172,11 @@ class Job:
         """
         self.finished_s = now_s
         self.tool, self.is_tool_observed, self.decision = None, False, None
-        self.has_had_grace = False
+        self.has_had_grace = self.was_reset = self.has_paused = False
         self.running.clear()
         before = self.context_tokens or self.first_prompt_tokens
         self.context_tokens, self.checkpoints = context_tokens, checkpoints
+        self.aborted_block = None
         return max(0, context_tokens - before)
 
     def start_tool(self, command: str, now_s: float) -> str:
@@ -182,25 +194,34 @@ class Job:
             self.running.remove(max(matching or self.running, key=lambda tool: len(tool.command)))
         return not self.running
 
-    def take_tags(self, tags: Tags, fingerprint: object) -> bool:
+    def take_tags(self, tags: Tags, num_tokens: int, block_hashes: Sequence[object]) -> bool:
         """Note what an arriving request says of the job; True if it is a new turn."""
-        is_new = self.counts_as_new_turn(tags.turn, fingerprint)
+        fingerprint = (num_tokens, block_hashes[-1] if block_hashes else None)
+        is_new = self.counts_as_new_turn(tags.turn, fingerprint, block_hashes)
         self.num_turns += is_new
-        self.fingerprint = fingerprint
+        self.fingerprint, self.aborted_block = fingerprint, None
+        self.last_block = (len(block_hashes) - 1, block_hashes[-1]) if block_hashes else None
         self.last_turn = max(self.last_turn or 0, tags.turn) if tags.turn else self.last_turn
         self.parent_job_id = tags.parent_job_id or self.parent_job_id
         self.expected_turns = tags.expected_turns or self.expected_turns
         self.is_released = False
         return is_new
 
-    def counts_as_new_turn(self, turn: int | None, fingerprint: object) -> bool:
+    def counts_as_new_turn(
+        self, turn: int | None, fingerprint: object, block_hashes: Sequence[object]
+    ) -> bool:
         """True if an arriving request is a new turn of the job, not a retry or a sibling.
 
         With a `turn` tag, that is a number not seen before; without, a prompt that differs from
-        the last one (the children of `n > 1` and a client's retries repeat it).
+        the last one (the children of `n > 1` and a client's retries repeat it) and, if that was
+        aborted, does not go on from it (a trainer sends it again with the tokens so far).
         """
         if turn is not None:
             return self.last_turn is None or turn > self.last_turn
+        if self.aborted_block is not None:
+            index, block_hash = self.aborted_block
+            if index < len(block_hashes) and block_hashes[index] == block_hash:
+                return False
         return fingerprint != self.fingerprint
 
     def has_diverged(self, turn: Turn) -> bool:

@@ -171,6 +171,7 @@ class SteppedEngine:
         reply: str | None = None,
         ending: str | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
         **tags: Any,
     ) -> str:
         """Add a request; `tags` are the wire fields, as they stand in `vllm_xargs`.
@@ -193,6 +194,7 @@ class SteppedEngine:
             block_hasher=self._hasher,
             tags=tags or None,
             priority=priority,
+            cache_salt=cache_salt,
             max_tokens=max_tokens,
             stop=stop,
             stop_token_ids=stop_token_ids,

@@ -123,7 +123,7 @@ def _scheduler_class(
     base: Any = AsyncRetainingScheduler if shape.is_async else RetainingScheduler
     methods: dict[str, Any] = {"num_steps": _num_steps}
     if clock is not None:
-        methods["clock"] = lambda _: clock()
+        methods["monotonic"] = lambda _: clock()
     if decode is not None:
         methods["decode"] = lambda _, token_ids: decode(token_ids)
     if policy_class is not None:
@@ -185,6 +185,7 @@ def make_request(
     block_hasher: BlockHasher,
     tags: dict[str, Any] | None = None,
     priority: int = 0,
+    cache_salt: str | None = None,
     **sampling: Any,
 ) -> Request:
     """A request as the engine gets it.
@@ -198,6 +199,7 @@ def make_request(
         pooling_params=None,
         arrival_time=0.0,
         block_hasher=block_hasher,
+        cache_salt=cache_salt,
         priority=priority,
     )
 

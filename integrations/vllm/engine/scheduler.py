@@ -40,7 +40,7 @@ from ..telemetry.counters import StepStats
 from ..telemetry.turn_records import Prompt
 from . import seam
 from .queue import RankedQueue
-from .wakeup import EngineWaker
+from .wakeup import EngineClock, EngineWaker
 
 if TYPE_CHECKING:
     from ..telemetry.spans import DecisionSpans
@@ -73,6 +73,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         )
         self._tier = seam.OffloadingTier.of(self)
         self._waker = EngineWaker()
+        self.clock = EngineClock(self.monotonic)
         self._failed_rules: set[Rules] = set()
         self.retention = RetentionManager(
             self.make_policy(settings, self.pool.num_tokens),
@@ -108,8 +109,8 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     # What the simulator, studies and tests override
 
-    def clock(self) -> float:
-        """Seconds on a monotonic clock."""
+    def monotonic(self) -> float:
+        """Seconds on a clock that goes on in a pause, unlike `clock`."""
         return time.monotonic()
 
     def num_steps(self, output: SchedulerOutput) -> int:
@@ -141,7 +142,9 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     def wake_at(self, time_s: float) -> None:
         """Look for expired pins at this time, even if the engine is idle then."""
-        self._waker.wake_at(time_s)
+        real_s = self.clock.on_monotonic(time_s)
+        if real_s is not None:
+            self._waker.wake_at(real_s)
 
     def rules_failed(self, rules: Rules, fault: Fault) -> None:
         """Log the first fault of the policy, or of the predictor, with its traceback, and that it
@@ -388,14 +391,29 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _guard(self, task: Task) -> None:
         task()
 
+    # A trainer's weight update
+
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """End all pins first, since they would make the reset fail."""
-        self._end_all_pins()
+        self._before_reset()
         return bool(super().reset_prefix_cache(*args, **kwargs))
 
     @seam.guarded(None)
-    def _end_all_pins(self) -> None:
+    def _before_reset(self) -> None:
         self.retention.cache_reset()
+
+    def set_pause_state(self, pause_state: Any) -> None:
+        """Let no time pass for pins and jobs while vLLM is paused, asleep included."""
+        super().set_pause_state(pause_state)
+        self._pause_changed()
+
+    @seam.guarded(None)
+    def _pause_changed(self) -> None:
+        self.retention.pause_changed()
+        if seam.is_paused(self):
+            self.clock.stop()
+        else:
+            self.clock.go_on()
 
     # The idle engine, and its statistics
 
@@ -422,7 +440,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         self.retention.do_what_is_due()
         next_due_s = self.retention.next_due_s
         if next_due_s is not None:
-            self._waker.wake_at(next_due_s)
+            self.wake_at(next_due_s)
 
     @seam.guarded(None)
     def _push_stats(self) -> None:
@@ -565,7 +583,7 @@ MAX_UNDER_WAY = 16
 class TimedScheduler(Protocol):
     """What StepTimer asks of the scheduler whose steps it times."""
 
-    def clock(self) -> float: ...
+    def monotonic(self) -> float: ...
 
     def memory_use(self) -> tuple[float, float]: ...
 
@@ -600,11 +618,11 @@ class StepTimer:
             self._under_way.clear()
         scheduler = self._scheduler
         step = Step(num_tokens, squares, *scheduler.memory_use(), scheduler.num_steps(output))
-        self._under_way[id(output)] = (step, scheduler.clock())
+        self._under_way[id(output)] = (step, scheduler.monotonic())
 
     def step_processed(self, output: SchedulerOutput) -> None:
         """A step's outputs have been processed: learn from its duration."""
-        now_s = self._scheduler.clock()
+        now_s = self._scheduler.monotonic()
         step, began_s = self._under_way.pop(id(output), (None, 0.0))
         if step is not None:
             self._model.observe(step, now_s - max(began_s, self._processed_s))

@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -39,6 +40,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("vllm.v1.core.sched.scheduler.Scheduler", "has_requests"),
     ("vllm.v1.core.sched.scheduler.Scheduler", "make_stats"),
     ("vllm.v1.core.sched.scheduler.Scheduler", "reset_prefix_cache"),
+    ("vllm.v1.core.sched.scheduler.Scheduler", "set_pause_state"),
     ("vllm.v1.core.kv_cache_manager.KVCacheManager", "allocate_slots"),
     ("vllm.v1.core.kv_cache_manager.KVCacheManager", "get_blocks"),
     ("vllm.v1.core.kv_cache_manager.KVCacheManager", "pop_blocks_for_free"),
@@ -440,6 +442,11 @@ def cache_keys(request: Request) -> tuple[object, object]:
     """What the request's block hashes contain apart from tokens, as far as a client chooses it: its
     LoRA and its salt (kv_cache_utils.py:578)."""
     return request.lora_request and request.lora_request.lora_name, request.cache_salt
+
+
+def is_paused(scheduler: Scheduler) -> bool:
+    """Whether it starts no request: paused in any mode, or asleep (core.py:921, :959)."""
+    return bool(scheduler.pause_state != PauseState.UNPAUSED)
 
 
 def is_preempted(request: Request) -> bool:

@@ -1,4 +1,4 @@
-"""Wakes an idle engine, so that pins expire on time and statistics arrive.
+"""Engine time, which stands still in a pause, and what wakes an idle engine at such a time.
 
 An idle EngineCore blocks on its input queue (EngineCoreProc._process_input_queue, core.py:1573 of
 vLLM 0.32.0); without a wake-up nothing would expire there. RetainingScheduler sets the deadlines.
@@ -14,6 +14,33 @@ from typing import Any
 from vllm.v1.metrics.stats import SchedulerStats
 
 from . import seam
+
+
+class EngineClock:
+    """Seconds that pass only while the engine is not paused."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._behind_s = 0.0
+        """By how much it is behind `monotonic`, because of all pauses that are over."""
+        self._stopped_s: float | None = None
+
+    def __call__(self) -> float:
+        stopped_s = self._stopped_s
+        return self._monotonic() - self._behind_s if stopped_s is None else stopped_s
+
+    def stop(self) -> None:
+        """Stand still from now on, if it does not yet."""
+        self._stopped_s = self()
+
+    def go_on(self) -> None:
+        """Go on from where it stood still."""
+        self._behind_s = self._monotonic() - self()
+        self._stopped_s = None
+
+    def on_monotonic(self, time_s: float) -> float | None:
+        """When it will be that time, on `monotonic`; None while it stands still."""
+        return time_s + self._behind_s if self._stopped_s is None else None
 
 
 class ExpiryTimer:

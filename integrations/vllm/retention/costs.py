@@ -204,6 +204,10 @@ class OffloadStats:
                 waited_token_s += num_tokens * load_s
         return waited_token_s
 
+    def paused(self) -> None:
+        """The engine pauses or goes on: loads under way take longer than they do otherwise."""
+        self._loading.clear()
+
     def lost(self, num_tokens: int) -> None:
         """A turn recomputes `num_tokens` of its job's context."""
         self._age()

@@ -57,9 +57,11 @@ class RetentionManager:
         self.policy = policy = GuardedPolicy(policy)
         self.counters = Counters()
         self.events = EventLog(
-            max_events=settings.record_events, clock=clock, writer=open_writer(settings)
+            max_events=settings.record_events, clock=host.monotonic, writer=open_writer(settings)
         )
-        self.costs = RestoreCostModel(host.pool.block_tokens, settings.prefill_reload, clock)
+        self.costs = RestoreCostModel(
+            host.pool.block_tokens, settings.prefill_reload, host.monotonic
+        )
         self.arrivals = itertools.count()
         """Arrival numbers, one sequence for all requests of the engine."""
         self._returning_waits = DurationWindow(RETURNING_WINDOW)
@@ -172,11 +174,10 @@ class RetentionManager:
         # Among several clients a priority can only put a job behind others.
         best = 0 if self.admission.shares.are_many else -MAX_PRIORITY
         job.priority = max(best, min(priority, MAX_PRIORITY))
-        fingerprint = (num_prompt_tokens, block_hashes[-1] if block_hashes else None)
-        is_new = job.take_tags(tags, fingerprint)
+        block_tokens = self._host.pool.block_tokens
+        is_new = job.take_tags(tags, num_prompt_tokens, block_hashes)
         turn = Turn(request_id, job, order, now_s, num_prompt_tokens, bool(tags.is_last_step))
         turn.is_first = is_first
-        block_tokens = self._host.pool.block_tokens
         turn.common_tokens = min(
             job.common_tokens(block_hashes, block_tokens),
             (num_prompt_tokens - 1) // block_tokens * block_tokens,
@@ -247,8 +248,10 @@ class RetentionManager:
             self._host.rank_changed(job.job_id)
         self._kv_changed(job)
         if turn.admitted_s is not None:
-            self._recompute(turn.num_prompt_tokens - hit_tokens)
+            if not turn.was_reset:
+                self._recompute(turn.num_prompt_tokens - hit_tokens)
             self.history.turn_resumed(turn, turn.num_prompt_tokens - hit_tokens)
+            turn.was_reset = False
             self.events.add(job.job_id, "resumed", hit_length=hit_tokens)
             return
         turn.admitted_s, turn.hit_tokens = self._clock(), hit_tokens
@@ -258,7 +261,7 @@ class RetentionManager:
         pool = self._host.pool
         dropped_tokens = pool.block_tokens if pool.drops_last_block else 0
         lost_tokens = turn.common_tokens - dropped_tokens - hit_tokens
-        if lost_tokens > 0:
+        if lost_tokens > 0 and not job.was_reset:
             self.costs.offload.lost(lost_tokens)
             self._recompute(lost_tokens)
             job.num_evicted += 1
@@ -343,6 +346,7 @@ class RetentionManager:
         if not is_finished_turn:
             self.events.add(job.job_id, "aborted")
             self.history.turn_aborted(turn)
+            job.aborted_block = None if turn.is_side_request else job.last_block
         elif not turn.is_side_request:
             self.history.turn_finished(
                 turn,
@@ -525,7 +529,18 @@ class RetentionManager:
         """vLLM's prefix cache is about to be reset: end all pins."""
         for pin in list(self.pins):
             self.end_pin(pin, "reset")
+        for job in self.jobs:
+            job.was_reset = True
+        for turn in self.jobs.turns.values():
+            turn.was_reset = turn.admitted_s is not None
         self.history.cache_reset()
+
+    def pause_changed(self) -> None:
+        """vLLM is about to pause or to go on: the time between two turns says nothing of a tool if
+        that is in between."""
+        for job in self.jobs:
+            job.has_paused = True
+        self.costs.offload.paused()
 
     def end_pin(self, pin: Pin[Any], reason: PinEnd) -> None:
         self._pin_manager.end(pin, reason)

@@ -220,8 +220,9 @@ class TurnHistory:
             "predicted_s": arrival.predicted_s,
         }
         let_go = left.let_go
-        if left.finished_s < self._reset_s:
-            return Miss("reset", num_tokens, {"evicted_ago_s": turn.arrived_s - self._reset_s})
+        if left.finished_s <= self._reset_s:  # equal if it ended in the pause
+            ago_s = max(0.0, turn.arrived_s - self._reset_s)
+            return Miss("reset", num_tokens, {"evicted_ago_s": ago_s})
         if let_go is None:
             # It was never held, or is missing although it was.
             reason: MissReason = "other" if left.num_blocks else "ttl"
@@ -236,7 +237,8 @@ class TurnHistory:
         """A turn that was preempted computes `num_tokens` again."""
         record = self._jobs.get(turn.job.job_id)
         if record is not None and num_tokens > 0:
-            self.tally.add_miss(record.savings, "pressure", num_tokens)
+            reason: MissReason = "reset" if turn.was_reset else "pressure"
+            self.tally.add_miss(record.savings, reason, num_tokens)
 
     def turn_finished(
         self,

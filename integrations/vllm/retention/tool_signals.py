@@ -67,7 +67,7 @@ class ToolObservations:
             command = tags.last_tool or command
             self._observe(job, tool, command, tags.last_tool_s, "piggyback")
             self._check_prediction(job, command, tags.last_tool_s)
-        elif not job.live:
+        elif not (job.live or job.has_paused):
             self._observe(job, job.tool, command, now_s - job.finished_s, "gap")
 
     def from_release(self, job: Job, now_s: float) -> None:

@@ -59,7 +59,8 @@ def test_the_queueing_delay_counts_evicted_turns_only(make_engine: Callable[...,
     history = engine.turn(history + prompt_of(30), job_id="a")
     queueing = engine.scheduler.retention.policy.learned.queueing
     assert queueing.mean_s == 0.0
-    engine.scheduler.reset_prefix_cache()
+    engine.end_pin("a")
+    engine.turn(prompt_of(950, salt=51))
     engine.add(prompt_of(32, salt=50), max_tokens=50)
     engine.step()
     engine.turn(history + prompt_of(30), job_id="a")
