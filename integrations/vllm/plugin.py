@@ -152,9 +152,11 @@ def _wrap_engine_args(engine_args: Any) -> None:
                 f"--scheduling-policy {policy} keeps the prefix cache warm, but prefix caching is "
                 "off: remove --no-enable-prefix-caching, or use --scheduling-policy fcfs"
             )
+        from .in_process import tag_engines_of_this_process
         from .telemetry.prometheus import add_stat_logger
 
         add_stat_logger()
+        tag_engines_of_this_process()
         return config
 
     engine_args.add_cli_args = staticmethod(add_cli_args_with_policies)
