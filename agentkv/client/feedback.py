@@ -29,7 +29,10 @@ MAX_QUEUED = 1_000
 MAX_ATTEMPTS = 4
 MAX_RETRYING_S = 5.0
 FIRST_WAIT_S = 0.1
-FLUSH_AT_EXIT_S = 2.0
+FLUSH_S = 2.0
+EXIT_S = 1.5
+"""The end of the interpreter waits this long, for all servers together; with what else it does an
+agent ends within 2 s of one without agentkv."""
 DELIVERY_S = 10.0
 """Longest time for one attempt; connecting, sending and each part of the answer have 3 s each."""
 MAX_HANGING = 4
@@ -237,6 +240,9 @@ _senders: dict[tuple[int, str], FeedbackSender] = {}
 _flushing_at_exit: set[int] = set()
 """The ids of the processes that flush when they end."""
 
+_exits_by_s: dict[int, float] = {}
+"""When the end of a process waits no longer, by process id."""
+
 
 def sender_to(root_url: str) -> FeedbackSender:
     """The sender of a server in this process: the same object every time."""
@@ -248,7 +254,7 @@ def sender_to(root_url: str) -> FeedbackSender:
     return sender
 
 
-def flush(timeout_s: float = FLUSH_AT_EXIT_S) -> bool:
+def flush(timeout_s: float = FLUSH_S) -> bool:
     """Wait until the feedback of this process is sent or dropped; False on time-out."""
     deadline_s = time.monotonic() + timeout_s
     return all(sender.flush(deadline_s - time.monotonic()) for sender in _senders_here().values())
@@ -266,15 +272,17 @@ def _flush_when_process_ends() -> None:
     if here in _flushing_at_exit:
         return
     _flushing_at_exit.add(here)
-    atexit.unregister(_flush_at_exit)  # a forked child has inherited its parent's
-    atexit.register(_flush_at_exit)
+    atexit.unregister(flush_at_exit)  # a forked child has inherited its parent's
+    atexit.register(flush_at_exit)
     workers = sys.modules.get("multiprocessing.util")
     if workers is not None:  # a worker that it forks leaves by os._exit, past atexit
-        workers.Finalize(None, _flush_at_exit, exitpriority=10)
+        workers.Finalize(None, flush_at_exit, exitpriority=10)
 
 
-def _flush_at_exit() -> None:
-    if not flush(FLUSH_AT_EXIT_S):
+def flush_at_exit() -> None:
+    """Wait for the feedback of a process that ends; all who call this wait EXIT_S together."""
+    exits_by_s = _exits_by_s.setdefault(os.getpid(), time.monotonic() + EXIT_S)
+    if not flush(exits_by_s - time.monotonic()):
         for server, sender in _senders_here().items():
             if sender.num_waiting:
                 logger.warning(
@@ -283,5 +291,5 @@ def _flush_at_exit() -> None:
                     sender.num_waiting,
                     redact_secrets(server),
                 )
-                del _senders[os.getpid(), server]  # may run twice in a process: wait only once
+                del _senders[os.getpid(), server]  # may run twice in a process: warn only once
     close_connections()

@@ -20,6 +20,7 @@ from typing import Any
 
 import agentkv
 from agentkv.client.context import job_made_current
+from agentkv.client.feedback import flush_at_exit
 from agentkv.client.job import Job, ToolRun
 from agentkv.client.replies import Usage
 from agentkv.client.session import Session
@@ -145,7 +146,7 @@ def _end_all() -> None:
     """Release the remaining jobs when the interpreter exits."""
     for own in list(_live):
         own.end()
-    agentkv.flush()
+    flush_at_exit()
 
 
 SUBMIT_MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"

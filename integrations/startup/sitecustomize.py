@@ -34,12 +34,13 @@ def _instrument(*, job_id: str | None = None) -> None:
     """Have agentkv follow this process, and with a job's id, perhaps empty, make it that job."""
     try:
         import agentkv
+        from agentkv.client.feedback import flush_at_exit
 
         agentkv.instrument()
         if job_id is not None:
             session = agentkv.session(job_id=job_id or None)
             session.__enter__()
-            atexit.register(agentkv.flush)
+            atexit.register(flush_at_exit)
             atexit.register(session.__exit__)
     except Exception as error:
         print(

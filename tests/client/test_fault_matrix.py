@@ -82,8 +82,8 @@ else:
         act(job.client, lambda: job.tool("ls"))
 """
 EXIT_S = 2.0
-"""An agent waits this long at its end for what is not sent yet. All else at its end may take twice
-as long as without agentkv: a busy machine takes seconds for it."""
+"""An agent ends at most this much later than without agentkv. Other load can only add to that, so
+the best of three pairs counts if the first is later."""
 MAX_WARNINGS = 2
 """What the session is without, and what was not delivered at the end."""
 
@@ -223,7 +223,10 @@ def test_an_agents_calls_end_as_without_agentkv(fault: Fault) -> None:
     assert "Traceback" not in ours.errors
     warnings = [line for line in ours.errors.splitlines() if "agentkv" in line]
     assert len(warnings) <= MAX_WARNINGS, ours.errors
-    assert ours.exit_s <= 2 * bare.exit_s + EXIT_S, (bare.exit_s, ours.exit_s)
+    later_s = [ours.exit_s - bare.exit_s]
+    while min(later_s) > EXIT_S and len(later_s) < 3:
+        later_s.append(run_agent("agentkv", fault).exit_s - run_agent("bare", fault).exit_s)
+    assert min(later_s) <= EXIT_S, later_s
 
 
 def test_gevent_delivers_what_was_said(server_of_events: str) -> None:

@@ -199,6 +199,26 @@ def test_what_is_left_unsaid_at_the_end_is_said_once(imports: str) -> None:
     assert "agentkv.flush" in line
 
 
+def test_all_waits_at_the_end_share_one_deadline() -> None:
+    """However many parts of a program wait for a silent server at its end, 2 s are not exceeded."""
+    code = (
+        "import atexit, time\n"
+        "from agentkv.client.feedback import Delivery, flush_at_exit, sender_to\n"
+        "class Inbox:\n"
+        "    root_url, deliver = 'http://silent', lambda *call: time.sleep(60)\n"
+        "atexit.register(lambda: print(time.monotonic() - began_s))\n"
+        "for _ in range(3): atexit.register(flush_at_exit)\n"
+        "sender = sender_to('http://silent')\n"
+        "submit = lambda: sender.submit(Delivery(Inbox(), 'POST', '/'))\n"
+        "atexit.register(submit); submit()\n"
+        "began_s = time.monotonic()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert 1.0 < float(done.stdout) < 2.0
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_is_outside_of_the_job(server: ScriptedServer) -> None:
     """A forked child's calls are plain, its own sessions work, and its parent's job goes on."""
