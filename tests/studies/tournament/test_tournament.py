@@ -165,7 +165,7 @@ def test_the_short_table_groups_workloads_by_what_is_chosen() -> None:
 
     [*_, first, second] = tables(Findings(made_rows(seconds)))["when"].splitlines()
     assert first.startswith("| `agentkv` | `swebench` (.89, .89) ")
-    assert second.startswith("| `VTC`     | `bfcl` (.56, .56) ")
+    assert second.startswith("| `VTC` | `bfcl` (.56, .56) ")
 
 
 @pytest.mark.parametrize(
