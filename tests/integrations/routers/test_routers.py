@@ -6,7 +6,12 @@ docs/results/fleet.md.
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import shutil
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -180,3 +185,58 @@ def test_the_doctor_tells_a_sticky_router_from_a_round_robin(
     ]
     assert (scattered[0].name, scattered[0].status) == ("sticky turns", "FAIL")
     assert "X-Session-ID" in (scattered[0].advice or "")
+
+
+def test_a_killed_server_costs_its_jobs_one_prefill(
+    servers: list[ServerProcess], tmp_path: Path
+) -> None:
+    """Behind every router the jobs of a killed server go on, on the other one.
+
+    The server is killed while the second tool of all jobs of all routers runs. No agent sees an
+    error, and each job has one turn at most that finds nothing in the cache.
+    """
+    all_wait = threading.Semaphore(0)
+    is_killed = threading.Event()
+
+    def run_tool(turn: int) -> None:
+        if turn == 1:
+            all_wait.release()
+            assert is_killed.wait(LIMIT_S)
+
+    dead, living = servers
+    assert dead.pid is not None
+    installed = {name: start for name, start in ROUTERS.items() if shutil.which(name) is not None}
+    runs = {}
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(AT_ONCE * len(installed)))
+        for name, start in installed.items():
+            (folder := tmp_path / name).mkdir()
+            router = stack.enter_context(start(servers, folder))
+            ask_for_plugin(router)
+            ids = [f"killed-{name}-{number}" for number in range(AT_ONCE)]
+            runs[name] = [pool.submit(play, router, job_id, run_tool) for job_id in ids]
+        for _ in range(AT_ONCE * len(installed)):
+            assert all_wait.acquire(timeout=LIMIT_S)
+        os.killpg(dead.pid, signal.SIGKILL)
+        is_killed.set()
+        jobs = {name: [run.result(LIMIT_S) for run in runs[name]] for name in runs}
+        agentkv.flush(LIMIT_S)
+    for name, played in jobs.items():
+        arrivals = sorted(events_of([living], job.job_id)[0]["arrival"] for job in played)
+        num_hits = sum(
+            cached >= before // BLOCK_TOKENS * BLOCK_TOKENS
+            for job in played
+            for (before, _), (_, cached) in itertools.pairwise(job.usage)
+        )
+        row = {
+            "router": name,
+            "jobs that went on": f"{len(played)} of {AT_ONCE}",
+            "turns on the living server, by job": arrivals,
+            "turns that found the one before": f"{num_hits} of {AT_ONCE * (NUM_TURNS - 1)}",
+        }
+        print("\n" + json.dumps(row))
+        moved = arrivals.count(NUM_TURNS - 2)
+        assert moved + arrivals.count(NUM_TURNS) == AT_ONCE
+        assert num_hits == AT_ONCE * (NUM_TURNS - 1) - moved
+    answer = httpx.get(f"{living.base_url}/agentkv/jobs", timeout=LIMIT_S).json()
+    assert [job["job_id"] for job in answer["jobs"] if job["job_id"].startswith("killed")] == []
