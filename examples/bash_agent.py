@@ -187,6 +187,9 @@ def run(options: argparse.Namespace) -> int:
             return BAD_USAGE
         if options.ui:
             say(f"watch it at {base_url.rstrip('/')}/agentkv/ui")
+            if sys.stdin.isatty():  # the tour takes seconds: time to open the page
+                say("Enter lets the agent begin")
+                sys.stdin.readline()
         workspace = stack.enter_context(scratch_copy(PROJECT))
         sandbox = open_sandbox(
             workspace, runs_unasked=options.yes, output_limit_bytes=MAX_OUTPUT_BYTES

@@ -58,7 +58,7 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
         "kv_cache_usage": scheduler.get_kv_cache_usage(),
         "num_running": len(scheduler.running),
         "num_waiting": len(scheduler.queue),
-        "is_under_pressure": retention.policy.pressure.is_on,
+        "is_under_pressure": retention.is_memory_short,
         **dict.fromkeys(UNLABELLED, 0),
         **{name: total for name, total in totals.items() if name not in SAVINGS_SERIES},
         "savings": retention.history.tally.total.as_dict(),

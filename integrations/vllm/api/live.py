@@ -81,7 +81,7 @@ class LiveHub:
         return LiveStream(self, viewer)
 
     def join(self, viewer: Viewer) -> None:
-        """Serve a viewer from now on. Its client gets the events of the last minute again."""
+        """Serve a viewer from now on. Its client gets the events of two minutes again."""
         self._viewers.add(viewer)
         self._seen_s.pop(viewer.client, None)
         if self._loop is None or self._loop.done():

@@ -23,8 +23,8 @@ MAX_JOBS = 256
 """Jobs described in a snapshot, those with a request in the engine and the last active first."""
 MAX_EVENTS = 200
 """Events in a snapshot, the newest ones."""
-HISTORY_S = 60.0
-"""Seconds back from which a view that is new gets events."""
+HISTORY_S = 120.0
+"""Seconds back from which a view that is new gets events: those that the page's lanes show."""
 SHOWN_CHARS = 160
 """Characters shown of a command."""
 

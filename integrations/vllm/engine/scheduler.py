@@ -454,9 +454,8 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @property
     def _is_under_pressure(self) -> bool:
-        """Whether memory ran short lately; an idle engine, which has no steps in which that ends,
-        is not under pressure."""
-        return self.retention.policy.pressure.is_on and bool(self.running or self.queue)
+        """Whether memory ran short lately; an idle engine is not under pressure."""
+        return self.retention.is_memory_short and bool(self.running or self.queue)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         stats = super().make_stats(*args, **kwargs)

@@ -36,6 +36,9 @@ from .shares import ClientShares
 BEHIND_AN_OVERDUE = "a job that came before it has waited for longer than the patience"
 MAX_IDLE_WAITS = 2
 """No first turn waits for idle KV for longer than this many times `patience_s`."""
+MAX_SHORT_S = 60.0
+"""Memory is reported as short for at most this long after it was: the rules of most policies hold
+for ever from the first shortage on, or always, and say nothing of now."""
 DISCOUNT_PRIOR = 0.025
 """Added to both sums of IdleKVDiscount, as a share of `memory_s`, so that little of either decides
 nothing. With `memory_s` ten break-even times that is a quarter of one: without it the first seconds
@@ -217,6 +220,7 @@ class AdmissionController:
         """Returning turns that the policy does not let in yet."""
         self.next_tick_s = math.inf if policy.tick_s is None else -math.inf
         """When the policy's `tick` is due."""
+        self._short_until_s = -math.inf
 
     # What requests do
 
@@ -546,9 +550,16 @@ class AdmissionController:
 
     def _memory_ran_short(self, num_tokens: int) -> None:
         """A context of `num_tokens` did not fit."""
-        if self._policy.pressure.rise(self._host.clock(), self._pressure_s(num_tokens)):
+        now_s, lasting_s = self._host.clock(), self._pressure_s(num_tokens)
+        self._short_until_s = max(self._short_until_s, now_s + min(lasting_s, MAX_SHORT_S))
+        if self._policy.pressure.rise(now_s, lasting_s):
             self._have_shares_changed()
             self._host.rank_changed(None)
+
+    @property
+    def is_memory_short(self) -> bool:
+        """True for a while after something did not fit; for people, no rule depends on it."""
+        return self._host.clock() < self._short_until_s
 
     def _have_shares_changed(self) -> bool:
         """Take the clients that are above their share now for the ranks; True if others are."""

@@ -591,6 +591,11 @@ class RetentionManager:
         """True if any turn of a job holds blocks."""
         return self.admission.has_running_turns
 
+    @property
+    def is_memory_short(self) -> bool:
+        """True for a while after something did not fit."""
+        return self.admission.is_memory_short
+
     def rank(self, request_id: str, *, is_preempted: bool) -> Rank | None:
         """Place in the waiting queue; None for stock's."""
         return self.admission.rank(request_id, is_preempted=is_preempted)

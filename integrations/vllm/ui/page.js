@@ -54,7 +54,7 @@ function totalsOf(engines) {
     kept: counts && [kept, count(kept), `${seconds(keptS)} of the engine; ${compact(stock)} hit without us`],
     twice: counts && [sum(lost), count(sum(lost)), worst && worst[1] ? `most: ${worst[0].replaceAll("_", " ")}` : "none"],
     pins: [returned, share(returned, ended), `${count(returned)} of ${count(ended)}`],
-    predictor: [within, share(within, predicted), `${count(within)} of ${plural(predicted, "tool")} up to p90`],
+    predictor: predicted && [within, share(within, predicted), `${count(within)} of ${plural(predicted, "tool")} up to p90`],
     jobs: [all((engine) => engine.num_jobs), count(all((engine) => engine.num_jobs)), [...seen, heldBack ? `${heldBack} held back` : ""].filter(Boolean).join(", ") || "none seen yet"],
   };
 }

@@ -201,7 +201,7 @@ def test_a_server_that_does_not_answer_ends_the_command(
 
 
 def test_events_that_are_sent_twice_are_kept_once() -> None:
-    """A further viewer of the same client makes the server send the last minute again."""
+    """A further viewer of the same client makes the server send the last two minutes again."""
     board = Board()
     for now_s in (60.0, 61.0):
         board.update({"engines": [engine(0, at_s=now_s, events=list(EVENTS))]})

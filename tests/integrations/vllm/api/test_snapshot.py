@@ -122,8 +122,25 @@ def test_a_client_sees_its_own_jobs_and_only_blocks_of_others() -> None:
     assert (everybody["num_jobs"], everybody["held_by_others"]) == (2, 0)
 
 
-def test_events_come_once_and_a_new_view_gets_the_last_minute() -> None:
-    """Events up to the time that a view names are left out; without a time, older than a minute."""
+@pytest.mark.parametrize("policy", ["continuum", "agentkv"])
+def test_memory_is_short_only_for_a_while_after_a_turn_did_not_fit(policy: str) -> None:
+    """Neither an idle server nor one with memory for all is said to be short of it, whatever the
+    policy's rules do without pressure; after a shortage a server is, for at most a minute."""
+    engine = Engine(policy=policy, num_blocks=31, **HOLDS)
+
+    def is_short() -> bool:
+        return bool(live(engine)["stats"]["is_under_pressure"])
+
+    engine.turn(prompt_of(300), job_id="first")
+    assert not is_short()
+    engine.turn(prompt_of(300, salt=1), job_id="second")
+    assert is_short()
+    engine.wait(61.0)
+    assert not is_short()
+
+
+def test_events_come_once_and_a_new_view_gets_the_last_two_minutes() -> None:
+    """Events up to the time that a view names are left out; without one, those before HISTORY_S."""
     engine = Engine(policy="agentkv", **HOLDS)
     engine.turn(prompt_of(100), job_id="old")
     engine.wait(30.0)  # its pin ends
