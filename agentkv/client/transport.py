@@ -29,17 +29,19 @@ Send = Callable[[str, str, Body], Any]
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 3.0
+COMMAND_TIMEOUT_S = 35.0
+"""For commands that a person waits for; the server itself gives its engine up after 30 s."""
 
 
 class ServerAPI:
     """The agentkv routes behind `url`, a server's root or its OpenAI base URL (ending in `/v1`).
 
+    timeout_s: for each request; commands give a busy engine more than an agent's call may wait.
     send: makes the request `(method, url, body)` and returns the JSON of the reply, in place of
         connections of our own with the key and headers given here.
 
-    Every method raises AgentKVServerError when the server cannot be reached within
-    CALL_TIMEOUT_S, answers with an error, or answers with something else than JSON. Safe to share
-    between threads.
+    Every method raises AgentKVServerError when the server cannot be reached in time, answers with
+    an error, or answers with something else than JSON. Safe to share between threads.
     """
 
     def __init__(
@@ -48,13 +50,14 @@ class ServerAPI:
         *,
         api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
         send: Send | None = None,
     ) -> None:
         self.root_url = root_of(url)
         own_headers = dict(headers or {})
         if api_key is not None:
             own_headers["Authorization"] = f"Bearer {api_key}"
-        self._send = send or partial(send_request, headers=own_headers)
+        self._send = send or partial(send_request, headers=own_headers, timeout_s=timeout_s)
 
     def info(self) -> dict[str, Any]:
         """Version, policy and its settings, vLLM version, block size and number of blocks."""
@@ -215,12 +218,19 @@ def _object_of(answer: Any, url: str) -> dict[str, Any]:
     return answer
 
 
-def send_request(method: str, url: str, body: Body, *, headers: Mapping[str, str]) -> Any:
+def send_request(
+    method: str,
+    url: str,
+    body: Body,
+    *,
+    headers: Mapping[str, str],
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> Any:
     """Make one request over connections of our own; raises AgentKVServerError."""
     import httpx  # slow to import, and not every user of agentkv talks to a server
 
     try:
-        reply = _client().request(method, url, json=body, headers=headers)
+        reply = _client().request(method, url, json=body, headers=headers, timeout=timeout_s)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise NoAnswerError(f"{url}: no answer ({type(error).__name__}: {error})") from error
     if not reply.is_success:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentkv.client.transport import ServerAPI
+from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.errors import InputError, StatusError
 
 from ..options import DONE, FAILED, add_json, command_parser, whole_number
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     if (options.job is None) == (options.worst is None):
         raise InputError("give either a JOB or --worst N")
-    server = ServerAPI(options.url, api_key=options.api_key)
+    server = ServerAPI(options.url, api_key=options.api_key, timeout_s=COMMAND_TIMEOUT_S)
     try:
         jobs = server.explained(options.job, worst=options.worst or 1)
     except StatusError as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkv import __version__
-from agentkv.client.transport import ServerAPI
+from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.errors import InputError
 
 from ..event_log.jobs import jobs_of
@@ -186,7 +186,7 @@ def _parts_of_record(
     total = {**totals(jobs), "passed_over": passed_over(jobs, DEFAULT_AFTER_S)}
     parts = []
     if "://" in source:
-        stats = ServerAPI(source, api_key=api_key).stats()
+        stats = ServerAPI(source, api_key=api_key, timeout_s=COMMAND_TIMEOUT_S).stats()
         parts += ["<h2>Since the server started</h2>", _table(["", ""], _savings(stats))]
     parts += ["<h2>Jobs</h2>", f"<pre>{escape(chr(10).join(summary(total)))}</pre>"]
     figures = []

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentkv.client.transport import ServerAPI
+from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.errors import InputError
 
 from ..rows import json_object
@@ -66,7 +66,8 @@ def read_record(source: str, *, api_key: str | None = None) -> Record:
     """
     answer, text = None, ""
     if source.startswith(("http://", "https://")):
-        answer = ServerAPI(source, api_key=api_key).timestamps()
+        server = ServerAPI(source, api_key=api_key, timeout_s=COMMAND_TIMEOUT_S)
+        answer = server.timestamps()
     else:
         path = _file_of(Path(source))
         source, text = str(path), _text_of(path)

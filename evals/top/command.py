@@ -29,6 +29,8 @@ POOL = (("running", "█", "blue"), ("held", "█", "green"), ("cached", "▒", 
 STATES = ("running", "waiting", "tool", "held", "evicted")
 COLOURS = {"running": "blue", "waiting": "red", "tool": "green", "held": "green"}
 DECISIONS = frozenset({"decision", "unpinned", "held", "due", "evicted", "trimmed", "preempted"})
+LISTENERS_EVENTS = frozenset({"kv_state", "kv_freed"})
+"""What KV listeners get; other events say the same with reasons."""
 MAX_BARS = 3
 NUM_DECISIONS = 4
 
@@ -106,9 +108,15 @@ class JobScreen(ModalScreen[None]):
         pane = self.query_one("#pane")
         events = self._board.events_of(self._key)
         job = self._board.jobs.get(self._key)
-        state = "gone" if job is None else f"{job['state']}: {job['why'] or 'no reason given'}"
+        state = "gone"
+        if job is not None:
+            state = f"{job['state']}: {job['why']}" if job["why"] else job["state"]
         pane.border_title = f"{self._key.job_id}  {state}"[: max(10, self.size.width - 6)]
-        lines = [f"{event['at_s']:8.1f} {sentence(event)}" for event in events]
+        lines = [
+            f"{event['at_s']:8.1f} {sentence(event)}"
+            for event in events
+            if event["event"] not in LISTENERS_EVENTS
+        ]
         is_at_end = pane.max_scroll_y - pane.scroll_y <= 1
         text = "\n".join(lines) or "Nothing has happened to it since the start of top."
         self.query_one("#events", Static).update(Text(text))
@@ -226,8 +234,9 @@ class Top(App[None]):
         table.clear()
         widths = [column.width - 1 for column in table.ordered_columns]
         for key in self._shown:
-            cells = self._cells(key, jobs[key])
-            row_cells = [Text(text[:width]) for text, width in zip(cells, widths, strict=True)]
+            job_id, *cells = self._cells(key, jobs[key])
+            row_cells = [Text(_end(job_id, widths[0]))]
+            row_cells += [Text(text[:w]) for text, w in zip(cells, widths[1:], strict=True)]
             row_cells[1].stylize(COLOURS.get(jobs[key]["state"], ""))
             table.add_row(*row_cells)
         if at in self._shown:
@@ -305,7 +314,7 @@ class Top(App[None]):
         width = max(20, self.size.width)
         lines = [Text("─ decisions ".ljust(width, "─"), style="bright_black")]
         for key, event in latest[-NUM_DECISIONS:]:
-            line = Text(f"{key.job_id[:18]:18} {sentence(event)}")
+            line = Text(f"{_end(key.job_id, 18):18} {sentence(event)}")
             line.truncate(width, overflow="ellipsis")
             lines.append(line)
         return Text("\n").join(lines)
@@ -313,6 +322,11 @@ class Top(App[None]):
 
 def _searched(key: JobKey, job: Job) -> str:
     return " ".join(filter(None, (key.job_id, job["state"], job["tool"], job["command"]))).lower()
+
+
+def _end(text: str, width: int) -> str:
+    """The end of a job's id: ids of one run mostly begin alike."""
+    return text if len(text) <= width else f"…{text[1 - width :]}"
 
 
 def _seconds(seconds: float) -> str:

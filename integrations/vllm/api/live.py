@@ -43,6 +43,8 @@ class Viewer:
     """The client that watches."""
     client: str | None
     """Whose jobs it sees; None: those of all."""
+    is_new: bool = True
+    """It has yet to be part of a call, and then gets the events of two minutes."""
     message: bytes | None = None
     is_last: bool = False
     num_missed: int = 0
@@ -81,9 +83,8 @@ class LiveHub:
         return LiveStream(self, viewer)
 
     def join(self, viewer: Viewer) -> None:
-        """Serve a viewer from now on. Its client gets the events of two minutes again."""
+        """Serve a viewer from the next call on. Its client gets the events of two minutes again."""
         self._viewers.add(viewer)
-        self._seen_s.pop(viewer.client, None)
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._serve())
 
@@ -94,8 +95,14 @@ class LiveHub:
         clock = asyncio.get_running_loop().time
         while self._viewers:
             started_s = clock()
-            clients = list({viewer.client: None for viewer in self._viewers})
-            views = [(client, self._seen_s.get(client, {})) for client in clients]
+            # one that joins while the engine answers would miss what happened before
+            viewers = list(self._viewers)
+            clients = list({viewer.client: None for viewer in viewers})
+            joined = {viewer.client for viewer in viewers if viewer.is_new}
+            views = [
+                (client, {} if client in joined else self._seen_s.get(client, {}))
+                for client in clients
+            ]
             try:
                 answers = await self._engine.call("live", views)
             except AgentKVServerError as error:
@@ -103,8 +110,9 @@ class LiveHub:
                 return
             for index, client in enumerate(clients):
                 message = self._message(client, index, answers)
-                for viewer in self._viewers:
+                for viewer in viewers:
                     if viewer.client == client:
+                        viewer.is_new = False
                         viewer.offer(message)
             await asyncio.sleep(max(0.0, self._interval_s - (clock() - started_s)))
         self._seen_s.clear()

@@ -1,4 +1,4 @@
-"""`agentkv record` on the record of a real server."""
+"""`agentkv record` and `agentkv report` on the record of a real server."""
 
 from __future__ import annotations
 
@@ -34,3 +34,19 @@ def test_a_servers_record_is_read_over_http(
     (finish, _) = [event for event in events if event["event"] == "finish"]
     assert job["bubbles_s"] == [pytest.approx(starts[1]["at_s"] - finish["at_s"], abs=1e-5)]
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_servers_report_is_one_file(
+    tiny_continuum_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report of a running server has what it saved since its start, and a row and a lane for
+    each job."""
+    chat(tiny_continuum_server, WORDS, job_id="reported", is_last_step=True)
+    path = tmp_path / "out.html"
+    assert agentkv(["report", tiny_continuum_server.root_url, "--html", str(path)]) == 0
+    text = path.read_text()
+    assert "Since the server started" in text
+    assert "prefill tokens saved" in text
+    assert "<td>reported</td><td>1</td>" in text
+    assert text.count("data:image/svg+xml;base64,") == 1
+    assert json.loads(capsys.readouterr().out)["figures"] == ["jobs.svg"]

@@ -155,6 +155,23 @@ async def test_a_job_is_selected_for_its_turns_and_reasons() -> None:
 
 
 @pytest.mark.asyncio
+async def test_ids_that_begin_alike_keep_their_ends() -> None:
+    """In 80 columns an id that is too long loses its beginning, in the table and in the decisions;
+    what only KV listeners need stands in no job's list."""
+    run = [f"6ab8834f-swebench-{number:04}" for number in range(2)]
+    gone = {"event": "unpinned", "at_s": 50.0, "job_id": run[1], "held_s": 2.0, "reason": "slow"}
+    state = {"event": "kv_state", "at_s": 51.0, "job_id": run[1], "state": "FREED"}
+    script = Script([engine(0, *map(job, run), events=[gone, state])])
+    async with Top(script.feed()).run_test(size=SIZE) as pilot:
+        text = await shows(pilot, lambda text: "-0000" in text)
+        assert "-0001" in text
+        assert "…34f-swebench-0001 let go" in text
+        await pilot.press("down", "enter")
+        text = await shows(pilot, lambda text: "  held" in text and "let go" in text)
+        assert "kv state" not in text
+
+
+@pytest.mark.asyncio
 async def test_a_server_that_goes_away_is_named_and_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -187,7 +187,7 @@ async def test_the_stream_ends_when_the_engine_is_gone() -> None:
         await viewer.task
 
 
-async def test_a_viewer_that_joins_lets_its_view_have_the_last_minute() -> None:
+async def test_a_viewer_that_joins_lets_its_view_begin_again() -> None:
     """Views name the time up to which they have each engine's events; for a viewer that joins the
     client's view begins again."""
     async with server() as (watch, core):
@@ -199,3 +199,31 @@ async def test_a_viewer_that_joins_lets_its_view_have_the_last_minute() -> None:
         await second.next()
         views = [values[0][0] for _, values in core.asked]
         assert (None, {}) in views[2:]
+
+
+async def test_a_viewer_that_joins_while_the_engine_answers_misses_nothing() -> None:
+    """The answer that is under way, which is of news only, is not for it: its first message comes
+    of a view from the beginning."""
+
+    class Slow(FakeEngineCore):
+        may_answer = asyncio.Event()
+
+        async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+            answers = await super().call_utility_all_async(method, *args)
+            if len(self.asked) == 2:
+                await self.may_answer.wait()
+            return answers
+
+    core = Slow([engine()])
+    async with server(core=core) as (watch, _):
+        first = watch()
+        while len(core.asked) < 2:
+            await asyncio.sleep(INTERVAL_S)
+        second = watch()
+        await asyncio.sleep(INTERVAL_S)
+        core.may_answer.set()
+        await second.next()
+        assert [values[0][0] for _, values in core.asked[:3]] == [
+            *((None, {}), (None, {"0": 7.0}), (None, {})),
+        ]
+        assert (await first.next())[0] == "snapshot"

@@ -124,8 +124,8 @@ def test_a_client_sees_its_own_jobs_and_only_blocks_of_others() -> None:
 
 @pytest.mark.parametrize("policy", ["continuum", "agentkv"])
 def test_memory_is_short_only_for_a_while_after_a_turn_did_not_fit(policy: str) -> None:
-    """Neither an idle server nor one with memory for all is said to be short of it, whatever the
-    policy's rules do without pressure; after a shortage a server is, for at most a minute."""
+    """Neither an idle server nor one with memory for all is said to be short of it, also where the
+    policy's rules hold without pressure; after a shortage a server is, for at most a minute."""
     engine = Engine(policy=policy, num_blocks=31, **HOLDS)
 
     def is_short() -> bool:
