@@ -6,6 +6,7 @@ docs/explanation/agentkv-policy.md has the reasons.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,10 @@ class AgentKVPolicy(Policy):
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         super().__init__(settings, pool_tokens)
         self._best_priority = 0
+
+    @functools.cached_property
+    def has_admission_control(self) -> bool:
+        return self.settings.admission and super().has_admission_control
 
     def break_even_s(self, cost: RestoreCost) -> float:
         """Seconds of holding a context that cost as much as recomputing it.

@@ -46,6 +46,8 @@ class Settings(BaseModel):
     later job is admitted ahead of it."""
     headroom: float = Field(0.0, ge=0, le=0.9, allow_inf_nan=False)
     """Under `agentkv`: the share of the pool that new jobs are expected to leave free."""
+    admission: bool = True
+    """Under `agentkv`: new jobs wait until they are expected to fit; False: others see to that."""
     client_share: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     """Share of the pool that one client may hold while others want memory; None: the pool over the
     number of clients."""

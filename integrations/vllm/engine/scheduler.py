@@ -467,9 +467,16 @@ class RetainingScheduler(seam.SchedulerSeam):
     @seam.guarded(None)
     def _payload(self) -> dict[str, Any] | None:
         pins = self.retention.pins
+        usage, num_blocks = self._usage(), max(self.pool.num_blocks, 1)
+        # none of it is used by a request while none is in the engine
+        num_reclaimable = pins.num_exclusive_blocks if self.requests else pins.num_blocks
+        reclaimable = min(usage, num_reclaimable / num_blocks)
         gauges = {
             "pinned_jobs": len(pins),
             "pinned_blocks": pins.num_blocks,
+            "held_kv_perc": pins.num_blocks / num_blocks,
+            "reclaimable_kv_perc": reclaimable,
+            "running_kv_perc": usage - reclaimable,
             "live_jobs": len(self.retention.jobs),
             "under_pressure": int(self._is_under_pressure),
         }

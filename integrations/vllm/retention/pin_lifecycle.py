@@ -31,6 +31,9 @@ class PinTable(Generic[Block]):
         """By client, of pins whose client has a name."""
         self._num_pins_of: Counter[str] = Counter()
         self._newest_first: list[Pin[Block]] | None = None
+        self.num_exclusive_blocks = 0
+        """Blocks that nobody else held when they were pinned: of a prefix that jobs share, those of
+        the first."""
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -49,6 +52,7 @@ class PinTable(Generic[Block]):
         assert pin.job_id not in self._pins
         self._pins[pin.job_id] = pin
         self._newest_first = None
+        self.num_exclusive_blocks += pin.num_exclusive_blocks
         self._holders.update(map(id, pin.blocks))
         self._num_pins_of[pin.client] += 1
         if pin.client:
@@ -69,6 +73,7 @@ class PinTable(Generic[Block]):
     def remove(self, pin: Pin[Block]) -> None:
         del self._pins[pin.job_id]
         self._newest_first = None
+        self.num_exclusive_blocks -= pin.num_exclusive_blocks
         self._let_go(pin, pin.blocks)
         self._num_pins_of[pin.client] -= 1
         if not self._num_pins_of[pin.client]:
@@ -80,7 +85,9 @@ class PinTable(Generic[Block]):
         assert 0 < num_blocks < len(pin.blocks)
         trimmed = pin.blocks[-num_blocks:]
         pin.blocks = pin.blocks[:-num_blocks]
-        pin.num_exclusive_blocks = max(0, pin.num_exclusive_blocks - num_blocks)
+        num_freed = min(num_blocks, pin.num_exclusive_blocks)
+        pin.num_exclusive_blocks -= num_freed
+        self.num_exclusive_blocks -= num_freed
         pin.num_trimmed += num_blocks
         self._let_go(pin, trimmed)
         return trimmed

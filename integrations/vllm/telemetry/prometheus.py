@@ -31,6 +31,9 @@ _COMMON_LABELS = ("model_name", "engine")
 _GAUGES: Mapping[str, str] = {
     "pinned_jobs": "Jobs whose KV blocks are pinned now.",
     "pinned_blocks": "KV blocks that are pinned now.",
+    "held_kv_perc": "Share of the KV blocks that is pinned now, 1 is all.",
+    "reclaimable_kv_perc": "Share that pins alone hold: memory that is given up once it is short.",
+    "running_kv_perc": "Share that is in use and not reclaimable.",
     "live_jobs": "Jobs that the engine remembers.",
     "under_pressure": "1 while requests are in the engine and memory has run short lately.",
 }

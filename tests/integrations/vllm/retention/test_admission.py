@@ -133,8 +133,8 @@ def test_an_overdue_one_keeps_later_jobs_out_and_nobody_else(make_engine: MakeEn
 
 @pytest.mark.parametrize(
     "lets_all_in",
-    [{"without": ["admission"]}, {"policy": "continuum"}],
-    ids=["without admission", "continuum"],
+    [{"without": ["admission"]}, {"admission": False}, {"policy": "continuum"}],
+    ids=["without admission", "left to the trainer", "continuum"],
 )
 def test_where_all_are_let_in_an_overdue_one_keeps_nobody_out(
     make_engine: MakeEngine, lets_all_in: dict[str, Any]

@@ -123,6 +123,29 @@ def test_a_stock_scheduler_refuses_operations() -> None:
     assert "not one of agentkv's" in engine_call.call(engine.scheduler, "info", [])["error"]
 
 
+def test_gauges_tell_reclaimable_kv_from_what_runs(make_engine: Callable[..., Engine]) -> None:
+    """A controller that trims by memory in use sees what pins would give up, apart; siblings that
+    share a prompt count it once."""
+    engine = make_engine()
+
+    def shares() -> tuple[float, ...]:
+        gauges = engine.scheduler.make_stats().agentkv["gauges"]
+        names = ("held_kv_perc", "reclaimable_kv_perc", "running_kv_perc")
+        return tuple(round(gauges[name] * 63, 6) for name in names)
+
+    engine.turn(prompt_of(100), job_id="a")
+    assert shares() == (6, 6, 0)
+    engine.add(prompt_of(100), job_id="b", max_tokens=20)
+    for _ in range(5):
+        engine.step()
+    assert shares() == (6, 6, 1)
+    engine.run()
+    assert shares() == (7, 7, 0)
+    engine.scheduler.retention.release("a")
+    engine.scheduler.retention.release("b")
+    assert shares() == (0, 0, 0)
+
+
 def test_stats_carry_gauges_and_each_delta_once(make_engine: Callable[..., Engine]) -> None:
     """Several API servers add up deltas: each count travels in exactly one stats object."""
     engine = make_engine()
@@ -135,6 +158,9 @@ def test_stats_carry_gauges_and_each_delta_once(make_engine: Callable[..., Engin
     assert deltas[-1]["gauges"] == {
         "pinned_jobs": 1,
         "pinned_blocks": 6,
+        "held_kv_perc": 6 / 63,
+        "reclaimable_kv_perc": 6 / 63,
+        "running_kv_perc": 0.0,
         "live_jobs": 1,
         "under_pressure": 0,
     }
