@@ -37,8 +37,13 @@ from .routes import PREFIX, add_routes, anthropic_error, openai_error
 _ANTHROPIC_PATH = "/v1/messages"
 _OPEN_PATH = "/invocations"
 """SageMaker's path for all kinds of requests, which vLLM serves without a key."""
+_TOKENS_PATH = "/inference/v1/generate"
+"""Tokens in, tokens out, as trainers use it: its body has vLLM's own sampling parameters."""
 _TAGGED_PATHS = frozenset(
-    ("/v1/chat/completions", "/v1/completions", "/v1/responses", _ANTHROPIC_PATH, _OPEN_PATH)
+    (
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+        *(_ANTHROPIC_PATH, _TOKENS_PATH, _OPEN_PATH),
+    )
 )
 _HEADER_NAMES = frozenset(name.encode() for name in READ_HEADERS)
 _SESSION_HEADER_NAMES = frozenset(name.encode() for name in (*SESSION_HEADERS, SUB_AGENT_HEADER))
@@ -162,6 +167,8 @@ def _fold_request(scope: Scope, body: bytes) -> bytes:
         if name in _HEADER_NAMES and value
     }
     header_tags = parse_header_tags(headers)
+    if _path(scope) == _TOKENS_PATH:
+        return fold_into_sampling(text, header_tags) if headers.keys() - {_NATIVE_HEADER} else body
     if may_hold_tags(text) or headers.keys() - {_NATIVE_HEADER}:
         return fold(text, header_tags)
     return body
@@ -216,7 +223,23 @@ def fold(body: bytes, header_tags: Tags) -> bytes:
     folded = _as_xargs(_collect(request, xargs, header_tags))
     if folded.items() <= xargs.items():
         return body
-    return _with_xargs(body, request, {**xargs, **folded})
+    return _with_member(body, request, _XARGS, {**xargs, **folded})
+
+
+def fold_into_sampling(body: bytes, header_tags: Tags) -> bytes:
+    """Return the body with the tags of the headers under `sampling_params.extra_args`, whose own
+    come first.
+
+    Raises TagError for a wrong tag there.
+    """
+    request = _parse_object(body)
+    params = request.get("sampling_params") if request is not None else None
+    own = (params.get("extra_args") or {}) if isinstance(params, dict) else None
+    if request is None or not isinstance(own, dict):
+        return body
+    extra_args = {**own, **_as_xargs(_collect({}, own, header_tags))}
+    sampling = {**request["sampling_params"], "extra_args": extra_args}
+    return _with_member(body, request, "sampling_params", sampling)
 
 
 def _parse_object(body: bytes) -> dict[str, Any] | None:
@@ -294,11 +317,11 @@ def _as_xargs(
     }
 
 
-def _with_xargs(body: bytes, request: dict[str, Any], xargs: dict[str, Any]) -> bytes:
+def _with_member(body: bytes, request: dict[str, Any], name: str, value: dict[str, Any]) -> bytes:
     """Append the key to the object's text; of two equal keys JSON parsers take the last."""
     closing = body.rindex(b"}")
     separator = b"," if request else b""
-    member = b'"%s":%s' % (_XARGS.encode(), json.dumps(xargs).encode())
+    member = b'"%s":%s' % (name.encode(), json.dumps(value).encode())
     return b"".join((body[:closing], separator, member, body[closing:]))
 
 

@@ -67,6 +67,21 @@ async def test_tags_are_folded_on_every_generating_route(path: str) -> None:
     }
 
 
+async def test_tokens_in_tokens_out_takes_tags_in_headers() -> None:
+    """They reach the sampling parameters of that route, whose own come first; the session header
+    alone, which vLLM reads itself there, leaves the bytes as they are."""
+    request = {"token_ids": [1, 2], "sampling_params": {"n": 1, "extra_args": {"turn": 3}}}
+    tags = Tags(job_id=JOB_ID_NAME, turn=2, is_last_step=True)
+    path = "/inference/v1/generate"
+    extra_args = {"turn": 3, "job_id": JOB_ID_NAME, "is_last_step": 1}
+    assert await seen(make_app(), request, path=path, headers=tags.as_headers()) == {
+        "token_ids": [1, 2],
+        "sampling_params": {"n": 1, "extra_args": extra_args},
+    }
+    native = {"X-Session-ID": "uid_0"}
+    assert await seen(make_app(), request, path=path, headers=native) == request
+
+
 async def test_other_routes_are_left_alone() -> None:
     """count_tokens keeps its body, even with a field that would be rejected elsewhere."""
     request = {"job_id": 5}
