@@ -113,6 +113,7 @@ def test_a_tier_that_cannot_work_is_refused(
         extra_config={"cpu_bytes_to_use": num_bytes},
         enable_kv_cache_events=False,
         groups=(),
+        model=SimpleNamespace(max_model_len=128),
         cache=SimpleNamespace(tokens_per_hash=16, blocks_per_chunk=blocks_per_chunk),
         parallel=SimpleNamespace(world_size=1),
         replicated_layout=False,

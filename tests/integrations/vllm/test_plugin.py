@@ -28,6 +28,15 @@ def parse(*flags: str) -> Any:
     return parser.parse_args(list(flags))
 
 
+def parse_serve(flags: list[str]) -> Any:
+    """What `vllm serve` itself reads, the flags of its HTTP server too."""
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    except ModuleNotFoundError:  # vLLM 0.33
+        from vllm.entrypoints.common.cli_args import make_arg_parser
+    return make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
+
+
 def test_registering_twice_wraps_once() -> None:
     """Registering a second time in a process changes nothing."""
     before = EngineArgs.add_cli_args
@@ -54,9 +63,7 @@ def test_cached_tokens_are_reported_under_our_policies(
     flags: tuple[str, ...], is_reported: bool
 ) -> None:
     """Plain `vllm serve` reports cached tokens under our policies unless told otherwise."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m", *flags])
+    arguments = parse_serve(["--model", "m", *flags])
     AsyncEngineArgs.from_cli_args(arguments)
     assert arguments.enable_prompt_tokens_details is is_reported
 
@@ -183,12 +190,10 @@ def test_the_admin_key_is_one_of_the_servers_keys_and_in_no_argument_that_is_log
     is_flag: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--agentkv-admin-key, or AGENTKV_ADMIN_KEY, joins --api-key; vLLM masks that in its log."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-
     monkeypatch.setenv(ADMIN_KEY_VARIABLE, "" if is_flag else "root")
     flags = ["--model", "m", "--scheduling-policy", "agentkv", "--api-key", "one", "two"]
     flags += ["--agentkv-admin-key", "root"] if is_flag else []
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
+    arguments = parse_serve(flags)
     assert "root" not in map(str, vars(arguments).values())
     for _ in range(2):  # in each process of the server
         AsyncEngineArgs.from_cli_args(arguments)
@@ -198,27 +203,23 @@ def test_the_admin_key_is_one_of_the_servers_keys_and_in_no_argument_that_is_log
 
 def test_an_admin_key_joins_the_key_of_vllms_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """VLLM_API_KEY counts as vLLM's --api-key does."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-
     monkeypatch.setenv("VLLM_API_KEY", "one")
     monkeypatch.setenv(ADMIN_KEY_VARIABLE, "root")
     flags = ["--model", "m", "--scheduling-policy", "agentkv"]
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
+    arguments = parse_serve(flags)
     AsyncEngineArgs.from_cli_args(arguments)
     assert arguments.api_key == ["one", "root"]
 
 
 def test_an_admin_key_without_other_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no key is asked for, everybody sees all jobs already."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-
     monkeypatch.setenv(ADMIN_KEY_VARIABLE, "root")
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     flags = ["--model", "m", "--scheduling-policy", "agentkv"]
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
+    arguments = parse_serve(flags)
     with pytest.raises(AgentKVError, match="--api-key"):
         AsyncEngineArgs.from_cli_args(arguments)
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m"])
+    arguments = parse_serve(["--model", "m"])
     AsyncEngineArgs.from_cli_args(arguments)
     assert arguments.api_key is None
 

@@ -41,6 +41,7 @@ class Balanced:
         client.core_engines = [bytes([rank]) for rank in range(NUM_ENGINES)]
         client.lb_engines = [[0, 0, 0.0] for _ in range(NUM_ENGINES)]
         client.reqs_in_flight, client.engine_inflight = {}, Counter()
+        client.streaming_reqs = set()  # from 0.33 on
         self._num_sent = 0
 
     def send(self, *, rank: int | None = None, num_tokens: int = 100, **tags: Any) -> int:
