@@ -211,7 +211,7 @@ def _savings(stats: Mapping[str, Any]) -> Iterator[list[str]]:
     savings = stats.get("savings", {})
     for name, text in SAVINGS.items():
         if name in savings:
-            yield [text, f"{savings[name]:,}"]
+            yield [text, f"{round(savings[name], 1):,}"]
     for reason, num_tokens in savings.get("recomputed_tokens", {}).items():
         yield [f"tokens computed twice: {reason.replace('_', ' ')}", f"{num_tokens:,}"]
     for reason, num_pins in stats.get("pin_ends_total", {}).items():
