@@ -35,11 +35,11 @@ KV_TOKEN_BYTES = 30 * 2 * 3 * 64 * 4
 MEMORY_GB_S = 2.0
 """What one busy core of this machine copies, block by block."""
 TIER_GIB = "2"
-JOBS = ("--jobs", "4", "--concurrency", "4", "--turns", "4", "--token-scale", "0.35")
-"""A run of one to two minutes on a machine that six others use."""
-NUM_BLOCKS = "34"
-"""Memory for two of the four jobs at once."""
-SERVER_FLAGS = ("--max-model-len", "1024", "--max-num-batched-tokens", "1024")
+JOBS = ("--jobs", "12", "--concurrency", "6", "--turns", "8", "--token-scale", "0.5")
+NUM_BLOCKS = "144"
+"""Memory for three of the six jobs at once, as in `agentkv compare`: a run takes two minutes on two
+cores. With four short jobs the simulator sees no difference between policies."""
+SERVER_FLAGS = ("--max-model-len", "2048", "--max-num-batched-tokens", "1024")
 
 
 def main(argv: Sequence[str]) -> int:
