@@ -40,8 +40,12 @@ def _instrument(*, job_id: str | None = None) -> None:
         if job_id is not None:
             session = agentkv.session(job_id=job_id or None)
             session.__enter__()
-            atexit.register(flush_at_exit)
-            atexit.register(session.__exit__)
+
+            def end() -> None:
+                session.__exit__()
+                flush_at_exit()
+
+            atexit.register(end)
     except Exception as error:
         print(
             f"agentkv run: {sys.executable} cannot use agentkv ({error}): its agents are not seen, "
