@@ -14,7 +14,7 @@ import pytest
 import zmq
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch
 
-from agentkv.server.process import ServerProcess, free_port
+from agentkv.server.process import ServerProcess
 from agentkv.testing.http_front import Answer, HttpFront
 from tests.conftest import TINY_ARGS, ServerPool
 from tests.server.chat import LIMIT_S, agentkv_get, metric, wait_for
@@ -29,9 +29,9 @@ QUIET_MS = 1000
 class Router:
     """Follows a server's cache by its KV events and says what a prompt will find there."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, endpoint: str) -> None:
         self._socket = zmq.Context.instance().socket(zmq.SUB)
-        self._socket.connect(f"tcp://127.0.0.1:{port}")
+        self._socket.connect(endpoint)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._decoder = msgspec.msgpack.Decoder(type=KVEventBatch)
         self._hashes: dict[tuple[Any, tuple[int, ...]], Any] = {}
@@ -118,11 +118,12 @@ def test_events_and_frees_of_a_real_server_are_true(
     server_pool: ServerPool,
     tiny_model_dir: Path,
     receiver: Receiver,
+    tmp_path: Path,
 ) -> None:
     """Under pins and pressure a router foresees each prompt's cache hit by KV events, and the
     webhook hears of each ended job once, with the ids of its replies, and of no other."""
-    port = free_port()
-    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}"}
+    endpoint = f"ipc://{tmp_path}/events"  # a port might be the one that the server takes
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
     settings = {
         **{"ttl": "fixed", "fixed_ttl_s": 60.0},
         "listeners": {"webhook": {"url": receiver.front.url}},
@@ -134,7 +135,7 @@ def test_events_and_frees_of_a_real_server_are_true(
         *("--additional-config", json.dumps({"agentkv": settings})),
         policy="continuum",
     )
-    agents, router = Agents(server), Router(port)
+    agents, router = Agents(server), Router(endpoint)
     request.addfinalizer(router.close)
     for salt in range(100, 120):  # a subscriber misses what came before it was connected
         agents.turn(prompt_of(40, salt=salt))
