@@ -115,9 +115,8 @@ class Job:
     first_prompt_tokens: int = 0
     num_turns: int = 0
     last_turn: int | None = None
-    fingerprint: object = None
-    last_block: tuple[int, object] | None = None
-    """Index and hash of the last full block of the prompt that came last."""
+    fingerprint: tuple[int, int, object] | None = None
+    """Tokens, full blocks, and the last of their hashes, of the prompt that came last."""
     live: dict[str, Turn] = field(default_factory=dict)
     """Turns in the engine, by request."""
     has_run: bool = False
@@ -142,8 +141,8 @@ class Job:
     """The prefix cache was reset after the last finished turn."""
     has_paused: bool = False
     """The engine was paused, or went on, after the last finished turn."""
-    aborted_block: tuple[int, object] | None = None
-    """Index and hash of the last full block of the prompt, if the last turn was aborted."""
+    was_aborted: bool = False
+    """The turn of that prompt was aborted."""
     last_activity_s: float = 0.0
     num_diverged: int = 0
     num_evicted: int = 0
@@ -176,7 +175,7 @@ class Job:
         self.running.clear()
         before = self.context_tokens or self.first_prompt_tokens
         self.context_tokens, self.checkpoints = context_tokens, checkpoints
-        self.aborted_block = None
+        self.was_aborted = False
         return max(0, context_tokens - before)
 
     def start_tool(self, command: str, now_s: float) -> str:
@@ -196,11 +195,10 @@ class Job:
 
     def take_tags(self, tags: Tags, num_tokens: int, block_hashes: Sequence[object]) -> bool:
         """Note what an arriving request says of the job; True if it is a new turn."""
-        fingerprint = (num_tokens, block_hashes[-1] if block_hashes else None)
+        fingerprint = (num_tokens, len(block_hashes), block_hashes[-1] if block_hashes else None)
         is_new = self.counts_as_new_turn(tags.turn, fingerprint, block_hashes)
         self.num_turns += is_new
-        self.fingerprint, self.aborted_block = fingerprint, None
-        self.last_block = (len(block_hashes) - 1, block_hashes[-1]) if block_hashes else None
+        self.fingerprint, self.was_aborted = fingerprint, False
         self.last_turn = max(self.last_turn or 0, tags.turn) if tags.turn else self.last_turn
         self.parent_job_id = tags.parent_job_id or self.parent_job_id
         self.expected_turns = tags.expected_turns or self.expected_turns
@@ -218,9 +216,9 @@ class Job:
         """
         if turn is not None:
             return self.last_turn is None or turn > self.last_turn
-        if self.aborted_block is not None:
-            index, block_hash = self.aborted_block
-            if index < len(block_hashes) and block_hashes[index] == block_hash:
+        if self.was_aborted and self.fingerprint is not None:
+            _, num_blocks, last_hash = self.fingerprint
+            if 0 < num_blocks <= len(block_hashes) and block_hashes[num_blocks - 1] == last_hash:
                 return False
         return fingerprint != self.fingerprint
 

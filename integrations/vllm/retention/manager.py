@@ -346,7 +346,7 @@ class RetentionManager:
         if not is_finished_turn:
             self.events.add(job.job_id, "aborted")
             self.history.turn_aborted(turn)
-            job.aborted_block = None if turn.is_side_request else job.last_block
+            job.was_aborted = not turn.is_side_request
         elif not turn.is_side_request:
             self.history.turn_finished(
                 turn,
