@@ -91,11 +91,17 @@ def add_html(parser: Any) -> None:
 
 
 def html_file(name: str | None, *, force: bool) -> Path | None:
-    """The file that --html names; InputError if it exists and may not be overwritten."""
+    """The file that --html names; InputError if it cannot be one, or may not be overwritten."""
     if name is None:
         return None
     path = Path(name)
     require_free(path, force=force, flag="--html")
+    if path.is_dir():
+        raise InputError(f"--html {name}: this is a folder, name a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--html {name}: {error}") from error
     return path
 
 

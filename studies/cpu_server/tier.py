@@ -20,6 +20,7 @@ from typing import Any
 
 from agentkv.evals.commands import compare
 from agentkv.evals.commands.compare import CPU
+from agentkv.evals.options import whole_number
 from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.rows import read_runs
 from agentkv.evals.simulator import calibrate, simulate
@@ -46,7 +47,9 @@ def main(argv: Sequence[str]) -> int:
     """0: all jobs of all runs done; 1: some were not."""
     parser = argparse.ArgumentParser(prog="studies.cpu_server.tier", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="profile and runs go there")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each kind")
+    parser.add_argument(
+        "--repeats", type=whole_number(1), default=3, metavar="N", help="runs of each kind"
+    )
     parser.add_argument("--policy", action="append", metavar="NAME", help="these alone; repeatable")
     parser.add_argument("--tier", action="append", choices=TIERS, help="these alone; repeatable")
     options, more = parser.parse_known_args(argv)

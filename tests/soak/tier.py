@@ -29,6 +29,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
+from agentkv.evals.options import whole_number
 from agentkv.protocol import ToolEvent
 from agentkv.testing.stepped_engine import BLOCK_TOKENS, SteppedEngine, prompt_of
 from agentkv.testing.vllm_scheduler import quiet_vllm
@@ -364,7 +365,7 @@ def soak(num_events: int, seed: int, *, is_stock: bool = False) -> dict[str, Any
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tests.soak.tier", description=__doc__)
-    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--events", type=whole_number(1), default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stock", action="store_true", help="vLLM's own scheduler")
     options = parser.parse_args(argv)
