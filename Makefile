@@ -64,7 +64,7 @@ test-fleet: $(STAMP)
 	PATH="$(CURDIR)/.venv-routers/bin:$$PATH" $(PYTEST) tests -m fleet -s
 
 test-openai3: $(OPENAI3_STAMP)
-	.venv-openai3/bin/python -m pytest tests/client -n 2
+	.venv-openai3/bin/python -m pytest tests/client -m "not timed" -n 2
 
 # What needs neither vLLM nor numpy, with the lowest versions that pyproject.toml allows.
 test-lowest:
