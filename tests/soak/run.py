@@ -5,6 +5,10 @@ with. While it runs, memory, threads and file descriptors of every server proces
 end all clients go, and the server must be as empty as at its start: no pin, no block in use, the
 prefix cache resets. The last line is one JSON document; exit status 1 if any of that does not hold,
 memory grows, or the log has an error.
+
+What still grows may be a store on its way to its bound: `--settings '{"record_events": 0}'` leaves
+the largest one out, and the rest of the difference to fcfs is a leak. Turns remembered, of 100 to
+500 bytes each, grow until there are 50,000.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +46,8 @@ WORKER_WARM_UP_S = 900.0
 MAX_MIB_PER_HOUR = 1.0
 MAX_NOISE_MIB = 16.0
 """Growth that an allocator shows over any time."""
+MIN_HOURS = 0.15
+"""Memory of a shorter run is not judged: all of it is warm-up."""
 MAX_MORE = 4
 """Threads or descriptors that a process may have more at the end than after its warm-up."""
 EMPTY_S = 400.0
@@ -184,11 +190,13 @@ def until(condition: Callable[[], bool], limit_s: float) -> bool:
 
 
 @contextmanager
-def soaked_server(policy: str, folder: Path) -> Iterator[ServerProcess]:
+def soaked_server(
+    policy: str, folder: Path, settings: Mapping[str, object]
+) -> Iterator[ServerProcess]:
     """A server under a policy whose memory is short for the clients, with every store in use."""
     model = folder / "tiny"
     model.mkdir()
-    settings = {**SETTINGS, "predictor_state": str(folder / "predictor.json")}
+    settings = {**SETTINGS, "predictor_state": str(folder / "predictor.json"), **settings}
     stores = ("--additional-config", json.dumps({"agentkv": settings}))
     with ServerProcess(
         make_tiny_model(prepare_demo_model(), model),
@@ -200,10 +208,10 @@ def soaked_server(policy: str, folder: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def soak(policy: str, hours: float, folder: Path) -> dict[str, object]:
-    """Run it; what was seen, with the broken promises under `broken`."""
+def soak(policy: str, hours: float, folder: Path, settings: Mapping[str, object]) -> dict[str, Any]:
+    """Run it; what was seen, with the broken promises under `broken`. `settings` go before ours."""
     with ExitStack() as stack:
-        server = stack.enter_context(soaked_server(policy, folder))
+        server = stack.enter_context(soaked_server(policy, folder, settings))
         assert server.pid is not None
         watch, clients = Watch(server.pid), Clients(server.base_url, policy, folder / "clients.log")
         stack.callback(clients.stop)
@@ -238,7 +246,8 @@ def soak(policy: str, hours: float, folder: Path) -> dict[str, object]:
         "all blocks come back": is_unused and is_reset,
         "the log has no error": not errors,
         "clients end only when killed": clients.num_failed == 0,
-        "memory is flat": all(
+        "memory is flat": hours < MIN_HOURS
+        or all(
             (found["growth_mib"] or 0.0) <= MAX_NOISE_MIB + MAX_MIB_PER_HOUR * found["hours"]
             for found in processes.values()
         ),
@@ -250,6 +259,7 @@ def soak(policy: str, hours: float, folder: Path) -> dict[str, object]:
     return {
         "policy": policy,
         "hours": hours,
+        "settings": {**SETTINGS, **settings},
         "turns": num_turns,
         "pins": num_pins,
         "late_or_failed_answers": num_faults,
@@ -263,10 +273,22 @@ def soak(policy: str, hours: float, folder: Path) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=4.0)
-    parser.add_argument("--policy", default="agentkv", help="fcfs: stock vLLM, to compare with")
+    parser.add_argument(
+        "--policy",
+        default="agentkv",
+        choices=("fcfs", "continuum", "context_serve", "agentkv"),
+        help="fcfs: stock vLLM, to compare with",
+    )
+    parser.add_argument(
+        "--settings",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help="agentkv's settings, before those of the soak: '{\"record_events\": 0}'",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="agentkv-soak-") as folder:
-        report = soak(options.policy, options.hours, Path(folder))
+        report = soak(options.policy, options.hours, Path(folder), options.settings)
         if report["broken"]:
             print((Path(folder) / "clients.log").read_text(errors="replace")[-3000:])
     print(json.dumps(report))

@@ -1,0 +1,22 @@
+"""A minute of the soak (`make soak` runs hours): a server is as empty after it as at its start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.soak.run import soak
+
+pytestmark = pytest.mark.server
+
+SOAK_S = 60.0
+
+
+def test_random_jobs_and_killed_clients_leave_nothing_behind(tmp_path: Path) -> None:
+    """Blocks, pins, threads and descriptors come back, and the log has no error."""
+    report = soak("agentkv", SOAK_S / 3600, tmp_path, {"max_ttl_s": 5.0})
+    print(json.dumps(report))
+    assert report["broken"] == [], report
+    assert report["pins"] > 0
