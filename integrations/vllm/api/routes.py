@@ -230,7 +230,10 @@ async def _release(request: Request, engine: EngineLink, client: str, job_id: st
 
 def _found(job_id: str, answer: dict[str, Any] | None) -> Response:
     if answer is None:
-        message = f"unknown job: {job_id!r} (never seen, or over and forgotten)"
+        message = (
+            f"unknown job: {job_id!r} (never seen by this server, or over and forgotten); "
+            "do not send this again"
+        )
         return openai_error(404, message, field="job_id")
     return JSONResponse(answer)
 

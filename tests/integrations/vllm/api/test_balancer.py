@@ -153,6 +153,18 @@ def test_an_engine_that_was_scaled_away_is_forgotten() -> None:
     assert server.send(job_id="job") in range(3)
 
 
+def test_jobs_stay_when_engines_are_added_and_new_jobs_go_to_those() -> None:
+    """Elastic scale-up moves no job; a new job goes to the engine that runs nothing."""
+    server = Balanced()
+    before = [server.send(job_id=f"job-{job}") for job in range(8)]
+    server.client.core_engines.append(bytes([NUM_ENGINES]))
+    for load in server.client.lb_engines:
+        load[:2] = [0, 2]
+    server.client.lb_engines.append([0, 0, 0.0])
+    assert [server.send(job_id=f"job-{job}") for job in range(8)] == before
+    assert server.send(job_id="new") == NUM_ENGINES
+
+
 def test_a_full_table_forgets_the_job_not_seen_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hundred jobs in eight slots the eight latest are known, each with its own engine."""
     monkeypatch.setattr(EngineTable, "NUM_SLOTS", 8)
