@@ -65,6 +65,7 @@ class JobOutcome:
     turns: tuple[TurnOutcome, ...]
     alone_s: float | None = None
     role: JobRole = "agent"
+    client: str = ""
 
     @property
     def is_whole(self) -> bool:

@@ -138,6 +138,7 @@ class RunWriter:
                 "job_arrived_s": job.arrived_s,
                 "job_alone_s": job.alone_s,
                 **({} if job.role == "agent" else {"job_role": job.role}),
+                **({"job_client": job.client} if job.client else {}),
                 "job_status": job.status if is_last else "running",
                 "job_ended_s": job.ended_s if is_last else None,
                 **asdict(turn),
@@ -234,6 +235,7 @@ def _job(job_id: str, rows: Sequence[Mapping[str, Any]]) -> JobOutcome:
         turns=turns,
         alone_s=last["job_alone_s"],
         role=last.get("job_role", "agent"),
+        client=last.get("job_client", ""),
     )
 
 

@@ -92,13 +92,13 @@ def _answered(jobs: Iterable[JobOutcome]) -> list[TurnOutcome]:
 
 ROLE_KEYS = (
     *("sub_agents", "chats", "chat_turns", "chat_ttft_mean_s", "chat_ttft_p99_s"),
-    *("chat_ttft_max_s", "steps", "step_mean_s", "step_max_s"),
+    *("chat_ttft_max_s", "steps", "step_mean_s", "step_max_s", "clients"),
 )
-"""Keys of a summary that only runs with sub-agents, conversations or steps have."""
+"""Keys of a summary that only runs with sub-agents, conversations, steps or clients have."""
 
 
 def _roles(jobs: Sequence[JobOutcome]) -> dict[str, Any]:
-    """Numbers of sub-agents and conversations, and the seconds of each step."""
+    """Numbers of sub-agents and conversations, the seconds of each step, and each client's jobs."""
     found: dict[str, Any] = {}
     if num_children := sum(job.role == "sub-agent" for job in jobs):
         found["sub_agents"] = num_children
@@ -110,7 +110,21 @@ def _roles(jobs: Sequence[JobOutcome]) -> dict[str, Any]:
     if samples := [job for job in jobs if job.role == "sample"]:
         steps_s = _step_times_s(samples)
         found |= {"steps": len(steps_s), "step_mean_s": mean(steps_s), "step_max_s": max(steps_s)}
+    if clients := sorted({job.client for job in jobs if job.client}):
+        found["clients"] = {
+            name: _describe_client([job for job in jobs if job.client == name and job.is_whole])
+            for name in clients
+        }
     return found
+
+
+def _describe_client(jobs: Sequence[JobOutcome]) -> dict[str, Any]:
+    durations_s = [job.duration_s for job in jobs if job.status == "done"]
+    return {
+        "jobs": len(jobs),
+        "completed": len(durations_s),
+        **describe_durations(durations_s),
+    }
 
 
 def _step_times_s(samples: Sequence[JobOutcome]) -> list[float]:

@@ -8,7 +8,6 @@ from agentkv.durations.ttl import TTL
 
 from .agentkv import AgentKVPolicy
 from .base import (
-    HELD_BACK,
     PINNED,
     PREEMPTED,
     UNPINNED,
@@ -31,7 +30,6 @@ from .settings import Settings
 INTERFACE_VERSION = 1
 
 __all__ = [
-    "HELD_BACK",
     "INTERFACE_VERSION",
     "PINNED",
     "PREEMPTED",

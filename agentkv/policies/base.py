@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,16 +19,13 @@ from .costs import RestoreCost
 from .forecast import JobDemand, KVDemandForecast
 from .jobs import Decision, Job, Turn
 from .pins import Pin
-from .settings import MAX_PRIORITY, Settings
+from .settings import Settings
 
 Rank = tuple[float, float, float]
 """A place in the queue, its tier first; the smallest is served first."""
 
 PREEMPTED, PINNED, UNPINNED = 0, 1, 2
 """Tiers of the waiting queue. A request without a job is UNPINNED, and once preempted PREEMPTED."""
-HELD_BACK = 2 * MAX_PRIORITY + 1
-"""Tiers by which a turn falls behind all others while it is held back, and by which turns of a
-client that holds more than its share fall behind those of other clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +133,13 @@ class EngineView(Protocol):
     @property
     def pins(self) -> Collection[Pin[Any]]:
         """The KV that is held for jobs whose tool runs."""
+        ...
+
+    @property
+    def service(self) -> Mapping[str, float]:
+        """What each client (`Job.client`) was served, over its weight: tokens computed of prompts,
+        and twice those generated. A client that comes back is lifted to the least of those that
+        have a request."""
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -15,6 +15,10 @@ from agentkv.listeners import listener_class
 
 MAX_PRIORITY = 1000
 """Client priorities count from -MAX_PRIORITY (first) to MAX_PRIORITY."""
+
+MAX_WEIGHT = 1000.0
+"""Weights of clients are above 0 and at most this."""
+Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT, allow_inf_nan=False, strict=False)]
 
 
 class Settings(BaseModel):
@@ -49,8 +53,12 @@ class Settings(BaseModel):
     admission: bool = True
     """Under `agentkv`: new jobs wait until they are expected to fit; False: others see to that."""
     client_share: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
-    """Share of the pool that one client may hold while others want memory; None: the pool over the
-    number of clients."""
+    """Share of the pool that one client of weight 1 may hold while others want memory; None: the
+    pool over the sum of the clients' weights."""
+    client_weights: dict[str, Weight] = {}
+    """Weights of clients by name, 1 for all others: by them memory and service are shared."""
+    client_header: str | None = Field(None, pattern=r"^[A-Za-z0-9-]{1,100}$")
+    """Header by which a trusted proxy in front of a server without keys names clients."""
     infer_jobs: bool = True
     """Requests without a `job_id` that continue a turn which called a tool belong to a job."""
     job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)

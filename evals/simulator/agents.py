@@ -9,13 +9,20 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.protocol import MAX_TOOL_CHARS, Tags, ToolEvent
+from agentkv.protocol import (
+    CLIENT_FIELD,
+    CLIENT_WEIGHT_FIELD,
+    MAX_TOOL_CHARS,
+    Tags,
+    ToolEvent,
+    job_key,
+)
 
 from ..outcomes import JobOutcome, JobStatus, TurnOutcome
 from ..workload.plans import JobPlan, TurnPlan, Workload
@@ -69,17 +76,36 @@ class AgentJob:
         """The turn under way, or the next one."""
         return self.plan.turns[len(self.outcomes)]
 
+    @property
+    def client(self) -> str:
+        """Whose job it is: for a sub-agent, that of its parent."""
+        return self.plan.client if self.parent is None else self.parent.client
+
+    @property
+    def key(self) -> str:
+        """The id by which the engine knows the job."""
+        return job_key(self.client, self.plan.job_id)
+
     def outcome(self, ended_s: float, status: JobStatus) -> JobOutcome:
         """The job's outcome if it ends now."""
         plan, turns = self.plan, tuple(self.outcomes)
-        return JobOutcome(plan.job_id, self.arrived_s, ended_s, status, turns, role=plan.role)
+        return JobOutcome(
+            plan.job_id,
+            self.arrived_s,
+            ended_s,
+            status,
+            turns,
+            role=plan.role,
+            client=self.client,
+        )
 
 
 class Agents:
     """All jobs of a workload, and the events to come; times in seconds from the start of the run.
 
     `has_plugin` says whether the server takes tags and signals. `on_job_end` gets each job's
-    outcome.
+    outcome. `weights` are those of clients, by name, 1 for all others; None if the server does not
+    tell clients apart.
     """
 
     def __init__(
@@ -91,12 +117,14 @@ class Agents:
         *,
         has_plugin: bool,
         on_job_end: Callable[[JobOutcome], None],
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         self._workload = workload
         self._machine = machine
         self._engine = engine
         self._replies = replies
         self._has_plugin = has_plugin
+        self._weights = weights
         self._on_job_end = on_job_end
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._event_numbers = itertools.count()
@@ -200,7 +228,7 @@ class Agents:
                 reply_token=self._replies.token_of(plan.command),
                 hashes=job.hashes,
                 known_tokens=job.known_tokens,
-                tags=self._tags(job) if self._reports(job) else None,
+                tags=self._fields(job),
                 owner=job,
             )
         )
@@ -208,6 +236,15 @@ class Agents:
     def _reports(self, job: AgentJob) -> bool:
         """True if the job's client sends tags and signals."""
         return self._has_plugin and job.plan.is_tagged
+
+    def _fields(self, job: AgentJob) -> dict[str, Any] | None:
+        """What reaches the engine with a turn: the client's tags, and who it is."""
+        fields = self._tags(job) if self._reports(job) else {}
+        if job.client and self._weights is not None:
+            fields[CLIENT_FIELD] = job.client
+            if job.client in self._weights:
+                fields[CLIENT_WEIGHT_FIELD] = self._weights[job.client]
+        return fields or None
 
     def _tags(self, job: AgentJob) -> dict[str, Any]:
         number = len(job.outcomes)
@@ -233,12 +270,12 @@ class Agents:
     def _report_tool(self, job: AgentJob, event: ToolEvent) -> None:
         command = job.plan.turns[len(job.outcomes) - 1].command[:MAX_TOOL_CHARS]
         if self._reports(job) and command:
-            self._call_engine("tool", job.plan.job_id, {**event.as_fields(), "command": command})
+            self._call_engine("tool", job.key, {**event.as_fields(), "command": command})
 
     def _end(self, job: AgentJob, now_s: float, status: JobStatus) -> None:
         del self.running[job.plan.job_id]
         if self._reports(job):
-            self._at(now_s, partial(self._call_engine, "release", job.plan.job_id))
+            self._at(now_s, partial(self._call_engine, "release", job.key))
         self._on_job_end(job.outcome(now_s, status))
         if job.parent is not None:
             self._child_ended(job.parent, now_s)

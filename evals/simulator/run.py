@@ -112,6 +112,7 @@ class Simulation:
             replies,
             has_plugin=settings is not None and options.has_tags,
             on_job_end=self._job_ended,
+            weights=None if settings is None else settings.get("client_weights", {}),
         )
 
     def run(self, *, on_job_end: OnJobEnd | None = None) -> SimulatedRun:

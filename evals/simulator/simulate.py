@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from ..progress import progress
 from ..rows import RUN_FILE, TURNS_FILE, RunWriter, provenance, require_free, row_facts
 from ..summary import ROLE_KEYS, summarize
 from ..tables import cell, text_table
-from ..workload.plans import Workload, with_children
+from ..workload.plans import Workload, deal_jobs, with_children
 from . import catalog
 from .machine import DEFAULT_DRAM_GIB, Limits, Machine, alone_s, make_machine
 from .policies import PolicyChoice, parse_policy
@@ -179,7 +180,21 @@ def make_plan(options: argparse.Namespace) -> SimulationPlan:
         machine = replace(machine, pcie_bytes_s=options.dram_gb_s * 1e9)
     workload = workload_of(options)
     described = describe_workload(options, workload)
+    if "clients" in options:
+        workload = deal_jobs(workload, options.clients)
+        described["clients"] = options.clients
     return SimulationPlan(workload, described, machine, tuple(policies), options)
+
+
+def _loads(text: str) -> dict[str, float]:
+    """Type of a flag: loads by client."""
+    try:
+        parts = [part.partition("=") for part in text.split(",")]
+        return {name: float(load) for name, _, load in parts}
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be clients and loads, such as alice=10,bob=1"
+        ) from None
 
 
 def _num_blocks(text: str) -> int:
@@ -295,13 +310,16 @@ def _table(policies: Mapping[str, Mapping[str, Any]]) -> str:
     first = next(iter(policies.values()), {})
     first_s = first.get("mean_s")
     columns = [*_COLUMNS, *(column for column in _COLUMNS_OF_ROLES if column[1] in first)]
+    clients = list(first.get("clients", ()))
     rows = []
     for name, entry in policies.items():
         mean_s = entry["mean_s"]
         change = mean_s / first_s - 1.0 if mean_s is not None and first_s else None
         cells = [cell(entry[key], form) for _, key, form in columns]
+        cells += [cell(entry["clients"][client]["mean_s"], ".2f") for client in clients]
         rows.append([name, f"{entry['completed']}/{entry['jobs']}", cell(change, "+.1%"), *cells])
-    return text_table(["policy", "jobs", "vs first", *(title for title, *_ in columns)], rows)
+    titles = [*(title for title, *_ in columns), *(f"{client} mean s" for client in clients)]
+    return text_table(["policy", "jobs", "vs first", *titles], rows)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -329,6 +347,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--dram-gib", type=positive, default=DEFAULT_DRAM_GIB, metavar="GIB", help=size)
     rate = "rate at which the tier is loaded from, in GB/s (default: the GPU's PCIe)"
     add("--dram-gb-s", type=positive, metavar="GB", help=rate)
+    dealt = "deal the jobs to clients in proportion to these loads, such as alice=10,bob=1"
+    add("--clients", type=_loads, default=SUPPRESS, metavar="NAME=LOAD,...", help=dealt)
     add("--untagged", action="store_true", help="clients send no tags, tool events or releases")
     add("--exact", action="store_true", help="single steps, no jumps: slower, same results")
     add("--record", action="store_true", help="with --out: also keep each policy's event log")

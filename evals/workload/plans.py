@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from typing import Literal
 
@@ -68,6 +69,8 @@ class JobPlan:
     turns: tuple[TurnPlan, ...]
     prefixes: tuple[Prefix, ...] = ()
     role: JobRole = "agent"
+    client: str = ""
+    """Whose job it is; "" where there is one client, and for sub-agents, who are their parent's."""
 
     @property
     def is_tagged(self) -> bool:
@@ -111,6 +114,27 @@ class Workload:
     jobs: tuple[JobPlan, ...]
     concurrency: int | None
     has_steps: bool = False
+
+
+def deal_jobs(workload: Workload, loads: Mapping[str, float]) -> Workload:
+    """The workload with its jobs dealt to clients, by name, at random in proportion to their loads.
+
+    Whose a job is depends on the seed and the job's number alone. Raises InputError for a name that
+    is not of letters, digits, `_`, `.` and `-`, or a load of 0 or less.
+    """
+    for name, load in loads.items():
+        if not re.fullmatch(r"[\w.-]+", name) or not 0.0 < load < math.inf:
+            raise InputError(
+                f"clients: got {name}={load:g}, allowed is a name of letters, digits, '_', '.' and "
+                "'-', and a load above 0, such as alice=10"
+            )
+
+    def client_of(number: int) -> str:
+        rng = random.Random(f"{workload.seed} client {number}")
+        return rng.choices(list(loads), list(loads.values()))[0]
+
+    jobs = [replace(job, client=client_of(number)) for number, job in enumerate(workload.jobs)]
+    return replace(workload, jobs=tuple(jobs))
 
 
 def arrival_times_s(

@@ -20,8 +20,9 @@ from typing import Any
 from agentkv.errors import AgentKVError, SettingsError, SetupError
 from agentkv.named_classes import absolute_name
 from agentkv.policies.names import STOCK_POLICIES, is_policy_name, policy_names
+from agentkv.policies.settings import Settings
 
-from .server_policy import ADMIN_KEY_VARIABLE
+from .clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE, names_by_key
 from .settings import CONFIG_KEY, read_settings
 
 OLDEST, NEWEST = (0, 31), (0, 34)
@@ -119,12 +120,13 @@ def _wrap_engine_args(engine_args: Any) -> None:
     @functools.wraps(from_cli_args)
     def from_cli_args_with_ours(cls: Any, args: Any) -> Any:
         made = from_cli_args(cls, args)
-        is_ours = policy_asked_for(made) is not None
+        policy = policy_asked_for(made)
+        is_ours = policy is not None
         # the API server reads it from `args`, after this
         if getattr(args, "enable_prompt_tokens_details", False) is None:
             args.enable_prompt_tokens_details = is_ours
-        if is_ours:
-            _add_admin_key(args)
+        if policy is not None:
+            _add_keys(args, read_settings(_given_settings(made), policy=policy))
         folder = getattr(args, "run_output_dir", None)
         if folder is not None and is_ours:
             given = dict(made.additional_config.get(CONFIG_KEY) or {})
@@ -164,22 +166,35 @@ def _wrap_engine_args(engine_args: Any) -> None:
     engine_args.create_engine_config = create_engine_config_for_policy
 
 
-def _add_admin_key(args: Any) -> None:
-    """Add the admin key to the API keys, which vLLM reads from `args` after this.
+def _add_keys(args: Any, settings: Settings) -> None:
+    """Add the admin key and those of named clients to the API keys, which vLLM reads from `args`
+    after this.
 
     Source: vllm/entrypoints/serve/middleware/register.py (0.31 to 0.33).
     """
-    admin_key = os.environ.get(ADMIN_KEY_VARIABLE)
-    if not admin_key or not hasattr(args, "api_key"):
+    if not hasattr(args, "api_key"):
         return
-    keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
-    if not keys:
+    admin_key, names = os.environ.get(ADMIN_KEY_VARIABLE), names_by_key()
+    given = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
+    if admin_key and not given and not names:
         raise AgentKVError(
             f"{ADMIN_KEY_FLAG} (or {ADMIN_KEY_VARIABLE}) is given, but no --api-key: without keys "
             "everybody sees all jobs. Give each client a key, or leave the admin key out"
         )
-    if admin_key not in keys:
-        args.api_key = [*keys, admin_key]
+    if settings.client_header is not None and (given or names):
+        raise SettingsError(
+            f"'client_header': got {settings.client_header!r}, and the server has API keys, by "
+            "which clients are known: leave out the one or the others"
+        )
+    unknown = sorted(settings.client_weights.keys() - set(names.values()))
+    if unknown and settings.client_header is None:
+        raise SettingsError(
+            f"'client_weights': {unknown[0]!r} has no key: name it in {CLIENTS_VARIABLE}, a JSON "
+            'object such as {"alice": "KEY"}'
+        )
+    added = [key for key in (*names, admin_key) if key and key not in given]
+    if added:
+        args.api_key = [*given, *added]
 
 
 class _KeepInEnvironment(Action):
@@ -219,11 +234,14 @@ def _settings_for(engine_args: Any, policy: str) -> dict[str, Any]:
             f"--scheduler-cls {engine_args.scheduler_cls} and --scheduling-policy {policy} both "
             "name a scheduler: give one of them"
         )
-    given = engine_args.additional_config.get(CONFIG_KEY)
-    if given is None:
-        given = _settings_of_environment()
+    given = _given_settings(engine_args)
     read_settings(given, policy=policy)  # refuses wrong settings here, before the engine starts
     return {**(given or {}), "policy": policy}
+
+
+def _given_settings(engine_args: Any) -> Any:
+    given = engine_args.additional_config.get(CONFIG_KEY)
+    return _settings_of_environment() if given is None else given
 
 
 def _settings_of_environment() -> Any:

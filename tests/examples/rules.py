@@ -36,6 +36,7 @@ class StillEngine:
     block_tokens: int = 10
     jobs: list[Job] = field(default_factory=list)
     pins: list[Pin[Any]] = field(default_factory=list)
+    service: dict[str, float] = field(default_factory=dict)
 
     @property
     def turns(self) -> Collection[Turn]:

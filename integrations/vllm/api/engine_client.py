@@ -15,14 +15,16 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from agentkv.errors import AgentKVServerError
-from agentkv.protocol import CLIENT_FIELD
+from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD
+
+from ..clients import Client
 
 ANSWER_TIMEOUT_S = 30.0
 """The engine answers between two steps, so this is longer than any single step."""
 
 _METHOD = "agentkv_call"
 
-served_client: ContextVar[str] = ContextVar("agentkv_served_client", default="")
+served_client: ContextVar[Client | None] = ContextVar("agentkv_served_client", default=None)
 """Whose HTTP request is served in this task, or in the task that started it."""
 
 
@@ -113,8 +115,11 @@ def name_clients(engine_client: EngineClient) -> None:
     @functools.wraps(add_request)
     async def add_request_of_client(request: Any) -> None:
         sampling, client = request.sampling_params, served_client.get()
-        if sampling is not None and client:
-            sampling.extra_args = {**(sampling.extra_args or {}), CLIENT_FIELD: client}
+        if sampling is not None and client is not None:
+            said = {**(sampling.extra_args or {}), CLIENT_FIELD: client.name}
+            said.pop(CLIENT_WEIGHT_FIELD, None)
+            weight = {} if client.weight is None else {CLIENT_WEIGHT_FIELD: client.weight}
+            sampling.extra_args = {**said, **weight}
         await add_request(request)
 
     core.add_request_async = add_request_of_client

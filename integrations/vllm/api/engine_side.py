@@ -30,6 +30,9 @@ from ..telemetry.savings import SAVINGS_SERIES
 from . import snapshot
 from .snapshot import View
 
+NOT_SHOWN = {"policy", "listeners", "client_weights", "client_header"}
+"""Settings that are not shown as they are."""
+
 
 def info(scheduler: RetainingScheduler) -> dict[str, Any]:
     settings = scheduler.retention.settings
@@ -37,9 +40,9 @@ def info(scheduler: RetainingScheduler) -> dict[str, Any]:
         "version": agentkv.__version__,
         "wire_version": WIRE_VERSION,
         "policy": label_of(settings.policy),
-        # the options of listeners may hold the secret path of a webhook
+        # the options of listeners may hold the secret path of a webhook; clients are nobody's news
         "settings": {
-            **settings.model_dump(exclude={"policy", "listeners"}),
+            **settings.model_dump(exclude=NOT_SHOWN),
             "listeners": [label_of(name) for name in settings.listeners],
         },
         "vllm_version": vllm.__version__,

@@ -29,7 +29,8 @@ from agentkv.protocol import (
     parse_tags,
 )
 
-from ..server_policy import TokenVerifier, client_name, find_token_verifier, served_policy
+from ..clients import Clients, find_token_verifier
+from ..server_policy import served_settings
 from .engine_client import EngineLink, name_clients, served_client
 from .live import page_file
 from .routes import PREFIX, add_routes, anthropic_error, openai_error
@@ -64,23 +65,23 @@ class AgentKVMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._engine: EngineLink | None = None
-        self._verifier: TokenVerifier | None = None
+        self._clients: Clients | None = None
         self._is_set_up = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._is_set_up:
             self._set_up(scope)
-        if self._engine is None or scope["type"] == "lifespan":
+        if self._engine is None or self._clients is None or scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         page = _page(scope)
         if page is not None:
             await page(scope, receive, send)
             return
-        before = served_client.set(client_name(scope, self._verifier))
+        before = served_client.set(self._clients.of(scope))
         try:
             if _takes_tags(scope):
-                await self._fold_tags(self._engine, scope, receive, send)
+                await self._fold_tags(self._engine, self._clients, scope, receive, send)
             else:
                 await self._app(scope, receive, send)
         finally:
@@ -92,17 +93,18 @@ class AgentKVMiddleware:
         """
         self._is_set_up = True
         app = scope["app"]
-        if served_policy(app) is not None:
+        settings = served_settings(app)
+        if settings is not None:
             self._engine = EngineLink(app.state.engine_client)
             name_clients(app.state.engine_client)
-            self._verifier = find_token_verifier(app)
-            add_routes(app, self._engine, self._verifier)
+            self._clients = Clients(find_token_verifier(app), settings)
+            add_routes(app, self._engine, self._clients)
 
     async def _fold_tags(
-        self, engine: EngineLink, scope: Scope, receive: Receive, send: Send
+        self, engine: EngineLink, clients: Clients, scope: Scope, receive: Receive, send: Send
     ) -> None:
         # User middleware runs before vLLM's key check, which answers 401 without reading the body.
-        verifier = None if _path(scope) == _OPEN_PATH else self._verifier
+        verifier = None if _path(scope) == _OPEN_PATH else clients.verifier
         if verifier is not None and not verifier.verify_token(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return

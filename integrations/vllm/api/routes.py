@@ -22,7 +22,7 @@ from starlette.routing import Route
 from agentkv.errors import TagError
 from agentkv.protocol import client_and_id, job_key, parse_tags, parse_tool_event
 
-from ..server_policy import TokenVerifier, client_name, sees_all_jobs
+from ..clients import Clients
 from .engine_client import (
     EngineLink,
     EngineUnavailableError,
@@ -71,12 +71,12 @@ class _RefusedError(Exception):
         self.answer = answer
 
 
-def add_routes(app: Starlette, engine: EngineLink, verifier: TokenVerifier | None) -> None:
-    """Add /v1/agentkv/* to this application; call once. `verifier` tells API keys apart."""
+def add_routes(app: Starlette, engine: EngineLink, clients: Clients) -> None:
+    """Add /v1/agentkv/* to this application; call once."""
     hub = LiveHub(engine)
 
     async def below_prefix(request: Request, client: str) -> Response:
-        sees_all = sees_all_jobs(request.scope, verifier)
+        sees_all = clients.sees_all_jobs(request.scope)
         if _raw_segments(request) == ["live"]:
             _require(request, ("GET",))
             return hub.stream(client, sees_all=sees_all)
@@ -91,7 +91,7 @@ def add_routes(app: Starlette, engine: EngineLink, verifier: TokenVerifier | Non
     def answering(handle: Callable[[Request, str], Awaitable[Response]]) -> Any:
         async def answer(request: Request) -> Response:
             try:
-                return await handle(request, client_name(request.scope, verifier))
+                return await handle(request, clients.of(request.scope).name)
             except _RefusedError as refused:
                 return refused.answer
             except TagError as error:

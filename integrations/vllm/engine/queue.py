@@ -8,48 +8,69 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
-from agentkv.policies.base import PREEMPTED, UNPINNED, Rank
+from agentkv.policies.base import PREEMPTED, UNPINNED
+
+from ..retention import IN_ORDER, ClientPlace, QueueRank
+
+Entry = tuple[QueueRank, int, Request]
 
 
 class RankedQueue(RequestQueue):
-    """A heap of waiting requests, by the rank of their job's turn.
+    """A heap of waiting requests for each client, by the rank of their job's turn.
 
-    Requests without a job keep the order of vLLM's FCFS deque among themselves: appended ones by
-    arrival, prepended ones (preempted or skipped) in front, the last prepended first. Without jobs
-    it pops exactly what stock pops.
+    Next is the first request of a client: that of the best band, of these the one whose client has
+    the best place, of these the one of the best rank. Requests without a job keep the order of
+    vLLM's FCFS deque among themselves: appended ones by arrival, prepended ones (preempted or
+    skipped) in front, the last prepended first. Without jobs it pops exactly what stock pops,
+    unless several clients have different places.
 
     The head is latched from `peek_request` until it is popped or removed: `schedule()` peeks,
     allocates, then pops, and an allocation may end a pin and so change ranks in between.
     """
 
-    def __init__(self, rank_of: Callable[[Request], Rank | None], arrivals: Iterator[int]) -> None:
-        """`rank_of` is None for a request without a job; those are numbered by `arrivals`."""
+    def __init__(
+        self,
+        rank_of: Callable[[Request], QueueRank | None],
+        client_of: Callable[[Request], str],
+        place_of: Callable[[str], ClientPlace],
+        arrivals: Iterator[int],
+    ) -> None:
+        """`rank_of` is None for a request without a job; those are numbered by `arrivals`. Places
+        of clients are asked for with every look, ranks when they are said to have changed."""
         self._rank_of = rank_of
+        self._client_of = client_of
+        self._place_of = place_of
         self._arrivals = arrivals
         self._prepends = itertools.count(1)
         self._versions = itertools.count()
-        self._heap: list[tuple[Rank, int, Request]] = []
-        self._entries: dict[Request, tuple[Rank, int]] = {}
+        self._heaps: dict[str, list[Entry]] = {}
+        """Entries of each client that has a request here, superseded ones among them."""
+        self._entries: dict[Request, tuple[QueueRank, int]] = {}
+        self._num_waiting: Counter[str] = Counter()
         self._orders: dict[Request, int] = {}
         self._latched: Request | None = None
 
-    def _push(self, request: Request, rank: Rank) -> None:
+    def _push(self, request: Request, rank: QueueRank) -> None:
+        client = self._client_of(request)
+        if request not in self._entries:
+            self._num_waiting[client] += 1
         version = next(self._versions)
         self._entries[request] = (rank, version)
-        heapq.heappush(self._heap, (rank, version, request))
-        self._compact()
+        heapq.heappush(self._heaps.setdefault(client, []), (rank, version, request))
+        self._compact(client)
 
     def add_request(self, request: Request) -> None:
         """Add a request at its rank, or behind all others without a job."""
         rank = self._rank_of(request)
         if rank is None:
             self._orders[request] = next(self._arrivals)
-            rank = (UNPINNED, self._orders[request], 0)
+            rank = (IN_ORDER, UNPINNED, self._orders[request], 0)
         self._push(request, rank)
 
     def order_of(self, request: Request) -> int:
@@ -62,7 +83,8 @@ class RankedQueue(RequestQueue):
 
     def prepend_request(self, request: Request) -> None:
         """Put a request back: at its rank, or in front of everything if it has no job."""
-        self._push(request, self._rank_of(request) or (PREEMPTED, -next(self._prepends), 0))
+        rank = self._rank_of(request) or (IN_ORDER, PREEMPTED, -next(self._prepends), 0)
+        self._push(request, rank)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         """Put several requests back, each in front of the one before it."""
@@ -82,13 +104,21 @@ class RankedQueue(RequestQueue):
             self.rerank(request)
 
     def peek_request(self) -> Request:
-        """The request to serve next; stays the same until it is popped or removed."""
+        """The request to serve next; stays the same until it is popped or removed. O(clients) on
+        average."""
         if self._latched is None:
-            self._drop_stale()
-            if not self._heap:
+            if not self._heaps:
                 raise IndexError("peek from an empty queue")
-            self._latched = self._heap[0][2]
+            self._latched = min(self._firsts())[-1]
         return self._latched
+
+    def _firsts(self) -> Iterator[tuple[int, ClientPlace, QueueRank, int, Request]]:
+        """The first request of each client, after what decides between them."""
+        for client, heap in self._heaps.items():
+            while not self._is_current(heap[0]):
+                heapq.heappop(heap)
+            rank, version, request = heap[0]
+            yield rank[0], self._place_of(client), rank, version, request
 
     def pop_request(self) -> Request:
         """Take the request that `peek_request` shows."""
@@ -116,21 +146,23 @@ class RankedQueue(RequestQueue):
         del self._entries[request]
         if request is self._latched:
             self._latched = None
-        self._compact()
+        client = self._client_of(request)
+        self._num_waiting[client] -= 1
+        if self._num_waiting[client]:
+            self._compact(client)
+        else:
+            del self._num_waiting[client], self._heaps[client]
 
-    def _compact(self) -> None:
+    def _compact(self, client: str) -> None:
         """Drop superseded entries once they are the majority: O(1) on average."""
-        if len(self._heap) > 2 * len(self._entries) + 64:
-            self._heap = [entry for entry in self._heap if self._is_current(entry)]
-            heapq.heapify(self._heap)
+        heap = self._heaps[client]
+        if len(heap) > 2 * self._num_waiting[client] + 64:
+            self._heaps[client] = [entry for entry in heap if self._is_current(entry)]
+            heapq.heapify(self._heaps[client])
 
-    def _is_current(self, entry: tuple[Rank, int, Request]) -> bool:
+    def _is_current(self, entry: Entry) -> bool:
         rank, version, request = entry
         return self._entries.get(request) == (rank, version)
-
-    def _drop_stale(self) -> None:
-        while self._heap and not self._is_current(self._heap[0]):
-            heapq.heappop(self._heap)
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -147,5 +179,10 @@ class RankedQueue(RequestQueue):
         return self._in_order()[index]
 
     def _in_order(self) -> list[Request]:
-        current = sorted(entry for entry in self._heap if self._is_current(entry))
-        return [request for _, _, request in current]
+        """As if places stayed as they are now."""
+        places = {client: self._place_of(client) for client in self._heaps}
+        keys = (
+            (rank[0], places[self._client_of(request)], rank, version, request)
+            for request, (rank, version) in self._entries.items()
+        )
+        return [key[-1] for key in sorted(keys)]

@@ -23,14 +23,14 @@ from vllm.v1.request import Request
 
 from agentkv.errors import TagError
 from agentkv.guard import MAX_FAULTS, Fault
-from agentkv.policies.base import Policy, Rank
+from agentkv.policies.base import Policy
 from agentkv.policies.forecast import SharedPrefix
 from agentkv.policies.names import make_policy
 from agentkv.policies.pins import Pin
-from agentkv.policies.settings import Settings
-from agentkv.protocol import CLIENT_FIELD, Tags, job_key, parse_tags
+from agentkv.policies.settings import MAX_WEIGHT, Settings
+from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD, Tags, job_key, parse_tags
 
-from ..retention import KVPool, Rules
+from ..retention import IN_ORDER, KVPool, QueueRank, Rules
 from ..retention.costs import Step, StepTimeModel
 from ..retention.jobs import Context
 from ..retention.manager import RetentionManager
@@ -81,7 +81,9 @@ class RetainingScheduler(seam.SchedulerSeam):
             BackgroundWorker(self._guard, wake=self._waker.wake),
         )
         self.steps = StepStats()
-        self.queue = RankedQueue(self._rank, self.retention.arrivals)
+        self.queue = RankedQueue(
+            self._rank, client_of, self.retention.place, self.retention.arrivals
+        )
         if seam.is_first_come_first_served(self):
             self.install_queue(self.queue)
         self.install_allocator()
@@ -92,6 +94,7 @@ class RetainingScheduler(seam.SchedulerSeam):
             self.retention.policy.limits_offloading and seam.takes_offload_limit(self)
         )
         self._is_running_sorted = False
+        self._num_left_waiting = 0
         self._spans: DecisionSpans | None = None
         if self.vllm_config.observability_config.otlp_traces_endpoint is not None:
             self._spans = self._traced()
@@ -195,12 +198,15 @@ class RetainingScheduler(seam.SchedulerSeam):
             self.retention.counters.add("bad_tags_total")
             tags = Tags()
         prompt, job_id, client = request.prompt_token_ids, tags.job_id, client_of(request)
+        weight = weight_of(request)
+        if weight is not None:
+            self.retention.weigh(client, weight)
         if job_id is None and prompt is not None:
             job_id = self.retention.inferred_job_id(
                 request.request_id, prompt, request.block_hashes, client
             )
         if job_id is None or prompt is None:
-            self.retention.request_arrived(request.request_id, client)
+            self.retention.request_arrived(request.request_id, request.num_prompt_tokens, client)
         else:
             if self._spans is not None:
                 self._spans.turn_arrives(job_id, request.trace_headers)
@@ -225,16 +231,16 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def _before_step(self) -> None:
-        self.retention.step_begins()
+        self.retention.step_begins(self._num_left_waiting)
         self.queue.unlatch()
         self._sort_running()
 
-    def _rank(self, request: Request) -> Rank | None:
+    def _rank(self, request: Request) -> QueueRank | None:
         return self.retention.rank(request.request_id, is_preempted=seam.is_preempted(request))
 
-    def _victim_rank(self, request: Request) -> Rank:
+    def _victim_rank(self, request: Request) -> QueueRank:
         rank = self.retention.victim_rank(request.request_id)
-        return (1, self.queue.order_of(request), 0) if rank is None else rank
+        return (IN_ORDER, 1, self.queue.order_of(request), 0) if rank is None else rank
 
     def _sort_running(self) -> None:
         """Put the next victim last: vLLM's FCFS preempts `running[-1]` (S:834).
@@ -259,6 +265,7 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def _after_step(self, output: SchedulerOutput) -> None:
+        self._num_left_waiting = len(self.queue)
         scheduled = output.num_scheduled_tokens
         self.steps.add(len(scheduled), output.total_num_scheduled_tokens, self._usage())
         for request_id in seam.admitted_ids(output):
@@ -542,6 +549,13 @@ def client_of(request: Request) -> str:
     sampling = request.sampling_params
     client = (sampling.extra_args or {}).get(CLIENT_FIELD) if sampling is not None else None
     return client if isinstance(client, str) else ""
+
+
+def weight_of(request: Request) -> float | None:
+    """The client's weight, if the API server says one."""
+    sampling = request.sampling_params
+    weight = (sampling.extra_args or {}).get(CLIENT_WEIGHT_FIELD) if sampling is not None else None
+    return float(weight) if isinstance(weight, int | float) and 0 < weight <= MAX_WEIGHT else None
 
 
 class ReplyDecoder:

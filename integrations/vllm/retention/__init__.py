@@ -14,6 +14,15 @@ from agentkv.guard import Fault
 Rules = Literal["policy", "predictor"]
 """What a user may bring, and the plugin guards."""
 
+QueueRank = tuple[int, float, float, float]
+"""A request's place among those of its client, the smallest is served first: its band, then the
+policy's rank. Between clients the band decides, then the client's place."""
+FIRST, IN_ORDER, LAST = -1, 0, 1
+"""Bands: of the starved, and of those that are held back or above their share."""
+
+ClientPlace = tuple[bool, float]
+"""A client's place among clients: above its share of memory, and the service that it has had."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVPool:

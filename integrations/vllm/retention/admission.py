@@ -13,20 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentkv.policies.base import (
-    HELD_BACK,
-    UNPINNED,
-    AdmissionRequest,
-    AllocationRequest,
-    Policy,
-    Rank,
-)
+from agentkv.policies.base import UNPINNED, AdmissionRequest, AllocationRequest, Policy
 from agentkv.policies.forecast import JobDemand, KVDemandForecast, SharedPrefix
 from agentkv.policies.jobs import Job, Turn
 from agentkv.policies.pins import Pin
 
 from ..telemetry import Telemetry
-from . import Host
+from . import FIRST, IN_ORDER, LAST, Host, QueueRank
 from .costs import RestoreCostModel
 from .growth import JobGrowth
 from .jobs import JobTable
@@ -224,23 +217,27 @@ class AdmissionController:
 
     # What requests do
 
-    def request_arrived(self, request_id: str, order: int, client: str = "") -> None:
+    def request_arrived(
+        self, request_id: str, order: int, num_prompt_tokens: int, client: str = ""
+    ) -> None:
         """A request without a job waits from now on."""
-        self.shares.arrived(request_id, client, order)
+        self.shares.arrived(request_id, client, order, num_prompt_tokens)
         self.guard.add(request_id, order)
 
     def turn_arrived(self, turn: Turn) -> None:
         """A turn of a job waits from now on."""
-        self.shares.arrived(turn.request_id, turn.job.client, turn.order)
+        client, num_tokens = turn.job.client, turn.num_prompt_tokens
+        self.shares.arrived(turn.request_id, client, turn.order, num_tokens)
         self._aging.add(turn)
         if turn.is_first:
             self.guard.add(turn.request_id, turn.order)
             clients = self._aged_out_newcomers.values()
-            if turn.job.client in clients and self._policy.has_admission_control:
+            if client in clients and self._policy.has_admission_control:
                 self._hold_back(turn, BEHIND_AN_OVERDUE)
 
-    def admitted(self, request_id: str) -> None:
-        """A request has its blocks."""
+    def admitted(self, request_id: str, hit_tokens: int) -> None:
+        """A request has its blocks, of which `hit_tokens` were in the cache."""
+        self.shares.admitted(request_id, hit_tokens)
         turn = self._jobs.turns.get(request_id)
         if turn is None:
             self._overtake(self.guard.arrival_of(request_id))
@@ -273,9 +270,10 @@ class AdmissionController:
         """A request has lost its blocks, and waits again."""
         self._admitted.discard(request_id)
 
-    def ended(self, request_id: str) -> None:
-        """A request is over, even if it never had blocks. The job table still has its turn."""
-        self.shares.ended(request_id)
+    def ended(self, request_id: str, num_tokens: int) -> None:
+        """A request is over, with `num_tokens` of prompt and reply, even if it never had blocks.
+        The job table still has its turn."""
+        self.shares.ended(request_id, num_tokens)
         self.guard.ended(request_id)
         self._admitted.discard(request_id)
         turn = self._jobs.turns.get(request_id)
@@ -304,8 +302,11 @@ class AdmissionController:
             self._events.add(starved.job.job_id, "due", passed=round(max_overtakes))
         self._host.rank_changed(None if starved is None else starved.job.job_id)
 
-    def step_begins(self) -> None:
-        """End shortages, let turns in, and mark those that have aged out. O(1) without any."""
+    def step_begins(self, num_left_waiting: int) -> None:
+        """End shortages, let turns in, and mark those that have aged out. O(1) without any.
+
+        The step before has left `num_left_waiting` requests waiting.
+        """
         now_s = self._host.clock()
         tick_s = self._policy.tick_s
         if tick_s is not None and now_s >= self.next_tick_s:
@@ -319,7 +320,8 @@ class AdmissionController:
                 self._host.rank_changed(gated.job.job_id)
         if self._policy.pressure.fall(now_s):
             self._host.rank_changed(None)
-        if self._policy.pressure.is_on and self._have_shares_changed():
+        self.shares.is_short = self._policy.pressure.is_on or num_left_waiting > 0
+        if self.shares.is_short and self._have_shares_changed():
             self._host.rank_changed(None)
         while (turn := self._aging.pop_aged_out(now_s)) is not None:
             turn.has_aged_out = True
@@ -388,36 +390,30 @@ class AdmissionController:
         """True if a request was overtaken too often; also once it runs."""
         return self.guard.is_starved(request_id)
 
-    def rank(self, request_id: str, *, is_preempted: bool) -> Rank | None:
-        """Place in the waiting queue; None for a request without a job, unless it is starved."""
-        if self.is_starved(request_id) and self._policy.pressure.is_on:
-            return self._policy.starved_rank
+    def rank(self, request_id: str, *, is_preempted: bool) -> QueueRank | None:
+        """Place in the waiting queue among the requests of its client; None for a request without a
+        job, unless it is starved."""
+        is_short = self._policy.pressure.is_on
+        if is_short and self.is_starved(request_id):
+            return (FIRST, *self._policy.starved_rank)
         turn = self._jobs.turns.get(request_id)
         if turn is None:
             return None
         is_pinned = self._pins.get(turn.job.job_id) is not None
         rank = self._policy.rank(turn, is_preempted=is_preempted, is_pinned=is_pinned)
-        if not self._policy.pressure.is_on:
-            return rank
-        tiers = 0
-        if turn.is_held_back:
-            tiers = 2 if self._above else 1  # also behind those whose client is above its share
-        elif turn.job.client in self._above:
-            tiers = 1
-        return (rank[0] + tiers * HELD_BACK, *rank[1:])
+        return (LAST if is_short and turn.is_held_back else IN_ORDER, *rank)
 
-    def victim_rank(self, request_id: str) -> Rank | None:
+    def victim_rank(self, request_id: str) -> QueueRank | None:
         """Place among running requests, of which the largest is preempted first; None without a
         job, unless its client is above its share."""
         if self.is_starved(request_id):
-            return self._policy.starved_rank
+            return (FIRST, *self._policy.starved_rank)
         turn = self._jobs.turns.get(request_id)
         rank = None if turn is None else self._policy.victim_rank(turn)
         request = self.shares.get(request_id)
-        if request is None or request.client not in self._above:
-            return rank
-        rank = rank or (UNPINNED, request.order, 0)
-        return (rank[0] + HELD_BACK, *rank[1:])
+        if request is not None and request.client in self._above:
+            return (LAST, *(rank or (UNPINNED, request.order, 0)))
+        return None if rank is None else (IN_ORDER, *rank)
 
     def may_start(
         self,

@@ -7,7 +7,7 @@ the caller's monotonic clock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,12 +147,19 @@ class JobTable:
 class RetainedEngine:
     """The engine as its policy may look at it: an EngineView."""
 
-    def __init__(self, host: Host, jobs: JobTable, pins: Collection[Pin[Any]]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        jobs: JobTable,
+        pins: Collection[Pin[Any]],
+        service: Mapping[str, float],
+    ) -> None:
         self.num_blocks = host.pool.num_blocks
         self.block_tokens = host.pool.block_tokens
         self.jobs: Iterable[Job] = jobs
         self.turns: Collection[Turn] = jobs.turns.values()
         self.pins = pins
+        self.service = service
         self.job = jobs.get
         self._host = host
 

@@ -16,7 +16,7 @@ from typing import Any
 from agentkv.durations.ttl import DurationWindow
 from agentkv.guard import Fault
 from agentkv.listeners import FreeReason
-from agentkv.policies.base import AllocationRequest, Policy, Rank
+from agentkv.policies.base import AllocationRequest, Policy
 from agentkv.policies.forecast import SharedPrefix
 from agentkv.policies.guard import GuardedPolicy
 from agentkv.policies.jobs import Job, Turn
@@ -29,7 +29,7 @@ from ..telemetry.counters import Counters, turn_range
 from ..telemetry.event_log import EventLog, open_writer
 from ..telemetry.listeners import Listeners
 from ..telemetry.turn_records import Prompt
-from . import Host
+from . import ClientPlace, Host, QueueRank
 from .admission import AdmissionController
 from .costs import RestoreCostModel
 from .inference import JobInference, Opening, inferred_id
@@ -95,7 +95,8 @@ class RetentionManager:
         self.lifecycle = KVLifecycle(
             host, self.pins, self.admission.has_blocks, self.events, self.listeners
         )
-        policy.bind(RetainedEngine(host, self.jobs, self.pins))
+        service = self.admission.shares.service.view
+        policy.bind(RetainedEngine(host, self.jobs, self.pins, service))
         self.decisions = PinDecisions(
             policy, self.predictor, self._pin_manager, self.costs, telemetry, clock
         )
@@ -119,9 +120,14 @@ class RetentionManager:
 
     # A turn, from its arrival to its end
 
-    def request_arrived(self, request_id: str, client: str = "") -> None:
+    def weigh(self, client: str, weight: float) -> None:
+        """Note the weight of a client that is about to send a request."""
+        self.admission.shares.weigh(client, weight)
+
+    def request_arrived(self, request_id: str, num_prompt_tokens: int, client: str = "") -> None:
         """Register a request without a job."""
-        self.admission.request_arrived(request_id, next(self.arrivals), client)
+        order = next(self.arrivals)
+        self.admission.request_arrived(request_id, order, num_prompt_tokens, client)
 
     def inferred_job_id(
         self, request_id: str, prompt: Sequence[int], block_hashes: Sequence[Any], client: str = ""
@@ -238,7 +244,7 @@ class RetentionManager:
 
     def turn_admitted(self, request_id: str, *, hit_tokens: int) -> None:
         """A request has its blocks: its job's pin ends, and evicted context is noticed."""
-        self.admission.admitted(request_id)
+        self.admission.admitted(request_id, hit_tokens)
         turn = self.jobs.turns.get(request_id)
         if turn is None:
             return
@@ -332,7 +338,7 @@ class RetentionManager:
         """
         request = self.admission.shares.get(request_id)
         client = "" if request is None else request.client
-        self.admission.ended(request_id)
+        self.admission.ended(request_id, len(context.token_ids))
         self.costs.offload.forget(request_id)
         turn = self.jobs.turns.pop(request_id, None)
         if turn is None:
@@ -575,11 +581,12 @@ class RetentionManager:
 
     # Order, victims and memory
 
-    def step_begins(self) -> None:
-        """Bring everything up to date before the scheduler looks at its queue."""
+    def step_begins(self, num_left_waiting: int) -> None:
+        """Bring everything up to date before the scheduler looks at its queue, in which the step
+        before has left some requests."""
         self.do_what_is_due()
         self.history.step_begins()
-        self.admission.step_begins()
+        self.admission.step_begins(num_left_waiting)
 
     @property
     def next_tick_s(self) -> float:
@@ -596,11 +603,15 @@ class RetentionManager:
         """True for a while after something did not fit."""
         return self.admission.is_memory_short
 
-    def rank(self, request_id: str, *, is_preempted: bool) -> Rank | None:
+    def rank(self, request_id: str, *, is_preempted: bool) -> QueueRank | None:
         """Place in the waiting queue; None for stock's."""
         return self.admission.rank(request_id, is_preempted=is_preempted)
 
-    def victim_rank(self, request_id: str) -> Rank | None:
+    def place(self, client: str) -> ClientPlace:
+        """A client's place in the waiting queue, as of now."""
+        return self.admission.shares.place(client)
+
+    def victim_rank(self, request_id: str) -> QueueRank | None:
         """Place among running requests, the largest is preempted first; None without a job."""
         return self.admission.victim_rank(request_id)
 

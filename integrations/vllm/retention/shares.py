@@ -1,64 +1,154 @@
-"""Shares the pool among clients: while several hold or want KV, each has the same share of it.
+"""Shares memory and service among clients, by their weights, while there are several.
 
-AdmissionController asks it who is above the share, and lets those give way. A single client, as
-without an API server, is never above. Knows blocks only as numbers, and nothing of policies.
+AdmissionController asks it who is above its share of the pool, and lets those give way; the waiting
+queue asks it which client is next. A single client, as without an API server, is never above and
+always next. Knows blocks only as numbers, and nothing of policies.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from agentkv.policies.pins import Pin
 
-from . import Host
+from . import ClientPlace, Host
 from .costs import BlocksPerToken
 from .pin_lifecycle import PinTable
 
+OUTPUT_COST = 2.0
+"""Service of a generated token, in prompt tokens. Source: VTC (arXiv 2401.00588), its default."""
+MAX_IDLE_COUNTERS = 1000
+"""Counters kept of clients without a request; beyond that the least are dropped, which come back to
+where the others are by then."""
 
-class LiveRequest(NamedTuple):
+SAME_PLACE: ClientPlace = (False, 0.0)
+
+
+@dataclass(slots=True)
+class LiveRequest:
     """A request in the engine, by its client, arrival number and time of arrival."""
 
     client: str
     order: int
     arrived_s: float
+    num_prompt_tokens: int
+    charged_tokens: int | None = None
+    """Tokens of its context that are paid for, or were in the cache; None before its first
+    blocks."""
+
+
+class ServiceCounters:
+    """The service that each client has had: tokens by cost, over the client's weight.
+
+    A client that comes back is lifted to the least of those that are here, so that being away saves
+    up nothing. Source: VTC (arXiv 2401.00588, OSDI 2024), algorithm 2, except that tokens found in
+    the cache are free.
+    """
+
+    def __init__(self) -> None:
+        self._by_client: dict[str, float] = {}
+        self._floor = 0.0
+        """Where a client starts that is new, or has been away for long."""
+
+    def __getitem__(self, client: str) -> float:
+        return self._by_client.get(client, self._floor)
+
+    @property
+    def view(self) -> Mapping[str, float]:
+        """The counters of the clients that are known, live."""
+        return MappingProxyType(self._by_client)
+
+    def add(self, client: str, amount: float) -> None:
+        """A client was served."""
+        self._by_client[client] = self[client] + amount
+
+    def came(self, client: str, others: Iterable[str]) -> None:
+        """A client has a request again; `others` are those that have one. O(others)."""
+        self._floor = max(self._floor, min(map(self.__getitem__, others), default=self._floor))
+        self._by_client[client] = max(self[client], self._floor)
+
+    def left(self, client: str, num_others: int) -> None:
+        """A client has no request any more, and `num_others` have one. O(1) on average."""
+        if not num_others:
+            self._floor = max(self._floor, self[client])
+        if len(self._by_client) > 2 * (num_others + MAX_IDLE_COUNTERS):
+            least = sorted(self._by_client, key=self.__getitem__)
+            for name in least[: -(num_others + MAX_IDLE_COUNTERS)]:
+                del self._by_client[name]
 
 
 class ClientShares:
-    """What each client of one engine holds, compared with its share.
+    """What each client of one engine holds and has had, compared with its share.
 
     A client holds the blocks of its pins, each counted once, and those of its running requests. Its
-    share is the pool over the number of clients with a pin or a request in the engine, or the
-    setting `client_share` of the pool.
+    share of the pool is its weight over the weights of all clients with a pin or a request in the
+    engine, or the setting `client_share` times its weight. Among clients that are all above their
+    share, or all within it, the one with the least service is next.
     """
 
     def __init__(
         self, host: Host, pins: PinTable[Any], blocks_per_token: BlocksPerToken, share: float | None
     ) -> None:
-        self.share_blocks = 0.0
-        """Blocks that each client may hold, as last measured."""
+        self.service = ServiceCounters()
+        self.is_short = False
+        """Memory is short, or requests were left waiting: then places count."""
         self._above: frozenset[str] = frozenset()
         self._held: Counter[str] = Counter()
+        self._share_blocks = 0.0
+        """Blocks that a client of weight 1 may hold, as last measured."""
         self._host = host
         self._pins = pins
         self._blocks_per_token = blocks_per_token
         self._share = share
+        self._weights: dict[str, float] = {}
+        """Of clients whose weight is not 1."""
         self._requests: dict[str, LiveRequest] = {}
         self._num_live: Counter[str] = Counter()
 
-    def arrived(self, request_id: str, client: str, order: int) -> None:
+    def weigh(self, client: str, weight: float) -> None:
+        """Note a client's weight; 1 without."""
+        self._weights[client] = weight
+
+    def weight(self, client: str) -> float:
+        return self._weights.get(client, 1.0)
+
+    def arrived(self, request_id: str, client: str, order: int, num_prompt_tokens: int) -> None:
         """A request has entered the engine; `order` is its arrival number."""
-        self._requests[request_id] = LiveRequest(client, order, self._host.clock())
+        request = LiveRequest(client, order, self._host.clock(), num_prompt_tokens)
+        self._requests[request_id] = request
+        if client not in self._num_live:
+            self.service.came(client, self._num_live)
         self._num_live[client] += 1
 
-    def ended(self, request_id: str) -> None:
-        """A request has left the engine."""
+    def admitted(self, request_id: str, hit_tokens: int) -> None:
+        """A request has its blocks: its client pays for the prompt, but for the tokens that were in
+        the cache. What a preempted request computes again is free."""
+        request = self._requests.get(request_id)
+        if request is not None and request.charged_tokens is None:
+            request.charged_tokens = request.num_prompt_tokens
+            self._pay(request, request.num_prompt_tokens - hit_tokens)
+
+    def ended(self, request_id: str, num_tokens: int) -> None:
+        """A request has left the engine, with `num_tokens` of prompt and reply."""
         request = self._requests.pop(request_id, None)
         if request is not None:
+            self._pay_outputs(request, num_tokens)
             self._num_live[request.client] -= 1
             if not self._num_live[request.client]:
                 del self._num_live[request.client]
+                self.service.left(request.client, len(self._num_live))
+
+    def _pay_outputs(self, request: LiveRequest, num_tokens: int) -> None:
+        if request.charged_tokens is not None and num_tokens > request.charged_tokens:
+            self._pay(request, OUTPUT_COST * (num_tokens - request.charged_tokens))
+            request.charged_tokens = num_tokens
+
+    def _pay(self, request: LiveRequest, cost: float) -> None:
+        self.service.add(request.client, cost / self.weight(request.client))
 
     def get(self, request_id: str) -> LiveRequest | None:
         """A request in the engine."""
@@ -67,7 +157,16 @@ class ClientShares:
     @property
     def are_many(self) -> bool:
         """True if several clients hold or want KV. O(1)."""
-        return len(self._num_live.keys() | self._pins.clients) > 1
+        return len(self._num_live) > 1 or len(self._num_live.keys() | self._pins.clients) > 1
+
+    def place(self, client: str) -> ClientPlace:
+        """A client's place among clients, the smallest is next; that of all while nothing is short.
+
+        O(1). It changes with all that is served, so it is asked for when it is used.
+        """
+        if not self.is_short:
+            return SAME_PLACE
+        return client in self._above, self.service[client]
 
     def measure(self) -> frozenset[str]:
         """The clients that hold more than their share now; none while there is one client.
@@ -79,17 +178,20 @@ class ClientShares:
             clients = self._num_live.keys() | self._pins.clients
             held = Counter({client: self._pins.num_blocks_of(client) for client in clients})
             for request_id, num_tokens in self._host.running_tokens():
-                if request_id in self._requests:
-                    client = self._requests[request_id].client
-                    held[client] += round(self._blocks_per_token.blocks(num_tokens))
-            share = 1.0 / len(clients) if self._share is None else self._share
-            self._held, self.share_blocks = held, share * self._host.pool.num_blocks
-            self._above = frozenset(name for name in held if held[name] > self.share_blocks)
+                request = self._requests.get(request_id)
+                if request is not None:
+                    held[request.client] += round(self._blocks_per_token.blocks(num_tokens))
+                    self._pay_outputs(request, num_tokens)
+            share = self._share
+            if share is None:
+                share = 1.0 / sum(map(self.weight, clients))
+            self._held, self._share_blocks = held, share * self._host.pool.num_blocks
+            self._above = frozenset(name for name in held if self.num_spare_blocks(name) < 0.0)
         return self._above
 
     def num_spare_blocks(self, client: str) -> float:
         """Blocks that a client may hold in addition, as last measured."""
-        return self.share_blocks - self._held[client]
+        return self.weight(client) * self._share_blocks - self._held[client]
 
     def surplus_pins(self, pins: Iterable[Pin[Any]], client: str) -> Sequence[Pin[Any]]:
         """Of `pins`, in order, those that bring the other clients that were above their share when

@@ -13,8 +13,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from agentkv.errors import AgentKVError, SettingsError, SetupError
 from agentkv.integrations.vllm import plugin
+from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE
 from agentkv.integrations.vllm.engine import seam
-from agentkv.integrations.vllm.server_policy import ADMIN_KEY_VARIABLE
 from agentkv.policies.names import SHIPPED
 
 
@@ -222,6 +222,61 @@ def test_an_admin_key_without_other_keys_is_refused(monkeypatch: pytest.MonkeyPa
     arguments = parse_serve(["--model", "m"])
     AsyncEngineArgs.from_cli_args(arguments)
     assert arguments.api_key is None
+
+
+def of_clients(monkeypatch: pytest.MonkeyPatch, clients: str, *flags: str, **given: Any) -> Any:
+    """The keys of a server with these named clients, flags and settings."""
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.setenv(CLIENTS_VARIABLE, clients)
+    settings = ["--additional-config", json.dumps({"agentkv": given})]
+    arguments = parse_serve(["--model", "m", "--scheduling-policy", "agentkv", *settings, *flags])
+    for _ in range(2):  # in each process of the server
+        AsyncEngineArgs.from_cli_args(arguments)
+    return arguments.api_key
+
+
+def test_keys_of_named_clients_are_keys_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of AGENTKV_CLIENTS join --api-key, or are all of the keys."""
+    clients = json.dumps({"alice": "one", "bob": ["two", "three"]})
+    weights = {"client_weights": {"alice": 3, "bob": 0.5}}
+    assert of_clients(monkeypatch, clients, **weights) == ["one", "two", "three"]
+    joined = of_clients(monkeypatch, clients, "--api-key", "zero", "two")
+    assert joined == ["zero", "two", "one", "three"]
+
+
+@pytest.mark.parametrize(
+    ("clients", "settings", "flags", "problem"),
+    [
+        ('{"alice": "secret"', {}, (), "AGENTKV_CLIENTS: malformed JSON"),
+        ('["secret"]', {}, (), "AGENTKV_CLIENTS: got a list"),
+        ('{"alice": 5}', {}, (), "'alice' has no key"),
+        ('{"alice": ""}', {}, (), "'alice' has no key"),
+        ('{"alice": "secret", "bob": ["secret"]}', {}, (), "'alice' and 'bob' have the same key"),
+        ('{"alice": "secret"}', {"client_weights": {"bob": 2}}, (), "'bob' has no key"),
+        ("", {"client_weights": {"bob": 2}}, ("--api-key", "secret"), "'bob' has no key"),
+        ("", {"client_header": "X-Tenant"}, ("--api-key", "secret"), "the server has API keys"),
+        ('{"alice": "secret"}', {"client_header": "X-Tenant"}, (), "the server has API keys"),
+        ("", {"client_weights": {"bob": 0}}, (), "client_weights.bob"),
+        ("", {"client_header": "X Tenant"}, (), "client_header"),
+    ],
+)
+def test_clients_that_cannot_be_told_apart_are_refused(
+    clients: str,
+    settings: dict[str, Any],
+    flags: tuple[str, ...],
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One error says what was seen and what to do, and holds no key."""
+    with pytest.raises(SettingsError, match=problem) as refused:
+        of_clients(monkeypatch, clients, *flags, **settings)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_proxy_may_name_clients_of_any_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind `client_header` a name needs no key, and the server gets none."""
+    given = {"client_header": "X-Tenant", "client_weights": {"bob": 2}}
+    assert of_clients(monkeypatch, "", **given) is None
 
 
 @pytest.mark.parametrize(

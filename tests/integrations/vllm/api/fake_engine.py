@@ -52,15 +52,19 @@ class FakeEngineClient:
 
 
 def make_app(
-    *engines: Answers, policy: str | None = "continuum", core: Any = None, root_path: str = ""
+    *engines: Answers,
+    policy: str | None = "continuum",
+    core: Any = None,
+    root_path: str = "",
+    settings: dict[str, Any] | None = None,
 ) -> FastAPI:
     """An application laid out as vLLM's, whose routes echo what they were given.
 
     They also add a request to the engine, in a task of its own as for one of several samples.
     """
     app = FastAPI(root_path=root_path)
-    settings = {"agentkv": {"policy": policy}} if policy else {}
-    app.state.vllm_config = SimpleNamespace(additional_config=settings)
+    given = {"agentkv": {"policy": policy, **(settings or {})}} if policy else {}
+    app.state.vllm_config = SimpleNamespace(additional_config=given)
     app.state.engine_client = FakeEngineClient(core or FakeEngineCore(list(engines)))
     app.add_middleware(AgentKVMiddleware)
 

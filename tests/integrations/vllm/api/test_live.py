@@ -17,7 +17,7 @@ from agentkv.integrations.vllm.api import live
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.live import MAX_VIEWERS_OF_CLIENT
 from agentkv.integrations.vllm.api.routes import add_routes
-from agentkv.integrations.vllm.server_policy import ADMIN_KEY_VARIABLE
+from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE
 from tests.integrations.vllm.api.fake_engine import FakeEngineClient, FakeEngineCore
 
 pytestmark = pytest.mark.asyncio

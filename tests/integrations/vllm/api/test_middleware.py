@@ -14,7 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
-from agentkv.protocol import CLIENT_FIELD, Tags
+from agentkv.integrations.vllm.clients import CLIENTS_VARIABLE
+from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD, Tags
 from tests.integrations.vllm.api.fake_engine import (
     TAGGED_PATHS,
     UNTAGGED_PATHS,
@@ -234,6 +235,46 @@ async def test_a_client_is_its_key_under_a_name_that_does_not_tell_it() -> None:
     assert len(names) == 1
     assert "one" not in names.pop()
     assert await client_seen(app, headers=one) != await client_seen(app, headers=two)
+
+
+async def weight_seen(app: FastAPI, **request: Any) -> float | None:
+    """The weight of the client that reaches the engine with a request that claims another."""
+    await client_seen(app, {"vllm_xargs": {CLIENT_WEIGHT_FIELD: 1000.0}}, **request)
+    added = app.state.engine_client.engine_core.added[-1]
+    weight: float | None = added.sampling_params.extra_args.get(CLIENT_WEIGHT_FIELD)
+    return weight
+
+
+async def test_keys_of_one_name_are_one_client_with_its_weight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """AGENTKV_CLIENTS names keys; a request cannot say its weight itself, or be named by header."""
+    monkeypatch.setenv(CLIENTS_VARIABLE, json.dumps({"alice": ["one", "two"], "bob": "three"}))
+    app = make_app(settings={"client_weights": {"alice": 2.5}})
+    keys = ["one", "two", "three", "four"]
+    app.user_middleware.append(Middleware(AuthenticationMiddleware, tokens=keys))
+    headers = [{"authorization": f"Bearer {key}", "x-tenant": "alice"} for key in keys]
+    one, two, three, four = [await client_seen(app, headers=each) for each in headers]
+    assert one == two
+    assert len({one, three, four}) == 3
+    weights = [await weight_seen(app, headers=each) for each in headers]
+    assert weights == [2.5, 2.5, None, None]
+
+
+async def test_a_proxy_names_clients_by_the_header_that_is_set() -> None:
+    """With `client_header`, on a server without keys; without the header the address counts."""
+    settings = {"client_header": "X-Tenant", "client_weights": {"alice": 2.0}}
+    app = make_app({"jobs": lambda *_: []}, settings=settings)
+    alice, bob = {"X-Tenant": "alice"}, {"x-tenant": "bob"}
+    assert await client_seen(app, headers=alice) != await client_seen(app, headers=bob)
+    assert await weight_seen(app, headers=alice) == 2.0
+    assert await weight_seen(app, headers=bob) is None
+    assert await client_seen(app) == await client_seen(make_app(), headers=alice)
+    async with client_of(app) as client:
+        for headers, asked in ((alice, 1), ({}, 0)):
+            await client.get("/v1/agentkv/jobs", headers=headers)
+            _, values = app.state.engine_client.engine_core.asked[-1]
+            assert len(values) == asked  # of one's own, or of all jobs
 
 
 async def test_the_path_that_is_open_without_a_key_has_clients_by_address() -> None:

@@ -15,7 +15,7 @@ from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddlew
 
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.routes import MAX_BODY_BYTES, add_routes
-from agentkv.integrations.vllm.server_policy import ADMIN_KEY_VARIABLE
+from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE
 from agentkv.protocol import KEPT_COMMAND_CHARS, client_and_id
 from tests.integrations.vllm.api.fake_engine import Answers, FakeEngineClient, FakeEngineCore
 

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.routes import add_routes
-from agentkv.integrations.vllm.server_policy import client_name
+from agentkv.integrations.vllm.clients import Clients
 from agentkv.integrations.vllm.telemetry.event_log import MAX_COMMAND_CHARS, EventLog
 from agentkv.protocol import job_key
 from tests.integrations.vllm.api.fake_engine import FakeEngineClient, FakeEngineCore
@@ -28,17 +28,18 @@ class Server:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.log = EventLog(max_events=10_000, clock=lambda: self.now_s)
-        scope = {"type": "http", "headers": [], "client": ("127.0.0.1", 1)}
+        clients = Clients(None, {})
+        name = clients.of({"type": "http", "headers": [], "client": ("127.0.0.1", 1)}).name
         for job_id, num_events in NUM_EVENTS.items():
             for _ in range(num_events):
                 self.now_s += 1.0
-                key = job_key(client_name(scope, None), job_id)
+                key = job_key(name, job_id)
                 self.log.add(key, "tool_started", command="é" * MAX_COMMAND_CHARS)
         self.most_bytes = 0
         engine = {"event_counts": self.log.counts, "events": self._events}
         self._app = Starlette()
         core = FakeEngineCore([engine])
-        add_routes(self._app, EngineLink(FakeEngineClient(core), timeout_s=5.0), None)
+        add_routes(self._app, EngineLink(FakeEngineClient(core), timeout_s=5.0), clients)
 
     def _events(self, slices: Any, since_s: float) -> Any:
         answer = self.log.part(slices, since_s)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.protocol import CLIENT_FIELD, ToolEvent, job_key
+from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD, ToolEvent, job_key
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 
@@ -178,6 +178,18 @@ def test_the_share_can_be_set(client_share: float, left: tuple[int, int]) -> Non
     engine.add(prompt_of(16 * 100 if client_share < 0.5 else 16 * 25, salt=51), **of(OTHER))
     engine.step()
     assert left[0] <= idle_blocks(engine, GREEDY) <= left[1]
+
+
+def test_the_share_goes_by_weight() -> None:
+    """A client of three times the weight may hold three quarters of the pool."""
+    engine = engine_of()
+    fill(engine)
+    new = engine.add(
+        prompt_of(16 * 94, salt=51), **of(OTHER, job_id="new", **{CLIENT_WEIGHT_FIELD: 3.0})
+    )
+    engine.step()
+    assert new in engine.running()
+    assert 20 <= idle_blocks(engine, GREEDY) <= 32
 
 
 def test_a_flood_of_jobs_pushes_out_none_of_another_client() -> None:

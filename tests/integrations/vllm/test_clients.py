@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from agentkv.integrations.vllm.server_policy import client_name
+from agentkv.integrations.vllm.clients import Clients
 
 
 def name_of(host: str | None) -> str:
     """The client's name by its address, on a server without keys."""
     client = None if host is None else (host, 40_000)
-    return client_name({"type": "http", "headers": [], "client": client}, None)
+    return Clients(None, {}).of({"type": "http", "headers": [], "client": client}).name
 
 
 @pytest.mark.parametrize(
