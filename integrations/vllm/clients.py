@@ -96,6 +96,8 @@ class Clients:
         self._header = None if header is None else header.lower().encode()
         self._weights: Mapping[str, float] = settings.get("client_weights") or {}
         self._names = names_by_key()
+        names = {*self._names.values(), *self._weights}
+        self._labels = {_hash(f"name {name}"): name for name in names}
 
     def of(self, scope: Scope) -> Client:
         """The client of a request: its API key or name, what its proxy says, or its address.
@@ -113,6 +115,10 @@ class Clients:
             host, _ = scope.get("client") or ("", 0)
             return Client(_hash(f"address {_network_of(host)}"))
         return Client(_hash(f"name {name}"), self._weights.get(name))
+
+    def label(self, client: str) -> str:
+        """The name of a client of the engine, if it has one that the server was told."""
+        return self._labels.get(client, client)
 
     def sees_all_jobs(self, scope: Scope) -> bool:
         """Return True for the admin key; where the server asks for no key, for everybody but the

@@ -159,6 +159,14 @@ def merge_stats(answers: Sequence[Answer]) -> Answer:
     return merged
 
 
+def merge_clients(answers: Sequence[Sequence[Answer]]) -> list[Answer]:
+    """Return the clients of all engines: what each has on all of them together."""
+    by_name: dict[str, list[Answer]] = {}
+    for client in (client for clients in answers for client in clients):
+        by_name.setdefault(client["client"], []).append(client)
+    return [merge_stats(same) for same in by_name.values()]
+
+
 def merge_jobs(answers: Sequence[Sequence[Answer]]) -> list[Answer]:
     """Return all jobs; a job known to several engines appears once for each, with its engine."""
     if len(answers) == 1:

@@ -70,6 +70,11 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
     }
 
 
+def clients(scheduler: RetainingScheduler) -> list[dict[str, Any]]:
+    """Describe the clients that have a request or a pin, by the names that the engine knows."""
+    return scheduler.retention.admission.shares.describe()
+
+
 def jobs(scheduler: RetainingScheduler, client: str | None = None) -> list[dict[str, Any]]:
     """Describe the jobs of this client, or of all."""
     return [
@@ -196,7 +201,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
     for operation in (
         *(info, stats, jobs, job, explain, tool, release, timestamps),
-        *(event_counts, events, live, bad_tag),
+        *(event_counts, events, live, bad_tag, clients),
     )
 }
 

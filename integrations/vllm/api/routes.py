@@ -27,6 +27,7 @@ from .engine_client import (
     EngineLink,
     EngineUnavailableError,
     OperationFailedError,
+    merge_clients,
     merge_explained,
     merge_info,
     merge_job,
@@ -80,6 +81,11 @@ def add_routes(app: Starlette, engine: EngineLink, clients: Clients) -> None:
         if _raw_segments(request) == ["live"]:
             _require(request, ("GET",))
             return hub.stream(client, sees_all=sees_all)
+        if _raw_segments(request) == ["clients"] and sees_all:
+            _require(request, _READ_METHODS)
+            found = merge_clients(await engine.call("clients"))
+            named = [{**entry, "client": clients.label(entry["client"])} for entry in found]
+            return JSONResponse({"clients": named})
         return await _dispatch(request, engine, client, sees_all=sees_all)
 
     async def finish_session(request: Request, client: str) -> Response:

@@ -175,19 +175,39 @@ class ClientShares:
         """
         self._above = frozenset()
         if self.are_many:
-            clients = self._num_live.keys() | self._pins.clients
-            held = Counter({client: self._pins.num_blocks_of(client) for client in clients})
-            for request_id, num_tokens in self._host.running_tokens():
-                request = self._requests.get(request_id)
-                if request is not None:
-                    held[request.client] += round(self._blocks_per_token.blocks(num_tokens))
-                    self._pay_outputs(request, num_tokens)
-            share = self._share
-            if share is None:
-                share = 1.0 / sum(map(self.weight, clients))
-            self._held, self._share_blocks = held, share * self._host.pool.num_blocks
-            self._above = frozenset(name for name in held if self.num_spare_blocks(name) < 0.0)
+            self._look()
+            clients = self._held.keys()
+            self._above = frozenset(name for name in clients if self.num_spare_blocks(name) < 0.0)
         return self._above
+
+    def _look(self) -> None:
+        """Find what each client holds and may hold, and let it pay for what it has generated."""
+        clients = self._num_live.keys() | self._pins.clients
+        held = Counter({client: self._pins.num_blocks_of(client) for client in clients})
+        for request_id, num_tokens in self._host.running_tokens():
+            request = self._requests.get(request_id)
+            if request is not None:
+                held[request.client] += round(self._blocks_per_token.blocks(num_tokens))
+                self._pay_outputs(request, num_tokens)
+        share = self._share
+        if share is None:
+            share = 1.0 / (sum(map(self.weight, clients)) or 1.0)
+        self._held, self._share_blocks = held, share * self._host.pool.num_blocks
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What each client that has a request or a pin holds and has had, for people."""
+        self._look()
+        return [
+            {
+                "client": client,
+                "weight": self.weight(client),
+                "requests": self._num_live[client],
+                "held_blocks": self._held[client],
+                "share_blocks": round(self.weight(client) * self._share_blocks),
+                "service": round(self.service[client]),
+            }
+            for client in sorted(self._held)
+        ]
 
     def num_spare_blocks(self, client: str) -> float:
         """Blocks that a client may hold in addition, as last measured."""

@@ -17,7 +17,7 @@ from agentkv.integrations.vllm.api import live
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.live import MAX_VIEWERS_OF_CLIENT
 from agentkv.integrations.vllm.api.routes import add_routes
-from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE
+from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, Clients
 from tests.integrations.vllm.api.fake_engine import FakeEngineClient, FakeEngineCore
 
 pytestmark = pytest.mark.asyncio
@@ -80,7 +80,7 @@ async def server(
     app = Starlette()
     core = core or FakeEngineCore(list(engines or (engine(),)))
     verifier = AuthenticationMiddleware(app, tokens=[*keys]) if keys else None
-    add_routes(app, EngineLink(FakeEngineClient(core), timeout_s=5.0), verifier)
+    add_routes(app, EngineLink(FakeEngineClient(core), timeout_s=5.0), Clients(verifier, {}))
     opened: list[Watcher] = []
 
     def watch(*args: Any, **options: Any) -> Watcher:

@@ -15,7 +15,7 @@ from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddlew
 
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.routes import MAX_BODY_BYTES, add_routes
-from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE
+from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE, Clients
 from agentkv.protocol import KEPT_COMMAND_CHARS, client_and_id
 from tests.integrations.vllm.api.fake_engine import Answers, FakeEngineClient, FakeEngineCore
 
@@ -62,7 +62,7 @@ class Server:
         self.app = Starlette()
         verifier = AuthenticationMiddleware(self.app, tokens=[*keys]) if keys else None
         link = EngineLink(FakeEngineClient(self.core), timeout_s=timeout_s)
-        add_routes(self.app, link, verifier)
+        add_routes(self.app, link, Clients(verifier, {}))
 
     async def __call__(
         self, method: str, path: str, body: object = None, *, key: str = "", **params: str
@@ -161,6 +161,22 @@ async def test_each_key_reads_its_own_jobs_and_the_admin_key_all(
     assert counts == [one, two, [None]]
     assert [client_and_id(key) for key, *_ in jobs[:2]] == [(*one, "j"), (*two, "j")]
     assert [rest for _, *rest in jobs] == [[False], [False], [True]]
+
+
+async def test_the_admin_key_alone_reads_who_the_clients_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By their names, as far as the server was told; of several engines together."""
+    monkeypatch.setenv(ADMIN_KEY_VARIABLE, "root")
+    monkeypatch.setenv(CLIENTS_VARIABLE, '{"alice": "one"}')
+    alice = Clients(None, {"client_header": "n", "client_weights": {"alice": 2.0}})
+    name = alice.of({"type": "http", "headers": [(b"n", b"alice")]}).name
+    entry = {"client": name, "weight": 2.0, "requests": 1, "service": 10}
+    engine = {"clients": lambda: [entry]}
+    ask = Server(engine, engine, keys=["one", "root"])
+    assert (await ask("GET", "/clients", key="one")).status_code == 404
+    seen = (await ask("GET", "/clients", key="root")).json()
+    assert seen == {"clients": [{**entry, "client": "alice", "requests": 2, "service": 20}]}
 
 
 async def test_everybody_reads_all_jobs_where_no_key_is_asked_for() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.retention.shares import MAX_IDLE_COUNTERS, ServiceCounters
 from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD
 from agentkv.testing.stepped_engine import prompt_of
@@ -127,6 +128,21 @@ def test_counters_of_clients_that_are_gone_are_bounded() -> None:
         service.add(f"{number}", 1.0)
         service.left(f"{number}", 0)
     assert len(service.view) <= 2 * MAX_IDLE_COUNTERS + 1
+
+
+def test_clients_are_described_for_people() -> None:
+    """Weight, requests, blocks held and the share of them, and service."""
+    engine = Engine(num_blocks=65, max_num_seqs=1)
+    assert engine_side.call(engine.scheduler, "clients", []) == []
+    flood(engine, HEAVY, 3)
+    flood(engine, LIGHT, 1, **{CLIENT_WEIGHT_FIELD: 3.0})
+    engine.step()
+    heavy, light = engine_side.call(engine.scheduler, "clients", [])
+    assert heavy == {
+        **{"client": HEAVY, "weight": 1.0, "requests": 3, "held_blocks": 2},
+        **{"share_blocks": 16, "service": 32},
+    }
+    assert (light["requests"], light["share_blocks"], light["service"]) == (1, 48, 0)
 
 
 REQUESTS = st.lists(
