@@ -58,6 +58,34 @@ def test_the_faults_of_a_predictor_of_ones_own_are_told(capsys: pytest.CaptureFi
     assert "predictor_faults_total" not in plain
 
 
+def test_jobs_of_several_clients_are_reported_by_client(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The document, the table and the rows have each client's jobs."""
+    flags = [*SMALL, "--policy", "agentkv", "--clients", "alice=2,bob=1", "--out", str(tmp_path)]
+    assert main(flags) == 0
+    table, *_, line = capsys.readouterr().out.splitlines()
+    assert table.endswith("alice mean s  bob mean s")
+    clients = json.loads(line)["policies"]["agentkv"]["clients"]
+    assert list(clients) == ["alice", "bob"]
+    assert sum(client["completed"] for client in clients.values()) == 6
+    [run] = read_runs([tmp_path])
+    assert sum(job.client == "bob" for job in run.jobs) == clients["bob"]["jobs"]
+
+
+@pytest.mark.parametrize("clients", ["alice", "alice=x", "alice=0", "=1"])
+def test_clients_without_loads_are_bad_usage(
+    clients: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message says what is wrong."""
+    try:
+        status = main([*SMALL, *STOCK, "--clients", clients])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert "such as alice=10" in capsys.readouterr().err
+
+
 def test_a_slowdown_of_one_is_a_job_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Jobs that run one after the other have a slowdown of 1; --json prints the document alone."""
     assert main([*SMALL[:-2], "--concurrency", "1", *STOCK, "--json"]) == 0
