@@ -320,7 +320,7 @@ class AdmissionController:
                 self._host.rank_changed(gated.job.job_id)
         if self._policy.pressure.fall(now_s):
             self._host.rank_changed(None)
-        self.shares.is_short = self._policy.pressure.is_on or num_left_waiting > 0
+        self.shares.is_short = self.is_memory_short or num_left_waiting > 0
         if self.shares.is_short and self._have_shares_changed():
             self._host.rank_changed(None)
         while (turn := self._aging.pop_aged_out(now_s)) is not None:
@@ -547,14 +547,18 @@ class AdmissionController:
     def _memory_ran_short(self, num_tokens: int) -> None:
         """A context of `num_tokens` did not fit."""
         now_s, lasting_s = self._host.clock(), self._pressure_s(num_tokens)
+        was_short = self.is_memory_short
         self._short_until_s = max(self._short_until_s, now_s + min(lasting_s, MAX_SHORT_S))
-        if self._policy.pressure.rise(now_s, lasting_s):
+        has_risen = self._policy.pressure.rise(now_s, lasting_s)
+        if has_risen or (not was_short and self.shares.are_many):
+            self.shares.is_short = True
             self._have_shares_changed()
             self._host.rank_changed(None)
 
     @property
     def is_memory_short(self) -> bool:
-        """True for a while after something did not fit; for people, no rule depends on it."""
+        """True for a while after something did not fit; of the rules only those between clients
+        depend on it."""
         return self._host.clock() < self._short_until_s
 
     def _have_shares_changed(self) -> bool:

@@ -122,7 +122,7 @@ def test_a_client_above_its_share_stands_behind_others() -> None:
             **of(GREEDY, job_id=f"idle-{salt}"),
         )
     new = engine.add(prompt_of(16 * 8, salt=51), **of(OTHER, job_id="new"))
-    engine.scheduler.retention.policy.pressure.rise(engine.clock.now_s, 1e6)
+    engine.step()  # from now on requests are left waiting
     engine.step()
     assert engine.waiting()[0] == new
 
