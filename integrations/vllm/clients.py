@@ -117,7 +117,7 @@ class Clients:
         return Client(_hash(f"name {name}"), self._weights.get(name))
 
     def label(self, client: str) -> str:
-        """The name of a client of the engine, if it has one that the server was told."""
+        """The name of a client of the engine, if the environment or the settings have one."""
         return self._labels.get(client, client)
 
     def sees_all_jobs(self, scope: Scope) -> bool:

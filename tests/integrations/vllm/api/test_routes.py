@@ -166,7 +166,7 @@ async def test_each_key_reads_its_own_jobs_and_the_admin_key_all(
 async def test_the_admin_key_alone_reads_who_the_clients_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By their names, as far as the server was told; of several engines together."""
+    """By their names, if they have any; the numbers of several engines are added up."""
     monkeypatch.setenv(ADMIN_KEY_VARIABLE, "root")
     monkeypatch.setenv(CLIENTS_VARIABLE, '{"alice": "one"}')
     alice = Clients(None, {"client_header": "n", "client_weights": {"alice": 2.0}})

@@ -44,7 +44,7 @@ def served(engine: Engine, num_requests: int) -> str:
 @pytest.mark.parametrize("policy", ["agentkv", "continuum", "context_serve"])
 @pytest.mark.parametrize("tags", [{}, {"job_id": "j"}], ids=["no job", "a job"])
 def test_clients_take_turns_whatever_their_load(policy: str, tags: dict[str, Any]) -> None:
-    """A client that comes to a full queue waits for one request, and then gets every other one."""
+    """A client that finds a full queue waits for one request, and then gets every other one."""
     engine = Engine(policy=policy, max_num_seqs=1)
     flood(engine, HEAVY, 20)
     assert served(engine, 1) == "a"
