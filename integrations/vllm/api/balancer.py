@@ -18,6 +18,7 @@ import os
 import struct
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,7 @@ from typing import Any
 from ..engine.scheduler import tags_of
 from ..engine.seam import guarded
 from ..server_policy import policy_of
-from ..telemetry.prometheus import EngineReport, engine_reports
-
-REPORT_LIFE_S = 30.0
-"""Age up to which an engine's report counts; without one, a job stays where it is."""
+from ..telemetry.load_reports import EngineLoad, EngineReport, better_rank, engine_reports
 
 
 class EngineTable:
@@ -43,12 +41,13 @@ class EngineTable:
     NUM_PROBES = 8
     _SLOT = struct.Struct("<QIi")  # hash of the job's key, second of its last turn, engine + 1
 
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(self, memory: mmap.mmap, clock: Callable[[], float] = time.monotonic) -> None:
         self._memory = memory
+        self._clock = clock
 
     @classmethod
-    def of_this_process(cls) -> EngineTable:
-        return cls(mmap.mmap(-1, cls.NUM_SLOTS * cls._SLOT.size))
+    def of_this_process(cls, clock: Callable[[], float] = time.monotonic) -> EngineTable:
+        return cls(mmap.mmap(-1, cls.NUM_SLOTS * cls._SLOT.size), clock)
 
     @classmethod
     def of_server(cls) -> EngineTable:
@@ -88,7 +87,7 @@ class EngineTable:
         offset = next(own, None)
         if offset is None:
             offset = min(slots, key=lambda offset: slots[offset][1])
-        self._SLOT.pack_into(self._memory, offset, hashed, int(time.monotonic()), rank + 1)
+        self._SLOT.pack_into(self._memory, offset, hashed, int(self._clock()), rank + 1)
 
     def _offsets(self, hashed: int) -> list[int]:
         slots = range(hashed, hashed + self.NUM_PROBES)
@@ -110,57 +109,54 @@ class JobBalancer:
     def __init__(self, table: EngineTable) -> None:
         self._table = table
 
-    @guarded(None)
-    def rank_for(self, request: Any, loads: list[list[float]]) -> int | None:
-        """Return the engine of a request's job, or None where stock chooses.
+    def rank_for(
+        self,
+        job_key: str,
+        parent_key: str | None,
+        num_tokens: int,
+        loads: Mapping[int, EngineLoad],
+        reports: Mapping[int, EngineReport],
+        now_s: float,
+    ) -> int | None:
+        """Return the engine of a job's request of `num_tokens`, or None where stock chooses.
 
-        loads: of each engine its numbers of waiting and running requests, at most 100 ms old.
+        loads: of each engine that takes requests, at most 100 ms old. now_s: on the clock of the
+        reports.
         """
-        tags = tags_of(request)
-        if tags.job_id is None:
-            return None
-        rank = self._table.get(tags.job_id)
-        if rank is not None and rank < len(loads):
-            num_tokens = len(request.prompt_token_ids or ())
-            return None if is_worth_moving(rank, num_tokens, len(loads)) else rank
-        if tags.parent_job_id is not None:
-            rank = self._table.get(tags.parent_job_id)
-            if rank is not None and rank < len(loads) and loads[rank][0] == 0:
+        rank = self._table.get(job_key)
+        if rank is not None and rank in loads:
+            better = better_rank(rank, num_tokens, loads, reports, now_s)
+            return rank if better is None else better
+        if parent_key is not None:
+            rank = self._table.get(parent_key)
+            if rank is not None and rank in loads and not loads[rank].num_waiting:
                 return rank
         return None
 
-    @guarded(None)
-    def sent(self, request: Any, rank: int) -> None:
-        """A request went to this engine."""
-        job_id = tags_of(request).job_id
-        if job_id is not None:
-            self._table.put(job_id, rank)
+    def sent(self, job_key: str, rank: int) -> None:
+        """A request of the job went to this engine."""
+        self._table.put(job_key, rank)
 
 
-def is_worth_moving(rank: int, num_tokens: int, num_engines: int) -> bool:
-    """Return True if a returning turn is expected to begin earlier on another engine.
-
-    There it computes its whole prompt of `num_tokens`. By the engines' own reports, it must so save
-    more than that of the time that returning turns have lately waited.
-    """
+@guarded(None)
+def _choose(balancer: JobBalancer, request: Any, loads: list[list[float]]) -> int | None:
+    """The engine of a request by its tags. loads: waiting and running requests of each engine."""
+    tags = tags_of(request)
+    if tags.job_id is None:
+        return None
+    num_tokens = len(request.prompt_token_ids or ())
+    known = {rank: EngineLoad(load[0], load[1]) for rank, load in enumerate(loads)}
     now_s = time.monotonic()
-    fresh = {
-        other: report
-        for other in range(num_engines)
-        if (report := engine_reports.get(other)) is not None
-        and now_s - report.received_s < REPORT_LIFE_S
-    }
-    here = fresh.pop(rank, None)
-    if here is None or not fresh:
-        return False
-    return here.wait_s > min(
-        report.wait_s + _prefill_s(report, num_tokens) for report in fresh.values()
+    return balancer.rank_for(
+        tags.job_id, tags.parent_job_id, num_tokens, known, engine_reports, now_s
     )
 
 
-def _prefill_s(report: EngineReport, num_tokens: int) -> float:
-    constant_s, linear_s, quadratic_s = report.prefill_reload_s
-    return constant_s + (linear_s + quadratic_s * num_tokens) * num_tokens
+@guarded(None)
+def _note(balancer: JobBalancer, request: Any, rank: int) -> None:
+    job_id = tags_of(request).job_id
+    if job_id is not None:
+        balancer.sent(job_id, rank)
 
 
 def install() -> None:
@@ -174,10 +170,10 @@ def install() -> None:
         balancer = _balancer_of(self)
         is_streamed_on = request.request_id in self.reqs_in_flight
         if balancer is not None and request.data_parallel_rank is None and not is_streamed_on:
-            request.data_parallel_rank = balancer.rank_for(request, self.lb_engines)
+            request.data_parallel_rank = _choose(balancer, request, self.lb_engines)
         engine = choose(self, request)
         if balancer is not None:
-            balancer.sent(request, self.core_engines.index(engine))
+            _note(balancer, request, self.core_engines.index(engine))
         return engine
 
     DPLBAsyncMPClient.get_core_engine_for_request = get_core_engine_for_request

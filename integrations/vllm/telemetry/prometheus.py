@@ -13,7 +13,6 @@ import inspect
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -24,6 +23,7 @@ from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, Schedule
 
 from ..server_policy import policy_of
 from .counters import LATER_TURNS, TURN_RANGES, CounterName
+from .load_reports import EngineReport, engine_reports
 from .savings import MISS_REASONS
 
 _COMMON_LABELS = ("model_name", "engine")
@@ -190,22 +190,6 @@ def metric_series() -> MetricSeries:
 
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineReport:
-    """What one of several data-parallel engines last said of itself."""
-
-    wait_s: float
-    """How long returning turns have lately waited for their first blocks, on average."""
-    prefill_reload_s: tuple[float, float, float]
-    """Seconds of a prefill: constant, per token, per token squared."""
-    received_s: float
-    """On this process's monotonic clock."""
-
-
-engine_reports: dict[int, EngineReport] = {}
-"""The last report of each engine that this API server has had, by rank."""
 
 
 class AgentKVStatLogger(AggregateStatLoggerBase):

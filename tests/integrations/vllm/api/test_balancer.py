@@ -15,8 +15,13 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
 from agentkv.integrations.vllm import plugin
-from agentkv.integrations.vllm.api.balancer import EngineTable, is_worth_moving
-from agentkv.integrations.vllm.telemetry.prometheus import EngineReport, engine_reports
+from agentkv.integrations.vllm.api.balancer import EngineTable
+from agentkv.integrations.vllm.telemetry.load_reports import (
+    EngineLoad,
+    EngineReport,
+    better_rank,
+    engine_reports,
+)
 
 NUM_ENGINES = 4
 PREFILL = (0.0, 0.001, 0.0)  # 1 ms a token
@@ -115,23 +120,30 @@ def test_a_sub_agent_starts_on_its_parents_engine_unless_others_wait_there(
 
 
 @pytest.mark.parametrize(
-    ("waits_s", "age_s", "is_moved"),
+    ("waits_s", "num_waiting", "age_s", "moves_to"),
     [
-        ({0: 0.15, 1: 0.0}, 0.0, True),  # 100 tokens take 0.1 s elsewhere
-        ({0: 0.05, 1: 0.0}, 0.0, False),
-        ({0: 0.15, 1: 0.1}, 0.0, False),
-        ({0: 0.15, 1: 0.1, 2: 0.0}, 0.0, True),
-        ({0: 0.15}, 0.0, False),  # nothing is known of the others
-        ({1: 0.0}, 0.0, False),
-        ({0: 0.15, 1: 0.0}, 60.0, False),
+        ({0: 0.15, 1: 0.0}, (5, 0), 0.0, 1),  # 100 tokens take 0.1 s elsewhere
+        ({0: 0.05, 1: 0.0}, (5, 0), 0.0, None),
+        ({0: 0.15, 1: 0.1}, (5, 0), 0.0, None),
+        ({0: 0.25, 1: 0.1}, (5, 0), 0.0, 1),
+        ({0: 0.15, 1: 0.0}, (0, 0), 0.0, None),  # those waits are over
+        ({0: 9.0, 1: 0.0}, (5, 1), 0.0, None),  # memory is short on both
+        ({0: 0.15, 2: 0.0}, (5, 0), 0.0, None),  # nothing is known of the emptiest one
+        ({1: 0.0}, (5, 0), 0.0, None),
+        ({0: 0.15, 1: 0.0}, (5, 0), 60.0, None),
     ],
 )
-def test_a_job_moves_when_it_waits_longer_than_its_prompt_takes_elsewhere(
-    waits_s: dict[int, float], age_s: float, is_moved: bool
+def test_a_job_moves_to_an_engine_with_room_when_it_waits_longer_than_its_prompt_takes_there(
+    waits_s: dict[int, float],
+    num_waiting: tuple[int, int],
+    age_s: float,
+    moves_to: int | None,
 ) -> None:
     for rank, wait_s in waits_s.items():
         report(rank, wait_s, age_s=age_s)
-    assert is_worth_moving(0, 100, NUM_ENGINES) == is_moved
+    loads = {rank: EngineLoad(number, 1) for rank, number in enumerate(num_waiting)}
+    loads[2] = EngineLoad(0, 9)
+    assert better_rank(0, 100, loads, engine_reports, time.monotonic()) == moves_to
 
 
 def test_a_job_that_has_moved_stays_on_its_new_engine() -> None:
@@ -140,10 +152,11 @@ def test_a_job_that_has_moved_stays_on_its_new_engine() -> None:
     report(0, 1.0)
     report(1, 0.0)
     server.client.lb_engines[0][:2] = [5, 5]
-    moved = server.send(job_id="job")
-    assert moved != 0
+    for rank in (2, 3):
+        server.client.lb_engines[rank][:2] = [0, 9]
+    assert server.send(job_id="job") == 1
     report(0, 0.0)
-    assert server.send(job_id="job") == moved
+    assert server.send(job_id="job") == 1
 
 
 def test_an_engine_that_was_scaled_away_is_forgotten() -> None:
@@ -169,8 +182,7 @@ def test_a_full_table_forgets_the_job_not_seen_for_longest(monkeypatch: pytest.M
     """Of a hundred jobs in eight slots the eight latest are known, each with its own engine."""
     monkeypatch.setattr(EngineTable, "NUM_SLOTS", 8)
     seconds = iter(range(1000))
-    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
-    table = EngineTable.of_this_process()
+    table = EngineTable.of_this_process(lambda: next(seconds))
     for job in range(100):
         table.put(f"job-{job}", job % 7)
     found = {job: table.get(f"job-{job}") for job in range(100)}
