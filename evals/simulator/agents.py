@@ -6,9 +6,7 @@ of each tool, a release at the end of the job. A server without the plugin gets 
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,8 +24,10 @@ from agentkv.protocol import (
 
 from ..outcomes import JobOutcome, JobStatus, TurnOutcome
 from ..workload.plans import JobPlan, TurnPlan, Workload
-from .engine import ContextHashes, LiveTurn, SimulatedEngine
+from .engine import ContextHashes, LiveTurn
+from .fleet import Fleet, Timeline
 from .machine import Machine
+from .routers import RoutedRequest
 
 NO_COMMAND = 0
 """Token of a reply that runs nothing."""
@@ -101,33 +101,35 @@ class AgentJob:
 
 
 class Agents:
-    """All jobs of a workload, and the events to come; times in seconds from the start of the run.
+    """All jobs of a workload, whose events are on the timeline.
 
-    `has_plugin` says whether the server takes tags and signals. `on_job_end` gets each job's
-    outcome. `weights` are those of clients, by name, 1 for all others; None if the server does not
-    tell clients apart.
+    `has_tags`: clients name their job with each request. `has_plugin`: the server takes tags and
+    signals. `on_job_end` gets each job's outcome. `weights` are those of clients, by name, 1 for
+    all others; None if the server does not tell clients apart.
     """
 
     def __init__(
         self,
         workload: Workload,
         machine: Machine,
-        engine: SimulatedEngine,
+        fleet: Fleet,
+        timeline: Timeline,
         replies: Replies,
         *,
+        has_tags: bool,
         has_plugin: bool,
         on_job_end: Callable[[JobOutcome], None],
         weights: Mapping[str, float] | None = None,
     ) -> None:
         self._workload = workload
         self._machine = machine
-        self._engine = engine
+        self._fleet = fleet
+        self._timeline = timeline
         self._replies = replies
+        self._has_tags = has_tags
         self._has_plugin = has_plugin
         self._weights = weights
         self._on_job_end = on_job_end
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._event_numbers = itertools.count()
         self._child_numbers = itertools.count(len(workload.jobs))
         self._computed_prefixes: set[str] = set()
         self.num_arrived = 0
@@ -137,19 +139,11 @@ class Agents:
         self._jobs_left = enumerate(workload.jobs)
         if workload.concurrency is None:
             for number, plan in self._jobs_left:
-                self._at(plan.arrival_s, partial(self._arrive, number, plan, plan.arrival_s))
+                self._timeline.at(
+                    plan.arrival_s, partial(self._arrive, number, plan, plan.arrival_s)
+                )
         else:
             self._start_jobs(workload.concurrency, 0.0)
-
-    @property
-    def next_event_s(self) -> float:
-        """Time of the next event; infinity if there is none."""
-        return self._events[0][0] if self._events else math.inf
-
-    def handle_events(self, now_s: float) -> None:
-        """Handle all events up to now, in order of time."""
-        while self._events and self._events[0][0] <= now_s:
-            heapq.heappop(self._events)[2]()
 
     def turn_ended(self, turn: LiveTurn) -> None:
         """Take the reply of a finished turn: run its tool, start its children, or end the job."""
@@ -175,18 +169,17 @@ class Agents:
             self._end(job, turn.ended_s, "done")
             return
         number = len(job.outcomes)
-        self._at(turn.ended_s, partial(self._report_tool, job, ToolEvent("started", turn=number)))
+        self._timeline.at(
+            turn.ended_s, partial(self._report_tool, job, ToolEvent("started", turn=number))
+        )
         job.num_children = len(plan.children)
         for child in plan.children:
             start_s = turn.ended_s + child.arrival_s
             child_number = next(self._child_numbers)
-            self._at(start_s, partial(self._arrive, child_number, child, start_s, job))
+            self._timeline.at(start_s, partial(self._arrive, child_number, child, start_s, job))
         if not plan.children:
             done_s = turn.ended_s + plan.tool_s
-            self._at(done_s, partial(self._tool_done, job, done_s))
-
-    def _at(self, time_s: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (time_s, next(self._event_numbers), action))
+            self._timeline.at(done_s, partial(self._tool_done, job, done_s))
 
     def _arrive(
         self, number: int, plan: JobPlan, now_s: float, parent: AgentJob | None = None
@@ -201,13 +194,13 @@ class Agents:
     def _start_jobs(self, num_jobs: int, now_s: float) -> None:
         """Start the next jobs of a closed loop, as many as are left."""
         for number, plan in itertools.islice(self._jobs_left, num_jobs):
-            self._at(now_s, partial(self._arrive, number, plan, now_s))
+            self._timeline.at(now_s, partial(self._arrive, number, plan, now_s))
 
     def _send(self, job: AgentJob, now_s: float) -> None:
         """The request leaves the client; the engine has it `request_s` later."""
         job.sent_s = now_s
         arrival_s = now_s + self._machine.request_s
-        self._at(arrival_s, partial(self._reach_engine, job, arrival_s))
+        self._timeline.at(arrival_s, partial(self._reach_engine, job, arrival_s))
 
     def _reach_engine(self, job: AgentJob, now_s: float) -> None:
         number = len(job.outcomes)
@@ -220,22 +213,28 @@ class Agents:
             )
             self._end(job, now_s, "failed")
             return
-        self._engine.add(
-            LiveTurn(
-                request_id=f"{job.plan.job_id}#{number + 1}",
-                prompt_tokens=prompt_tokens,
-                output_tokens=plan.output_tokens,
-                reply_token=self._replies.token_of(plan.command),
-                hashes=job.hashes,
-                known_tokens=job.known_tokens,
-                tags=self._fields(job),
-                owner=job,
-            )
+        turn = LiveTurn(
+            request_id=f"{job.plan.job_id}#{number + 1}",
+            prompt_tokens=prompt_tokens,
+            output_tokens=plan.output_tokens,
+            reply_token=self._replies.token_of(plan.command),
+            hashes=job.hashes,
+            known_tokens=job.known_tokens,
+            tags=self._fields(job),
+            owner=job,
+            is_returning=number > 0,
         )
+        self._fleet.send(turn, self._routed(job, prompt_tokens))
+
+    def _routed(self, job: AgentJob, prompt_tokens: int) -> RoutedRequest:
+        plan = job.plan
+        key = job.key if self._has_tags and plan.is_tagged else None
+        parent_key = None if job.parent is None else job.parent.key
+        return RoutedRequest(plan.job_id, key, parent_key, prompt_tokens, plan.prefixes)
 
     def _reports(self, job: AgentJob) -> bool:
         """True if the job's client sends tags and signals."""
-        return self._has_plugin and job.plan.is_tagged
+        return self._has_tags and self._has_plugin and job.plan.is_tagged
 
     def _fields(self, job: AgentJob) -> dict[str, Any] | None:
         """What reaches the engine with a turn: the client's tags, and who it is."""
@@ -263,7 +262,7 @@ class Agents:
         self._report_tool(job, event)
         pause_s = job.plan.turns[outcome.turn].pause_s
         if pause_s:
-            self._at(now_s + pause_s, partial(self._send, job, now_s + pause_s))
+            self._timeline.at(now_s + pause_s, partial(self._send, job, now_s + pause_s))
         else:
             self._send(job, now_s)
 
@@ -275,7 +274,7 @@ class Agents:
     def _end(self, job: AgentJob, now_s: float, status: JobStatus) -> None:
         del self.running[job.plan.job_id]
         if self._reports(job):
-            self._at(now_s, partial(self._call_engine, "release", job.key))
+            self._timeline.at(now_s, partial(self._call_engine, "release", job.key))
         self._on_job_end(job.outcome(now_s, status))
         if job.parent is not None:
             self._child_ended(job.parent, now_s)
@@ -292,7 +291,8 @@ class Agents:
             last = parent.outcomes[-1]
             done_s = max(now_s, last.ended_s + parent.plan.turns[last.turn].tool_s)
             parent.outcomes[-1] = replace(last, tool_s=done_s - last.ended_s)
-            self._at(done_s, partial(self._tool_done, parent, done_s))
+            self._timeline.at(done_s, partial(self._tool_done, parent, done_s))
 
-    def _call_engine(self, op: str, *args: Any) -> None:
-        self._engine.deliver(lambda scheduler: engine_side.call(scheduler, op, list(args)))
+    def _call_engine(self, op: str, job_id: str, *args: Any) -> None:
+        arguments = [job_id, *args]
+        self._fleet.signal(job_id, lambda scheduler: engine_side.call(scheduler, op, arguments))

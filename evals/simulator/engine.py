@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import math
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from agentkv.durations.ttl import DurationWindow
 from agentkv.errors import RunError
+from agentkv.integrations.vllm.retention.manager import RETURNING_WINDOW
+from agentkv.integrations.vllm.telemetry.load_reports import EngineReport
 from agentkv.testing.vllm_scheduler import make_request, runner_output
 
 from ..workload.plans import Prefix
@@ -85,10 +89,29 @@ class LiveTurn:
     num_generated: int = 0
     computed_tokens: int = 0
     is_admitted: bool = False
+    is_returning: bool = False
+    """True for a later turn of a job."""
+    reached_s: float = 0.0
+    waited_s: float | None = None
+    """Seconds from there to its first blocks; None before."""
     cached_tokens: int = 0
     first_token_s: float | None = None
     ended_s: float | None = None
     request: Any = field(default=None, repr=False)
+
+    def sent_again(self) -> LiveTurn:
+        """The same turn for another engine, since this one is gone with all that it computed."""
+        return replace(
+            self,
+            known_tokens=max(self.known_tokens, self.computed_tokens),
+            num_generated=0,
+            computed_tokens=0,
+            is_admitted=False,
+            waited_s=None,
+            cached_tokens=0,
+            first_token_s=None,
+            request=None,
+        )
 
     @property
     def is_prefilling(self) -> bool:
@@ -158,7 +181,10 @@ class EngineCounters:
 
 
 class SimulatedEngine:
-    """One engine. Requests are added between steps, as vLLM reads its input queue between them."""
+    """One engine with a clock of its own, which stands where its last step ended.
+
+    Requests and signals reach it between steps, as vLLM reads its input queue between them.
+    """
 
     def __init__(
         self, machine: Machine, scheduler: Any, clock: VirtualClock, *, has_jumps: bool = True
@@ -174,11 +200,50 @@ class SimulatedEngine:
         self._prompt = [0] * machine.max_model_tokens
         self._retention = getattr(scheduler, "retention", None)
         self._is_settled = False
+        self._jump_s: list[float] = []
+        """End of each step of the jump under way, in seconds from its start."""
+        self._blocked: Any = None
+        """Output of the step under way that could run nothing; None if there is none."""
+        self._wake_s = math.inf
+        """Time at which what is under way ends by itself."""
+        self._returning_waits = DurationWindow(RETURNING_WINDOW)
+        """For the report, where the plugin makes none."""
+
+    @property
+    def now_s(self) -> float:
+        return self._clock.now_s
 
     @property
     def is_busy(self) -> bool:
         """True while a turn is in the engine."""
         return bool(self._turns)
+
+    @property
+    def wake_s(self) -> float:
+        """Time of what it does next unless anything reaches it before; infinity while idle."""
+        if self._jump_s or self._blocked is not None:
+            return self._wake_s
+        return self._clock.now_s if self._turns else math.inf
+
+    @property
+    def num_waiting(self) -> int:
+        return int(self.scheduler.get_request_counts()[1])
+
+    def totals(self) -> dict[str, Any]:
+        """Its own counters and, under our policies, the plugin's."""
+        counters = self._retention.counters.totals() if self._retention is not None else {}
+        return {**asdict(self.counters), **counters}
+
+    def events(self) -> dict[str, Any] | None:
+        """The plugin's event log; None under the stock scheduler."""
+        return None if self._retention is None else self._retention.events.as_dict()
+
+    def report(self, prefill_s: tuple[float, float, float], now_s: float) -> EngineReport:
+        """What it says of its load; `prefill_s` counts where it learns no prices itself."""
+        if self._retention is None:
+            return EngineReport(self._returning_waits.mean_s, prefill_s, now_s)
+        wait_s, learned_s = self._retention.report()
+        return EngineReport(wait_s, tuple(learned_s), now_s)
 
     @property
     def num_free_blocks(self) -> int:
@@ -197,7 +262,8 @@ class SimulatedEngine:
         return math.inf if self._retention is None else float(self._retention.next_tick_s)
 
     def add(self, turn: LiveTurn) -> None:
-        """Add the request of a turn to the scheduler."""
+        """Add the request of a turn to the scheduler; `reach` comes first."""
+        turn.reached_s = self._clock.now_s
         turn.request = make_request(
             turn.request_id,
             self._prompt[: turn.prompt_tokens],
@@ -210,30 +276,69 @@ class SimulatedEngine:
         self.scheduler.add_request(turn.request)
 
     def deliver(self, signal: Callable[[Any], object]) -> None:
-        """Hand the scheduler an out-of-band signal: a tool event, a release."""
+        """Hand the scheduler a signal, a tool event or a release; `reach` comes first."""
         self._is_settled = False
         signal(self.scheduler)
 
-    def expire_pins(self) -> None:
-        """Look at the scheduler as an idle engine does when its timer wakes it."""
-        self.scheduler.has_requests()
+    def reach(self, now_s: float) -> list[LiveTurn]:
+        """End the step under way, if there is one, because something arrives now.
 
-    def step(self, until_s: float) -> list[LiveTurn]:
-        """Run one step, or a jump that stops at `until_s`; return the turns that ended."""
+        A jump ends with its first step to end now or later. Returns the turns that ended.
+        """
+        if self._jump_s or self._blocked is not None:
+            return self._end(now_s)
+        while not self._turns and self._clock.now_s < now_s:
+            expiry_s = self.next_expiry_s
+            self._clock.now_s = max(self._clock.now_s, min(now_s, expiry_s))
+            if expiry_s <= now_s:
+                self.scheduler.has_requests()  # what an idle engine does when its timer wakes it
+        return []
+
+    def run(self, until_s: float, *, blocked_until_s: float) -> list[LiveTurn]:
+        """End what is under way, or begin a step; returns the turns that ended.
+
+        until_s: a jump stops there. blocked_until_s: if nothing can run, when to look again.
+        """
+        if self._jump_s or self._blocked is not None:
+            return self._end(self._wake_s)
+        self._jump_s = self._plan_jump(until_s)
+        if self._jump_s:
+            self._wake_s = self._clock.now_s + self._jump_s[-1]
+            return []
+        return self._step([], blocked_until_s)
+
+    def _end(self, now_s: float) -> list[LiveTurn]:
+        if self._blocked is not None:
+            output, self._blocked = self._blocked, None
+            self._is_settled = False
+            self._clock.now_s = max(self._clock.now_s, now_s)
+            self._update_empty(output)
+            return []
+        jump_s, self._jump_s = self._jump_s, []
+        num_steps = bisect_left(jump_s, now_s - self._clock.now_s) + 1
+        return self._step(jump_s[:num_steps], math.inf)
+
+    def _step(self, jump_s: Sequence[float], blocked_until_s: float) -> list[LiveTurn]:
+        """Run one step, or a jump of several; return the turns that ended."""
         started_s = self._clock.now_s
-        jump_s = self._plan_jump(until_s)
+        if len(jump_s) > 1:
+            self.counters.jumps += 1
+            drafts = self._prompt[: len(jump_s) - 1]
+            for request in self.scheduler.running:
+                request.spec_token_ids = drafts
         output = self.scheduler.schedule()
         self._start_loads(started_s)
         self._count_preempted(output.preempted_req_ids or ())
         if not output.num_scheduled_tokens:
             if output.preempted_req_ids:  # the last running turn: the next step has its room
                 self._is_settled = False
+                self._update_empty(output)
             else:
-                self._wait(until_s)
-            loaded = self._link.take_done(self._clock.now_s)
-            self.scheduler.update_from_output(output, runner_output([], [], loaded=loaded))
+                self._blocked = output
+                self._wake_s = min(blocked_until_s, self._link.next_done_s, self.next_expiry_s)
             return []
-        self._clock.now_s = started_s + self._price(output.num_scheduled_tokens, jump_s)
+        priced_s = jump_s[-1] if len(jump_s) > 1 else 0.0
+        self._clock.now_s = started_s + self._price(output.num_scheduled_tokens, priced_s)
         loaded = self._link.take_done(self._clock.now_s)
         ended = self._feed_back(output, loaded)
         # If neither memory nor the token budget changed, the waiting queue cannot make progress.
@@ -245,26 +350,21 @@ class SimulatedEngine:
         )
         return ended
 
+    def _update_empty(self, output: Any) -> None:
+        loaded = self._link.take_done(self._clock.now_s)
+        self.scheduler.update_from_output(output, runner_output([], [], loaded=loaded))
+
     # Planning
 
-    def _plan_jump(self, until_s: float) -> float:
-        """Seconds of the jump that replaces the next step; 0 for a single step."""
+    def _plan_jump(self, until_s: float) -> list[float]:
+        """End of each step of the jump that replaces the next step; empty for a single step."""
         num_running, num_waiting = self.scheduler.get_request_counts()
         if not self._has_jumps or not num_running or (num_waiting and not self._is_settled):
-            return 0.0
+            return []
         until_s = min(until_s, self._link.next_done_s, self.next_expiry_s, self.next_tick_s)
         turns = [self._turns[request.request_id] for request in self.scheduler.running]
         left_s = until_s - self._clock.now_s
-        ends_s = plan_jump(
-            turns, self._machine, num_free_blocks=self.num_free_blocks, left_s=left_s
-        )
-        if not ends_s:
-            return 0.0
-        self.counters.jumps += 1
-        drafts = self._prompt[: len(ends_s) - 1]
-        for turn in turns:
-            turn.request.spec_token_ids = drafts
-        return ends_s[-1]
+        return plan_jump(turns, self._machine, num_free_blocks=self.num_free_blocks, left_s=left_s)
 
     def _price(self, scheduled: dict[str, int], jump_s: float) -> float:
         """Seconds of a step; a jump has been priced already, but for turns admitted with it."""
@@ -331,6 +431,10 @@ class SimulatedEngine:
 
     def _count_admitted(self, turn: LiveTurn, hit_tokens: int) -> None:
         turn.is_admitted = True
+        if turn.waited_s is None:
+            turn.waited_s = self._clock.now_s - turn.reached_s
+            if turn.is_returning:
+                self._returning_waits.observe(turn.waited_s)
         size = self._machine.block_tokens
         possible_tokens = min(turn.known_tokens, turn.request.num_tokens - 1) // size * size
         self.counters.recomputed_tokens += max(0, possible_tokens - hit_tokens)
@@ -342,7 +446,7 @@ class SimulatedEngine:
             turn.known_tokens = max(turn.known_tokens, turn.computed_tokens)
             self.counters.preemptions += 1
 
-    # Waiting and loading
+    # Loading, and waiting in vain
 
     def _start_loads(self, now_s: float) -> None:
         connector = self.scheduler.connector
@@ -354,14 +458,10 @@ class SimulatedEngine:
             self.counters.reloaded_tokens += num_blocks * self._machine.block_tokens
         connector.loads.clear()
 
-    def _wait(self, until_s: float) -> None:
-        """Advance the clock to the next event, since nothing can run."""
-        wake_s = min(until_s, self._link.next_done_s, self.next_expiry_s)
-        if wake_s == math.inf:
-            waiting = ", ".join(sorted(self._turns)[:5])
-            raise RunError(
-                f"{len(self._turns)} turns wait for memory that nothing will free ({waiting}); "
-                f"{self.num_free_blocks} of {self._machine.num_blocks} blocks are free"
-            )
-        self._is_settled = False
-        self._clock.now_s = max(self._clock.now_s, wake_s)
+    def stuck_error(self) -> RunError:
+        """The error of a run in which nothing will ever give this engine's turns memory."""
+        waiting = ", ".join(sorted(self._turns)[:5])
+        return RunError(
+            f"{len(self._turns)} turns wait for memory that nothing will free ({waiting}); "
+            f"{self.num_free_blocks} of {self._machine.num_blocks} blocks are free"
+        )

@@ -1,4 +1,4 @@
-"""The simulated server: the cost of its steps, the size of its memory, its limits.
+"""The simulated server: the cost of its steps, the size of its memory, its limits, its failures.
 
 Made from names in the catalog, or from the profile that `agentkv simulate calibrate` writes. Knows
 nothing of policies or vLLM; `alone_s` says how long a job takes on it with nothing else running.
@@ -7,11 +7,13 @@ nothing of policies or vLLM; `alone_s` says how long a job takes on it with noth
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentkv.errors import InputError
@@ -213,6 +215,15 @@ def _too_big(gpu_name: str, gpu: GPU, model_name: str, model: ModelShape, limits
     )
 
 
+def prefill_coefficients(machine: Machine) -> tuple[float, float, float]:
+    """Seconds of a prefill alone on the machine: constant, per token, per token squared."""
+    lengths = [512, 2048, 8192]
+    quadratic_s, linear_s, constant_s = np.polyfit(
+        lengths, [_prefill_s(0, num_tokens, machine) for num_tokens in lengths], 2
+    )
+    return float(constant_s), float(linear_s), float(quadratic_s)
+
+
 @dataclass(frozen=True, slots=True)
 class TurnAlone:
     """Times of one turn on an empty server; `prompt_tokens` is the whole prompt."""
@@ -272,3 +283,53 @@ def _decode_s(past_tokens: int, num_steps: int, machine: Machine) -> float:
         batch.add_decode(past_tokens + step)
         total_s += machine.cost.step_s(batch)
     return total_s
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An engine that is gone at a time with all that it holds, and may come back empty."""
+
+    rank: int
+    at_s: float
+    recovers_s: float | None = None
+
+    def is_down(self, time_s: float) -> bool:
+        """True between the failure and the recovery."""
+        return self.at_s <= time_s and (self.recovers_s is None or time_s < self.recovers_s)
+
+
+def parse_failure(text: str) -> Failure:
+    """The failure of ENGINE@SECONDS[:SECONDS]; raises InputError."""
+    number = r"\d+(?:\.\d*)?"
+    match = re.fullmatch(rf"(\d+)@({number})(?::({number}))?", text)
+    if match is None:
+        raise InputError(
+            f"--fail: got {text!r}, allowed is ENGINE@SECONDS, or ENGINE@SECONDS:RECOVERS with the "
+            "second at which it is back, such as 0@60:120"
+        )
+    recovers_s = None if match[3] is None else float(match[3])
+    failure = Failure(int(match[1]), float(match[2]), recovers_s)
+    if recovers_s is not None and recovers_s <= failure.at_s:
+        raise InputError(f"--fail: got {text!r}, an engine recovers after it has failed")
+    return failure
+
+
+def check_failures(failures: Sequence[Failure], num_engines: int) -> None:
+    """Raise InputError unless all engines exist and one of them is always up."""
+    for failure in failures:
+        if failure.rank >= num_engines:
+            raise InputError(
+                f"--fail: got engine {failure.rank}, allowed are 0 to {num_engines - 1} "
+                f"(--engines {num_engines})"
+            )
+        down = [other for other in failures if other.is_down(failure.at_s)]
+        ranks = {other.rank for other in down}
+        if len(ranks) < len(down):
+            raise InputError(
+                f"--fail: engine {failure.rank} fails at {failure.at_s:g} s while it is down"
+            )
+        if len(ranks) == num_engines:
+            raise InputError(
+                f"--fail: at {failure.at_s:g} s no engine is up; give more --engines, or let one "
+                "recover before"
+            )

@@ -1,14 +1,14 @@
-"""Plays one workload on one simulated server under one policy.
+"""Plays one workload on one simulated server, or several behind a router, under one policy.
 
-Called by the command and by studies. Connects agents and engine on one virtual clock; knows nothing
-of files or flags.
+Called by the command and by studies. Connects agents and engines on one timeline; knows nothing of
+files or flags.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentkv.errors import InputError
@@ -19,14 +19,16 @@ from ..workload.plans import Workload, with_children
 from .agents import Agents, Replies
 from .dram_tier import CONNECTOR, DramTier
 from .engine import SimulatedEngine, VirtualClock
-from .machine import DEFAULT_DRAM_GIB, GIB, MAX_BLOCKS, Machine
+from .fleet import Fleet, Timeline
+from .machine import DEFAULT_DRAM_GIB, GIB, MAX_BLOCKS, Failure, Machine
 from .policies import PolicyChoice
+from .routers import ROUTERS
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """With jumps or step by step, DRAM of an offload tier, events of the event log to keep; whether
-    clients tag their requests and report tools.
+    clients tag their requests and report tools; engines, their router and their failures.
 
     `policy_class` replaces the class of the plugin's policy, for studies.
     """
@@ -36,6 +38,9 @@ class RunOptions:
     record_events: int = 0
     has_tags: bool = True
     policy_class: Callable[..., Any] | None = None
+    num_engines: int = 1
+    router: str = "round-robin"
+    failures: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,73 +83,72 @@ class Simulation:
         self._num_ended = 0
         self._alone_s = alone_s or {}
         self._on_job_end: OnJobEnd | None = None
-        self._clock = VirtualClock()
-        replies = Replies()
+        self._policy = policy
+        self._settings = settings
+        self._options = options
+        self._replies = Replies()
         quiet_vllm()
-        self._scheduler = build_scheduler(
+        self._timeline = Timeline()
+        self.fleet = Fleet(
+            options.num_engines,
+            machine,
+            self._make_engine,
+            ROUTERS[options.router](),
+            self._timeline,
+            options.failures,
+        )
+        self.engine = self.fleet.engines[0]
+        self._agents = Agents(
+            workload,
+            machine,
+            self.fleet,
+            self._timeline,
+            self._replies,
+            has_tags=options.has_tags,
+            has_plugin=settings is not None,
+            on_job_end=self._job_ended,
+            weights=None if settings is None else settings.get("client_weights", {}),
+        )
+
+    def _make_engine(self, now_s: float) -> SimulatedEngine:
+        machine, options, clock = self.machine, self._options, VirtualClock()
+        clock.now_s = now_s
+        scheduler = build_scheduler(
             SchedulerShape(
                 num_blocks=machine.num_blocks,
                 block_tokens=machine.block_tokens,
                 max_num_seqs=machine.max_num_seqs,
                 max_num_batched_tokens=machine.max_num_batched_tokens,
                 max_model_tokens=machine.max_model_tokens,
-                settings=settings,
-                connector=CONNECTOR if policy.has_offload else None,
+                settings=self._settings,
+                connector=CONNECTOR if self._policy.has_offload else None,
             ),
-            clock=self._clock,
-            decode=replies.decode,
+            clock=clock,
+            decode=self._replies.decode,
             policy_class=options.policy_class,
         )
-        retention = getattr(self._scheduler, "retention", None)
+        retention = getattr(scheduler, "retention", None)
         if retention is not None:
             # Where time is virtual, how busy this machine is must not switch a policy off.
             retention.policy.max_answer_s = math.inf
-        if policy.has_offload:
+        if self._policy.has_offload:
             tier = DramTier(_dram_blocks(machine, options.dram_gib))
-            self._scheduler.connector.configure(tier, machine.block_tokens)
-        self.engine = SimulatedEngine(
-            machine, self._scheduler, self._clock, has_jumps=options.has_jumps
-        )
-        self._agents = Agents(
-            workload,
-            machine,
-            self.engine,
-            replies,
-            has_plugin=settings is not None and options.has_tags,
-            on_job_end=self._job_ended,
-            weights=None if settings is None else settings.get("client_weights", {}),
-        )
+            scheduler.connector.configure(tier, machine.block_tokens)
+        return SimulatedEngine(machine, scheduler, clock, has_jumps=options.has_jumps)
 
     def run(self, *, on_job_end: OnJobEnd | None = None) -> SimulatedRun:
         """Play all jobs to their end."""
         self._on_job_end = on_job_end
-        agents, engine, clock = self._agents, self.engine, self._clock
-        while True:
-            agents.handle_events(clock.now_s)
-            if engine.is_busy:
-                for turn in engine.step(agents.next_event_s):
-                    agents.turn_ended(turn)
-            elif agents.next_event_s < float("inf"):
-                self._pass_idle_time(agents.next_event_s)
-            else:
-                return self.result()
-
-    def _pass_idle_time(self, until_s: float) -> None:
-        expiry_s = self.engine.next_expiry_s
-        self._clock.now_s = max(self._clock.now_s, min(until_s, expiry_s))
-        if expiry_s <= until_s:
-            self.engine.expire_pins()
+        self.fleet.run(self._agents.turn_ended)
+        return self.result()
 
     def result(self) -> SimulatedRun:
         """Results so far; jobs under way count as cut."""
-        now_s = self._clock.now_s
+        now_s = self.fleet.now_s
         cut = [job.outcome(now_s, "cut") for job in self._agents.running.values()]
-        retention = getattr(self._scheduler, "retention", None)
-        totals = {} if retention is None else retention.counters.totals()
+        counters = self.fleet.counters()
         return SimulatedRun(
-            tuple(self._jobs + cut),
-            {**asdict(self.engine.counters), "virtual_s": now_s, **totals},
-            None if retention is None else retention.events.as_dict(),
+            tuple(self._jobs + cut), {**counters, "virtual_s": now_s}, self.fleet.events()
         )
 
     @property
@@ -154,7 +158,7 @@ class Simulation:
     @property
     def now_s(self) -> float:
         """Seconds of virtual time since the start."""
-        return self._clock.now_s
+        return self.fleet.now_s
 
     def _job_ended(self, job: JobOutcome) -> None:
         job = replace(job, alone_s=self._alone_s.get(job.job_id))

@@ -14,7 +14,7 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,18 @@ from ..summary import ROLE_KEYS, summarize
 from ..tables import cell, text_table
 from ..workload.plans import Workload, deal_jobs, with_children
 from . import catalog
-from .machine import DEFAULT_DRAM_GIB, Limits, Machine, alone_s, make_machine
+from .machine import (
+    DEFAULT_DRAM_GIB,
+    Failure,
+    Limits,
+    Machine,
+    alone_s,
+    check_failures,
+    make_machine,
+    parse_failure,
+)
 from .policies import PolicyChoice, parse_policy
+from .routers import ROUTERS
 
 DEFAULT_POLICIES = ("fcfs", "continuum")
 DEFAULT_JOBS = 200
@@ -57,6 +67,8 @@ KEYS = (
     *("hit_rate", "preemptions", "recomputed_tokens", "tokens_per_s"),
 )
 """What the document says of each policy."""
+FLEET_KEYS = ("turns_by_engine", "moved_turns", "resent_turns")
+"""What it says of several engines, too."""
 _COLUMNS = (
     ("mean s", "mean_s", ".2f"),
     ("p50 s", "p50_s", ".2f"),
@@ -73,17 +85,30 @@ _COLUMNS_OF_ROLES = (
     ("chat TTFT p99 s", "chat_ttft_p99_s", ".2f"),
     ("step s", "step_mean_s", ".1f"),
 )
-_NOT_OF_THE_RUN = ("out", "force", "html", "json", "policy")
+_COLUMNS_OF_FLEETS = (("moved turns", "moved_turns", "d"), ("sent again", "resent_turns", "d"))
+_FLEET_FLAGS = ("engines", "router", "fail")
+_NOT_OF_THE_RUN = ("out", "force", "html", "json", "policy", *_FLEET_FLAGS)
+DEFAULT_ROUTER = "sticky-spill"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """How many engines there are, what is in front of them, and which fail."""
+
+    engines: int
+    router: str
+    failures: tuple[Failure, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationPlan:
-    """The runs to simulate; `options` are the flags they were made from."""
+    """The runs to simulate; `options` are the flags they were made from. No fleet: one engine."""
 
     workload: Workload
     described: dict[str, Any]
     machine: Machine
     policies: tuple[PolicyChoice, ...]
+    fleet: FleetPlan | None
     options: argparse.Namespace
 
     def folder_of(self, policy: PolicyChoice) -> Path | None:
@@ -104,8 +129,12 @@ class SimulationPlan:
             "versions": where["versions"] | {"vllm": VLLM_VERSION},
             "is_simulated": True,
             "repeat": 0,
-            "config": {**config, "model": self.machine.model},
+            "config": {**config, "model": self.machine.model, **self.described_fleet()},
         }
+
+    def described_fleet(self) -> dict[str, Any]:
+        """The fleet as rows and document have it; empty for one engine."""
+        return {} if self.fleet is None else {"fleet": asdict(self.fleet)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -146,6 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "machine": plan.machine.as_dict(),
         "seed": plan.workload.seed,
         "ended_early": reason,
+        **plan.described_fleet(),
         "policies": policies,
         "metadata": plan.metadata(),
     }
@@ -162,6 +192,7 @@ def make_plan(options: argparse.Namespace) -> SimulationPlan:
         one_job = {"arrivals": None, "concurrency": 1, "jobs": 1, "duration": None}
         workload_of(argparse.Namespace(**{**vars(options), **one_job}))
         raise InputError("give --jps R, jobs per second, or --concurrency N, jobs at once")
+    fleet = _fleet_of(options)
     policies = [parse_policy(name) for name in dict.fromkeys(options.policy or DEFAULT_POLICIES)]
     num_blocks = None if options.blocks in (None, INFINITE) else _num_blocks(options.blocks)
     if options.blocks == INFINITE:
@@ -183,7 +214,21 @@ def make_plan(options: argparse.Namespace) -> SimulationPlan:
     if "clients" in options:
         workload = deal_jobs(workload, options.clients)
         described["clients"] = options.clients
-    return SimulationPlan(workload, described, machine, tuple(policies), options)
+    return SimulationPlan(workload, described, machine, tuple(policies), fleet, options)
+
+
+def _fleet_of(options: argparse.Namespace) -> FleetPlan | None:
+    if options.engines is None:
+        for name in ("router", "fail"):
+            if getattr(options, name) is not None:
+                raise InputError(f"--{name}: there is one engine; give --engines R, too")
+        return None
+    router = options.router or DEFAULT_ROUTER
+    if router not in ROUTERS:
+        raise InputError(f"--router: got {router!r}, allowed are {', '.join(ROUTERS)}")
+    failures = tuple(parse_failure(text) for text in options.fail or ())
+    check_failures(failures, options.engines)
+    return FleetPlan(options.engines, router, failures)
 
 
 def _loads(text: str) -> dict[str, float]:
@@ -242,6 +287,13 @@ def _run_policy(
         record_events=RECORD_EVENTS if options.record and folder is not None else 0,
         has_tags=not options.untagged,
     )
+    if plan.fleet is not None:
+        run_options = replace(
+            run_options,
+            num_engines=plan.fleet.engines,
+            router=plan.fleet.router,
+            failures=plan.fleet.failures,
+        )
     simulation = Simulation(plan.workload, plan.machine, policy, run_options, alone_s=alone)
     facts = row_facts(policy.name, plan.described, metadata)
     writer = None if folder is None else RunWriter(folder, facts, force=options.force)
@@ -302,14 +354,16 @@ def policy_entry(summary: Mapping[str, Any], server: Mapping[str, Any]) -> dict[
     noted = ("reloads", "reloaded_tokens", *faults)
     seen = {name: server[name] for name in noted if server.get(name)}
     of_roles = {key: summary[key] for key in ROLE_KEYS if key in summary}
-    return {**{key: summary[key] for key in KEYS}, **of_roles, **seen}
+    of_fleets = {key: server[key] for key in FLEET_KEYS if key in server}
+    return {**{key: summary[key] for key in KEYS}, **of_roles, **of_fleets, **seen}
 
 
 def _table(policies: Mapping[str, Mapping[str, Any]]) -> str:
     """A line per policy, with the mean relative to the first policy's."""
     first = next(iter(policies.values()), {})
     first_s = first.get("mean_s")
-    columns = [*_COLUMNS, *(column for column in _COLUMNS_OF_ROLES if column[1] in first)]
+    more = (*_COLUMNS_OF_ROLES, *_COLUMNS_OF_FLEETS)
+    columns = [*_COLUMNS, *(column for column in more if column[1] in first)]
     clients = list(first.get("clients", ()))
     rows = []
     for name, entry in policies.items():
@@ -331,6 +385,7 @@ def _parser() -> argparse.ArgumentParser:
         "done, 1 some failed or were cut, 2 bad usage.",
     )
     _add_machine_options(parser)
+    _add_fleet_options(parser)
     add_workload_options(parser)
     group = parser.add_argument_group("run")
     add = group.add_argument
@@ -382,6 +437,21 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     add("--max-num-batched-tokens", type=count, metavar="N", help=batch)
     longest = "longest context taken (default: the model's, or the pool's if that is less)"
     add("--max-model-len", type=count, metavar="TOKENS", help=longest)
+
+
+def _add_fleet_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("several engines").add_argument
+    engines = "that many such machines, each with a scheduler and a pool of its own, and a router"
+    add("--engines", type=whole_number(1), metavar="R", help=engines)
+    routers = f"one of {', '.join(ROUTERS)} (default {DEFAULT_ROUTER})"
+    add("--router", metavar="NAME", help=routers)
+    fail = "engine ENGINE, from 0 on, fails at that second, and is back empty at the other one"
+    add(
+        "--fail",
+        action="append",
+        metavar="ENGINE@S[:S]",
+        help=f"{fail}; may be given several times",
+    )
 
 
 if __name__ == "__main__":

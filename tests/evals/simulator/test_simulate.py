@@ -173,6 +173,25 @@ def test_the_table_shows_conversations_and_steps(capsys: pytest.CaptureFixture[s
         assert json.loads(line)["policies"]["fcfs"][key] > 0.0
 
 
+def test_several_engines_are_in_the_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Document, table and event log say how turns were spread over engines, and what failed."""
+    flags = [*SMALL, "--engines", "2", "--router", "sticky", "--fail", "1@4:9"]
+    flags += ["--policy", "agentkv", "--record", "--out", str(tmp_path)]
+    assert main(flags) == 0
+    table, *_, line = capsys.readouterr().out.splitlines()
+    assert "moved turns" in table
+    document = json.loads(line)
+    failure = {"rank": 1, "at_s": 4.0, "recovers_s": 9.0}
+    assert document["fleet"] == {"engines": 2, "router": "sticky", "failures": [failure]}
+    entry = document["policies"]["agentkv"]
+    assert sum(entry["turns_by_engine"]) == 5 * 6 + entry["resent_turns"]
+    record = json.loads((tmp_path / "agentkv" / "timestamps.json").read_text())
+    events = [event for events in record["jobs"].values() for event in events]
+    assert {event["engine"] for event in events} == {0, 1}
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -193,6 +212,11 @@ def test_the_table_shows_conversations_and_steps(capsys: pytest.CaptureFixture[s
         (["--gpu", "rtx-6000", "--model", "llama-3.1-70b", "--jps", "1"], "--num-gpus"),
         (["--gpu", "PROFILE", "--jps", "1", *STOCK, "--policy", "fcfs+offload"], "kv_token_bytes"),
         (["--jps", "1", "--jobs", "2", *STOCK, "--out", "PROFILE"], "profile.json/fcfs"),
+        (["--jps", "1", "--router", "sticky"], "--router: there is one engine; give --engines"),
+        (["--jps", "1", "--fail", "0@5"], "--fail: there is one engine; give --engines"),
+        (["--jps", "1", "--engines", "2", "--router", "random"], "allowed are round-robin, least"),
+        (["--jps", "1", "--engines", "2", "--fail", "2@5"], "got engine 2, allowed are 0 to 1"),
+        (["--jps", "1", "--engines", "2", "--fail", "soon"], "--fail: got 'soon'"),
     ],
 )
 def test_bad_input_is_refused(
@@ -216,7 +240,7 @@ def test_bad_input_is_refused(
     "flags",
     [
         *(["--gpu"], ["--jps", "1"], [*GPU, "--num-gpus", "0"]),
-        *([*GPU, "--dram-gib", "-1"], [*GPU, "--dram-gb-s", "0"]),
+        *([*GPU, "--dram-gib", "-1"], [*GPU, "--dram-gb-s", "0"], [*GPU, "--engines", "0"]),
     ],
 )
 def test_bad_flags_exit_with_status_2(flags: list[str]) -> None:
