@@ -143,7 +143,7 @@ class Fleet:
     def events(self) -> dict[str, Any] | None:
         """The event log, as `GET /v1/agentkv/timestamps` answers; None under the stock scheduler.
 
-        That of an engine which failed is lost with it.
+        Of an engine that has recovered, the log from then on.
         """
         logs = [engine.events() for engine in self.engines]
         known = [log for log in logs if log is not None]
