@@ -15,6 +15,7 @@ from typing import Any
 from agentkv.client import session
 from agentkv.client.patches import Patch
 
+from . import skyrl
 from .runs import Arguments, Wrap, a_run, a_tool, a_turn, until
 
 
@@ -53,6 +54,16 @@ def _mini_swe_tool(call: Arguments) -> tuple[str, Any] | None:
         return None
     return "bash", {"command": "\n".join(action.get("command", "") for action in actions)}
 
+
+def _trl_tools(call: Arguments) -> tuple[str, Any] | None:
+    """The tools of a reply, which run one after another, by the name and arguments of the first."""
+    calls = call["tool_calls"]
+    return (
+        (calls[0]["function"]["name"], calls[0]["function"].get("arguments", {})) if calls else None
+    )
+
+
+_TRL = "trl.experimental.async_grpo.async_rollout_worker:_AsyncRolloutLoop"
 
 HOOKS: Mapping[str, Mapping[str, Wrap]] = {
     # A handoff gives the turns of a run to another agent.
@@ -217,6 +228,16 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
     "mini-swe-agent": {
         "minisweagent.agents.default:DefaultAgent.run": a_run(),
         "minisweagent.agents.default:DefaultAgent.execute_actions": a_tool(_mini_swe_tool),
+    },
+    # Trainers. The rollouts of TRL are tagged over aiohttp, those of OpenRLHF in the engine's own
+    # process; verl's plugins need no `instrument`, so that it is not listed here.
+    "skyrl": skyrl.HOOKS,
+    "trl": {
+        f"{_TRL}._generate_one": a_run(lambda call: object()),
+        f"{_TRL}._execute_tool_calls": a_tool(_trl_tools),
+    },
+    "openrlhf": {
+        "openrlhf.utils.agent:MultiTurnAgentExecutor.execute": a_run(lambda call: object()),
     },
 }
 """Distribution -> `module:Class.method` -> what a call of it is."""

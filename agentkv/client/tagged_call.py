@@ -100,6 +100,12 @@ class TaggedCall:
     def tag(self) -> None:
         """Put `headers` and `fields` into the request."""
 
+    def extra_args(self, own: Mapping[str, object] | None) -> dict[str, object]:
+        """The `extra_args` of vLLM's sampling parameters: the caller's own, and the fields, with
+        flags as the numbers that vLLM's own requests have there."""
+        fields = {n: int(v) if isinstance(v, bool) else v for n, v in self.fields.items()}
+        return {**(own or {}), **fields}
+
     @property
     def has_begun(self) -> bool:
         """True after `begin`, unless that failed."""

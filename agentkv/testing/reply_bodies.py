@@ -15,6 +15,7 @@ Body = dict[str, Any]
 
 MODEL = "scripted"
 MESSAGES_PATH = "/v1/messages"
+TOKENS_PATH = "/inference/v1/generate"
 
 _ANTHROPIC_ERRORS: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -50,8 +51,12 @@ def json_body(path: str, reply: ScriptedReply) -> Body:
         return _message(reply)
     if path == "/v1/responses":
         return _response(reply)
+    if path == TOKENS_PATH:
+        token_ids = list(reply.text.encode())  # the fake has a token for each byte
+        choice: Body = {"index": 0, "token_ids": token_ids, "finish_reason": "stop"}
+        return {"request_id": "reply-1", "choices": [{**choice, "logprobs": None}]}
     if path == "/v1/completions":
-        choice: Body = {"index": 0, "text": reply.text, "finish_reason": "stop", "logprobs": None}
+        choice = {"index": 0, "text": reply.text, "finish_reason": "stop", "logprobs": None}
         return _with_usage(_completion("text_completion", choice), reply)
     message: Body = {"role": "assistant", "content": reply.text}
     if reply.tool_calls:

@@ -15,7 +15,13 @@ from urllib.parse import unquote
 
 from agentkv.protocol import TAG_FIELDS, WIRE_VERSION, fields_from_headers
 from agentkv.testing.http_front import Answer, HttpFront, error_answer
-from agentkv.testing.reply_bodies import MESSAGES_PATH, ScriptedReply, json_body, stream_events
+from agentkv.testing.reply_bodies import (
+    MESSAGES_PATH,
+    TOKENS_PATH,
+    ScriptedReply,
+    json_body,
+    stream_events,
+)
 
 _OPENAI_FIELDS = (
     "model messages prompt input instructions stream stream_options temperature top_p max_tokens "
@@ -32,7 +38,7 @@ MESSAGES_FIELDS = frozenset(_ANTHROPIC_FIELDS.split())
 """Those of `/v1/messages`."""
 _JOB_ROUTE = re.compile(r"/v1/agentkv/jobs/(.+)/(tool|release)")
 GENERATION_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH}
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH, TOKENS_PATH}
 )
 
 ReplyFunction = Callable[[Mapping[str, Any]], ScriptedReply | None]
@@ -54,8 +60,11 @@ class RecordedRequest:
 
     @property
     def tags(self) -> dict[str, Any]:
-        """The tags at the top level of the body, then those of the headers."""
+        """The tags at the top level of the body, or in the sampling parameters of a prompt of
+        tokens, then those of the headers."""
         body = self.body if isinstance(self.body, dict) else {}
+        if self.route == TOKENS_PATH:
+            body = body["sampling_params"].get("extra_args") or {}
         tags = {**fields_from_headers(self.headers), **body}
         return {name: tags[name] for name in TAG_FIELDS if name in tags}
 

@@ -133,13 +133,8 @@ class EngineCall(TaggedCall):
 
     def tag(self) -> None:
         if self.fields:
-            # vLLM's own requests have flags as numbers there
-            fields = {
-                name: int(value) if isinstance(value, bool) else value
-                for name, value in self.fields.items()
-            }
             self.params = copy.copy(self.params)
-            self.params.extra_args = {**(self.params.extra_args or {}), **fields}
+            self.params.extra_args = self.extra_args(self.params.extra_args)
 
     def took(self, output: Any) -> None:
         """Close the turn with a request's last output, unless that says that it was aborted."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,10 +45,21 @@ def versions() -> Mapping[str, tuple[str, str]]:
 
 @cache
 def _path() -> str:
-    """A folder with the package alone: next to it, `agents` has the name of a framework."""
-    folder = tempfile.mkdtemp(prefix="agentkv-alone-")
-    (Path(folder) / "agentkv").symlink_to(ROOT / "agentkv")
-    return folder
+    """A folder with the package alone: next to it, `agents` has the name of a framework.
+
+    It counts as installed, with its entry points: verl loads those of its own group.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="agentkv-alone-"))
+    (folder / "agentkv").symlink_to(ROOT / "agentkv")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    metadata = folder / f"agentkv_serving-{project['version']}.dist-info"
+    metadata.mkdir()
+    name, version = project["name"], project["version"]
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    points = project["entry-points"]["verl.plugins"]
+    lines = ["[verl.plugins]", *(f"{name} = {target}" for name, target in points.items())]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return str(folder)
 
 
 class Program:

@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
@@ -53,6 +54,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 """Environment -> what is installed into it, in addition to agentkv's own dependencies."""
 
+TRAINERS: tuple[str, ...] = (
+    *("verl", "ray", "hydra-core", "omegaconf", "antlr4-python3-runtime==4.9.3", "tensordict"),
+    *("codetiming", "colorful", "msgpack", "orjson", "peft", "pylatexenc", "pyvers", "torchdata"),
+    *("skyrl", "skyrl-gym", "func_timeout", "jaxtyping", "loguru", "wadler-lindig"),
+    *("trl", "openrlhf"),
+)
+"""What their trainers' loops import, without GPU and vLLM. They pin versions of torch that no other
+package here has, so they come without dependencies, next to the packages of this environment."""
+
 SDKS = {
     "openai": ("OpenAI SDK", "openai", "", "also 3.x; any other client of it"),
     "anthropic": ("Anthropic SDK", "anthropic", "anthropic_stream", ""),
@@ -75,6 +85,19 @@ def install(group: str, cache: Path) -> Path:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pip = [python, "-m", "pip", "-qq", "--disable-pip-version-check", "install"]
     subprocess.run([*pip, "--upgrade", *project["dependencies"], *GROUPS[group]], check=True)
+    return python
+
+
+def install_trainers(cache: Path) -> Path:
+    """The Python of the trainers' environment."""
+    python = cache / "trainers" / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", cache / "trainers"], check=True)
+    here = sysconfig.get_path("purelib")
+    paths = {"base": str(cache / "trainers"), "platbase": str(cache / "trainers")}
+    Path(sysconfig.get_path("purelib", vars=paths), "others.pth").write_text(f"{here}\n")
+    pip = [python, "-m", "pip", "-qq", "--disable-pip-version-check", "install", "--no-deps"]
+    subprocess.run([*pip, "--upgrade", *TRAINERS], check=True)
     return python
 
 
@@ -182,6 +205,9 @@ def main() -> int:
         cache / group / "bin" / "python" if arguments.no_install else install(group, cache)
         for group in GROUPS
     ]
+    pythons.append(
+        cache / "trainers" / "bin" / "python" if arguments.no_install else install_trainers(cache)
+    )
     report = cache / "report.xml"
     status = run_tests(pythons, report)
     os.environ["FRAMEWORK_PYTHONS"] = os.pathsep.join(map(str, pythons))

@@ -1,0 +1,187 @@
+"""Makes the trajectories of a trainer jobs, where it sends tokens to engines in other processes.
+
+`verl` and `skyrl` say which functions of theirs run a trajectory and ask for tokens. The tags of a
+turn ride in the `extra_args` of its sampling parameters. A failure of ours is logged once, and the
+trainer goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from agentkv.client import context
+from agentkv.client.job import Job, job_covering
+from agentkv.client.patches import Method, Patch
+from agentkv.client.replies import Usage
+from agentkv.client.server import Link
+from agentkv.client.tagged_call import TaggedCall, log_failure
+from agentkv.protocol import parse_tags
+from agentkv.tracing import open_trace
+
+
+class Trajectory:
+    """The jobs of one trajectory, by the ids under which it asks for tokens: mostly one."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job[None]] = {}
+
+    def has(self, job: Job[Any]) -> bool:
+        return self._jobs.get(job.job_id) is job
+
+    def job(self, job_id: str) -> Job[None]:
+        """The job with this id, which is the current one from now on; TagError for a wrong id."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            parse_tags({"job_id": job_id})
+            job = self._jobs[job_id] = Job(
+                job_id,
+                covered_client=None,
+                enclosing=None,
+                parent_job_id=None,
+                expected_turns=None,
+                server_url=None,
+                # the trainer's own configuration chooses the policy: no server has ours by mistake
+                on_missing_server="ignore",
+                has_headers=False,
+            )
+            job.trace = open_trace(job_id, None)
+        context.enter(job)
+        return job
+
+    def end(self) -> None:
+        """Release all jobs; a second call does nothing."""
+        while self._jobs:
+            _, job = self._jobs.popitem()
+            if job.trace is not None:
+                job.trace.end(None, job.summary())
+            job.end()
+
+
+_trajectory: ContextVar[Trajectory | None] = ContextVar("agentkv_trajectory", default=None)
+
+
+@contextmanager
+def trajectory() -> Iterator[None]:
+    """A block of code is a trajectory, or a part of the one that it is in."""
+    if _trajectory.get() is not None:
+        yield
+        return
+    found = Trajectory()
+    token = _trajectory.set(found)
+    try:
+        yield
+    finally:
+        _trajectory.reset(token)
+        _end(found)
+
+
+def _end(found: Trajectory | None) -> None:
+    try:
+        if found is not None:
+            found.end()
+    except Exception:
+        log_failure("could not end a trajectory")
+
+
+def a_trajectory(original: Method, patch: Patch) -> Method:
+    """Each call of a coroutine function is a trajectory."""
+
+    @functools.wraps(original)
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        if not patch.is_active:
+            return await original(*args, **kwargs)
+        with trajectory():
+            return await original(*args, **kwargs)
+
+    return run
+
+
+def after_a_trajectory(original: Method, patch: Patch) -> Method:
+    """A call of a coroutine function means that its trajectory generates no more."""
+
+    @functools.wraps(original)
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        if patch.is_active:
+            _end(_trajectory.get())
+        return await original(*args, **kwargs)
+
+    return run
+
+
+def job_of(job_id: str, client: object) -> Job[Any] | None:
+    """The job of a prompt: that of a session of the user's own, else one of this trajectory."""
+    own, around = job_covering(client), _trajectory.get()
+    if own is not None and (around is None or not around.has(own)):
+        return own
+    return None if around is None else around.job(job_id)
+
+
+class _TokensCall(TaggedCall):
+    """A prompt whose sampling parameters are a mapping, on its way to an engine."""
+
+    def __init__(self, job: Job[Any], link: Link, params: dict[str, Any]) -> None:
+        super().__init__(job, link)
+        self._params = params
+
+    def describe(self) -> tuple[str, str | None]:
+        return "text_completion", None
+
+    def tag(self) -> None:
+        self._params["extra_args"] = self.extra_args(self._params.get("extra_args"))
+
+
+class Turn:
+    """One prompt of a trajectory, as a context manager around the call that generates its tokens.
+
+    `params` is a copy of its sampling parameters, which get the tags with `open`. `job` is None if
+    it is no turn: outside of any trajectory, or tagged by hand.
+    """
+
+    def __init__(self, job_id: object, client: object, params: Mapping[str, Any]) -> None:
+        self.params = dict(params)
+        self.job: Job[Any] | None = None
+        self._call: _TokensCall | None = None
+        try:
+            if not {"job_id", "session_id"} & {*(params.get("extra_args") or ())}:
+                self.job = job_of(str(job_id), client)
+        except Exception:
+            log_failure("could not find the job of a prompt, which goes out untouched")
+
+    async def open(self, link_of: Callable[[Job[Any]], Link]) -> None:
+        """Tag the prompt for the engine that it goes to, if that has the plugin."""
+        assert self.job is not None
+        try:
+            link = link_of(self.job)
+            call = _TokensCall(self.job, link, self.params)
+            if call.must_ask:
+                await link.server.ask_async(link.transport)
+            if self._call is None and link.server.has_plugin:
+                call.begin()
+                call.end_sending()  # nothing below it is a request of its own
+                self._call = call
+        except Exception:
+            log_failure("could not tag a prompt, which goes out untouched")
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._close(lambda call: call.close_unanswered(error or "aborted"))
+
+    def took(self, usage: Usage, *, is_aborted: bool) -> None:
+        """Note the tokens that came; a turn that was aborted comes back under the same number."""
+        if not is_aborted:
+            self._close(lambda call: call.close(usage, time.monotonic()))
+
+    def _close(self, close: Callable[[_TokensCall], None]) -> None:
+        call, self._call = self._call, None
+        try:
+            if call is not None:
+                close(call)
+        except Exception:
+            log_failure("could not close a turn")

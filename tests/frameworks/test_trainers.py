@@ -1,0 +1,88 @@
+"""Trajectories of real trainers, seen on the wire: their programs know nothing of agentkv.
+
+What plays the engine is said in each program; what trains is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from agentkv.server.demo_model import prepare_demo_model
+from agentkv.testing import ScriptedServer
+from tests.frameworks.program_runs import CaseReader, Program, versions
+from tests.frameworks.scripted_agent import COMMAND
+
+SHELL = ("shell", COMMAND)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer, and how a user has it followed."""
+
+    distribution: str
+    program: str
+    how: str
+    cases: Mapping[str, tuple[list[int], list[tuple[str | None, str | None]]]]
+    """For each case the numbers of its turns, and its tools as they end."""
+
+    def __str__(self) -> str:
+        return self.distribution
+
+
+TRAINERS = [
+    # a turn that was aborted comes back under its number
+    Trainer(
+        "verl",
+        "verl_loop",
+        "alone",
+        {"async": ([1, 2], [SHELL]), "aborted": ([1, 1, 2], [SHELL])},
+    ),
+    # with several engines the durations of tools ride with the next turn
+    Trainer(
+        "skyrl",
+        "skyrl_loop",
+        "agentkv run",
+        {"async": ([1, 2], [("TwoSteps", None)] * 2), "engines": ([1, 2], [])},
+    ),
+]
+
+
+@contextmanager
+def running(trainer: Trainer, server: ScriptedServer) -> Iterator[Program]:
+    """The program of a trainer, with the tokenizer of the demo model; skips if it is missing."""
+    if trainer.distribution not in versions():
+        pytest.skip(f"{trainer} is not installed here; `make test-frameworks` installs it")
+    python = versions()[trainer.distribution][1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINER_MODEL", str(prepare_demo_model()))
+        with Program(trainer.program, python, server.base_url, trainer.how) as program:
+            yield program
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, ids=str)
+def test_a_trajectory_is_a_job_with_its_tools(trainer: Trainer) -> None:
+    """Turns are tagged and numbered, tools timed and reported, and the end releases the job."""
+    with ScriptedServer(model="tiny") as server, running(trainer, server) as program:
+        reader = CaseReader(server)
+        for case, (turns, tools) in trainer.cases.items():
+            assert "FINISHED" in program.answer_to(case), program.log()[-4000:]
+            (job,) = reader.jobs()
+            assert (job.turns, [tool[:2] for tool in job.tools]) == (turns, tools), case
+            last = server.turns[-1].tags
+            assert 0.2 <= last["last_tool_s"] < 2, case
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, ids=str)
+def test_an_engine_without_the_plugin_gets_what_the_trainer_sends(trainer: Trainer) -> None:
+    """Nothing is added for an engine of another policy, and nothing is logged."""
+    with (
+        ScriptedServer(model="tiny", has_plugin=False) as server,
+        running(trainer, server) as program,
+    ):
+        assert "FINISHED" in program.answer_to("async"), program.log()[-4000:]
+        assert program.log().count("agentkv:") == 0
+        assert all("extra_args" not in turn.body["sampling_params"] for turn in server.turns)
