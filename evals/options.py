@@ -186,7 +186,10 @@ def workload_of(options: argparse.Namespace) -> Workload:
 def describe_workload(options: argparse.Namespace, workload: Workload) -> dict[str, Any]:
     """How the workload was made, for the run's files."""
     flags = {name: getattr(options, name) for name in _WORKLOAD_FLAGS}
-    return {"name": workload.name, **flags, "num_jobs": len(workload.jobs)}
+    described = {"name": workload.name, **flags, "num_jobs": len(workload.jobs)}
+    if workload.jobs_per_step is not None:
+        described["jobs_per_step"] = workload.jobs_per_step
+    return described
 
 
 def _arrivals(text: str) -> str | Sequence[float]:

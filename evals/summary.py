@@ -82,7 +82,7 @@ def summarize(run: RunOutcome) -> dict[str, Any]:
         "p90_duration_s": quantile(durations_s, 0.9),
         "p95_duration_s": quantile(durations_s, 0.95),
         "job_durations": durations_s,
-        **_roles(run.jobs),
+        **_roles(run),
     }
 
 
@@ -97,8 +97,9 @@ ROLE_KEYS = (
 """Keys of a summary that only runs with sub-agents, conversations, steps or clients have."""
 
 
-def _roles(jobs: Sequence[JobOutcome]) -> dict[str, Any]:
+def _roles(run: RunOutcome) -> dict[str, Any]:
     """Numbers of sub-agents and conversations, the seconds of each step, and each client's jobs."""
+    jobs = run.jobs
     found: dict[str, Any] = {}
     if num_children := sum(job.role == "sub-agent" for job in jobs):
         found["sub_agents"] = num_children
@@ -108,7 +109,8 @@ def _roles(jobs: Sequence[JobOutcome]) -> dict[str, Any]:
         found |= {"chats": len(chats), "chat_turns": len(waits_s)}
         found |= {f"chat_ttft_{key}": described[key] for key in ("mean_s", "p99_s", "max_s")}
     if samples := [job for job in jobs if job.role == "sample"]:
-        steps_s = _step_times_s(samples)
+        per_step = run.workload.get("jobs_per_step") or run.workload.get("concurrency")
+        steps_s = _step_times_s(samples, per_step or len(samples))
         found |= {"steps": len(steps_s), "step_mean_s": mean(steps_s), "step_max_s": max(steps_s)}
     if clients := sorted({job.client for job in jobs if job.client}):
         found["clients"] = {
@@ -127,16 +129,14 @@ def _describe_client(jobs: Sequence[JobOutcome]) -> dict[str, Any]:
     }
 
 
-def _step_times_s(samples: Sequence[JobOutcome]) -> list[float]:
-    """A step begins with the first job that arrives after all before it have ended."""
-    steps: list[tuple[float, float]] = []
-    for job in sorted(samples, key=lambda job: job.arrived_s):
-        if steps and job.arrived_s < steps[-1][1]:
-            begun_s, ended_s = steps.pop()
-            steps.append((begun_s, max(ended_s, job.ended_s)))
-        else:
-            steps.append((job.arrived_s, job.ended_s))
-    return [ended_s - begun_s for begun_s, ended_s in steps]
+def _step_times_s(samples: Sequence[JobOutcome], jobs_per_step: int) -> list[float]:
+    """A step ends with its last job; the next one begins at once."""
+    ends_s = sorted(job.ended_s for job in samples)
+    steps_end_s = ends_s[jobs_per_step - 1 :: jobs_per_step]
+    if len(ends_s) % jobs_per_step:
+        steps_end_s.append(ends_s[-1])
+    begun_s = min(job.arrived_s for job in samples)
+    return [end_s - start_s for start_s, end_s in pairwise([begun_s, *steps_end_s])]
 
 
 def describe_durations(durations_s: Sequence[float]) -> dict[str, float | None]:

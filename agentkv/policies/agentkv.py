@@ -16,6 +16,7 @@ from agentkv.durations.ttl import TTL, best_hold_s
 from .base import UNPINNED, AdmissionRequest, AllocationRequest, Policy, Rank
 from .context_serve import READING_TTL_S
 from .costs import RestoreCost
+from .forecast import MAX_TURNS
 from .jobs import Decision, Turn
 from .pins import Pin
 from .settings import MAX_PRIORITY, Settings
@@ -156,17 +157,20 @@ class AgentKVPolicy(Policy):
     def why_hold_back(self, request: AdmissionRequest) -> str | None:
         """Not before the peak of all jobs fits into the pool less the headroom.
 
-        All jobs are expected to go on turn by turn, each growing until it ends. Idle KV counts in
-        full only while restoring contexts has cost more than holding them has.
+        All jobs are expected to go on turn by turn, each growing until it ends, or for the turns of
+        the horizon. Idle KV counts in full only while restoring contexts has cost more than holding
+        them has.
         """
         newcomer, free_blocks = request.newcomer, request.free_blocks
         if newcomer.own_blocks > free_blocks:
             return f"needs {newcomer.own_blocks:.0f} blocks, {free_blocks} are free"
-        peak_blocks = request.forecast.peak_blocks_with(newcomer, request.idle_kv_weight)
-        headroom = self.settings.headroom
+        headroom, horizon = self.settings.headroom, self.settings.horizon_turns
+        peak_blocks = request.forecast.peak_blocks_with(newcomer, request.idle_kv_weight, horizon)
         if peak_blocks <= (1.0 - headroom) * request.num_blocks:
             return None
         reason = f"{peak_blocks:.0f} blocks expected at the peak, the pool has {request.num_blocks}"
+        if horizon < MAX_TURNS:
+            reason += f", {horizon} turns ahead"
         if headroom:
             reason += f", {headroom:.0%} of them headroom"
         if request.idle_kv_weight != 1.0:

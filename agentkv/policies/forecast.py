@@ -106,11 +106,14 @@ class KVDemandForecast:
         if was_counted != (prefix in self._num_sharing):
             self._shared_blocks += sign * prefix.num_blocks
 
-    def peak_blocks_with(self, newcomer: JobDemand, idle_kv_weight: float = 1.0) -> float:
+    def peak_blocks_with(
+        self, newcomer: JobDemand, idle_kv_weight: float = 1.0, horizon_turns: int = MAX_TURNS
+    ) -> float:
         """The most blocks that all jobs and one more will hold at once, if all go on turn by turn.
 
-        Idle jobs count by `idle_kv_weight`. The peak lies just before a job ends, when those that
-        end after it have grown by as many turns as it had left.
+        Idle jobs count by `idle_kv_weight`, and no turn after the next `horizon_turns`. The peak
+        lies at that horizon, or just before a job ends, when those that end after it have grown by
+        as many turns as it had left.
         """
         own_turns = max(0, min(round(newcomer.turns_left), MAX_TURNS))
         most = blocks = growth = 0.0
@@ -122,5 +125,5 @@ class KVDemandForecast:
             if turns == own_turns:
                 blocks += newcomer.own_blocks
                 growth += newcomer.blocks_per_turn
-            most = max(most, blocks + growth * turns)
+            most = max(most, blocks + growth * min(turns, horizon_turns))
         return self._shared_blocks + most

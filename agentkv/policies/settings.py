@@ -13,6 +13,11 @@ from agentkv.durations import load_predictor
 from agentkv.durations.ttl import PrefillReload
 from agentkv.listeners import listener_class
 
+from .forecast import MAX_TURNS
+
+BATCH: Mapping[str, Any] = {"horizon_turns": 3, "patience_s": 86_400.0}
+"""Defaults under the goal "batch": memory is full from the start, and nobody goes first because he
+has waited. Measured in studies/rollouts."""
 MAX_PRIORITY = 1000
 """Client priorities count from -MAX_PRIORITY (first) to MAX_PRIORITY."""
 
@@ -48,6 +53,11 @@ class Settings(BaseModel):
     patience_s: float = Field(20.0, gt=0, le=86_400, allow_inf_nan=False)
     """Under `agentkv`: seconds that a turn waits before it goes first; for a first turn, before no
     later job is admitted ahead of it."""
+    goal: Literal["jobs", "batch"] = "jobs"
+    """Under `agentkv`: what counts is the mean job, or the end of the last of a training step's
+    trajectories; "batch" changes the defaults of the settings in BATCH."""
+    horizon_turns: int = Field(MAX_TURNS, ge=0, le=MAX_TURNS)
+    """Under `agentkv`: the turns of each job for which a new job must be expected to fit."""
     headroom: float = Field(0.0, ge=0, le=0.9, allow_inf_nan=False)
     """Under `agentkv`: the share of the pool that new jobs are expected to leave free."""
     admission: bool = True
@@ -82,6 +92,13 @@ class Settings(BaseModel):
         """ContextServe predicts by its own layers, since people compare against it by name."""
         if isinstance(given, Mapping) and given.get("policy") == "context_serve":
             return {"predictor": "context_serve", **given}
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_goal(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("goal") == "batch":
+            return {**BATCH, **given}
         return given
 
     @field_validator("prefill_reload_s")

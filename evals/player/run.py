@@ -291,7 +291,7 @@ class LoadRun:
         """Play all jobs; returns those that arrived, in the order of their arrival."""
         jobs = iter(self.workload.jobs)
         starters: list[Coroutine[Any, Any, None]]
-        if self.workload.has_steps and self.workload.concurrency:
+        if self.workload.steps == "synchronous" and self.workload.concurrency:
             starters = [self._play_in_steps(jobs, self.workload.concurrency)]
         elif self.workload.concurrency:
             starters = [self._play_in_turn(jobs) for _ in range(self.workload.concurrency)]

@@ -132,6 +132,7 @@ class Agents:
         self._on_job_end = on_job_end
         self._child_numbers = itertools.count(len(workload.jobs))
         self._computed_prefixes: set[str] = set()
+        self._num_ended = 0
         self.num_arrived = 0
         """Jobs that have arrived, without those that others started."""
         self.running: dict[str, AgentJob] = {}
@@ -279,10 +280,20 @@ class Agents:
         if job.parent is not None:
             self._child_ended(job.parent, now_s)
         elif self._workload.concurrency is not None:
-            if not self._workload.has_steps:
+            self._num_ended += 1
+            if self._num_ended % (self._workload.jobs_per_step or math.inf) == 0:
+                self._update_weights()
+            if self._workload.steps != "synchronous":
                 self._start_jobs(1, now_s)
             elif not self.running:
                 self._start_jobs(self._workload.concurrency, now_s)
+
+    def _update_weights(self) -> None:
+        """A training step ends: no KV is valid any more, wherever it is. Takes no time."""
+        self._fleet.reset()
+        self._computed_prefixes.clear()
+        for job in self.running.values():
+            job.known_tokens = 0
 
     def _child_ended(self, parent: AgentJob, now_s: float) -> None:
         """Its parent goes on if that was the last: all of it was the time of one tool."""

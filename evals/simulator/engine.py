@@ -280,6 +280,20 @@ class SimulatedEngine:
         self._is_settled = False
         signal(self.scheduler)
 
+    def reset(self) -> None:
+        """Drop all KV; running turns are computed again, as after `pause(mode="keep")`.
+
+        `reach` comes first. Raises RunError if turns run and the engine has a tier, whose loads
+        cannot be stopped.
+        """
+        if self._turns and self.scheduler.connector is not None:
+            raise RunError("an update of the weights resets the cache, and a tier cannot be reset")
+        self._is_settled = False
+        for turn in self._turns.values():
+            turn.is_admitted = False
+            turn.known_tokens = turn.computed_tokens = 0
+        self.scheduler.reset_prefix_cache(reset_running_requests=True)
+
     def reach(self, now_s: float) -> list[LiveTurn]:
         """End the step under way, if there is one, because something arrives now.
 

@@ -125,6 +125,12 @@ class Fleet:
         self._reach(view)
         self.engines[view.rank].deliver(signal)
 
+    def reset(self) -> None:
+        """Drop all KV of all engines (see `SimulatedEngine.reset`)."""
+        for view in self._up:
+            self._reach(view)
+            self.engines[view.rank].reset()
+
     @property
     def now_s(self) -> float:
         """Time up to which all has happened."""

@@ -23,7 +23,7 @@ from .jobs import (
     function_call,
     reference_turns,
 )
-from .plans import JobPlan, Prefix, TurnPlan
+from .plans import JobPlan, Prefix, Steps, TurnPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class WorkloadKind:
     make: Callable[[int, int], JobPlan]
     tools: str = "recorded"
     arrivals: str = "poisson"
-    has_steps: bool = False
+    steps: Steps | None = None
 
 
 def _plain(
@@ -173,6 +173,7 @@ KINDS = {
     "deep-research": WorkloadKind(_deep_research),
     "coding": WorkloadKind(_coding),
     "mixed": WorkloadKind(_mixed),
-    "rollouts": WorkloadKind(_rollout, has_steps=True),
+    "rollouts": WorkloadKind(_rollout, steps="synchronous"),
+    "partial-rollouts": WorkloadKind(_rollout, steps="partial"),
     "burst": replace(_SWEBENCH, arrivals="burst"),
 }

@@ -18,6 +18,9 @@ RECORDED = "recorded"
 BURST_JOBS = 8
 """Jobs of one burst; bursts come at random, so that the rate holds on average. Chosen."""
 
+Steps = Literal["synchronous", "partial"]
+"""Training steps, each ended by an update of the weights, which resets the prefix cache: of jobs
+that start together, up to the last of them, or jobs that go on through updates."""
 JobRole = Literal["agent", "sub-agent", "chat", "sample"]
 """A job by itself, one that a turn of another job waits for, a person's conversation, which sends
 no tags, or one of the samples of a training step."""
@@ -105,15 +108,25 @@ def with_children(jobs: Iterable[JobPlan]) -> Iterator[JobPlan]:
 class Workload:
     """Jobs, started at their times or, with `concurrency`, that number of them at once.
 
-    With `has_steps` the next `concurrency` jobs start together, when the last one of those before
-    has ended; otherwise each is followed by the next.
+    In synchronous steps the next `concurrency` jobs start together, when the last one of those
+    before has ended; otherwise each is followed by the next.
     """
 
     name: str
     seed: int
     jobs: tuple[JobPlan, ...]
     concurrency: int | None
-    has_steps: bool = False
+    steps: Steps | None = None
+
+    @property
+    def jobs_per_step(self) -> int | None:
+        """Jobs that end in one training step; None without steps.
+
+        In partial steps half of those that run at once: the others go on with new weights. Chosen.
+        """
+        if self.steps is None or self.concurrency is None:
+            return None
+        return self.concurrency if self.steps == "synchronous" else max(1, self.concurrency // 2)
 
 
 def deal_jobs(workload: Workload, loads: Mapping[str, float]) -> Workload:

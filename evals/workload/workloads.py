@@ -78,9 +78,9 @@ def make_workload(
         return Workload(name, seed, _with_tools(jobs, draw_tool, seed), None)
     if (num_jobs is None) == (duration_s is None) and isinstance(arrivals, str):
         raise InputError("num_jobs and duration_s: give the one or the other")
-    has_steps = kind is not None and kind.has_steps
-    if has_steps and concurrency is None:
-        raise InputError(f"concurrency: {name} starts in steps: give the number of jobs of a step")
+    steps = None if kind is None else kind.steps
+    if steps is not None and concurrency is None:
+        raise InputError(f"concurrency: {name} starts in steps: give the number of jobs at once")
     if concurrency is None:
         times_s = arrival_times_s(
             arrivals, seed=seed, jps=jps, num_jobs=num_jobs, duration_s=duration_s
@@ -96,7 +96,7 @@ def make_workload(
             f"no job arrives within {duration_s} s at {jps} jobs per second: allowed is a time "
             "or rate with at least one"
         )
-    return Workload(name, seed, _with_tools(jobs, draw_tool, seed), concurrency, has_steps)
+    return Workload(name, seed, _with_tools(jobs, draw_tool, seed), concurrency, steps)
 
 
 def _with_tools(

@@ -210,6 +210,24 @@ def test_headroom_is_left_free_of_new_jobs() -> None:
     assert made.why_hold_back(AdmissionRequest(138, 40, new, there)) is None
 
 
+def test_with_the_goal_batch_a_new_job_must_fit_for_a_few_turns_only() -> None:
+    """Three turns ahead 98 blocks are expected; over all turns 140 are."""
+    there, new = KVDemandForecast(), JobDemand(10, 20, 2)
+    there.put("there", JobDemand(70, 10, 4))
+    batch = pressed(goal="batch")
+    assert batch.why_hold_back(AdmissionRequest(98, 40, new, there)) is None
+    reason = "98 blocks expected at the peak, the pool has 97, 3 turns ahead"
+    assert batch.why_hold_back(AdmissionRequest(97, 40, new, there)) == reason
+    assert pressed().why_hold_back(AdmissionRequest(139, 40, new, there)) is not None
+
+
+def test_the_goal_batch_changes_defaults_and_not_what_is_given() -> None:
+    """Nobody goes first because he has waited, unless a setting says so."""
+    assert policy(goal="batch").settings.patience_s == 86_400
+    given = policy(goal="batch", patience_s=5.0, horizon_turns=0).settings
+    assert (given.patience_s, given.horizon_turns) == (5.0, 0)
+
+
 def test_a_new_job_is_let_in_beside_idle_kv_that_is_not_worth_holding() -> None:
     """Of 80 blocks that an idle job will have, 56 count by a weight of .7; the reason says so."""
     there, new = KVDemandForecast(), JobDemand(10, 20, 2)

@@ -28,7 +28,10 @@ def residents(*jobs: JobDemand) -> KVDemandForecast:
 
 
 def peak_played_out(
-    jobs: list[JobDemand], newcomer: JobDemand = NOTHING, idle_weight: float = 1.0
+    jobs: list[JobDemand],
+    newcomer: JobDemand = NOTHING,
+    idle_weight: float = 1.0,
+    horizon_turns: int = MAX_TURNS,
 ) -> float:
     """Turn by turn: those that are not over have grown by as many blocks, next to the prefixes that
     the jobs share."""
@@ -42,7 +45,7 @@ def peak_played_out(
             for job in [*jobs, newcomer]
             if job.turns_left >= turn
         )
-        for turn in range(MAX_TURNS + 1)
+        for turn in range(horizon_turns + 1)
     ]
     return max(sums) + sum(prefix.num_blocks for prefix in {job.prefix for job in jobs} if prefix)
 
@@ -56,14 +59,20 @@ def test_jobs_together_peak_where_growth_and_endings_balance() -> None:
     assert residents().peak_blocks_with(NOTHING) == 0
 
 
-@given(jobs=st.lists(RESIDENT, max_size=12), newcomer=RESIDENT, idle_weight=st.floats(0, 1))
+@given(
+    jobs=st.lists(RESIDENT, max_size=12),
+    newcomer=RESIDENT,
+    idle_weight=st.floats(0, 1),
+    horizon_turns=st.integers(0, MAX_TURNS),
+)
 def test_the_peak_is_that_of_playing_it_out(
-    jobs: list[JobDemand], newcomer: JobDemand, idle_weight: float
+    jobs: list[JobDemand], newcomer: JobDemand, idle_weight: float, horizon_turns: int
 ) -> None:
-    """For any jobs, any prefixes that they share, and any share of the idle ones that counts."""
+    """For any jobs, any prefixes that they share, any share of the idle ones that counts, and any
+    number of turns ahead."""
     newcomer = newcomer._replace(is_idle=False)
-    expected = peak_played_out(jobs, newcomer, idle_weight)
-    peak_blocks = residents(*jobs).peak_blocks_with(newcomer, idle_weight)
+    expected = peak_played_out(jobs, newcomer, idle_weight, horizon_turns)
+    peak_blocks = residents(*jobs).peak_blocks_with(newcomer, idle_weight, horizon_turns)
     assert peak_blocks == pytest.approx(expected, abs=1e-6)
 
 

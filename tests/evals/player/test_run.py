@@ -10,7 +10,7 @@ import pytest
 
 from agentkv.evals.outcomes import JobOutcome, JobStatus
 from agentkv.evals.player.run import LoadRun
-from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
+from agentkv.evals.workload.plans import JobPlan, Steps, TurnPlan, Workload
 from tests.evals.made_runs import job as made_job
 
 PLAN = (TurnPlan(10, 1, "", 0.0),)
@@ -19,10 +19,10 @@ Scenario = Callable[[LoadRun], Awaitable[None]]
 
 
 def workload(
-    *arrivals_s: float, concurrency: int | None = None, has_steps: bool = False
+    *arrivals_s: float, concurrency: int | None = None, steps: Steps | None = None
 ) -> Workload:
     jobs = tuple(JobPlan(str(number), time_s, PLAN) for number, time_s in enumerate(arrivals_s))
-    return Workload("test", 0, jobs, concurrency, has_steps)
+    return Workload("test", 0, jobs, concurrency, steps)
 
 
 def play_all(
@@ -82,17 +82,19 @@ def test_a_closed_loop_keeps_its_number_of_jobs_running() -> None:
 
 def test_a_step_waits_for_the_last_of_the_step_before() -> None:
     """All jobs of a step run at once, and none of the next until they have ended."""
-    _, jobs, at_once = play_all(workload(*[0.0] * 5, concurrency=2, has_steps=True), job_s=0.02)
+    _, jobs, at_once = play_all(
+        workload(*[0.0] * 5, concurrency=2, steps="synchronous"), job_s=0.02
+    )
     assert [job.job_id for job in jobs] == list("01234")
     assert at_once == [1, 2, 1, 2, 1]
 
 
-@pytest.mark.parametrize(("concurrency", "has_steps"), [(None, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("concurrency", "steps"), [(None, None), (2, None), (2, "synchronous")])
 def test_stopping_cuts_what_runs_and_starts_nothing_more(
-    concurrency: int | None, has_steps: bool
+    concurrency: int | None, steps: Steps | None
 ) -> None:
     """Jobs that had arrived are cut, and the others never start."""
-    planned = workload(0.0, 0.0, 60.0, 60.0, concurrency=concurrency, has_steps=has_steps)
+    planned = workload(0.0, 0.0, 60.0, 60.0, concurrency=concurrency, steps=steps)
 
     async def stop_soon(run: LoadRun) -> None:
         await asyncio.sleep(0.1)

@@ -151,18 +151,37 @@ def test_a_step_starts_when_the_last_of_the_step_before_has_ended() -> None:
     samples = tuple(
         replace(job(str(number), 0.0, turn), role="sample") for number, turn in enumerate(turns)
     )
-    _, run = simulate(Workload("steps", 0, samples, 4, has_steps=True), "agentkv")
+    _, run = simulate(Workload("steps", 0, samples, 4, steps="synchronous"), "agentkv")
     steps = [[outcome(run, str(n)) for n in group] for group in (range(4), range(4, 8), (8, 9))]
     starts_s = [{job.arrived_s for job in step} for step in steps]
     ends_s = [max(job.ended_s for job in step) for step in steps]
     assert starts_s == [{0.0}, {ends_s[0]}, {ends_s[1]}]
-    summary = summarize(RunOutcome("agentkv", {}, run.jobs, run.counters))
+    summary = summarize(RunOutcome("agentkv", {"concurrency": 4}, run.jobs, run.counters))
     assert summary["steps"] == 3
     assert summary["step_mean_s"] == pytest.approx(ends_s[2] / 3)
 
 
+def test_an_update_of_the_weights_takes_the_kv_of_partial_rollouts() -> None:
+    """Of two at once, one ends a step: the other's turn is computed again, and finds no prefix."""
+    short, long = job("0", 0.0, (320, 5, 0.0)), job("1", 0.0, (320, 400, 0.1), (32, 5, 0.0))
+    samples = tuple(replace(sample, role="sample") for sample in (short, long))
+    hits, computed = [], []
+    for steps in ("partial", None):
+        _, run = simulate(Workload("steps", 0, samples, 2, steps), "agentkv")
+        hits.append(outcome(run, "1").turns[1].cached_tokens)
+        computed.append(run.counters["computed_tokens"])
+        assert run.counters["recomputed_tokens"] == 0
+    assert hits[0] == hits[1] == 704
+    assert computed[0] > computed[1] + 320
+    workload = {"jobs_per_step": 1}
+    summary = summarize(RunOutcome("agentkv", workload, run.jobs, run.counters))
+    assert summary["steps"] == 2
+
+
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["deep-research", "coding", "mixed", "rollouts"])
+@pytest.mark.parametrize(
+    "name", ["deep-research", "coding", "mixed", "rollouts", "partial-rollouts"]
+)
 def test_a_named_workload_ends_with_everything_free(name: str, policy: str) -> None:
     """In a scarce pool all jobs are done at the end, and all blocks free."""
     workload = make_workload(name, seed=1, num_jobs=8, concurrency=4, token_scale=0.1)
