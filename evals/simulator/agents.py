@@ -281,7 +281,8 @@ class Agents:
             self._child_ended(job.parent, now_s)
         elif self._workload.concurrency is not None:
             self._num_ended += 1
-            if self._num_ended % (self._workload.jobs_per_step or math.inf) == 0:
+            per_step = self._workload.jobs_per_step
+            if per_step is not None and self._num_ended % per_step == 0:
                 self._update_weights()
             if self._workload.steps != "synchronous":
                 self._start_jobs(1, now_s)
