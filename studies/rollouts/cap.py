@@ -1,4 +1,4 @@
-"""A cap on concurrency, as trainers have it: so many trajectories at once, all else is stock's."""
+"""A cap on concurrency, as trainers have it: `most` trajectories at once, all else is stock's."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from agentkv.policies import AdmissionRequest, Policy, Settings
 
 class CapSettings(Settings):
     most: int = Field(32, ge=1)
-    """Trajectories that have begun and not ended."""
 
 
 class Cap(Policy):
-    """New jobs wait while `most` are there."""
+    """New jobs wait while `most` have begun and not ended."""
 
     settings_class = CapSettings
     settings: CapSettings
