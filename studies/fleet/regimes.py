@@ -26,7 +26,7 @@ from ..units import Row
 
 WORKLOAD, POOL_BLOCKS = "swebench", 3400
 """11 turns, tools of a second, in the `short` pool of studies/tournament."""
-JOBS = 24
+JOBS = 16
 """For each engine."""
 LOADS = (0.3, 0.6)
 """Jobs a second for each engine."""
