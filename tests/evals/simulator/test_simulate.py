@@ -186,7 +186,7 @@ def test_several_engines_are_in_the_document(
     failure = {"rank": 1, "at_s": 4.0, "recovers_s": None}
     assert document["fleet"] == {"engines": 2, "router": "sticky", "failures": [failure]}
     entry = document["policies"]["agentkv"]
-    assert sum(entry["turns_by_engine"]) == 5 * 6 + entry["resent_turns"]
+    assert sum(entry["turns_by_engine"]) == 8 * 6 + entry["resent_turns"]
     record = json.loads((tmp_path / "agentkv" / "timestamps.json").read_text())
     events = [event for events in record["jobs"].values() for event in events]
     assert {event["engine"] for event in events} == {0, 1}
