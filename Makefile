@@ -99,10 +99,13 @@ HOURS ?= 4
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak.run --hours $(HOURS)
 
-# Random events between vLLM's scheduler and a KV tier: a million in about half an hour.
+# Random events between vLLM's scheduler and a KV tier, a million in about half an hour; then KV events, whose
+# subscriber must know the pool and the tier.
 EVENTS ?= 1000000
+KV_EVENTS ?= 100000
 soak-tier: $(STAMP)
 	$(BIN)/python -m tests.soak.tier --events $(EVENTS)
+	$(BIN)/python -m tests.integrations.vllm.engine.test_kv_events $(KV_EVENTS)
 
 check: $(STAMP) docs
 	$(BIN)/ruff format --check .

@@ -194,9 +194,9 @@ class SimulatedEngine:
         self.counters = EngineCounters()
         self._machine = machine
         self._clock = clock
-        self._turns: dict[str, LiveTurn] = {}
+        self.turns: dict[str, LiveTurn] = {}
         self._has_jumps = has_jumps
-        self._link = PcieLink(machine.pcie_bytes_s)
+        self.link = PcieLink(machine.pcie_bytes_s)
         self._prompt = [0] * machine.max_model_tokens
         self._retention = getattr(scheduler, "retention", None)
         self._is_settled = False
@@ -216,14 +216,14 @@ class SimulatedEngine:
     @property
     def is_busy(self) -> bool:
         """True while a turn is in the engine."""
-        return bool(self._turns)
+        return bool(self.turns)
 
     @property
     def wake_s(self) -> float:
         """Time of what it does next unless anything reaches it before; infinity while idle."""
         if self._jump_s or self._blocked is not None:
             return self._wake_s
-        return self._clock.now_s if self._turns else math.inf
+        return self._clock.now_s if self.turns else math.inf
 
     @property
     def num_waiting(self) -> int:
@@ -271,7 +271,7 @@ class SimulatedEngine:
             tags=turn.tags,
             block_hasher=turn.hashes.new_hashes,
         )
-        self._turns[turn.request_id] = turn
+        self.turns[turn.request_id] = turn
         self._is_settled = False
         self.scheduler.add_request(turn.request)
 
@@ -286,10 +286,10 @@ class SimulatedEngine:
         `reach` comes first. Raises RunError if turns run and the engine has a tier, whose loads
         cannot be stopped.
         """
-        if self._turns and self.scheduler.connector is not None:
+        if self.turns and self.scheduler.connector is not None:
             raise RunError("an update of the weights resets the cache, and a tier cannot be reset")
         self._is_settled = False
-        for turn in self._turns.values():
+        for turn in self.turns.values():
             turn.is_admitted = False
             turn.known_tokens = turn.computed_tokens = 0
         self.scheduler.reset_prefix_cache(reset_running_requests=True)
@@ -301,7 +301,7 @@ class SimulatedEngine:
         """
         if self._jump_s or self._blocked is not None:
             return self._end(now_s)
-        while not self._turns and self._clock.now_s < now_s:
+        while not self.turns and self._clock.now_s < now_s:
             expiry_s = self.next_expiry_s
             self._clock.now_s = max(self._clock.now_s, min(now_s, expiry_s))
             if expiry_s <= now_s:
@@ -349,11 +349,11 @@ class SimulatedEngine:
                 self._update_empty(output)
             else:
                 self._blocked = output
-                self._wake_s = min(blocked_until_s, self._link.next_done_s, self.next_expiry_s)
+                self._wake_s = min(blocked_until_s, self.link.next_done_s, self.next_expiry_s)
             return []
         priced_s = jump_s[-1] if len(jump_s) > 1 else 0.0
         self._clock.now_s = started_s + self._price(output.num_scheduled_tokens, priced_s)
-        loaded = self._link.take_done(self._clock.now_s)
+        loaded = self.link.take_done(self._clock.now_s)
         ended = self._feed_back(output, loaded)
         # If neither memory nor the token budget changed, the waiting queue cannot make progress.
         self._is_settled = not (
@@ -365,7 +365,7 @@ class SimulatedEngine:
         return ended
 
     def _update_empty(self, output: Any) -> None:
-        loaded = self._link.take_done(self._clock.now_s)
+        loaded = self.link.take_done(self._clock.now_s)
         self.scheduler.update_from_output(output, runner_output([], [], loaded=loaded))
 
     # Planning
@@ -375,8 +375,8 @@ class SimulatedEngine:
         num_running, num_waiting = self.scheduler.get_request_counts()
         if not self._has_jumps or not num_running or (num_waiting and not self._is_settled):
             return []
-        until_s = min(until_s, self._link.next_done_s, self.next_expiry_s, self.next_tick_s)
-        turns = [self._turns[request.request_id] for request in self.scheduler.running]
+        until_s = min(until_s, self.link.next_done_s, self.next_expiry_s, self.next_tick_s)
+        turns = [self.turns[request.request_id] for request in self.scheduler.running]
         left_s = until_s - self._clock.now_s
         return plan_jump(turns, self._machine, num_free_blocks=self.num_free_blocks, left_s=left_s)
 
@@ -385,7 +385,7 @@ class SimulatedEngine:
         self.counters.steps += 1
         batch = Batch()
         for request_id, num_tokens in scheduled.items():
-            turn = self._turns[request_id]
+            turn = self.turns[request_id]
             turn.computed_tokens = turn.request.num_computed_tokens
             past_tokens = turn.computed_tokens - num_tokens
             self.counters.computed_tokens += num_tokens
@@ -408,7 +408,7 @@ class SimulatedEngine:
         drafts = output.scheduled_spec_decode_tokens
         sampled: list[list[int]] = []
         for request_id in scheduled:
-            turn = self._turns[request_id]
+            turn = self.turns[request_id]
             if turn.request.is_prefill_chunk:
                 sampled.append(_NO_TOKENS)
                 continue
@@ -433,14 +433,14 @@ class SimulatedEngine:
 
     def _ended(self, outputs: Iterable[Any]) -> Iterable[LiveTurn]:
         for output in outputs:
-            turn = self._turns[output.request_id]
+            turn = self.turns[output.request_id]
             if turn.first_token_s is None:
                 turn.first_token_s = self._clock.now_s
             if output.prefill_stats is not None:
                 turn.cached_tokens = output.prefill_stats.num_cached_tokens
             if output.finish_reason is not None:
                 turn.ended_s = self._clock.now_s
-                del self._turns[output.request_id]
+                del self.turns[output.request_id]
                 yield turn
 
     def _count_admitted(self, turn: LiveTurn, hit_tokens: int) -> None:
@@ -455,7 +455,7 @@ class SimulatedEngine:
 
     def _count_preempted(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            turn = self._turns[request_id]
+            turn = self.turns[request_id]
             turn.is_admitted = False
             turn.known_tokens = max(turn.known_tokens, turn.computed_tokens)
             self.counters.preemptions += 1
@@ -467,15 +467,15 @@ class SimulatedEngine:
         if connector is None or not connector.loads:
             return
         for request_id, num_blocks in connector.loads:
-            self._link.start(request_id, num_blocks * self._machine.block_bytes, now_s)
+            self.link.start(request_id, num_blocks * self._machine.block_bytes, now_s)
             self.counters.reloads += 1
             self.counters.reloaded_tokens += num_blocks * self._machine.block_tokens
         connector.loads.clear()
 
     def stuck_error(self) -> RunError:
         """The error of a run in which nothing will ever give this engine's turns memory."""
-        waiting = ", ".join(sorted(self._turns)[:5])
+        waiting = ", ".join(sorted(self.turns)[:5])
         return RunError(
-            f"{len(self._turns)} turns wait for memory that nothing will free ({waiting}); "
+            f"{len(self.turns)} turns wait for memory that nothing will free ({waiting}); "
             f"{self.num_free_blocks} of {self._machine.num_blocks} blocks are free"
         )

@@ -3,9 +3,10 @@
     pip install contextpilot          # or in another environment: --index-python .venv/bin/python
     python examples/contextpilot/run.py
 
-Starts the package's index server and `agentkv serve` with the listener `contextpilot`, sends the
-turns of three jobs under the ids that the index gave them, and prints for each step where each
-job's KV is and which entries the index has. Ends with status 1 if an entry is missing or too many.
+Starts the package's index server and `agentkv serve` with the listener `contextpilot` and a KV
+tier, sends the turns of three jobs under the ids that the index gave them, and prints for each step
+where each job's KV is and which entries the index has. Ends with status 1 if an entry is missing or
+too many, or a job that lost its pin is not in the tier.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import httpx
 
 from agentkv.server.process import HTTPProcess, ServerProcess, free_port
 
-TTL_S = 4.0
+TTL_S = 10.0
 """Seconds that a finished turn stays pinned."""
 LIMIT_S = 120.0
 """Longest wait for an entry to go."""
@@ -96,6 +97,7 @@ class Scene:
         while self.state("goes on") == "PINNED":
             time.sleep(0.2)
         self.show("the pins are over, the jobs go on", ["is released", "goes on"])
+        self.is_true = self.is_true and self.state("goes on") == "OFFLOADED"
         self.release("is released")
         self.show("the second job is released", ["goes on"])
         self.turn("goes on", "2 " + "so it goes " * 70, turn=2)
@@ -129,7 +131,10 @@ def main() -> int:
     server = ServerProcess(
         options.model,
         port=server_port,
-        args=["--additional-config", json.dumps({"agentkv": settings}), *options.args.split()],
+        args=[
+            *("--additional-config", json.dumps({"agentkv": settings})),
+            *("--kv-tier-gib", "0.5", *options.args.split()),
+        ],
         log_path=folder / "server.log",
     )
     print(f"Logs: {folder}")

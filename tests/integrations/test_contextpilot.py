@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,11 @@ from agentkv.integrations.contextpilot import ContextPilotListener, index_ids
 from agentkv.listeners import KVFree, KVListener, UndeliveredError, make_listener
 from agentkv.testing.http_front import Answer, HttpFront
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "contextpilot" / "run.py"
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec("contextpilot") is None,
+    reason="needs `pip install --no-deps contextpilot==0.5.0`",
+)
 FREES = [
     KVFree(1, "a", ("chatcmpl-req-1", "chatcmpl-req-2"), "last_step"),
     KVFree(2, "b", ("cmpl-req-3", "chatcmpl-req-1"), "aborted"),
@@ -59,11 +68,11 @@ def test_something_else_than_an_index_is_refused() -> None:
         ContextPilotListener(index=object())  # type: ignore[arg-type]
 
 
+@needs_package
 def test_the_package_s_own_index_drops_the_entries_of_ended_jobs_alone() -> None:
     """ContextPilot's index keeps a job's requests until a free names them."""
-    contextpilot = pytest.importorskip(
-        "contextpilot", reason="needs `pip install contextpilot`, which brings much else"
-    )
+    import contextpilot
+
     index = contextpilot.ContextPilot()
     built = index.build_and_schedule(contexts=[[1, 2, 3], [1, 2, 4], [7, 8, 9]])
     first, second, third = built["request_ids"]
@@ -71,3 +80,19 @@ def test_the_package_s_own_index_drops_the_entries_of_ended_jobs_alone() -> None
     ContextPilotListener(index=index).on_frees([free])
     assert set(index.get_all_request_ids()) == {second}
     assert index_ids([free]) == [first, third]
+
+
+@pytest.mark.server
+@pytest.mark.long
+@needs_package
+def test_its_index_server_keeps_entries_while_a_job_is_pinned_or_offloaded(
+    tiny_model_dir: Path,
+) -> None:
+    """The example, which ends with status 1 unless entries go with a job's end and not before."""
+    command = [sys.executable, EXAMPLE, "--model", tiny_model_dir]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    (offloaded,) = (line for line in lines if line.startswith("the pins are over"))
+    assert offloaded.endswith("entries: is released, goes on")
+    assert lines[-1].endswith("entries: none")

@@ -1,7 +1,7 @@
 """vLLM's KV events stay true under our policies, on its real scheduler: routers can rely on them.
 
-A router follows a server's cache by BlockStored and BlockRemoved. `python -m
-tests.integrations.vllm.engine.test_kv_events 100000` plays that number of random events.
+A router follows a server's cache by BlockStored and BlockRemoved. `make soak-tier` plays 100,000
+random events, `python -m tests.integrations.vllm.engine.test_kv_events N` that number.
 """
 
 from __future__ import annotations
@@ -162,27 +162,38 @@ WORLDS = [
 ]
 
 
+def play(num_events: int, *, seed: int, is_async: bool, tier_blocks: int, policy: str) -> World:
+    """Play one world to its end, with all that its subscriber has to agree with."""
+    world = World(seed, is_async=is_async, tier_blocks=tier_blocks, policy=policy)
+    world.play(num_events)
+    world.engine.run(max_steps=3000)
+    world.compare()
+    if tier_blocks:
+        assert world.engine.num_blocks_loaded > 0
+        world.compare_tier()
+    ends = world.engine.scheduler.retention.counters.totals()["pin_ends_total"]
+    assert ends["pressure"] > 0
+    assert ends["returned"] > 0
+    return world
+
+
 @pytest.mark.parametrize(("is_async", "tier_blocks", "policy"), WORLDS)
 def test_a_subscriber_s_view_equals_the_block_pool(
     is_async: bool, tier_blocks: int, policy: str
 ) -> None:
-    """After each step of a random run the blocks that events tell of are those of the pool."""
-    world = World(7, is_async=is_async, tier_blocks=tier_blocks, policy=policy)
-    world.play(1500)
-    ends = world.engine.scheduler.retention.counters.totals()["pin_ends_total"]
-    assert ends["pressure"] > 0
-    assert ends["returned"] > 0
-    if tier_blocks:
-        assert world.engine.num_blocks_loaded > 0
-        world.engine.run(max_steps=3000)
-        world.compare()
-        world.compare_tier()
+    """After each step of a random run the blocks that events tell of are those of the pool, and at
+    its end those in DRAM are those of the tier."""
+    play(1500, seed=7, is_async=is_async, tier_blocks=tier_blocks, policy=policy)
 
 
 if __name__ == "__main__":
-    for case in WORLDS:
-        is_async, tier_blocks, policy = case
-        world = World(1, is_async=is_async, tier_blocks=tier_blocks, policy=policy)
-        world.play(int(sys.argv[1]) // len(WORLDS))
-        counters = world.engine.scheduler.retention.counters.totals()
-        print(case, world.subscriber.num_events, "events agree", counters["pin_ends_total"])
+    for is_async, tier_blocks, policy in WORLDS:
+        share = -(-int(sys.argv[1]) // len(WORLDS))
+        world = play(share, seed=1, is_async=is_async, tier_blocks=tier_blocks, policy=policy)
+        kind = "async" if is_async else "sync"
+        num_loaded = world.engine.num_blocks_loaded
+        print(
+            f"{policy}, {kind}, tier of {tier_blocks} blocks: {world.subscriber.num_events} events "
+            f"agree, {num_loaded} blocks loaded",
+            flush=True,
+        )
