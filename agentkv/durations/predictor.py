@@ -6,6 +6,7 @@ predicts.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -157,6 +158,15 @@ class DurationPredictor:
             self._start_afresh(self._initial_models)
             return False
         return True
+
+    def copy(self) -> DurationPredictor:
+        """Return a predictor that starts with what this one has learned, and learns for itself."""
+        twin = copy.copy(self)
+        twin._start_afresh(self._models)
+        if self.num_observed:
+            twin._predictor.restore(self._predictor.state())
+            twin.num_observed = self.num_observed
+        return twin
 
     def _start_afresh(self, models: OfflineModels) -> None:
         self.num_observed = 0

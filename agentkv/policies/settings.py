@@ -50,6 +50,9 @@ class Settings(BaseModel):
     """With a predictor: file that keeps what the predictor learned; None: not kept."""
     predictor_save_s: float = Field(60.0, gt=0, le=86_400, allow_inf_nan=False)
     """Seconds between two writes of that file, while there is something new."""
+    predictor_per_client: bool = False
+    """With a predictor: each client has its own, which the others' commands teach nothing. All
+    start with what `predictor_state` holds, and nothing is written."""
     patience_s: float = Field(20.0, gt=0, le=86_400, allow_inf_nan=False)
     """Under `agentkv`: seconds that a turn waits before it goes first; for a first turn, before no
     later job is admitted ahead of it."""

@@ -11,7 +11,7 @@ import itertools
 import logging
 import queue
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,8 @@ MAX_REPLY_CHARS = 4 * MAX_REPLY_TOKENS
 """Characters of it that are parsed, from its end: an ordinary token has four."""
 MAX_WAITING_TASKS = 1000
 """Tasks that may wait for the background thread; a further one is refused."""
+MAX_CLIENTS = 64
+"""Predictors kept if each client has one; the one that was not used for longest is dropped."""
 CLOSING_S = 2.0
 """Longest wait of a closing engine for the last write."""
 
@@ -141,6 +143,9 @@ class DurationService:
     With `predictor_state` it loads that file at start and writes it every `predictor_save_s`. Not
     only at shutdown: with its default time-out of 0 s, vLLM kills the engine process right after
     asking it to end.
+
+    With `predictor_per_client` each client has a copy of what was loaded, which no other client
+    asks or teaches. The file is then not written: a client has another name after a restart.
     """
 
     def __init__(
@@ -159,43 +164,52 @@ class DurationService:
             if predicts
             else None
         )
+        """All clients', or what each client's starts as."""
         self.predicts = predicts
+        self._by_client: OrderedDict[str, DurationPredictor] | None = (
+            OrderedDict() if settings.predictor_per_client else None
+        )
+        """Used by the worker alone."""
         self._worker = worker
         self._clock = clock
         self._answers: deque[Answer] = deque()
-        self._path: Path | None = None
-        if predicts and settings.predictor_state is not None:
-            self._path = Path(settings.predictor_state)
+        path = None if settings.predictor_state is None else Path(settings.predictor_state)
+        self._path = path if predicts and self._by_client is None else None
+        """Where to save."""
         self._save_every_s = settings.predictor_save_s
         self._has_news = False
         self._next_save_s = clock() + settings.predictor_save_s
         self._is_foreign = False
         """The file holds something else, which must not be lost."""
         self._has_failed = False
-        if self.predictor is not None and self._path is not None and self._path.exists():
-            self._is_foreign = not self.predictor.load(self._path)
+        if self.predictor is not None and path is not None and path.exists():
+            self._is_foreign = not self.predictor.load(path)
 
-    def ask_of_reply(self, reply: Reply, decode: Decode) -> None:
-        """Ask what this reply runs, and for how long; its request id is the key."""
+    def ask_of_reply(self, reply: Reply, decode: Decode, client: str = "") -> None:
+        """Ask what this reply to a client runs, and for how long; its request id is the key."""
 
         def read() -> str | None:
             return command_in(reply_text(reply, decode))
 
-        self._ask(reply.request_id, "reply", read)
+        self._ask(reply.request_id, "reply", read, client)
 
-    def ask_of_command(self, key: RequestKey, command: str) -> None:
-        """Ask how long this command will take."""
-        self._ask(key, "client", lambda: command)
+    def ask_of_command(self, key: RequestKey, command: str, client: str = "") -> None:
+        """Ask how long this command of a client will take."""
+        self._ask(key, "client", lambda: command, client)
 
     def _ask(
-        self, key: RequestKey, told_by: Literal["client", "reply"], read: Callable[[], str | None]
+        self,
+        key: RequestKey,
+        told_by: Literal["client", "reply"],
+        read: Callable[[], str | None],
+        client: str,
     ) -> None:
         def answer() -> None:
             command = read()
             result = Answer(key, told_by)
             if command is not None:
                 command = _read_part(command)
-                predictor = self.predictor
+                predictor = self._predictor_of(client)
                 prediction = None if predictor is None else predictor.predict(command)
                 result = Answer(key, told_by, command, prediction)
             self._answers.append(result)
@@ -203,6 +217,16 @@ class DurationService:
 
         if not self._worker.do(answer):
             self._answers.append(Answer(key, told_by, is_read=False))
+
+    def _predictor_of(self, client: str) -> DurationPredictor | None:
+        """The predictor that a client asks and teaches; None if nothing predicts."""
+        if self.predictor is None or self._by_client is None:
+            return self.predictor
+        own = self._by_client.pop(client, None) or self.predictor.copy()
+        self._by_client[client] = own
+        if len(self._by_client) > MAX_CLIENTS:
+            self._by_client.popitem(last=False)
+        return own
 
     def take(self) -> Iterator[Answer]:
         """The answers that have come in, oldest first, each once. O(1) if there are none."""
@@ -214,15 +238,20 @@ class DurationService:
         while self._faults:
             yield self._faults.popleft()
 
-    def observe(self, command: str, duration_s: float, *, is_lower_bound: bool = False) -> None:
-        """Learn how long a command took, or at least took."""
-        predictor = self.predictor
-        if predictor is None:
+    def observe(
+        self, command: str, duration_s: float, client: str = "", *, is_lower_bound: bool = False
+    ) -> None:
+        """Learn how long a command of a client took, or at least took."""
+        if self.predictor is None:
             return
         command = command[:KEPT_COMMAND_CHARS]
-        self._worker.do(
-            lambda: predictor.observe(_read_part(command), duration_s, censored=is_lower_bound)
-        )
+
+        def learn() -> None:
+            predictor = self._predictor_of(client)
+            assert predictor is not None
+            predictor.observe(_read_part(command), duration_s, censored=is_lower_bound)
+
+        self._worker.do(learn)
         self._has_news = self._path is not None
 
     @property

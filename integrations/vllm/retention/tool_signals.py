@@ -79,7 +79,7 @@ class ToolObservations:
         for running in job.running:
             ran_s = now_s - running.started_s
             if self._predictor.predicts and running.command and ran_s > MIN_BOUND_S:
-                self._predictor.observe(running.command, ran_s, is_lower_bound=True)
+                self._predictor.observe(running.command, ran_s, job.client, is_lower_bound=True)
                 self._counters.add("tool_observations_total", "source", "cut_short")
         job.running.clear()
 
@@ -89,7 +89,7 @@ class ToolObservations:
         job.is_tool_observed = True
         self._durations.observe(tool or None, duration_s)
         if command:
-            self._predictor.observe(command, duration_s)
+            self._predictor.observe(command, duration_s, job.client)
         self._counters.add("tool_observations_total", "source", source)
         self._counters.observe("tool_duration_seconds", duration_s)
 
@@ -141,7 +141,9 @@ class PinDecisions:
 
     def read(self, reply: Reply, decode: Decode) -> None:
         """Have the reply of a finished turn read, soon or now."""
-        self._predictor.ask_of_reply(reply, decode)
+        job = self.awaiting.get(reply.request_id)
+        if job is not None:
+            self._predictor.ask_of_reply(reply, decode, job.client)
 
     def apply_predictions(self) -> list[Job]:
         """Decide by the answers that have come in; drops those that no pin waits for.
@@ -199,7 +201,7 @@ class PinDecisions:
         else:
             key = next(self._keys)
             self._await(job, key)
-            self._predictor.ask_of_command(key, commands)
+            self._predictor.ask_of_command(key, commands, job.client)
             self.apply_predictions()
 
     def _tool_finished(self, job: Job, event: ToolEvent, command: str) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from agentkv.durations import DurationPredictor
 from agentkv.guard import MAX_FAULTS
 from agentkv.integrations.vllm.retention.predictor import (
+    MAX_CLIENTS,
     MAX_REPLY_CHARS,
     BackgroundWorker,
     DurationService,
@@ -394,3 +396,57 @@ def test_each_engine_has_a_file_of_its_own() -> None:
     settings = Settings(policy="context_serve", predictor_state="out/predictor.json")
     paths = [settings.of_engine(number).predictor_state for number in range(3)]
     assert paths == ["out/predictor.json", "out/predictor-1.json", "out/predictor-2.json"]
+
+
+def predicted(service: DurationService, client: str) -> str:
+    """The prediction of a command for a client, and the runs it rests on."""
+    service.ask_of_command("key", "frobnicate --all", client)
+    (answer,) = service.take()
+    assert answer.prediction is not None
+    return answer.prediction.explanation
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_what_one_client_teaches_shapes_no_other_ones_predictions_if_each_has_its_own(
+    is_own: bool,
+) -> None:
+    """By default the others learn from it, too."""
+    settings = Settings(predictor_per_client=is_own)
+    service = DurationService(settings, BackgroundWorker(), time.monotonic)
+    before = predicted(service, "bob")
+    service.observe("frobnicate --all", 77.0, "alice")
+    assert predicted(service, "alice") != before
+    assert (predicted(service, "bob") == before) is is_own
+
+
+def test_predictors_of_clients_are_bounded() -> None:
+    """The one that was not used for longest is forgotten, and its client starts afresh."""
+    settings = Settings(predictor_per_client=True)
+    service = DurationService(settings, BackgroundWorker(), time.monotonic)
+    before = predicted(service, "nobody")
+    for client in ("alice", "bob"):
+        service.observe("frobnicate --all", 77.0, client)
+    for number in range(MAX_CLIENTS - 1):
+        predicted(service, f"client-{number}")
+        assert predicted(service, "bob") != before
+    assert predicted(service, "alice") == before
+
+
+def test_all_clients_start_with_the_state_file_which_is_not_written(tmp_path: Path) -> None:
+    """What they teach stays in memory, since their names do not outlive the server."""
+    path = tmp_path / "state.json"
+    trained = DurationPredictor()
+    nothing = trained.predict("frobnicate --all").explanation
+    trained.observe("frobnicate --all", 77.0)
+    trained.save(path)
+    text = path.read_text()
+    settings = Settings(predictor_per_client=True, predictor_state=str(path), predictor_save_s=1.0)
+    service = DurationService(settings, BackgroundWorker(), iter(range(0, 1000, 2)).__next__)
+    start = predicted(service, "alice")
+    assert start == trained.predict("frobnicate --all").explanation != nothing
+    service.observe("frobnicate --all", 1.0, "alice")
+    service.save_if_due()
+    service.close()
+    assert predicted(service, "alice") != predicted(service, "bob") == start
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == text
