@@ -57,11 +57,16 @@ $(OPENAI3_STAMP): pyproject.toml
 	touch $@
 
 # Two servers behind each router of integrations/routers. nginx and haproxy come from the system; what is
-# not installed is skipped.
+# not installed is skipped. Ray's environment sees the vLLM of .venv.
+PACKAGES := 'import sysconfig; print(sysconfig.get_path("purelib"))'
 test-fleet: $(STAMP)
-	test -x .venv-routers/bin/litellm || { $(PYTHON) -m venv .venv-routers \
-		&& .venv-routers/bin/pip install --quiet vllm-router==0.1.17 'litellm[proxy]==1.108.7'; }
-	PATH="$(CURDIR)/.venv-routers/bin:$$PATH" $(PYTEST) tests -m fleet -s
+	test -x .venv-routers/bin/kubernetes-validate || { $(PYTHON) -m venv .venv-routers \
+		&& .venv-routers/bin/pip install --quiet vllm-router==0.1.17 'litellm[proxy]==1.108.7' kubernetes-validate; }
+	test -x .venv-ray/bin/serve || { $(PYTHON) -m venv .venv-ray \
+		&& echo "import site; site.addsitedir('$$($(BIN)/python -c $(PACKAGES))')" \
+			> "$$(.venv-ray/bin/python -c $(PACKAGES))/vllm.pth" \
+		&& .venv-ray/bin/pip install --quiet 'ray[serve]==2.60.0'; }
+	PATH="$(CURDIR)/.venv-routers/bin:$$PATH:$(CURDIR)/.venv-ray/bin" $(PYTEST) tests -m fleet -s
 
 test-openai3: $(OPENAI3_STAMP)
 	.venv-openai3/bin/python -m pytest tests/client -m "not timed" -n 2
@@ -127,4 +132,4 @@ bench-overhead: $(STAMP)
 	$(BIN)/python -m studies.cost $(BENCH_FLAGS)
 
 clean:
-	rm -rf $(VENV) .venv-openai3 .venv-lowest .upstream .mini-swe .versions .frameworks .venv-routers build dist *.egg-info
+	rm -rf $(VENV) .venv-openai3 .venv-lowest .upstream .mini-swe .versions .frameworks .venv-routers .venv-ray build dist *.egg-info

@@ -37,7 +37,7 @@ FILES_BY_SERVER = {
         (
             *("tests/server/test_continuum_server.py", "tests/server/test_verify_pin.py"),
             *("tests/server/test_api_real.py", "tests/server/test_clients.py"),
-            "tests/server/test_top.py",
+            *("tests/server/test_top.py", "tests/server/test_fleet.py"),
             "tests/evals/commands/test_record_server.py",
         ),
         "tiny continuum",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +54,36 @@ def test_haproxy_accepts_its_recipe(tmp_path: Path) -> None:
     done = subprocess.run([program, "-c", "-f", str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
+
+
+@pytest.mark.fleet
+def test_the_containerfile_puts_our_policies_into_a_vllm(tmp_path: Path) -> None:
+    """Its RUN line, run in an environment that has vLLM, installs a plugin which that vLLM finds.
+
+    The environment stands for vLLM's image, and a folder for the image's /tmp.
+    """
+    root = FOLDER.parents[1]
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", tmp_path / "dist"]
+    subprocess.run([*command, root], check=True)
+    for wheel in (tmp_path / "dist").glob("agentkv_serving-*.whl"):
+        shutil.copy(wheel, tmp_path)
+    venv.create(tmp_path / "image", with_pip=True)
+    (packages,) = (tmp_path / "image" / "lib").glob("python3*/site-packages")
+    (packages / "vllm.pth").write_text(next(path for path in sys.path if "site-packages" in path))
+    text = (FOLDER / "Containerfile").read_text(encoding="utf-8")
+    (run,) = (line.removeprefix("RUN ") for line in text.splitlines() if line.startswith("RUN "))
+    path = f"{tmp_path / 'image' / 'bin'}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path}
+    subprocess.run(run.replace("/tmp", str(tmp_path)), shell=True, check=True, env=environment)
+    script = (
+        "import agentkv, vllm.plugins; vllm.plugins.load_general_plugins();"
+        "from vllm.engine.arg_utils import EngineArgs; from vllm.utils.argparse_utils import"
+        " FlexibleArgumentParser as Parser; print(agentkv.__file__,"
+        "EngineArgs.add_cli_args(Parser()).parse_args(['--scheduling-policy', 'agentkv']))"
+    )
+    done = subprocess.run(
+        ["python3", "-c", script], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{packages}/agentkv/__init__.py" in done.stdout
+    assert "scheduling_policy='agentkv'" in done.stdout

@@ -212,8 +212,13 @@ def test_a_stuck_engine_is_told_from_a_missing_plugin() -> None:
     assert "strict endpoint" not in found
 
 
-def two_servers(choose_turns: Choice, choose_others: Choice) -> httpx.MockTransport:
-    """Two servers behind a router that chooses by a request's number and its `X-Session-ID`."""
+def two_servers(
+    choose_turns: Choice, choose_others: Choice, *, choose_questions: Choice | None = None
+) -> httpx.MockTransport:
+    """Two servers behind a router that chooses by a request's number and its `X-Session-ID`.
+
+    choose_questions: for GETs, if they go another way than releases.
+    """
     turns: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     numbers = itertools.count()
 
@@ -223,6 +228,8 @@ def two_servers(choose_turns: Choice, choose_others: Choice) -> httpx.MockTransp
             return httpx.Response(200, json={"data": [{"id": "m"}]})
         is_turn = path == "/v1/completions"
         choose = choose_turns if is_turn else choose_others
+        if request.method == "GET":
+            choose = choose_questions or choose_others
         server = turns[choose(next(numbers), job_id) % 2]
         server[job_id] += is_turn
         known = server[job_id] > 0
@@ -235,11 +242,15 @@ def by_job(number: int, job_id: str) -> int:
     return sum(job_id.encode())
 
 
+def by_number(number: int, job_id: str) -> int:
+    return number
+
+
 @pytest.mark.parametrize(
     ("choose_turns", "choose_others", "turns", "feedback"),
     [
         (by_job, by_job, "OK", "OK"),
-        (lambda number, job_id: number, by_job, "FAIL", None),
+        (by_number, by_job, "FAIL", None),
         (by_job, lambda number, job_id: by_job(number, job_id) + 1, "FAIL", "FAIL"),
     ],
     ids=["sticky", "round robin", "feedback goes elsewhere"],
@@ -254,6 +265,13 @@ def test_a_router_that_scatters_jobs_is_named(
     assert turns == "OK" or "X-Session-ID" in (found["sticky turns"].advice or "")
     if feedback is not None:
         assert found["sticky feedback"].status == feedback
+
+
+def test_a_router_that_sends_questions_anywhere_is_sticky_if_turns_and_releases_are() -> None:
+    """Ray Serve and llm-d send a request without a body to any server."""
+    transport = two_servers(by_job, by_job, choose_questions=by_number)
+    found = by_name(check_stickiness("http://router", None, transport=transport))
+    assert [check.status for check in found.values()] == ["OK", "OK"]
 
 
 def test_a_server_without_room_for_a_job_is_no_verdict() -> None:

@@ -1,0 +1,36 @@
+"""Two real servers behind nginx and HAProxy, by their recipes; `make test-fleet` plays more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentkv.server.process import ServerProcess
+from tests.conftest import TINY_ARGS, ServerPool
+from tests.integrations.routers.jobs import NUM_TURNS, outcome_of, play_all
+from tests.integrations.routers.routers import ROUTERS
+
+pytestmark = pytest.mark.server
+
+NUM_JOBS = 5
+
+
+@pytest.mark.parametrize("name", ["haproxy", "nginx"])
+def test_a_jobs_turns_tool_events_and_release_reach_one_server(
+    tiny_continuum_server: ServerProcess,
+    server_pool: ServerPool,
+    tiny_model_dir: Path,
+    name: str,
+    tmp_path: Path,
+) -> None:
+    """Each turn finds the one before in the cache, and HAProxy gives both servers jobs."""
+    other = server_pool.get(tiny_model_dir, *TINY_ARGS, "--seed", "1")
+    servers = [tiny_continuum_server, other]
+    with ROUTERS[name](servers, tmp_path) as router:
+        outcome = outcome_of(servers, play_all(router, name, NUM_JOBS))
+    assert outcome.turns == NUM_JOBS * NUM_TURNS
+    assert outcome.hit_rate > 0.98
+    assert outcome.feedback == NUM_JOBS * (NUM_TURNS - 1) * 2
+    assert outcome.releases == NUM_JOBS
+    assert len(outcome.per_server) == 2 or name == "nginx"  # whose hash may favour one of them
