@@ -28,6 +28,7 @@ class Trainer:
     how: str
     cases: Mapping[str, tuple[list[int], list[tuple[str | None, str | None]]]]
     """For each case the numbers of its turns, and its tools as they end."""
+    are_tools_timed: bool = True
 
     def __str__(self) -> str:
         return self.distribution
@@ -48,6 +49,9 @@ TRAINERS = [
         "agentkv run",
         {"async": ([1, 2], [("TwoSteps", None)] * 2), "engines": ([1, 2], [])},
     ),
+    Trainer("trl", "trl_loop", "agentkv run", {"async": ([1, 2], [SHELL])}),
+    # its steps are the gaps between turns
+    Trainer("openrlhf", "openrlhf_loop", "agentkv run", {"async": ([1, 2], [])}, False),
 ]
 
 
@@ -73,10 +77,11 @@ def test_a_trajectory_is_a_job_with_its_tools(trainer: Trainer) -> None:
             (job,) = reader.jobs()
             assert (job.turns, [tool[:2] for tool in job.tools]) == (turns, tools), case
             last = server.turns[-1].tags
-            assert 0.2 <= last["last_tool_s"] < 2, case
+            if trainer.are_tools_timed:
+                assert 0.2 <= last["last_tool_s"] < 2, case
 
 
-@pytest.mark.parametrize("trainer", TRAINERS, ids=str)
+@pytest.mark.parametrize("trainer", TRAINERS[:2], ids=str)
 def test_an_engine_without_the_plugin_gets_what_the_trainer_sends(trainer: Trainer) -> None:
     """Nothing is added for an engine of another policy, and nothing is logged."""
     with (
