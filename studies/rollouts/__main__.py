@@ -105,6 +105,7 @@ def engine_of(regime: Regime, tokens_each: int) -> Machine:
         machine,
         cost=replace(
             cost,
+            kv_token_bytes=cost.kv_token_bytes * tokens_each,
             bytes_per_s=cost.bytes_per_s / tokens_each,
             flop_per_s=cost.flop_per_s / tokens_each,
             pair_flop=cost.pair_flop * tokens_each,
@@ -171,8 +172,11 @@ def tables(rows: Sequence[Row]) -> str:
         of = {(row["policy"], row["seed"]): row for row in rows if row["regime"] == regime}
         lines = []
         for policy in dict.fromkeys(Unit(regime, 0, policy, 1).name for policy in POLICIES):
-            pairs = [(of[key], of[STOCK, key[1]]) for key in of if key[0] == policy]
-            pairs = [(own, stock) for own, stock in pairs if (STOCK, own["seed"]) in of]
+            pairs = [
+                (row, of[STOCK, seed])
+                for (name, seed), row in of.items()
+                if name == policy and (STOCK, seed) in of
+            ]
             if pairs:
                 lines.append([f"`{policy}`", str(len(pairs)), *_cells(pairs)])
         if lines:
