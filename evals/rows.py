@@ -7,6 +7,7 @@ outcomes that were written.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -253,6 +254,7 @@ def provenance(*packages: str) -> dict[str, Any]:
     return {"commit": _commit(), "versions": versions}
 
 
+@functools.cache
 def _commit() -> str | None:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:

@@ -211,6 +211,23 @@ def sha256_hasher(block_tokens: int) -> BlockHasher:
     return hasher
 
 
+def take_tokens_together(scheduler: Any) -> None:
+    """Let a synchronous scheduler append all tokens that a step sampled for a request at once.
+
+    vLLM appends one after the other and looks for the end after each; the same comes of it where
+    only the last can be the end. Wraps Scheduler._update_request_with_output (scheduler.py:2493).
+    """
+    take = scheduler._update_request_with_output
+
+    def take_all(request: Request, token_ids: list[int], *args: Any, **options: Any) -> Any:
+        if len(token_ids) > 1:
+            request.append_output_token_ids(token_ids[:-1])
+        _, is_stopped = take(request, token_ids[-1:], *args, **options)
+        return token_ids, is_stopped
+
+    scheduler._update_request_with_output = take_all
+
+
 def runner_output(
     request_ids: Sequence[str],
     sampled: list[list[int]],

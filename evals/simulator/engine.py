@@ -16,7 +16,7 @@ from agentkv.durations.ttl import DurationWindow
 from agentkv.errors import RunError
 from agentkv.integrations.vllm.retention.manager import RETURNING_WINDOW
 from agentkv.integrations.vllm.telemetry.load_reports import EngineReport
-from agentkv.testing.vllm_scheduler import make_request, runner_output
+from agentkv.testing.vllm_scheduler import make_request, runner_output, take_tokens_together
 
 from ..workload.plans import Prefix
 from .cost import Batch
@@ -190,6 +190,7 @@ class SimulatedEngine:
         self, machine: Machine, scheduler: Any, clock: VirtualClock, *, has_jumps: bool = True
     ) -> None:
         """Without jumps each step computes one token per decode: slower, for checking."""
+        take_tokens_together(scheduler)
         self.scheduler = scheduler
         self.counters = EngineCounters()
         self._machine = machine
