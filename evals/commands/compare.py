@@ -2,9 +2,10 @@
 
 Repeats are interleaved (A B C A B C) and every run gets a fresh server with the same flags. Without
 --gpu it takes the demo model on the CPU, with memory made scarce: three policies by three repeats
-end in under 25 minutes on two cores. Flags after `--` go to the servers. A rival is somebody else's
-scheduling, in vLLM (--rival) or in front of it (--rival-proxy). The last line on standard output is
-one JSON document; Ctrl-C keeps what was measured, --resume goes on with it.
+end in under 25 minutes on two cores. With --gpu it takes Llama-3.1-8B with random weights, five
+policies, and says what the simulator expects of that card. Flags after `--` go to the servers. A
+rival is somebody else's scheduling, in vLLM (--rival) or in front of it (--rival-proxy). The last
+line on standard output is one JSON document; Ctrl-C keeps what was measured, --resume goes on.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agentkv.errors import AgentKVError, InputError, RunError
 from agentkv.server.process import HTTPProcess, ServerProcess, free_port
+from agentkv.server.random_model import CONFIGS, write_random_model
 
 from ..options import (
     DONE,
@@ -42,12 +45,17 @@ from ..player.run import LoadOptions, load_server
 from ..policies import policy_names, server_policy
 from ..rivals import Contestant, Rival, read_rivals
 from ..rows import RUN_FILE, TURNS_FILE, read_runs, time_stamp, write_whole
+from ..simulator.catalog import GPUS, MODELS
+from ..simulator.machine import Limits, Machine, make_machine
 from ..summary import PolicyResult, Spread, compare, summarize
 from ..tables import text_table
 from ..workload.plans import Workload
 
 DEFAULT_POLICIES = ("fcfs", "continuum", "context_serve")
+GPU_POLICIES = ("fcfs", "continuum:paper", "continuum:released", "context_serve", "agentkv")
 BASELINE = "fcfs"
+TIER_FLAG = "--kv-tier-gib"
+"""Of `agentkv serve`: with it among the servers' flags, the simulator has a tier of that size."""
 _COLUMNS = {
     "mean_s": ("mean s", ".2f"),
     "p90_s": ("p90 s", ".2f"),
@@ -88,13 +96,19 @@ a profile calibrated to such a server, where over three seeds it shows continuum
 """
 
 GPU = Profile(
-    workload={"workload": "reference", "jps": 8.0, "duration": 90.0},
-    server_flags=("--max-model-len", "4096", "--gpu-memory-utilization", "0.85"),
-    num_blocks=None,
-    model="meta-llama/Llama-3.1-8B-Instruct",
+    workload={
+        "workload": "swebench",
+        "jobs": 40,
+        "concurrency": 20,
+        "turns": 20,
+        "max_context_tokens": 32_000,
+    },
+    server_flags=("--max-model-len", "32768", "--gpu-memory-utilization", "0.85"),
+    num_blocks=3000,
+    model="llama-3.1-8b",
     ready_timeout_s=1800.0,
 )
-"""Source: model, flags, rate and duration of the reference experiment's A/B run."""
+"""The pool and jobs of the studies' regime that is short of memory; no file is downloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +125,8 @@ class ComparePlan:
     ready_timeout_s: float
     limit_s: float | None
     config: Mapping[str, Any] = field(default_factory=dict)
+    card: Machine | None = None
+    """The machine for which the simulator says what it expects; None for none."""
 
     @property
     def baseline(self) -> str:
@@ -127,24 +143,25 @@ class ComparePlan:
 
 def main(argv: Sequence[str]) -> int:
     """0: all jobs of all runs done; 1: some were not, or it broke off. Raises before the first."""
-    options = _parser().parse_args(argv)
-    profile = GPU if options.gpu else CPU
-    fill_in(options, dict(profile.workload))
-    plan = _plan(options, profile)
+    options, plan = read_plan(argv)
     check_folders(plan, resume=options.resume, force=options.force)
     html = html_file(options.html, force=options.force or options.resume)
     runs, trouble = _collect(plan, resume=options.resume)
     if trouble is not None:
         print(f"agentkv compare: {trouble}", file=sys.stderr)
     results = compare(runs, plan.baseline)
+    expected_s = simulated_means(plan) if runs else {}
     if not options.json and runs:
         print(table(results, plan.baseline))
+        if plan.card is not None:
+            print(f"\n{table_beside_simulator(results, expected_s, plan)}")
     document = {
         "baseline": plan.baseline,
         "policies": {result.policy: asdict(result) for result in results},
         "runs": [{"repeat": run.metadata.get("repeat"), **summarize(run)} for run in runs],
         "workload": dict(plan.described),
         "config": dict(plan.config),
+        "simulated_mean_s": expected_s,
         "out": str(plan.out),
         "ended_early": trouble,
     }
@@ -164,25 +181,71 @@ def main(argv: Sequence[str]) -> int:
     return DONE if trouble is None and are_done and is_kept else FAILED
 
 
+def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, ComparePlan]:
+    """The flags, and the runs that they ask for; writes the model's folder. Raises InputError."""
+    options = _parser().parse_args(argv)
+    profile = CPU if options.gpu is None else GPU
+    fill_in(options, dict(profile.workload))
+    return options, _plan(options, profile)
+
+
 def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
-    names = dict.fromkeys(options.policy or DEFAULT_POLICIES)
+    defaults = DEFAULT_POLICIES if options.gpu is None else GPU_POLICIES
+    names = dict.fromkeys(options.policy or defaults)
     workload = workload_of(options)
     num_blocks = options.num_gpu_blocks_override or profile.num_blocks
     scarce = () if num_blocks is None else ("--num-gpu-blocks-override", str(num_blocks))
-    server_flags = (*profile.server_flags, *scarce, *options.server_flags)
     rivals = read_rivals(options.rival, options.rival_proxy)
+    out = Path(options.out or f"compare-{time_stamp()}")
+    model, random = options.model or profile.model, ()
+    card = None if options.gpu is None else _card(options.gpu, model, num_blocks)
+    if model in CONFIGS:
+        random = ("--load-format", "dummy", "--served-model-name", model)
+        model = str(write_random_model(out / "model", model))
+    server_flags = (*profile.server_flags, *random, *scarce, *options.server_flags)
     return ComparePlan(
         policies=(*(server_policy(name) for name in names), *rivals),
         repeats=options.repeats,
         workload=workload,
         described=describe_workload(options, workload),
-        model=options.model or profile.model,
+        model=model,
         server_flags=server_flags,
-        out=Path(options.out or f"compare-{time_stamp()}"),
+        out=out,
         ready_timeout_s=profile.ready_timeout_s,
         limit_s=options.limit_s,
         config=vars(options) | {"server_flags": server_flags},
+        card=card,
     )
+
+
+def _card(name: str, model: str | None, num_blocks: int | None) -> Machine | None:
+    """The card as the simulator knows it; None for a model that is neither in its catalog nor
+    measured. Raises InputError for an unknown card."""
+    known = model if model in MODELS else None
+    machine = make_machine(name, known, Limits(num_blocks=num_blocks))
+    return None if known is None and name in GPUS else machine
+
+
+def simulated_means(plan: ComparePlan) -> dict[str, float]:
+    """Mean job duration that the simulator expects under each policy of ours or vLLM's."""
+    if plan.card is None:
+        return {}
+    from ..simulator.policies import NOT_SIMULATED, parse_policy
+    from ..simulator.run import RunOptions, Simulation  # vLLM, which takes seconds to import
+
+    tier, options = "", RunOptions()
+    if TIER_FLAG in plan.server_flags:
+        tier = "+offload"
+        size = plan.server_flags[plan.server_flags.index(TIER_FLAG) + 1]
+        options = RunOptions(dram_gib=float(size))
+    means_s = {}
+    for policy in plan.policies:
+        if isinstance(policy, Rival) or policy.name in NOT_SIMULATED:
+            continue
+        choice = parse_policy(policy.name + tier)
+        jobs = Simulation(plan.workload, plan.card, choice, options).run().jobs
+        means_s[policy.name] = fmean(job.ended_s - job.arrived_s for job in jobs)
+    return means_s
 
 
 def check_folders(plan: ComparePlan, *, resume: bool, force: bool) -> None:
@@ -332,6 +395,28 @@ def table(results: Sequence[PolicyResult], baseline: str) -> str:
     return "\n".join([text_table(header, rows, rule=True), "", *outputs])
 
 
+def table_beside_simulator(
+    results: Sequence[PolicyResult], expected_s: Mapping[str, float], plan: ComparePlan
+) -> str:
+    """A line a policy: mean duration as measured and as simulated, and both over the baseline's."""
+    assert plan.card is not None
+    rows = []
+    for result in results:
+        measured, expected = result.values["mean_s"], expected_s.get(result.policy)
+        base_s = expected_s.get(plan.baseline)
+        if measured is None or expected is None or base_s is None:
+            continue
+        ratio = result.ratios["mean_s"]
+        error = f"{expected / measured.mean - 1:+.0%}"
+        means = (f"{measured.mean:.2f}", f"{expected:.2f}", error)
+        rows.append([result.policy, *means, _with_range(ratio), f"{expected / base_s:.2f}"])
+    base = f"/ {plan.baseline}"
+    titles = ["policy", "measured s", "simulated s", "off by", f"measured {base}"]
+    return f"Simulated on {plan.card.name}:\n" + text_table(
+        [*titles, f"simulated {base}"], rows, rule=True
+    )
+
+
 def _with_deviation(spread: Spread | None, form: str) -> str:
     if spread is None:
         return "-"
@@ -357,8 +442,10 @@ def _parser() -> argparse.ArgumentParser:
     proxy_help = "a rival's proxy: its command, with {server} and {port} in it; repeatable"
     add("--rival-proxy", action="append", default=[], metavar="NAME=COMMAND", help=proxy_help)
     add("--repeats", type=whole_number(1), default=3, metavar="N", help="runs a policy (default 3)")
-    add("--gpu", action="store_true", help="defaults for one GPU: the reference's A/B run")
-    add("--model", help="name or folder (default: the demo model; with --gpu Llama-3.1-8B)")
+    gpu_help = "defaults for one GPU (h100 if none is named), and what the simulator expects of it"
+    add("--gpu", nargs="?", const="h100", metavar="NAME|FILE", help=gpu_help)
+    random = f"{' and '.join(CONFIGS)} get random weights, no download"
+    add("--model", help=f"name or folder (default: demo model, with --gpu llama-3.1-8b); {random}")
     blocks_help = "blocks of KV cache (default on CPU: scarce)"
     add("--num-gpu-blocks-override", type=whole_number(1), metavar="N", help=blocks_help)
     add_workload_options(parser)

@@ -11,9 +11,20 @@ import pytest
 
 from agentkv.cli import main as agentkv
 from agentkv.errors import InputError
-from agentkv.evals.commands.compare import CPU, GPU, ComparePlan, check_folders, run_all
+from agentkv.evals.commands.compare import (
+    CPU,
+    GPU,
+    ComparePlan,
+    check_folders,
+    read_plan,
+    run_all,
+    simulated_means,
+    table_beside_simulator,
+)
 from agentkv.evals.policies import server_policy
 from agentkv.evals.rivals import Rival
+from agentkv.evals.simulator.machine import Limits, make_machine
+from agentkv.evals.summary import compare
 from agentkv.evals.workload.workloads import make_workload
 from tests.evals.made_runs import job, run, write_run
 
@@ -106,8 +117,44 @@ def test_a_profiles_jobs_fit_its_server(profile: Any) -> None:
     longest = max(job.context_tokens for job in workload.jobs)
     assert longest <= int(flags["--max-model-len"])
     if profile.num_blocks is not None:
-        capacity = (profile.num_blocks - 1) * int(flags["--block-size"])
+        capacity = (profile.num_blocks - 1) * int(flags.get("--block-size", 16))
         assert int(flags["--max-model-len"]) <= capacity
+
+
+def test_the_simulators_means_stand_beside_the_measured_ones(tmp_path: Path) -> None:
+    """With a card, each policy but a rival has its simulated mean and ratio in a second table."""
+    policies = (server_policy("fcfs"), server_policy("agentkv"), Rival("other", ()))
+    card = make_machine("rtx-5090", None, Limits(num_blocks=400))
+    plan = make_plan(tmp_path, policies=policies, card=card)
+    expected_s = simulated_means(plan)
+    assert list(expected_s) == ["fcfs", "agentkv"]
+    assert expected_s["fcfs"] == pytest.approx(expected_s["agentkv"])  # one job is alone
+    runs = [run(job(), policy=p.name, workload=DESCRIBED, metadata={"repeat": 0}) for p in policies]
+    lines = table_beside_simulator(compare(runs, "fcfs"), expected_s, plan).splitlines()
+    assert lines[0] == "Simulated on rtx-5090:"
+    assert [line.split()[0] for line in lines[3:]] == ["fcfs", "agentkv"]
+    assert f"{expected_s['fcfs']:.2f}" in lines[3]
+    assert simulated_means(make_plan(tmp_path)) == {}
+    with_tier = make_plan(tmp_path, card=card, server_flags=("--kv-tier-gib", "8"))
+    assert list(simulated_means(with_tier)) == ["fcfs", "continuum:released"]
+
+
+def test_a_gpu_run_downloads_nothing(tmp_path: Path) -> None:
+    """--gpu serves the catalog's model from a folder of our own, its weights made up by vLLM."""
+    out = tmp_path / "runs"
+    with pytest.raises(InputError, match="no-card"):
+        read_plan(["--gpu", "no-card", "--out", str(out)])
+    assert not out.exists()
+    _, plan = read_plan(["--gpu", "--jobs", "1", "--out", str(out), "--", "--kv-tier-gib", "8"])
+    assert plan.model == str(out / "model")
+    flags = " ".join(plan.server_flags)
+    assert "--load-format dummy --served-model-name llama-3.1-8b" in flags
+    assert flags.endswith("--num-gpu-blocks-override 3000 --kv-tier-gib 8")
+    assert plan.card is not None
+    assert (plan.card.name, plan.card.num_blocks) == ("h100", 3000)
+    assert len(plan.policies) == 5
+    _, other = read_plan(["--gpu", "--model", "some/model", "--out", str(out)])
+    assert (other.model, other.card) == ("some/model", None)
 
 
 def test_a_server_that_does_not_start_is_told(
