@@ -197,9 +197,10 @@ def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
     scarce = () if num_blocks is None else ("--num-gpu-blocks-override", str(num_blocks))
     rivals = read_rivals(options.rival, options.rival_proxy)
     out = Path(options.out or f"compare-{time_stamp()}")
-    model, random = options.model or profile.model, ()
+    model: str | None = options.model or profile.model
+    random: tuple[str, ...] = ()
     card = None if options.gpu is None else _card(options.gpu, model, num_blocks)
-    if model in CONFIGS:
+    if model is not None and model in CONFIGS:
         random = ("--load-format", "dummy", "--served-model-name", model)
         model = str(write_random_model(out / "model", model))
     server_flags = (*profile.server_flags, *random, *scarce, *options.server_flags)
