@@ -465,6 +465,7 @@ class RetentionManager:
             return None
         self.jobs.touch(job, self._clock())
         is_taken = self.decisions.tool_signal(job, event)
+        self.apply_predictions()
         self.expire_due_pins()
         return {
             "job_id": job.own_id,

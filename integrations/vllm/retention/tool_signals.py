@@ -202,7 +202,6 @@ class PinDecisions:
             key = next(self._keys)
             self._await(job, key)
             self._predictor.ask_of_command(key, commands, job.client)
-            self.apply_predictions()
 
     def _tool_finished(self, job: Job, event: ToolEvent, command: str) -> None:
         self._observations.from_client(job, event)

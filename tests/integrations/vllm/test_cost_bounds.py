@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -41,6 +42,19 @@ def ms_each(calls: list[Callable[[], object]]) -> list[float]:
     return spent
 
 
+@pytest.fixture(autouse=True)
+def frozen_heap() -> Iterator[None]:
+    """What is allocated before a test is left out of collections of garbage.
+
+    vLLM does the same when its engine and its API server have started (vllm/utils/gc_utils.py,
+    `freeze_gc_heap`, 0.32.0).
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     """An engine with NUM_JOBS jobs, whose background thread runs as on a server."""
@@ -54,7 +68,9 @@ def engine() -> Engine:
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_a_signal_costs_the_engine_less_than_a_millisecond(engine: Engine, command: str) -> None:
-    """A tool's start and end, of any command that passes the API server, at the median of 1,000."""
+    """A tool's start and end, of any command that passes the API server: 998 of 1,000, since the
+    machine itself may hold up two.
+    """
     for state in ("started", "finished"):
         said = {"state": state, "command": command, "duration_s": 1.0}
         body = asdict(parse_tool_event(said).redacted())
@@ -65,7 +81,7 @@ def test_a_signal_costs_the_engine_less_than_a_millisecond(engine: Engine, comma
             ]
         )
         print(f"{state}: median {statistics.median(spent):.3f} max {max(spent):.3f} ms")
-        assert statistics.median(spent) < ENGINE_MS
+        assert sorted(spent)[-3] < ENGINE_MS
 
 
 def test_an_arrival_and_a_release_cost_the_engine_less_than_a_millisecond(engine: Engine) -> None:
@@ -100,10 +116,10 @@ BODIES = {
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_folding_100_kb_costs_the_loop_less_than_5_ms(body: dict[str, object]) -> None:
-    """A request's tags are folded, at the median of 50 and for bodies of any make."""
+    """A request's tags are folded: 48 of 50, for bodies of any make."""
     encoded = json.dumps(body).encode()
     spent = ms_each([lambda: fold(encoded, Tags())] * 50)
-    per_100_kb = statistics.median(spent) * 100_000 / len(encoded)
+    per_100_kb = sorted(spent)[-3] * 100_000 / len(encoded)
     print(f"{len(encoded)} bytes: {per_100_kb:.3f} ms per 100 kB, max {max(spent):.3f}")
     assert per_100_kb < LOOP_MS_PER_100_KB
 

@@ -17,6 +17,7 @@ from agentkv.guard import MAX_FAULTS
 from agentkv.integrations.vllm.retention.predictor import (
     MAX_CLIENTS,
     MAX_REPLY_CHARS,
+    MAX_TAKEN,
     BackgroundWorker,
     DurationService,
     Reply,
@@ -389,6 +390,20 @@ def test_a_folder_that_cannot_be_written_to_ends_nothing(
     service.save_if_due()
     service.close()
     assert "is not kept" in caplog.text
+
+
+def test_answers_come_a_few_at_a_time() -> None:
+    """The main thread is woken for the rest, so that none of its steps has them all."""
+    wakes: list[None] = []
+    worker = BackgroundWorker(wake=lambda: wakes.append(None))
+    service = DurationService(Settings(), worker, time.monotonic)
+    for number in range(2 * MAX_TAKEN):
+        service.ask_of_command(number, "ls")
+    wakes.clear()
+    assert [answer.key for answer in service.take()] == list(range(MAX_TAKEN))
+    assert wakes == [None]
+    assert [answer.key for answer in service.take()] == list(range(MAX_TAKEN, 2 * MAX_TAKEN))
+    assert wakes == [None]
 
 
 def test_each_engine_has_a_file_of_its_own() -> None:
