@@ -96,6 +96,8 @@ def _table(found: Findings, *, has_failure: bool) -> str:
         cells = [_cell(found, place, router) for router in ROUTERS]
         head = [f"{load:g}", policy, str(engines), str(len(found.seeds(place)))]
         lines.append([*head, *cells])
+    if not lines:
+        return "Not played yet."
     lines.sort(key=lambda line: (line[0], POLICIES.index(line[1]), int(line[2])))
     return markdown_table(["jobs/s an engine", "policy", "engines", "n", *ROUTERS], lines, left=2)
 
