@@ -150,10 +150,16 @@ def main(argv: Sequence[str]) -> int:
     if trouble is not None:
         print(f"agentkv compare: {trouble}", file=sys.stderr)
     results = compare(runs, plan.baseline)
-    expected_s = simulated_means(plan) if runs else {}
+    expected_s: dict[str, float] = {}
     if not options.json and runs:
         print(table(results, plan.baseline))
-        if plan.card is not None:
+    if plan.card is not None and runs:
+        try:
+            expected_s = simulated_means(plan)
+        except (AgentKVError, KeyboardInterrupt) as error:
+            trouble = trouble or f"not simulated: {error or 'interrupted'}"
+            print(f"agentkv compare: {trouble}", file=sys.stderr)
+        if not options.json and expected_s:
             print(f"\n{table_beside_simulator(results, expected_s, plan)}")
     document = {
         "baseline": plan.baseline,
@@ -161,7 +167,7 @@ def main(argv: Sequence[str]) -> int:
         "runs": [{"repeat": run.metadata.get("repeat"), **summarize(run)} for run in runs],
         "workload": dict(plan.described),
         "config": dict(plan.config),
-        "simulated_mean_s": expected_s,
+        **({"simulated_mean_s": expected_s} if expected_s else {}),
         "out": str(plan.out),
         "ended_early": trouble,
     }
@@ -184,13 +190,13 @@ def main(argv: Sequence[str]) -> int:
 def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, ComparePlan]:
     """The flags, and the runs that they ask for; writes the model's folder. Raises InputError."""
     options = _parser().parse_args(argv)
-    profile = CPU if options.gpu is None else GPU
+    profile = GPU if options.gpu else CPU
     fill_in(options, dict(profile.workload))
     return options, _plan(options, profile)
 
 
 def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
-    defaults = DEFAULT_POLICIES if options.gpu is None else GPU_POLICIES
+    defaults = GPU_POLICIES if options.gpu else DEFAULT_POLICIES
     names = dict.fromkeys(options.policy or defaults)
     workload = workload_of(options)
     num_blocks = options.num_gpu_blocks_override or profile.num_blocks
@@ -199,10 +205,15 @@ def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
     out = Path(options.out or f"compare-{time_stamp()}")
     model: str | None = options.model or profile.model
     random: tuple[str, ...] = ()
-    card = None if options.gpu is None else _card(options.gpu, model, num_blocks)
+    card = _card(options.gpu, model, num_blocks) if options.gpu else None
     if model is not None and model in CONFIGS:
         random = ("--load-format", "dummy", "--served-model-name", model)
-        model = str(write_random_model(out / "model", model))
+        try:
+            model = str(write_random_model(out / "model", model))
+        except OSError as error:
+            raise InputError(
+                f"--out {out}: the model's folder cannot be written: {error}"
+            ) from None
     server_flags = (*profile.server_flags, *random, *scarce, *options.server_flags)
     return ComparePlan(
         policies=(*(server_policy(name) for name in names), *rivals),
@@ -235,10 +246,10 @@ def simulated_means(plan: ComparePlan) -> dict[str, float]:
     from ..simulator.run import RunOptions, Simulation  # vLLM, which takes seconds to import
 
     tier, options = "", RunOptions()
-    if TIER_FLAG in plan.server_flags:
+    words = " ".join(plan.server_flags).replace(f"{TIER_FLAG}=", f"{TIER_FLAG} ").split()
+    if TIER_FLAG in words:
         tier = "+offload"
-        size = plan.server_flags[plan.server_flags.index(TIER_FLAG) + 1]
-        options = RunOptions(dram_gib=float(size))
+        options = RunOptions(dram_gib=float(words[words.index(TIER_FLAG) + 1]))
     means_s = {}
     for policy in plan.policies:
         if isinstance(policy, Rival) or policy.name in NOT_SIMULATED:
@@ -444,7 +455,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rival-proxy", action="append", default=[], metavar="NAME=COMMAND", help=proxy_help)
     add("--repeats", type=whole_number(1), default=3, metavar="N", help="runs a policy (default 3)")
     gpu_help = "defaults for one GPU (h100 if none is named), and what the simulator expects of it"
-    add("--gpu", nargs="?", const="h100", metavar="NAME|FILE", help=gpu_help)
+    add("--gpu", nargs="?", default=False, const="h100", metavar="NAME|FILE", help=gpu_help)
     random = f"{' and '.join(CONFIGS)} get random weights, no download"
     add("--model", help=f"name or folder (default: demo model, with --gpu llama-3.1-8b); {random}")
     blocks_help = "blocks of KV cache (default on CPU: scarce)"

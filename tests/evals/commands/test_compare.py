@@ -135,7 +135,7 @@ def test_the_simulators_means_stand_beside_the_measured_ones(tmp_path: Path) -> 
     assert [line.split()[0] for line in lines[3:]] == ["fcfs", "agentkv"]
     assert f"{expected_s['fcfs']:.2f}" in lines[3]
     assert simulated_means(make_plan(tmp_path)) == {}
-    with_tier = make_plan(tmp_path, card=card, server_flags=("--kv-tier-gib", "8"))
+    with_tier = make_plan(tmp_path, card=card, server_flags=("--kv-tier-gib=8",))
     assert list(simulated_means(with_tier)) == ["fcfs", "continuum:released"]
 
 
@@ -145,6 +145,9 @@ def test_a_gpu_run_downloads_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no-card"):
         read_plan(["--gpu", "no-card", "--out", str(out)])
     assert not out.exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be written"):
+        read_plan(["--gpu", "--out", str(tmp_path / "file")])
     _, plan = read_plan(["--gpu", "--jobs", "1", "--out", str(out), "--", "--kv-tier-gib", "8"])
     assert plan.model == str(out / "model")
     flags = " ".join(plan.server_flags)
