@@ -30,6 +30,8 @@ MAX_REPLY_CHARS = 4 * MAX_REPLY_TOKENS
 """Characters of it that are parsed, from its end: an ordinary token has four."""
 MAX_WAITING_TASKS = 1000
 """Tasks that may wait for the background thread; a further one is refused."""
+MAX_WAITING_TO_LEARN = 16
+"""With more tasks waiting, a duration is not learned: a flood of them must not delay answers."""
 MAX_TAKEN = 16
 """Answers given at a time: deciding about a pin takes the main thread 25 to 40 microseconds."""
 MAX_CLIENTS = 64
@@ -99,6 +101,10 @@ class BackgroundWorker:
     @property
     def is_started(self) -> bool:
         return self._thread is not None
+
+    @property
+    def num_waiting(self) -> int:
+        return self._tasks.qsize()
 
     def start(self) -> None:
         """Do all further tasks in a daemon thread."""
@@ -187,17 +193,35 @@ class DurationService:
         if self.predictor is not None and path is not None and path.exists():
             self._is_foreign = not self.predictor.load(path)
 
-    def ask_of_reply(self, reply: Reply, decode: Decode, client: str = "") -> None:
-        """Ask what this reply to a client runs, and for how long; its request id is the key."""
+    def ask_of_reply(
+        self,
+        reply: Reply,
+        decode: Decode,
+        client: str = "",
+        *,
+        is_awaited: Callable[[RequestKey], bool] = lambda _: True,
+    ) -> None:
+        """Ask what this reply to a client runs, and for how long; its request id is the key.
+
+        `is_awaited` is called in the worker's thread: an answer that nobody awaits any more is not
+        looked for.
+        """
 
         def read() -> str | None:
             return command_in(reply_text(reply, decode))
 
-        self._ask(reply.request_id, "reply", read, client)
+        self._ask(reply.request_id, "reply", read, client, is_awaited)
 
-    def ask_of_command(self, key: RequestKey, command: str, client: str = "") -> None:
+    def ask_of_command(
+        self,
+        key: RequestKey,
+        command: str,
+        client: str = "",
+        *,
+        is_awaited: Callable[[RequestKey], bool] = lambda _: True,
+    ) -> None:
         """Ask how long this command of a client will take."""
-        self._ask(key, "client", lambda: command, client)
+        self._ask(key, "client", lambda: command, client, is_awaited)
 
     def _ask(
         self,
@@ -205,9 +229,10 @@ class DurationService:
         told_by: Literal["client", "reply"],
         read: Callable[[], str | None],
         client: str,
+        is_awaited: Callable[[RequestKey], bool],
     ) -> None:
         def answer() -> None:
-            command = read()
+            command = read() if is_awaited(key) else None
             result = Answer(key, told_by)
             if command is not None:
                 command = _read_part(command)
@@ -248,8 +273,8 @@ class DurationService:
     def observe(
         self, command: str, duration_s: float, client: str = "", *, is_lower_bound: bool = False
     ) -> None:
-        """Learn how long a command of a client took, or at least took."""
-        if self.predictor is None:
+        """Learn how long a command of a client took, or at least took, if there is time to."""
+        if self.predictor is None or self._worker.num_waiting > MAX_WAITING_TO_LEARN:
             return
         command = command[:KEPT_COMMAND_CHARS]
 

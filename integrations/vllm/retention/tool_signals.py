@@ -143,7 +143,7 @@ class PinDecisions:
         """Have the reply of a finished turn read, soon or now."""
         job = self.awaiting.get(reply.request_id)
         if job is not None:
-            self._predictor.ask_of_reply(reply, decode, job.client)
+            self._predictor.ask_of_reply(reply, decode, job.client, is_awaited=self._is_awaited)
 
     def apply_predictions(self) -> list[Job]:
         """Decide by the answers that have come in; drops those that no pin waits for.
@@ -201,7 +201,7 @@ class PinDecisions:
         else:
             key = next(self._keys)
             self._await(job, key)
-            self._predictor.ask_of_command(key, commands, job.client)
+            self._predictor.ask_of_command(key, commands, job.client, is_awaited=self._is_awaited)
 
     def _tool_finished(self, job: Job, event: ToolEvent, command: str) -> None:
         self._observations.from_client(job, event)
@@ -248,6 +248,9 @@ class PinDecisions:
         self._stop_awaiting(job)
         if reason == "released":
             self._observations.from_release(job, self._clock())
+
+    def _is_awaited(self, key: RequestKey) -> bool:
+        return key in self.awaiting
 
     def _await(self, job: Job, key: RequestKey) -> None:
         job.awaited = key

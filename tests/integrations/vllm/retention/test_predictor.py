@@ -18,6 +18,7 @@ from agentkv.integrations.vllm.retention.predictor import (
     MAX_CLIENTS,
     MAX_REPLY_CHARS,
     MAX_TAKEN,
+    MAX_WAITING_TO_LEARN,
     BackgroundWorker,
     DurationService,
     Reply,
@@ -404,6 +405,26 @@ def test_answers_come_a_few_at_a_time() -> None:
     assert wakes == [None]
     assert [answer.key for answer in service.take()] == list(range(MAX_TAKEN, 2 * MAX_TAKEN))
     assert wakes == [None]
+
+
+def test_a_flood_of_signals_does_not_delay_answers() -> None:
+    """What nobody awaits any more is not predicted, and few durations wait to be learned."""
+    is_held, may_go_on = threading.Event(), threading.Event()
+    worker = BackgroundWorker()
+    worker.start()
+    worker.do(is_held.set)
+    worker.do(lambda: bool(may_go_on.wait(LIMIT_S)) or None)
+    assert is_held.wait(LIMIT_S)
+    service = DurationService(Settings(), worker, time.monotonic)
+    assert service.predictor is not None
+    for number in range(500):
+        service.observe("make", 1.0)
+        service.ask_of_command(number, "make", is_awaited=lambda key: key == 499)
+    may_go_on.set()
+    worker.finish(LIMIT_S)
+    answers = [answer for _ in range(500) for answer in service.take()]
+    assert [answer.key for answer in answers if answer.command is not None] == [499]
+    assert 0 < service.predictor.num_observed <= MAX_WAITING_TO_LEARN
 
 
 def test_each_engine_has_a_file_of_its_own() -> None:
