@@ -47,9 +47,9 @@ FILL = 12
 NUM_BLOCKS = "400"
 
 
-def fill(server: ServerProcess, number: int) -> None:
-    """One long request of another client, past the router."""
-    chat(server, f"{number} {WORDS} " * 4, max_tokens=600)
+def fill(server: ServerProcess, text: str) -> None:
+    """One long request of another client, past the router; no other one has its prefix."""
+    chat(server, f"{text} {WORDS} " * 8, max_tokens=300)
 
 
 @pytest.fixture(scope="session")
@@ -186,7 +186,7 @@ def test_jobs_of_a_full_server_wait_for_it(
         ask_for_plugin(router)
         runs = [pool.submit(play, router, job_id, second_tools.run) for job_id in ids]
         second_tools.wait_for(AT_ONCE)
-        fillers = [pool.submit(fill, full, number) for number in range(FILL)]
+        fillers = [pool.submit(fill, full, f"{number} {name}") for number in range(FILL)]
         wait_for(lambda: metric(full, "vllm:num_requests_waiting") > 0)
         second_tools.end()
         jobs = [run.result(LIMIT_S) for run in runs]
