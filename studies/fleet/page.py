@@ -133,7 +133,7 @@ def draw(found: Findings, path: Path) -> None:
                     )
                 axes.set_xscale("log", base=2)
                 axes.set_xticks(SIZES, [str(size) for size in SIZES])
-                axes.set_ylim(bottom=0.0)
+                axes.set_ylim(0.0, 1.1 * axes.get_ylim()[1])
                 axes.set_title(f"{policy}, {load:g} jobs/s" if row == 0 else "")
                 axes.set_xlabel("engines" if row else "")
                 axes.set_ylabel(f"{title} duration, s" if column == 0 else "")
