@@ -49,7 +49,7 @@ NUM_BLOCKS = "400"
 
 def fill(server: ServerProcess, text: str) -> None:
     """One long request of another client, past the router; no other one has its prefix."""
-    chat(server, f"{text} {WORDS} " * 8, max_tokens=300)
+    chat(server, f"{text} {WORDS} " * 8, max_tokens=100)
 
 
 @pytest.fixture(scope="session")
