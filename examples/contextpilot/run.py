@@ -92,7 +92,7 @@ class Scene:
         for number, job in enumerate(JOBS):
             self.turn(job, f"{number} " + "so it goes " * 60, turn=1)
         self.show("one turn of each job has finished", list(JOBS))
-        self.turn("finishes", "0 " + "so it goes " * 70, turn=2, is_last_step=1)
+        self.turn("finishes", "0 " + "so it goes " * 70, turn=2, is_last_step=True)
         self.show("the first job's last step has finished", ["is released", "goes on"])
         while self.state("goes on") == "PINNED":
             time.sleep(0.2)
