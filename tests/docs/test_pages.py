@@ -112,16 +112,16 @@ def test_commands_of_vllm_take_the_flags_that_the_pages_give(tmp_path: Path) -> 
         for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
         for block in blocks_of(page)
         if block.language == "bash"
-        for line in block.code.splitlines()
+        for line in block.code.replace("\\\n", " ").splitlines()
         if line.startswith("vllm serve")
     ]
     assert len(commands) >= 5
     code = (
         "import json, sys\n"
-        "from vllm.engine.arg_utils import AsyncEngineArgs\n"
+        "from vllm.entrypoints.openai.cli_args import make_arg_parser\n"
         "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
         "from agentkv.integrations.vllm.settings import read_settings\n"
-        "parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())\n"
+        "parser = make_arg_parser(FlexibleArgumentParser())\n"
         "for words in json.loads(sys.argv[1]):\n"
         "    given = parser.parse_args(words)\n"
         "    settings = (given.additional_config or {}).get('agentkv')\n"

@@ -17,7 +17,7 @@ SYNTHETIC = tuple(name for name in WORKLOADS if name != "trace")
 
 
 def make(name: str = "reference", **options: Any) -> Workload:
-    load = {"concurrency": 4} if name == "rollouts" else {"jps": 2.0}
+    load = {"concurrency": 4} if name.endswith("rollouts") else {"jps": 2.0}
     return make_workload(name, **({"num_jobs": 20, "seed": 0} | load | options))
 
 
