@@ -118,7 +118,7 @@ def test_commands_of_vllm_take_the_flags_that_the_pages_give(tmp_path: Path) -> 
     assert len(commands) >= 5
     code = (
         "import json, sys\n"
-        "from vllm.entrypoints.openai.cli_args import make_arg_parser\n"
+        "from vllm.entrypoints.launchers.cli_args import make_arg_parser\n"
         "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
         "from agentkv.integrations.vllm.settings import read_settings\n"
         "parser = make_arg_parser(FlexibleArgumentParser())\n"
