@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -33,6 +34,7 @@ MAX_DIFFERENCE = 1e-3
 """Of a token's log-probability: the order of float32 sums depends on the batch."""
 SETTINGS = {"agentkv": {"goal": "batch"}}
 """Of `agentkv`: what counts is the last trajectory."""
+MAX_TOKENS = 2048
 COLOURS = ("red", "green", "blue", "white", "black")
 LINES_OF_A_LOG = 8
 """Log lines that opening a drawer prints, about 15 tokens each."""
@@ -216,7 +218,9 @@ async def train(policy: str, model_dir: Path, options: argparse.Namespace) -> li
             model=str(model_dir),
             dtype="float32",
             enforce_eager=True,
-            max_model_len=2048,
+            max_model_len=MAX_TOKENS,
+            # no prompt in parts: vLLM 0.32's CPU build cannot sample with a seed after a part
+            max_num_batched_tokens=MAX_TOKENS * options.groups * options.samples,
             block_size=32,
             num_gpu_blocks_override=options.blocks,
             kv_cache_memory_bytes=512 << 20,
@@ -226,9 +230,9 @@ async def train(policy: str, model_dir: Path, options: argparse.Namespace) -> li
             disable_log_stats=True,
         )
     )
+    rollouts, trainer = Rollouts(engine, options), Trainer(model_dir)
     steps = []
     try:
-        rollouts, trainer = Rollouts(engine, options), Trainer(model_dir)
         for number in range(options.steps):
             groups = await rollouts.step(number)
             begun_s = time.monotonic()
@@ -240,6 +244,8 @@ async def train(policy: str, model_dir: Path, options: argparse.Namespace) -> li
             print(json.dumps({k: v for k, v in steps[-1].items() if k != "logprobs"}), flush=True)
     finally:
         engine.shutdown()
+        del engine, rollouts
+        gc.collect()  # the engine is in a cycle, and its finalizer fails when Python exits
     return steps
 
 
@@ -302,11 +308,11 @@ def _read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--policy", action="append", choices=("fcfs", "agentkv"), help="default: both")
     add("--model", metavar="DIR", help="default: the demo model")
     add("--steps", type=int, default=2)
-    add("--groups", type=int, default=4)
-    add("--samples", type=int, default=4, help="trajectories of a group")
-    add("--turns", type=int, default=5, help="tool calls of a trajectory")
+    add("--groups", type=int, default=3)
+    add("--samples", type=int, default=3, help="trajectories of a group")
+    add("--turns", type=int, default=4, help="tool calls of a trajectory")
     add("--reply-tokens", type=int, default=12)
-    add("--blocks", type=int, default=130, help="KV blocks of 32 tokens")
+    add("--blocks", type=int, default=74, help="KV blocks of 32 tokens")
     add("--longest-tool-s", type=float, default=5.0)
     return parser.parse_args(argv)
 
