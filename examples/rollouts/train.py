@@ -62,7 +62,7 @@ class Drawers:
 
     @property
     def command(self) -> str:
-        """The tool that the last reply called, whatever it said."""
+        """The tool that the last reply called."""
         return f"open drawer {len(self.replies)}"
 
     @property
