@@ -53,6 +53,8 @@ class JobKV:
     state: KVState = "FREED"
     request_ids: dict[str, None] = field(default_factory=dict)
     """Requests since the last free, in order."""
+    was_freed: bool = False
+    """A free has named its first requests."""
     tier_key: Any = None
     """By which the KV tier knows the end of its context; None without one."""
 
@@ -81,7 +83,7 @@ class KVLifecycle:
         """A request of a job has come, which its next free names."""
         job = turn.job
         kv = self._jobs.setdefault(job.job_id, JobKV())
-        if not kv.request_ids and job.is_inferred and job.num_turns <= 2:
+        if not (kv.request_ids or kv.was_freed) and job.is_inferred and job.num_turns <= 2:
             # The request that opened the job came before it was known to be one.
             kv.request_ids[reply_id(job.own_id.removeprefix("inferred-"))] = None
         kv.request_ids[reply_id(turn.request_id)] = None
@@ -123,6 +125,7 @@ class KVLifecycle:
         self._num_frees += 1
         free = KVFree(self._num_frees, job.own_id, tuple(kv.request_ids), reason)
         kv.request_ids.clear()
+        kv.was_freed = True
         kv.tier_key, kv.state = None, "FREED"
         self._events.add(
             job.job_id,
