@@ -24,6 +24,10 @@ Source = Literal[
     "mistral",  # [TOOL_CALLS]
     "glm",  # <arg_key>...</arg_key><arg_value>...</arg_value>
     "kimi_k2",  # <|tool_call_begin|>functions.name:0
+    "kimi_k3",  # <|open|>call tool="name"<|sep|>
+    "k2_horizon",  # <ifm|tool_call>name<ifm|arg_key>
+    "minimax_m3",  # ]<]minimax[>[<invoke name="name">
+    "react",  # Action: name, Action Input: ...
     "deepseek",  # tool-call tokens spelled with full-width bars
     "gemma",  # call:name{key:<|"|>...<|"|>}
     "harmony",  # <|channel|>commentary to=functions.name

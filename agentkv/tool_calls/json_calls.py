@@ -1,4 +1,5 @@
-"""Calls written as JSON: in tags (Hermes, Nemotron), after a token (Llama, Cohere), or bare.
+"""Calls written as JSON: in tags (Hermes, Nemotron), after a token (Llama, Cohere), or bare; and as
+ReAct's lines of text.
 
 The scanner calls the readers; other dialects whose arguments are JSON use `calls_in`.
 """
@@ -13,23 +14,29 @@ from agentkv.tool_calls.messages import arguments_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText
 from agentkv.tool_calls.thoughts import thought_that_ends
 
-TAG_OPENER = (
-    r"<(?:tool_call|tool_calls|function_call|TOOLCALL)>\s*+(?:```(?:json)?+\s*+)?+(?=[{\[])"
-)
+_TAGS = r"(?:(?:longcat_|ifm\|)?+tool_calls?+|function_call|TOOLCALL)"
+TAG_OPENER = rf"<{_TAGS}>\s*+(?:```(?:json)?+\s*+)?+(?=[{{\[])"
 TOKEN_OPENERS = (
     r"<\|python_tag\|>\s*+(?=[{\[])",
     r"<\|START_ACTION\|>\s*+(?=[{\[])",  # Cohere
     r"functools(?=\[\s{0,20}\{)",  # Phi-4, Firefunction
+    r"<\|content_invoke_tool_json\|>\s*+(?=\{)",  # Inkling
+)
+NAMED_OPENER = r"<\|tools_prefix\|>\s*+(?=\[)"
+REACT_OPENER = (
+    r"Action:\s*+(?:```(?:json)?+\s*+(?=[{\[])"
+    r"|(?P<react_name>[\w.-]{1,100}+)[ \t]*+\n[ \t]*+Action Input:[ \t]*+(?!\s*+```))"
 )
 _FIRST_KEY = r'"(?:name|type|id|function|arguments|parameters)"\s*+:'
 BARE_OPENERS = (rf"\{{\s*+{_FIRST_KEY}", rf"\[\s*+\{{\s*+{_FIRST_KEY}")
 
-_NAMES = ("name", "function", "tool_name")
+_NAMES = ("name", "function", "tool_name", "action")
 _IDS = ("id", "tool_call_id")
-_ARGUMENTS = ("arguments", "parameters")
+_ARGUMENTS = ("arguments", "parameters", "args", "action_input")
 _BETWEEN_VALUES = re.compile(r"\s*+[;,]?\s*+(?=\{)")
 _END_OF_BARE = re.compile(r"[ \t]*+[;,]?[ \t]*+(?=\n|<|\{|\Z)")
-_TAG = re.compile(r"</?(tool_call|tool_calls|function_call|TOOLCALL)>")
+_TAG = re.compile(rf"</?{_TAGS}>")
+_END_OF_INPUT = re.compile(r"\n[ \t]*+(?:Observation|Thought|Action|Final Answer)[ \t]*+:|\Z")
 
 
 def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading:
@@ -52,6 +59,41 @@ def read_token(reply: ReplyText, opener: re.Match[str]) -> Reading:
     """Read the JSON after a token: Llama's objects between semicolons, others' lists."""
     values, end = _values_at(reply, opener.end())
     return Reading(end, [call for value in values for call in calls_in(value, "llama")])
+
+
+def read_named(reply: ReplyText, opener: re.Match[str]) -> Reading:
+    """Read Apertus' list of objects whose one key is a tool's name, its value the arguments."""
+    values, end = _values_at(reply, opener.end())
+    calls = [
+        call_of(name, arguments, "llama")
+        for value in values
+        if isinstance(value, list)
+        for entry in value
+        if isinstance(entry, dict)
+        for name, arguments in entry.items()
+        if isinstance(arguments, dict)
+    ]
+    return Reading(end, calls)
+
+
+def read_react(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
+    """Read ReAct's `Action: bash` and `Action Input: ls`, or its JSON, at the start of a line.
+
+    Source: the prompts of ReAct (arXiv 2210.03629); LangChain and Cohere put JSON behind `Action:`.
+    """
+    if not reply.is_at_line_start(opener.start()):
+        return None
+    is_json = reply.text.startswith(("{", "["), opener.end())
+    decoded = reply.json_at(opener.end()) if is_json else None
+    name = opener["react_name"]
+    if name is None:
+        calls = calls_in(decoded[0], "react") if decoded else []
+        return Reading(decoded[1], calls) if decoded else None
+    if decoded and isinstance(decoded[0], dict):
+        return Reading(decoded[1], [call_of(name, decoded[0], "react")])
+    end = reply.next(_END_OF_INPUT, opener.end())
+    text = reply.text[opener.end() : end.start() if end else None].strip()
+    return Reading(opener.end() + len(text), [call_of(name, {"command": text}, "react")])
 
 
 def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:

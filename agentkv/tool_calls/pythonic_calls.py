@@ -1,5 +1,7 @@
 r"""Calls written as a list of Python calls, by Llama 3.2 and 4: `[bash(command="ls")]`.
 
+OLMo 3 writes one a line, in an element.
+
 Only keywords and constants make a call; no code is ever run. Models write what Python would not
 take: a command's line ends and backslashes such as `\d` as they are, `true` and `null`. The scanner
 calls the readers.
@@ -22,6 +24,7 @@ _NAME, _KEY = r"[A-Za-z_][\w.]{0,100}+", r"[A-Za-z_]\w{0,100}+"
 _HEAD = rf"(?:{_NAME}\(\s*+(?:{_KEY}\s*+=(?!=)|\)))"
 TOKEN_OPENER = rf"<\|python_(?:start|tag)\|>\s*+(?=\[\s*+{_HEAD})"
 BARE_OPENER = rf"\[(?=\s*+{_HEAD})"
+TAG_OPENER = rf"<function_calls>\s*+(?={_HEAD})"
 
 _STRING = (
     r"[rR]?(?:'''[^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*+'''"
@@ -45,11 +48,13 @@ _KEYWORD = rf"{_KEY}\s*+=\s*+{_or_list_of(_or_list_of(_CONSTANT))}\s*+"
 _CALL = rf"{_NAME}\(\s*+(?:{_KEYWORD}(?:,\s*+{_KEYWORD}){{0,{_MAX_KEYWORDS}}}+(?:,\s*+)?+)?+\)\s*+"
 _LIST = rf"\[\s*+{_CALL}(?:,\s*+{_CALL}){{0,{_MAX_CALLS}}}+(?:,\s*+)?+\]"
 _LISTS = rf"{_LIST}(?:\s*+{_LIST}){{0,{_MAX_CALLS}}}+"
+_CALLS = rf"{_CALL}(?:{_CALL}){{0,{_MAX_CALLS}}}+"
 _CUT_OFF_IN_A_STRING = (
     rf"\[\s*+(?:{_CALL},\s*+)*+{_NAME}\(\s*+(?:{_KEYWORD},\s*+)*+{_KEY}\s*+=\s*+(?!{_STRING})['\"]"
 )
 _END_OF_CALLS = re.compile(r"\s*+(?:<\||\Z)")
 _END_TOKEN = re.compile(r"<\|python_end\|>")
+_END_TAG = re.compile(r"</function_calls>")
 _BEFORE_CALLS = re.compile(r"(?:\s|<\|\w{1,40}\|>|assistant)*+")
 
 _TOKEN = re.compile(rf"{_STRING}|\b(?:true|false|null)\b", re.DOTALL)
@@ -88,6 +93,18 @@ def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
         is_noise = _compiled(_LIST).match(reply.text, end)  # more than are read in a row
         return reply.cut_off if is_noise else Reading(end)
     return Reading(end, _calls_in(lists[0]) if is_answer else ())
+
+
+def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading:
+    """Read OLMo 3's calls, one a line, up to the closing tag; cut off without it."""
+    calls = _compiled(_CALLS).match(reply.text, opener.end())
+    closer = reply.next(_END_TAG, calls.end() if calls else opener.end())
+    if closer is None:
+        return reply.cut_off
+    if calls is None or calls.end() < closer.start():
+        return Reading(closer.end())
+    lists = "".join(f"[{call[0]}]" for call in _compiled(_CALL).finditer(calls[0]))
+    return Reading(closer.end(), _calls_in(lists))
 
 
 def _calls_in(lists: str) -> list[ToolCall]:

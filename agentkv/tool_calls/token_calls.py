@@ -34,7 +34,7 @@ _KIMI_NAME = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 _BAR, _BLOCK = "[|\uff5c]", "[_\u2581]"
 DEEPSEEK_OPENER = (
     rf"<{_BAR}tool{_BLOCK}call{_BLOCK}begin{_BAR}>(?P<deepseek_kind>[^<\n]{{1,200}}+)"
-    rf"<{_BAR}tool{_BLOCK}sep{_BAR}>\s*+"
+    rf"<{_BAR}tool{_BLOCK}sep{_BAR}>\s*+(?!<steptml:)"  # Step 3 writes an invoke there
     r"(?:(?P<deepseek_name>[^\n`{<]{1,200}+)\n\s*+(?:```(?:json)?\s*+)?)?"
 )
 _DEEPSEEK_END = re.compile(rf"<{_BAR}tool{_BLOCK}call(?:s?{_BLOCK}end|{_BLOCK}begin){_BAR}>")

@@ -21,8 +21,8 @@ MAX_UNBALANCED = 3
 """Values per reply whose tags do not pair; after them the first closing tag ends a value."""
 _BEFORE_CHARS = 40
 
-# DeepSeek V3.2 writes invokes with a prefix of its own, Anthropic with antml.
-_PREFIX = r"(?:antml:|[|\uff5c]DSML[|\uff5c])?"
+# Anthropic and Step 3 write invokes with a namespace, DeepSeek V3.2 to V4.1 with a token.
+_PREFIX = r"(?:(?:antml|steptml):|[|\uff5c]DSML[|\uff5c] ?)?"
 _NAME = r"[\"']?(?P<{}>[^\"'<>\n]{{1,200}})[\"']?"
 _CALL = rf"{_PREFIX}(?:function|invoke)"
 
@@ -31,7 +31,10 @@ FUNCTION_OPENER = (
     rf"function(?:=|\s++name\s*+=\s*+){_NAME.format('function_name')}\s*+>"
 )
 INVOKE_OPENER = rf"<{_PREFIX}invoke\s++name\s*+=\s*+{_NAME.format('invoke_name')}\s*+>"
-GLM_OPENER = r"<tool_call>\s*+(?P<glm_name>[\w.:/-]{1,100}+)\s*+(?=<arg_key>|</tool_call>)"
+GLM_OPENER = (
+    r"<tool_call>\s*+(?P<glm_name>[\w.:/-]{1,100}+)\s*+(?:<tool_sep>\s*+)?+"  # Hunyuan's separator
+    r"(?=<arg_key>|</tool_call>)"
+)
 
 _CALL_OPENER = re.compile(rf"<tool_call>|<{_CALL}[=\s]")
 _FRESH_CALL = re.compile(
@@ -40,7 +43,8 @@ _FRESH_CALL = re.compile(
 # A list of words in JSON; a test of bash has a blank behind its bracket.
 _WORDS = re.compile(r"\s*+\[(?:\n\s*+)?\"")
 _END_OF_WRAPPER = re.compile(r"\s*+\Z")
-_PARAMETER = rf"{_PREFIX}parameter(?:=|\s++name\s*+=\s*+)"
+_PARAM = rf"{_PREFIX}param(?:eter)?+"
+_PARAMETER = rf"{_PARAM}(?:=|\s++name\s*+=\s*+)"
 # No element that closes itself, as in files of other dialects.
 _INNER_PARAMETER = rf"{_PARAMETER}[^<>\n]{{1,300}}+(?<!/)>"
 
@@ -64,12 +68,12 @@ _ELEMENTS = _Dialect(
     key=re.compile(rf"\s*+<{_PARAMETER}{_NAME.format('key')}(?P<typing>[^>\n]{{0,100}})>"),
     tag=re.compile(
         rf"<(?:(?P<value>{_INNER_PARAMETER})"
-        rf"|(?P<end_of_value>/{_PREFIX}parameter>(?!['\"`]))"
+        rf"|(?P<end_of_value>/{_PARAM}>(?!['\"`]))"
         rf"|(?P<call>{_CALL}(?:=|\s++name\s*+=)[^<>\n]{{1,300}}+>)"
         rf"|(?P<end_of_call>/{_CALL}>(?!['\"`])))"
     ),
     end_of_value=re.compile(
-        rf"<(?:(?P<closes>/{_PREFIX}parameter>)(?=\s*+(?:<{_PREFIX}parameter[=\s]|</{_CALL}>))"
+        rf"<(?:(?P<closes>/{_PARAM}>)(?=\s*+(?:<{_PARAM}[=\s]|</{_CALL}>))"
         # a closing tag that the model forgot
         rf"|(?<=\n<){_INNER_PARAMETER}"
         rf"|/{_CALL}>(?=\s*+(?:</?(?:\w{{1,20}}:)?tool_call|<{_CALL}[=\s]|</\S*+function_calls"
@@ -101,7 +105,7 @@ def read_function(reply: ReplyText, opener: re.Match[str]) -> Reading:
 
 
 def read_invoke(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """Read an invoke of Anthropic, MiniMax or DeepSeek V3.2, in any element around it."""
+    """Read an invoke of Anthropic, MiniMax M2, Step 3 or DeepSeek, in any element around it."""
     return _read_call(reply, opener, opener["invoke_name"], "invoke")
 
 

@@ -54,6 +54,9 @@ UNITS = (
     *("[a(b=[\n", "[a(b=[1],\n", '[a(b="""\n', "<|python_start|>[a()", "<|python_start|>[a(b='"),
     *("<|python_start|>[a()]", "'\n```\n", "```bash\n'\n```\n", "```bash\n'\n```\n```\n"),
     "```bash\n\"\n```\n'\n```\n",
+    *("Action: a\nAction Input: b\n", "Action: a\nAction Input: {\n", "Action: ```json\n{\n"),
+    *('<|open|>call tool="a"<|sep|>', ']<]minimax[>[<invoke name="a">]<]minimax[>[<b>'),
+    *("<function_calls>\na(b=1)", '<|tools_prefix|>[{"a":', "<tool_call>a<tool_sep>"),
 )
 _OPENERS = (
     "```bash\n",
