@@ -2,9 +2,9 @@
 
 `python -m studies.cpu_server.tier --out DIR` measures a stock server and sets the slow tier's link
 so that loading a token takes as long as computing it. Then it runs `agentkv compare` once for each
-tier and repeat, interleaved, and sets what it measured next to the simulator. Flags that it does
-not know describe the workload; a run that broke off goes on with the same --out. The last line
-on standard output is one JSON document.
+tier and repeat, interleaved, and sets what it measured next to the simulator. All servers compute
+on the same cores. Flags that it does not know describe the workload; a run that broke off goes on
+with the same --out. The last line on standard output is one JSON document.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 from agentkv.evals.commands import compare
 from agentkv.evals.commands.compare import CPU
-from agentkv.evals.options import whole_number
+from agentkv.evals.options import positive, whole_number
 from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.rows import read_runs
 from agentkv.evals.simulator import calibrate, simulate
@@ -40,6 +41,10 @@ JOBS = ("--jobs", "12", "--concurrency", "6", "--turns", "8", "--token-scale", "
 NUM_BLOCKS = "144"
 """Memory for three of the six jobs at once, as in `agentkv compare`: a run takes two minutes on two
 cores. With four short jobs the simulator sees no difference between policies."""
+CORES = "VLLM_CPU_OMP_THREADS_BIND"
+"""Variable of vLLM's CPU build with the cores that a worker computes on. Left to itself vLLM 0.32
+keeps one core for other processes, two if there is a KV connector, and none where that would leave
+none: on two cores a server with a tier would compute on twice the cores of one without."""
 SERVER_FLAGS = ("--max-model-len", "2048", "--max-num-batched-tokens", "1024")
 
 
@@ -52,10 +57,13 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--policy", action="append", metavar="NAME", help="these alone; repeatable")
     parser.add_argument("--tier", action="append", choices=TIERS, help="these alone; repeatable")
+    link = "of the slow tier; otherwise one that loads a token as fast as it is computed"
+    parser.add_argument("--link-gb-s", type=positive, metavar="X", help=link)
     options, more = parser.parse_known_args(argv)
     policies = tuple(options.policy or POLICIES)
+    os.environ.setdefault(CORES, ",".join(str(core) for core in sorted(os.sched_getaffinity(0))))
     profile = measured_profile(options.out / "machine.json")
-    link_gb_s = KV_TOKEN_BYTES / profile.step.prefill_token_s / 1e9
+    link_gb_s = options.link_gb_s or KV_TOKEN_BYTES / profile.step.prefill_token_s / 1e9
     server_flags = {
         "none": (),
         "fast": ("--kv-tier-gib", TIER_GIB),
@@ -98,7 +106,8 @@ def measured_profile(path: Path) -> Profile:
 
 HEADER = (
     *("tier", "policy", "n", "mean s", "mean / fcfs", "mean / fcfs, same tier"),
-    *("hit rate", "recomputed", "simulated mean / fcfs"),
+    *("hit rate", "recomputed"),
+    *("simulated s", "simulated / measured", "simulated mean / fcfs, same tier"),
 )
 
 
@@ -111,7 +120,8 @@ def table_rows(
     for policy, ours in means[tier].items():
         hits = _by_repeat(found[tier], "hit_rate")[policy]
         again = _by_repeat(found[tier], "recomputed_tokens")[policy]
-        entry = simulated[policy + ("" if tier == "none" else "+offload")]
+        suffix = "" if tier == "none" else "+offload"
+        expected_s, stock_s = (simulated[name + suffix]["mean_s"] for name in (policy, "fcfs"))
         rows.append(
             [
                 *(tier, policy, str(len(ours)), _mean(list(ours.values()), ".1f")),
@@ -119,7 +129,9 @@ def table_rows(
                 _ratio(ours, means[tier].get("fcfs", {})),
                 _mean(list(hits.values()), ".2f"),
                 _mean(list(again.values()), ",.0f"),
-                f"{entry['mean_s'] / simulated['fcfs']['mean_s']:.2f}",
+                f"{expected_s:.1f}",
+                _mean([expected_s / mean_s for mean_s in ours.values()], ".2f"),
+                f"{expected_s / stock_s:.2f}",
             ]
         )
     return rows
@@ -166,12 +178,13 @@ def differing(found: dict[str, list[RunOutcome]]) -> dict[str, int]:
 def simulate_tier(
     machine: Path, policies: Sequence[str], tier: str, link_gb_s: float, more: Sequence[str]
 ) -> dict[str, Any]:
-    """What the simulator says of each policy by itself, and with this tier."""
+    """What the simulator says of stock and each policy with this tier."""
     blocks = ("--blocks", NUM_BLOCKS, *SERVER_FLAGS)
     gb_s = link_gb_s if tier == "slow" else MEMORY_GB_S
     link = ("--dram-gib", TIER_GIB, "--dram-gb-s", f"{gb_s:.4f}")
     flags = ["--gpu", str(machine), *blocks, *link, *JOBS, *more]
-    kinds = dict.fromkeys(("fcfs", *policies, *(f"{policy}+offload" for policy in policies)))
+    suffix = "" if tier == "none" else "+offload"
+    kinds = dict.fromkeys(f"{policy}{suffix}" for policy in ("fcfs", *policies))
     with contextlib.redirect_stdout(io.StringIO()) as text:
         simulate.main([*flags, *_flags(tuple(kinds)), "--json"])
     document: dict[str, Any] = json.loads(text.getvalue().splitlines()[-1])["policies"]
