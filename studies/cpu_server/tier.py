@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     options, more = parser.parse_known_args(argv)
     policies = tuple(options.policy or POLICIES)
     os.environ.setdefault(CORES, ",".join(str(core) for core in sorted(os.sched_getaffinity(0))))
-    profile = measured_profile(options.out / "machine.json")
+    profile = measured_profile(options.out / "profile.json")
     link_gb_s = options.link_gb_s or KV_TOKEN_BYTES / profile.step.prefill_token_s / 1e9
     server_flags = {
         "none": (),
@@ -78,11 +78,13 @@ def main(argv: Sequence[str]) -> int:
             servers = ("--json", "--", *SERVER_FLAGS, *server_flags[tier])
             status |= compare.main([*_flags(policies), *JOBS, *scarce, *where, *servers])
     found = {tier: read_runs([options.out / tier]) for tier in tiers}
-    machine = options.out / "machine.json"
+    profile_path = options.out / "profile.json"
     rows = [
         row
         for tier in tiers
-        for row in table_rows(tier, found, simulate_tier(machine, policies, tier, link_gb_s, more))
+        for row in table_rows(
+            tier, found, simulate_tier(profile_path, policies, tier, link_gb_s, more)
+        )
     ]
     print(text_table(HEADER, rows, left=2, rule=True))
     print(json.dumps({"link_gb_s": link_gb_s, "differing_turns": differing(found), "rows": rows}))
@@ -176,13 +178,13 @@ def differing(found: dict[str, list[RunOutcome]]) -> dict[str, int]:
 
 
 def simulate_tier(
-    machine: Path, policies: Sequence[str], tier: str, link_gb_s: float, more: Sequence[str]
+    profile: Path, policies: Sequence[str], tier: str, link_gb_s: float, more: Sequence[str]
 ) -> dict[str, Any]:
     """What the simulator says of stock and each policy with this tier."""
     blocks = ("--blocks", NUM_BLOCKS, *SERVER_FLAGS)
     gb_s = link_gb_s if tier == "slow" else MEMORY_GB_S
     link = ("--dram-gib", TIER_GIB, "--dram-gb-s", f"{gb_s:.4f}")
-    flags = ["--gpu", str(machine), *blocks, *link, *JOBS, *more]
+    flags = ["--gpu", str(profile), *blocks, *link, *JOBS, *more]
     suffix = "" if tier == "none" else "+offload"
     kinds = dict.fromkeys(f"{policy}{suffix}" for policy in ("fcfs", *policies))
     with contextlib.redirect_stdout(io.StringIO()) as text:
