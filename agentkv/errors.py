@@ -28,6 +28,12 @@ _shorten.maxlong = _MAX_SHOWN_CHARS
 _shorten.maxlevel = 2
 
 
+def _clipped(value: object) -> str:
+    """Show a value in at most _MAX_SHOWN_CHARS; a list of long texts is longer even shortened."""
+    text = _shorten.repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 3] + "..."
+
+
 class AgentKVError(Exception):
     """Base of the errors below."""
 
@@ -78,7 +84,7 @@ class TagError(InputError):
         self.field = field
         self.value = value
         self.allowed = allowed
-        super().__init__(f"{field}: got {_shorten.repr(value)}, allowed is {allowed}")
+        super().__init__(f"{field}: got {_clipped(value)}, allowed is {allowed}")
 
     def __reduce__(self) -> tuple[type[TagError], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.allowed)

@@ -139,6 +139,7 @@ def test_any_json_as_a_tool_event_is_accepted_or_refused(body: Any) -> None:
         {"state": "running"},
         {"state": None},
         {"state": ["started"]},
+        {"state": ["x" * 100] * 6},
         {"duration_s": -1},
         {"duration_s": math.nan},
         {"command": "x" * (MAX_COMMAND_CHARS + 1)},
