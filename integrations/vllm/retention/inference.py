@@ -20,7 +20,7 @@ from agentkv.policies.settings import Settings
 from agentkv.protocol import job_key
 
 from .jobs import Context
-from .predictor import BackgroundWorker, Decode, Reply, command_in, reply_text
+from .predictor import BackgroundWorker, Decode, Reply, command_of_reply
 
 MAX_REWRITTEN_TOKENS = 4
 """Tokens at the end of a prompt that may differ in the next one. Templates open a thought for the
@@ -267,11 +267,11 @@ class JobInference:
         def look() -> None:
             if _CLOSERS.isdisjoint(decode(reply.token_ids[-END_TOKENS:])):
                 return
-            command = command_in(reply_text(reply, decode))
+            command = command_of_reply(reply, decode)
             if command is not None:
                 self._found.append((opening, kinds, command))
 
-        self._worker.do(look)
+        self._worker.do(look, opening.client)
 
     def take_found(self) -> None:
         """Remember the turns that were found to call a tool. O(1) if there are none."""

@@ -205,7 +205,8 @@ class TurnHistory:
             return gone
         miss = Miss("diverged", num_diverged, dict(arrival.divergence or {}))
         if arrival.difference is not None:
-            self._worker.do(partial(self._describe, miss, arrival.difference))
+            describe = partial(self._describe, miss, arrival.difference)
+            self._worker.do(describe, turn.job.client, can_wait=True)
         return miss
 
     def _describe(self, miss: Miss, difference: Difference) -> None:

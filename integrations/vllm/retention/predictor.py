@@ -1,19 +1,18 @@
 """Reads replies, predicts how long their tools run, learns and saves, off the main thread.
 
 Predicting takes 0.2 ms, and reading a reply or an adversarial command more: too long between two
-steps. PinDecisions asks; answers come back through `take`, in the order of the questions. Knows
-nothing of jobs or pins.
+steps. PinDecisions asks; answers come back through `take`, to each client in the order of its
+questions. Knows nothing of jobs or pins.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import queue
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -29,15 +28,13 @@ MAX_REPLY_TOKENS = 8192
 MAX_REPLY_CHARS = 4 * MAX_REPLY_TOKENS
 """Characters of it that are parsed, from its end: an ordinary token has four."""
 MAX_WAITING_TASKS = 1000
-"""Tasks that may wait for the background thread; a further one is refused."""
-MAX_WAITING_TO_LEARN = 16
-"""With more tasks waiting, a duration is not learned: a flood of them must not delay answers."""
+"""Tasks that may wait for the background thread, of 16 KiB at most each."""
 MAX_TAKEN = 16
 """Answers given at a time: deciding about a pin takes the main thread 25 to 40 microseconds."""
 MAX_CLIENTS = 64
 """Predictors kept if each client has one; the one that was not used for longest is dropped."""
-CLOSING_S = 2.0
-"""Longest wait of a closing engine for the last write."""
+CLOSING_S = 1.0
+"""Longest wait of a closing engine for what is yet to be learned, and then for the last write."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +43,7 @@ RequestKey = str | int
 Decode = Callable[[list[int]], str]
 """Turns tokens into text, special ones included."""
 Task = Callable[[], None]
+ToldBy = Literal["client", "reply"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,11 @@ class Reply:
     request_id: str
     token_ids: list[int]
     stop_token_id: int | None = None
+
+
+def command_of_reply(reply: Reply, decode: Decode) -> str | None:
+    """What a reply runs, as `command_in` gives it."""
+    return command_in(reply_text(reply, decode))
 
 
 def reply_text(reply: Reply, decode: Decode) -> str:
@@ -85,26 +88,47 @@ def _call(task: Task) -> None:
     task()
 
 
+def _nothing() -> None:
+    pass
+
+
+@dataclass(slots=True)
+class _Line:
+    """The tasks of one client that wait, each with what to call if it is dropped."""
+
+    soon: deque[tuple[Task, Task]] = field(default_factory=deque)
+    later: deque[tuple[Task, Task]] = field(default_factory=deque)
+
+    def __len__(self) -> int:
+        return len(self.soon) + len(self.later)
+
+
 class BackgroundWorker:
-    """Does tasks in order: at once in the caller, or, once started, in a thread of its own."""
+    """Does tasks: at once in the caller, or, once started, in a thread of its own.
+
+    There clients take turns, one task each, so that none waits for all tasks of another. Those of
+    one client are done in order, but what can wait after the rest. Of more than MAX_WAITING_TASKS
+    the newest of the client that has most is dropped.
+    """
 
     def __init__(
-        self, guard: Callable[[Task], None] = _call, *, wake: Callable[[], None] = lambda: None
+        self, guard: Callable[[Task], None] = _call, *, wake: Callable[[], None] = _nothing
     ) -> None:
         """`guard` runs a task and keeps its errors in. `wake` is for a task to call, from any
         thread, when it has something for the main thread."""
         self.wake = wake
         self._guard = guard
-        self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._lines: OrderedDict[str | None, _Line] = OrderedDict()
+        """Of clients with a task, the one whose turn is next first."""
+        self._num_waiting = 0
+        self._is_busy = False
+        self._changed = threading.Condition()
+        """Held to look at the four above, for microseconds."""
         self._thread: threading.Thread | None = None
 
     @property
     def is_started(self) -> bool:
         return self._thread is not None
-
-    @property
-    def num_waiting(self) -> int:
-        return self._tasks.qsize()
 
     def start(self) -> None:
         """Do all further tasks in a daemon thread."""
@@ -112,25 +136,59 @@ class BackgroundWorker:
         self._thread = threading.Thread(target=self._run, name="agentkv-background", daemon=True)
         self._thread.start()
 
-    def do(self, task: Task) -> bool:
-        """Do a task, now or soon; False if too many wait. Never blocks once the thread runs."""
+    def do(
+        self,
+        task: Task,
+        client: str | None = None,
+        *,
+        can_wait: bool = False,
+        or_else: Task = _nothing,
+    ) -> None:
+        """Do a task of a client (None: the engine's own), now or soon.
+
+        `or_else` is called in its stead if it is dropped, by this call or a later one. Never waits
+        for a task once the thread runs; O(1), or O(clients) while too many tasks wait.
+        """
         if self._thread is None:
             self._guard(task)
-        elif self._tasks.qsize() >= MAX_WAITING_TASKS:
-            return False
-        else:
-            self._tasks.put(task)
-        return True
+            return
+        dropped = _nothing
+        with self._changed:
+            line = self._lines.setdefault(client, _Line())
+            (line.later if can_wait else line.soon).append((task, or_else))
+            self._num_waiting += 1
+            if self._num_waiting > MAX_WAITING_TASKS:
+                # of equals the one that asks, or clients without number would drop each other's
+                most = max(self._lines, key=lambda each: (len(self._lines[each]), each == client))
+                line = self._lines[most]
+                _, dropped = (line.later or line.soon).pop()
+                self._taken_from(most)
+            self._changed.notify_all()
+        dropped()
+
+    def _taken_from(self, client: str | None) -> None:
+        self._num_waiting -= 1
+        if not self._lines[client]:
+            del self._lines[client]
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until all tasks given so far are done, for `timeout_s` at most."""
-        is_done = threading.Event()
-        if self.do(is_done.set):
-            is_done.wait(timeout_s)
+        """Wait until no task is left, for `timeout_s` at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._lines or self._is_busy), timeout_s)
 
     def _run(self) -> None:
         while True:
-            self._guard(self._tasks.get())
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+                client, line = next(iter(self._lines.items()))
+                task, _ = (line.soon or line.later).popleft()
+                self._lines.move_to_end(client)
+                self._taken_from(client)
+                self._is_busy = True
+            self._guard(task)
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +196,7 @@ class Answer:
     """What runs (None: nothing, or not known) and how long it will take."""
 
     key: RequestKey
-    told_by: Literal["client", "reply"]
+    told_by: ToldBy
     command: str | None = None
     prediction: Prediction | None = None
     is_read: bool = True
@@ -193,44 +251,21 @@ class DurationService:
         if self.predictor is not None and path is not None and path.exists():
             self._is_foreign = not self.predictor.load(path)
 
-    def ask_of_reply(
+    def ask(
         self,
-        reply: Reply,
-        decode: Decode,
+        key: RequestKey,
+        told_by: ToldBy,
+        read: Callable[[], str | None],
         client: str = "",
         *,
         is_awaited: Callable[[RequestKey], bool] = lambda _: True,
     ) -> None:
-        """Ask what this reply to a client runs, and for how long; its request id is the key.
+        """Ask what runs, and for how long: `read` gives the command, None if there is none.
 
-        `is_awaited` is called in the worker's thread: an answer that nobody awaits any more is not
-        looked for.
+        `read` and `is_awaited` are called in the worker's thread: an answer that nobody awaits any
+        more is not looked for.
         """
 
-        def read() -> str | None:
-            return command_in(reply_text(reply, decode))
-
-        self._ask(reply.request_id, "reply", read, client, is_awaited)
-
-    def ask_of_command(
-        self,
-        key: RequestKey,
-        command: str,
-        client: str = "",
-        *,
-        is_awaited: Callable[[RequestKey], bool] = lambda _: True,
-    ) -> None:
-        """Ask how long this command of a client will take."""
-        self._ask(key, "client", lambda: command, client, is_awaited)
-
-    def _ask(
-        self,
-        key: RequestKey,
-        told_by: Literal["client", "reply"],
-        read: Callable[[], str | None],
-        client: str,
-        is_awaited: Callable[[RequestKey], bool],
-    ) -> None:
         def answer() -> None:
             command = read() if is_awaited(key) else None
             result = Answer(key, told_by)
@@ -242,8 +277,10 @@ class DurationService:
             self._answers.append(result)
             self._worker.wake()
 
-        if not self._worker.do(answer):
+        def refuse() -> None:
             self._answers.append(Answer(key, told_by, is_read=False))
+
+        self._worker.do(answer, client, or_else=refuse)
 
     def _predictor_of(self, client: str) -> DurationPredictor | None:
         """The predictor that a client asks and teaches; None if nothing predicts."""
@@ -273,8 +310,9 @@ class DurationService:
     def observe(
         self, command: str, duration_s: float, client: str = "", *, is_lower_bound: bool = False
     ) -> None:
-        """Learn how long a command of a client took, or at least took, if there is time to."""
-        if self.predictor is None or self._worker.num_waiting > MAX_WAITING_TO_LEARN:
+        """Learn how long a command of a client took, or at least took, once its questions are
+        answered."""
+        if self.predictor is None:
             return
         command = command[:KEPT_COMMAND_CHARS]
 
@@ -282,9 +320,11 @@ class DurationService:
             predictor = self._predictor_of(client)
             assert predictor is not None
             predictor.observe(_read_part(command), duration_s, censored=is_lower_bound)
+            if self._path is not None and not self._has_news:
+                self._has_news = True
+                self._worker.wake()
 
-        self._worker.do(learn)
-        self._has_news = self._path is not None
+        self._worker.do(learn, client, can_wait=True)
 
     @property
     def next_save_s(self) -> float | None:
@@ -297,7 +337,9 @@ class DurationService:
             self._save()
 
     def close(self) -> None:
-        """Have what is new written before the engine ends, waiting for CLOSING_S at most."""
+        """Have what is new written before the engine ends, waiting for 2 * CLOSING_S at most."""
+        if self._path is not None:
+            self._worker.finish(CLOSING_S)
         if self._has_news:
             self._save()
             self._worker.finish(CLOSING_S)

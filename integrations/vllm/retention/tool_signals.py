@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import ToolDurations
@@ -22,7 +23,14 @@ from ..telemetry.counters import Counters
 from ..telemetry.event_log import MAX_COMMAND_CHARS
 from .costs import RestoreCostModel
 from .pin_lifecycle import PinManager
-from .predictor import Decode, DurationService, Reply, RequestKey
+from .predictor import (
+    Decode,
+    DurationService,
+    Reply,
+    RequestKey,
+    ToldBy,
+    command_of_reply,
+)
 
 NEXT_TURN_TTL_S = 5.0
 """TTL once the last tool has finished: an agent that reports its tools sends the next turn within
@@ -143,7 +151,8 @@ class PinDecisions:
         """Have the reply of a finished turn read, soon or now."""
         job = self.awaiting.get(reply.request_id)
         if job is not None:
-            self._predictor.ask_of_reply(reply, decode, job.client, is_awaited=self._is_awaited)
+            read = partial(command_of_reply, reply, decode)
+            self._ask(job, reply.request_id, "reply", read)
 
     def apply_predictions(self) -> list[Job]:
         """Decide by the answers that have come in; drops those that no pin waits for.
@@ -201,7 +210,7 @@ class PinDecisions:
         else:
             key = next(self._keys)
             self._await(job, key)
-            self._predictor.ask_of_command(key, commands, job.client, is_awaited=self._is_awaited)
+            self._ask(job, key, "client", lambda: commands)
 
     def _tool_finished(self, job: Job, event: ToolEvent, command: str) -> None:
         self._observations.from_client(job, event)
@@ -248,6 +257,11 @@ class PinDecisions:
         self._stop_awaiting(job)
         if reason == "released":
             self._observations.from_release(job, self._clock())
+
+    def _ask(
+        self, job: Job, key: RequestKey, told_by: ToldBy, read: Callable[[], str | None]
+    ) -> None:
+        self._predictor.ask(key, told_by, read, job.client, is_awaited=self._is_awaited)
 
     def _is_awaited(self, key: RequestKey) -> bool:
         return key in self.awaiting

@@ -6,7 +6,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from agentkv.integrations.vllm.retention.predictor import (
     MAX_CLIENTS,
     MAX_REPLY_CHARS,
     MAX_TAKEN,
-    MAX_WAITING_TO_LEARN,
+    MAX_WAITING_TASKS,
     BackgroundWorker,
     DurationService,
     Reply,
@@ -171,27 +173,98 @@ def test_side_work_is_done_in_order_in_one_other_thread() -> None:
     side_work.do(task)
     side_work.start()
     for _ in range(3):
-        assert side_work.do(task)
+        side_work.do(task)
     assert [done.get(timeout=LIMIT_S) for _ in range(4)] == [1, 2, 3, 4]
     assert threads == [threading.current_thread().name, *["agentkv-background"] * 3]
 
 
-def test_questions_that_pile_up_are_refused() -> None:
+Held = tuple[BackgroundWorker, threading.Event]
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    """A worker whose thread waits for the event before it does anything else."""
+    worker, is_held, may_go_on = BackgroundWorker(), threading.Event(), threading.Event()
+    worker.start()
+
+    def hold() -> None:
+        is_held.set()
+        may_go_on.wait(LIMIT_S)
+
+    worker.do(hold)
+    assert is_held.wait(LIMIT_S)
+    yield worker, may_go_on
+    may_go_on.set()
+
+
+def test_clients_take_turns_however_many_tasks_one_has(held: Held) -> None:
+    """A client's task waits for one of each other client, and for its own that came before it."""
+    worker, may_go_on = held
+    done: list[str] = []
+    for number in range(500):
+        worker.do(partial(done.append, f"mallory {number}"), "mallory")
+    for client in ("alice", "bob"):
+        for number in range(3):
+            worker.do(partial(done.append, f"{client} {number}"), client)
+    may_go_on.set()
+    worker.finish(LIMIT_S)
+    turns = [f"{client} {number}" for number in range(3) for client in ("mallory", "alice", "bob")]
+    assert done == turns + [f"mallory {number}" for number in range(3, 500)]
+
+
+def test_what_can_wait_is_done_after_the_rest_of_its_client(held: Held) -> None:
+    """And in order; another client does not wait for either."""
+    worker, may_go_on = held
+    done: list[str] = []
+    for number in range(2):
+        worker.do(partial(done.append, f"later {number}"), "alice", can_wait=True)
+        worker.do(partial(done.append, f"soon {number}"), "alice")
+    worker.do(partial(done.append, "bob's"), "bob", can_wait=True)
+    may_go_on.set()
+    worker.finish(LIMIT_S)
+    assert done == ["soon 0", "bob's", "soon 1", "later 0", "later 1"]
+
+
+def test_of_too_many_tasks_the_client_with_most_loses_its_newest(held: Held) -> None:
+    """First what can wait. The others find room, each as long as it has fewer tasks than that."""
+    worker, may_go_on = held
+    done: Counter[str] = Counter()
+    dropped: list[str] = []
+
+    def give(client: str, number: int, **how: bool) -> None:
+        name = f"{client} {number}"
+        worker.do(
+            lambda: done.update([client]), client, or_else=lambda: dropped.append(name), **how
+        )
+
+    give("mallory", -1, can_wait=True)
+    for number in range(MAX_WAITING_TASKS + 9):
+        give("mallory", number)
+    too_many = range(MAX_WAITING_TASKS, MAX_WAITING_TASKS + 9)
+    assert dropped == ["mallory -1", *(f"mallory {number}" for number in too_many)]
+    dropped.clear()
+    for number in range(MAX_WAITING_TASKS):
+        give("alice", number)
+    num_each = MAX_WAITING_TASKS // 2
+    assert [name.split()[0] for name in dropped] == ["mallory"] * num_each + ["alice"] * num_each
+    for number in range(MAX_WAITING_TASKS):
+        give(f"bot-{number}", 0)
+    may_go_on.set()
+    worker.finish(LIMIT_S)
+    assert done.total() == MAX_WAITING_TASKS
+    assert set(done.values()) == {1}
+    assert {"mallory", "alice", "bot-0"} <= set(done)
+
+
+def test_questions_that_pile_up_are_refused(held: Held) -> None:
     """A reply that is not read counts as one without a call; nothing grows without bound."""
-    side_work, is_open = BackgroundWorker(), threading.Event()
-    side_work.start()
-    side_work.do(lambda: assert_true(is_open.wait(LIMIT_S)))
-    while side_work.do(lambda: None):
-        pass
-    forecaster = DurationService(Settings(policy="context_serve"), side_work, time.monotonic)
-    forecaster.ask_of_reply(Reply("r", [1]), lambda ids: "```bash\nls\n```")
-    (forecast,) = forecaster.take()
-    assert (forecast.key, forecast.command, forecast.prediction) == ("r", None, None)
-    is_open.set()
-
-
-def assert_true(value: bool) -> None:
-    assert value
+    worker, _ = held
+    for _ in range(MAX_WAITING_TASKS):
+        worker.do(lambda: None, "alice")
+    service = DurationService(Settings(policy="context_serve"), worker, time.monotonic)
+    service.ask("r", "reply", lambda: "ls", "alice")
+    (answer,) = service.take()
+    assert (answer.key, answer.command, answer.is_read) == ("r", None, False)
 
 
 @pytest.mark.parametrize(
@@ -399,7 +472,7 @@ def test_answers_come_a_few_at_a_time() -> None:
     worker = BackgroundWorker(wake=lambda: wakes.append(None))
     service = DurationService(Settings(), worker, time.monotonic)
     for number in range(2 * MAX_TAKEN):
-        service.ask_of_command(number, "ls")
+        service.ask(number, "client", lambda: "ls")
     wakes.clear()
     assert [answer.key for answer in service.take()] == list(range(MAX_TAKEN))
     assert wakes == [None]
@@ -407,24 +480,39 @@ def test_answers_come_a_few_at_a_time() -> None:
     assert wakes == [None]
 
 
-def test_a_flood_of_signals_does_not_delay_answers() -> None:
-    """What nobody awaits any more is not predicted, and few durations wait to be learned."""
-    is_held, may_go_on = threading.Event(), threading.Event()
-    worker = BackgroundWorker()
-    worker.start()
-    worker.do(is_held.set)
-    worker.do(lambda: bool(may_go_on.wait(LIMIT_S)) or None)
-    assert is_held.wait(LIMIT_S)
+def test_a_flood_of_signals_does_not_delay_answers(held: Held) -> None:
+    """What nobody awaits any more is not predicted, and durations are learned after answers."""
+    worker, may_go_on = held
     service = DurationService(Settings(), worker, time.monotonic)
     assert service.predictor is not None
-    for number in range(500):
-        service.observe("make", 1.0)
-        service.ask_of_command(number, "make", is_awaited=lambda key: key == 499)
+    num_observed: list[int] = []
+
+    def read() -> str:
+        num_observed.append(service.predictor.num_observed)
+        return "make"
+
+    for number in range(300):
+        service.observe("make", 1.0, "mallory")
+        service.ask(number, "client", read, "mallory", is_awaited=lambda key: key == 299)
+    service.ask("bob's", "client", read, "bob")
     may_go_on.set()
     worker.finish(LIMIT_S)
-    answers = [answer for _ in range(500) for answer in service.take()]
-    assert [answer.key for answer in answers if answer.command is not None] == [499]
-    assert 0 < service.predictor.num_observed <= MAX_WAITING_TO_LEARN
+    answers = [answer for _ in range(301) for answer in service.take()]
+    assert [answer.key for answer in answers if answer.command is not None] == ["bob's", 299]
+    assert num_observed == [0, 0]
+
+
+def test_what_many_jobs_report_at_once_is_learned(held: Held) -> None:
+    """The replies of 128 jobs of one client wait to be read, and none of their runs is lost."""
+    worker, may_go_on = held
+    service = DurationService(Settings(), worker, time.monotonic)
+    assert service.predictor is not None
+    for number in range(128):
+        service.ask(f"r{number}", "reply", lambda: "make", "alice")
+        service.observe("make", 1.0, "alice")
+    may_go_on.set()
+    worker.finish(LIMIT_S)
+    assert service.predictor.num_observed == 128
 
 
 def test_each_engine_has_a_file_of_its_own() -> None:
@@ -436,7 +524,7 @@ def test_each_engine_has_a_file_of_its_own() -> None:
 
 def predicted(service: DurationService, client: str) -> str:
     """The prediction of a command for a client, and the runs it rests on."""
-    service.ask_of_command("key", "frobnicate --all", client)
+    service.ask("key", "client", lambda: "frobnicate --all", client)
     (answer,) = service.take()
     assert answer.prediction is not None
     return answer.prediction.explanation
