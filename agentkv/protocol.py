@@ -41,6 +41,8 @@ MAX_TOOL_HEADER_CHARS = 1024  # servers and proxies allow 8 KiB or more for all 
 
 SESSION_HEADER = "X-Session-ID"
 """vLLM's own header for a session. Every request of a job carries it: routers are sticky by it."""
+AFFINITY_HEADER = "X-AgentKV-Affinity"
+"""Names the job whose server this one shall share; routers by our recipes read it first."""
 
 TAG_HEADERS: Mapping[str, str] = {
     "job_id": "X-AgentKV-Job",
@@ -119,6 +121,12 @@ class Tags:
         if self.last_tool is None:
             return self
         return replace(self, last_tool=redact_command(self.last_tool)[:MAX_TOOL_CHARS])
+
+
+def routing_headers(job_id: str, affinity: str | None = None) -> dict[str, str]:
+    """Return what routers read of every request of a job, tool events and the release included."""
+    names = {SESSION_HEADER: job_id, AFFINITY_HEADER: affinity}
+    return {header: _encode(name) for header, name in names.items() if name is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +318,11 @@ def _flag(raw: Mapping[str, object], field: str, *, numbers: bool) -> bool | Non
     if numbers and isinstance(value, int | float) and value in (0, 1):
         return bool(value)
     raise TagError(field, value, "true or false" + (" (or 1 or 0)" if numbers else ""))
+
+
+def parse_affinity(value: object) -> str | None:
+    """Check a name for `X-AgentKV-Affinity`, which is as a job's id; raises TagError."""
+    return _text({"affinity": value}, "affinity", MAX_ID_CHARS)
 
 
 def parse_turn_count(value: object, field: str) -> int:

@@ -16,11 +16,11 @@ from agentkv.client.server import Link, Server
 from agentkv.client.transport import ServerTransport, job_path
 from agentkv.protocol import (
     MAX_TOOL_CHARS,
-    SESSION_HEADER,
     Tags,
     ToolEvent,
     parse_turn_count,
     redact_command,
+    routing_headers,
 )
 from agentkv.tool_calls import ToolCall
 from agentkv.tracing import JobTrace, Span
@@ -48,6 +48,7 @@ class Job(Generic[ClientT]):
         server_url: str | None,
         on_missing_server: str,
         has_headers: bool,
+        affinity: str | None = None,
     ) -> None:
         self.job_id = job_id
         self.parent_job_id = parent_job_id
@@ -60,9 +61,7 @@ class Job(Generic[ClientT]):
         self.links: dict[Server, Link] = {}
         self.trace: JobTrace | None = None
         self._path = job_path(job_id)
-        self._headers: dict[str, str] = {}
-        if has_headers:
-            self._headers[SESSION_HEADER] = Tags(job_id=job_id).as_headers()[SESSION_HEADER]
+        self.routing_headers = routing_headers(job_id, affinity) if has_headers else {}
         self._expected_turns = expected_turns
         self._is_ended = False
         self._process_id = os.getpid()
@@ -116,7 +115,7 @@ class Job(Generic[ClientT]):
         link = self.links.get(server)
         if link is None or not link.transport.is_by(client, headers):
             transport = ServerTransport(
-                client, headers, job_headers=self._headers, is_direct=is_direct
+                client, headers, job_headers=self.routing_headers, is_direct=is_direct
             )
             warns = self.on_missing_server == "warn"
             link = Link(server, transport, warns, self.ledger.note_savings)

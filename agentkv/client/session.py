@@ -26,7 +26,7 @@ from agentkv.client import context, http_clients, sdk_clients
 from agentkv.client.job import Job, current_job, job_covering
 from agentkv.client.patches import cover, uncover
 from agentkv.client.server import Link, server_at
-from agentkv.protocol import parse_tags
+from agentkv.protocol import parse_affinity, parse_tags
 from agentkv.tracing import open_trace
 
 ClientT = TypeVar("ClientT")
@@ -60,6 +60,7 @@ class Session(Generic[ClientT]):
         server: str | URL | None,
         on_missing_server: OnMissingServer,
         headers: bool,
+        affinity: str | None,
     ) -> None:
         if on_missing_server not in get_args(OnMissingServer):
             allowed = ", ".join(map(repr, get_args(OnMissingServer)))
@@ -76,6 +77,7 @@ class Session(Generic[ClientT]):
         self._server_url = None if server is None else _text_of(server)
         self._on_missing_server = on_missing_server
         self._has_headers = headers
+        self._affinity = parse_affinity(affinity)
         self._entered: list[Job[ClientT]] = []
 
     def __enter__(self) -> Job[ClientT]:
@@ -149,6 +151,7 @@ class Session(Generic[ClientT]):
             server_url=self._server_url,
             on_missing_server=self._on_missing_server,
             has_headers=self._has_headers,
+            affinity=self._affinity,
         )
 
     def _enter(self, job: Job[ClientT]) -> Job[ClientT]:
@@ -224,6 +227,7 @@ def session(
     server: str | URL | None = None,
     on_missing_server: OnMissingServer = "warn",
     headers: bool = True,
+    affinity: str | None = None,
 ) -> Session[None]: ...
 
 
@@ -237,6 +241,7 @@ def session(
     server: str | URL | None = None,
     on_missing_server: OnMissingServer = "warn",
     headers: bool = True,
+    affinity: str | None = None,
 ) -> Session[ClientT]: ...
 
 
@@ -249,6 +254,7 @@ def session(
     server: str | URL | None = None,
     on_missing_server: OnMissingServer = "warn",
     headers: bool = True,
+    affinity: str | None = None,
 ) -> Session[Any]:
     """One agent job: `with session() as job`, `async with`, or a decorator (a job per call).
 
@@ -269,6 +275,8 @@ def session(
         with the first call.
     headers: False sends the tags as body fields of the two SDKs alone, and leaves requests of HTTP
         libraries as they are.
+    affinity: the id of another job, such as a parent with the same prefix: routers by our recipes
+        send this job to its server. Without it a router places each job by itself.
 
     Leaving it, also by an exception, releases the job on the server, in the background. Raises
     TagError for an id or number out of range, TypeError for a wrong client or server.
@@ -281,4 +289,5 @@ def session(
         server=server,
         on_missing_server=on_missing_server,
         headers=headers,
+        affinity=affinity,
     )

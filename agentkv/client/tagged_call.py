@@ -73,7 +73,7 @@ class TaggedCall:
         try:
             tags = job.tags(self._turn)
             if job.has_headers:
-                self.headers = tags.as_headers()
+                self.headers = {**tags.as_headers(), **job.routing_headers}
             if job.trace is not None:
                 self._open_span(job.trace, self._turn)
             if self.takes_fields and server.has_plugin:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -96,6 +97,24 @@ def test_nested_sessions_have_the_outer_one_as_parent(
         {"job_id": "adopted", "parent_job_id": "other", "turn": 1},
     ]
     server.wait_for(lambda server: server.released == ["inner", "adopted", "outer"])
+
+
+def test_a_job_names_another_to_stay_with_on_every_request(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """A child's turns, tool events and release carry its parent's id for routers, and its own."""
+    with agentkv.session(job_id="lead"):
+        ask(client)
+        with agentkv.session(job_id="child", affinity="lead") as child:
+            ask(client)
+            with child.tool("ls"):
+                pass
+    server.wait_for(lambda server: server.released == ["child", "lead"])
+    names = ("x-session-id", "x-agentkv-affinity")
+    sent = Counter(tuple(map(request.headers.get, names)) for request in server.requests)
+    assert sent[("child", "lead")] == 4  # a turn, two events, the release
+    assert {job for job, affinity in sent if affinity is None} >= {"lead"}
+    assert ("child", None) not in sent
 
 
 def test_a_drop_in_is_for_its_own_job_while_that_is_open(
@@ -246,6 +265,7 @@ def test_the_last_step_is_declared_or_follows_from_a_limit(
         {"job_id": "x" * 1_000_000},
         {"job_id": 7},
         {"parent_job_id": "x" * 257},
+        {"affinity": ""},
         {"expected_turns": 0},
         {"expected_turns": 1.5},
     ],

@@ -66,13 +66,14 @@ def play(
     run_tool: Callable[[int], object] = run_short_tool,
     *,
     max_retries: int = openai.DEFAULT_MAX_RETRIES,
+    affinity: str | None = None,
 ) -> Played:
     """A job of NUM_TURNS turns with a tool after each but the last."""
     played = Played(job_id)
     messages: list[Any] = [{"role": "user", "content": f"{job_id}: {WORDS}"}]
     with (
         client_of(router, max_retries=max_retries) as client,
-        agentkv.session(client, job_id=job_id) as job,
+        agentkv.session(client, job_id=job_id, affinity=affinity) as job,
     ):
         for turn in range(NUM_TURNS):
             started_s = time.monotonic()
@@ -125,11 +126,17 @@ def ask_for_plugin(router: HTTPProcess) -> None:
     assert answer.raise_for_status().json()["policy"]
 
 
-def play_all(router: HTTPProcess, name: str, num_jobs: int) -> list[Played]:
+def play_all(
+    router: HTTPProcess, name: str, num_jobs: int, *, affinity: str | None = None
+) -> list[Played]:
     """Jobs with short tools, AT_ONCE at a time; all feedback has been sent afterwards."""
     ask_for_plugin(router)
+
+    def play_one(number: int) -> Played:
+        return play(router, f"{name}-{number:02d}", affinity=affinity)
+
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        jobs = list(pool.map(lambda n: play(router, f"{name}-{n:02d}"), range(num_jobs)))
+        jobs = list(pool.map(play_one, range(num_jobs)))
     assert agentkv.flush(LIMIT_S)
     return jobs
 
