@@ -1,13 +1,15 @@
 """Plays the units of a study, each as one row of a file, in processes of their own.
 
 A process that dies, or takes too long over a unit, costs that unit alone. Knows nothing of what a
-unit is; each study says how one is simulated and how its row looks.
+unit is; each study says how one is simulated, and makes its tables from the rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
+import json
 import multiprocessing
 import os
 import sys
@@ -15,15 +17,16 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, as_completed
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
-from agentkv.errors import InputError
-from agentkv.evals.options import seconds, whole_number
+from agentkv.errors import AgentKVError, InputError
+from agentkv.evals.options import BAD_USAGE, DONE, FAILED, seconds, whole_number
 from agentkv.evals.progress import progress
-from agentkv.evals.rows import RowFile, read_rows
+from agentkv.evals.rows import RowFile, provenance, read_rows
 
 Row = dict[str, Any]
 UnitT = TypeVar("UnitT")
@@ -32,11 +35,76 @@ MakeRow = Callable[[UnitT, Row], Row]
 _TRACEBACK_CHARS = 2000
 
 
+class StudyUnit(Protocol):
+    """A unit by all that decides its result, except the code."""
+
+    @property
+    def key(self) -> str:
+        """Names its row; two units of a study with one key are the same."""
+        ...
+
+    def facts(self) -> Row: ...
+
+
+StudyUnitT = TypeVar("StudyUnitT", bound=StudyUnit)
+
+
+def exit_status(program: str, run: Callable[[], int]) -> int:
+    """Run a study; an error that a user can mend is one line on standard error."""
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is JSON
+    try:
+        return run()
+    except (AgentKVError, OSError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return BAD_USAGE
+
+
+def play_missing(
+    units: Iterable[StudyUnitT],
+    simulate: Simulate[StudyUnitT],
+    path: Path,
+    options: argparse.Namespace,
+    *,
+    program: str,
+) -> Row:
+    """Play the units that have no good row in the file; returns how the run went.
+
+    Raises InputError without vLLM, and where rows are there and the flags do not say what to do.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise InputError("the package 'vllm' is missing: run `pip install '.[vllm,bench]'`")
+    todo = list(units)
+    if options.force:
+        path.unlink(missing_ok=True)
+    elif path.exists():
+        if not options.resume:
+            raise InputError(f"{path.parent} has rows: --resume it, --force, or another --out")
+        done = {row["unit"] for row in last_rows(path, ("error",)) if row["error"] is None}
+        todo = [unit for unit in todo if unit.key not in done]
+    played = play_units(todo, simulate, partial(make_row, provenance()["commit"]), options)
+    return write_rows(path, played, len(todo), program=program)
+
+
+def make_row(commit: str | None, unit: StudyUnit, found: Row) -> Row:
+    """What was found, with all that is known of its origin."""
+    return {"unit": unit.key, **unit.facts(), **found, "commit": commit}
+
+
+def print_result(rows: Sequence[Row], run: Row, **found: Any) -> int:
+    """Print one JSON document: what was found in the rows, and how the run went."""
+    failed = sum(row["error"] is not None for row in rows)
+    document = {"units": len(rows), **found, **run, "failed_units": failed}
+    print(json.dumps(document), flush=True)
+    return FAILED if failed or run.get("ended_early") else DONE
+
+
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Flags of every study that is played unit by unit."""
-    add = parser.add_argument_group("run").add_argument
-    add("--resume", action="store_true", help="go on with the study in --out")
-    add("--force", action="store_true", help="delete the study in --out first")
+    group = parser.add_argument_group("run")
+    either = group.add_mutually_exclusive_group().add_argument
+    either("--resume", action="store_true", help="go on with the study in --out")
+    either("--force", action="store_true", help="delete the study in --out first")
+    add = group.add_argument
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     count = whole_number(1)
     add("--workers", type=count, default=cores or 1, metavar="N", help="default: one a core")
@@ -128,7 +196,7 @@ def last_rows(path: Path, needed: Iterable[str]) -> list[Row]:
     """
     if not path.is_file():
         raise InputError(f"{path.parent}: no {path.name} in it")
-    return list({row["unit"]: row for row in read_rows(path, needed)}.values())
+    return list({row["unit"]: row for row in read_rows(path, ("unit", *needed))}.values())
 
 
 def _describe(row: Row) -> str:

@@ -9,7 +9,6 @@ import argparse
 import hashlib
 import importlib.util
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentkv.errors import AgentKVError, InputError
-from agentkv.evals.options import BAD_USAGE, DONE, FAILED, positive, whole_number
+from agentkv.errors import InputError
+from agentkv.evals.options import DONE, FAILED, positive, whole_number
 from agentkv.evals.rows import provenance, write_whole
 from agentkv.evals.simulator import catalog
 from agentkv.evals.simulator.cost import Roofline
@@ -27,7 +26,7 @@ from agentkv.evals.simulator.machine import DEFAULT_DRAM_GIB, Limits, make_machi
 from agentkv.evals.workload.jobs import TOOLS
 from agentkv.evals.workload.workloads import WORKLOADS
 
-from ..units import Row, add_run_options, last_rows, play_units, write_rows
+from ..units import Row, add_run_options, exit_status, last_rows, play_units, write_rows
 from .findings import Findings
 from .grid import (
     DEFAULT_LOADS,
@@ -55,7 +54,7 @@ DEFAULT_POLICIES = (
 )
 ROWS_FILE, STUDY_FILE, TABLES_FILE = "rows.jsonl", "study.json", "tables.md"
 _OF_EVERY_ROW = (
-    *("unit", "tools", "pool_blocks", "load", "jps", "multiple", "concurrency", "seed"),
+    *("tools", "pool_blocks", "load", "jps", "multiple", "concurrency", "seed"),
     *("policy", "one_x", "error", "wall_s", "cpu_s", "commit", "config"),
 )
 PROGRAM = "python -m studies.policy_grid"
@@ -63,16 +62,14 @@ PROGRAM = "python -m studies.policy_grid"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: all units done; 1: some failed, or it ended early; 2: nothing could be done."""
-    options = _read_options(sys.argv[1:] if argv is None else argv)
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is JSON
-    try:
-        if options.tables is not None:
-            return _report(Path(options.tables), {})
-        with tempfile.TemporaryDirectory(prefix="agentkv-study-") as folder:
-            return _run(options, Path(folder))
-    except (AgentKVError, OSError) as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return BAD_USAGE
+    return exit_status(PROGRAM, partial(_main, _read_options(argv)))
+
+
+def _main(options: argparse.Namespace) -> int:
+    if options.tables is not None:
+        return _report(Path(options.tables), {})
+    with tempfile.TemporaryDirectory(prefix="agentkv-study-") as folder:
+        return _run(options, Path(folder))
 
 
 def _run(options: argparse.Namespace, folder: Path) -> int:
@@ -188,7 +185,7 @@ def _report(out: Path, run: dict[str, Any]) -> int:
     return FAILED if document["failed_units"] or run.get("ended_early") else DONE
 
 
-def _read_options(argv: Sequence[str]) -> argparse.Namespace:
+def _read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     """The flags; argparse itself exits with status 2 for invalid ones."""
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
@@ -238,8 +235,6 @@ def _read_options(argv: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if (options.out is None) == (options.tables is None):
         parser.error("give --out DIR, or --tables DIR of a study that is there")
-    if options.resume and options.force:
-        parser.error("--resume and --force: give the one or the other")
     return options
 
 

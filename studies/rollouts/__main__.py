@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,10 +18,9 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
-from agentkv.errors import AgentKVError, InputError
-from agentkv.evals.options import BAD_USAGE, DONE, FAILED, whole_number
+from agentkv.evals.options import whole_number
 from agentkv.evals.outcomes import RunOutcome
-from agentkv.evals.rows import provenance, write_whole
+from agentkv.evals.rows import write_whole
 from agentkv.evals.simulator.cost import Roofline
 from agentkv.evals.simulator.machine import Limits, Machine, make_machine
 from agentkv.evals.simulator.policies import parse_policy
@@ -32,7 +29,7 @@ from agentkv.evals.tables import markdown_table
 from agentkv.evals.workload.workloads import make_workload
 
 from ..policy_grid.policies import LOSSLESS, GridPolicy
-from ..units import Row, add_run_options, last_rows, play_units, write_rows
+from ..units import Row, add_run_options, exit_status, last_rows, play_missing, print_result
 
 HERE = Path(__file__).parent
 ROWS_FILE, TABLES_FILE = "rows.jsonl", "tables.md"
@@ -63,7 +60,7 @@ REGIMES: Mapping[str, Regime] = {
     "double": Regime(128, 0.8),
     "partial": Regime(64, 0.8, "partial-rollouts", 128),
 }
-_NEEDED = ("unit", "regime", "seed", "policy", "error", "commit", "step_s")
+_NEEDED = ("regime", "seed", "policy", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,45 +201,21 @@ def _describe(regime: Regime) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: all runs done; 1: some failed, or it ended early; 2: nothing could be done."""
-    options = _read_options(sys.argv[1:] if argv is None else argv)
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is JSON
-    try:
-        return _run(options, Path(options.out))
-    except (AgentKVError, OSError) as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return BAD_USAGE
+    return exit_status(PROGRAM, partial(_run, _read_options(argv)))
 
 
-def _run(options: argparse.Namespace, out: Path) -> int:
+def _run(options: argparse.Namespace) -> int:
     run: Row = {}
-    path = out / ROWS_FILE
+    out = Path(options.out)
     if not options.tables:
-        if importlib.util.find_spec("vllm") is None:
-            raise InputError("the package 'vllm' is missing: run `pip install '.[vllm,bench]'`")
-        todo = list(units(options))
-        if options.force:
-            path.unlink(missing_ok=True)
-        elif path.exists():
-            if not options.resume:
-                raise InputError(f"{out} has rows: --resume it, --force, or another --out")
-            done = {row["unit"] for row in last_rows(path, _NEEDED[:1]) if row["error"] is None}
-            todo = [unit for unit in todo if unit.key not in done]
-        played = play_units(todo, simulate, partial(make_row, provenance()["commit"]), options)
-        run = write_rows(path, played, len(todo), program=PROGRAM)
-    rows = last_rows(path, _NEEDED[:1])
+        run = play_missing(units(options), simulate, out / ROWS_FILE, options, program=PROGRAM)
+    rows = last_rows(out / ROWS_FILE, _NEEDED)
     good = [row for row in rows if row["error"] is None]
     write_whole(out / TABLES_FILE, tables(good))
-    document = {"units": len(rows), "failed_units": len(rows) - len(good), **run}
-    print(json.dumps(document), flush=True)
-    return FAILED if len(good) < len(rows) or run.get("ended_early") else DONE
+    return print_result(rows, run)
 
 
-def make_row(commit: str | None, unit: Unit, found: Row) -> Row:
-    """What was found, with all that is known of its origin."""
-    return {"unit": unit.key, **unit.facts(), **found, "commit": commit}
-
-
-def _read_options(argv: Sequence[str]) -> argparse.Namespace:
+def _read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     """The flags; argparse itself exits with status 2 for invalid ones."""
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
@@ -261,10 +234,7 @@ def _read_options(argv: Sequence[str]) -> argparse.Namespace:
     add("--out", default=str(HERE), metavar="DIR", help="rows and tables (default: the study's)")
     add("--tables", action="store_true", help="play nothing: tables from the rows alone")
     add_run_options(parser)
-    options = parser.parse_args(argv)
-    if options.resume and options.force:
-        parser.error("--resume and --force: give the one or the other")
-    return options
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -7,48 +7,41 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import importlib.util
 import json
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from agentkv.errors import AgentKVError, InputError
-from agentkv.evals.options import BAD_USAGE, DONE, FAILED, whole_number
-from agentkv.evals.rows import provenance, write_whole
+from agentkv.evals.options import whole_number
+from agentkv.evals.rows import write_whole
 
-from ..units import Row, add_run_options, last_rows, play_units, write_rows
+from ..units import Row, add_run_options, exit_status, last_rows, play_missing, print_result
 from .findings import Findings
 from .page import draw, fill, tables
-from .regimes import PARTS, SETTINGS, Unit, simulate, units
+from .regimes import PARTS, SETTINGS, simulate, units
 
 HERE = Path(__file__).parent
 ROWS_FILE, PACKED_FILE, TABLES_FILE = "rows.jsonl", "rows.jsonl.gz", "tables.md"
 PROGRAM = "python -m studies.tournament"
-_NEEDED = ("unit", "workload", "pool", "has_tier", "seed", "policy", "error", "commit")
+_NEEDED = ("workload", "pool", "has_tier", "seed", "policy", "error", "commit")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: all units done; 1: some failed, or it ended early; 2: nothing could be done."""
-    options = _read_options(sys.argv[1:] if argv is None else argv)
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is JSON
-    try:
-        return _run(options, Path(options.out))
-    except (AgentKVError, OSError) as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return BAD_USAGE
+    return exit_status(PROGRAM, partial(_run, _read_options(argv)))
 
 
-def _run(options: argparse.Namespace, out: Path) -> int:
+def _run(options: argparse.Namespace) -> int:
     run: Row = {}
+    out = Path(options.out)
     if not options.tables:
-        if importlib.util.find_spec("vllm") is None:
-            raise InputError("the package 'vllm' is missing: run `pip install '.[vllm,bench]'`")
-        todo = _units_to_play(options, out)
-        played = play_units(todo, simulate, partial(make_row, provenance()["commit"]), options)
-        run = write_rows(out / ROWS_FILE, played, len(todo), program=PROGRAM)
+        if options.force:
+            (out / PACKED_FILE).unlink(missing_ok=True)
+        unpack(out)
+        asked = list(units(options.parts, options.seeds, options.workloads))
+        asked = [unit for unit in asked if options.policy is None or unit.name in options.policy]
+        run = play_missing(asked, simulate, out / ROWS_FILE, options, program=PROGRAM)
     rows = read_units(out)
     found = Findings(rows)
     made = tables(found)
@@ -59,23 +52,20 @@ def _run(options: argparse.Namespace, out: Path) -> int:
         draw(found, Path(options.figure or out / "tournament.png"))
     if options.pack:
         pack(rows, out / PACKED_FILE)
-    failed = [row for row in rows if row["error"] is not None]
-    document = {"units": len(rows), "commits": found.commits, "failed_units": len(failed), **run}
-    print(json.dumps(document), flush=True)
-    return FAILED if failed or run.get("ended_early") else DONE
-
-
-def make_row(commit: str | None, unit: Unit, found: Row) -> Row:
-    """What was found, with all that is known of its origin."""
-    return {"unit": unit.key, **unit.facts(), **found, "commit": commit}
+    return print_result(rows, run, commits=found.commits)
 
 
 def read_units(out: Path) -> list[Row]:
     """The last row of each unit; the committed, packed rows where there are no others."""
+    unpack(out)
+    return last_rows(out / ROWS_FILE, _NEEDED)
+
+
+def unpack(out: Path) -> None:
+    """Write the rows that are committed, unless there are others."""
     packed = out / PACKED_FILE
     if packed.is_file() and not (out / ROWS_FILE).exists():
         (out / ROWS_FILE).write_bytes(gzip.decompress(packed.read_bytes()))
-    return last_rows(out / ROWS_FILE, _NEEDED)
 
 
 def pack(rows: Sequence[Row], path: Path) -> None:
@@ -85,22 +75,7 @@ def pack(rows: Sequence[Row], path: Path) -> None:
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def _units_to_play(options: argparse.Namespace, out: Path) -> list[Unit]:
-    """The units that have no row yet; with --force the old rows are deleted."""
-    asked = list(units(options.parts, options.seeds, options.workloads))
-    asked = [unit for unit in asked if options.policy is None or unit.name in options.policy]
-    if options.force:
-        for name in (ROWS_FILE, PACKED_FILE):
-            (out / name).unlink(missing_ok=True)
-    elif (out / ROWS_FILE).exists() or (out / PACKED_FILE).exists():
-        if not options.resume:
-            raise InputError(f"{out} has rows: --resume it, --force, or another --out")
-        done = {row["unit"] for row in read_units(out) if row["error"] is None}
-        return [unit for unit in asked if unit.key not in done]
-    return asked
-
-
-def _read_options(argv: Sequence[str]) -> argparse.Namespace:
+def _read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     """The flags; argparse itself exits with status 2 for invalid ones."""
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
@@ -121,10 +96,7 @@ def _read_options(argv: Sequence[str]) -> argparse.Namespace:
     add("--figure", metavar="FILE", help="default: tournament.png in --out")
     add("--pack", action="store_true", help=f"write {PACKED_FILE}, which is committed")
     add_run_options(parser)
-    options = parser.parse_args(argv)
-    if options.resume and options.force:
-        parser.error("--resume and --force: give the one or the other")
-    return options
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from agentkv.evals.simulator.routers import ROUTERS
-from studies.fleet.__main__ import main, make_row
+from studies.fleet.__main__ import main
 from studies.fleet.page import Findings, tables
 from studies.fleet.regimes import JOBS, LOADS, POLICIES, STICKY_SPILL, Unit, units
+from studies.units import make_row
 
 SMALL = ["--sizes", "1", "--seeds", "0", "--parts", "sizes", "--workers", "1"]
 FIGURES = {"p99_s": 9.0, "hit_rate": 0.5, "error": None}

@@ -12,7 +12,7 @@ import pytest
 
 from agentkv.errors import InputError
 from agentkv.evals.outcomes import JobOutcome
-from studies.tournament.__main__ import HERE, PACKED_FILE, make_row, pack, read_units
+from studies.tournament.__main__ import HERE, PACKED_FILE, pack, read_units
 from studies.tournament.__main__ import main as play
 from studies.tournament.findings import Findings, Regime
 from studies.tournament.page import fill, tables
@@ -30,6 +30,7 @@ from studies.tournament.regimes import (
     units,
     with_limit,
 )
+from studies.units import make_row
 
 SMALL = ["--parts", "main", "--workloads", "bfcl", "--seeds", "0", "--workers", "1"]
 TWO = ["--policy", STOCK, "--policy", "VTC"]
