@@ -8,9 +8,6 @@ step. Rows are written as units end; the tables are made from the rows alone.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,10 +15,9 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from agentkv.errors import AgentKVError, InputError
-from agentkv.evals.options import BAD_USAGE, DONE, FAILED, whole_number
+from agentkv.evals.options import whole_number
 from agentkv.evals.outcomes import RunOutcome
-from agentkv.evals.rows import provenance, write_whole
+from agentkv.evals.rows import write_whole
 from agentkv.evals.simulator.cost import Batch, CostModel
 from agentkv.evals.simulator.machine import Limits, Machine, make_machine
 from agentkv.evals.simulator.policies import parse_policy
@@ -29,8 +25,10 @@ from agentkv.evals.summary import Spread, summarize
 from agentkv.evals.tables import markdown_table
 from agentkv.evals.workload.plans import Workload, deal_jobs
 from agentkv.evals.workload.workloads import make_workload
+from agentkv.integrations.vllm.retention import ClientPlace
+from agentkv.integrations.vllm.retention.shares import ClientShares
 
-from ..units import Row, add_run_options, last_rows, play_units, write_rows
+from ..units import Row, add_run_options, exit_status, last_rows, play_missing, print_result
 
 HERE = Path(__file__).parent
 ROWS_FILE, TABLES_FILE = "rows.jsonl", "tables.md"
@@ -39,7 +37,9 @@ HEAVY, LIGHT = "heavy", "light"
 LOADS = {HEAVY: 10.0, LIGHT: 1.0}
 GOAL = 1.15
 POLICIES = ("fcfs", "continuum:paper", "context_serve", "agentkv")
-_NEEDED = ("unit", "workload", "blocks", "policy", "seed", "error")
+MEMORY_ALONE, ORDER_ALONE = ABLATIONS = "agentkv, memory alone", 'agentkv{"client_share":1}'
+"""Without the order by service; and with a share of memory that nobody exceeds."""
+_NEEDED = ("workload", "blocks", "policy", "seed", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ SETTINGS = {
     "swebench": Setting(110, 1.0, (3400, 1700)),
 }
 """Twice the rate at which the tournament's jobs arrive, on its two smaller pools."""
+ABLATED = "bfcl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,14 @@ class Unit:
     seed: int
     policy: str
 
+    def facts(self) -> Row:
+        """All that decides the unit's result, except the code and its setting."""
+        return asdict(self)
+
+    @property
+    def key(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         return f"{self.workload}, {self.blocks} blocks, seed {self.seed}, {self.policy}"
 
@@ -85,8 +94,17 @@ class Unit:
 def units(workloads: Sequence[str], seeds: Sequence[int]) -> Iterator[Unit]:
     """Seed by seed, all policies of a pool together, so that what is cut short has whole pools."""
     for seed, workload in product(seeds, workloads):
-        for blocks, policy in product(SETTINGS[workload].pools, POLICIES):
+        policies = (*POLICIES, *ABLATIONS) if workload == ABLATED else POLICIES
+        for blocks, policy in product(SETTINGS[workload].pools, policies):
             yield Unit(workload, blocks, seed, policy)
+
+
+class MemoryShares(ClientShares):
+    """Memory is shared by weight, but who was served less is not next because of that."""
+
+    def place(self, client: str) -> ClientPlace:
+        is_above, _ = super().place(client)
+        return is_above, 0.0
 
 
 def half_of(machine: Machine) -> Machine:
@@ -120,13 +138,13 @@ def simulate(unit: Unit) -> Row:
 def _play(unit: Unit, workload: Workload, machine: Machine) -> Row:
     from agentkv.evals.simulator.run import Simulation
 
-    result = Simulation(workload, machine, parse_policy(unit.policy)).run()
+    is_ablated = unit.policy == MEMORY_ALONE
+    choice = parse_policy("agentkv" if is_ablated else unit.policy)
+    simulation = Simulation(workload, machine, choice)
+    if is_ablated:
+        simulation.engine.scheduler.retention.admission.shares.__class__ = MemoryShares
+    result = simulation.run()
     return summarize(RunOutcome(unit.policy, {}, result.jobs, result.counters))
-
-
-def make_row(commit: str | None, unit: Unit, found: Row) -> Row:
-    """What was found, with all that is known of its origin."""
-    return {"unit": str(unit), **asdict(unit), **found, "commit": commit}
 
 
 def ratio(row: Row) -> float:
@@ -142,7 +160,10 @@ def table(rows: Sequence[Row]) -> str:
     groups: dict[tuple[str, int, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["workload"], row["blocks"], row["policy"]), []).append(row)
-    for (workload, blocks, policy), same in groups.items():
+    order = [*POLICIES, *ABLATIONS]
+    places = sorted(groups, key=lambda place: (place[0], -place[1], order.index(place[2])))
+    for workload, blocks, policy in places:
+        same = groups[workload, blocks, policy]
         means = [
             Spread.of([row["clients"][LIGHT]["mean_s"] for row in same]),
             Spread.of([row["alone_on_half"]["mean_s"] for row in same]),
@@ -159,45 +180,23 @@ def table(rows: Sequence[Row]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: all units done; 1: some failed, or it ended early; 2: nothing could be done."""
-    options = _read_options(sys.argv[1:] if argv is None else argv)
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is JSON
-    try:
-        return _run(options, Path(options.out))
-    except (AgentKVError, OSError) as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return BAD_USAGE
+    return exit_status(PROGRAM, partial(_run, _read_options(argv)))
 
 
-def _run(options: argparse.Namespace, out: Path) -> int:
+def _run(options: argparse.Namespace) -> int:
     run: Row = {}
-    path = out / ROWS_FILE
+    out = Path(options.out)
     if not options.tables:
-        if importlib.util.find_spec("vllm") is None:
-            raise InputError("the package 'vllm' is missing: run `pip install '.[vllm,bench]'`")
-        if options.force:
-            path.unlink(missing_ok=True)
-        elif path.exists() and not options.resume:
-            raise InputError(f"{out} has rows: --resume it, --force, or another --out")
-        done = {row["unit"] for row in _rows(path) if row["error"] is None}
         asked = units(options.workloads, options.seeds)
-        todo = [unit for unit in asked if str(unit) not in done]
-        played = play_units(todo, simulate, partial(make_row, provenance()["commit"]), options)
-        run = write_rows(path, played, len(todo), program=PROGRAM)
-    rows = _rows(path)
-    played_rows = [row for row in rows if row["error"] is None]
-    write_whole(out / TABLES_FILE, table(played_rows) + "\n")
-    failed = len(rows) - len(played_rows)
-    ours = [ratio(row) for row in played_rows if row["policy"] == "agentkv"]
-    worst = max(ours, default=None)
-    print(json.dumps({"units": len(rows), "failed_units": failed, "worst_ratio": worst, **run}))
-    return FAILED if failed or run.get("ended_early") else DONE
+        run = play_missing(asked, simulate, out / ROWS_FILE, options, program=PROGRAM)
+    rows = last_rows(out / ROWS_FILE, _NEEDED)
+    played = [row for row in rows if row["error"] is None]
+    write_whole(out / TABLES_FILE, table(played) + "\n")
+    ours = [ratio(row) for row in played if row["policy"] == "agentkv"]
+    return print_result(rows, run, worst_ratio=max(ours, default=None))
 
 
-def _rows(path: Path) -> list[Row]:
-    return last_rows(path, _NEEDED) if path.exists() else []
-
-
-def _read_options(argv: Sequence[str]) -> argparse.Namespace:
+def _read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     """The flags; argparse itself exits with status 2 for invalid ones."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
     add = parser.add_argument
