@@ -139,17 +139,33 @@ class JobBalancer:
 
 
 @guarded(None)
-def _choose(balancer: JobBalancer, request: Any, loads: list[list[float]]) -> int | None:
-    """The engine of a request by its tags. loads: waiting and running requests of each engine."""
+def _choose(balancer: JobBalancer, request: Any, client: Any) -> int | None:
+    """The engine of a request by its tags, and by what vLLM's client knows of the engines."""
     tags = tags_of(request)
     if tags.job_id is None:
         return None
     num_tokens = len(request.prompt_token_ids or ())
-    known = {rank: EngineLoad(load[0], load[1]) for rank, load in enumerate(loads)}
-    now_s = time.monotonic()
     return balancer.rank_for(
-        tags.job_id, tags.parent_job_id, num_tokens, known, engine_reports, now_s
+        tags.job_id,
+        tags.parent_job_id,
+        num_tokens,
+        _loads(client),
+        engine_reports,
+        time.monotonic(),
     )
+
+
+def _loads(client: Any) -> dict[int, EngineLoad]:
+    """Waiting and running requests of each engine; also those sent since the last report, as stock
+    counts them, so that jobs which leave a full engine at once do not all go to one other."""
+    sent = getattr(client, "engine_inflight", {})  # from vLLM 0.27 on
+    loads = {}
+    known = zip(client.core_engines, client.lb_engines, strict=False)  # they differ while it scales
+    for rank, (engine, load) in enumerate(known):
+        waiting, running = load[:2]
+        num_sent = client.client_count * sent.get(engine, 0)
+        loads[rank] = EngineLoad(waiting, max(running, num_sent - waiting))
+    return loads
 
 
 @guarded(None)
@@ -170,7 +186,7 @@ def install() -> None:
         balancer = _balancer_of(self)
         is_streamed_on = request.request_id in self.reqs_in_flight
         if balancer is not None and request.data_parallel_rank is None and not is_streamed_on:
-            request.data_parallel_rank = _choose(balancer, request, self.lb_engines)
+            request.data_parallel_rank = _choose(balancer, request, self)
         engine = choose(self, request)
         if balancer is not None:
             _note(balancer, request, self.core_engines.index(engine))

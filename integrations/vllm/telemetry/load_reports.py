@@ -56,12 +56,13 @@ def better_rank(
     reports: Mapping[int, EngineReport],
     now_s: float,
 ) -> int | None:
-    """Return the engine on which a returning turn will begin earlier; None to stay on `rank`.
+    """Return the engine to which a returning turn is worth moving; None to stay on `rank`.
 
     That is the one with the fewest requests, if nobody waits there, turns wait here, and returning
-    turns have lately waited here for longer than they did there and all `num_tokens` take to
-    compute. Where turns wait on both, memory is short on both: a job that moves then leaves KV
-    behind and needs as much again, so that all wait for longer.
+    turns have lately waited here for longer than they did there and the move costs: all
+    `num_tokens` are computed there, for which the requests that run there wait as well. Where turns
+    wait on both, memory is short on both: a job that moves then leaves KV behind and needs as much
+    again, so that all wait for longer.
     """
     here, others = reports.get(rank), [other for other in loads if other != rank]
     if here is None or not others or not loads[rank].num_waiting or not here.is_fresh(now_s):
@@ -70,4 +71,5 @@ def better_rank(
     there = reports.get(target)
     if there is None or loads[target].num_waiting or not there.is_fresh(now_s):
         return None
-    return target if here.wait_s > there.wait_s + there.prefill_s(num_tokens) else None
+    cost_s = there.prefill_s(num_tokens) * (1 + loads[target].num_running)
+    return target if here.wait_s > there.wait_s + cost_s else None

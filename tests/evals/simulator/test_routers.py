@@ -71,7 +71,7 @@ def test_sticky_spill_moves_a_job_if_that_is_faster() -> None:
     assert router.choose(turn("a"), up, 0.0) == 0
     up = engines(5, 1)
     up[0].num_waiting = 3
-    for wait_s, rank in ((0.05, 0), (0.15, 1)):
+    for wait_s, rank in ((0.15, 0), (0.25, 1)):
         for view, wait in zip(up, (wait_s, 0.0), strict=True):
             view.report = EngineReport(wait, PREFILL, 1.0)
         assert router.choose(turn("a"), up, 1.0) == rank

@@ -120,28 +120,31 @@ def test_a_sub_agent_starts_on_its_parents_engine_unless_others_wait_there(
 
 
 @pytest.mark.parametrize(
-    ("waits_s", "num_waiting", "age_s", "moves_to"),
+    ("waits_s", "num_waiting", "num_running", "age_s", "moves_to"),
     [
-        ({0: 0.15, 1: 0.0}, (5, 0), 0.0, 1),  # 100 tokens take 0.1 s elsewhere
-        ({0: 0.05, 1: 0.0}, (5, 0), 0.0, None),
-        ({0: 0.15, 1: 0.1}, (5, 0), 0.0, None),
-        ({0: 0.25, 1: 0.1}, (5, 0), 0.0, 1),
-        ({0: 0.15, 1: 0.0}, (0, 0), 0.0, None),  # those waits are over
-        ({0: 9.0, 1: 0.0}, (5, 1), 0.0, None),  # memory is short on both
-        ({0: 0.15, 2: 0.0}, (5, 0), 0.0, None),  # nothing is known of the emptiest one
-        ({1: 0.0}, (5, 0), 0.0, None),
-        ({0: 0.15, 1: 0.0}, (5, 0), 60.0, None),
+        ({0: 0.15, 1: 0.0}, (5, 0), 0, 0.0, 1),  # 100 tokens take 0.1 s elsewhere
+        ({0: 0.05, 1: 0.0}, (5, 0), 0, 0.0, None),
+        ({0: 0.15, 1: 0.1}, (5, 0), 0, 0.0, None),
+        ({0: 0.25, 1: 0.1}, (5, 0), 0, 0.0, 1),
+        ({0: 0.35, 1: 0.0}, (5, 0), 3, 0.0, None),  # four requests would wait for 0.1 s
+        ({0: 0.45, 1: 0.0}, (5, 0), 3, 0.0, 1),
+        ({0: 0.15, 1: 0.0}, (0, 0), 0, 0.0, None),  # those waits are over
+        ({0: 9.0, 1: 0.0}, (5, 1), 0, 0.0, None),  # memory is short on both
+        ({0: 0.15, 2: 0.0}, (5, 0), 0, 0.0, None),  # nothing is known of the emptiest one
+        ({1: 0.0}, (5, 0), 0, 0.0, None),
+        ({0: 0.15, 1: 0.0}, (5, 0), 0, 60.0, None),
     ],
 )
-def test_a_job_moves_to_an_engine_with_room_when_it_waits_longer_than_its_prompt_takes_there(
+def test_a_job_moves_to_an_engine_with_room_when_it_waits_longer_than_a_move_costs(
     waits_s: dict[int, float],
     num_waiting: tuple[int, int],
+    num_running: int,
     age_s: float,
     moves_to: int | None,
 ) -> None:
     for rank, wait_s in waits_s.items():
         report(rank, wait_s, age_s=age_s)
-    loads = {rank: EngineLoad(number, 1) for rank, number in enumerate(num_waiting)}
+    loads = {rank: EngineLoad(number, num_running) for rank, number in enumerate(num_waiting)}
     loads[2] = EngineLoad(0, 9)
     assert better_rank(0, 100, loads, engine_reports, time.monotonic()) == moves_to
 
@@ -157,6 +160,19 @@ def test_a_job_that_has_moved_stays_on_its_new_engine() -> None:
     assert server.send(job_id="job") == 1
     report(0, 0.0)
     assert server.send(job_id="job") == 1
+
+
+def test_jobs_that_leave_a_full_engine_at_once_are_spread() -> None:
+    """Requests count on their engine before its next report shows them."""
+    server = Balanced()
+    for job in range(6):
+        server.send(job_id=f"job-{job}", rank=0)
+    server.client.lb_engines[0][:2] = [5, 5]
+    report(0, 1.0)
+    for rank in (1, 2, 3):
+        server.client.lb_engines[rank][:2] = [0, 1]
+        report(rank, 0.0)
+    assert sorted(server.send(job_id=f"job-{job}") for job in range(6)) == [1, 1, 2, 2, 3, 3]
 
 
 def test_an_engine_that_was_scaled_away_is_forgotten() -> None:
