@@ -4,5 +4,5 @@
 exec vllm-router --host 0.0.0.0 --port 8080 \
     --policy sticky_least_loaded \
     --request-timeout-secs 3600 \
-    --health-check-interval-secs 2 --health-failure-threshold 2 --health-success-threshold 1 \
+    --health-check-interval-secs 2 --health-check-timeout-secs 10 --health-failure-threshold 2 --health-success-threshold 1 \
     --worker-urls http://vllm-1:8000 http://vllm-2:8000
