@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,6 +204,18 @@ def test_settings_name_what_is_wrong_with_a_listener(named: Any, message: str) -
     """A wrong name or option stops the server before the model loads."""
     with pytest.raises(SettingsError, match=message):
         read_settings({"listeners": named}, policy="continuum")
+
+
+def test_an_installed_package_offers_a_listener(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its entry point's name is as good as a shipped one."""
+    metadata = tmp_path / "mine-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[agentkv.listeners]\nmine = {__name__}:Keeps\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert type(make_listener("mine", {"bad": ["x"]})) is Keeps
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "host:80", "", "http://", "http://me:you@host/"])
