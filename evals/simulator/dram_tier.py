@@ -1,8 +1,9 @@
 """A second tier of KV in DRAM, behind vLLM's own interface for such tiers (KVConnectorBase_V1).
 
 The scheduler loads `DramConnector` by its dotted path; run.py sets its size, engine.py runs its
-loads over a `PcieLink`. Copying out costs nothing here, as in vLLM's native offloading, where it
-runs during the computation. A prompt whose blocks are only in DRAM waits until they are loaded.
+transfers over a `PcieLink` each way, while the GPU computes. As in vLLM's native offloading, blocks
+are copied out once they are computed, and a prompt whose blocks are only in DRAM waits until they
+are loaded, and before that until they have been copied out.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -23,6 +24,7 @@ CONNECTOR = {
     "kv_role": "kv_both",
 }
 """The fields of vLLM's KVTransferConfig that install the tier."""
+Item = TypeVar("Item")
 
 
 class DramTier:
@@ -31,22 +33,36 @@ class DramTier:
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
         self._held: OrderedDict[Any, None] = OrderedDict()
+        self._on_their_way: set[Any] = set()
 
-    def put(self, block_hashes: Sequence[Any]) -> None:
+    def put(self, block_hashes: Sequence[Any]) -> list[Any]:
         """Hold these blocks, or refresh them; later blocks of a context count as used earlier,
-        since without the first ones they are worth nothing."""
+        since without the first ones they are worth nothing.
+
+        Returns the new ones that there is room for, on their way until a call of `arrived`.
+        """
+        new = [block_hash for block_hash in block_hashes if block_hash not in self._held]
         for block_hash in reversed(block_hashes):
             self._held[block_hash] = None
             self._held.move_to_end(block_hash)
         while len(self._held) > self._num_blocks:
             self._held.popitem(last=False)
+        new = [block_hash for block_hash in new if block_hash in self._held]
+        self._on_their_way.update(new)
+        return new
 
-    def num_held(self, block_hashes: Sequence[Any]) -> int:
-        """Number of blocks held, from the first up to the first that is missing."""
-        for index, block_hash in enumerate(block_hashes):
-            if block_hash not in self._held:
-                return index
-        return len(block_hashes)
+    def arrived(self, block_hashes: Sequence[Any]) -> None:
+        """These blocks have been copied out."""
+        self._on_their_way.difference_update(block_hashes)
+
+    def num_held(self, block_hashes: Sequence[Any]) -> int | None:
+        """Number of blocks held, from the first up to the first that is missing; None while one of
+        these is on its way."""
+        num_held = 0
+        while num_held < len(block_hashes) and block_hashes[num_held] in self._held:
+            num_held += 1
+        is_waiting = not self._on_their_way.isdisjoint(block_hashes[:num_held])
+        return None if is_waiting else num_held
 
 
 class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes count as Any
@@ -57,16 +73,19 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._tier = DramTier(0)
+        self.tier = DramTier(0)
         self._block_tokens = 1
         self._requests: dict[str, Any] = {}
-        self._num_computed: dict[str, int] = {}
+        self._num_stored: dict[str, int] = {}
         self.loads: list[tuple[str, int]] = []
         """(request, blocks) of each load that the last step began; the engine clears it."""
+        self.stores: list[list[Any]] = []
+        """Blocks that have to be copied out, once the step under way has computed them; the engine
+        clears it."""
 
     def configure(self, tier: DramTier, block_tokens: int) -> None:
         """Set the size of the tier, before the first request."""
-        self._tier = tier
+        self.tier = tier
         self._block_tokens = block_tokens
 
     @property
@@ -80,10 +99,15 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens in DRAM that continue those on the GPU; they are loaded between steps."""
+        """Tokens in DRAM that continue those on the GPU; they are loaded between steps.
+
+        None if the request must wait: one of their blocks is on its way to DRAM.
+        """
         first = num_computed_tokens // self._block_tokens
         last = (request.num_tokens - 1) // self._block_tokens
-        num_blocks = self._tier.num_held(request.block_hashes[first:last])
+        num_blocks = self.tier.num_held(request.block_hashes[first:last])
+        if num_blocks is None:
+            return None, False
         return num_blocks * self._block_tokens, num_blocks > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -91,26 +115,30 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
             self.loads.append((request.request_id, num_external_tokens // self._block_tokens))
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Copy preempted contexts out; called before the step counts as computed."""
-        for request_id in sorted(scheduler_output.preempted_req_ids or ()):
-            self._store(self._requests[request_id], self._num_computed.get(request_id, 0))
+        """Copy out what the step computes."""
         for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
             request = self._requests[request_id]
-            self._num_computed[request_id] = request.num_computed_tokens + num_tokens
+            self._store(request, request.num_computed_tokens + num_tokens)
         return KVConnectorMetadata()
 
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Copy the whole context out."""
+        """Copy out what is left of the context, and refresh all of it."""
+        self._num_stored.pop(request.request_id, None)
         self._store(request, request.num_tokens - 1)
+        self._num_stored.pop(request.request_id)
         self._requests.pop(request.request_id, None)
-        self._num_computed.pop(request.request_id, None)
         return False, None
 
     def _store(self, request: Any, num_tokens: int) -> None:
         limit_tokens = (request.kv_transfer_params or {}).get("max_offload_tokens", num_tokens)
-        self._tier.put(request.block_hashes[: min(num_tokens, limit_tokens) // self._block_tokens])
+        first = self._num_stored.get(request.request_id, 0)
+        last = min(num_tokens, limit_tokens) // self._block_tokens
+        blocks = request.block_hashes[first:last]
+        self._num_stored[request.request_id] = first + len(blocks)
+        if new := self.tier.put(blocks):
+            self.stores.append(new)
 
     def _of_the_worker(self, *args: Any, **kwargs: Any) -> None:
         """Stand in for vLLM's abstract worker side: the simulated engine runs the loads."""
@@ -119,27 +147,27 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
     start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = _of_the_worker
 
 
-class PcieLink:
-    """Loads from DRAM to the GPU, one after the other at `bytes_per_s`, while the GPU computes."""
+class PcieLink(Generic[Item]):
+    """Transfers of one direction, one after the other at `bytes_per_s`, while the GPU computes."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_s = 0.0
-        self._loads: deque[tuple[float, str]] = deque()
+        self._under_way: deque[tuple[float, Item]] = deque()
 
-    def start(self, request_id: str, num_bytes: int, now_s: float) -> None:
-        """Queue a load behind those under way."""
+    def start(self, item: Item, num_bytes: int, now_s: float) -> None:
+        """Queue a transfer behind those under way."""
         self._free_s = max(self._free_s, now_s) + num_bytes / self._bytes_per_s
-        self._loads.append((self._free_s, request_id))
+        self._under_way.append((self._free_s, item))
 
     @property
     def next_done_s(self) -> float:
-        """Time at which the next load ends; infinity if there is none."""
-        return self._loads[0][0] if self._loads else math.inf
+        """Time at which the next transfer ends; infinity if there is none."""
+        return self._under_way[0][0] if self._under_way else math.inf
 
-    def take_done(self, now_s: float) -> list[str]:
-        """Requests whose loads have ended by now."""
+    def take_done(self, now_s: float) -> list[Item]:
+        """What has been transferred by now."""
         done = []
         while self.next_done_s <= now_s:
-            done.append(self._loads.popleft()[1])
+            done.append(self._under_way.popleft()[1])
         return done

@@ -197,7 +197,10 @@ class SimulatedEngine:
         self._clock = clock
         self.turns: dict[str, LiveTurn] = {}
         self._has_jumps = has_jumps
-        self.link = PcieLink(machine.pcie_bytes_s)
+        self.link: PcieLink[str] = PcieLink(machine.pcie_bytes_s)
+        """Loads, by request."""
+        self._out_link: PcieLink[list[Any]] = PcieLink(machine.pcie_bytes_s)
+        """Blocks on their way to the tier."""
         self._prompt = [0] * machine.max_model_tokens
         self._retention = getattr(scheduler, "retention", None)
         self._is_settled = False
@@ -341,6 +344,7 @@ class SimulatedEngine:
             drafts = self._prompt[: len(jump_s) - 1]
             for request in self.scheduler.running:
                 request.spec_token_ids = drafts
+        self._take_stored()
         output = self.scheduler.schedule()
         self._start_loads(started_s)
         self._count_preempted(output.preempted_req_ids or ())
@@ -350,12 +354,14 @@ class SimulatedEngine:
                 self._update_empty(output)
             else:
                 self._blocked = output
-                self._wake_s = min(blocked_until_s, self.link.next_done_s, self.next_expiry_s)
+                transfer_s = min(self.link.next_done_s, self._out_link.next_done_s)
+                self._wake_s = min(blocked_until_s, transfer_s, self.next_expiry_s)
             return []
         priced_s = jump_s[-1] if len(jump_s) > 1 else 0.0
         self._clock.now_s = started_s + self._price(output.num_scheduled_tokens, priced_s)
         loaded = self.link.take_done(self._clock.now_s)
         ended = self._feed_back(output, loaded)
+        self._start_stores()
         # If neither memory nor the token budget changed, the waiting queue cannot make progress.
         self._is_settled = not (
             ended
@@ -373,10 +379,13 @@ class SimulatedEngine:
 
     def _plan_jump(self, until_s: float) -> list[float]:
         """End of each step of the jump that replaces the next step; empty for a single step."""
+        self._take_stored()
         num_running, num_waiting = self.scheduler.get_request_counts()
         if not self._has_jumps or not num_running or (num_waiting and not self._is_settled):
             return []
         until_s = min(until_s, self.link.next_done_s, self.next_expiry_s, self.next_tick_s)
+        if num_waiting:  # perhaps for the end of a copy
+            until_s = min(until_s, self._out_link.next_done_s)
         turns = [self.turns[request.request_id] for request in self.scheduler.running]
         left_s = until_s - self._clock.now_s
         return plan_jump(turns, self._machine, num_free_blocks=self.num_free_blocks, left_s=left_s)
@@ -461,7 +470,7 @@ class SimulatedEngine:
             turn.known_tokens = max(turn.known_tokens, turn.computed_tokens)
             self.counters.preemptions += 1
 
-    # Loading, and waiting in vain
+    # Transfers, and waiting in vain
 
     def _start_loads(self, now_s: float) -> None:
         connector = self.scheduler.connector
@@ -472,6 +481,21 @@ class SimulatedEngine:
             self.counters.reloads += 1
             self.counters.reloaded_tokens += num_blocks * self._machine.block_tokens
         connector.loads.clear()
+
+    def _start_stores(self) -> None:
+        connector = self.scheduler.connector
+        if connector is None:
+            return
+        for blocks in connector.stores:
+            num_bytes = len(blocks) * self._machine.block_bytes
+            self._out_link.start(blocks, num_bytes, self._clock.now_s)
+        connector.stores.clear()
+
+    def _take_stored(self) -> None:
+        """Waiting turns may load what has been copied out by now."""
+        for blocks in self._out_link.take_done(self._clock.now_s):
+            self.scheduler.connector.tier.arrived(blocks)
+            self._is_settled = False
 
     def stuck_error(self) -> RunError:
         """The error of a run in which nothing will ever give this engine's turns memory."""

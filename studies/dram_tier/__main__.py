@@ -74,17 +74,17 @@ class EndedFirst(DramTier):
                 self._held.move_to_end(block_hash, last=False)
 
 
-class ForeseenLink(PcieLink):
+class ForeseenLink(PcieLink[str]):
     """Loads begin when the tool before them began, behind other loads of that time."""
 
     def __init__(self, bytes_per_s: float, engine: SimulatedEngine) -> None:
         super().__init__(bytes_per_s)
         self._engine = engine
 
-    def start(self, request_id: str, num_bytes: int, now_s: float) -> None:
-        turns = self._engine.turns[request_id].owner.outcomes
+    def start(self, item: str, num_bytes: int, now_s: float) -> None:
+        turns = self._engine.turns[item].owner.outcomes
         began_s = turns[-1].ended_s if turns else now_s
-        super().start(request_id, num_bytes, min(now_s, began_s))
+        super().start(item, num_bytes, min(now_s, began_s))
 
 
 def play(name: str, scene: Scene, seed: int, kind: str) -> dict[str, Any]:

@@ -32,13 +32,24 @@ def test_the_longest_unused_context_goes_first(
     """A full tier evicts the least recently used context from its end; a gap ends what is held."""
     tier = DramTier(num_blocks)
     for names in put:
-        tier.put(names.split())
+        tier.arrived(tier.put(names.split()))
     assert tier.num_held(asked.split()) == num_held
+
+
+def test_a_block_on_its_way_to_the_tier_must_be_waited_for() -> None:
+    """It is copied once; a lookup that reaches it has no answer before it has arrived."""
+    tier = DramTier(4)
+    assert tier.put(["a0", "a1"]) == ["a0", "a1"]
+    tier.arrived(["a0"])
+    assert tier.put(["a0", "a1", "a2"]) == ["a2"]
+    assert (tier.num_held(["a0"]), tier.num_held(["a0", "a1"])) == (1, None)
+    tier.arrived(["a1", "a2"])
+    assert tier.num_held(["a0", "a1", "a3"]) == 2
 
 
 def test_loads_queue_on_the_link() -> None:
     """Loads take their turn at the link's rate, and idle time is lost."""
-    link = PcieLink(100.0)
+    link: PcieLink[str] = PcieLink(100.0)
     link.start("a", 100, 0.0)
     link.start("b", 200, 0.5)
     assert link.next_done_s == 1.0
@@ -68,6 +79,18 @@ def test_an_evicted_context_is_reloaded_over_the_link() -> None:
     assert 0.0 < turn.to_first_token_s - num_bytes / on.pcie_bytes_s < 0.05
     _, without = simulate(two_jobs_that_evict_each_other(), "fcfs", on)
     assert without.counters["recomputed_tokens"] > 1000
+
+
+def test_a_turn_waits_until_its_context_has_been_copied_out() -> None:
+    """Over a link slower than its tool, a load begins when the whole context has crossed it."""
+    copy_s, num_blocks = 10.0, 2000 // machine().block_tokens
+    on = replace(machine(), pcie_bytes_s=num_blocks * machine().block_bytes / copy_s)
+    _, run = simulate(two_jobs_that_evict_each_other(), "fcfs+offload", on)
+    load_s = copy_s * run.counters["reloaded_tokens"] / on.block_tokens / num_blocks
+    turn = next(job for job in run.jobs if job.job_id == "first").turns[1]
+    assert turn.sent_s < copy_s
+    assert turn.cached_tokens == 2004 // 16 * 16
+    assert turn.sent_s + turn.to_first_token_s > copy_s + load_s > 1.5 * copy_s
 
 
 def test_a_tier_without_room_is_no_tier() -> None:
