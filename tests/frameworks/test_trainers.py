@@ -42,12 +42,16 @@ TRAINERS = [
         "alone",
         {"async": ([1, 2], [SHELL]), "aborted": ([1, 1, 2], [SHELL])},
     ),
-    # with several engines the durations of tools ride with the next turn
+    # with several engines the durations of tools ride with the next turn; "ray" is in a process
+    # that Ray starts
     Trainer(
         "skyrl",
         "skyrl_loop",
         "agentkv run",
-        {"async": ([1, 2], [("TwoSteps", None)] * 2), "engines": ([1, 2], [])},
+        {
+            **dict.fromkeys(("async", "ray"), ([1, 2], [("TwoSteps", None)] * 2)),
+            "engines": ([1, 2], []),
+        },
     ),
     Trainer("trl", "trl_loop", "agentkv run", {"async": ([1, 2], [SHELL])}),
     # its steps are the gaps between turns

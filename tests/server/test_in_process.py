@@ -143,7 +143,29 @@ async def _weight_updates(loop: Loop) -> None:
     assert (job.summary().turns, job.summary().failed_calls) == (2, 1)
 
 
-@pytest.mark.parametrize("play", [_trajectory, _without_a_session, _weight_updates])
+async def _sleep(loop: Loop) -> None:
+    """Each level of sleep ends every pin, and after a wake by tags the job goes on.
+
+    The CPU build keeps weights and KV where they are ("sleep mode is not supported on CPU, ignore
+    it."), and does all else that a sleep does.
+    """
+    engine = loop.engine
+    with agentkv.session(job_id="uid_2"):
+        for level in (1, 2):
+            await loop.turn(PROMPT)
+            assert (await loop.ask("job", "uid_2"))["pinned_blocks"] > 0
+            await engine.sleep(level)
+            assert (await loop.ask("stats"))["pinned_blocks"] == 0
+            await engine.wake_up(["weights"])
+            await engine.wake_up(["kv_cache"])
+            assert not await engine.is_sleeping()
+            again = await loop.turn(PROMPT)
+            assert again.num_cached_tokens == 0
+            assert (await loop.ask("job", "uid_2"))["turns"] == 2 * level
+            assert (await loop.ask("job", "uid_2"))["turns_evicted"] == 0
+
+
+@pytest.mark.parametrize("play", [_trajectory, _without_a_session, _weight_updates, _sleep])
 def test_an_agent_loop_around_an_asynchronous_engine(play: Any, each_on_one_engine: Any) -> None:
     """See the docstring of each case."""
     each_on_one_engine(play)

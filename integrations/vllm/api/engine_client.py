@@ -71,7 +71,7 @@ class EngineLink:
         Raises EngineUnavailableError or OperationFailedError if any engine gives none.
         """
         core: Any = self._engine_client.engine_core
-        # vLLM 0.31 lacks it: there the call runs on all engines and returns the first one's answer.
+        # Not up to 0.31: there the call runs on all engines and returns the first one's answer.
         call_all = getattr(core, "call_utility_all_async", None)
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -30,6 +30,7 @@ from agentkv.protocol import (
 )
 
 from ..clients import Clients, find_token_verifier
+from ..engine.older_vllm import READS_SESSION_HEADER
 from ..server_policy import served_settings
 from .engine_client import EngineLink, name_clients, served_client
 from .live import page_file
@@ -56,7 +57,7 @@ _OFFERED_TOOL = re.compile(rb'"tools"\s*:\s*\[\s*\{')
 
 # vLLM takes this header into `request.session_id` itself, on all four routes, and the scheduler
 # falls back to that: alone it needs no folding, and so no parsing of the body.
-_NATIVE_HEADER = "x-session-id"
+_NATIVE_HEADERS = frozenset({"x-session-id"} if READS_SESSION_HEADER else ())
 
 
 class AgentKVMiddleware:
@@ -170,8 +171,8 @@ def _fold_request(scope: Scope, body: bytes) -> bytes:
     }
     header_tags = parse_header_tags(headers)
     if _path(scope) == _TOKENS_PATH:
-        return fold_into_sampling(text, header_tags) if headers.keys() - {_NATIVE_HEADER} else body
-    if may_hold_tags(text) or headers.keys() - {_NATIVE_HEADER}:
+        return fold_into_sampling(text, header_tags) if headers.keys() - _NATIVE_HEADERS else body
+    if may_hold_tags(text) or headers.keys() - _NATIVE_HEADERS:
         return fold(text, header_tags)
     return body
 

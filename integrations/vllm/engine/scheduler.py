@@ -28,7 +28,14 @@ from agentkv.policies.forecast import SharedPrefix
 from agentkv.policies.names import make_policy
 from agentkv.policies.pins import Pin
 from agentkv.policies.settings import MAX_WEIGHT, Settings
-from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD, Tags, job_key, parse_tags
+from agentkv.protocol import (
+    CLIENT_FIELD,
+    CLIENT_WEIGHT_FIELD,
+    MAX_ID_CHARS,
+    Tags,
+    job_key,
+    parse_tags,
+)
 
 from ..retention import IN_ORDER, KVPool, QueueRank, Rules
 from ..retention.costs import Step, StepTimeModel
@@ -67,7 +74,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         settings = read_settings(given, policy=name).of_engine(seam.engine_number(self.vllm_config))
         self.pool = KVPool(
             self.num_blocks(),
-            self.hash_block_size,
+            self.tokens_per_hash(),
             drops_last_block=seam.drops_last_block(self),
             has_one_group=seam.num_cache_groups(self) == 1,
         )
@@ -356,7 +363,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         return self.retention.keeps_blocks(
             request.request_id,
             is_finished_turn=seam.is_finished_turn(request),
-            num_tokens=num_tokens // self.hash_block_size * self.hash_block_size,
+            num_tokens=num_tokens // self.tokens_per_hash() * self.tokens_per_hash(),
         )
 
     def request_ended(self, request: Request, blocks: Sequence[Any], fence: int) -> None:
@@ -369,8 +376,8 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _end_turn(self, request: Request, blocks: Sequence[Any], fence: int) -> bool:
         context = Context(
             request.block_hashes,
-            seam.num_computed_tokens(request) // self.hash_block_size,
-            self.hash_block_size,
+            seam.num_computed_tokens(request) // self.tokens_per_hash(),
+            self.tokens_per_hash(),
             request.all_token_ids,
             request.num_prompt_tokens,
         )
@@ -521,7 +528,9 @@ NO_TAGS = Tags()
 
 
 def tags_of(request: Request) -> Tags:
-    """The tags in a request's `vllm_xargs`; vLLM's own session id is the job if none is named.
+    """The tags in a request's `vllm_xargs`.
+
+    Without a job's id there, a trainer's hint has it, or vLLM's own session id.
 
     Ids of jobs are those by which the engine knows the jobs of the request's client (`job_key`).
     Raises TagError for a field of the wrong type or out of range.
@@ -530,8 +539,8 @@ def tags_of(request: Request) -> Tags:
     fields = dict(sampling.extra_args or {}) if sampling is not None else {}
     if not fields and not request.session_id:
         return NO_TAGS
-    if fields.get("job_id") is None and request.session_id:
-        fields["job_id"] = request.session_id
+    if fields.get("job_id") is None:
+        fields["job_id"] = _trajectory_in(fields) or request.session_id
     tags = parse_tags(fields, flags_as_numbers=True)
     client = client_of(request)
     if not client or tags.job_id is None:
@@ -542,6 +551,18 @@ def tags_of(request: Request) -> Tags:
         job_id=job_key(client, tags.job_id),
         parent_job_id=None if parent_id is None else job_key(client, parent_id),
     )
+
+
+def _trajectory_in(fields: Mapping[str, Any]) -> str | None:
+    """The trajectory that uni-agent, on verl, names for its own KV offloading.
+
+    Of the hint nothing else is read: a lease is no part of its version 2 any more. Source:
+    verl-project/uni-agent, uni_agent/gateway/agent_hint.py, version 2.
+    """
+    params = fields.get("kv_transfer_params")
+    hint = params.get("agent_hint") if isinstance(params, Mapping) else None
+    name = hint.get("trajectory_id") if isinstance(hint, Mapping) else None
+    return name if isinstance(name, str) and 0 < len(name) <= MAX_ID_CHARS else None
 
 
 def client_of(request: Request) -> str:

@@ -3,7 +3,7 @@
 RetainingScheduler overrides the hooks below; how the plugin gets in, by EngineArgs and AsyncLLM, is
 in plugin.py and telemetry/prometheus.py. CONTRACT lists each private name, checked at start, so an
 upgrade that moves one fails here by name. S: is vllm/v1/core/sched/scheduler.py; all sources are of
-vLLM 0.32.0, and 0.31 to 0.33 have them all.
+vLLM 0.32.0, and 0.31 to 0.33 have them all; what earlier ones lack is added by older_vllm.py.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request, RequestStatus
+
+from .older_vllm import add_missing_names
 
 logger = init_logger(__name__)
 P = ParamSpec("P")
@@ -63,6 +65,8 @@ CONTRACT: tuple[tuple[str, str], ...] = (
 """(owner, attribute) of every vLLM name the plugin relies on beyond its public interface."""
 
 STATS_FIELD = "agentkv"
+
+add_missing_names()
 
 
 def missing_names() -> list[str]:
@@ -280,6 +284,10 @@ class SchedulerSeam(Scheduler):
         """Whether blocks with this fence become free memory at once."""
         return fence <= self.processed_step_seq
 
+    def tokens_per_hash(self) -> int:
+        """Tokens of a block hash: those of a block of the smallest KV cache group."""
+        return int(self.kv_cache_manager.block_pool.hash_block_size)
+
     def num_free_blocks(self) -> int:
         return int(self.kv_cache_manager.block_pool.get_num_free_blocks())
 
@@ -355,12 +363,13 @@ class OffloadingTier:
     def __init__(self, connector_scheduler: Any) -> None:
         self._base = importlib.import_module("vllm.v1.kv_offload.base")
         self._manager = connector_scheduler.manager
-        self._group = connector_scheduler.config.kv_group_configs[0]
+        group = connector_scheduler.config.kv_group_configs[0]
+        self._hashes_per_chunk, self._group = group.hashes_per_chunk, group.group_idx
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> OffloadingTier | None:
         """The scheduler's tier; None without one, and for those that are not asked: a look-up in
-        several tiers may start a transfer (tiering/manager.py), and vLLM 0.31 has other names."""
+        several tiers may start a transfer (tiering/manager.py); up to 0.25 it has other names."""
         side = getattr(scheduler.connector, "connector_scheduler", None)
         if not any(kind.__name__ == "CPUOffloadingManager" for kind in _kinds(side, "manager")):
             return None
@@ -371,11 +380,10 @@ class OffloadingTier:
 
     def key_of(self, block_hashes: Sequence[Any]) -> Any:
         """By which it knows the last full chunk of these blocks (offloading/scheduler.py:420)."""
-        per_chunk = self._group.hashes_per_chunk
-        num_hashes = len(block_hashes) // per_chunk * per_chunk
+        num_hashes = len(block_hashes) // self._hashes_per_chunk * self._hashes_per_chunk
         if not num_hashes:
             return None
-        return self._base.make_offload_key(block_hashes[num_hashes - 1], self._group.group_idx)
+        return self._base.make_offload_key(block_hashes[num_hashes - 1], self._group)
 
     def has(self, key: Any) -> bool:
         """Whether that chunk can be loaded."""

@@ -429,8 +429,9 @@ class AdmissionController:
         prompt that others hold.
         """
         turn = self._jobs.turns.get(request_id)
-        if turn is not None and not turn.job.has_run:
+        if turn is not None and not turn.job.has_run and turn.job.prefix != prefix:
             turn.job.prefix = prefix
+            self._share_with_siblings(turn.job)
         if turn is None or not num_running or self.is_starved(request_id):
             return True
         if not turn.is_first:
@@ -460,6 +461,19 @@ class AdmissionController:
             self._memory_ran_short(turn.num_prompt_tokens)
             self._hold_back(turn, reason)
         return reason is None
+
+    def _share_with_siblings(self, job: Job) -> None:
+        """Let running jobs of the same prompt, a group's first one, know that others share it.
+
+        Else its blocks would count as the first one's own, too, until its turn has ended. O(turns),
+        once a job.
+        """
+        for turn in self._jobs.turns.values():
+            other = turn.job
+            is_sibling = other is not job and other.fingerprint == job.fingerprint
+            if is_sibling and other.has_run and other.prefix is None:
+                other.prefix = job.prefix
+                self.kv_changed(other.job_id)
 
     def _fits_into_share(self, turn: Turn, num_blocks: float) -> bool:
         """True if there are several clients, and a new job of `num_blocks` fits into what its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import typing
 from typing import Any
@@ -38,6 +39,9 @@ class TwoSteps(BaseTextEnv):
         return BaseTextEnvStepOutput(observations=seen, reward=0.0, done=False, metadata={})
 
 
+skyrl_gym.register(id="two_steps", entry_point=TwoSteps)
+
+
 async def play(num_servers: int = 1) -> str:
     tokenizer = AutoTokenizer.from_pretrained(os.environ["TRAINER_MODEL"])
     urls = [ROOT_URL, *["http://127.0.0.1:1"] * (num_servers - 1)]
@@ -57,6 +61,19 @@ async def play(num_servers: int = 1) -> str:
     return f"FINISHED with {output.reward}"
 
 
+def play_in_ray() -> str:
+    """In a process of Ray, on the cluster that this program starts, as SkyRL's `main` does it."""
+    import ray
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    return str(ray.get(ray.remote(_play_there).remote()))
+
+
+def _play_there() -> str:
+    import skyrl_loop  # Ray's process has its folder on the path
+
+    return asyncio.run(skyrl_loop.play())
+
+
 if __name__ == "__main__":
-    skyrl_gym.register(id="two_steps", entry_point=TwoSteps)
-    main({"async": play, "engines": lambda: play(2)})
+    main({"async": play, "engines": lambda: play(2), "ray": play_in_ray})

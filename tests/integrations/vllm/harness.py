@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from agentkv.testing.stepped_engine import SteppedEngine
 from studies.policy_grid.ablation import ABLATIONS
+from tests.integrations.vllm.vllm_names import HAS_TIER, NO_TIER
 
 STOCK = {False: Scheduler, True: AsyncScheduler}
 
@@ -21,6 +23,8 @@ class Engine(SteppedEngine):
     """An engine stepped by hand; `without` are the rules of `agentkv` that are left out."""
 
     def __init__(self, *, without: Sequence[str] = (), **options: Any) -> None:
+        if options.get("offload_bytes") and not HAS_TIER:
+            pytest.skip(NO_TIER)
         if without:
             rules = tuple(ABLATIONS[name] for name in without)
             options["policy_class"] = type("Ablated", rules, {})

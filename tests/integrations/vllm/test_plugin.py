@@ -16,6 +16,7 @@ from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE
 from agentkv.integrations.vllm.engine import seam
 from agentkv.policies.names import SHIPPED
+from tests.integrations.vllm.vllm_names import serve_parser
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,11 +31,7 @@ def parse(*flags: str) -> Any:
 
 def parse_serve(flags: list[str]) -> Any:
     """What `vllm serve` itself reads, the flags of its HTTP server too."""
-    try:
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    except ModuleNotFoundError:  # vLLM 0.33
-        from vllm.entrypoints.common.cli_args import make_arg_parser
-    return make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
+    return serve_parser().parse_args(flags)
 
 
 def test_registering_twice_wraps_once() -> None:
@@ -282,20 +279,20 @@ def test_a_proxy_may_name_clients_of_any_weight(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("version", "problem"),
     [
-        *(("0.30.1", "older"), ("0.31.0", None), ("0.32.0+cpu", None), ("0.33.2", None)),
+        *(("0.22.1", "older"), ("0.23.0", None), ("0.32.0+cpu", None), ("0.33.2", None)),
         *(("0.34.0", "newer"), ("1.0", "newer"), ("dev", None)),
     ],
 )
 def test_versions_are_judged(version: str, problem: str | None) -> None:
-    """>= 0.31, < 0.34 is supported; older is refused, newer is checked and warned of."""
+    """>= 0.23, < 0.34 is supported; older is refused, newer is checked and warned of."""
     found = plugin.version_problem(version)
     assert found is None if problem is None else problem in str(found)
 
 
 def test_an_unsupported_vllm_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error for an unsupported vLLM says what is installed and what to do."""
-    monkeypatch.setattr("vllm.__version__", "0.29.0")
-    with pytest.raises(plugin.SetupError, match=r"0\.29\.0 is older .*upgrade vLLM"):
+    monkeypatch.setattr("vllm.__version__", "0.22.1")
+    with pytest.raises(plugin.SetupError, match=r"0\.22\.1 is older .*upgrade vLLM"):
         plugin.check_vllm()
 
 

@@ -11,10 +11,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.types import Message, Receive, Scope, Send
-from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 from agentkv.integrations.vllm.clients import CLIENTS_VARIABLE
+from agentkv.integrations.vllm.engine.older_vllm import READS_SESSION_HEADER
 from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD, Tags
 from tests.integrations.vllm.api.fake_engine import (
     TAGGED_PATHS,
@@ -22,6 +22,7 @@ from tests.integrations.vllm.api.fake_engine import (
     FakeEngineCore,
     make_app,
 )
+from tests.integrations.vllm.vllm_names import AuthenticationMiddleware
 
 pytestmark = pytest.mark.asyncio
 
@@ -134,8 +135,11 @@ async def test_an_empty_object_takes_header_tags() -> None:
 
 
 async def test_the_native_header_alone_changes_nothing() -> None:
-    """X-Session-ID reaches the engine as vLLM's own session_id: the body stays as it was."""
-    assert await seen(make_app(), {"model": "m"}, headers={"X-Session-ID": "s"}) == {"model": "m"}
+    """X-Session-ID reaches the engine as vLLM's own session_id: the body stays as it was, unless
+    vLLM does not read the header."""
+    added = {} if READS_SESSION_HEADER else {"vllm_xargs": {"job_id": "s"}}
+    found = await seen(make_app(), {"model": "m"}, headers={"X-Session-ID": "s"})
+    assert found == {"model": "m", **added}
 
 
 @pytest.mark.parametrize("path", TAGGED_PATHS)

@@ -11,13 +11,13 @@ from urllib.parse import quote
 import httpx
 import pytest
 from starlette.applications import Starlette
-from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.routes import MAX_BODY_BYTES, add_routes
 from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE, Clients
 from agentkv.protocol import KEPT_COMMAND_CHARS, client_and_id
 from tests.integrations.vllm.api.fake_engine import Answers, FakeEngineClient, FakeEngineCore
+from tests.integrations.vllm.vllm_names import AuthenticationMiddleware
 
 pytestmark = pytest.mark.asyncio
 
@@ -327,7 +327,7 @@ async def test_a_failed_operation_is_a_500() -> None:
 
 
 async def test_the_first_engine_answers_where_vllm_cannot_ask_all() -> None:
-    """With vLLM 0.31, which can call one engine only, the first engine answers."""
+    """With vLLM up to 0.31, which can call one engine only, the first engine answers."""
 
     class OldCore:
         async def call_utility_async(self, method: str, operation: str, args: list[Any]) -> Any:

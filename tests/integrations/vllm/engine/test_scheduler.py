@@ -160,3 +160,18 @@ def test_without_a_tokenizer_replies_are_empty(
     assert len(said) == 1
     assert "only where the client reports them" in said[0]
     assert re.search(reason, said[0])
+
+
+@pytest.mark.parametrize(
+    ("trajectory_id", "tags", "pinned"),
+    [("t_1", {}, {"t_1"}), ("t_1", {"job_id": "a"}, {"a"}), ("", {}, set()), (7, {}, set())],
+)
+def test_a_trainers_hint_names_the_job(
+    trajectory_id: object, tags: dict[str, str], pinned: set[str]
+) -> None:
+    """uni-agent's `agent_hint` has the trajectory's id; a job that is named counts before it, and a
+    hint that is none of ours to check is ignored."""
+    engine = Engine()
+    hint = {"schema_version": 2, "trajectory_id": trajectory_id}
+    engine.turn(prompt_of(100), kv_transfer_params={"agent_hint": hint}, **tags)
+    assert set(engine.pinned) == pinned
