@@ -1,11 +1,12 @@
 """What polling and floods cost the others on a real server: `python -m studies.cost.served`.
 
-About five minutes, on an otherwise idle machine. Three arms take turns: two requests run while
+About six minutes, on an otherwise idle machine. Four arms take turns: two requests run while
 nothing else happens, while `/health` is asked 50 times a second (the price of the asking client and
-of HTTP alone), and while the polling routes are. Then four connections send the slowest commands of
-1 MB as fast as they are answered, while a job takes turns: how long its predictions take on the
-engine's clock, and by how much the processes grow. The last line is one JSON document; exit status
-1 if a bound of docs/explanation/security.md is broken.
+of HTTP alone), while our own polling routes are, and while these and vLLM's `/metrics` are. Then
+four connections of another client send the slowest commands of 1 MB about 300 jobs as fast as they
+are answered, while a job takes turns: how long its predictions take on the engine's clock, and by
+how much the processes grow. The last line is one JSON document; exit status 1 if a bound of
+docs/explanation/security.md is broken.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from agentkv.server.process import ServerProcess
 ROUTES = ("jobs", "stats", "timestamps?limit=20000", "live")
 POLLS_PER_S = 50
 NUM_JOBS = 100
+NUM_HOSTILE_JOBS = 300
+KEYS = {"victim": "key-of-the-victim", "attacker": "key-of-the-attacker"}
 REPLY_TOKENS = 200
 HOSTILE = (")a=", "|!", "0)\\", "))[*", "a=(")
 """Parts of bash that take the parser longest: about 45 ms for the 2 KiB that are read."""
 MAX_SLOWDOWN, MAX_DECISION_S = 1.05, 1.0
 SERVER_ARGS = (
     *("--max-model-len", "2048", "--block-size", "32", "--num-gpu-blocks-override", "512"),
-    *("--served-model-name", "demo"),
+    *("--served-model-name", "demo", "--api-key", *KEYS.values()),
 )
 
 
@@ -62,7 +65,8 @@ async def poll(http: httpx.AsyncClient, paths: tuple[str, ...], asked: list[floa
             async for _ in answer.aiter_bytes():
                 if path.endswith("live"):  # a stream without end: its first snapshot
                     break
-        asked.append(time.monotonic())
+        if answer.status_code == 200:
+            asked.append(time.monotonic())
 
     pending: set[asyncio.Task[None]] = set()
     try:
@@ -94,14 +98,17 @@ async def during(
 async def measure_polling(http: httpx.AsyncClient, num_rounds: int) -> dict[str, Any]:
     for number in range(NUM_JOBS):
         await turn(http, f"idle-{number}", 1)
-    routes = (*(f"/v1/agentkv/{route}" for route in ROUTES), "/metrics")
-    arms: dict[str, tuple[str, ...]] = {"alone": (), "health": ("/health",), "routes": routes}
+    own = tuple(f"/v1/agentkv/{route}" for route in ROUTES)
+    arms: dict[str, tuple[str, ...]] = {
+        **{"alone": (), "health": ("/health",)},
+        **{"own": own, "routes": (*own, "/metrics")},
+    }
     seconds: dict[str, list[float]] = {arm: [] for arm in arms}
     rates: dict[str, list[float]] = {arm: [] for arm in arms}
     await seconds_of_requests(http)
     for number in range(num_rounds):
         names = list(arms)
-        for arm in names[number % 3 :] + names[: number % 3]:
+        for arm in names[number % 4 :] + names[: number % 4]:
             asked: list[float] = []
             background = poll(http, arms[arm], asked) if arms[arm] else None
             took_s = await during(background, lambda: seconds_of_requests(http))
@@ -113,6 +120,9 @@ async def measure_polling(http: httpx.AsyncClient, num_rounds: int) -> dict[str,
         "answers_per_s": {arm: statistics.median(each) for arm, each in rates.items()},
         "slowdown": slowdown(seconds, "routes", "alone"),
         "slowdown_over_health": slowdown(seconds, "routes", "health"),
+        "slowdown_own": slowdown(seconds, "own", "alone"),
+        "slowdown_own_over_health": slowdown(seconds, "own", "health"),
+        "slowdown_health": slowdown(seconds, "health", "alone"),
     }
 
 
@@ -130,25 +140,32 @@ def mib_of(server: ServerProcess) -> float:
     return float(sum(process.memory_info().rss for process in processes)) / 2**20
 
 
-def hostile_events() -> Iterator[dict[str, Any]]:
-    """Events of the longest commands, all different, that tools start and finish."""
+def hostile_events() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Jobs and events of the longest commands, all different: of half of the jobs a tool starts,
+    which is predicted, of the others one ends, which is learned."""
     for number, part in enumerate(itertools.cycle(HOSTILE)):
         command = (f"a{number}" + part * 400_000)[:1_000_000]
-        yield {"state": "started", "command": command}
-        yield {"state": "finished", "command": command, "duration_s": 1.0}
+        event: dict[str, Any] = {"state": "started", "command": command}
+        if number % 2:
+            event |= {"state": "finished", "duration_s": 1.0}
+        yield f"hostile-{number % NUM_HOSTILE_JOBS}", event
 
 
 async def measure_flood(
-    http: httpx.AsyncClient, server: ServerProcess, duration_s: float
+    http: httpx.AsyncClient, attacker: httpx.AsyncClient, server: ServerProcess, duration_s: float
 ) -> dict[str, Any]:
     num_sent = 0
+    events = hostile_events()
+    for first in range(0, NUM_HOSTILE_JOBS, 20):
+        jobs = (f"hostile-{number}" for number in range(first, first + 20))
+        await asyncio.gather(*(turn(attacker, job_id, 1) for job_id in jobs))
     ends_s = time.monotonic() + duration_s
 
-    async def flood(job_id: str) -> None:
+    async def flood() -> None:
         nonlocal num_sent
-        await turn(http, job_id, 1)
-        for event in hostile_events():
-            await http.post(f"/v1/agentkv/jobs/{job_id}/tool", json=event)
+        for job_id, event in events:
+            answer = await attacker.post(f"/v1/agentkv/jobs/{job_id}/tool", json=event)
+            answer.raise_for_status()
             num_sent += 1
 
     async def victim() -> float:
@@ -164,7 +181,7 @@ async def measure_flood(
         return max(signals_s)
 
     async def all_floods() -> None:
-        await asyncio.gather(*(flood(f"flood-{number}") for number in range(4)))
+        await asyncio.gather(*(flood() for _ in range(4)))
 
     before_mib = mib_of(server)
     slowest_signal_s = await during(all_floods(), victim)
@@ -202,19 +219,25 @@ def decision_delays_s(events: list[dict[str, Any]]) -> tuple[list[float], int]:
 async def measure(num_rounds: int, flood_s: float) -> dict[str, Any]:
     environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with ServerProcess(policy="agentkv", args=SERVER_ARGS, environment=environment) as server:
-        limits = httpx.Limits(max_connections=300)
-        async with httpx.AsyncClient(
-            base_url=server.root_url, timeout=600.0, limits=limits
-        ) as http:
+        async with client_of(server, "victim") as http, client_of(server, "attacker") as attacker:
             return {
                 "polling": await measure_polling(http, num_rounds),
-                "flood": await measure_flood(http, server, flood_s),
+                "flood": await measure_flood(http, attacker, server, flood_s),
             }
+
+
+def client_of(server: ServerProcess, name: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=server.root_url,
+        headers={"Authorization": f"Bearer {KEYS[name]}"},
+        timeout=600.0,
+        limits=httpx.Limits(max_connections=300),
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="studies.cost.served", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=8, help="of the three arms")
+    parser.add_argument("--rounds", type=int, default=8, help="of the four arms")
     parser.add_argument("--flood-s", type=float, default=45.0)
     options = parser.parse_args()
     measured = asyncio.run(measure(options.rounds, options.flood_s))

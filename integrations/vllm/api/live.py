@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.resources
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -69,6 +69,8 @@ class LiveHub:
         self._viewers: set[Viewer] = set()
         self._seen_s: dict[str | None, dict[str, float]] = {}
         """By client, the time up to which it has the events of each engine."""
+        self._next_s = 0.0
+        """When to ask the engine next, on the event loop's clock."""
         self._loop: asyncio.Task[None] | None = None
 
     def stream(self, owner: str, *, sees_all: bool) -> Response:
@@ -94,7 +96,11 @@ class LiveHub:
     async def _serve(self) -> None:
         clock = asyncio.get_running_loop().time
         while self._viewers:
-            started_s = clock()
+            # also for viewers that come and go: a poller opens a stream for each snapshot
+            if (wait_s := self._next_s - clock()) > 0:
+                await asyncio.sleep(wait_s)
+                continue
+            self._next_s = clock() + self._interval_s
             # one that joins while the engine answers would miss what happened before
             viewers = list(self._viewers)
             clients = list({viewer.client: None for viewer in viewers})
@@ -114,7 +120,6 @@ class LiveHub:
                     if viewer.client == client:
                         viewer.is_new = False
                         viewer.offer(message)
-            await asyncio.sleep(max(0.0, self._interval_s - (clock() - started_s)))
         self._seen_s.clear()
 
     def _message(self, client: str | None, index: int, answers: list[Answer]) -> bytes:
@@ -136,7 +141,7 @@ class LiveHub:
 
 def event(name: str, data: Mapping[str, Any]) -> bytes:
     """Encode a server-sent event."""
-    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data))
 
 
 class LiveStream(Response):

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -85,7 +86,7 @@ def add_routes(app: Starlette, engine: EngineLink, clients: Clients) -> None:
             _require(request, _READ_METHODS)
             found = merge_clients(await engine.call("clients"))
             named = [{**entry, "client": clients.label(entry["client"])} for entry in found]
-            return JSONResponse({"clients": named})
+            return _answer({"clients": named})
         return await _dispatch(request, engine, client, sees_all=sees_all)
 
     async def finish_session(request: Request, client: str) -> Response:
@@ -128,7 +129,7 @@ async def _dispatch(
         _require(request, _READ_METHODS)
         operation, merge = _READINGS[first]
         is_partial = operation in _READINGS_BY_CLIENT and not sees_all
-        return JSONResponse(merge(await engine.call(operation, *[client] * is_partial)))
+        return _answer(merge(await engine.call(operation, *[client] * is_partial)))
     if first == "timestamps" and not rest:
         _require(request, _READ_METHODS)
         return await _timestamps(request, engine, None if sees_all else client)
@@ -157,7 +158,7 @@ async def _explain(request: Request, engine: EngineLink, client: str | None) -> 
     jobs = merge_explained(answers, None if job_id is not None else worst)
     if job_id is not None and not jobs:
         return _found(job_id, None)
-    return JSONResponse({"jobs": jobs})
+    return _answer({"jobs": jobs})
 
 
 async def _timestamps(request: Request, engine: EngineLink, client: str | None) -> Response:
@@ -174,7 +175,7 @@ async def _timestamps(request: Request, engine: EngineLink, client: str | None) 
         for key, num_events in answer:
             if job_id is None or client_and_id(key)[1] == job_id:
                 counts[key] = max(num_events, counts.get(key, 0))
-    texts: dict[str, list[str]] = {}
+    texts: dict[str, list[bytes]] = {}
     num_bytes, is_truncated = 0, False
     for slices in _parts_of(counts):
         if num_bytes >= limit:
@@ -183,12 +184,14 @@ async def _timestamps(request: Request, engine: EngineLink, client: str | None) 
         part = merge_timestamps(await engine.call("events", slices, since_s))
         for name, events in part["jobs"].items():
             if events:
-                encoded = [json.dumps(event) for event in events]
+                encoded = [msgspec.json.encode(event) for event in events]
                 texts.setdefault(name, []).extend(encoded)
                 num_bytes += sum(map(len, encoded))
-    jobs = ", ".join(f"{json.dumps(name)}: [{', '.join(each)}]" for name, each in texts.items())
-    end = ', "truncated": true' if is_truncated else ""
-    return Response(f'{{"jobs": {{{jobs}}}{end}}}', media_type="application/json")
+    jobs = b",".join(
+        b"%s:[%s]" % (msgspec.json.encode(name), b",".join(each)) for name, each in texts.items()
+    )
+    end = b',"truncated":true' if is_truncated else b""
+    return Response(b'{"jobs":{%s}%s}' % (jobs, end), media_type="application/json")
 
 
 def _parts_of(counts: Mapping[str, int]) -> Iterator[list[tuple[str, int, int]]]:
@@ -241,7 +244,12 @@ def _found(job_id: str, answer: dict[str, Any] | None) -> Response:
             "do not send this again"
         )
         return openai_error(404, message, field="job_id")
-    return JSONResponse(answer)
+    return _answer(answer)
+
+
+def _answer(content: object) -> Response:
+    """Encode an answer in a tenth of JSONResponse's time, in which the loop serves nobody."""
+    return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 def _raw_segments(request: Request) -> list[str]:
