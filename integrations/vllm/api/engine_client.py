@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Protocol
+
+from starlette.responses import Response
 
 from agentkv.errors import AgentKVServerError
 from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD
@@ -21,6 +24,8 @@ from ..clients import Client
 
 ANSWER_TIMEOUT_S = 30.0
 """The engine answers between two steps, so this is longer than any single step."""
+POLL_INTERVAL_S = 0.25
+"""Between two calls to the engine for the same question of a client."""
 
 _METHOD = "agentkv_call"
 
@@ -101,6 +106,37 @@ class EngineLink:
         # The client already has its 400; a dead engine is reported by the requests themselves.
         with suppress(AgentKVServerError):
             await self.call("bad_tag")
+
+
+class SharedAnswers:
+    """Lets equal questions that come fast share one answer, each asked once in POLL_INTERVAL_S.
+
+    No answer is older than its question: one that comes while another is answered waits for the
+    next.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, asyncio.Task[Response]] = {}
+        self._next_s: OrderedDict[Hashable, float] = OrderedDict()
+        """When a question may be asked again, of those asked in the last interval."""
+
+    async def get(self, question: Hashable, ask: Callable[[], Awaitable[Response]]) -> Response:
+        """Return what `ask` answers, now or, if the same was asked just before, soon."""
+        task = self._waiting.get(question)
+        if task is None:
+            task = asyncio.create_task(self._ask(question, ask))
+            self._waiting[question] = task
+        return await asyncio.shield(task)
+
+    async def _ask(self, question: Hashable, ask: Callable[[], Awaitable[Response]]) -> Response:
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(max(0.0, self._next_s.get(question, 0.0) - clock()))
+        del self._waiting[question]
+        while self._next_s and next(iter(self._next_s.values())) <= clock():
+            self._next_s.popitem(last=False)
+        self._next_s[question] = clock() + POLL_INTERVAL_S
+        self._next_s.move_to_end(question)
+        return await ask()
 
 
 def name_clients(engine_client: EngineClient) -> None:

@@ -28,6 +28,7 @@ from .engine_client import (
     EngineLink,
     EngineUnavailableError,
     OperationFailedError,
+    SharedAnswers,
     merge_clients,
     merge_explained,
     merge_info,
@@ -75,15 +76,20 @@ class _RefusedError(Exception):
 
 def add_routes(app: Starlette, engine: EngineLink, clients: Clients) -> None:
     """Add /v1/agentkv/* to this application; call once."""
-    hub = LiveHub(engine)
+    hub, polls = LiveHub(engine), SharedAnswers()
 
     async def below_prefix(request: Request, client: str) -> Response:
         sees_all = clients.sees_all_jobs(request.scope)
         if _raw_segments(request) == ["live"]:
             _require(request, ("GET",))
             return hub.stream(client, sees_all=sees_all)
+        if request.method not in _READ_METHODS:
+            return await _dispatch(request, engine, client, sees_all=sees_all)
+        question = (client, sees_all, *_raw_segments(request), request.scope["query_string"])
+        return await polls.get(question, lambda: read(request, client, sees_all))
+
+    async def read(request: Request, client: str, sees_all: bool) -> Response:
         if _raw_segments(request) == ["clients"] and sees_all:
-            _require(request, _READ_METHODS)
             found = merge_clients(await engine.call("clients"))
             named = [{**entry, "client": clients.label(entry["client"])} for entry in found]
             return _answer({"clients": named})

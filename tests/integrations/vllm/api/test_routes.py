@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from agentkv.integrations.vllm.api.engine_client import EngineLink
+from agentkv.integrations.vllm.api.engine_client import POLL_INTERVAL_S, EngineLink
 from agentkv.integrations.vllm.api.routes import MAX_BODY_BYTES, add_routes
 from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE, Clients
 from agentkv.protocol import KEPT_COMMAND_CHARS, client_and_id
@@ -348,3 +348,41 @@ async def test_several_engines_give_one_answer() -> None:
     assert [job["engine"] for job in (await ask("GET", "/jobs")).json()["jobs"]] == [0, 1, 1]
     events = (await ask("GET", "/timestamps")).json()["jobs"]["a"]
     assert [event["engine"] for event in events] == [0, 1]
+
+
+async def test_equal_questions_that_come_fast_share_an_answer() -> None:
+    """A client's polls ask the engine once in an interval; those of others, and other questions,
+    do not wait for it."""
+    server = Server(engine_of("a"), keys=["alice", "bob"])
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
+    for _ in range(2):
+        replies = await asyncio.gather(*(server("GET", "/jobs", key="alice") for _ in range(10)))
+        assert {reply.text for reply in replies} == {'{"jobs":[{"job_id":"a"}]}'}
+    assert clock() - began_s > 0.9 * POLL_INTERVAL_S
+    assert len(server.core.asked) == 2
+    began_s = clock()
+    await server("GET", "/jobs", key="bob")
+    await server("GET", "/jobs/a", key="alice")
+    assert len(server.core.asked) == 4
+    assert clock() - began_s < POLL_INTERVAL_S
+
+
+async def test_no_answer_is_older_than_its_question() -> None:
+    """A poll that comes while the engine answers an equal one gets the next answer."""
+    may_answer = asyncio.Event()
+
+    class Slow(FakeEngineCore):
+        async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+            answers = await super().call_utility_all_async(method, *args)
+            number = len(self.asked)
+            await may_answer.wait()
+            return [{**answer, "number": number} for answer in answers]
+
+    server = Server(core=Slow([engine_of("a")]))
+    first = asyncio.create_task(server("GET", "/info"))
+    await server.core.was_asked.wait()
+    second = asyncio.create_task(server("GET", "/info"))
+    await asyncio.sleep(0)
+    may_answer.set()
+    assert [(await each).json()["number"] for each in (first, second)] == [1, 2]
