@@ -168,14 +168,20 @@ class _Scan:
         return has_blank and line >= 0 and not text[line:start].strip()
 
     def _mask_header(self, start: int, form: re.Pattern[str]) -> int:
-        """Mask what follows the name of a header, up to the end of its line, string or word."""
+        """Mask what follows the name of a header, up to the end of its line, string or word, and
+        what is glued to that string."""
         text = self._text
         value = form.match(text, start)
-        if value is None or _is_harmless(value["value"]):
-            return start if value is None else value.end()
+        if value is None:
+            return start
         if _REFERENCE.match(text, value.start("value")):
             return value.start("value")
-        return self._mask(*value.span("value"))
+        end = value.end()
+        if not _is_harmless(value["value"]):
+            self._mask(*value.span("value"))
+        if text[end : end + 1] not in _QUOTES:
+            return end
+        return self._mask(end + 1, _end_of_word(text, end + 1))
 
     def _mask_value(self, start: int, *, after: str = "") -> int:
         """Mask a value, in quotes or without, unless it is a reference or a plain word of code.
@@ -341,7 +347,7 @@ _GLUED = re.compile(
 )
 _PLAIN = re.compile(r"""(?:\\[^"'\snrt]|[^\s'"`;&|<>()\[\]\\])*+""")
 _SCHEME = "(?i:bearer|basic|token|digest|negotiate|apikey|api-key|splunk|aws4-hmac-sha256)"
-_HEADER_VALUE = re.compile(rf"""(?:{_SCHEME}[ ]++)?+(?P<value>[^'"`\\\r\n]++)""")
+_HEADER_VALUE = re.compile(rf"""(?:{_SCHEME}[ ]++)?+(?P<value>[^'"`\\\r\n]*+)""")
 # A word of the shell whose blanks are escaped, with strings glued to it.
 _ESCAPED_HEADER_VALUE = re.compile(
     rf"""(?:{_SCHEME}(?:\\[ ])++)?+

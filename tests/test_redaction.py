@@ -139,6 +139,10 @@ wandb login «0123456789abcdef0123456789abcdef01234567»
 echo don't; SECRET='«hunter2»' make
 curl -H Authorization:\ Bearer\ «hunter2» http://h/v1
 curl -H authorization:\ «hunter2» http://h/v1
+curl -H "Authorization: Bearer "«hunter2» http://h/v1
+curl -H 'Authorization: Bearer '«"hunter2"» http://h/v1
+curl -H "Authorization: Bearer "«'hunter2'» http://h/v1
+curl -H "Authorization: Bearer «hun»"«ter2» http://h/v1
 curl -H X-Api-Key:\ «hun\ ter2» -H Accept:\ text/html http://h/v1
 TOKEN="«tok»"«'en'» make
 TOKEN='«tok»'«"en"x» make
@@ -200,6 +204,8 @@ python train.py --max-tokens 512 --num_tokens=1000000 --tokenizer gpt2
 python run.py --pad_token "</s>" --eos_token_id 2
 curl -H "Authorization: Bearer $TOKEN" https://api.example.com/x
 curl -H "Authorization: Bearer ${GITHUB_TOKEN}" https://api.example.com/x
+curl -H "Authorization: Bearer "$TOKEN https://api.example.com/x
+sh -c "curl -H 'Accept: text/html' -H 'Authorization: Bearer '" -x
 curl -H "X-Api-Key: $(cat key.txt)" https://api.example.com/x
 curl -u "$USER:$PASS" https://api.example.com/x
 curl -b cookies.txt -c cookies.txt http://localhost/
