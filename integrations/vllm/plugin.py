@@ -25,7 +25,7 @@ from agentkv.policies.settings import Settings
 from .clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE, names_by_key
 from .settings import CONFIG_KEY, read_settings
 
-OLDEST, NEWEST = (0, 24), (0, 34)
+OLDEST, NEWEST = (0, 23), (0, 34)
 """Supported vLLM: OLDEST <= version < NEWEST."""
 SCHEDULER = "agentkv.integrations.vllm.engine.scheduler.make_scheduler"
 MIDDLEWARE = "agentkv.integrations.vllm.api.middleware.AgentKVMiddleware"

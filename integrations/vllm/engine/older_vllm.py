@@ -12,10 +12,13 @@ from vllm.config import SpeculativeConfig
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 READS_SESSION_HEADER = hasattr(EngineCoreRequest, "session_id")
 """Whether vLLM takes X-Session-ID into `request.session_id`: not up to 0.27."""
+HAS_KNOWN_TIER = "failed_recving" in KVConnectorOutput.__dataclass_fields__
+"""Whether vLLM's CPU tier is the one that was tested: not up to 0.29, where loads end otherwise."""
 
 
 def add_missing_names() -> None:

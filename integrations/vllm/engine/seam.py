@@ -29,7 +29,7 @@ from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
-from .older_vllm import add_missing_names
+from .older_vllm import HAS_KNOWN_TIER, add_missing_names
 
 logger = init_logger(__name__)
 P = ParamSpec("P")
@@ -363,13 +363,14 @@ class OffloadingTier:
     def __init__(self, connector_scheduler: Any) -> None:
         self._base = importlib.import_module("vllm.v1.kv_offload.base")
         self._manager = connector_scheduler.manager
-        group = connector_scheduler.config.kv_group_configs[0]
-        self._hashes_per_chunk, self._group = group.hashes_per_chunk, group.group_idx
+        self._group = connector_scheduler.config.kv_group_configs[0]
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> OffloadingTier | None:
         """The scheduler's tier; None without one, and for those that are not asked: a look-up in
-        several tiers may start a transfer (tiering/manager.py); up to 0.25 it has other names."""
+        several tiers may start a transfer (tiering/manager.py), and older ones were not tested."""
+        if not HAS_KNOWN_TIER:
+            return None
         side = getattr(scheduler.connector, "connector_scheduler", None)
         if not any(kind.__name__ == "CPUOffloadingManager" for kind in _kinds(side, "manager")):
             return None
@@ -380,10 +381,11 @@ class OffloadingTier:
 
     def key_of(self, block_hashes: Sequence[Any]) -> Any:
         """By which it knows the last full chunk of these blocks (offloading/scheduler.py:420)."""
-        num_hashes = len(block_hashes) // self._hashes_per_chunk * self._hashes_per_chunk
+        per_chunk = self._group.hashes_per_chunk
+        num_hashes = len(block_hashes) // per_chunk * per_chunk
         if not num_hashes:
             return None
-        return self._base.make_offload_key(block_hashes[num_hashes - 1], self._group)
+        return self._base.make_offload_key(block_hashes[num_hashes - 1], self._group.group_idx)
 
     def has(self, key: Any) -> bool:
         """Whether that chunk can be loaded."""

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from agentkv.integrations.vllm.engine import seam
+from agentkv.integrations.vllm.engine.older_vllm import HAS_KNOWN_TIER
 from agentkv.testing.vllm_scheduler import write_model_config
 from tests.integrations.vllm.harness import Engine
-from tests.integrations.vllm.vllm_names import HAS_TIER
 
-collect_ignore = [] if HAS_TIER else ["test_cpu_tier.py", "engine/test_kv_events.py"]
+collect_ignore = [] if HAS_KNOWN_TIER else ["test_cpu_tier.py", "engine/test_kv_events.py"]
 
 
 @pytest.fixture(scope="session")

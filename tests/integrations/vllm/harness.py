@@ -12,9 +12,10 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from agentkv.integrations.vllm.engine.older_vllm import HAS_KNOWN_TIER
 from agentkv.testing.stepped_engine import SteppedEngine
 from studies.policy_grid.ablation import ABLATIONS
-from tests.integrations.vllm.vllm_names import HAS_TIER, NO_TIER
+from tests.integrations.vllm.vllm_names import NO_TIER
 
 STOCK = {False: Scheduler, True: AsyncScheduler}
 
@@ -23,7 +24,7 @@ class Engine(SteppedEngine):
     """An engine stepped by hand; `without` are the rules of `agentkv` that are left out."""
 
     def __init__(self, *, without: Sequence[str] = (), **options: Any) -> None:
-        if options.get("offload_bytes") and not HAS_TIER:
+        if options.get("offload_bytes") and not HAS_KNOWN_TIER:
             pytest.skip(NO_TIER)
         if without:
             rules = tuple(ABLATIONS[name] for name in without)

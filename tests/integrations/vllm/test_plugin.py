@@ -279,12 +279,12 @@ def test_a_proxy_may_name_clients_of_any_weight(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("version", "problem"),
     [
-        *(("0.23.1", "older"), ("0.24.0", None), ("0.32.0+cpu", None), ("0.33.2", None)),
+        *(("0.22.1", "older"), ("0.23.0", None), ("0.32.0+cpu", None), ("0.33.2", None)),
         *(("0.34.0", "newer"), ("1.0", "newer"), ("dev", None)),
     ],
 )
 def test_versions_are_judged(version: str, problem: str | None) -> None:
-    """>= 0.24, < 0.34 is supported; older is refused, newer is checked and warned of."""
+    """>= 0.23, < 0.34 is supported; older is refused, newer is checked and warned of."""
     found = plugin.version_problem(version)
     assert found is None if problem is None else problem in str(found)
 

