@@ -69,8 +69,6 @@ class LiveHub:
         self._viewers: set[Viewer] = set()
         self._seen_s: dict[str | None, dict[str, float]] = {}
         """By client, the time up to which it has the events of each engine."""
-        self._next_s = 0.0
-        """When to ask the engine next, on the event loop's clock."""
         self._loop: asyncio.Task[None] | None = None
 
     def stream(self, owner: str, *, sees_all: bool) -> Response:
@@ -96,11 +94,7 @@ class LiveHub:
     async def _serve(self) -> None:
         clock = asyncio.get_running_loop().time
         while self._viewers:
-            # also for viewers that come and go: a poller opens a stream for each snapshot
-            if (wait_s := self._next_s - clock()) > 0:
-                await asyncio.sleep(wait_s)
-                continue
-            self._next_s = clock() + self._interval_s
+            started_s = clock()
             # one that joins while the engine answers would miss what happened before
             viewers = list(self._viewers)
             clients = list({viewer.client: None for viewer in viewers})
@@ -120,6 +114,7 @@ class LiveHub:
                     if viewer.client == client:
                         viewer.is_new = False
                         viewer.offer(message)
+            await asyncio.sleep(max(0.0, self._interval_s - (clock() - started_s)))
         self._seen_s.clear()
 
     def _message(self, client: str | None, index: int, answers: list[Answer]) -> bytes:

@@ -119,20 +119,6 @@ async def test_all_viewers_share_one_call() -> None:
         assert len(core.asked) <= 12
 
 
-async def test_viewers_that_come_and_go_do_not_ask_more_often() -> None:
-    """One that opens a stream for each snapshot waits for the next call like one that stays."""
-    clock = asyncio.get_running_loop().time
-    async with server() as (watch, core):
-        began_s = clock()
-        for _ in range(5):
-            viewer = watch()
-            await viewer.next()
-            viewer.goes.set()
-            await viewer.task
-        assert len(core.asked) == 5
-        assert clock() - began_s > 3.9 * INTERVAL_S
-
-
 async def test_nobody_looks_and_nothing_is_asked() -> None:
     """Before the first viewer and after the last has gone the engine is not asked."""
     async with server() as (watch, core):
