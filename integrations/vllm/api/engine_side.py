@@ -58,7 +58,7 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
         "pinned_jobs": len(retention.pins),
         "pinned_blocks": retention.pins.num_blocks,
         "live_jobs": len(retention.jobs),
-        "kv_cache_usage": scheduler.get_kv_cache_usage(),
+        "kv_cache_usage": scheduler.usage(),
         "num_running": len(scheduler.running),
         "num_waiting": len(scheduler.queue),
         "is_under_pressure": retention.is_memory_short,

@@ -274,7 +274,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _after_step(self, output: SchedulerOutput) -> None:
         self._num_left_waiting = len(self.queue)
         scheduled = output.num_scheduled_tokens
-        self.steps.add(len(scheduled), output.total_num_scheduled_tokens, self._usage())
+        self.steps.add(len(scheduled), output.total_num_scheduled_tokens, self.usage())
         for request_id in seam.admitted_ids(output):
             self._unplaced.add(request_id)
             hit_tokens = self.requests[request_id].num_computed_tokens - scheduled[request_id]
@@ -481,7 +481,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     @seam.guarded(None)
     def _payload(self) -> dict[str, Any] | None:
         pins = self.retention.pins
-        usage, num_blocks = self._usage(), max(self.pool.num_blocks, 1)
+        usage, num_blocks = self.usage(), max(self.pool.num_blocks, 1)
         # none of it is used by a request while none is in the engine
         num_reclaimable = pins.num_exclusive_blocks if self.requests else pins.num_blocks
         reclaimable = min(usage, num_reclaimable / num_blocks)
@@ -497,13 +497,14 @@ class RetainingScheduler(seam.SchedulerSeam):
         report = {"report": self.retention.report()} if self._reports_load else {}
         return {"gauges": gauges, **report, **self.retention.counters.take_delta()}
 
-    def _usage(self) -> float:
+    def usage(self) -> float:
+        """Share of the pool that is not free, as vLLM itself counts it."""
         return 1 - self.num_free_blocks() / max(self.pool.num_blocks, 1)
 
     def memory_use(self) -> tuple[float, float]:
         """Tokens of KV that running requests hold, and the share of the pool that pins hold."""
         idle_share = self.retention.pins.num_blocks / max(self.pool.num_blocks, 1)
-        return (self._usage() - idle_share) * self.pool.num_tokens, idle_share
+        return (self.usage() - idle_share) * self.pool.num_tokens, idle_share
 
     def shutdown(self) -> None:
         self.retention.close()

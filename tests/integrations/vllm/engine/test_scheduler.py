@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from vllm.config import ModelConfig
 
+from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.engine.scheduler import ReplyDecoder
 from agentkv.testing.stepped_engine import BLOCK_TOKENS, prompt_of
 from agentkv.testing.vllm_scheduler import write_model_config
@@ -175,3 +176,13 @@ def test_a_trainers_hint_names_the_job(
     hint = {"schema_version": 2, "trajectory_id": trajectory_id}
     engine.turn(prompt_of(100), kv_transfer_params={"agent_hint": hint}, **tags)
     assert set(engine.pinned) == pinned
+
+
+@pytest.mark.parametrize("operation", ["info", "stats", "jobs", "clients", "event_counts"])
+def test_every_question_about_the_whole_engine_is_answered(operation: str) -> None:
+    """What the routes ask needs nothing of vLLM that an older one does not have."""
+    engine = Engine()
+    engine.turn(prompt_of(100), job_id="a")
+    answer = engine_side.call(engine.scheduler, operation, [])
+    assert answer
+    assert "error" not in answer
