@@ -3,63 +3,112 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
 
 import openai
+import psutil
 import pytest
 
 import agentkv
 from agentkv.server.process import ServerProcess
-from tests.server.chat import LIMIT_S, agentkv_get, metric
+from tests.conftest import TINY_ARGS
+from tests.server.chat import LIMIT_S, WORDS, agentkv_get, metric, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(1800)]
 
 NUM_JOBS, NUM_TURNS = 8, 4
-WORDS = " ".join(f"word{number}" for number in range(60))
+BLOCK_TOKENS = 32
 
 
-def test_each_job_stays_on_its_engine(make_server: Callable[..., ServerProcess]) -> None:
-    """Every turn after a job's first finds the whole one before in the cache of its engine.
+@pytest.fixture(scope="module")
+def server(
+    tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """Two engines; vLLM starts two API servers as well."""
+    args = (*TINY_ARGS, "--data-parallel-size", "2")
+    log_path = tmp_path_factory.mktemp("data-parallel") / "server.log"
+    with ServerProcess(
+        str(tiny_model_dir), policy="agentkv", args=args, log_path=log_path, ready_timeout_s=1200.0
+    ) as process:
+        yield process
 
-    vLLM starts two API servers as well, and each turn may come in at either of them.
-    """
-    server = make_server("--data-parallel-size", "2", policy="agentkv")
-    server.__enter__()
 
-    def play(job_number: int) -> list[tuple[int, int]]:
+class Agent:
+    """A job with connections of its own, so that each turn may come in at either API server."""
+
+    def __init__(self, server: ServerProcess, job_id: str) -> None:
+        self.usage: list[tuple[int, int]] = []
         """Per turn its prompt tokens and how many of them were cached."""
-        usage = []
-        # a client of its own, so that each job has connections of its own
-        client = openai.OpenAI(base_url=server.base_url, api_key="none", timeout=LIMIT_S)
-        messages = [{"role": "user", "content": f"Job {job_number}: {WORDS}"}]
-        with agentkv.session(client, job_id=f"job-{job_number}") as job:
-            for _ in range(NUM_TURNS):
-                reply = job.client.chat.completions.create(
-                    model="tiny", messages=messages, max_tokens=8, temperature=0
-                )
-                details = reply.usage.prompt_tokens_details
-                usage.append((reply.usage.prompt_tokens, details.cached_tokens or 0))
-                messages += [
-                    {"role": "assistant", "content": reply.choices[0].message.content},
-                    {"role": "user", "content": WORDS},
-                ]
-            engines.append(len({each["engine"] for each in known_jobs(job.job_id)}))
-        return usage
+        self._server = server
+        self._job_id = job_id
+        self._client = openai.OpenAI(base_url=server.base_url, api_key="none", timeout=LIMIT_S)
+        self._messages = [{"role": "user", "content": f"{job_id}: {WORDS}"}]
+        self._session = agentkv.session(self._client, job_id=job_id)
+        self._job = self._session.__enter__()
 
-    def known_jobs(job_id: str) -> list[dict[str, Any]]:
-        answer = agentkv_get(server, "jobs")
-        return [each for each in answer["jobs"] if each["job_id"] == job_id]
+    def play_turn(self) -> None:
+        reply = self._job.client.chat.completions.create(
+            model="tiny", messages=self._messages, max_tokens=8, temperature=0
+        )
+        details = reply.usage.prompt_tokens_details
+        self.usage.append((reply.usage.prompt_tokens, details.cached_tokens or 0))
+        self._messages += [
+            {"role": "assistant", "content": reply.choices[0].message.content},
+            {"role": "user", "content": WORDS},
+        ]
 
-    engines: list[int] = []
+    @property
+    def engines(self) -> list[int]:
+        """Those that know the job."""
+        jobs = agentkv_get(self._server, "jobs")["jobs"]
+        return sorted(job["engine"] for job in jobs if job["job_id"] == self._job_id)
+
+    @property
+    def hits(self) -> list[bool]:
+        """Which turns after the first found all whole blocks of the one before."""
+        pairs = itertools.pairwise(self.usage)
+        return [cached > before - BLOCK_TOKENS for (before, _), (_, cached) in pairs]
+
+    def end(self) -> None:
+        self._session.__exit__(None, None, None)
+        self._client.close()
+
+
+def test_each_job_stays_on_its_engine(server: ServerProcess) -> None:
+    """Every turn after a job's first finds the whole one before in the cache of its engine."""
+
+    def play(job_number: int) -> list[int]:
+        agent = Agent(server, f"job-{job_number}")
+        for _ in range(NUM_TURNS):
+            agent.play_turn()
+        engines = agent.engines
+        agent.end()
+        assert all(agent.hits), agent.usage
+        return engines
+
     with ThreadPoolExecutor(NUM_JOBS) as pool:
-        usages = list(pool.map(play, range(NUM_JOBS)))
-    assert engines == [1] * NUM_JOBS
-    for usage in usages:
-        for (before, _), (_, cached) in itertools.pairwise(usage):
-            assert cached >= before - 32, usage  # whole blocks
+        engines = list(pool.map(play, range(NUM_JOBS)))
+    assert [len(each) for each in engines] == [1] * NUM_JOBS
     shares = [metric(server, "vllm:request_success_total", engine=str(rank)) for rank in (0, 1)]
     assert sum(shares) == NUM_JOBS * NUM_TURNS
     assert min(shares) >= NUM_TURNS, "both engines serve jobs"
+    assert agentkv.flush(LIMIT_S)
     assert agentkv_get(server, "jobs")["jobs"] == []
+
+
+def test_a_dead_engine_ends_the_whole_server(server: ServerProcess) -> None:
+    """vLLM goes down when one of its engines does, so that a router moves its jobs elsewhere.
+
+    An agent gets the error that a client without agentkv gets. The last test: it kills an engine.
+    """
+    agent = Agent(server, "orphan")
+    agent.play_turn()
+    children = psutil.Process(server.pid).children(recursive=True)
+    engine = next(child for child in children if child.name().startswith("VLLM::EngineCor"))
+    engine.kill()
+    wait_for(lambda: not server.is_alive)
+    with pytest.raises(openai.APIConnectionError):
+        agent.play_turn()
+    agent.end()

@@ -7,7 +7,7 @@ Knows nothing of vLLM, requests or jobs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 REPORT_LIFE_S = 30.0
 """Age up to which an engine's report counts; without one, a job stays where it is."""
@@ -69,7 +69,10 @@ def better_rank(
         return None
     target = min(others, key=lambda other: loads[other].num_requests)
     there = reports.get(target)
-    if there is None or loads[target].num_waiting or not there.is_fresh(now_s):
+    if there is None or not there.is_fresh(now_s):
+        # an engine without requests sends no reports, and makes nobody wait
+        there = None if loads[target].num_requests else replace(here, wait_s=0.0)
+    if there is None or loads[target].num_waiting:
         return None
     cost_s = there.prefill_s(num_tokens) * (1 + loads[target].num_running)
     return target if here.wait_s > there.wait_s + cost_s else None

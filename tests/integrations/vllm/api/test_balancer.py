@@ -130,7 +130,8 @@ def test_a_sub_agent_starts_on_its_parents_engine_unless_others_wait_there(
         ({0: 0.45, 1: 0.0}, (5, 0), 3, 0.0, 1),
         ({0: 0.15, 1: 0.0}, (0, 0), 0, 0.0, None),  # those waits are over
         ({0: 9.0, 1: 0.0}, (5, 1), 0, 0.0, None),  # memory is short on both
-        ({0: 0.15, 2: 0.0}, (5, 0), 0, 0.0, None),  # nothing is known of the emptiest one
+        ({0: 0.25, 2: 0.0}, (5, 0), 1, 0.0, None),  # nothing is known of the emptiest one
+        ({0: 0.15, 2: 0.0}, (5, 0), 0, 0.0, 1),  # but that it has no requests
         ({1: 0.0}, (5, 0), 0, 0.0, None),
         ({0: 0.15, 1: 0.0}, (5, 0), 0, 60.0, None),
     ],
