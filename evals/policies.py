@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentkv.errors import InputError
@@ -18,6 +18,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Allowed after a colon: Continuum's rules as published, or as released."""
 _WITH_RULE_SETS = ("continuum", "context_serve")
+OFFLOAD = "+offload"
+"""Ends the name of a policy that is played with a tier of DRAM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class ServerPolicy:
     name: str
     scheduling_policy: str
     settings: Mapping[str, Any]
+    has_offload: bool = False
 
     @property
     def is_stock(self) -> bool:
@@ -48,7 +51,11 @@ def server_policy(name: str) -> ServerPolicy:
     """The policy of that name; raises InputError, which lists the valid ones.
 
     A policy of your own is FILE.py:CLASS or MODULE:CLASS, and is called by its class from then on.
+    `+offload` behind a name asks for a tier of DRAM, whose flags are the caller's to add.
     """
+    if name.endswith(OFFLOAD):
+        policy = server_policy(name.removesuffix(OFFLOAD))
+        return replace(policy, name=policy.name + OFFLOAD, has_offload=True)
     scheduling_policy, _, variant = name.partition(":")
     if name in policy_names():
         return ServerPolicy(name, scheduling_policy, VARIANTS[variant] if variant else {})

@@ -1,7 +1,7 @@
 """Folders of models whose weights vLLM makes up (`--load-format dummy`): nothing is downloaded.
 
 A step takes as long as one of the real model, and a reply says nothing. Called by `agentkv compare
---gpu`; imports neither torch nor vLLM.
+--gpu` and by studies; imports neither torch nor vLLM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LAYERS = {
     "attention_bias": False,
     "use_cache": True,
 }
-CONFIGS: Mapping[str, Mapping[str, Any]] = {
+REAL_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "llama-3.1-8b": _LAYERS
     | {
         "architectures": ["LlamaForCausalLM"],
@@ -55,6 +55,21 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 """Sources: config.json of meta-llama/Llama-3.1-8B-Instruct and of Qwen/Qwen3-8B."""
 
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    **REAL_CONFIGS,
+    "llama-tiny": {
+        **REAL_CONFIGS["llama-3.1-8b"],
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 512,
+    },
+}
+"""`llama-tiny` is Llama-3.1-8B's architecture in a size that a CPU serves within seconds."""
+
 END = "<|end|>"
 
 
@@ -84,6 +99,13 @@ def write_random_model(folder: Path, name: str, **changes: Any) -> Path:
     ):
         (folder / file).write_text(json.dumps(content), encoding="utf-8")
     return folder
+
+
+def kv_token_bytes(name: str, dtype_bytes: int) -> int:
+    """Bytes of KV per token of a model in CONFIGS: K and V of every layer."""
+    config = CONFIGS[name]
+    layer = 2 * config["num_key_value_heads"] * config["head_dim"]
+    return int(config["num_hidden_layers"] * layer * dtype_bytes)
 
 
 def _byte_characters() -> list[str]:

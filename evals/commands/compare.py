@@ -3,9 +3,11 @@
 Repeats are interleaved (A B C A B C) and every run gets a fresh server with the same flags. Without
 --gpu it takes the demo model on the CPU, with memory made scarce: three policies by three repeats
 end in under 25 minutes on two cores. With --gpu it takes Llama-3.1-8B with random weights, five
-policies, and says what the simulator expects of that card. Flags after `--` go to the servers. A
-rival is somebody else's scheduling, in vLLM (--rival) or in front of it (--rival-proxy). The last
-line on standard output is one JSON document; Ctrl-C keeps what was measured, --resume goes on.
+policies, each without and with a tier of DRAM, measures the first server's times, and says what
+the simulator expects; --gpu cpu does all of that with a tiny model on the CPU build, in minutes.
+Flags after `--` go to the servers. A rival is somebody else's scheduling, in vLLM (--rival) or in
+front of it (--rival-proxy). The last line on standard output is one JSON document; Ctrl-C keeps
+what was measured, --resume goes on.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from agentkv.errors import AgentKVError, InputError, RunError
+from agentkv.integrations.vllm.serve import value_of
 from agentkv.server.process import HTTPProcess, ServerProcess, free_port
 from agentkv.server.random_model import CONFIGS, write_random_model
 
@@ -36,26 +38,35 @@ from ..options import (
     describe_workload,
     fill_in,
     html_file,
+    positive,
     seconds,
     whole_number,
     workload_of,
 )
 from ..outcomes import RunOutcome
 from ..player.run import LoadOptions, load_server
-from ..policies import policy_names, server_policy
+from ..policies import OFFLOAD, ServerPolicy, policy_names, server_policy
 from ..rivals import Contestant, Rival, read_rivals
 from ..rows import RUN_FILE, TURNS_FILE, read_runs, time_stamp, write_whole
-from ..simulator.catalog import GPUS, MODELS
-from ..simulator.machine import Limits, Machine, make_machine
+from ..simulator.machine import DEFAULT_DRAM_GIB
 from ..summary import PolicyResult, Spread, compare, summarize
 from ..tables import text_table
 from ..workload.plans import Workload
+from .expectation import (
+    CPU_CARD,
+    Card,
+    make_card,
+    simulated_means,
+    table_beside_simulator,
+    with_range,
+)
 
 DEFAULT_POLICIES = ("fcfs", "continuum", "context_serve")
 GPU_POLICIES = ("fcfs", "continuum:paper", "continuum:released", "context_serve", "agentkv")
+"""Each without and with a tier of DRAM."""
 BASELINE = "fcfs"
 TIER_FLAG = "--kv-tier-gib"
-"""Of `agentkv serve`: with it among the servers' flags, the simulator has a tier of that size."""
+"""Of `agentkv serve`."""
 _COLUMNS = {
     "mean_s": ("mean s", ".2f"),
     "p90_s": ("p90 s", ".2f"),
@@ -78,6 +89,8 @@ class Profile:
     num_blocks: int | None
     model: str | None
     ready_timeout_s: float
+    dram_gib: float = DEFAULT_DRAM_GIB
+    calibration_rounds: int = 4
 
 
 CPU = Profile(
@@ -86,6 +99,7 @@ CPU = Profile(
     num_blocks=144,
     model=None,
     ready_timeout_s=600.0,
+    dram_gib=1.0,
 )
 """The demo model with memory for three whole jobs of the six at once.
 
@@ -110,6 +124,27 @@ GPU = Profile(
 )
 """The pool and jobs of the studies' regime that is short of memory; no file is downloaded."""
 
+DRY_RUN = Profile(
+    workload={
+        "workload": "swebench",
+        "jobs": 4,
+        "concurrency": 3,
+        "turns": 3,
+        "token_scale": 0.2,
+        "max_context_tokens": 900,
+    },
+    server_flags=(
+        *("--block-size", "32", "--max-model-len", "1024", "--max-num-seqs", "8"),
+        *("--max-num-batched-tokens", "1024"),
+    ),
+    num_blocks=33,
+    model="llama-tiny",
+    ready_timeout_s=600.0,
+    dram_gib=0.1,
+    calibration_rounds=1,
+)
+"""All that a GPU run does, within seconds a server; its times mean nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class ComparePlan:
@@ -125,8 +160,10 @@ class ComparePlan:
     ready_timeout_s: float
     limit_s: float | None
     config: Mapping[str, Any] = field(default_factory=dict)
-    card: Machine | None = None
-    """The machine for which the simulator says what it expects; None for none."""
+    card: Card | None = None
+    """The card of which the simulator says what it expects; None for none."""
+    dram_gib: float = DEFAULT_DRAM_GIB
+    """Size of the tier of policies that have one."""
 
     @property
     def baseline(self) -> str:
@@ -150,17 +187,17 @@ def main(argv: Sequence[str]) -> int:
     if trouble is not None:
         print(f"agentkv compare: {trouble}", file=sys.stderr)
     results = compare(runs, plan.baseline)
-    expected_s: dict[str, float] = {}
+    expected_s: dict[str, dict[str, float]] = {}
     if not options.json and runs:
         print(table(results, plan.baseline))
     if plan.card is not None and runs:
         try:
-            expected_s = simulated_means(plan)
+            expected_s = expected_means(plan)
         except (AgentKVError, KeyboardInterrupt) as error:
             trouble = trouble or f"not simulated: {error or 'interrupted'}"
             print(f"agentkv compare: {trouble}", file=sys.stderr)
-        if not options.json and expected_s:
-            print(f"\n{table_beside_simulator(results, expected_s, plan)}")
+        for machine, means_s in () if options.json else expected_s.items():
+            print(f"\n{table_beside_simulator(results, means_s, plan.baseline, machine)}")
     document = {
         "baseline": plan.baseline,
         "policies": {result.policy: asdict(result) for result in results},
@@ -190,13 +227,17 @@ def main(argv: Sequence[str]) -> int:
 def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, ComparePlan]:
     """The flags, and the runs that they ask for; writes the model's folder. Raises InputError."""
     options = _parser().parse_args(argv)
-    profile = GPU if options.gpu else CPU
+    profile = CPU
+    if options.gpu:
+        profile = DRY_RUN if options.gpu == CPU_CARD else GPU
     fill_in(options, dict(profile.workload))
     return options, _plan(options, profile)
 
 
 def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
-    defaults = GPU_POLICIES if options.gpu else DEFAULT_POLICIES
+    defaults: tuple[str, ...] = DEFAULT_POLICIES
+    if options.gpu:
+        defaults = (*GPU_POLICIES, *(name + OFFLOAD for name in GPU_POLICIES))
     names = dict.fromkeys(options.policy or defaults)
     workload = workload_of(options)
     num_blocks = options.num_gpu_blocks_override or profile.num_blocks
@@ -205,7 +246,16 @@ def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
     out = Path(options.out or f"compare-{time_stamp()}")
     model: str | None = options.model or profile.model
     random: tuple[str, ...] = ()
-    card = _card(options.gpu, model, num_blocks) if options.gpu else None
+    server_flags = (*profile.server_flags, *scarce, *options.server_flags)
+    if options.gpu and value_of(server_flags, TIER_FLAG) is not None:
+        raise InputError(
+            f"{TIER_FLAG}: name the policies that have a tier, such as --policy fcfs{OFFLOAD}, and "
+            "its size with --dram-gib"
+        )
+    card: Card | None = None
+    if options.gpu:
+        rounds = profile.calibration_rounds
+        card = make_card(options.gpu, model, server_flags, out, num_rounds=rounds)
     if model is not None and model in CONFIGS:
         random = ("--load-format", "dummy", "--served-model-name", model)
         try:
@@ -214,7 +264,7 @@ def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
             raise InputError(
                 f"--out {out}: the model's folder cannot be written: {error}"
             ) from None
-    server_flags = (*profile.server_flags, *random, *scarce, *options.server_flags)
+    server_flags = (*random, *server_flags)
     return ComparePlan(
         policies=(*(server_policy(name) for name in names), *rivals),
         repeats=options.repeats,
@@ -227,37 +277,15 @@ def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
         limit_s=options.limit_s,
         config=vars(options) | {"server_flags": server_flags},
         card=card,
+        dram_gib=options.dram_gib or profile.dram_gib,
     )
 
 
-def _card(name: str, model: str | None, num_blocks: int | None) -> Machine | None:
-    """The card as the simulator knows it; None for a model that is neither in its catalog nor
-    measured. Raises InputError for an unknown card."""
-    known = model if model in MODELS else None
-    machine = make_machine(name, known, Limits(num_blocks=num_blocks))
-    return None if known is None and name in GPUS else machine
-
-
-def simulated_means(plan: ComparePlan) -> dict[str, float]:
-    """Mean job duration that the simulator expects under each policy of ours or vLLM's."""
-    if plan.card is None:
-        return {}
-    from ..simulator.policies import NOT_SIMULATED, parse_policy
-    from ..simulator.run import RunOptions, Simulation  # vLLM, which takes seconds to import
-
-    tier, options = "", RunOptions()
-    words = " ".join(plan.server_flags).replace(f"{TIER_FLAG}=", f"{TIER_FLAG} ").split()
-    if TIER_FLAG in words:
-        tier = "+offload"
-        options = RunOptions(dram_gib=float(words[words.index(TIER_FLAG) + 1]))
-    means_s = {}
-    for policy in plan.policies:
-        if isinstance(policy, Rival) or policy.name in NOT_SIMULATED:
-            continue
-        choice = parse_policy(policy.name + tier)
-        jobs = Simulation(plan.workload, plan.card, choice, options).run().jobs
-        means_s[policy.name] = fmean(job.ended_s - job.arrived_s for job in jobs)
-    return means_s
+def expected_means(plan: ComparePlan) -> dict[str, dict[str, float]]:
+    """What the simulator expects of each machine that the card stands for; not of rivals."""
+    machines = [] if plan.card is None else plan.card.machines()
+    names = [policy.name for policy in plan.policies if not isinstance(policy, Rival)]
+    return simulated_means(plan.workload, machines, names, plan.dram_gib)
 
 
 def check_folders(plan: ComparePlan, *, resume: bool, force: bool) -> None:
@@ -315,7 +343,7 @@ def _run(plan: ComparePlan, policy: Contestant, repeat: int) -> tuple[RunOutcome
     server = ServerProcess(
         plan.model,
         policy=policy.scheduling_policy,
-        args=(*plan.server_flags, *policy.flags()),
+        args=(*plan.server_flags, *policy.flags(), *_tier_flags(plan, policy)),
         log_path=folder / "server.log",
         ready_timeout_s=plan.ready_timeout_s,
     )
@@ -331,6 +359,9 @@ def _run(plan: ComparePlan, policy: Contestant, repeat: int) -> tuple[RunOutcome
                 ready_timeout_s=plan.ready_timeout_s,
             )
             processes.append(stack.enter_context(proxy))
+        if _is_to_calibrate(plan, policy):
+            assert plan.card is not None
+            plan.card.calibrate(server.base_url)
         options = LoadOptions(
             base_url=server.base_url,
             policy=policy.name,
@@ -349,13 +380,24 @@ def _run(plan: ComparePlan, policy: Contestant, repeat: int) -> tuple[RunOutcome
         return run, reason
 
 
+def _tier_flags(plan: ComparePlan, policy: Contestant) -> tuple[str, ...]:
+    has_tier = isinstance(policy, ServerPolicy) and policy.has_offload
+    return (TIER_FLAG, f"{plan.dram_gib:g}") if has_tier else ()
+
+
+def _is_to_calibrate(plan: ComparePlan, policy: Contestant) -> bool:
+    """Whether this policy's next server is the one to measure: the first of the baseline."""
+    is_unmeasured = plan.card is not None and plan.card.is_unmeasured
+    return is_unmeasured and policy.name == plan.baseline
+
+
 def _complete_run(plan: ComparePlan, policy: Contestant, repeat: int) -> RunOutcome | None:
     """The run on disk; None if it is missing or broke off.
 
     Raises InputError if it was made of other jobs or with other server flags.
     """
     folder = plan.folder(policy, repeat)
-    if not (folder / RUN_FILE).exists():
+    if not (folder / RUN_FILE).exists() or _is_to_calibrate(plan, policy):
         return None
     run = read_runs([folder])[0]
     if run.metadata.get("stopped_because") is not None:
@@ -364,6 +406,7 @@ def _complete_run(plan: ComparePlan, policy: Contestant, repeat: int) -> RunOutc
     for name, then, now in (
         ("workload", run.workload, plan.described),
         ("server_flags", config.get("server_flags"), plan.server_flags),
+        ("dram_gib", config.get("dram_gib"), plan.config.get("dram_gib")),
         ("rival", config.get("rival"), _rival_facts(policy)),
     ):
         if json.dumps(then, sort_keys=True) != json.dumps(now, sort_keys=True):
@@ -393,7 +436,7 @@ def table(results: Sequence[PolicyResult], baseline: str) -> str:
             result.repeats,
             f"{result.completed}/{result.jobs}",
             *(_with_deviation(result.values[name], form) for name, (_, form) in _COLUMNS.items()),
-            *(_with_range(result.ratios[name]) for name in _RATIOS),
+            *(with_range(result.ratios[name]) for name in _RATIOS),
         ]
         for result in results
     ]
@@ -407,28 +450,6 @@ def table(results: Sequence[PolicyResult], baseline: str) -> str:
     return "\n".join([text_table(header, rows, rule=True), "", *outputs])
 
 
-def table_beside_simulator(
-    results: Sequence[PolicyResult], expected_s: Mapping[str, float], plan: ComparePlan
-) -> str:
-    """A line a policy: mean duration as measured and as simulated, and both over the baseline's."""
-    assert plan.card is not None
-    rows = []
-    for result in results:
-        measured, expected = result.values["mean_s"], expected_s.get(result.policy)
-        base_s = expected_s.get(plan.baseline)
-        if measured is None or expected is None or base_s is None:
-            continue
-        ratio = result.ratios["mean_s"]
-        error = f"{expected / measured.mean - 1:+.0%}"
-        means = (f"{measured.mean:.2f}", f"{expected:.2f}", error)
-        rows.append([result.policy, *means, _with_range(ratio), f"{expected / base_s:.2f}"])
-    base = f"/ {plan.baseline}"
-    titles = ["policy", "measured s", "simulated s", "off by", f"measured {base}"]
-    return f"Simulated on {plan.card.name}:\n" + text_table(
-        [*titles, f"simulated {base}"], rows, rule=True
-    )
-
-
 def _with_deviation(spread: Spread | None, form: str) -> str:
     if spread is None:
         return "-"
@@ -436,30 +457,27 @@ def _with_deviation(spread: Spread | None, form: str) -> str:
     return f"{spread.mean:{form}}{deviation}"
 
 
-def _with_range(spread: Spread | None) -> str:
-    if spread is None:
-        return "-"
-    bounds = "" if spread.least == spread.most else f" ({spread.least:.2f}-{spread.most:.2f})"
-    return f"{spread.mean:.2f}{bounds}"
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("compare", __doc__)
     add: Any = parser.add_argument_group("comparison").add_argument
     names, defaults = ", ".join(policy_names()), ", ".join(DEFAULT_POLICIES)
-    policy_help = f"repeat for each policy; of {names} (default {defaults})"
+    policy_help = f"repeat for each policy; of {names}, with a tier as NAME{OFFLOAD} "
+    policy_help += f"(default {defaults})"
     add("--policy", action="append", metavar="NAME", help=policy_help)
     rival_help = "somebody else's scheduling: a name, and the flags of its `vllm serve`; repeatable"
     add("--rival", action="append", default=[], metavar="NAME=FLAGS", help=rival_help)
     proxy_help = "a rival's proxy: its command, with {server} and {port} in it; repeatable"
     add("--rival-proxy", action="append", default=[], metavar="NAME=COMMAND", help=proxy_help)
     add("--repeats", type=whole_number(1), default=3, metavar="N", help="runs a policy (default 3)")
-    gpu_help = "defaults for one GPU (h100 if none is named), and what the simulator expects of it"
+    gpu_help = "defaults for one GPU (h100 if none is named; cpu is a dry run of it), and what the "
+    gpu_help += "simulator expects of it"
     add("--gpu", nargs="?", default=False, const="h100", metavar="NAME|FILE", help=gpu_help)
     random = f"{' and '.join(CONFIGS)} get random weights, no download"
     add("--model", help=f"name or folder (default: demo model, with --gpu llama-3.1-8b); {random}")
     blocks_help = "blocks of KV cache (default on CPU: scarce)"
     add("--num-gpu-blocks-override", type=whole_number(1), metavar="N", help=blocks_help)
+    dram_help = f"GiB of the tier behind {OFFLOAD} (default {DEFAULT_DRAM_GIB:g}, on a CPU less)"
+    add("--dram-gib", type=positive, metavar="N", help=dram_help)
     add_workload_options(parser)
     runs = parser.add_argument_group("runs")
     add = runs.add_argument

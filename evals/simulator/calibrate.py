@@ -36,9 +36,14 @@ from .machine import Profile
 
 MAX_TRUSTED_ERROR = 0.25
 """Share by which a fitted time may miss the measured one before the user is warned."""
-PREFILL_TOKENS = (16, 64, 128, 256, 512, 1024, 1536, 2048)
-DECODE_BATCHES = ((1, 64), (1, 512), (1, 1536), (2, 256), (4, 64), (4, 768), (8, 256))
-"""(concurrent requests, tokens of each prompt)."""
+PREFILL_TOKENS = (16, 64, 128, 256, 512, 1024, 1536, 2048, 4096, 7900)
+DECODE_BATCHES = (
+    *((1, 64), (1, 512), (1, 1536), (2, 256), (4, 64), (4, 768), (8, 256)),
+    *((1, 7600), (4, 7600), (16, 2000), (32, 1000), (64, 500)),
+)
+"""(concurrent requests, tokens of each prompt); the later ones are for large servers."""
+MAX_PROBE_STEPS = 8
+"""Steps that the prompts of a probe may take, so that a small server is not kept for minutes."""
 DECODE_S = 1.0
 """Approximate time for which a completion decodes."""
 MIN_DECODE_TOKENS, MAX_DECODE_TOKENS = 32, 256
@@ -56,7 +61,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         require_free(out, force=options.force)
         out.parent.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
-        profile = _measure(options, report)
+        started_as = StartedAs(
+            options.name,
+            options.max_num_seqs,
+            options.max_num_batched_tokens,
+            options.kv_token_bytes,
+        )
+        profile = measure(
+            options.base_url,
+            started_as,
+            model=options.model,
+            api_key=options.api_key,
+            num_rounds=options.rounds,
+            seed=options.seed,
+            report=report,
+        )
     except (AgentKVError, httpx.HTTPError, OSError) as error:
         report(f"agentkv simulate calibrate: {error}")
         return BAD_USAGE
@@ -76,36 +95,82 @@ def main(argv: Sequence[str] | None = None) -> int:
     return DONE
 
 
-def _measure(options: argparse.Namespace, report: Callable[[str], None]) -> Profile:
-    with ServerUnderTest(options.base_url, api_key=options.api_key) as server:
-        facts = server.facts(options.model)
+@dataclass(frozen=True, slots=True)
+class StartedAs:
+    """What a server does not tell: flags that it was started with; and a name for the profile."""
+
+    name: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_token_bytes: int
+    """0 if unknown: only the offload tier needs it."""
+
+
+def measure(
+    base_url: str,
+    started_as: StartedAs,
+    *,
+    model: str | None = None,
+    api_key: str | None = None,
+    num_rounds: int,
+    seed: int = 0,
+    report: Callable[[str], None],
+) -> Profile:
+    """Time a running, otherwise idle server, and fit a profile to it.
+
+    Raises AgentKVError and httpx.HTTPError.
+    """
+    with ServerUnderTest(base_url, api_key=api_key) as server:
+        facts = server.facts(model)
         [token_ids] = server.tokenize(facts.model, [sample_text()[:_SAMPLE_CHARS]])
         root_url = server.root_url
         pool = server.block_pool(facts)
-    max_tokens = facts.max_context_tokens or pool.num_blocks * pool.block_size
-    with StepTimer(
-        root_url,
-        facts.model,
-        token_ids,
-        api_key=options.api_key,
-        max_tokens=min(max_tokens, options.max_num_batched_tokens),
-        seed=options.seed,
-    ) as timer:
-        steps = timer.time_all(options.rounds, report)
+    pool_tokens = pool.num_blocks * pool.block_size
+    max_tokens = facts.max_context_tokens or pool_tokens
+    with Completions(root_url, facts.model, api_key=api_key) as completions:
+        return fit_profile(
+            StepTimer(
+                completions.play,
+                token_ids,
+                max_tokens=min(max_tokens, started_as.max_num_batched_tokens),
+                pool_tokens=pool_tokens,
+                max_num_seqs=started_as.max_num_seqs,
+                seed=seed,
+            ).time_all(num_rounds, report),
+            started_as,
+            model=facts.model,
+            num_blocks=pool.num_blocks + 1,  # and the null block
+            block_tokens=pool.block_size,
+            max_model_tokens=max_tokens,
+            vllm_version=facts.vllm_version,
+        )
+
+
+def fit_profile(
+    steps: Sequence[TimedStep],
+    started_as: StartedAs,
+    *,
+    model: str,
+    num_blocks: int,
+    block_tokens: int,
+    max_model_tokens: int,
+    vllm_version: str | None,
+) -> Profile:
+    """The profile of a server with these times, with every point that was measured."""
     found = fit(steps)
     return Profile(
-        name=options.name,
-        model=facts.model,
+        name=started_as.name,
+        model=model,
         step=found.cost,
         request_s=found.request_s,
-        num_blocks=pool.num_blocks + 1,  # and the null block
-        block_tokens=pool.block_size,
-        kv_token_bytes=options.kv_token_bytes,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_tokens=max_tokens,
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        kv_token_bytes=started_as.kv_token_bytes,
+        max_num_seqs=started_as.max_num_seqs,
+        max_num_batched_tokens=started_as.max_num_batched_tokens,
+        max_model_tokens=max_model_tokens,
         measured={
-            "vllm_version": facts.vllm_version,
+            "vllm_version": vllm_version,
             "mean_error": found.mean_error,
             "max_error": found.max_error,
             "steps": [
@@ -172,24 +237,10 @@ def fit(steps: Sequence[TimedStep]) -> Fit:
     return Fit(cost, request_s, float(errors.mean()), float(errors.max()))
 
 
-class StepTimer:
-    """Times single steps of a server from outside: prefills and decodes of known size.
+class Completions:
+    """Plays probes on a server over HTTP; a context manager."""
 
-    A context manager. Prompts are token ids that differ from the first token on, so none is cached.
-    A decode step is the difference between completions of many tokens and of one, so it does not
-    matter how the server bunches a stream's events.
-    """
-
-    def __init__(
-        self,
-        root_url: str,
-        model: str,
-        token_ids: Sequence[int],
-        *,
-        api_key: str | None,
-        max_tokens: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, root_url: str, model: str, *, api_key: str | None) -> None:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http = httpx.Client(
             base_url=root_url,
@@ -198,15 +249,64 @@ class StepTimer:
             limits=httpx.Limits(max_connections=64),
         )
         self._model = model
-        self._token_ids = token_ids
-        self._max_tokens = max_tokens
-        self._rng = random.Random(seed)
 
-    def __enter__(self) -> StepTimer:
+    def __enter__(self) -> Completions:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._http.close()
+
+    def play(self, prompts: Sequence[list[int]], output_tokens: int) -> None:
+        """Complete all prompts at once; returns at the end of the last. Raises RunError."""
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            for done in [pool.submit(self._complete, prompt, output_tokens) for prompt in prompts]:
+                done.result()
+
+    def _complete(self, prompt: list[int], output_tokens: int) -> None:
+        body = {"model": self._model, "prompt": prompt, "max_tokens": output_tokens}
+        body |= {"temperature": 0, "ignore_eos": True}
+        try:
+            answer = self._http.post("/v1/completions", json=body)
+        except httpx.HTTPError as error:
+            raise RunError(f"{self._http.base_url}: no answer to a probe: {error}") from error
+        if not answer.is_success:
+            raise RunError(f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}")
+        num_tokens: object = None
+        with suppress(LookupError, TypeError, ValueError):
+            num_tokens = answer.json()["usage"]["completion_tokens"]
+        if num_tokens != output_tokens:
+            raise RunError(
+                f"{answer.url}: asked for {output_tokens} tokens, got {num_tokens}: is it a vLLM "
+                "server?"
+            )
+
+
+class StepTimer:
+    """Times single steps of an engine from outside: prefills and decodes of known size.
+
+    play: takes prompts and a number of tokens, completes all at once, returns after the last.
+
+    Prompts are token ids that differ from the first token on, so none is cached. A decode step is
+    the difference between completions of many tokens and of one, so it does not matter how the
+    server bunches a stream's events.
+    """
+
+    def __init__(
+        self,
+        play: Callable[[Sequence[list[int]], int], object],
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        pool_tokens: int,
+        max_num_seqs: int,
+        seed: int,
+    ) -> None:
+        self._play = play
+        self._token_ids = token_ids
+        self._max_tokens = max_tokens
+        self._pool_tokens = pool_tokens
+        self._max_num_seqs = max_num_seqs
+        self._rng = random.Random(seed)
 
     def time_all(self, num_rounds: int, report: Callable[[str], None]) -> list[TimedStep]:
         """Time every probe that fits the longest context; the fastest of `num_rounds` counts.
@@ -229,7 +329,13 @@ class StepTimer:
             if num_tokens < self._max_tokens:
                 yield 1, num_tokens, 1
         for num_requests, num_tokens in DECODE_BATCHES:
-            if num_tokens + decode_tokens <= self._max_tokens:
+            length = num_tokens + decode_tokens
+            if (
+                length <= self._max_tokens
+                and num_requests <= self._max_num_seqs
+                and num_requests * length <= self._pool_tokens
+                and num_requests * num_tokens <= MAX_PROBE_STEPS * self._max_tokens
+            ):
                 yield num_requests, num_tokens, 1
                 yield num_requests, num_tokens, decode_tokens
 
@@ -242,29 +348,9 @@ class StepTimer:
     def _completions_s(self, num_requests: int, num_tokens: int, output_tokens: int) -> float:
         """Seconds from sending concurrent requests to the end of the last."""
         prompts = [self._rng.choices(self._token_ids, k=num_tokens) for _ in range(num_requests)]
-        with ThreadPoolExecutor(num_requests) as pool:
-            sent_s = time.monotonic()
-            for done in [pool.submit(self._complete, prompt, output_tokens) for prompt in prompts]:
-                done.result()
-            return time.monotonic() - sent_s
-
-    def _complete(self, prompt: list[int], output_tokens: int) -> None:
-        body = {"model": self._model, "prompt": prompt, "max_tokens": output_tokens}
-        body |= {"temperature": 0, "ignore_eos": True}
-        try:
-            answer = self._http.post("/v1/completions", json=body)
-        except httpx.HTTPError as error:
-            raise RunError(f"{self._http.base_url}: no answer to a probe: {error}") from error
-        if not answer.is_success:
-            raise RunError(f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}")
-        num_tokens: object = None
-        with suppress(LookupError, TypeError, ValueError):
-            num_tokens = answer.json()["usage"]["completion_tokens"]
-        if num_tokens != output_tokens:
-            raise RunError(
-                f"{answer.url}: asked for {output_tokens} tokens, got {num_tokens}: is it a vLLM "
-                "server?"
-            )
+        sent_s = time.monotonic()
+        self._play(prompts, output_tokens)
+        return time.monotonic() - sent_s
 
 
 def _steps(fastest_s: Mapping[Probe, float], decode_tokens: int) -> Iterator[TimedStep]:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from agentkv.evals.simulator.catalog import MODELS
-from agentkv.server.random_model import CONFIGS, END, write_random_model
+from agentkv.evals.simulator.cost import kv_token_bytes as kv_token_bytes_of
+from agentkv.server.random_model import END, REAL_CONFIGS, kv_token_bytes, write_random_model
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", REAL_CONFIGS)
 def test_a_config_has_the_parameters_of_the_model(name: str, tmp_path: Path) -> None:
     """The weights that the config describes are as many as the catalog's source says."""
     config = json.loads((write_random_model(tmp_path, name) / "config.json").read_text())
@@ -22,6 +23,7 @@ def test_a_config_has_the_parameters_of_the_model(name: str, tmp_path: Path) -> 
     embeddings = 2 * config["vocab_size"] * hidden
     found = embeddings + config["num_hidden_layers"] * layer + hidden
     assert found == MODELS[name].num_parameters
+    assert kv_token_bytes(name, dtype_bytes=2) == kv_token_bytes_of(MODELS[name])
 
 
 def test_changes_make_a_small_model(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""`agentkv compare --gpu cpu`: what one command does on a GPU server, line by line, without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv.cli import main as agentkv
+from agentkv.evals.commands.compare import GPU_POLICIES
+from agentkv.evals.rows import RUN_FILE
+from agentkv.evals.simulator.machine import read_profile
+
+pytestmark = pytest.mark.server
+
+FEW = ("--policy", "fcfs", "--policy", "agentkv+offload", "--repeats", "1")
+LOADED = "vllm:external_prefix_cache_hits_total"
+
+
+def play(out: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[str, Any]:
+    """What the command prints before its document, and the document."""
+    assert agentkv(["compare", "--gpu", "cpu", "--out", str(out), *options]) == 0
+    *printed, document = capsys.readouterr().out.splitlines()
+    return "\n".join(printed), json.loads(document)
+
+
+def num_loaded(run_folder: Path) -> float:
+    """Tokens of a run that the engine took from the tier."""
+    run = json.loads((run_folder / RUN_FILE).read_text())
+    return float(run["server"]["after"]["metrics"].get(LOADED, 0.0))
+
+
+def test_a_server_is_measured_played_and_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Real servers play the same jobs with and without a tier, and the profile of the first one
+    says what the simulator expects of both; with everything on disk the document is the same."""
+    printed, document = play(tmp_path / "out", capsys, *FEW)
+    fcfs, agentkv_ = (document["policies"][name] for name in ("fcfs", "agentkv+offload"))
+    for found in (fcfs, agentkv_):
+        counts = [found[name] for name in ("jobs", "completed", "failed", "cut")]
+        assert counts == [4, 4, 0, 0]
+    assert agentkv_["turns_compared"] == 12
+    assert agentkv_["turns_differing"] == 0
+    assert not num_loaded(tmp_path / "out" / "fcfs-0")
+    assert num_loaded(tmp_path / "out" / "agentkv+offload-0") > 0
+    profile = read_profile(tmp_path / "out" / "profile.json")
+    assert (profile.num_blocks, profile.block_tokens, profile.kv_token_bytes) == (33, 32, 2048)
+    assert document["simulated_mean_s"].keys() == {"cpu, measured"}
+    assert document["simulated_mean_s"]["cpu, measured"].keys() == document["policies"].keys()
+    assert "Simulated on cpu, measured:" in printed
+    again, same = play(tmp_path / "out", capsys, *FEW, "--resume")
+    assert again == printed
+    assert {**same, "config": document["config"]} == document
+
+
+@pytest.mark.long
+def test_all_that_a_gpu_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every policy, each with and without a tier, twice: jobs complete with equal outputs."""
+    _, document = play(tmp_path / "out", capsys, "--repeats", "2")
+    assert len(document["policies"]) == 2 * len(GPU_POLICIES)
+    for found in document["policies"].values():
+        assert (found["completed"], found["turns_differing"]) == (8, 0)
