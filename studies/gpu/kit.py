@@ -1,8 +1,8 @@
 """Cuts wheels down to what one GPU needs, in parts for a machine without a network.
 
-`pack` runs where the wheels are, `unpack` on the bare machine, which needs this file and Python
-alone. What is unpacked goes on PYTHONPATH; native libraries that are left out must not be asked for
-(see README.md).
+`fetch` and `pack` run where there is one, `run` on the bare machine, which needs the parts, this
+file beside them, and Python: it unpacks once and starts the driver. Native libraries that are left
+out must not be asked for (rungs.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import argparse
 import hashlib
 import io
 import json
+import os
+import shutil
+import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,12 +24,48 @@ PART_BYTES = 60 * 1024**2
 """The largest file that the bare machine takes."""
 KEPT = ("vllm/_C_stable_libtorch*.so", "vllm/vllm_flash_attn/_vllm_fa3_C*.so")
 """Native libraries of vLLM that are packed: 66 and 43 MB of 0.33's 336."""
+NEEDED = (
+    *("fastapi<0.137", "uvicorn", "openai>=2.25,<3", "pydantic>=2.12", "prometheus-client"),
+    *("prometheus-fastapi-instrumentator", "model-hosting-container-standards<1", "orjson"),
+    *("anthropic", "mcp>=2.2,<3", "msgspec", "pyzmq", "cachetools", "cbor2", "blake3", "ijson"),
+    *("pybase64", "setproctitle", "partial-json-parser", "jsonschema", "watchfiles"),
+    *("python-json-logger", "python-multipart", "lark==1.2.2", "depyf==0.20.0"),
+    *("tenacity", "tree-sitter>=0.26.1", "tree-sitter-bash"),
+)
+"""What vLLM and agentkv import and the bare machine lacks, with all that these need."""
+ALONE = (
+    *("xgrammar==0.2.8", "compressed-tensors==0.17.0", "outlines_core==0.2.14"),
+    *("llguidance>=1.7,<1.8", "lm-format-enforcer==0.11.3", "interegular"),
+    *("oss-harmony", "mistral_common", "pydantic-extra-types", "pycountry"),
+)
+"""The same, without what they need: PyTorch, Triton and transformers are there."""
+PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux2014_x86_64")
 MANIFEST = "parts.json"
 _BIG_BYTES = 5 * 1024**2
+_HERE = Path(__file__).parent
 
 
 class KitError(Exception):
     """The parts cannot be made, or are not those that were packed; the message says which."""
+
+
+def fetch(vllm_version: str, out: Path, *, python_version: str) -> None:
+    """Download vLLM's wheel and those that it needs with pip, and build agentkv's.
+
+    Raises KitError with what pip says.
+    """
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    target = ["--python-version", python_version, "--only-binary", ":all:", "--dest", str(out)]
+    for platform in PLATFORMS:
+        target += ["--platform", platform]
+    for command in (
+        ["download", *target, "--no-deps", f"vllm=={vllm_version}", *ALONE],
+        ["download", *target, *NEEDED],
+        ["wheel", "--no-deps", "--wheel-dir", str(out), str(_HERE.parents[1])],
+    ):
+        done = subprocess.run([*pip, *command], check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise KitError(done.stderr.strip())
 
 
 def pack(
@@ -45,6 +84,8 @@ def pack(
                     unseen -= {pattern for pattern in unseen if fnmatch(entry.filename, pattern)}
                     if is_wanted(entry, kept):
                         packed.writestr(entry.filename, source.read(entry))
+        for path in _HERE.glob("*.py"):
+            packed.write(path, f"studies/gpu/{path.name}")
     if unseen:
         raise KitError(f"no file of {', '.join(map(str, wheels))} matches {', '.join(unseen)}")
     out.mkdir(parents=True, exist_ok=True)
@@ -55,6 +96,7 @@ def pack(
         path.write_bytes(part)
         parts.append(path)
         facts.append({"name": path.name, "sha256": hashlib.sha256(part).hexdigest()})
+    shutil.copy(__file__, out)
     (out / MANIFEST).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     return parts
 
@@ -65,6 +107,19 @@ def is_wanted(entry: zipfile.ZipInfo, kept: Sequence[str]) -> bool:
         return True
     is_native = entry.filename.endswith(".so") or ".so." in entry.filename
     return not is_native and entry.file_size <= _BIG_BYTES
+
+
+def run(parts: Path, site: Path, arguments: Sequence[str]) -> int:
+    """Unpack what is not there yet, and start the driver on it; returns its status."""
+    manifest = (parts / MANIFEST).read_bytes()
+    mark = site / MANIFEST
+    if not mark.exists() or mark.read_bytes() != manifest:
+        print(f"{unpack(parts, site)} files in {site}", file=sys.stderr, flush=True)
+        mark.write_bytes(manifest)
+    rest = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(site.resolve()), *([rest] if rest else [])])
+    driver = [sys.executable, "-m", "studies.gpu", *arguments]
+    return subprocess.run(driver, check=False, env={**os.environ, "PYTHONPATH": path}).returncode
 
 
 def unpack(parts: Path, folder: Path) -> int:
@@ -91,23 +146,29 @@ def _megabytes(paths: Iterable[Path]) -> str:
 
 
 def main() -> int:
-    """0: done; 2: the parts cannot be made or read."""
+    """0: done; 1: the driver has more to do; 2: the parts cannot be made or read."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    packing = commands.add_parser("pack")
+    fetching = commands.add_parser("fetch", help="download the wheels")
+    fetching.add_argument("--vllm", default="0.33.0", metavar="VERSION")
+    fetching.add_argument("--python", default="3.12", metavar="VERSION")
+    fetching.add_argument("--out", type=Path, required=True)
+    packing = commands.add_parser("pack", help="cut them down, in parts")
     packing.add_argument("wheels", nargs="+", type=Path)
     packing.add_argument("--out", type=Path, required=True)
     packing.add_argument("--keep", action="append", metavar="GLOB", help=f"default {KEPT}")
-    unpacking = commands.add_parser("unpack")
-    unpacking.add_argument("parts", type=Path)
-    unpacking.add_argument("folder", type=Path)
+    running = commands.add_parser("run", help="unpack the parts beside this file, and measure")
+    running.add_argument("--site", type=Path, required=True, help="where the files go")
+    running.add_argument("driver", nargs="+", help="arguments of the driver, behind --")
     options = parser.parse_args()
     try:
-        if options.command == "pack":
+        if options.command == "fetch":
+            fetch(options.vllm, options.out, python_version=options.python)
+        elif options.command == "pack":
             kept = KEPT if options.keep is None else options.keep
             print(_megabytes(pack(options.wheels, options.out, kept=kept)))
         else:
-            print(f"{unpack(options.parts, options.folder)} files in {options.folder}")
+            return run(_HERE, options.site, options.driver)
     except (KitError, OSError, zipfile.BadZipFile) as error:
         print(f"kit.py: {error}", file=sys.stderr)
         return 2

@@ -37,12 +37,18 @@ def test_what_is_unpacked_is_what_one_gpu_needs(wheel: Path, tmp_path: Path) -> 
     parts = kit.pack([wheel], tmp_path / "parts", part_bytes=200)
     assert len(parts) > 2
     assert all(part.stat().st_size <= 200 for part in parts)
-    # with this file and Python alone, as on the bare machine
-    command = [sys.executable, "-I", kit.__file__, "unpack", str(tmp_path / "parts")]
-    subprocess.run([*command, str(tmp_path / "site")], check=True, capture_output=True)
+    # from the parts alone, by the file beside them
+    command = [sys.executable, "-I", str(tmp_path / "parts" / "kit.py"), "run"]
+    command += ["--site", str(tmp_path / "site"), "--", "--help"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert "--minutes" in done.stdout  # the driver runs
     found = {p.relative_to(tmp_path / "site").as_posix(): p.read_bytes()
-             for p in (tmp_path / "site").rglob("*") if p.is_file()}  # fmt: skip
-    assert found == {name: FILES[name] for name in FILES if name not in LEFT_OUT}
+             for p in (tmp_path / "site").rglob("*.*") if p.suffix != ".pyc"}  # fmt: skip
+    own = {name for name in found if name.startswith("studies/")}
+    assert own == {f"studies/gpu/{p.name}" for p in Path(kit.__file__).parent.glob("*.py")}
+    assert found.pop(kit.MANIFEST) == (tmp_path / "parts" / kit.MANIFEST).read_bytes()
+    left = {name: found[name] for name in found if name not in own}
+    assert left == {name: FILES[name] for name in FILES if name not in LEFT_OUT}
 
 
 def test_a_damaged_part_is_named(wheel: Path, tmp_path: Path) -> None:

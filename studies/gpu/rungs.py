@@ -1,0 +1,191 @@
+"""The ladder: ways to run a vLLM that was cut down, from all of it to the least that measures.
+
+`find_rung` starts a server of a tiny model on each until one completes a prompt. The last rung has
+no server: `calibrate_in_process` times an engine in this process. Knows nothing of parts or of
+what is played.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from agentkv.errors import AgentKVError
+from agentkv.evals.commands.compare import GPU
+from agentkv.evals.rows import write_whole
+from agentkv.evals.simulator.calibrate import StartedAs, StepTimer, fit_profile
+from agentkv.evals.simulator.catalog import BIG_BATCH_TOKENS, NUM_SEQS
+from agentkv.evals.simulator.machine import Profile
+from agentkv.server.process import ServerProcess
+from agentkv.server.random_model import write_random_model
+
+TINY = "llama-tiny"
+READY_S, ANSWER_S = 240.0, 60.0
+_OWN_LAYERS = ("--compilation-config", json.dumps({"custom_ops": ["none"]}))
+_TRITON = ("--attention-backend", "TRITON_ATTN", *_OWN_LAYERS)
+_NO_FLASHINFER = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+_STUB = """import sys, types
+sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("vllm._C_stable_libtorch")
+"""
+"""vLLM's CUDA platform imports its library at once and uses it where a layer asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One way to run vLLM: flags of its server, variables, whether its library is loaded."""
+
+    name: str
+    flags: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    has_library: bool = True
+    has_server: bool = True
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Variables of its processes; `folder` takes the module in place of the library."""
+        found = dict(self.variables)
+        if not self.has_library:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "sitecustomize.py").write_text(_STUB, encoding="utf-8")
+            rest = os.environ.get("PYTHONPATH")
+            found["PYTHONPATH"] = os.pathsep.join(
+                [str(folder.resolve()), *([rest] if rest else [])]
+            )
+        return found
+
+
+RUNGS = (
+    Rung("whole", variables=_NO_FLASHINFER),
+    Rung("no-library", _TRITON, _NO_FLASHINFER, has_library=False),
+    Rung("eager", (*_TRITON, "--enforce-eager"), _NO_FLASHINFER, has_library=False),
+    Rung(
+        "in-process",
+        (*_TRITON, "--enforce-eager"),
+        {**_NO_FLASHINFER, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        has_library=False,
+        has_server=False,
+    ),
+)
+"""The library as it is; without it Triton's attention and PyTorch's own layers; no compilation;
+no server, which measures times and plays no jobs. FlashInfer, 3 GB, is never there."""
+
+
+def find_rung(out: Path, rungs: Sequence[Rung] = RUNGS, *, limit_s: float) -> Rung | None:
+    """The first rung on which a server of a tiny model completes a prompt, else one without a
+    server; None if `limit_s` was over before.
+
+    Which rungs failed, and which did not, is kept in `out`, with the log of each server.
+    """
+    end_s = time.monotonic() + limit_s
+    kept = out / "rungs.json"
+    known: dict[str, bool] = json.loads(kept.read_text()) if kept.exists() else {}
+    out.mkdir(parents=True, exist_ok=True)
+    model = write_random_model(out / TINY, TINY)
+    for rung in rungs:
+        if rung.name not in known and rung.has_server:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0.0:
+                return None
+            known[rung.name] = _answers(rung, model, out, min(left_s, READY_S))
+            kept.write_text(json.dumps(known))
+        if known.get(rung.name, True):
+            print(f"rung: {rung.name}", file=sys.stderr, flush=True)
+            return rung
+    return None
+
+
+def _answers(rung: Rung, model: Path, out: Path, ready_timeout_s: float) -> bool:
+    server = ServerProcess(
+        model,
+        policy="agentkv",
+        args=("--load-format", "dummy", "--max-model-len", "1024", *rung.flags),
+        log_path=out / f"rung-{rung.name}.log",
+        environment=rung.environment(out / "stub"),
+        ready_timeout_s=ready_timeout_s,
+    )
+    try:
+        with server:
+            body = {"model": str(model), "prompt": list(range(64)), "max_tokens": 8}
+            url = f"{server.base_url}/completions"
+            httpx.post(url, json=body, timeout=ANSWER_S).raise_for_status()
+    except (AgentKVError, httpx.HTTPError) as error:
+        reason = str(error).splitlines()[0]
+        print(f"rung {rung.name}: {reason}: {server.log_path}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def calibrate_in_process(
+    model: Path, *, num_blocks: int, max_model_tokens: int, num_rounds: int, **options: Any
+) -> Profile:
+    """The profile of an engine in this process, which takes its tokens as they are.
+
+    options: of `vllm.LLM`.
+    """
+    import vllm
+
+    batch_tokens = min(BIG_BATCH_TOKENS, max_model_tokens)
+    engine = vllm.LLM(
+        str(model),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        num_gpu_blocks_override=num_blocks,
+        max_model_len=max_model_tokens,
+        max_num_seqs=NUM_SEQS,
+        max_num_batched_tokens=batch_tokens,
+        **options,
+    )
+    block_tokens = engine.llm_engine.vllm_config.cache_config.block_size
+
+    def play(prompts: Sequence[list[int]], output_tokens: int) -> None:
+        limits = vllm.SamplingParams(
+            temperature=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=False
+        )
+        tokens = [{"prompt_token_ids": token_ids} for token_ids in prompts]
+        engine.generate(tokens, limits, use_tqdm=False)
+
+    timer = StepTimer(
+        play,
+        range(256),
+        max_tokens=batch_tokens,
+        pool_tokens=(num_blocks - 1) * block_tokens,
+        max_num_seqs=NUM_SEQS,
+        seed=0,
+    )
+    steps = timer.time_all(num_rounds, partial(print, file=sys.stderr, flush=True))
+    return fit_profile(
+        steps,
+        StartedAs("in process, measured", NUM_SEQS, batch_tokens, kv_token_bytes=0),
+        model=model.name,
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        max_model_tokens=max_model_tokens,
+        vllm_version=vllm.__version__,
+    )
+
+
+def main(out: Path) -> None:
+    """Measure the model and the pool of `agentkv compare --gpu`, and write its profile."""
+    name = str(GPU.model)
+    profile = calibrate_in_process(
+        write_random_model(out.parent / name, name),
+        num_blocks=GPU.num_blocks,
+        max_model_tokens=32_768,
+        num_rounds=2,
+        attention_config={"backend": "TRITON_ATTN"},
+        compilation_config={"custom_ops": ["none"]},
+    )
+    write_whole(out, profile.model_dump_json(indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
