@@ -182,6 +182,8 @@ def main(argv: Sequence[str]) -> int:
     """0: all jobs of all runs done; 1: some were not, or it broke off. Raises before the first."""
     options, plan = read_plan(argv)
     check_folders(plan, resume=options.resume, force=options.force)
+    if options.force and plan.card is not None and plan.card.profile is not None:
+        plan.card.profile.unlink(missing_ok=True)
     html = html_file(options.html, force=options.force or options.resume)
     runs, trouble = _collect(plan, resume=options.resume)
     if trouble is not None:

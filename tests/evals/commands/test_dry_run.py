@@ -16,7 +16,7 @@ from agentkv.evals.simulator.machine import read_profile
 pytestmark = pytest.mark.server
 
 FEW = ("--policy", "fcfs", "--policy", "agentkv+offload", "--repeats", "1")
-LOADED = "vllm:external_prefix_cache_hits_total"
+LOOKED_FOR = "vllm:external_prefix_cache_queries_total"
 
 
 def play(out: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[str, Any]:
@@ -26,10 +26,10 @@ def play(out: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[
     return "\n".join(printed), json.loads(document)
 
 
-def num_loaded(run_folder: Path) -> float:
-    """Tokens of a run that the engine took from the tier."""
+def num_looked_for(run_folder: Path) -> float:
+    """Tokens of a run that the engine looked for in a tier."""
     run = json.loads((run_folder / RUN_FILE).read_text())
-    return float(run["server"]["after"]["metrics"].get(LOADED, 0.0))
+    return float(run["server"]["after"]["metrics"].get(LOOKED_FOR, 0.0))
 
 
 def test_a_server_is_measured_played_and_simulated(
@@ -44,8 +44,8 @@ def test_a_server_is_measured_played_and_simulated(
         assert counts == [4, 4, 0, 0]
     assert agentkv_["turns_compared"] == 12
     assert agentkv_["turns_differing"] == 0
-    assert not num_loaded(tmp_path / "out" / "fcfs-0")
-    assert num_loaded(tmp_path / "out" / "agentkv+offload-0") > 0
+    assert not num_looked_for(tmp_path / "out" / "fcfs-0")
+    assert num_looked_for(tmp_path / "out" / "agentkv+offload-0") > 0
     profile = read_profile(tmp_path / "out" / "profile.json")
     assert (profile.num_blocks, profile.block_tokens, profile.kv_token_bytes) == (33, 32, 2048)
     assert document["simulated_mean_s"].keys() == {"cpu, measured"}
