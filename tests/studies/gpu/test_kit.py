@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -40,7 +41,10 @@ def test_what_is_unpacked_is_what_one_gpu_needs(wheel: Path, tmp_path: Path) -> 
     # from the parts alone, by the file beside them
     command = [sys.executable, "-I", str(tmp_path / "parts" / "kit.py"), "run"]
     command += ["--site", str(tmp_path / "site"), "--", "--help"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}  # this agentkv
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
     assert "--minutes" in done.stdout  # the driver runs
     found = {p.relative_to(tmp_path / "site").as_posix(): p.read_bytes()
              for p in (tmp_path / "site").rglob("*.*") if p.suffix != ".pyc"}  # fmt: skip
