@@ -175,10 +175,11 @@ def calibrate_in_process(
 
 def main(out: Path) -> None:
     """Measure the model and the pool of `agentkv compare --gpu`, and write its profile."""
-    name = str(GPU.model)
+    name, num_blocks = GPU.model, GPU.num_blocks
+    assert name is not None and num_blocks is not None
     profile = calibrate_in_process(
         write_random_model(out.parent / name, name),
-        num_blocks=GPU.num_blocks,
+        num_blocks=num_blocks,
         max_model_tokens=32_768,
         num_rounds=2,
         attention_config={"backend": "TRITON_ATTN"},
