@@ -176,7 +176,8 @@ def calibrate_in_process(
 def main(out: Path) -> None:
     """Measure the model and the pool of `agentkv compare --gpu`, and write its profile."""
     name, num_blocks = GPU.model, GPU.num_blocks
-    assert name is not None and num_blocks is not None
+    assert name is not None
+    assert num_blocks is not None
     profile = calibrate_in_process(
         write_random_model(out.parent / name, name),
         num_blocks=num_blocks,
