@@ -67,7 +67,7 @@ STEPS = (
 """First what says most: one regime of all policies, the tier, then a second pool, then repeats."""
 
 Play = Callable[[Step, float], None]
-"""Plays a step, for so many seconds at most."""
+"""Plays a step, for at most a number of seconds."""
 
 
 def drive(

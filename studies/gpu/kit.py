@@ -1,7 +1,7 @@
 """Cuts wheels down to what one GPU needs, in parts for a machine without a network.
 
 `fetch` and `pack` run where there is one, `run` on the bare machine, which needs the parts, this
-file beside them, and Python: it unpacks once and starts the driver. Native libraries that are left
+file next to them, and Python: it unpacks once and starts the driver. Native libraries that are left
 out must not be asked for (rungs.py).
 """
 
@@ -38,7 +38,7 @@ ALONE = (
     *("llguidance>=1.7,<1.8", "lm-format-enforcer==0.11.3", "interegular"),
     *("oss-harmony", "mistral_common", "pydantic-extra-types", "pycountry"),
 )
-"""The same, without what they need: PyTorch, Triton and transformers are there."""
+"""The same, without what they need: the bare machine has PyTorch, Triton and transformers."""
 PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux2014_x86_64")
 MANIFEST = "parts.json"
 _BIG_BYTES = 5 * 1024**2
@@ -157,7 +157,7 @@ def main() -> int:
     packing.add_argument("wheels", nargs="+", type=Path)
     packing.add_argument("--out", type=Path, required=True)
     packing.add_argument("--keep", action="append", metavar="GLOB", help=f"default {KEPT}")
-    running = commands.add_parser("run", help="unpack the parts beside this file, and measure")
+    running = commands.add_parser("run", help="unpack the parts next to this file, and measure")
     running.add_argument("--site", type=Path, required=True, help="where the files go")
     running.add_argument("driver", nargs="+", help="arguments of the driver, behind --")
     options = parser.parse_args()

@@ -38,7 +38,7 @@ def test_what_is_unpacked_is_what_one_gpu_needs(wheel: Path, tmp_path: Path) -> 
     parts = kit.pack([wheel], tmp_path / "parts", part_bytes=200)
     assert len(parts) > 2
     assert all(part.stat().st_size <= 200 for part in parts)
-    # from the parts alone, by the file beside them
+    # from the parts alone, by the file next to them
     command = [sys.executable, "-I", str(tmp_path / "parts" / "kit.py"), "run"]
     command += ["--site", str(tmp_path / "site"), "--", "--help"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}  # this agentkv
