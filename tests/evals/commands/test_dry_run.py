@@ -13,7 +13,7 @@ from agentkv.evals.commands.compare import GPU_POLICIES
 from agentkv.evals.rows import RUN_FILE
 from agentkv.evals.simulator.machine import read_profile
 
-pytestmark = [pytest.mark.server, pytest.mark.long]
+pytestmark = pytest.mark.server
 
 FEW = ("--policy", "fcfs", "--policy", "agentkv+offload", "--repeats", "1")
 LOOKED_FOR = "vllm:external_prefix_cache_queries_total"
@@ -53,9 +53,11 @@ def test_a_server_is_measured_played_and_simulated(
     assert "Simulated on cpu, measured:" in printed
     again, same = play(tmp_path / "out", capsys, *FEW, "--resume")
     assert again == printed
-    assert {**same, "config": document["config"]} == document
+    for part in ("policies", "simulated_mean_s"):
+        assert same[part] == document[part]
 
 
+@pytest.mark.long
 def test_all_that_a_gpu_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every policy, each with and without a tier, twice: jobs complete with equal outputs."""
     _, document = play(tmp_path / "out", capsys, "--repeats", "2")

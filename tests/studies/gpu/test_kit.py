@@ -46,8 +46,9 @@ def test_what_is_unpacked_is_what_one_gpu_needs(wheel: Path, tmp_path: Path) -> 
         command, check=True, capture_output=True, text=True, cwd=tmp_path, env=environment
     )
     assert "--minutes" in done.stdout  # the driver runs
-    found = {p.relative_to(tmp_path / "site").as_posix(): p.read_bytes()
-             for p in (tmp_path / "site").rglob("*") if p.is_file() and p.suffix != ".pyc"}  # fmt: skip
+    site = tmp_path / "site"
+    files = [p for p in site.rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    found = {path.relative_to(site).as_posix(): path.read_bytes() for path in files}
     own = {name for name in found if name.startswith("studies/")}
     assert own == {f"studies/gpu/{p.name}" for p in Path(kit.__file__).parent.glob("*.py")}
     assert found.pop(kit.MANIFEST) == (tmp_path / "parts" / kit.MANIFEST).read_bytes()
