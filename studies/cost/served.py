@@ -244,6 +244,7 @@ def main() -> int:
     flood = measured["flood"]
     has_passed = (
         measured["polling"]["slowdown_own"]["median"] <= MAX_SLOWDOWN
+        and measured["polling"]["slowdown"]["median"] <= MAX_SLOWDOWN
         and not flood["not_decided"]
         and (flood["decision_delay_s"]["most"] or 0.0) <= MAX_DECISION_S
     )
