@@ -108,7 +108,6 @@ class RetainingScheduler(seam.SchedulerSeam):
         self._unplaced: set[str] = set()
         """Requests that vLLM has appended to `running` since it was sorted."""
         self._sent_gauges: tuple[int, int, bool] | None = None
-        self._reports_load = seam.has_other_engines(self.vllm_config)
 
     def _traced(self) -> DecisionSpans:
         from ..telemetry.spans import DecisionSpans  # OpenTelemetry, which vLLM can do without
@@ -494,8 +493,9 @@ class RetainingScheduler(seam.SchedulerSeam):
             "live_jobs": len(self.retention.jobs),
             "under_pressure": int(self._is_under_pressure),
         }
-        report = {"report": self.retention.report()} if self._reports_load else {}
-        return {"gauges": gauges, **report, **self.retention.counters.take_delta()}
+        # also with one engine: those of a dense model do not know that there are others
+        report = self.retention.report()
+        return {"gauges": gauges, "report": report, **self.retention.counters.take_delta()}
 
     def usage(self) -> float:
         """Share of the pool that is not free, as vLLM itself counts it."""

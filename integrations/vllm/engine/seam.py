@@ -438,11 +438,6 @@ def engine_number(vllm_config: Any) -> int:
     return int(vllm_config.parallel_config.data_parallel_index)
 
 
-def has_other_engines(vllm_config: Any) -> bool:
-    """Whether requests are spread over several data-parallel engines."""
-    return bool(vllm_config.parallel_config.data_parallel_size > 1)
-
-
 def is_first_come_first_served(scheduler: Scheduler) -> bool:
     """Whether vLLM itself orders by arrival (S:217); `priority` sorts by a field of its own."""
     return bool(scheduler.policy == SchedulingPolicy.FCFS)
