@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import yaml
 from agentkv.server.process import HTTPProcess, free_port
 from tests.integrations.routers.jobs import NUM_TURNS, play_all
 from tests.integrations.routers.routers import MODEL, RECIPES
-from tests.server.chat import LIMIT_S
+from tests.server.chat import LIMIT_S, wait_for
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(1800)]
 
@@ -60,6 +61,12 @@ def ray_serve(model: Path, folder: Path) -> HTTPProcess:
     )
 
 
+def are_both_ready() -> bool:
+    """Ray serves as soon as one replica is up, and moves jobs when the other joins."""
+    status = subprocess.run(["serve", "status"], capture_output=True, text=True, check=False)
+    return "RUNNING: 2" in status.stdout
+
+
 def events_of(router: HTTPProcess, job_id: str) -> Counter[str]:
     """The events of a job on the replica that has most of its turns.
 
@@ -78,6 +85,7 @@ def events_of(router: HTTPProcess, job_id: str) -> Counter[str]:
 def test_jobs_and_their_feedback_stay_on_one_replica(tiny_model_dir: Path, tmp_path: Path) -> None:
     """All turns, tool events and the release of a job reach one replica, by vLLM's own routes."""
     with ray_serve(tiny_model_dir, tmp_path) as router:
+        wait_for(are_both_ready)
         jobs = play_all(router, "ray", NUM_JOBS)
         events = [events_of(router, job.job_id) for job in jobs]
     feedback = [

@@ -43,9 +43,10 @@ pytestmark = [pytest.mark.fleet, pytest.mark.timeout(1800)]
 
 NUM_JOBS = 20
 NUM_RUNS = 3
-FILL = 12
+FILL = 18
 """Long requests, of which not all fit into a server's memory at once."""
-NUM_BLOCKS = "400"
+NUM_BLOCKS = "600"
+"""Enough for all jobs of the test that kills a server: they end on one."""
 
 
 def fill(server: ServerProcess, text: str) -> None:
