@@ -23,6 +23,9 @@ pytestmark = pytest.mark.server
 EXAMPLE = Path(__file__).parents[2] / "examples" / "bash_agent.py"
 PICTURES = os.environ.get("AGENTKV_TEST_PICTURES")
 """Folder for screenshots, for the docs and for those who want to look."""
+OUTPUT_HANDLER = "[async_llm.py:"
+"""Of vLLM's own log line: once it has answered a request, it may hear of its engine's end before it
+stops listening, under stock `fcfs` too (vllm/v1/engine/async_llm.py:906)."""
 
 
 @pytest.fixture(scope="module")
@@ -81,5 +84,6 @@ def test_a_server_with_viewers_ends_when_it_is_stopped(
     with page_of(chromium, f"{server.base_url}/agentkv/ui", size=DESKTOP) as page:
         page.wait_for_selector("#status[data-state=live]")
         server.stop()
-        assert "Traceback" not in server.log_tail(60)
+        tracebacks = [line for line in server.log_tail(200).splitlines() if "Traceback" in line]
+        assert [line for line in tracebacks if OUTPUT_HANDLER not in line] == []
         page.wait_for_selector("#status[data-state=gone]")
