@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from agentkv.evals.simulator.cost import Batch
-from studies.rollouts.__main__ import REGIMES, engine_of, tables
+from studies.rollouts.__main__ import tables
+from studies.rollouts.regimes import REGIMES, engine_of
 
 
 def test_a_simulated_token_takes_as_long_as_those_it_stands_for() -> None:
@@ -29,3 +32,11 @@ def test_tables_have_ratios_to_stock_of_the_same_seed() -> None:
     line = next(line for line in tables(rows).splitlines() if "`agentkv`" in line)
     cells = [cell.strip() for cell in line.split("|")[2:7]]
     assert cells == ["1", "15", "0.75 (0.75 to 0.75)", "0.75 (0.75 to 0.75)", "1.00 (1.00 to 1.00)"]
+
+
+@pytest.mark.parametrize("study", ["fleet", "rollouts", "tenants", "tournament"])
+def test_processes_of_a_study_find_what_they_play(study: str) -> None:
+    """Processes that `python -m` starts do not import `__main__`, so nothing they need is there."""
+    main = importlib.import_module(f"studies.{study}.__main__")
+    names = [each for each in (main.simulate, getattr(main, "Unit", None)) if each is not None]
+    assert [each.__module__ for each in names] == [f"studies.{study}.regimes"] * len(names)

@@ -9,7 +9,8 @@ import pytest
 
 from agentkv.evals.simulator.cost import Batch
 from agentkv.evals.simulator.machine import Limits, make_machine
-from studies.tenants.__main__ import half_of, main
+from studies.tenants.__main__ import main
+from studies.tenants.regimes import half_of
 
 
 def test_half_a_machine_has_half_the_blocks_and_half_the_speed() -> None:
