@@ -36,7 +36,7 @@ def test_tables_have_ratios_to_stock_of_the_same_seed() -> None:
 
 @pytest.mark.parametrize("study", ["fleet", "rollouts", "tenants", "tournament"])
 def test_processes_of_a_study_find_what_they_play(study: str) -> None:
-    """Processes that `python -m` starts do not import `__main__`, so nothing they need is there."""
+    """Processes that `python -m` starts do not import `__main__`, so they need nothing of it."""
     main = importlib.import_module(f"studies.{study}.__main__")
     names = [each for each in (main.simulate, getattr(main, "Unit", None)) if each is not None]
     assert [each.__module__ for each in names] == [f"studies.{study}.regimes"] * len(names)
