@@ -84,12 +84,13 @@ def add_routes(app: Starlette, engine: EngineLink, clients: Clients) -> None:
             _require(request, ("GET",))
             return hub.stream(client, sees_all=sees_all)
         if request.method not in _READ_METHODS:
-            return await _dispatch(request, engine, client, sees_all=sees_all)
+            return await answer_to(request, client, sees_all)
         question = (client, sees_all, *_raw_segments(request), request.scope["query_string"])
-        return await polls.get(question, lambda: read(request, client, sees_all))
+        return await polls.get(question, lambda: answer_to(request, client, sees_all))
 
-    async def read(request: Request, client: str, sees_all: bool) -> Response:
+    async def answer_to(request: Request, client: str, sees_all: bool) -> Response:
         if _raw_segments(request) == ["clients"] and sees_all:
+            _require(request, _READ_METHODS)
             found = merge_clients(await engine.call("clients"))
             named = [{**entry, "client": clients.label(entry["client"])} for entry in found]
             return _answer({"clients": named})

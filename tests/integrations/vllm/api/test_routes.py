@@ -175,6 +175,7 @@ async def test_the_admin_key_alone_reads_who_the_clients_are(
     engine = {"clients": lambda: [entry]}
     ask = Server(engine, engine, keys=["one", "root"])
     assert (await ask("GET", "/clients", key="one")).status_code == 404
+    assert (await ask("POST", "/clients", key="root")).status_code == 405
     seen = (await ask("GET", "/clients", key="root")).json()
     assert seen == {"clients": [{**entry, "client": "alice", "requests": 2, "service": 20}]}
 
