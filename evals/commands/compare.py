@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,6 +68,10 @@ GPU_POLICIES = ("fcfs", "continuum:paper", "continuum:released", "context_serve"
 BASELINE = "fcfs"
 TIER_FLAG = "--kv-tier-gib"
 """Of `agentkv serve`."""
+CORES = "VLLM_CPU_OMP_THREADS_BIND"
+"""Variable of vLLM's CPU build with the cores that a worker computes on. Left to itself vLLM 0.32
+keeps one core for other processes, two if there is a KV connector, and none where that would leave
+none: on two cores a server with a tier would compute on twice the cores of one without."""
 _COLUMNS = {
     "mean_s": ("mean s", ".2f"),
     "p90_s": ("p90 s", ".2f"),
@@ -176,6 +181,17 @@ class ComparePlan:
     def runs(self) -> list[tuple[Contestant, int]]:
         """Interleaved, so that a machine that slows down slows all policies alike."""
         return [(policy, repeat) for repeat in range(self.repeats) for policy in self.policies]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of every server: the same cores for all, where some have a tier."""
+        is_unlike = any(_tier_flags(self, policy) for policy in self.policies)
+        return {CORES: os.environ.get(CORES, all_cores())} if is_unlike else {}
+
+
+def all_cores() -> str:
+    """The cores that this process may use, as CORES has them."""
+    return ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -347,6 +363,7 @@ def _run(plan: ComparePlan, policy: Contestant, repeat: int) -> tuple[RunOutcome
         policy=policy.scheduling_policy,
         args=(*plan.server_flags, *policy.flags(), *_tier_flags(plan, policy)),
         log_path=folder / "server.log",
+        environment=plan.environment,
         ready_timeout_s=plan.ready_timeout_s,
     )
     with ExitStack() as stack:

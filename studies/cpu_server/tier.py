@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.evals.commands import compare
-from agentkv.evals.commands.compare import CPU
+from agentkv.evals.commands.compare import CORES, CPU, all_cores
 from agentkv.evals.options import positive, whole_number
 from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.rows import read_runs
@@ -41,10 +41,6 @@ JOBS = ("--jobs", "12", "--concurrency", "6", "--turns", "8", "--token-scale", "
 NUM_BLOCKS = "144"
 """Memory for three of the six jobs at once, as in `agentkv compare`: a run takes two minutes on two
 cores. With four short jobs the simulator sees no difference between policies."""
-CORES = "VLLM_CPU_OMP_THREADS_BIND"
-"""Variable of vLLM's CPU build with the cores that a worker computes on. Left to itself vLLM 0.32
-keeps one core for other processes, two if there is a KV connector, and none where that would leave
-none: on two cores a server with a tier would compute on twice the cores of one without."""
 SERVER_FLAGS = ("--max-model-len", "2048", "--max-num-batched-tokens", "1024")
 
 
@@ -61,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--link-gb-s", type=positive, metavar="X", help=link)
     options, more = parser.parse_known_args(argv)
     policies = tuple(options.policy or POLICIES)
-    os.environ.setdefault(CORES, ",".join(str(core) for core in sorted(os.sched_getaffinity(0))))
+    os.environ.setdefault(CORES, all_cores())
     profile = measured_profile(options.out / "profile.json")
     link_gb_s = options.link_gb_s or KV_TOKEN_BYTES / profile.step.prefill_token_s / 1e9
     server_flags = {

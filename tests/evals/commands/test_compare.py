@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from agentkv.cli import main as agentkv
 from agentkv.errors import InputError, ServerStartError
 from agentkv.evals.commands.compare import (
+    CORES,
     CPU,
     DRY_RUN,
     GPU,
@@ -49,6 +51,19 @@ def make_plan(out: Path, **fields: Any) -> ComparePlan:
         "limit_s": None,
     }
     return ComparePlan(**(values | fields))
+
+
+def test_servers_with_a_tier_and_without_compute_on_the_same_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's CPU build would give them different ones; without a tier it is left alone."""
+    monkeypatch.delenv(CORES, raising=False)
+    assert make_plan(tmp_path).environment == {}
+    tiered = (server_policy("fcfs"), server_policy("fcfs+offload"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 0})
+    assert make_plan(tmp_path, policies=tiered).environment == {CORES: "0,1"}
+    monkeypatch.setenv(CORES, "1")
+    assert make_plan(tmp_path, policies=tiered).environment == {CORES: "1"}
 
 
 def write_all(plan: ComparePlan, **metadata: Any) -> None:
