@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentkv.evals.options import positive
 from agentkv.evals.rows import RUN_FILE
 
 from .rungs import find_rung
@@ -120,9 +122,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--out", type=Path, required=True, help="what was measured, and what is gone on with")
-    add("--minutes", type=float, required=True, help="how long this call may take")
+    add("--minutes", type=positive, required=True, help="how long this call may take")
     add("--card", default="h100", help="as `agentkv compare --gpu` has it (default %(default)s)")
-    add("--regimes", default="scarce,roomy,reference", help="(default %(default)s)")
+    names = [name for name, _ in _REGIMES]
+    add("--regimes", nargs="+", choices=names, default=names, help="default: all")
     add("compare_flags", nargs="*", metavar="-- FLAG", help="more flags of `agentkv compare`")
     options = parser.parse_args()
     started_s = time.monotonic()
@@ -143,8 +146,7 @@ def main() -> int:
         command = compare_command(step, out, options.card, rung.flags, options.compare_flags)
         _run(command, environment, out / f"{step.regime}.log", seconds)
 
-    regimes = options.regimes.split(",")
-    steps = [step for step in STEPS if step.regime in regimes]
+    steps = [step for step in STEPS if step.regime in options.regimes]
     return 0 if drive(steps, out, play, limit_s=limit_s) else 1
 
 
@@ -157,6 +159,8 @@ def _run(command: list[str], environment: Mapping[str, str], log: Path, seconds:
         except subprocess.TimeoutExpired:
             process.terminate()
             process.wait()
+    if process.returncode:
+        print(f"not done, see {log}: {shlex.join(command[1:])}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

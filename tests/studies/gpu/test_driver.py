@@ -87,7 +87,7 @@ def test_a_step_is_a_comparison(step: Step, tmp_path: Path) -> None:
 
 def test_a_rung_that_failed_is_not_tried_again(tmp_path: Path) -> None:
     """Each rung's server is tried once, its log kept, and the last rung has none; what answered
-    is taken at once, and nothing is begun when the time is over."""
+    is taken at once, and nothing is begun when the time is over, nor kept of what was cut off."""
     assert find_rung(tmp_path, limit_s=0.0) is None
     bad = [replace(rung, flags=("--kv-tier-gbps", "1")) for rung in RUNGS[:2]]
     found = find_rung(tmp_path, [*bad, RUNGS[-1]], limit_s=100.0)
@@ -97,6 +97,8 @@ def test_a_rung_that_failed_is_not_tried_again(tmp_path: Path) -> None:
         "no-library": False,
     }
     assert "add --kv-tier-gib N" in (tmp_path / "rung-whole.log").read_text()
+    assert find_rung(tmp_path / "cut", RUNGS[:1], limit_s=2.0) is None
+    assert not (tmp_path / "cut" / "rungs.json").exists()
     (tmp_path / "rungs.json").write_text('{"whole": false, "no-library": true}')
     assert find_rung(tmp_path, limit_s=100.0) is RUNGS[1]
 
@@ -125,6 +127,7 @@ from studies.gpu.rungs import calibrate_in_process
 if __name__ == "__main__":
     profile = calibrate_in_process(Path({str(tmp_path / "llama-tiny")!r}), num_blocks=33,
         max_model_tokens=1024, num_rounds=1, block_size=32, dtype="float32",
+        gpu_memory_utilization=0.5,
         compilation_config={{"custom_ops": ["none"]}})
     Path("profile.json").write_text(profile.model_dump_json())
 """
