@@ -35,7 +35,7 @@ for ever from the first shortage on, or always, and say nothing of now."""
 DISCOUNT_PRIOR = 0.025
 """Added to both sums of IdleKVDiscount, as a share of `memory_s`, so that little of either decides
 nothing. With `memory_s` ten break-even times that is a quarter of one: without it the first seconds
-decide, with four times as much short jobs wait too long (docs/results.md)."""
+decide, with four times as much short jobs wait too long (studies/policy_grid/findings.md)."""
 
 
 class StarvationGuard:
@@ -105,7 +105,7 @@ class AgingQueue:
     """Finds turns that have waited for their first blocks longer than the patience.
 
     A turn that is preempted later does not age again: measured, going first each time lets such
-    turns take memory from each other (docs/results.md). O(1) on average.
+    turns take memory from each other (studies/policy_grid/findings.md). O(1) on average.
     """
 
     def __init__(self, patience_s: float) -> None:

@@ -25,7 +25,7 @@ def images_missing() -> str:
     for image in sorted({str(instance.raw["image"]) for instance in SUITE}):
         asked = subprocess.run(["podman", "image", "exists", f"docker.io/{image}"], check=False)
         if asked.returncode:
-            return f"no image {image} here: docs/swebench.md says how to make it"
+            return f"no image {image} here: docs/how-to/swebench.md says how to make it"
     return ""
 
 
