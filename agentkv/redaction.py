@@ -307,7 +307,7 @@ def _is_secret_name(name: str, *, in_query: bool = False) -> bool:
 # Between a name and its value
 
 _SEPARATOR = re.compile(
-    r"""(?:\\{0,3}["'])?+ \]?+ [ \t]{0,4}+
+    r"""(?:\\{0,3}["'])?+ (?: \] | \}(?=[ ]?=) )?+ [ \t]{0,4}+
     (?: =>? (?!=) | [:+?]=
       | : [ ]?+ (?:str|string|String|bytes|SecretStr) [ ]{0,2}+ = (?!=)
       | : (?!:) )
@@ -321,9 +321,10 @@ _SETS_NAME = re.compile(
       | (?:set|add)(?:Request)?Header | [hH]eaders\.(?:set|add|append) )[ ]?\([ ]?\\{0,3}["']$""",
     re.VERBOSE,
 )
-# `-c "password x9"`: an option takes both. Words without a digit are mostly prose.
-_OPENS_VALUE = re.compile(r"""(?:^|\s)--?[A-Za-z][\w-]{0,24}+[ =]["']?$""")
-_PASSWORD = re.compile(r"""(?=[^\s"']{0,64}[0-9])[^\s"'/]{4,64}+(?=["']|\s*+$)""")
+# `-c "password x9"`: an option takes both; so may a line, as in a router's console. Words without a
+# digit are mostly prose.
+_OPENS_VALUE = re.compile(r"""(?:^|\s)--?[A-Za-z][\w-]{0,24}+[ =]["']?$|(?:^|\n)[ \t]*+$""")
+_PASSWORD = re.compile(r"""(?=[^\s"']{0,64}[0-9])[^\s"'/]{4,64}+(?=["']|[ \t]*+(?:\n|\Z))""")
 _TAKES_NAME_AND_VALUE = re.compile(
     r"""\b(?: set(?:env|x)?[ \t]++(?:-\w{1,4}[ \t]++){0,3}+ (?:\S{1,30}:)?
       | login[ \t]++\S{1,24}+\s++ | (?:mysqladmin|redis-cli|rclone|nmcli|ipmitool)\b[^;|&\n]{1,30}
@@ -407,10 +408,12 @@ _OPTION = re.compile(
 # Secrets that nothing but their place tells: `vault login SECRET`, `htpasswd -b FILE USER SECRET`.
 _NAMELESS_SECRET = re.compile(
     r"(?:vault|wandb)[ \t]++login[ \t]++(?!-)"
+    r"|(?i:convertto-securestring)[ \t]++(?i:-string[ \t]++)?+(?!-)"
     r"|htpasswd[ \t]++-\w{0,4}b\w{0,4}[ \t]++\S{1,200}+[ \t]++\S{1,64}+[ \t]++"
 )
 _READS_SECRET = re.compile(
-    r"(?:\bsudo\b[^;|&\n]{0,40}[ ]-S\b|chpasswd|--password-stdin|--with-token)[^;|&\n]{0,40}$"
+    r"(?:\bsudo\b[^;|&\n]{0,40}[ ]-S\b|chpasswd|\bkinit\b|--password-stdin|--with-token)"
+    r"[^;|&\n]{0,40}$"
 )
 _PAIR_OF_STRINGS = re.compile(r"""\([ ]?(?P<quote>["'])[^"'\n]{0,128}+(?P=quote)[ ]?,[ ]?""")
 # expect and pexpect: what is sent right after a prompt for a password.
@@ -426,7 +429,7 @@ _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?----
 _PIPED_SECRET = re.compile(
     r"""(?:echo|printf)[ \t]++(?:-[neE]++[ \t]++|(?P<form>["']?)%s(?:\\n)?(?P=form)[ \t]++)?+
     (?P<quote>["']?)(?P<value>[^"'`|\n$]{1,256}+)(?P=quote)[ \t]*+\|[ \t]*+
-    (?: sudo\b[^|;&\n]{0,60}?[ ]-S\b | chpasswd | passwd\b
+    (?: sudo\b[^|;&\n]{0,60}?[ ]-S\b | chpasswd | passwd\b | kinit\b
       | [^|;&\n]{0,120}?--(?:password-stdin|with-token) )""",
     re.VERBOSE,
 )
@@ -476,7 +479,7 @@ _NAME_HINTS = _words("pass pwd secret token key auth cred cookie jwt bearer sign
 _PROGRAM_HINTS = _words(
     "curl http xh mysql mariadb mycli 7z login mongo redis-cli zip unzip ldap smbclient"
     " rpcclient lftp docker podman kubectl sudo ssh rsync tar git python grep twine poetry snowsql"
-    " sqlcmd vault wandb"
+    " sqlcmd vault wandb convertto-securestring"
 )
 _TOKEN_HINTS = _words(
     "akia asia aiza eyj sg. ya29. npm_ hf_ r8_ gsk_ hooks.slack.com discord.com discordapp.com"

@@ -162,6 +162,13 @@ $env:API_TOKEN='«hunter2»'; make
 $env:API_TOKEN=«hunter2»
 $Env:DB_PASSWORD = "«hunter2»"; make
 vtysh -c "password «hunter2»"
+password «hunter2»
+telnet h <<EOF⏎password «hunter2»⏎exit⏎EOF
+${{env:API_KEY}} = '«abc»'; $env:Password=«hunter2»
+$p = ConvertTo-SecureString '«hunter2»' -AsPlainText -Force
+ConvertTo-SecureString -String «hunter2» -AsPlainText -Force
+echo «hunter2» | kinit me@EXAMPLE.COM
+kinit me@EXAMPLE.COM <<< «hunter2»
 tool -o password «hunter2»
 nmcli dev wifi connect home password «hunter2»
 expect -c 'spawn ssh h; expect "assword:"; send "«hunter2»\r"; interact'
@@ -273,6 +280,9 @@ expect -c 'spawn ssh h; expect "name:"; send "root2\r"'
 expect -c 'expect "assword:"; send "$env(PASSWORD)\r"'
 curl -H Accept:\ application/json http://h
 rg "send_password" src
+kinit -kt /etc/krb5.keytab me@EXAMPLE.COM && klist
+$p = ConvertTo-SecureString $plain -AsPlainText -Force
+cat <<EOF⏎password reset⏎password hunting in 3 steps⏎EOF
 nmcli connection show
 """.strip().split("\n")
 
