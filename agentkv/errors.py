@@ -30,7 +30,10 @@ _shorten.maxlevel = 2
 
 def _clipped(value: object) -> str:
     """Show a value in at most _MAX_SHOWN_CHARS; a list of long texts is longer even shortened."""
-    text = _shorten.repr(value)
+    try:
+        text = _shorten.repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        text = "a number of thousands of digits"
     return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 3] + "..."
 
 

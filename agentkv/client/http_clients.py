@@ -85,8 +85,8 @@ class HTTPXCall(HTTPCall):
     def tag(self) -> None:
         (request,) = self.args
         self._own_headers = request.headers
-        tags = ((name.encode(), value.encode()) for name, value in self.headers.items())
-        request.headers = type(request.headers)([*request.headers.raw, *tags])
+        request.headers = request.headers.copy()
+        request.headers.update(self.headers)
         self._num_headers = len(request.headers)
 
     def end_sending(self) -> None:

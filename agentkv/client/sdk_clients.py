@@ -29,7 +29,7 @@ from agentkv.client.tagged_call import (
     names_a_job,
     tagging,
 )
-from agentkv.client.transport import texts_of
+from agentkv.client.transport import spelled_as, texts_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +45,17 @@ class SDKCall(TaggedCall):
     """A request in the form of the SDK's `options`."""
 
     def __init__(
-        self, job: Job[Any], link: Link, cast_to: Any, options: Any, kwargs: Mapping[str, Any]
+        self,
+        job: Job[Any],
+        client: Any,
+        headers: Mapping[str, str],
+        cast_to: Any,
+        options: Any,
+        kwargs: Mapping[str, Any],
     ) -> None:
-        super().__init__(job, link)
+        super().__init__(job, link_of(job, client, headers))
         self.kwargs = kwargs
+        self._default_headers = client.default_headers
         self._cast_to = cast_to
         self._options = options
         self._parse: Callable[[Any], Any] | None = None
@@ -63,7 +70,8 @@ class SDKCall(TaggedCall):
             update["post_parser"] = self._parse_arrived
         if self.headers:
             given = options.headers if isinstance(options.headers, Mapping) else {}
-            update["headers"] = {**self.headers, **given}
+            tags = spelled_as({**self._default_headers, **given}, self.headers)
+            update["headers"] = {**tags, **given}
         if self.fields:
             update["extra_json"] = {**self.fields, **(options.extra_json or {})}
         self.args = (self._cast_to, options.model_copy(update=update) if update else options)
@@ -105,7 +113,7 @@ def _prepare(
     is_taggable = isinstance(body, Mapping) and isinstance(extra, Mapping)
     if not is_taggable or names_a_job(body, lower_case(headers)) or names_a_job(extra, {}):
         return None
-    return SDKCall(job, link_of(job, client, headers), cast_to, options, kwargs)
+    return SDKCall(job, client, headers, cast_to, options, kwargs)
 
 
 def link_of(job: Job[Any], client: Any, headers: Mapping[str, str] | None = None) -> Link:

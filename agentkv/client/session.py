@@ -78,6 +78,8 @@ class Session(Generic[ClientT]):
         self._on_missing_server = on_missing_server
         self._has_headers = headers
         self._affinity = parse_affinity(affinity)
+        if affinity is not None and not headers:
+            raise ValueError("session(affinity=): it travels in a header, so headers must be True")
         self._entered: list[Job[ClientT]] = []
 
     def __enter__(self) -> Job[ClientT]:
@@ -279,7 +281,8 @@ def session(
         send this job to its server. Without it a router places each job by itself.
 
     Leaving it, also by an exception, releases the job on the server, in the background. Raises
-    TagError for an id or number out of range, TypeError for a wrong client or server.
+    TagError for an id or number out of range, TypeError for a wrong client or server, ValueError
+    for another wrong argument.
     """
     return Session(
         client,

@@ -11,6 +11,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar, Token
 from typing import Any
 
@@ -138,7 +139,8 @@ class TaggedCall:
     def end_sending(self) -> None:
         """Note that the request was sent; a server never asked for the plugin is asked now."""
         assert self._token is not None
-        _is_under_way.reset(self._token)
+        with suppress(ValueError):  # a task whose loop has stopped is closed in another context
+            _is_under_way.reset(self._token)
         if self._span is not None:
             self._span.leave()
         self.link.server.ask_in_background(self.link)

@@ -143,7 +143,8 @@ class ServerTransport:
 
     def send(self, method: str, url: str, body: Body) -> Any:
         """Make one request from any thread; returns the JSON, raises AgentKVServerError."""
-        headers, client = {**self.headers(), **self._job_headers}, self.client()
+        headers, client = self.headers(), self.client()
+        headers = {**headers, **spelled_as(headers, self._job_headers)}
         if client is None or not self._is_direct or _is_async(client) or client.is_closed():
             return send_request(method, url, body, headers=headers)
         try:
@@ -167,7 +168,8 @@ class ServerTransport:
 
     def _request_by(self, client: Any, method: str, url: str, body: Body) -> Any:
         """The JSON of the reply, or, for an asynchronous client, an awaitable of it."""
-        headers = {**self._own_headers, **self._job_headers}
+        usual = {**client.default_headers, **self._own_headers}
+        headers = {**self._own_headers, **spelled_as(usual, self._job_headers)}
         options = {"timeout": CALL_TIMEOUT_S, "max_retries": 0, "headers": headers}
         if method == "GET":
             return client.get(url, cast_to=object, options=options)
@@ -193,6 +195,15 @@ def texts_of(headers: Mapping[str, object]) -> dict[str, str]:
         for name, value in headers.items()
         if isinstance(value, str) and not name.lower().startswith("x-stainless")
     }
+
+
+def spelled_as(others: Mapping[str, object], headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers, each under the name that `others` have for it.
+
+    Of two names that differ in case alone the SDKs send both.
+    """
+    names = {name.lower(): name for name in others}
+    return {names.get(name.lower(), name): value for name, value in headers.items()}
 
 
 def root_of(url: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -268,3 +269,28 @@ def test_the_server_is_asked_with_the_clients_own_headers(server: ScriptedServer
     for request in server.requests:
         assert request.headers["authorization"] == "Bearer secret"
         assert request.headers["x-gateway"] == "g"
+
+
+def test_a_header_of_the_clients_own_is_not_sent_twice(server: ScriptedServer) -> None:
+    """A session id among the client's headers gives way to the job's, in any case: routers
+    read the first of two."""
+    sent: list[list[str]] = []
+
+    def note(request: httpx.Request) -> None:
+        sent.append(request.headers.get_list("x-session-id"))
+
+    own = {"x-session-ID": "all", "X-AGENTKV-affinity": "all"}
+    http_client = openai.DefaultHttpxClient(verify=False, event_hooks={"request": [note]})
+    with (
+        openai.OpenAI(
+            base_url=server.base_url, api_key="k", default_headers=own, http_client=http_client
+        ) as client,
+        agentkv.session(client, job_id="a", affinity="lead") as job,
+    ):
+        job.client.chat.completions.create(**CHAT)
+        job.client.chat.completions.create(**CHAT, extra_headers={"X-AgentKV-AFFINITY": "mine"})
+    server.wait_for(lambda server: server.released)
+    # the question, two turns, and the release unless the client was closed by then
+    assert sent in ([["a"]] * 3, [["a"]] * 4)
+    affinities = [request.headers["x-agentkv-affinity"] for request in server.requests]
+    assert affinities == ["lead", "lead", "mine", "lead"]

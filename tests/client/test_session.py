@@ -268,7 +268,9 @@ def test_the_last_step_is_declared_or_follows_from_a_limit(
         {"affinity": ""},
         {"expected_turns": 0},
         {"expected_turns": 1.5},
+        {"expected_turns": 10**5_000},
     ],
+    ids=lambda wrong: next(iter(wrong)),
 )
 def test_wrong_tags_are_refused_at_once(wrong: dict[str, Any]) -> None:
     """session() raises TagError with the name of the field, before anything is sent."""
@@ -292,6 +294,7 @@ def test_a_wrong_limit_is_refused(wrong: Any) -> None:
         ({"server": b"http://127.0.0.1"}, r"session\(server=\): got .* allowed is the URL"),
         ({"server": ["http://127.0.0.1"]}, r"session\(server=\): got .* allowed is the URL"),
         ({"on_missing_server": "panic"}, "'warn', 'raise', 'ignore'"),
+        ({"affinity": "lead", "headers": False}, r"affinity.*headers must be True"),
     ],
     ids=str,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import re
 from collections.abc import AsyncIterator, Callable
@@ -377,6 +378,19 @@ async def test_a_cancelled_call_is_no_turn(async_client: openai.AsyncOpenAI) -> 
             await job.client.chat.completions.create(**CHAT)
         assert agentkv.flush(timeout_s=20)
     assert [turn.tags["turn"] for turn in server.turns] == [1, 1]
+    assert (job.summary().turns, job.summary().failed_calls) == (1, 1)
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_is_closed_outside_of_its_task_is_no_turn(
+    server: ScriptedServer, async_client: openai.AsyncOpenAI
+) -> None:
+    """A call is closed without an error by the garbage collector, as after its loop has stopped."""
+    async with agentkv.session(async_client) as job:
+        await job.client.chat.completions.create(**CHAT)
+        call = job.client.chat.completions.create(**CHAT)
+        call.send(None)
+        contextvars.Context().run(call.close)
     assert (job.summary().turns, job.summary().failed_calls) == (1, 1)
 
 
