@@ -31,22 +31,24 @@ TINY_ARGS = ("--block-size", "32", "--served-model-name", "tiny")
 DEMO_ARGS = ("--block-size", "32", "--served-model-name", "demo")
 
 
-SHARED_SERVERS = ("tiny_continuum_server", "demo_continuum_server", "tiny_fcfs_server")
+SHARED_SERVERS = (
+    *("tiny_continuum_server", "second_continuum_server"),
+    *("demo_continuum_server", "tiny_fcfs_server"),
+)
 FILES_BY_SERVER = {
     **dict.fromkeys(
         (
             *("tests/server/test_continuum_server.py", "tests/server/test_verify_pin.py"),
             *("tests/server/test_api_real.py", "tests/server/test_clients.py"),
             *("tests/server/test_top.py", "tests/server/test_fleet.py"),
+            *("tests/server/test_own_policy.py", "tests/server/test_kv_tier.py"),
             "tests/evals/commands/test_record_server.py",
+            "tests/evals/simulator/test_calibrate.py",
         ),
-        "tiny continuum",
+        "tiny",
     ),
     **dict.fromkeys(
         ("tests/server/test_bash_agent.py", "tests/server/test_swebench_demo.py"), "demo"
-    ),
-    **dict.fromkeys(
-        ("tests/server/test_own_policy.py", "tests/evals/simulator/test_calibrate.py"), "fcfs"
     ),
 }
 """Files whose tests share a server, which one process runs; each other file is a unit itself."""
@@ -123,6 +125,21 @@ def server_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool
 def tiny_continuum_server(server_pool: ServerPool, tiny_model_dir: Path) -> ServerProcess:
     """The tiny model under continuum; served as `tiny`, blocks of 32 tokens."""
     return server_pool.get(tiny_model_dir, *TINY_ARGS)
+
+
+@pytest.fixture(scope="session")
+def record_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the second server writes its event log."""
+    return tmp_path_factory.mktemp("record")
+
+
+@pytest.fixture
+def second_continuum_server(
+    server_pool: ServerPool, tiny_model_dir: Path, record_dir: Path
+) -> ServerProcess:
+    """Another one like the tiny model's under continuum, which keeps its event log."""
+    record = ("--run-output-dir", str(record_dir))
+    return server_pool.get(tiny_model_dir, *TINY_ARGS, *record)
 
 
 @pytest.fixture

@@ -82,15 +82,14 @@ def test_several_choices_of_one_request_leave_one_pin(
 
 
 def test_the_timestamps_survive_the_end_of_the_server(
-    make_server: Callable[..., ServerProcess], tmp_path: Path
+    second_continuum_server: ServerProcess, record_dir: Path
 ) -> None:
     """--run-output-dir holds every event, though vLLM kills its engine on the way out."""
-    with make_server("--run-output-dir", str(tmp_path / "run")) as server:
-        chat(server, WORDS, job_id="kept")
-        server.stop()
-    lines = (tmp_path / "run" / "scheduler_timestamps.jsonl").read_text().splitlines()
-    events = [json.loads(line)["event"] for line in lines]
-    of_the_turn = [event for event in events if event != "kv_state"]
+    chat(second_continuum_server, WORDS, job_id="kept")
+    second_continuum_server.stop()
+    lines = (record_dir / "scheduler_timestamps.jsonl").read_text().splitlines()
+    events = [event for event in map(json.loads, lines) if event.get("job_id") == "kept"]
+    of_the_turn = [event["event"] for event in events if event["event"] != "kv_state"]
     assert of_the_turn[:4] == ["arrival", "waiting_to_running", "finish", "pinned"]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from agentkv.server.process import ServerProcess
-from tests.conftest import TINY_ARGS, ServerPool
 from tests.integrations.routers.jobs import NUM_TURNS, outcome_of, play_all
 from tests.integrations.routers.routers import ROUTERS
 
@@ -19,8 +18,7 @@ NUM_JOBS = 5
 @pytest.mark.parametrize("name", ["haproxy", "nginx"])
 def test_a_jobs_turns_tool_events_and_release_reach_one_server(
     tiny_continuum_server: ServerProcess,
-    server_pool: ServerPool,
-    tiny_model_dir: Path,
+    second_continuum_server: ServerProcess,
     name: str,
     tmp_path: Path,
 ) -> None:
@@ -28,8 +26,7 @@ def test_a_jobs_turns_tool_events_and_release_reach_one_server(
 
     Jobs that name another as their affinity go to its server.
     """
-    other = server_pool.get(tiny_model_dir, *TINY_ARGS, "--seed", "1")
-    servers = [tiny_continuum_server, other]
+    servers = [tiny_continuum_server, second_continuum_server]
     with ROUTERS[name](servers, tmp_path) as router:
         jobs = play_all(router, name, NUM_JOBS)
         children = play_all(router, f"{name}-child", NUM_JOBS, affinity=jobs[0].job_id)
