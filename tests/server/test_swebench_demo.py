@@ -14,22 +14,22 @@ from agentkv.server.process import ServerProcess
 pytestmark = pytest.mark.server
 
 
-def test_three_instances_are_played_graded_and_reported(
+def test_two_instances_are_played_graded_and_reported(
     tmp_path: Path, demo_continuum_server: ServerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each is a job of several turns whose context is found again, and that is released."""
     out = tmp_path / "run"
     url = demo_continuum_server.base_url
-    flags = ["--model", "demo", "--base-url", url, "--slice", "0:3", "--step-limit", "4"]
+    flags = ["--model", "demo", "--base-url", url, "--slice", "0:2", "--step-limit", "4"]
     status = command.main(["demo", *flags, "--out", str(out), "--json"])
     captured = capsys.readouterr()
     assert status == 0, captured.err
     document = json.loads(captured.out)
-    assert document["instances"] == 3
+    assert document["instances"] == 2
     assert document["policy"] == "continuum"
-    assert sum(document[name] for name in ("resolved", "unresolved", "empty")) == 3
+    assert sum(document[name] for name in ("resolved", "unresolved", "empty")) == 2
     run = json.loads((out / "report.json").read_text())["runs"][0]
-    assert run["completed"] == 3
+    assert run["completed"] == 2
     assert run["turns_mean"] > 1
     assert run["cached_share"] > run["cached_share_first"]
     assert run["pins"] > 0

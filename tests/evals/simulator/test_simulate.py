@@ -273,7 +273,7 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 def test_what_was_simulated_is_kept_on_ctrl_c(tmp_path: Path) -> None:
     """Ctrl-C keeps rows, summary and document, with jobs under way as cut, and status 1."""
-    flags = [*GPU, "--jobs", "20000", "--jps", "1", *STOCK, "--json", "--out", str(tmp_path)]
+    flags = [*GPU, "--jobs", "4000", "--jps", "1", *STOCK, "--json", "--out", str(tmp_path)]
     with subprocess.Popen(
         [*COMMAND, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -310,7 +310,7 @@ def test_ctrl_c_between_two_policies_keeps_the_first(tmp_path: Path) -> None:
 def test_one_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     """Rows, summaries and document repeat byte for byte, with any hash seed."""
     names = ("fcfs", "context_serve", "continuum+offload", "agentkv+offload")
-    flags = [*GPU, "--blocks", "1500", "--jobs", "25", "--jps", "3", "--workload", "swebench"]
+    flags = [*GPU, "--blocks", "600", "--jobs", "8", "--jps", "3", "--workload", "swebench"]
     flags += ["--max-context-tokens", "4000", "--json"]
     flags += [flag for name in names for flag in ("--policy", name)]
     outputs = []
