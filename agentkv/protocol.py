@@ -124,7 +124,10 @@ class Tags:
 
 
 def routing_headers(job_id: str, affinity: str | None = None) -> dict[str, str]:
-    """Return what routers read of every request of a job, tool events and the release included."""
+    """Return the headers by which routers choose a server, for every request of a job.
+
+    Its tool events and its release carry them, too, so that they reach the same server.
+    """
     names = {SESSION_HEADER: job_id, AFFINITY_HEADER: affinity}
     return {header: _encode(name) for header, name in names.items() if name is not None}
 

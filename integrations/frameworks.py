@@ -254,13 +254,14 @@ def packages() -> list[str]:
 
 
 def instrument() -> None:
-    """Have agentkv follow every framework and library that it knows, from now on.
+    """Patch every supported framework and client library, so that agents' runs become jobs.
 
-    To be called once, at start-up; a second call does nothing. Then each run of a known framework's
-    agent is a job: opened when it starts, released when it ends, raises or is cancelled. Each tool
-    call is timed and reported, sub-agents are child jobs, and each call of the OpenAI and Anthropic
-    SDKs, and each request to a model over httpx, requests or aiohttp, is a turn of the job that is
-    current. A run inside of a session of the caller's is that session's job.
+    Call it once, at start-up; a second call does nothing. From then on each run of a known
+    framework's agent is a job: opened when it starts, released when it ends, raises or is
+    cancelled. Each tool call is timed and reported, sub-agents are child jobs, and each call of the
+    OpenAI and Anthropic SDKs, and each request to a model over httpx, requests or aiohttp, is a
+    turn of the job that is current. A run inside of a session of the caller's is that session's
+    job.
 
     Packages that are imported later count too, and none is imported because of it. `instrumented()`
     lists what is replaced by now, `uninstrument()` restores it all.

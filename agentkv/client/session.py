@@ -48,7 +48,7 @@ class URL(Protocol):
 
 
 class Session(Generic[ClientT]):
-    """The settings of a session; each time that it is entered it makes a new job."""
+    """The settings of a session; each `with` block makes a new job of them."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Session(Generic[ClientT]):
 
 
 def instrument() -> None:
-    """Have the calls of every library that is known followed, from now on; once per process.
+    """Patch every known client library so that its calls are tagged; a second call does nothing.
 
     Inside of a session each call of the OpenAI and Anthropic SDKs, and each request to a model over
     httpx, requests or aiohttp, is a turn, and threads and thread pools inherit the job. `session()`

@@ -43,11 +43,11 @@ class AgentKVPolicy(Policy):
        KV only from jobs that arrived after its own, last blocks first. A running turn takes from
        all jobs, so that no pin makes it fail; so does a waiting one if nothing runs, so that the
        first in the queue always proceeds: nothing can deadlock.
-    4. A turn that continues its job is overtaken for at most `patience_s`: then it goes first and
-       takes from all. A first turn that has waited as long takes idle KV as far as that costs more
-       than it saves, and after twice the time all that it needs. A new job, and a request without
-       one, is overtaken at most `max_overtakes` times: then it goes before all others, takes from
-       all and is preempted last.
+    4. Waits are bounded. A turn that continues its job goes first after `patience_s`, and may then
+       take any idle KV. A job's first turn may after the same time take the share of idle KV that
+       has cost more than it saved, and after twice the time all that it needs. A new job, or a
+       request without one, that was overtaken `max_overtakes` times goes before all others, may
+       take any idle KV and is preempted last.
     """
 
     uses_predictions = True

@@ -1,4 +1,4 @@
-"""The most KV memory that the jobs in it will hold together, if each goes on as expected.
+"""Forecasts the peak KV memory of a set of jobs, each of which goes on as expected.
 
 AdmissionController keeps one and shows it to the policy that is asked about a new job. Knows blocks
 only as numbers, and nothing of pins or vLLM.

@@ -16,7 +16,7 @@ from agentkv.listeners import listener_class
 from .forecast import MAX_TURNS
 
 BATCH: Mapping[str, Any] = {"horizon_turns": 3, "patience_s": 86_400.0}
-"""Defaults under the goal "batch": memory is full from the start, and nobody goes first because he
+"""Defaults under the goal "batch": memory fills from the start, and no turn goes first because it
 has waited. Measured in studies/rollouts."""
 MAX_PRIORITY = 1000
 """Client priorities count from -MAX_PRIORITY (first) to MAX_PRIORITY."""
@@ -57,8 +57,8 @@ class Settings(BaseModel):
     """Under `agentkv`: seconds that a turn waits before it goes first; for a first turn, before no
     later job is admitted ahead of it."""
     goal: Literal["jobs", "batch"] = "jobs"
-    """Under `agentkv`: what counts is the mean job, or the end of the last of a training step's
-    trajectories; "batch" changes the defaults of the settings in BATCH."""
+    """Under `agentkv`: shorten the mean job ("jobs"), or the time until the last trajectory of a
+    training step ends ("batch", which changes the defaults of the settings in BATCH)."""
     horizon_turns: int = Field(MAX_TURNS, ge=0, le=MAX_TURNS)
     """Under `agentkv`: the turns of each job for which a new job must be expected to fit."""
     headroom: float = Field(0.0, ge=0, le=0.9, allow_inf_nan=False)

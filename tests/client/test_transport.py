@@ -17,6 +17,7 @@ import pytest
 import agentkv
 from agentkv.client.context import job_made_current
 from agentkv.client.transport import CALL_TIMEOUT_S
+from agentkv.protocol import ToolEvent
 from agentkv.testing import ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
@@ -318,3 +319,12 @@ def test_the_routes_can_be_called_by_hand(server: ScriptedServer) -> None:
     for url in ("http://127.0.0.1:1", "no url at all"):
         with pytest.raises(agentkv.AgentKVServerError, match="no answer"):
             agentkv.ServerAPI(url).info()
+
+
+def test_a_tool_can_be_reported_by_hand(server: ScriptedServer, client: openai.OpenAI) -> None:
+    """ServerAPI reports a tool of a job that the server knows, without the command's secrets."""
+    client.chat.completions.create(**CHAT, extra_headers={"X-AgentKV-Job": "a"})
+    event = ToolEvent("started", command="curl -u me:hunter2 localhost", turn=1)
+    agentkv.ServerAPI(server.root_url).send_tool_event("a", event)
+    command = "curl -u me:REDACTED localhost"
+    assert server.tool_events == [("a", {"state": "started", "command": command, "turn": 1})]

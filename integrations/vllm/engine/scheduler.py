@@ -1,7 +1,7 @@
 """vLLM's scheduler with a retention policy: connects the seam's hooks to RetentionManager.
 
-Runs in the engine process. Each hook reports one thing to `retention` or asks it one; the rules are
-in policy/. Scheduling changes timing and memory, never output.
+Runs in the engine process. Each hook reports one event to `retention` or asks it one question; the
+rules are in `agentkv.policies`. Scheduling changes timing and memory, never output.
 """
 
 from __future__ import annotations

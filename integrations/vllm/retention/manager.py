@@ -1,4 +1,4 @@
-"""What each event of a job means for its KV blocks: the door through which the scheduler enters.
+"""Decides what each event of a job means for its KV blocks; the scheduler talks to nothing else.
 
 The scheduler reports arrivals, admissions and ends of requests and asks what may stay, who goes
 first and who gives memory back; the routes report tool signals and releases. Knows blocks only as
@@ -41,9 +41,9 @@ from .predictor import BackgroundWorker, Decode, DurationService, Reply
 from .tool_signals import PinDecisions
 
 RETURNING_WINDOW = 20
-"""Waits of returning turns that count as how it is now."""
+"""The last waits of returning turns, whose mean is reported to the balancer."""
 MAX_SUB_AGENTS = 4
-"""Sub-agents that stand in their parent's place at a time; a further one is a new job."""
+"""Sub-agents that share their parent's place in the queue at a time; a further one is a new job."""
 
 
 class RetentionManager:
@@ -383,12 +383,16 @@ class RetentionManager:
         elif (pin := self.pins.get(job.job_id)) is not None:
             self._turn_ended_without_blocks(turn, pin, is_finished_turn=is_finished_turn)
         self._kv_changed(job)
-        if job.live:
-            return
+        if not job.live:
+            self._only_turn_ended(turn, is_finished_turn=is_finished_turn)
+
+    def _only_turn_ended(self, turn: Turn, *, is_finished_turn: bool) -> None:
+        """A job has no turn in the engine any more: close it, or wait for what its reply runs."""
+        job = turn.job
         if turn.is_last_step or job.is_released:
             self._close(job, "last_step" if turn.is_last_step else "released")
         elif is_finished_turn and not turn.is_side_request:
-            self.decisions.turn_finished(job, request_id)
+            self.decisions.turn_finished(job, turn.request_id)
         elif job.is_inferred and job.finished_s is None:
             self._close(job, "aborted")
         elif not turn.is_side_request:
