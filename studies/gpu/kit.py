@@ -30,16 +30,21 @@ NEEDED = (
     *("anthropic", "mcp>=2.2,<3", "msgspec", "pyzmq", "cachetools", "cbor2", "blake3", "ijson"),
     *("pybase64", "setproctitle", "partial-json-parser", "jsonschema", "watchfiles"),
     *("python-json-logger", "python-multipart", "lark==1.2.2", "depyf==0.20.0"),
-    *("tenacity", "tree-sitter>=0.26.1", "tree-sitter-bash"),
+    *("tenacity", "tree-sitter>=0.26.1", "tree-sitter-bash", "aiohttp", "requests", "uvloop"),
+    *("psutil", "pillow", "einops", "cloudpickle", "py-cpuinfo", "six"),
 )
 """What vLLM and agentkv import and the bare machine lacks, with all that these need."""
 ALONE = (
     *("xgrammar==0.2.8", "compressed-tensors==0.17.0", "outlines_core==0.2.14"),
     *("llguidance>=1.7,<1.8", "lm-format-enforcer==0.11.3", "interegular"),
     *("oss-harmony", "mistral_common", "pydantic-extra-types", "pycountry"),
+    *("apache-tvm-ffi==0.1.11", "scipy>=1.11"),
 )
 """The same, without what they need: the bare machine has PyTorch, Triton and transformers."""
-PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux2014_x86_64")
+PLATFORMS = (
+    *("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_27_x86_64"),
+    *("manylinux2014_x86_64", "manylinux_2_12_x86_64"),
+)
 MANIFEST = "parts.json"
 _BIG_BYTES = 5 * 1024**2
 _HERE = Path(__file__).parent

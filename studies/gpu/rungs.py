@@ -33,10 +33,34 @@ READY_S, ANSWER_S = 240.0, 60.0
 _OWN_LAYERS = ("--compilation-config", json.dumps({"custom_ops": ["none"]}))
 _TRITON = ("--attention-backend", "TRITON_ATTN", *_OWN_LAYERS)
 _NO_FLASHINFER = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
-_STUB = """import sys, types
-sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("vllm._C_stable_libtorch")
+_STUB = """import sys
+from importlib.machinery import ModuleSpec
+
+
+class NoLibrary:
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self) if name == "vllm._C_stable_libtorch" else None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        import torch
+
+        module.library = torch.library.Library("_C", "FRAGMENT")
+        for name in (
+            "cutlass_scaled_mm_supports_fp8",
+            "cutlass_scaled_mm_supports_block_fp8",
+            "cutlass_group_gemm_supported",
+        ):
+            module.library.define(f"{name}(int capability) -> bool")
+            module.library.impl(name, lambda capability: False, "CompositeExplicitAutograd")
+
+
+sys.meta_path.insert(0, NoLibrary())
 """
-"""vLLM's CUDA platform imports its library at once and uses it where a layer asks for it."""
+"""vLLM's CUDA platform imports its library at once, and asks it what it can do when layers are
+imported: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

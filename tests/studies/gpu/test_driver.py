@@ -104,14 +104,16 @@ def test_a_rung_that_failed_is_not_tried_again(tmp_path: Path) -> None:
 
 
 def test_the_library_is_replaced_for_every_process(tmp_path: Path) -> None:
-    """Without the library any Python of that environment imports an empty module in its place."""
+    """Without the library any Python of that environment imports a module in its place, which says
+    that it can do nothing of what vLLM's layers ask about when they are imported."""
     variables = RUNGS[1].environment(tmp_path / "stub")
-    code = "import sys; print(sys.modules['vllm._C_stable_libtorch'].__name__)"
+    code = "import torch, vllm._C_stable_libtorch; "
+    code += "print(torch.ops._C.cutlass_scaled_mm_supports_block_fp8(90))"
     environment = {**os.environ, **variables}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, check=True, capture_output=True
     )
-    assert done.stdout.split() == [b"vllm._C_stable_libtorch"]
+    assert done.stdout.split()[-1:] == [b"False"]
     assert "PYTHONPATH" not in RUNGS[0].environment(tmp_path)
 
 
