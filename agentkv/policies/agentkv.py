@@ -48,6 +48,9 @@ class AgentKVPolicy(Policy):
        has cost more than it saved, and after twice the time all that it needs. A new job, or a
        request without one, that was overtaken `max_overtakes` times goes before all others, may
        take any idle KV and is preempted last.
+
+    If the first response is favoured, no new job is held back; under pressure the turn with the
+    fewest tokens to compute goes first, and the first turn of a job takes idle KV from all.
     """
 
     uses_predictions = True
@@ -57,6 +60,7 @@ class AgentKVPolicy(Policy):
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         super().__init__(settings, pool_tokens)
         self._best_priority = 0
+        self._favours_first_response = settings.favour == "first-response"
 
     @functools.cached_property
     def has_admission_control(self) -> bool:
@@ -101,7 +105,8 @@ class AgentKVPolicy(Policy):
         return Decision.predicted(command, prediction, ttl, is_from_now=False)
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
-        """Under pressure by client priority, then the job's arrival; else stock's order.
+        """Under pressure by client priority, then the job's arrival, or what it has to compute if
+        the first response is favoured; else stock's order.
 
         An urgent turn comes before all others. A first turn that has aged out counts as of the
         best priority.
@@ -112,11 +117,16 @@ class AgentKVPolicy(Policy):
         if self.is_urgent(turn):
             return (URGENT, turn.job.order, turn.order)
         priority = self._best_priority if turn.has_aged_out else turn.job.priority
-        return (UNPINNED + priority, turn.job.order, turn.order)
+        place = turn.job.order
+        if self._favours_first_response:
+            cached_tokens = turn.common_tokens if is_pinned else 0
+            place = 0 if is_preempted else turn.num_prompt_tokens - cached_tokens
+        return (UNPINNED + priority, place, turn.order)
 
     def is_urgent(self, turn: Turn) -> bool:
-        """True if a turn that continues its job has waited out the patience."""
-        return turn.has_aged_out and not turn.is_first
+        """True if a turn that continues its job, or any if the first response is favoured, has
+        waited out the patience."""
+        return turn.has_aged_out and (self._favours_first_response or not turn.is_first)
 
     def victim_rank(self, turn: Turn) -> Rank:
         """The least urgent priority, then the newest job is preempted first."""
@@ -138,9 +148,10 @@ class AgentKVPolicy(Policy):
             return pins
         if turn is None and not request.is_starved:
             return []
-        if turn is not None and turn.is_first and turn.has_aged_out:
+        if self.has_admission_control and turn is not None and turn.is_first and turn.has_aged_out:
             return pins  # it was admitted because the pins hold enough blocks
-        if turn is not None and not (request.is_starved or turn.has_aged_out):
+        opens_job = self._favours_first_response and turn is not None and turn.is_first
+        if turn is not None and not (request.is_starved or turn.has_aged_out or opens_job):
             pins = [pin for pin in pins if pin.job_order >= turn.job.order]
         own_id = None if turn is None else turn.job.job_id
         reclaimable = sum(

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from agentkv.durations import load_predictor
 from agentkv.durations.ttl import PrefillReload
+from agentkv.errors import InputError
 from agentkv.listeners import listener_class
 
 from .forecast import MAX_TURNS
@@ -18,6 +19,9 @@ from .forecast import MAX_TURNS
 BATCH: Mapping[str, Any] = {"horizon_turns": 3, "patience_s": 86_400.0}
 """Defaults under the goal "batch": memory fills from the start, and no turn goes first because it
 has waited. Measured in studies/rollouts."""
+FIRST_RESPONSE: Mapping[str, Any] = {"admission": False, "patience_s": 60.0}
+"""Defaults that favour the first response: no new job is held back, and a turn that has much to
+compute lets others pass for longer. docs/explanation/agentkv-policy.md has the trade."""
 MAX_PRIORITY = 1000
 """Client priorities count from -MAX_PRIORITY (first) to MAX_PRIORITY."""
 
@@ -59,6 +63,9 @@ class Settings(BaseModel):
     goal: Literal["jobs", "batch"] = "jobs"
     """Under `agentkv`: shorten the mean job ("jobs"), or the time until the last trajectory of a
     training step ends ("batch", which changes the defaults of the settings in BATCH)."""
+    favour: Literal["throughput", "first-response"] = "throughput"
+    """Under `agentkv`: while memory is short, keep whole jobs short, or the wait for their first
+    turns ("first-response", which changes the defaults of the settings in FIRST_RESPONSE)."""
     horizon_turns: int = Field(MAX_TURNS, ge=0, le=MAX_TURNS)
     """Under `agentkv`: the turns of each job for which a new job must be expected to fit."""
     headroom: float = Field(0.0, ge=0, le=0.9, allow_inf_nan=False)
@@ -99,10 +106,16 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_goal(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("goal") == "batch":
-            return {**BATCH, **given}
-        return given
+    def _with_aim(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        is_batch, is_first = given.get("goal") == "batch", given.get("favour") == "first-response"
+        if is_batch and is_first:
+            raise InputError(
+                "'goal' \"batch\" counts whole jobs, 'favour' \"first-response\" first turns: "
+                "leave out one of the two"
+            )
+        return {**(BATCH if is_batch else {}), **(FIRST_RESPONSE if is_first else {}), **given}
 
     @field_validator("prefill_reload_s")
     @classmethod

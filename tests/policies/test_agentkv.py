@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agentkv.errors import SettingsError
 from agentkv.integrations.vllm.retention.admission import AgingQueue
 from agentkv.integrations.vllm.retention.growth import PRIOR_TOKENS, PRIOR_TURNS, WINDOW, JobGrowth
 from agentkv.integrations.vllm.settings import read_settings
@@ -226,6 +227,40 @@ def test_the_goal_batch_changes_defaults_and_not_what_is_given() -> None:
     assert policy(goal="batch").settings.patience_s == 86_400
     given = policy(goal="batch", patience_s=5.0, horizon_turns=0).settings
     assert (given.patience_s, given.horizon_turns) == (5.0, 0)
+
+
+def test_with_the_first_response_favoured_whoever_has_least_to_compute_goes_first() -> None:
+    """A prompt in the cache is nothing to compute; who was preempted waits for nobody."""
+    made = pressed(favour="first-response")
+    short, held = turn_of(5, 6), turn_of(1, 2)
+    held.num_prompt_tokens, held.common_tokens = 5000, 4950
+    assert rank(made, short) < rank(made, held)
+    assert made.rank(held, is_preempted=False, is_pinned=True) < rank(made, short)
+    preempted = made.rank(held, is_preempted=True, is_pinned=False)
+    assert preempted < made.rank(held, is_preempted=False, is_pinned=True)
+    held.has_aged_out = held.is_first = True
+    assert rank(made, held) < preempted
+    assert not made.has_admission_control
+    assert made.settings.patience_s == 60
+    assert policy(favour="first-response", patience_s=20.0).settings.patience_s == 20
+
+
+def test_with_the_first_response_favoured_a_new_job_takes_idle_kv_of_all() -> None:
+    """If it is enough; a turn that continues its job takes from later jobs only."""
+    made, pins = pressed(favour="first-response"), [pin_of(1, 30)]
+    opening, going_on = turn_of(5, 6), turn_of(4, 7)
+    opening.is_first = True
+    assert made.pins_that_yield(pins, AllocationRequest(opening, False, 2, 30)) == pins
+    assert made.pins_that_yield(pins, AllocationRequest(opening, False, 2, 31)) == []
+    opening.has_aged_out = True
+    assert made.pins_that_yield(pins, AllocationRequest(opening, False, 2, 31)) == []
+    assert made.pins_that_yield(pins, AllocationRequest(going_on, False, 2, 30)) == []
+
+
+def test_a_batch_has_no_first_response_to_favour() -> None:
+    """Both would set who waits; the message says which to leave out."""
+    with pytest.raises(SettingsError, match="leave out one of the two"):
+        policy(goal="batch", favour="first-response")
 
 
 def test_a_new_job_is_let_in_beside_idle_kv_that_is_not_worth_holding() -> None:
