@@ -15,7 +15,7 @@ from typing import Any
 from agentkv.client import session
 from agentkv.client.patches import Patch
 
-from . import skyrl
+from . import skyrl, verifiers
 from .runs import Arguments, Wrap, a_run, a_tool, a_turn, until
 
 
@@ -232,6 +232,7 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
     # Trainers. The rollouts of TRL are tagged over aiohttp, those of OpenRLHF in the engine's own
     # process; verl's plugins need no `instrument`, so that it is not listed here.
     "skyrl": skyrl.HOOKS,
+    "verifiers": verifiers.HOOKS,
     "trl": {
         f"{_TRL}._generate_one": a_run(lambda call: object()),
         f"{_TRL}._execute_tool_calls": a_tool(_trl_tools),

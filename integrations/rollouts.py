@@ -24,6 +24,31 @@ from agentkv.protocol import parse_tags
 from agentkv.tracing import open_trace
 
 
+def open_job(job_id: str, *, has_headers: bool) -> Job[None]:
+    """A job for a trajectory; TagError for a wrong id."""
+    parse_tags({"job_id": job_id})
+    job: Job[None] = Job(
+        job_id,
+        covered_client=None,
+        enclosing=None,
+        parent_job_id=None,
+        expected_turns=None,
+        server_url=None,
+        # the trainer's own configuration chooses the policy: no server has ours by mistake
+        on_missing_server="ignore",
+        has_headers=has_headers,
+    )
+    job.trace = open_trace(job_id, None)
+    return job
+
+
+def end_job(job: Job[None]) -> None:
+    """Release a job of `open_job`."""
+    if job.trace is not None:
+        job.trace.end(None, job.summary())
+    job.end()
+
+
 class Trajectory:
     """The jobs of one trajectory, by the ids under which it asks for tokens: mostly one."""
 
@@ -37,29 +62,14 @@ class Trajectory:
         """The job with this id, which is the current one from now on; TagError for a wrong id."""
         job = self._jobs.get(job_id)
         if job is None:
-            parse_tags({"job_id": job_id})
-            job = self._jobs[job_id] = Job(
-                job_id,
-                covered_client=None,
-                enclosing=None,
-                parent_job_id=None,
-                expected_turns=None,
-                server_url=None,
-                # the trainer's own configuration chooses the policy: no server has ours by mistake
-                on_missing_server="ignore",
-                has_headers=False,
-            )
-            job.trace = open_trace(job_id, None)
+            job = self._jobs[job_id] = open_job(job_id, has_headers=False)
         context.enter(job)
         return job
 
     def end(self) -> None:
         """Release all jobs; a second call does nothing."""
         while self._jobs:
-            _, job = self._jobs.popitem()
-            if job.trace is not None:
-                job.trace.end(None, job.summary())
-            job.end()
+            end_job(self._jobs.popitem()[1])
 
 
 _trajectory: ContextVar[Trajectory | None] = ContextVar("agentkv_trajectory", default=None)

@@ -217,19 +217,17 @@ def a_turn(agent: Callable[[Arguments], object]) -> Wrap:
 
 
 def a_tool(describe: Callable[[Arguments], tuple[Any, Any] | None]) -> Wrap:
-    """A call is a tool call; `describe` gives name and arguments, or None if it is none.
-
-    Arguments are a mapping, JSON text, or the free text that some tools take.
-    """
+    """A call is a tool call; `describe` gives the arguments of `tool_call`, or None."""
 
     def scope_of(call: Arguments) -> Scope | None:
         described = describe(call)
-        return None if described is None else Tool(_tool_call(*described))
+        return None if described is None else Tool(tool_call(*described))
 
     return functools.partial(_wrapped, scope_of, None)
 
 
-def _tool_call(name: str, arguments: Any) -> agentkv.ToolCall:
+def tool_call(name: str, arguments: Any) -> agentkv.ToolCall:
+    """The call of a tool; arguments are a mapping, JSON text, or the free text that some take."""
     entries: list[dict[str, Any]] = [{"name": name, "arguments": arguments}]
     if isinstance(arguments, str):
         entries.append({"custom": {"name": name, "input": arguments}})

@@ -32,13 +32,14 @@ from agentkv.client.tagged_call import (
     JobFinder,
     Prepare,
     TaggedCall,
+    is_tagged_by_hand,
     lower_case,
-    names_a_job,
     tagging,
 )
 
 _TURN_URL = re.compile(
-    r"(.*?)(?:(?:/v\d+)?/chat/completions|/v\d+/(?:completions|responses|messages))/?"
+    r"(.*?)(?:(?:/v\d+)?/chat/completions|/v\d+/(?:completions|responses|messages)"
+    r"|/inference/v\d+/generate)/?"
 )
 """A URL whose POST is a turn, with the server's root. `/messages` alone is a route of others, too,
 which send mails or texts."""
@@ -109,7 +110,7 @@ def _prepare_httpx(job: Job[Any], client: Any, request: Any, **kwargs: Any) -> H
     with suppress(RuntimeError):  # a body that is a stream
         body = request.content
     headers = lower_case(request.headers)
-    if _is_tagged_by_hand(body, headers):
+    if _is_tagged_by_hand(job, body, headers):
         return None
     return HTTPXCall(job, client, root_url, headers, (request,), kwargs)
 
@@ -134,7 +135,7 @@ def _prepare_requests(
     if root_url is None:
         return None
     headers = lower_case(request.headers)
-    if _is_tagged_by_hand(request.body, headers):
+    if _is_tagged_by_hand(job, request.body, headers):
         return None
     return RequestsCall(job, client, root_url, headers, (request,), kwargs)
 
@@ -164,7 +165,7 @@ def _prepare_aiohttp(
     own_headers = CIMultiDict(kwargs.get("headers") or ())
     headers = lower_case({**client.headers, **own_headers})
     body = kwargs.get("data") if kwargs.get("json") is None else kwargs["json"]
-    if _is_tagged_by_hand(body, headers):
+    if _is_tagged_by_hand(job, body, headers):
         return None
     kwargs["headers"] = own_headers
     return AIOHTTPCall(job, client, root_url, headers, (method, str_or_url), kwargs)
@@ -175,7 +176,9 @@ class LM15Call(HTTPCall):
 
     def tag(self) -> None:
         (request,) = self.args
-        headers = [*request.headers, *self.headers.items()]
+        tags = lower_case(self.headers)
+        own = [(name, value) for name, value in request.headers if name.lower() not in tags]
+        headers = [*own, *self.headers.items()]
         self.args = (dataclasses.replace(request, headers=headers),)
 
     def status_of(self, reply: Any) -> int:
@@ -190,7 +193,7 @@ def _prepare_lm15(job: Job[Any], client: Any, request: Any) -> LM15Call | None:
     if root_url is None:
         return None
     headers = lower_case(dict(request.headers))
-    if _is_tagged_by_hand(request.body, headers):
+    if _is_tagged_by_hand(job, request.body, headers):
         return None
     return LM15Call(job, client, root_url, headers, (request,), {})
 
@@ -215,14 +218,14 @@ def _root_of_turn(job: Job[Any], method: str, url: object) -> str | None:
     return None if found is None else found[1]
 
 
-def _is_tagged_by_hand(body: Any, headers: Mapping[str, str]) -> bool:
+def _is_tagged_by_hand(job: Job[Any], body: Any, headers: Mapping[str, str]) -> bool:
     if isinstance(body, str):
         body = body.encode()
     if isinstance(body, bytes):
         # JSON is parsed only if it can hold the field, perhaps in the schema of a tool
         may_hold_it = b'"job_id"' in body or b'"session_id"' in body
         body = _parsed(body) if may_hold_it else None
-    return names_a_job(body, headers)
+    return is_tagged_by_hand(job, body, headers)
 
 
 def _parsed(body: bytes) -> object:

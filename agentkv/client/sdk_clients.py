@@ -24,9 +24,9 @@ from agentkv.client.server import Link, server_at
 from agentkv.client.tagged_call import (
     JobFinder,
     TaggedCall,
+    is_tagged_by_hand,
     log_failure,
     lower_case,
-    names_a_job,
     tagging,
 )
 from agentkv.client.transport import spelled_as, texts_of
@@ -111,7 +111,9 @@ def _prepare(
     body, extra = options.json_data, options.extra_json or {}
     headers = texts_of(options.headers) if isinstance(options.headers, Mapping) else {}
     is_taggable = isinstance(body, Mapping) and isinstance(extra, Mapping)
-    if not is_taggable or names_a_job(body, lower_case(headers)) or names_a_job(extra, {}):
+    if not is_taggable or is_tagged_by_hand(job, body, lower_case(headers)):
+        return None
+    if is_tagged_by_hand(job, extra, {}):
         return None
     return SDKCall(job, client, headers, cast_to, options, kwargs)
 

@@ -21,7 +21,7 @@ from agentkv.client.patches import Method
 from agentkv.client.replies import OnComplete, Usage, when_complete
 from agentkv.client.server import Link
 from agentkv.errors import AgentKVServerError
-from agentkv.protocol import fields_from_headers
+from agentkv.protocol import SESSION_HEADER, fields_from_headers
 from agentkv.tracing import JobTrace, RequestShape, Span
 
 logger = logging.getLogger(__name__)
@@ -230,11 +230,20 @@ class _UntouchedOnFailure:
 _UNTOUCHED_ON_FAILURE = _UntouchedOnFailure()
 
 
-def names_a_job(body: Any, headers: Mapping[str, str]) -> bool:
+def is_tagged_by_hand(job: Job[Any], body: Any, headers: Mapping[str, str]) -> bool:
     """True if a request was tagged by hand: it names a job in any form that the server reads.
 
-    The names of the headers are in lower case.
+    One with this job's own id as `X-Session-ID`, as trainers send it, is a turn of this job all the
+    same, even if the program behind it sends ids of its own. The names of the headers are in lower
+    case.
     """
+    own_id = job.routing_headers.get(SESSION_HEADER)
+    if own_id is not None and headers.get(SESSION_HEADER.lower()) == own_id:
+        headers = {name: headers[name] for name in headers if name.startswith("x-agentkv-")}
+    return _names_a_job(body, headers)
+
+
+def _names_a_job(body: Any, headers: Mapping[str, str]) -> bool:
     if isinstance(body, Mapping):
         for holder in (body, body.get("extra_body"), body.get("vllm_xargs")):
             if isinstance(holder, Mapping) and ("job_id" in holder or "session_id" in holder):

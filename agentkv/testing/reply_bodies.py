@@ -32,6 +32,8 @@ class ScriptedReply:
 
     tool_calls: in the shape of a chat message's `tool_calls`; a response gets them as items, a
         message as `tool_use` blocks.
+    token_ids: those of a reply in tokens; by default the bytes of the text. A text completion
+        gives them as its log-probabilities' tokens, as vLLM does with `return_tokens_as_token_ids`.
     delay_s: how long the server waits before it answers.
     cut_after_events: number of events after which a stream breaks off, as when a server dies.
     """
@@ -41,6 +43,7 @@ class ScriptedReply:
     cached_tokens: int | None = 80
     output_tokens: int = 5
     tool_calls: Sequence[Mapping[str, Any]] = ()
+    token_ids: Sequence[int] | None = None
     delay_s: float = 0.0
     cut_after_events: int | None = None
 
@@ -52,11 +55,15 @@ def json_body(path: str, reply: ScriptedReply) -> Body:
     if path == "/v1/responses":
         return _response(reply)
     if path == TOKENS_PATH:
-        token_ids = list(reply.text.encode())  # the fake has a token for each byte
+        token_ids = list(reply.text.encode() if reply.token_ids is None else reply.token_ids)
+        content = [{"token": f"token_id:{token_id}", "logprob": 0.0} for token_id in token_ids]
         choice: Body = {"index": 0, "token_ids": token_ids, "finish_reason": "stop"}
-        return {"request_id": "reply-1", "choices": [{**choice, "logprobs": None}]}
+        return {"request_id": "reply-1", "choices": [{**choice, "logprobs": {"content": content}}]}
     if path == "/v1/completions":
         choice = {"index": 0, "text": reply.text, "finish_reason": "stop", "logprobs": None}
+        if reply.token_ids is not None:
+            tokens = [f"token_id:{token_id}" for token_id in reply.token_ids]
+            choice["logprobs"] = {"tokens": tokens, "token_logprobs": [0.0] * len(tokens)}
         return _with_usage(_completion("text_completion", choice), reply)
     message: Body = {"role": "assistant", "content": reply.text}
     if reply.tool_calls:

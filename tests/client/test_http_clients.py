@@ -266,6 +266,20 @@ async def test_a_request_that_names_a_job_is_left_alone(
 
 @pytest.mark.asyncio
 @every_library
+async def test_a_request_with_the_jobs_own_id_is_its_turn(send: Send) -> None:
+    """A trainer sends its id as X-Session-ID, on its own route too; it is not sent twice."""
+    own = {"X-Session-ID": "ours", "thread-id": "its-programs"}
+    body = {"token_ids": [1], "sampling_params": {}}
+    with ScriptedServer() as server, agentkv.session(job_id="ours") as job:
+        await send(f"{server.root_url}/inference/v1/generate", body, headers=own)
+    (turn,) = server.turns
+    assert (turn.tags["job_id"], turn.tags["turn"]) == ("ours", 1)
+    assert turn.headers["x-session-id"] == "ours"
+    assert job.summary().turns == 1
+
+
+@pytest.mark.asyncio
+@every_library
 async def test_a_tool_with_a_parameter_of_that_name_is_no_tag(send: Send) -> None:
     """The text "job_id" deeper in a body, as in the schema of a tool, is not read as a job."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {"job_id": {}}}}

@@ -51,6 +51,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "strands-agents[openai]",
     ),
     "crewai": ("crewai",),
+    "verifiers": ("verifiers",),
 }
 """Environment -> what is installed into it, in addition to agentkv's own dependencies."""
 

@@ -5,16 +5,18 @@ What plays the engine is said in each program; what trains is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
 
 from agentkv.server.demo_model import prepare_demo_model
-from agentkv.testing import ScriptedServer
+from agentkv.testing import ScriptedReply, ScriptedServer
 from tests.frameworks.program_runs import CaseReader, Program, versions
-from tests.frameworks.scripted_agent import COMMAND
+from tests.frameworks.scripted_agent import COMMAND, SLOW_ECHO
 
 SHELL = ("shell", COMMAND)
 
@@ -29,6 +31,8 @@ class Trainer:
     cases: Mapping[str, tuple[list[int], list[tuple[str | None, str | None]]]]
     """For each case the numbers of its turns, and its tools as they end."""
     are_tools_timed: bool = True
+    calls: tuple[str, str] | None = None
+    """The tool that the model calls in every first turn of two, and its command."""
 
     def __str__(self) -> str:
         return self.distribution
@@ -56,7 +60,34 @@ TRAINERS = [
     Trainer("trl", "trl_loop", "agentkv run", {"async": ([1, 2], [SHELL])}),
     # its steps are the gaps between turns
     Trainer("openrlhf", "openrlhf_loop", "agentkv run", {"async": ([1, 2], [])}, False),
+    Trainer(
+        "verifiers",
+        "verifiers_loop",
+        "agentkv run",
+        {"eval": ([1, 2], [("bash", SLOW_ECHO)])},
+        calls=("bash", SLOW_ECHO),
+    ),
 ]
+
+
+def replies_of(trainer: Trainer) -> Callable[[object], ScriptedReply]:
+    """Replies as text, as tool calls, and as tokens of the demo model."""
+    if trainer.calls is None:
+        return lambda _: ScriptedReply("ok")
+    from transformers import AutoTokenizer
+
+    encode = AutoTokenizer.from_pretrained(prepare_demo_model()).encode
+    name, command = trainer.calls
+    arguments = {"command": command}
+    text = json.dumps({"name": name, "arguments": arguments})
+    call = {"name": name, "arguments": json.dumps(arguments)}
+    first = ScriptedReply(
+        "",
+        tool_calls=[{"id": "call-1", "type": "function", "function": call}],
+        token_ids=encode(f"<tool_call>\n{text}\n</tool_call>"),
+    )
+    replies = itertools.cycle([first, ScriptedReply("FINISHED", token_ids=encode("FINISHED"))])
+    return lambda _: next(replies)
 
 
 @contextmanager
@@ -74,7 +105,10 @@ def running(trainer: Trainer, server: ScriptedServer) -> Iterator[Program]:
 @pytest.mark.parametrize("trainer", TRAINERS, ids=str)
 def test_a_trajectory_is_a_job_with_its_tools(trainer: Trainer) -> None:
     """Turns are tagged and numbered, tools timed and reported, and the end releases the job."""
-    with ScriptedServer(model="tiny") as server, running(trainer, server) as program:
+    with (
+        ScriptedServer(replies_of(trainer), model="tiny") as server,
+        running(trainer, server) as program,
+    ):
         reader = CaseReader(server)
         for case, (turns, tools) in trainer.cases.items():
             assert "FINISHED" in program.answer_to(case), program.log()[-4000:]
