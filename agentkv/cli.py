@@ -78,23 +78,8 @@ def usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one subcommand; 0 done, 1 checked and failed or interrupted, 2 bad usage.
-
-    `argv` None: the process's own arguments; its end is then the command's.
-    """
-    is_process = argv is None
+    """Run one subcommand; 0 done, 1 checked and failed or interrupted, 2 bad usage."""
     argv = sys.argv[1:] if argv is None else argv
-    status = _reported(argv)
-    if is_process and argv[:1] == ["simulate"]:
-        # All output is written, and Python would take two seconds to free what vLLM imported.
-        if sys.stderr is not None:
-            sys.stderr.flush()
-        os._exit(status)
-    return status
-
-
-def _reported(argv: list[str]) -> int:
-    """Run one subcommand, with a message in place of a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # names of commands and jobs may have characters that the terminal's encoding lacks
         sys.stdout.reconfigure(errors="replace")
