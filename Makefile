@@ -35,7 +35,7 @@ demo: $(STAMP)
 # Tests that share a server run in one process, one after the other (tests/conftest.py).
 test: $(STAMP) test-openai3
 	$(PYTEST) tests -m "not timed and not long and not fleet" -n 2 --no-loadscope-reorder
-	$(PYTEST) tests -m timed
+	$(PYTEST) $$(grep -rl --include='test_*.py' mark.timed tests) -m timed
 
 test-fast: $(STAMP)
 	$(PYTEST) tests -m "not server and not slow and not timed and not fleet" -n 2
