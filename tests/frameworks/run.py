@@ -59,7 +59,7 @@ TRAINERS: tuple[str, ...] = (
     *("verl", "ray", "hydra-core", "omegaconf", "antlr4-python3-runtime==4.9.3", "tensordict"),
     *("codetiming", "colorful", "msgpack", "orjson", "peft", "pylatexenc", "pyvers", "torchdata"),
     *("skyrl", "skyrl-gym", "func_timeout", "jaxtyping", "loguru", "wadler-lindig"),
-    *("trl", "openrlhf"),
+    *("trl", "openrlhf", "openpipe-art", "polars"),
 )
 """What their trainers' loops import, without GPU and vLLM. They pin versions of torch that no other
 package here has, so they come without dependencies, next to the packages of this environment."""

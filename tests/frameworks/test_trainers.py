@@ -64,9 +64,10 @@ TRAINERS = [
         "verifiers",
         "verifiers_loop",
         "agentkv run",
-        {"eval": ([1, 2], [("bash", SLOW_ECHO)])},
+        dict.fromkeys(("eval", "train"), ([1, 2], [("bash", SLOW_ECHO)])),
         calls=("bash", SLOW_ECHO),
     ),
+    Trainer("openpipe-art", "art_rollout", "alone", {"async": ([1, 2], [SHELL])}, calls=SHELL),
 ]
 
 
@@ -76,7 +77,9 @@ def replies_of(trainer: Trainer) -> Callable[[object], ScriptedReply]:
         return lambda _: ScriptedReply("ok")
     from transformers import AutoTokenizer
 
-    encode = AutoTokenizer.from_pretrained(prepare_demo_model()).encode
+    tokenizer = AutoTokenizer.from_pretrained(prepare_demo_model())
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])  # as in the program
+    encode = tokenizer.encode
     name, command = trainer.calls
     arguments = {"command": command}
     text = json.dumps({"name": name, "arguments": arguments})
@@ -84,7 +87,7 @@ def replies_of(trainer: Trainer) -> Callable[[object], ScriptedReply]:
     first = ScriptedReply(
         "",
         tool_calls=[{"id": "call-1", "type": "function", "function": call}],
-        token_ids=encode(f"<tool_call>\n{text}\n</tool_call>"),
+        token_ids=encode(f"I look.\n<tool_call>\n{text}\n</tool_call>"),
     )
     replies = itertools.cycle([first, ScriptedReply("FINISHED", token_ids=encode("FINISHED"))])
     return lambda _: next(replies)

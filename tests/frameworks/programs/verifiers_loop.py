@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
 from program import BASE_URL, main
 from renderers.configs import DefaultRendererConfig
+from transformers import AutoTokenizer
 from verifiers.v1.harnesses.bash.harness import BashHarness
 
-MODEL = os.environ["TRAINER_MODEL"]
+# the renderer reads tool calls by tokens that the demo model does not have
+MODEL = tempfile.mkdtemp(prefix="tokenizer-")
+tokenizer = AutoTokenizer.from_pretrained(os.environ["TRAINER_MODEL"])
+tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+tokenizer.save_pretrained(MODEL)
 CLIENTS = {
     "eval": vf.EvalClientConfig(base_url=BASE_URL, api_key_var="OPENAI_API_KEY"),
     "train": vf.TrainClientConfig(
