@@ -26,6 +26,8 @@ class Usage:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    is_aborted: bool = False
+    """The engine gave the prompt up, as for new weights: the same turn comes again."""
 
 
 OnComplete = Callable[[Usage | None, float], None]
@@ -56,7 +58,14 @@ def read_usage(reply: object) -> Usage | None:
     output_tokens = _count(usage, "completion_tokens")
     if output_tokens is None:
         output_tokens = _count(usage, "output_tokens")
-    return Usage(prompt_tokens, cached_tokens, output_tokens)
+    return Usage(prompt_tokens, cached_tokens, output_tokens, _is_aborted(reply))
+
+
+def _is_aborted(reply: object) -> bool:
+    choices = _member(reply, "choices")
+    return isinstance(choices, list) and any(
+        _member(choice, "finish_reason") == "abort" for choice in choices
+    )
 
 
 def read_usage_json(text: bytes) -> Usage | None:

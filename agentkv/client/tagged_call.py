@@ -146,7 +146,10 @@ class TaggedCall:
         self.link.server.ask_in_background(self.link)
 
     def close(self, usage: Usage | None, ended_at_s: float) -> None:
-        """Close the turn: the model answered."""
+        """Close the turn: the model answered, unless the engine gave it up."""
+        if usage is not None and usage.is_aborted:
+            self.close_unanswered("aborted")
+            return
         assert self._turn is not None
         self.job.ledger.finish(self._turn, usage, ended_at_s=ended_at_s)
         if self._span is not None:

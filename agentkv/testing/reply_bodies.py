@@ -34,6 +34,7 @@ class ScriptedReply:
         message as `tool_use` blocks.
     token_ids: those of a reply in tokens; by default the bytes of the text. A text completion
         gives them as its log-probabilities' tokens, as vLLM does with `return_tokens_as_token_ids`.
+    is_aborted: the engine gave it up, as `finish_reason` says in a completion.
     delay_s: how long the server waits before it answers.
     cut_after_events: number of events after which a stream breaks off, as when a server dies.
     """
@@ -44,6 +45,7 @@ class ScriptedReply:
     output_tokens: int = 5
     tool_calls: Sequence[Mapping[str, Any]] = ()
     token_ids: Sequence[int] | None = None
+    is_aborted: bool = False
     delay_s: float = 0.0
     cut_after_events: int | None = None
 
@@ -60,7 +62,7 @@ def json_body(path: str, reply: ScriptedReply) -> Body:
         choice: Body = {"index": 0, "token_ids": token_ids, "finish_reason": "stop"}
         return {"request_id": "reply-1", "choices": [{**choice, "logprobs": {"content": content}}]}
     if path == "/v1/completions":
-        choice = {"index": 0, "text": reply.text, "finish_reason": "stop", "logprobs": None}
+        choice = {"index": 0, "text": reply.text, **_finish(reply), "logprobs": None}
         if reply.token_ids is not None:
             tokens = [f"token_id:{token_id}" for token_id in reply.token_ids]
             choice["logprobs"] = {"tokens": tokens, "token_logprobs": [0.0] * len(tokens)}
@@ -109,7 +111,8 @@ def error_body(path: str, status: int, message: str) -> Body:
 
 
 def _finish(reply: ScriptedReply) -> Body:
-    return {"finish_reason": "tool_calls" if reply.tool_calls else "stop"}
+    reason = "abort" if reply.is_aborted else "tool_calls" if reply.tool_calls else "stop"
+    return {"finish_reason": reason}
 
 
 def _completion(kind: str, choice: Body) -> Body:

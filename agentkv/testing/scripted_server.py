@@ -187,6 +187,8 @@ class ScriptedServer:
             return self._play(request)
         if route == "/v1/models" and self.model is not None:
             return Answer(200, {"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        if route == "/health":
+            return Answer(200, {})
         if route.startswith("/v1/agentkv/") and self.has_plugin:
             return self._answer_agentkv(method, route)
         return error_answer(404, "Not Found")

@@ -280,6 +280,18 @@ async def test_a_request_with_the_jobs_own_id_is_its_turn(send: Send) -> None:
 
 @pytest.mark.asyncio
 @every_library
+async def test_a_turn_that_the_engine_gave_up_comes_back_under_its_number(send: Send) -> None:
+    """New weights abort it: the reply has status 200 and says so in its `finish_reason`."""
+    replies = [ScriptedReply("o", is_aborted=True), "one", "two"]
+    with ScriptedServer(replies) as server, agentkv.session() as job:
+        for _ in replies:
+            await send(f"{server.base_url}/completions", {"model": "m", "prompt": "one"})
+    assert [turn.tags["turn"] for turn in server.turns] == [1, 1, 2]
+    assert counts(job)[:2] == (2, 1)
+
+
+@pytest.mark.asyncio
+@every_library
 async def test_a_tool_with_a_parameter_of_that_name_is_no_tag(send: Send) -> None:
     """The text "job_id" deeper in a body, as in the schema of a tool, is not read as a job."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {"job_id": {}}}}

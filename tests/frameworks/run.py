@@ -60,6 +60,7 @@ TRAINERS: tuple[str, ...] = (
     *("codetiming", "colorful", "msgpack", "orjson", "peft", "pylatexenc", "pyvers", "torchdata"),
     *("skyrl", "skyrl-gym", "func_timeout", "jaxtyping", "loguru", "wadler-lindig"),
     *("trl", "openrlhf", "openpipe-art", "polars"),
+    *("areal", "aiofiles", "blinker", "colorlog", "flask", "itsdangerous", "werkzeug"),
 )
 """What their trainers' loops import, without GPU and vLLM. They pin versions of torch that no other
 package here has, so they come without dependencies, next to the packages of this environment."""

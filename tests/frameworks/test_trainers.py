@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -67,11 +68,23 @@ TRAINERS = [
         dict.fromkeys(("eval", "train"), ([1, 2], [("bash", SLOW_ECHO)])),
         calls=("bash", SLOW_ECHO),
     ),
+    # "aborted": each turn is given up once
+    Trainer(
+        "areal",
+        "areal_workflow",
+        "alone",
+        {"async": ([1, 2], [SHELL]), "aborted": ([1, 1, 2, 2], [SHELL])},
+        calls=SHELL,
+    ),
     Trainer("openpipe-art", "art_rollout", "alone", {"async": ([1, 2], [SHELL])}, calls=SHELL),
 ]
 
 
-def replies_of(trainer: Trainer) -> Callable[[object], ScriptedReply]:
+GIVEN_UP_AT = 100
+"""Asked for so many tokens, the engine gives the turn up, as it does for new weights."""
+
+
+def replies_of(trainer: Trainer) -> Callable[[Mapping[str, Any]], ScriptedReply]:
     """Replies as text, as tool calls, and as tokens of the demo model."""
     if trainer.calls is None:
         return lambda _: ScriptedReply("ok")
@@ -90,7 +103,8 @@ def replies_of(trainer: Trainer) -> Callable[[object], ScriptedReply]:
         token_ids=encode(f"I look.\n<tool_call>\n{text}\n</tool_call>"),
     )
     replies = itertools.cycle([first, ScriptedReply("FINISHED", token_ids=encode("FINISHED"))])
-    return lambda _: next(replies)
+    given_up = ScriptedReply("I", token_ids=encode("I"), is_aborted=True)
+    return lambda body: given_up if body.get("max_tokens") == GIVEN_UP_AT else next(replies)
 
 
 @contextmanager
