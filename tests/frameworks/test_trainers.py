@@ -81,7 +81,7 @@ TRAINERS = [
 
 
 GIVEN_UP_AT = 100
-"""Asked for so many tokens, the engine gives the turn up, as it does for new weights."""
+"""Asked for this number of tokens, the engine gives the turn up, as it does for new weights."""
 
 
 def replies_of(trainer: Trainer) -> Callable[[Mapping[str, Any]], ScriptedReply]:
