@@ -14,7 +14,6 @@ import uuid
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from queue import SimpleQueue
 from typing import Any
 
@@ -150,6 +149,8 @@ def _end_all() -> None:
 
 
 SUBMIT_MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens")
+"""Of a reply's usage, in a turn's row."""
 """A command whose output begins with this line ends the job.
 Source: minisweagent/environments/local.py, LocalEnvironment._check_finished (2.4.6)."""
 
@@ -187,7 +188,8 @@ class TurnLog:
         finally:
             if self._reply is not None:
                 row = {"turn": len(self.rows) + 1, "llm_s": time.monotonic() - started_at_s}
-                self.rows.append({**row, "tool_s": 0.0, **asdict(self._reply), "command": None})
+                tokens = {name: getattr(self._reply, name) for name in TOKEN_COUNTS}
+                self.rows.append({**row, "tool_s": 0.0, **tokens, "command": None})
 
     def note_reply(self, usage: Usage | None) -> None:
         """Record the usage of the reply of the current query."""
