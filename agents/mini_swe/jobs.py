@@ -149,10 +149,10 @@ def _end_all() -> None:
 
 
 SUBMIT_MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens")
-"""Of a reply's usage, in a turn's row."""
 """A command whose output begins with this line ends the job.
 Source: minisweagent/environments/local.py, LocalEnvironment._check_finished (2.4.6)."""
+TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens")
+"""Of a reply's usage, in a turn's row."""
 
 
 class TurnLog:
