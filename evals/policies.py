@@ -56,6 +56,11 @@ def server_policy(name: str) -> ServerPolicy:
     if name.endswith(OFFLOAD):
         policy = server_policy(name.removesuffix(OFFLOAD))
         return replace(policy, name=policy.name + OFFLOAD, has_offload=True)
+    if "{" in name:
+        raise InputError(
+            f"policy: got {name!r}: settings behind a name are for the simulator; a server takes "
+            "them by --additional-config, in `agentkv compare` by --rival NAME=FLAGS"
+        )
     scheduling_policy, _, variant = name.partition(":")
     if name in policy_names():
         return ServerPolicy(name, scheduling_policy, VARIANTS[variant] if variant else {})

@@ -161,10 +161,8 @@ class TurnLedger:
             totals["turns"] += 1
             totals["turns_without_usage"] += usage is None
             totals["llm_s"] += ended_at_s - turn.started_at_s
-            for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
-                count = getattr(usage, name, None)
-                if count is not None:
-                    totals[name] += count
+            for name, count in ({} if usage is None else usage.counts()).items():
+                totals[name] += count or 0
 
     def fail(self, turn: OpenTurn) -> None:
         """Close a turn without an answer: the next request gets its number and what it carried.

@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,14 @@ class Usage:
     output_tokens: int | None = None
     is_aborted: bool = False
     """The engine gave the prompt up, as for new weights: the same turn comes again."""
+
+    def counts(self) -> dict[str, int | None]:
+        """Return the token counts by their names."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+        }
 
 
 OnComplete = Callable[[Usage | None, float], None]
@@ -111,8 +119,8 @@ class UsageScanner:
         if last is None or self._first_line is self._last_line:
             return last
         first = read_usage_json(self._first_line.removeprefix(b"data:")) or Usage()
-        counts = zip(astuple(last), astuple(first), strict=True)
-        return Usage(*(before if count is None else count for count, before in counts))
+        found = {name: count for name, count in last.counts().items() if count is not None}
+        return replace(first, **found)
 
     def _keep(self, line: bytes) -> None:
         if _USAGE_OBJECT.search(line):

@@ -151,8 +151,6 @@ def _end_all() -> None:
 SUBMIT_MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """A command whose output begins with this line ends the job.
 Source: minisweagent/environments/local.py, LocalEnvironment._check_finished (2.4.6)."""
-TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens")
-"""Of a reply's usage, in a turn's row."""
 
 
 class TurnLog:
@@ -188,7 +186,7 @@ class TurnLog:
         finally:
             if self._reply is not None:
                 row = {"turn": len(self.rows) + 1, "llm_s": time.monotonic() - started_at_s}
-                tokens = {name: getattr(self._reply, name) for name in TOKEN_COUNTS}
+                tokens = self._reply.counts()
                 self.rows.append({**row, "tool_s": 0.0, **tokens, "command": None})
 
     def note_reply(self, usage: Usage | None) -> None:

@@ -7,7 +7,6 @@ the files that `agentkv bench` writes, too.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import re
@@ -251,9 +250,8 @@ def _num_blocks(text: str) -> int:
 
 def _run_all(plan: SimulationPlan) -> tuple[list[RunOutcome], str | None]:
     """The runs, and the reason if they ended early."""
-    with _no_garbage_collector():
-        # vLLM takes seconds to import: not before the flags are known to be good
-        from .run import check_pool
+    # vLLM takes seconds to import: not before the flags are known to be good
+    from .run import check_pool
 
     for policy in plan.policies:
         folder = plan.folder_of(policy)
@@ -274,18 +272,6 @@ def _run_all(plan: SimulationPlan) -> tuple[list[RunOutcome], str | None]:
     except KeyboardInterrupt:  # before the first run, or between two
         return runs, "interrupted"
     return runs, None
-
-
-@contextmanager
-def _no_garbage_collector() -> Iterator[None]:
-    """Import without the garbage collector, which would look for cycles in vLLM's modules."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _run_policy(

@@ -12,6 +12,12 @@ from agentkv.evals.policies import check_policy, server_policy
 from agentkv.integrations.vllm.settings import read_settings
 
 
+def test_settings_behind_a_name_are_the_simulator_s() -> None:
+    """The message says how a server gets them."""
+    with pytest.raises(InputError, match="by --additional-config, in `agentkv compare` by --rival"):
+        server_policy('agentkv{"headroom": 0.3}')
+
+
 def test_a_wrong_name_lists_the_valid_ones() -> None:
     """The message about an unknown policy lists stock policies and ours."""
     with pytest.raises(InputError, match=r"'lifo', allowed are fcfs, .*continuum:released"):

@@ -26,7 +26,7 @@ VOLATILE = (
 )
 PROMPT = " ".join(f"word{number}" for number in range(120))
 SETTINGS = {"prefill_reload_s": [0.0, 0.05, 0.0]}
-"""Holding is worth so much that no pin of this run expires."""
+"""Recomputing costs so much that no pin of this run expires."""
 BAD_REQUESTS: tuple[tuple[str, str, Any], ...] = (
     ("GET", "jobs/no-such-job", None),
     ("POST", "jobs/no-such-job/tool", {"state": "started", "tool": "ls"}),
