@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
 
@@ -119,8 +119,8 @@ class UsageScanner:
         if last is None or self._first_line is self._last_line:
             return last
         first = read_usage_json(self._first_line.removeprefix(b"data:")) or Usage()
-        found = {name: count for name, count in last.counts().items() if count is not None}
-        return replace(first, **found)
+        counts = zip(astuple(last), astuple(first), strict=True)
+        return Usage(*(before if count is None else count for count, before in counts))
 
     def _keep(self, line: bytes) -> None:
         if _USAGE_OBJECT.search(line):
