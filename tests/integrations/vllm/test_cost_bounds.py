@@ -43,9 +43,10 @@ def ms_each(calls: list[Callable[[], object]]) -> list[float]:
 
 
 def third_longest_ms(calls: list[Callable[[], object]]) -> float:
-    """Of the calmest of three rounds, since the machine may hold up two calls, and a whole round.
+    """The third longest of the calls, in the best of three rounds.
 
-    What a call itself costs is in every round.
+    In the first, tables grow, and collections of garbage with them, at the same calls of each run;
+    in any, the machine holds up some. What a call costs otherwise is in every round.
     """
     rounds = [sorted(ms_each(calls)) for _ in range(3)]
     print("; ".join(f"median {statistics.median(each):.3f} {each[-3:]}" for each in rounds))
