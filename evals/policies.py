@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentkv.errors import InputError
-from agentkv.integrations.vllm.settings import CONFIG_KEY
+from agentkv.errors import InputError, SettingsError
+from agentkv.integrations.vllm.settings import CONFIG_KEY, read_settings
 from agentkv.named_classes import absolute_name, label_of
 from agentkv.policies import names
 
@@ -20,6 +21,11 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 _WITH_RULE_SETS = ("continuum", "context_serve")
 OFFLOAD = "+offload"
 """Ends the name of a policy that is played with a tier of DRAM."""
+ADDITIONS = 'each also with {"setting": value} (JSON) and +offload (a DRAM tier), in that order'
+NAME = re.compile(
+    rf"(?P<rules>[^{{}}]+?)(?P<settings>\{{.*\}})?(?P<offload>{re.escape(OFFLOAD)})?", re.DOTALL
+)
+"""The parts of a policy's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +53,56 @@ def policy_names() -> list[str]:
     return [*names.STOCK_POLICIES, *names.policy_names(), *variants]
 
 
+def folder_name(policy: str) -> str:
+    """The name of a folder for a policy's files."""
+    return re.sub(r"[^\w.+@-]", "-", policy)
+
+
 def server_policy(name: str) -> ServerPolicy:
-    """The policy of that name; raises InputError, which lists the valid ones.
+    """The policy of a name; raises InputError for an unknown one, or wrong settings.
 
     A policy of your own is FILE.py:CLASS or MODULE:CLASS, and is called by its class from then on.
-    `+offload` behind a name asks for a tier of DRAM, whose flags are the caller's to add.
+    A JSON object behind it has settings, laid over its own; the name spells them in one way.
+    `+offload` asks for a tier of DRAM, whose flags are the caller's to add.
     """
-    if name.endswith(OFFLOAD):
-        policy = server_policy(name.removesuffix(OFFLOAD))
-        return replace(policy, name=policy.name + OFFLOAD, has_offload=True)
-    if "{" in name:
-        raise InputError(
-            f"policy: got {name!r}: settings behind a name are for the simulator; a server takes "
-            "them by --additional-config, in `agentkv compare` by --rival NAME=FLAGS"
-        )
-    scheduling_policy, _, variant = name.partition(":")
-    if name in policy_names():
-        return ServerPolicy(name, scheduling_policy, VARIANTS[variant] if variant else {})
-    if not variant or scheduling_policy in policy_names():
+    match = NAME.fullmatch(name)
+    rules = name if match is None else match["rules"]
+    scheduling_policy, _, variant = rules.partition(":")
+    if rules in policy_names():
+        policy = ServerPolicy(rules, scheduling_policy, VARIANTS[variant] if variant else {})
+    elif match is None or not variant or scheduling_policy in policy_names():
         allowed = ", ".join([*policy_names(), "FILE.py:CLASS", "MODULE:CLASS"])
-        raise InputError(f"policy: got {name!r}, allowed are {allowed}")
-    names.load_policy(name)
-    return ServerPolicy(label_of(name), absolute_name(name), {})
+        raise InputError(f"--policy: got {name!r}, allowed are {allowed}, {ADDITIONS}")
+    else:
+        names.load_policy(rules)
+        policy = ServerPolicy(label_of(rules), absolute_name(rules), {})
+    assert match is not None
+    given = _read_given(name, policy, match["settings"] or "{}")
+    spelled = json.dumps(given, sort_keys=True, separators=(",", ":")) if given else ""
+    return replace(
+        policy,
+        name=policy.name + spelled + (match["offload"] or ""),
+        settings={**policy.settings, **given},
+        has_offload=match["offload"] is not None,
+    )
+
+
+def _read_given(name: str, policy: ServerPolicy, text: str) -> dict[str, Any]:
+    try:
+        given: dict[str, Any] = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"--policy: got {name!r}, {text} is no JSON: {error}") from None
+    if not given:
+        return {}
+    if policy.is_stock:
+        raise InputError(f"--policy: got {name!r}, {policy.name} is vLLM's and has no settings")
+    if "policy" in given:
+        raise InputError(f"--policy: got {name!r}, the policy stands before the settings")
+    try:
+        read_settings({**policy.settings, **given}, policy=policy.scheduling_policy)
+    except SettingsError as error:
+        raise InputError(f"--policy: got {name!r}: {error}") from None
+    return given
 
 
 def check_policy(policy: ServerPolicy, info: Mapping[str, Any] | None) -> None:

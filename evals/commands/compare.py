@@ -46,7 +46,7 @@ from ..options import (
 )
 from ..outcomes import RunOutcome
 from ..player.run import LoadOptions, load_server
-from ..policies import OFFLOAD, ServerPolicy, policy_names, server_policy
+from ..policies import ADDITIONS, OFFLOAD, ServerPolicy, folder_name, policy_names, server_policy
 from ..rivals import Contestant, Rival, read_rivals
 from ..rows import RUN_FILE, TURNS_FILE, read_runs, time_stamp, write_whole
 from ..simulator.machine import DEFAULT_DRAM_GIB
@@ -176,7 +176,7 @@ class ComparePlan:
         return BASELINE if BASELINE in names else names[0]
 
     def folder(self, policy: Contestant, repeat: int) -> Path:
-        return self.out / f"{policy.name.replace(':', '-')}-{repeat}"
+        return self.out / f"{folder_name(policy.name)}-{repeat}"
 
     def runs(self) -> list[tuple[Contestant, int]]:
         """Interleaved, so that a machine that slows down slows all policies alike."""
@@ -480,8 +480,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("compare", __doc__)
     add: Any = parser.add_argument_group("comparison").add_argument
     names, defaults = ", ".join(policy_names()), ", ".join(DEFAULT_POLICIES)
-    policy_help = f"repeat for each policy; of {names}, with a tier as NAME{OFFLOAD} "
-    policy_help += f"(default {defaults})"
+    policy_help = f"repeat for each policy; of {names}, {ADDITIONS} (default {defaults})"
     add("--policy", action="append", metavar="NAME", help=policy_help)
     rival_help = "somebody else's scheduling: a name, and the flags of its `vllm serve`; repeatable"
     add("--rival", action="append", default=[], metavar="NAME=FLAGS", help=rival_help)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from ..options import (
     workload_of,
 )
 from ..outcomes import JobOutcome, RunOutcome
+from ..policies import folder_name
 from ..progress import progress
 from ..rows import RUN_FILE, TURNS_FILE, RunWriter, provenance, require_free, row_facts
 from ..summary import ROLE_KEYS, summarize
@@ -114,7 +114,7 @@ class SimulationPlan:
     def folder_of(self, policy: PolicyChoice) -> Path | None:
         """Folder for a policy's files; None without --out."""
         out: str | None = self.options.out
-        return None if out is None else Path(out) / re.sub(r"[^\w.+@-]", "-", policy.name)
+        return None if out is None else Path(out) / folder_name(policy.name)
 
     def metadata(self) -> dict[str, Any]:
         """What all rows share. Nothing in it depends on the time or place of the simulation, so

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,10 +13,16 @@ from agentkv.evals.policies import check_policy, server_policy
 from agentkv.integrations.vllm.settings import read_settings
 
 
-def test_settings_behind_a_name_are_the_simulator_s() -> None:
-    """The message says how a server gets them."""
-    with pytest.raises(InputError, match="by --additional-config, in `agentkv compare` by --rival"):
-        server_policy('agentkv{"headroom": 0.3}')
+def test_settings_behind_a_name_are_the_server_s() -> None:
+    """They go into its flags, over those that the name stands for, and are spelled in one way."""
+    policy = server_policy('continuum:released{"fixed_ttl_s": 0.5}+offload')
+    assert policy.name == 'continuum:released{"fixed_ttl_s":0.5}+offload'
+    assert policy.has_offload
+    settings = {"rules": "released", "ttl": "fixed", "fixed_ttl_s": 0.5}
+    assert policy.flags() == ["--additional-config", json.dumps({"agentkv": settings})]
+    assert server_policy(policy.name) == policy
+    with pytest.raises(InputError, match="unknown key 'no_such'"):
+        server_policy('agentkv{"no_such": 1}')
 
 
 def test_a_wrong_name_lists_the_valid_ones() -> None:
