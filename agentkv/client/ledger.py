@@ -162,7 +162,8 @@ class TurnLedger:
             totals["turns_without_usage"] += usage is None
             totals["llm_s"] += ended_at_s - turn.started_at_s
             for name, count in ({} if usage is None else usage.counts()).items():
-                totals[name] += count or 0
+                if count is not None:
+                    totals[name] += count
 
     def fail(self, turn: OpenTurn) -> None:
         """Close a turn without an answer: the next request gets its number and what it carried.
