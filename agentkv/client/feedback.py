@@ -19,9 +19,8 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentkv.client.transport import close_connections, in_time
+from agentkv.client.transport import close_connections, in_time, without_password
 from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
-from agentkv.redaction import redact_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +224,7 @@ class FeedbackSender:
     def _warn_once(self, message: str, *values: object) -> None:
         level = logging.DEBUG if message in self._warned else logging.WARNING
         self._warned.add(message)
-        logger.log(level, message, *(redact_secrets(str(value)) for value in values))
+        logger.log(level, message, *(without_password(str(value)) for value in values))
 
 
 def _is_transient(error: BaseException) -> bool:
@@ -289,7 +288,7 @@ def flush_at_exit() -> None:
                     "agentkv: the process ends before %d deliveries reached %s; "
                     "agentkv.flush(timeout_s) waits for them. The server frees a job by itself.",
                     sender.num_waiting,
-                    redact_secrets(server),
+                    without_password(server),
                 )
                 del _senders[os.getpid(), server]  # may run twice in a process: warn only once
     close_connections()

@@ -19,7 +19,6 @@ from agentkv.protocol import (
     Tags,
     ToolEvent,
     parse_turn_count,
-    redact_command,
     routing_headers,
 )
 from agentkv.tool_calls import ToolCall
@@ -191,12 +190,11 @@ class ToolRun:
 
 
 def _sendable(text: str | None) -> str | None:
-    """The text without secrets, and lone surrogates, which the wire refuses; None if it is empty.
+    """The text without lone surrogates, which the wire refuses; None if it is empty.
 
-    Cut to what the server keeps of a command, so that the queue stays small.
+    Cut to what a turn's tag may hold, so that the queue stays small.
     """
-    readable = redact_command(text or "")[:MAX_TOOL_CHARS]
-    return readable.encode(errors="replace").decode() or None
+    return (text or "")[:MAX_TOOL_CHARS].encode(errors="replace").decode() or None
 
 
 def current_job() -> Job[Any] | None:

@@ -25,10 +25,10 @@ from agentkv.client.transport import (
     no_thread,
     root_of,
     route,
+    without_password,
 )
 from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
 from agentkv.protocol import WIRE_VERSION
-from agentkv.redaction import redact_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class Server:
             self._note_failure(NoAnswerError(f"no answer within {CALL_TIMEOUT_S:g} s"), by)
 
     def _note_failure(self, error: AgentKVServerError, by: ServerTransport) -> None:
-        self.missing = redact_secrets(f"no agentkv plugin found at {self.root_url} ({error})")
+        self.missing = without_password(f"no agentkv plugin found at {self.root_url} ({error})")
         if isinstance(error, StatusError) and error.status in _REFUSALS:
             self._refused_headers = by.headers()
         self._ask_at_s = time.monotonic() + ASK_AGAIN_AFTER_S if _is_passing(error) else None
@@ -172,7 +172,7 @@ class Server:
             self.info = info
             return
         self._ask_at_s = None
-        self.missing = redact_secrets(
+        self.missing = without_password(
             f"the server at {self.root_url} speaks agentkv wire version {version!r}, "
             f"this client {WIRE_VERSION}"
         )

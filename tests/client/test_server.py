@@ -113,15 +113,17 @@ def test_a_server_is_asked_once_by_many_threads(server: ScriptedServer) -> None:
 def test_another_wire_version_gets_no_fields(
     version: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The warning names both versions; a server that answers 200 to anything has none."""
-    with (
-        ScriptedServer(info={"wire_version": version}) as server,
-        client_of(server) as client,
-        agentkv.session(client) as job,
-    ):
-        job.client.chat.completions.create(**CHAT)
+    """The warning names both versions, and no password; what answers 200 to anything has none."""
+    with ScriptedServer(info={"wire_version": version}) as server:
+        url = server.base_url.replace("://", "://me:hunter2@")
+        with (
+            openai.OpenAI(base_url=url, api_key="key") as client,
+            agentkv.session(client) as job,
+        ):
+            job.client.chat.completions.create(**CHAT)
         assert server.turns[0].body == CHAT
     assert f"wire version {version!r}, this client 1" in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 def test_a_slow_server_costs_the_agent_one_short_time_out(
