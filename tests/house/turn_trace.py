@@ -9,6 +9,7 @@ calls and those of the scheduler and the seam are left out. The last line is one
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ PHASES: Mapping[str, Sequence[str]] = {
 }
 """Phase of a turn -> methods of RetentionManager that the scheduler calls for it."""
 FINISHED = "end"
-"""The phase that is also told as "a finished turn": from the report that the request ended, to its
+"""The phase that counts as "a finished turn": from the report that the request ended, to its
 decision about the pin; the reply is read after it, in a background thread."""
 
 NUM_TURNS = 4
@@ -49,7 +50,7 @@ class Figure:
 
     @classmethod
     def of(cls, files: Sequence[str]) -> Figure:
-        changes = sum(a != b for a, b in zip(files, files[1:], strict=False))
+        changes = sum(a != b for a, b in itertools.pairwise(files))
         return cls(len(files), len(set(files)), changes)
 
     def __str__(self) -> str:
