@@ -1,7 +1,7 @@
 """Workloads by name: the jobs of each, and how they arrive where nothing else is said.
 
 A job depends on the workload's name, the seed and its number alone. Each figure has its source, or
-is "chosen"; docs/reference/workloads.md has them in one table.
+is "chosen"; studies/workloads.md has them in one table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two real servers behind each router of `integrations/routers/`: jobs stay where their KV is.
 
 One pair of servers serves all routers; the last test kills one of the pair. Prints the rows of
-docs/results/fleet.md.
+studies/fleet/results.md.
 """
 
 from __future__ import annotations

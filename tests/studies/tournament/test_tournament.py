@@ -236,7 +236,7 @@ def test_a_part_that_is_not_made_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/results/tournament.md", "docs/how-to/choose-a-policy.md"]
+    "page", ["README.md", "studies/tournament/results.md", "docs/how-to/choose-a-policy.md"]
 )
 def test_the_pages_show_the_committed_rows(page: str, tmp_path: Path) -> None:
     """The tables of the pages are those made from the committed rows."""
