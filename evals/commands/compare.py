@@ -1,13 +1,10 @@
 """`agentkv compare`: the same jobs under each policy, on servers that it starts and stops itself.
 
-Repeats are interleaved (A B C A B C) and every run gets a fresh server with the same flags. Without
---gpu it takes the demo model on the CPU, with memory made scarce: three policies by three repeats
-end in under 25 minutes on two cores. With --gpu it takes Llama-3.1-8B with random weights, five
-policies, each without and with a tier of DRAM, measures the first server's times, and says what
-the simulator expects; --gpu cpu does all of that with a tiny model on the CPU build, in minutes.
-Flags after `--` go to the servers. A rival is somebody else's scheduling, in vLLM (--rival) or in
-front of it (--rival-proxy). The last line on standard output is one JSON document; Ctrl-C keeps
-what was measured, --resume goes on.
+Repeats are interleaved (A B C A B C) and every run gets a fresh server with the same flags. It
+takes the demo model on the CPU, with memory made scarce: three policies by three repeats end in
+under 25 minutes on two cores. Flags after `--` go to the servers. A rival is somebody else's
+scheduling, in vLLM (--rival) or in front of it (--rival-proxy). The last line on standard output is
+one JSON document; Ctrl-C keeps what was measured, --resume goes on.
 """
 
 from __future__ import annotations
@@ -24,9 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.errors import AgentKVError, InputError, RunError
-from agentkv.integrations.vllm.serve import value_of
 from agentkv.server.process import HTTPProcess, ServerProcess, free_port
-from agentkv.server.random_model import CONFIGS, write_random_model
 
 from ..options import (
     DONE,
@@ -49,22 +44,11 @@ from ..player.run import LoadOptions, load_server
 from ..policies import ADDITIONS, OFFLOAD, ServerPolicy, folder_name, policy_names, server_policy
 from ..rivals import Contestant, Rival, read_rivals
 from ..rows import RUN_FILE, TURNS_FILE, read_runs, time_stamp, write_whole
-from ..simulator.machine import DEFAULT_DRAM_GIB
 from ..summary import PolicyResult, Spread, compare, summarize
 from ..tables import text_table
 from ..workload.plans import Workload
-from .expectation import (
-    CPU_CARD,
-    Card,
-    make_card,
-    simulated_means,
-    table_beside_simulator,
-    with_range,
-)
 
 DEFAULT_POLICIES = ("fcfs", "continuum", "context_serve")
-GPU_POLICIES = ("fcfs", "continuum:paper", "continuum:released", "context_serve", "agentkv")
-"""Each without and with a tier of DRAM."""
 BASELINE = "fcfs"
 TIER_FLAG = "--kv-tier-gib"
 """Of `agentkv serve`."""
@@ -91,18 +75,15 @@ class Profile:
 
     workload: Mapping[str, Any]
     server_flags: tuple[str, ...]
-    num_blocks: int | None
-    model: str | None
+    num_blocks: int
     ready_timeout_s: float
-    dram_gib: float = DEFAULT_DRAM_GIB
-    calibration_rounds: int = 4
+    dram_gib: float
 
 
 CPU = Profile(
     workload={"workload": "reference", "jobs": 12, "concurrency": 6, "token_scale": 0.5},
     server_flags=("--block-size", "32", "--max-model-len", "2048", "--max-num-seqs", "8"),
     num_blocks=144,
-    model=None,
     ready_timeout_s=600.0,
     dram_gib=1.0,
 )
@@ -113,42 +94,6 @@ tokens/s, 45 ms a step of decoding, 35 s until a server is ready). Chosen with `
 a profile calibrated to such a server, where over three seeds it shows continuum's mean at 0.75 to
 0.80 of fcfs's; with 65 to 176 blocks and 3 to 6 jobs at once it lies between 0.71 and 1.04.
 """
-
-GPU = Profile(
-    workload={
-        "workload": "swebench",
-        "jobs": 40,
-        "concurrency": 20,
-        "turns": 20,
-        "max_context_tokens": 32_000,
-    },
-    server_flags=("--max-model-len", "32768", "--gpu-memory-utilization", "0.85"),
-    num_blocks=3000,
-    model="llama-3.1-8b",
-    ready_timeout_s=1800.0,
-)
-"""The pool and jobs of the studies' regime that is short of memory; no file is downloaded."""
-
-DRY_RUN = Profile(
-    workload={
-        "workload": "swebench",
-        "jobs": 4,
-        "concurrency": 3,
-        "turns": 3,
-        "token_scale": 0.2,
-        "max_context_tokens": 900,
-    },
-    server_flags=(
-        *("--block-size", "32", "--max-model-len", "1024", "--max-num-seqs", "8"),
-        *("--max-num-batched-tokens", "1024"),
-    ),
-    num_blocks=33,
-    model="llama-tiny",
-    ready_timeout_s=600.0,
-    dram_gib=0.1,
-    calibration_rounds=1,
-)
-"""All that a GPU run does, within seconds a server; its times mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +110,7 @@ class ComparePlan:
     ready_timeout_s: float
     limit_s: float | None
     config: Mapping[str, Any] = field(default_factory=dict)
-    card: Card | None = None
-    """The card of which the simulator says what it expects; None for none."""
-    dram_gib: float = DEFAULT_DRAM_GIB
+    dram_gib: float = CPU.dram_gib
     """Size of the tier of policies that have one."""
 
     @property
@@ -198,31 +141,19 @@ def main(argv: Sequence[str]) -> int:
     """0: all jobs of all runs done; 1: some were not, or it broke off. Raises before the first."""
     options, plan = read_plan(argv)
     check_folders(plan, resume=options.resume, force=options.force)
-    if options.force and plan.card is not None and plan.card.profile is not None:
-        plan.card.profile.unlink(missing_ok=True)
     html = html_file(options.html, force=options.force or options.resume)
     runs, trouble = _collect(plan, resume=options.resume)
     if trouble is not None:
         print(f"agentkv compare: {trouble}", file=sys.stderr)
     results = compare(runs, plan.baseline)
-    expected_s: dict[str, dict[str, float]] = {}
     if not options.json and runs:
         print(table(results, plan.baseline))
-    if plan.card is not None and runs:
-        try:
-            expected_s = expected_means(plan)
-        except (AgentKVError, KeyboardInterrupt) as error:
-            trouble = trouble or f"not simulated: {error or 'interrupted'}"
-            print(f"agentkv compare: {trouble}", file=sys.stderr)
-        for machine, means_s in () if options.json else expected_s.items():
-            print(f"\n{table_beside_simulator(results, means_s, plan.baseline, machine)}")
     document = {
         "baseline": plan.baseline,
         "policies": {result.policy: asdict(result) for result in results},
         "runs": [{"repeat": run.metadata.get("repeat"), **summarize(run)} for run in runs],
         "workload": dict(plan.described),
         "config": dict(plan.config),
-        **({"simulated_mean_s": expected_s} if expected_s else {}),
         "out": str(plan.out),
         "ended_early": trouble,
     }
@@ -243,67 +174,32 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, ComparePlan]:
-    """The flags, and the runs that they ask for; writes the model's folder. Raises InputError."""
+    """The flags, and the runs that they ask for. Raises InputError."""
     options = _parser().parse_args(argv)
-    profile = CPU
-    if options.gpu:
-        profile = DRY_RUN if options.gpu == CPU_CARD else GPU
-    fill_in(options, dict(profile.workload))
-    return options, _plan(options, profile)
+    fill_in(options, dict(CPU.workload))
+    return options, _plan(options)
 
 
-def _plan(options: argparse.Namespace, profile: Profile) -> ComparePlan:
-    defaults: tuple[str, ...] = DEFAULT_POLICIES
-    if options.gpu:
-        defaults = (*GPU_POLICIES, *(name + OFFLOAD for name in GPU_POLICIES))
-    names = dict.fromkeys(options.policy or defaults)
+def _plan(options: argparse.Namespace) -> ComparePlan:
+    names = dict.fromkeys(options.policy or DEFAULT_POLICIES)
     workload = workload_of(options)
-    num_blocks = options.num_gpu_blocks_override or profile.num_blocks
-    scarce = () if num_blocks is None else ("--num-gpu-blocks-override", str(num_blocks))
+    num_blocks = options.num_gpu_blocks_override or CPU.num_blocks
+    scarce = ("--num-gpu-blocks-override", str(num_blocks))
     rivals = read_rivals(options.rival, options.rival_proxy)
-    out = Path(options.out or f"compare-{time_stamp()}")
-    model: str | None = options.model or profile.model
-    random: tuple[str, ...] = ()
-    server_flags = (*profile.server_flags, *scarce, *options.server_flags)
-    if options.gpu and value_of(server_flags, TIER_FLAG) is not None:
-        raise InputError(
-            f"{TIER_FLAG}: name the policies that have a tier, such as --policy fcfs{OFFLOAD}, and "
-            "its size with --dram-gib"
-        )
-    card: Card | None = None
-    if options.gpu:
-        rounds = profile.calibration_rounds
-        card = make_card(options.gpu, model, server_flags, out, num_rounds=rounds)
-    if model is not None and model in CONFIGS:
-        random = ("--load-format", "dummy", "--served-model-name", model)
-        try:
-            model = str(write_random_model(out / "model", model))
-        except OSError as error:
-            raise InputError(
-                f"--out {out}: the model's folder cannot be written: {error}"
-            ) from None
-    server_flags = (*random, *server_flags)
+    server_flags = (*CPU.server_flags, *scarce, *options.server_flags)
     return ComparePlan(
         policies=(*(server_policy(name) for name in names), *rivals),
         repeats=options.repeats,
         workload=workload,
         described=describe_workload(options, workload),
-        model=model,
+        model=options.model,
         server_flags=server_flags,
-        out=out,
-        ready_timeout_s=profile.ready_timeout_s,
+        out=Path(options.out or f"compare-{time_stamp()}"),
+        ready_timeout_s=CPU.ready_timeout_s,
         limit_s=options.limit_s,
         config=vars(options) | {"server_flags": server_flags},
-        card=card,
-        dram_gib=options.dram_gib or profile.dram_gib,
+        dram_gib=options.dram_gib or CPU.dram_gib,
     )
-
-
-def expected_means(plan: ComparePlan) -> dict[str, dict[str, float]]:
-    """What the simulator expects of each machine that the card stands for; not of rivals."""
-    machines = [] if plan.card is None else plan.card.machines()
-    names = [policy.name for policy in plan.policies if not isinstance(policy, Rival)]
-    return simulated_means(plan.workload, machines, names, plan.dram_gib)
 
 
 def check_folders(plan: ComparePlan, *, resume: bool, force: bool) -> None:
@@ -378,9 +274,6 @@ def _run(plan: ComparePlan, policy: Contestant, repeat: int) -> tuple[RunOutcome
                 ready_timeout_s=plan.ready_timeout_s,
             )
             processes.append(stack.enter_context(proxy))
-        if _is_to_calibrate(plan, policy):
-            assert plan.card is not None
-            plan.card.calibrate(server.base_url)
         options = LoadOptions(
             base_url=server.base_url,
             policy=policy.name,
@@ -404,19 +297,13 @@ def _tier_flags(plan: ComparePlan, policy: Contestant) -> tuple[str, ...]:
     return (TIER_FLAG, f"{plan.dram_gib:g}") if has_tier else ()
 
 
-def _is_to_calibrate(plan: ComparePlan, policy: Contestant) -> bool:
-    """Whether this policy's next server is the one to measure: the first of the baseline."""
-    is_unmeasured = plan.card is not None and plan.card.is_unmeasured
-    return is_unmeasured and policy.name == plan.baseline
-
-
 def _complete_run(plan: ComparePlan, policy: Contestant, repeat: int) -> RunOutcome | None:
     """The run on disk; None if it is missing or broke off.
 
     Raises InputError if it was made of other jobs or with other server flags.
     """
     folder = plan.folder(policy, repeat)
-    if not (folder / RUN_FILE).exists() or _is_to_calibrate(plan, policy):
+    if not (folder / RUN_FILE).exists():
         return None
     run = read_runs([folder])[0]
     if run.metadata.get("stopped_because") is not None:
@@ -455,7 +342,7 @@ def table(results: Sequence[PolicyResult], baseline: str) -> str:
             result.repeats,
             f"{result.completed}/{result.jobs}",
             *(_with_deviation(result.values[name], form) for name, (_, form) in _COLUMNS.items()),
-            *(with_range(result.ratios[name]) for name in _RATIOS),
+            *(_with_range(result.ratios[name]) for name in _RATIOS),
         ]
         for result in results
     ]
@@ -476,6 +363,14 @@ def _with_deviation(spread: Spread | None, form: str) -> str:
     return f"{spread.mean:{form}}{deviation}"
 
 
+def _with_range(spread: Spread | None) -> str:
+    """A mean, with least and most where they differ; `-` for None."""
+    if spread is None:
+        return "-"
+    bounds = "" if spread.least == spread.most else f" ({spread.least:.2f}-{spread.most:.2f})"
+    return f"{spread.mean:.2f}{bounds}"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("compare", __doc__)
     add: Any = parser.add_argument_group("comparison").add_argument
@@ -487,14 +382,10 @@ def _parser() -> argparse.ArgumentParser:
     proxy_help = "a rival's proxy: its command, with {server} and {port} in it; repeatable"
     add("--rival-proxy", action="append", default=[], metavar="NAME=COMMAND", help=proxy_help)
     add("--repeats", type=whole_number(1), default=3, metavar="N", help="runs a policy (default 3)")
-    gpu_help = "defaults for one GPU (h100 if none is named; cpu is a dry run of it), and what the "
-    gpu_help += "simulator expects of it"
-    add("--gpu", nargs="?", default=False, const="h100", metavar="NAME|FILE", help=gpu_help)
-    random = f"{' and '.join(CONFIGS)} get random weights, no download"
-    add("--model", help=f"name or folder (default: demo model, with --gpu llama-3.1-8b); {random}")
-    blocks_help = "blocks of KV cache (default on CPU: scarce)"
+    add("--model", help="name or folder (default: the demo model)")
+    blocks_help = "blocks of KV cache (default: scarce)"
     add("--num-gpu-blocks-override", type=whole_number(1), metavar="N", help=blocks_help)
-    dram_help = f"GiB of the tier behind {OFFLOAD} (default {DEFAULT_DRAM_GIB:g}, on a CPU less)"
+    dram_help = f"GiB of the tier behind {OFFLOAD} (default {CPU.dram_gib:g})"
     add("--dram-gib", type=positive, metavar="N", help=dram_help)
     add_workload_options(parser)
     runs = parser.add_argument_group("runs")

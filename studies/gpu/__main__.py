@@ -1,7 +1,8 @@
 """Measures a GPU in the minutes there are: finds a rung, calibrates, plays regimes in order.
 
 Ends when the minutes are over; called again with the same --out it goes on where it was. Each
-regime is an `agentkv compare`, whose rows are written turn by turn; `rows.jsonl` gets a line a run.
+regime is a `studies.gpu.compare`, whose rows are written turn by turn; `rows.jsonl` gets a line a
+run.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ LEAST_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of `agentkv compare`: flags of a regime, policies, and how many runs of each."""
+    """One call of `studies.gpu.compare`: flags of a regime, policies, and how many runs of each."""
 
     regime: str
     flags: tuple[str, ...]
@@ -106,10 +107,10 @@ def write_rows(out: Path) -> None:
 def compare_command(
     step: Step, out: Path, card: str, server_flags: Sequence[str], more: Sequence[str] = ()
 ) -> list[str]:
-    """The `agentkv compare` of a step; the first one measures the card, later ones know it."""
+    """The comparison of a step; the first one measures the card, later ones know it."""
     profile = out / STEPS[0].regime / "profile.json"
     is_known = step.regime != STEPS[0].regime and profile.exists()
-    command = [sys.executable, "-m", "agentkv.cli", "compare", "--resume", "--json"]
+    command = [sys.executable, "-m", "studies.gpu.compare", "--resume", "--json"]
     command += ["--gpu", str(profile) if is_known else card, "--out", str(out / step.regime)]
     command += ["--repeats", str(step.repeats), *step.flags, *more]
     for policy in step.policies:
@@ -123,7 +124,9 @@ def main() -> int:
     add = parser.add_argument
     add("--out", type=Path, required=True, help="what was measured, and what is gone on with")
     add("--minutes", type=positive, required=True, help="how long this call may take")
-    add("--card", default="h100", help="as `agentkv compare --gpu` has it (default %(default)s)")
+    add(
+        "--card", default="h100", help="as `studies.gpu.compare --gpu` has it (default %(default)s)"
+    )
     names = [name for name, _ in _REGIMES]
     add("--regimes", nargs="+", choices=names, default=names, help="default: all")
     add("compare_flags", nargs="*", metavar="-- FLAG", help="more flags of `agentkv compare`")

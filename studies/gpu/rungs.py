@@ -20,15 +20,16 @@ from typing import Any
 import httpx
 
 from agentkv.errors import AgentKVError
-from agentkv.evals.commands.compare import GPU
 from agentkv.evals.rows import write_whole
 from agentkv.evals.simulator.calibrate import StartedAs, StepTimer, fit_profile
 from agentkv.evals.simulator.catalog import BIG_BATCH_TOKENS, NUM_SEQS
 from agentkv.evals.simulator.machine import Profile
 from agentkv.server.process import ServerProcess
-from agentkv.server.random_model import write_random_model
 
-TINY = "llama-tiny"
+from .compare import DRY_RUN, NUM_BLOCKS, ON_A_GPU
+from .random_model import write_random_model
+
+TINY = DRY_RUN.model
 READY_S, ANSWER_S = 240.0, 60.0
 _OWN_LAYERS = ("--compilation-config", json.dumps({"custom_ops": ["none"]}))
 _TRITON = ("--attention-backend", "TRITON_ATTN", *_OWN_LAYERS)
@@ -200,13 +201,10 @@ def calibrate_in_process(
 
 
 def main(out: Path) -> None:
-    """Measure the model and the pool of `agentkv compare --gpu`, and write its profile."""
-    name, num_blocks = GPU.model, GPU.num_blocks
-    assert name is not None
-    assert num_blocks is not None
+    """Measure the model and the pool of `studies.gpu.compare`, and write its profile."""
     profile = calibrate_in_process(
-        write_random_model(out.parent / name, name),
-        num_blocks=num_blocks,
+        write_random_model(out.parent / ON_A_GPU.model, ON_A_GPU.model),
+        num_blocks=NUM_BLOCKS,
         max_model_tokens=32_768,
         num_rounds=2,
         attention_config={"backend": "TRITON_ATTN"},

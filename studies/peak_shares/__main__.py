@@ -1,6 +1,6 @@
 """How far the simulated gains hang on the shares of a card's peaks that a server is said to reach.
 
-Plays the jobs and the pool of `agentkv compare --gpu` under each policy, with the roofline's rates
+Plays the jobs and the pool of `studies.gpu.compare` under each policy, with the roofline's rates
 changed and nothing else, and prints a line of JSON a run: mean seconds of a job, and that over
 stock's under the same shares and seed.
 """
@@ -12,13 +12,14 @@ import json
 from dataclasses import replace
 from statistics import fmean
 
-from agentkv.evals.commands.compare import GPU
 from agentkv.evals.simulator.catalog import ACHIEVED
 from agentkv.evals.simulator.cost import Roofline
 from agentkv.evals.simulator.machine import Limits, Machine, make_machine
 from agentkv.evals.simulator.policies import parse_policy
 from agentkv.evals.simulator.run import Simulation
 from agentkv.evals.workload.workloads import make_workload
+
+from ..gpu.compare import NUM_BLOCKS
 
 POLICIES = ("fcfs", "continuum:released", "agentkv")
 SHARES = ((0.80, 0.70), (0.60, 0.60), (0.60, 0.85), (0.85, 0.60), (0.85, 0.85))
@@ -40,15 +41,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    card = make_machine(options.gpu, None, Limits(num_blocks=GPU.num_blocks))
+    card = make_machine(options.gpu, None, Limits(num_blocks=NUM_BLOCKS))
     for seed in range(options.seeds):
         workload = make_workload(
-            GPU.workload["workload"],
+            "swebench",
             seed=seed,
             num_jobs=options.jobs,
-            concurrency=GPU.workload["concurrency"],
-            max_turns=GPU.workload["turns"],
-            max_context_tokens=GPU.workload["max_context_tokens"],
+            concurrency=20,
+            max_turns=20,
+            max_context_tokens=32_000,
         )
         for bandwidth, compute in SHARES:
             machine = with_shares(card, bandwidth, compute)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.commands.compare import read_plan
 from agentkv.evals.simulator.machine import read_profile
 from studies.gpu.__main__ import STEPS, Step, compare_command, drive
+from studies.gpu.compare import read_experiment
 from studies.gpu.rungs import RUNGS, find_rung
 
 
@@ -66,12 +66,13 @@ def test_what_says_most_is_played_first_and_nothing_twice(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_is_a_comparison(step: Step, tmp_path: Path) -> None:
-    """Every step's command is one that `agentkv compare` takes; once the first regime's server is
+    """Every step's command is one that the comparison takes; once the first regime's server is
     measured, others take its profile."""
-    command = compare_command(step, tmp_path, "h100", RUNGS[1].flags)[4:]
-    options, plan = read_plan(command)
+    command = compare_command(step, tmp_path, "h100", RUNGS[1].flags)[3:]
+    made = read_experiment(command)[1]
+    plan = made.plan
     assert [policy.name for policy in plan.policies] == list(step.policies)
-    assert (options.gpu, plan.repeats, options.resume) == ("h100", step.repeats, True)
+    assert (made.gpu, plan.repeats, plan.config["resume"]) == ("h100", step.repeats, True)
     assert plan.server_flags[-4:] == RUNGS[1].flags
     folders = {plan.folder(p, r) for p, r in plan.runs()}
     (tmp_path / "scarce").mkdir(exist_ok=True)

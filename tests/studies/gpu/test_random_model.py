@@ -9,7 +9,7 @@ import pytest
 
 from agentkv.evals.simulator.catalog import MODELS
 from agentkv.evals.simulator.cost import kv_token_bytes as kv_token_bytes_of
-from agentkv.server.random_model import END, REAL_CONFIGS, kv_token_bytes, write_random_model
+from studies.gpu.random_model import END, REAL_CONFIGS, kv_token_bytes, write_random_model
 
 
 @pytest.mark.parametrize("name", REAL_CONFIGS)

@@ -1,4 +1,4 @@
-"""`agentkv compare --gpu cpu`: what one command does on a GPU server, line by line, without one."""
+"""`studies.gpu.compare --gpu cpu`: all that one command does on a GPU server, without one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from agentkv.cli import main as agentkv
-from agentkv.evals.commands.compare import GPU_POLICIES
 from agentkv.evals.rows import RUN_FILE
 from agentkv.evals.simulator.machine import read_profile
+from studies.gpu.compare import POLICIES, main
 
 pytestmark = pytest.mark.server
 
@@ -19,11 +18,15 @@ FEW = ("--policy", "fcfs", "--policy", "agentkv+offload", "--repeats", "1")
 LOOKED_FOR = "vllm:external_prefix_cache_queries_total"
 
 
-def play(out: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[str, Any]:
-    """What the command prints before its document, and the document."""
-    assert agentkv(["compare", "--gpu", "cpu", "--out", str(out), *options]) == 0
-    *printed, document = capsys.readouterr().out.splitlines()
-    return "\n".join(printed), json.loads(document)
+def play(out: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[str, Any, Any]:
+    """The tables that are printed, and the documents of the comparison and of the simulator."""
+    assert main(["--gpu", "cpu", "--out", str(out), *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    printed = "\n".join(line for line in lines if not line.startswith("{"))
+    documents = (
+        json.loads((out / name).read_text()) for name in ("compare.json", "simulated.json")
+    )
+    return printed, *documents
 
 
 def num_looked_for(run_folder: Path) -> float:
@@ -37,7 +40,7 @@ def test_a_server_is_measured_played_and_simulated(
 ) -> None:
     """Real servers play the same jobs with and without a tier, and the profile of the first one
     says what the simulator expects of both; with everything on disk the document is the same."""
-    printed, document = play(tmp_path / "out", capsys, *FEW)
+    printed, document, simulated = play(tmp_path / "out", capsys, *FEW)
     fcfs, agentkv_ = (document["policies"][name] for name in ("fcfs", "agentkv+offload"))
     for found in (fcfs, agentkv_):
         counts = [found[name] for name in ("jobs", "completed", "failed", "cut")]
@@ -48,19 +51,18 @@ def test_a_server_is_measured_played_and_simulated(
     assert num_looked_for(tmp_path / "out" / "agentkv+offload-0") > 0
     profile = read_profile(tmp_path / "out" / "profile.json")
     assert (profile.num_blocks, profile.block_tokens, profile.kv_token_bytes) == (33, 32, 2048)
-    assert document["simulated_mean_s"].keys() == {"cpu, measured"}
-    assert document["simulated_mean_s"]["cpu, measured"].keys() == document["policies"].keys()
+    assert simulated["simulated_mean_s"].keys() == {"cpu, measured"}
+    assert simulated["simulated_mean_s"]["cpu, measured"].keys() == document["policies"].keys()
     assert "Simulated on cpu, measured:" in printed
-    again, same = play(tmp_path / "out", capsys, *FEW, "--resume")
+    again, same, _ = play(tmp_path / "out", capsys, *FEW, "--resume")
     assert again == printed
-    for part in ("policies", "simulated_mean_s"):
-        assert same[part] == document[part]
+    assert same["policies"] == document["policies"]
 
 
 @pytest.mark.long
 def test_all_that_a_gpu_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every policy, each with and without a tier, twice: jobs complete with equal outputs."""
-    _, document = play(tmp_path / "out", capsys, "--repeats", "2")
-    assert len(document["policies"]) == 2 * len(GPU_POLICIES)
+    _, document, _ = play(tmp_path / "out", capsys, "--repeats", "2")
+    assert len(document["policies"]) == 2 * len(POLICIES)
     for found in document["policies"].values():
         assert (found["completed"], found["turns_differing"]) == (8, 0)

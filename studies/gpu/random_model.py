@@ -1,7 +1,7 @@
 """Folders of models whose weights vLLM makes up (`--load-format dummy`): nothing is downloaded.
 
-A step takes as long as one of the real model, and a reply says nothing. Called by `agentkv compare
---gpu` and by studies; imports neither torch nor vLLM.
+A step takes as long as one of the real model, and a reply says nothing. Imports neither torch nor
+vLLM.
 """
 
 from __future__ import annotations

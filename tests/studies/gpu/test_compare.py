@@ -1,0 +1,95 @@
+"""The comparison on a GPU without one: its flags, its machines, and the simulator next to it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from agentkv.errors import InputError
+from agentkv.evals.simulator.calibrate import StartedAs
+from agentkv.evals.simulator.cost import FittedLine
+from agentkv.evals.simulator.machine import Profile
+from agentkv.evals.summary import compare
+from studies.gpu.compare import (
+    Experiment,
+    read_experiment,
+    simulated_means,
+    table_beside_simulator,
+)
+from tests.evals.made_runs import job, run
+
+
+def read(*flags: str) -> Experiment:
+    return read_experiment(flags)[1]
+
+
+def test_a_gpu_run_downloads_nothing(tmp_path: Path) -> None:
+    """The catalog's model is served from a folder of our own, its weights made up by vLLM."""
+    out = tmp_path / "runs"
+    with pytest.raises(InputError, match="no-card"):
+        read("--gpu", "no-card", "--out", str(out))
+    assert not out.exists()
+    made = read("--jobs", "1", "--out", str(out), "--", "--max-num-seqs", "32")
+    plan = made.plan
+    assert plan.model == str(out / "model")
+    assert (out / "model" / "config.json").exists()
+    flags = " ".join(plan.server_flags)
+    assert "--load-format dummy --served-model-name llama-3.1-8b" in flags
+    assert flags.endswith("--max-num-seqs 32")
+    [machine] = made.machines()
+    assert (machine.name, machine.num_blocks, machine.max_num_seqs) == ("h100", 3000, 32)
+    assert made.started_as() == StartedAs("h100, measured", 32, 8192, 131_072)
+    assert [policy.name for policy in plan.policies[4:7]] == [
+        "agentkv",
+        "fcfs+offload",
+        "continuum:paper+offload",
+    ]
+    other = read("--model", "some/model", "--out", str(out))
+    assert other.plan.model == "some/model"
+    assert other.machines() == []  # until its server is measured
+
+
+@pytest.mark.parametrize("gpu", ["h100", "cpu"])
+def test_the_jobs_fit_the_server(gpu: str, tmp_path: Path) -> None:
+    """Every context is within the longest that the servers take, and that within the pool."""
+    made = read("--gpu", gpu, "--out", str(tmp_path))
+    flags = dict(zip(made.plan.server_flags[::2], made.plan.server_flags[1::2], strict=True))
+    longest = int(flags["--max-model-len"])
+    assert max(job.context_tokens for job in made.plan.workload.jobs) <= longest
+    num_blocks = int(flags["--num-gpu-blocks-override"])
+    assert longest <= (num_blocks - 1) * int(flags["--block-size"])
+
+
+def test_the_simulators_means_stand_beside_the_measured_ones(tmp_path: Path) -> None:
+    """Each policy but a rival has its simulated mean and ratio, on both machines."""
+    names = ("fcfs", "agentkv", "agentkv+offload")
+    jobs = ("--jobs", "1", "--turns", "3", "--rival", "other=--seed 1")
+    policies = [flag for name in names for flag in ("--policy", name)]
+    made = read("--out", str(tmp_path), *jobs, *policies)
+    measured = Profile(
+        name="h100, measured",
+        model="llama-3.1-8b",
+        step=FittedLine(0.02, 1e-4, 0.0, 1e-4, 1e-7),
+        request_s=0.01,
+        num_blocks=3000,
+        block_tokens=16,
+        kv_token_bytes=131_072,
+        max_num_seqs=8,
+        max_num_batched_tokens=2048,
+        max_model_tokens=6000,
+    )
+    (tmp_path / "profile.json").write_text(measured.model_dump_json())
+    expected = simulated_means(made)
+    assert list(expected) == ["h100", "h100, measured"]
+    assert all(tuple(means_s) == names for means_s in expected.values())
+    expected_s = expected["h100"]
+    assert expected_s["fcfs"] == pytest.approx(expected_s["agentkv"])  # one job is alone
+    runs = [run(job(), policy=name, metadata={"repeat": 0}) for name in (*names, "other")]
+    policies_of = {result.policy: asdict(result) for result in compare(runs, "fcfs")}
+    document = {"baseline": "fcfs", "policies": policies_of}
+    lines = table_beside_simulator(document, expected_s, "h100").splitlines()
+    assert lines[0] == "Simulated on h100:"
+    assert [line.split()[0] for line in lines[3:]] == list(names)
+    assert f"{expected_s['fcfs']:.2f}" in lines[3]
