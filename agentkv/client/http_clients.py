@@ -16,10 +16,10 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
-from agentkv.client.job import Job, job_covering
-from agentkv.client.patches import Method, Patch, copy_of
+from agentkv.client.job import Job
+from agentkv.client.patches import Method, copy_of
 from agentkv.client.replies import (
     OnComplete,
     when_aiohttp_complete,
@@ -30,11 +30,11 @@ from agentkv.client.replies import (
 from agentkv.client.server import Link, server_at
 from agentkv.client.tagged_call import (
     JobFinder,
-    Prepare,
     TaggedCall,
     is_tagged_by_hand,
     lower_case,
     tagging,
+    tagging_patch,
 )
 
 _TURN_URL = re.compile(
@@ -67,21 +67,38 @@ class HTTPCall(TaggedCall):
         self.client = client
         self.root_url = root_url
 
+    @classmethod
+    def prepare(cls, job: Job[Any], client: Any, request: Any, **kwargs: Any) -> Self | None:
+        """The call that a request becomes; None if no model answers it, or it is tagged by hand."""
+        root_url = _root_of_turn(job, request.method, request.url)
+        if root_url is None:
+            return None
+        headers = lower_case(dict(request.headers))
+        if _is_tagged_by_hand(job, cls.body_of(request), headers):
+            return None
+        return cls(job, client, root_url, headers, (request,), kwargs)
+
+    @staticmethod
+    def body_of(request: Any) -> Any:
+        """The body of the library's request."""
+        return request.body
+
     def complete(self, reply: Any) -> None:
-        status = self.status_of(reply)
+        status = int(getattr(reply, "status_code", None) or reply.status)
         if 200 <= status < 300:
             super().complete(reply)
         else:
             self.end_sending()
             self.close_unanswered(status)
 
-    def status_of(self, reply: Any) -> int:
-        """The HTTP status of the library's response."""
-        return int(reply.status_code)
-
 
 class HTTPXCall(HTTPCall):
     """A request of httpx, whose headers are replaced while it is sent."""
+
+    @staticmethod
+    def body_of(request: Any) -> Any:
+        with suppress(RuntimeError):  # a body that is a stream
+            return request.content
 
     def tag(self) -> None:
         (request,) = self.args
@@ -92,7 +109,8 @@ class HTTPXCall(HTTPCall):
 
     def end_sending(self) -> None:
         (request,) = self.args
-        sent, request.headers = request.headers, self._own_headers  # it may be sent once more
+        # httpx may send this request again (redirect, auth): give it its own headers back
+        sent, request.headers = request.headers, self._own_headers
         if len(sent) > self._num_headers:  # the key came while it was sent, by `auth=`
             self.link = link_of(self.job, self.client, self.root_url, lower_case(sent))
             self.job.links[self.link.server] = self.link
@@ -100,19 +118,6 @@ class HTTPXCall(HTTPCall):
 
     def when_complete(self, reply: Any, on_complete: OnComplete) -> None:
         when_httpx_complete(reply, on_complete)
-
-
-def _prepare_httpx(job: Job[Any], client: Any, request: Any, **kwargs: Any) -> HTTPXCall | None:
-    root_url = _root_of_turn(job, request.method, request.url)
-    if root_url is None:
-        return None
-    body = b""
-    with suppress(RuntimeError):  # a body that is a stream
-        body = request.content
-    headers = lower_case(request.headers)
-    if _is_tagged_by_hand(job, body, headers):
-        return None
-    return HTTPXCall(job, client, root_url, headers, (request,), kwargs)
 
 
 class RequestsCall(HTTPCall):
@@ -128,49 +133,6 @@ class RequestsCall(HTTPCall):
         when_requests_complete(reply, on_complete, is_stream=bool(is_stream))
 
 
-def _prepare_requests(
-    job: Job[Any], client: Any, request: Any, **kwargs: Any
-) -> RequestsCall | None:
-    root_url = _root_of_turn(job, request.method, request.url)
-    if root_url is None:
-        return None
-    headers = lower_case(request.headers)
-    if _is_tagged_by_hand(job, request.body, headers):
-        return None
-    return RequestsCall(job, client, root_url, headers, (request,), kwargs)
-
-
-class AIOHTTPCall(HTTPCall):
-    """A request of aiohttp, which gets the tags in its argument `headers`."""
-
-    def tag(self) -> None:
-        self.kwargs["headers"].update(self.headers)
-
-    def status_of(self, reply: Any) -> int:
-        return int(reply.status)
-
-    def when_complete(self, reply: Any, on_complete: OnComplete) -> None:
-        when_aiohttp_complete(reply, on_complete)
-
-
-def _prepare_aiohttp(
-    job: Job[Any], client: Any, method: str, str_or_url: Any, **kwargs: Any
-) -> AIOHTTPCall | None:
-    # `_build_url` adds the session's `base_url`, as `_request` itself will do
-    root_url = _root_of_turn(job, method, client._build_url(str_or_url))
-    if root_url is None:
-        return None
-    from multidict import CIMultiDict  # aiohttp depends on it
-
-    own_headers = CIMultiDict(kwargs.get("headers") or ())
-    headers = lower_case({**client.headers, **own_headers})
-    body = kwargs.get("data") if kwargs.get("json") is None else kwargs["json"]
-    if _is_tagged_by_hand(job, body, headers):
-        return None
-    kwargs["headers"] = own_headers
-    return AIOHTTPCall(job, client, root_url, headers, (method, str_or_url), kwargs)
-
-
 class LM15Call(HTTPCall):
     """A request of lm15, of which a tagged copy is sent."""
 
@@ -181,21 +143,36 @@ class LM15Call(HTTPCall):
         headers = [*own, *self.headers.items()]
         self.args = (dataclasses.replace(request, headers=headers),)
 
-    def status_of(self, reply: Any) -> int:
-        return int(reply.status)
-
     def when_complete(self, reply: Any, on_complete: OnComplete) -> None:
         when_lm15_complete(reply, on_complete)
 
 
-def _prepare_lm15(job: Job[Any], client: Any, request: Any) -> LM15Call | None:
-    root_url = _root_of_turn(job, request.method, request.url)
-    if root_url is None:
-        return None
-    headers = lower_case(dict(request.headers))
-    if _is_tagged_by_hand(job, request.body, headers):
-        return None
-    return LM15Call(job, client, root_url, headers, (request,), {})
+class AIOHTTPCall(HTTPCall):
+    """A request of aiohttp, which gets the tags in its argument `headers`."""
+
+    @classmethod
+    def prepare(
+        cls, job: Job[Any], client: Any, method: str, str_or_url: Any = None, **kwargs: Any
+    ) -> Self | None:
+        # `_build_url` adds the session's `base_url`, as `_request` itself will do
+        root_url = _root_of_turn(job, method, client._build_url(str_or_url))
+        if root_url is None:
+            return None
+        from multidict import CIMultiDict  # aiohttp depends on it
+
+        own_headers = CIMultiDict(kwargs.get("headers") or ())
+        headers = lower_case({**client.headers, **own_headers})
+        body = kwargs.get("data") if kwargs.get("json") is None else kwargs["json"]
+        if _is_tagged_by_hand(job, body, headers):
+            return None
+        kwargs["headers"] = own_headers
+        return cls(job, client, root_url, headers, (method, str_or_url), kwargs)
+
+    def tag(self) -> None:
+        self.kwargs["headers"].update(self.headers)
+
+    def when_complete(self, reply: Any, on_complete: OnComplete) -> None:
+        when_aiohttp_complete(reply, on_complete)
 
 
 def link_of(job: Job[Any], client: Any, root_url: str, headers: Mapping[str, str]) -> Link:
@@ -223,32 +200,22 @@ def _is_tagged_by_hand(job: Job[Any], body: Any, headers: Mapping[str, str]) -> 
         body = body.encode()
     if isinstance(body, bytes):
         # JSON is parsed only if it can hold the field, perhaps in the schema of a tool
-        may_hold_it = b'"job_id"' in body or b'"session_id"' in body
-        body = _parsed(body) if may_hold_it else None
+        text, body = body, None
+        if b'"job_id"' in text or b'"session_id"' in text:
+            with suppress(ValueError):
+                body = json.loads(text)
     return is_tagged_by_hand(job, body, headers)
 
 
-def _parsed(body: bytes) -> object:
-    try:
-        return json.loads(body)
-    except ValueError:
-        return None
-
-
-_Library = tuple[str, tuple[str, ...], str, Prepare]
+_Library = tuple[str, tuple[str, ...], str, type[HTTPCall]]
 _LIBRARIES: tuple[_Library, ...] = (
-    ("httpx", ("Client", "AsyncClient"), "send", _prepare_httpx),
-    ("httpx2", ("Client", "AsyncClient"), "send", _prepare_httpx),
-    ("requests", ("Session",), "send", _prepare_requests),
-    ("aiohttp", ("ClientSession",), "_request", _prepare_aiohttp),
-    ("dspy._vendor.lm15.transports._sync", ("StdlibTransport",), "stream", _prepare_lm15),
-    ("dspy._vendor.lm15.transports._async", ("StdlibAsyncTransport",), "_do_stream", _prepare_lm15),
+    ("httpx", ("Client", "AsyncClient"), "send", HTTPXCall),
+    ("httpx2", ("Client", "AsyncClient"), "send", HTTPXCall),
+    ("requests", ("Session",), "send", RequestsCall),
+    ("aiohttp", ("ClientSession",), "_request", AIOHTTPCall),
+    ("dspy._vendor.lm15.transports._sync", ("StdlibTransport",), "stream", LM15Call),
+    ("dspy._vendor.lm15.transports._async", ("StdlibAsyncTransport",), "_do_stream", LM15Call),
 )
-
-
-def _tagging_any_client(prepare: Prepare, original: Method, patch: Patch) -> Method:
-    find_job: JobFinder = lambda client: job_covering(client) if patch.is_active else None  # noqa: E731
-    return tagging(original, find_job, prepare)
 
 
 def is_http_client(client: object) -> bool:
@@ -267,8 +234,8 @@ def tagging_methods(client: Any, find_job: JobFinder) -> dict[str, Method]:
     """The method that makes one client tag its requests."""
     library = _library_of(client)
     assert library is not None
-    _, _, name, prepare = library
-    method = tagging(getattr(type(client), name), find_job, prepare)
+    _, _, name, kind = library
+    method = tagging(getattr(type(client), name), find_job, kind.prepare)
     return {name: functools.partial(method, client)}
 
 
@@ -282,8 +249,8 @@ def _library_of(client: object) -> _Library | None:
 
 
 HTTP_PATCHES = tuple(
-    Patch(f"{module}:{owner}.{method}", functools.partial(_tagging_any_client, prepare))
-    for module, owners, method, prepare in _LIBRARIES
+    tagging_patch(f"{module}:{owner}.{method}", kind.prepare)
+    for module, owners, method, kind in _LIBRARIES
     for owner in owners
 )
 """Make every client of these libraries tag its requests."""

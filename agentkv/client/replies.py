@@ -8,10 +8,12 @@ of requests in `iter_content`. Knows nothing of jobs or turns.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
@@ -31,13 +33,10 @@ class Usage:
 
     def counts(self) -> dict[str, int | None]:
         """Return the token counts by their names."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "output_tokens": self.output_tokens,
-        }
+        return {name: getattr(self, name) for name in _TOKEN_COUNTS}
 
 
+_TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens")
 OnComplete = Callable[[Usage | None, float], None]
 
 
@@ -46,16 +45,13 @@ def read_usage(reply: object) -> Usage | None:
 
     Takes the objects of the SDKs and plain JSON alike.
     """
-    usage = (
-        _member(reply, "usage")
-        or _member(_member(reply, "response"), "usage")
-        or _member(_member(reply, "message"), "usage")
-    )
+    usage = _member(reply, "usage")
+    for name in ("response", "message"):
+        usage = usage or _member(_member(reply, name), "usage")
     if usage is None:
         return None
-    prompt_tokens = _count(usage, "prompt_tokens")
     details = _member(usage, "prompt_tokens_details") or _member(usage, "input_tokens_details")
-    cached_tokens = _count(details, "cached_tokens")
+    prompt_tokens, cached_tokens = _count(usage, "prompt_tokens"), _count(details, "cached_tokens")
     if prompt_tokens is None:
         prompt_tokens = _count(usage, "input_tokens")
         if details is None:  # a message's input tokens are those that no cache had
@@ -66,14 +62,11 @@ def read_usage(reply: object) -> Usage | None:
     output_tokens = _count(usage, "completion_tokens")
     if output_tokens is None:
         output_tokens = _count(usage, "output_tokens")
-    return Usage(prompt_tokens, cached_tokens, output_tokens, _is_aborted(reply))
-
-
-def _is_aborted(reply: object) -> bool:
     choices = _member(reply, "choices")
-    return isinstance(choices, list) and any(
+    is_aborted = isinstance(choices, list) and any(
         _member(choice, "finish_reason") == "abort" for choice in choices
     )
+    return Usage(prompt_tokens, cached_tokens, output_tokens, is_aborted)
 
 
 def read_usage_json(text: bytes) -> Usage | None:
@@ -89,7 +82,7 @@ def _member(holder: object, name: str) -> object:
 
 
 def _count(holder: object, name: str) -> int | None:
-    value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+    value = _member(holder, name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -146,39 +139,27 @@ def when_httpx_complete(response: Any, on_complete: OnComplete) -> None:
     if response.is_closed:
         on_complete(_usage_in(response.content), time.monotonic())
     else:
-        _watch_httpx(response, _BodyWatch(response, on_complete))
+        _BodyWatch(response, on_complete, ("iter_bytes", "aiter_bytes"), ("close", "aclose"))
 
 
 def when_requests_complete(response: Any, on_complete: OnComplete, *, is_stream: bool) -> None:
     """The same for a response of requests."""
-    if not is_stream:
+    if is_stream:
+        _BodyWatch(response, on_complete, ("iter_content",), ("close",))
+    else:
         on_complete(_usage_in(response.content or b""), time.monotonic())
-        return
-    watch = _BodyWatch(response, on_complete)
-    iter_content, close = response.iter_content, response.close
-
-    def watched_content(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        return watch.chunks(iter_content(*args, **kwargs))
-
-    watch.replace(iter_content=watched_content, close=lambda: watch.closing(close))
 
 
 def when_aiohttp_complete(response: Any, on_complete: OnComplete) -> None:
     """The same for a response of aiohttp, which hands out its body through `content`."""
-    watch = _BodyWatch(response, on_complete)
-    close, release = response.close, response.release
-    watch.replace(
-        content=_WatchedContent(response.content, watch),
-        close=lambda: watch.closing(close),
-        release=lambda: watch.closing(release),
-    )
+    watch = _BodyWatch(response, on_complete, (), ("close", "release"))
+    watch.replace(content=_WatchedContent(response.content, watch))
 
 
 def when_lm15_complete(response: Any, on_complete: OnComplete) -> None:
     """The same for a response of lm15, sync or async, which hands out its body in `_chunks`."""
-    watch, chunks = _BodyWatch(response, on_complete), response._chunks
-    is_async = hasattr(chunks, "__anext__")
-    watch.replace(_chunks=watch.chunks_async(chunks) if is_async else watch.chunks(chunks))
+    watch = _BodyWatch(response, on_complete)
+    watch.replace(_chunks=watch.chunks(response._chunks))
 
 
 def _usage_in(body: bytes) -> Usage | None:
@@ -195,74 +176,93 @@ def _httpx_response(reply: object) -> Any | None:
     """The HTTP response of a stream or a raw reply; None for a parsed one, which has arrived."""
     if hasattr(type(reply), "model_fields"):  # pydantic looks up a missing attribute slowly
         return None
-    for holder in (
-        getattr(reply, "http_response", None),
-        getattr(reply, "response", None),
-        reply,
-    ):
-        if hasattr(holder, "iter_bytes") and hasattr(holder, "is_closed"):
-            return holder
-    return None
+    holders = (getattr(reply, "http_response", None), getattr(reply, "response", None), reply)
+    are_responses = (hasattr(h, "iter_bytes") and hasattr(h, "is_closed") for h in holders)
+    return next((h for h, is_one in zip(holders, are_responses, strict=True) if is_one), None)
 
 
 class _BodyWatch:
-    """Replaces attributes of one HTTP response while its body arrives, and notes what is read."""
+    """Replaces attributes of one HTTP response while its body arrives, and notes what is read.
 
-    def __init__(self, response: Any, on_complete: OnComplete) -> None:
+    readers: methods that hand out its body, sync or async.
+    closers: methods that close it.
+    """
+
+    def __init__(
+        self,
+        response: Any,
+        on_complete: OnComplete,
+        readers: Sequence[str] = (),
+        closers: Sequence[str] = (),
+    ) -> None:
         self._response = response
-        self._replaced: Mapping[str, Any] = {}
+        self._replaced: dict[str, Any] = {}
         self._own_attributes: dict[str, Any] = {}
         self._scanner = UsageScanner()
         self._on_complete: OnComplete | None = on_complete
         self._last_bytes_at_s: float | None = None
         self._is_reading = False
+        self.replace(
+            **{name: self._watched_reader(getattr(response, name)) for name in readers},
+            **{name: self._watched_closer(getattr(response, name)) for name in closers},
+        )
 
     def replace(self, **attributes: Any) -> None:
         """Replace attributes of the response until its body is complete."""
-        attributes_before = vars(self._response)
-        for name, value in attributes.items():
-            if name in attributes_before:
-                self._own_attributes[name] = attributes_before[name]
-            attributes_before[name] = value
-        self._replaced = attributes
+        before = vars(self._response)
+        self._own_attributes |= {name: before[name] for name in attributes if name in before}
+        before.update(attributes)
+        self._replaced |= attributes
 
-    def chunks(self, body: Iterator[Any]) -> Iterator[Any]:
-        """Pass on a body until its end, or until its reader drops it."""
-        self._is_reading = True
-        try:
+    def chunks(self, body: Any) -> Any:
+        """Pass on a body, sync or async, until its end, or until its reader drops it."""
+        return self._async_chunks(body) if hasattr(body, "__anext__") else self._chunks(body)
+
+    def _chunks(self, body: Iterator[Any]) -> Iterator[Any]:
+        with self._until_its_end():
             for chunk in body:
                 self.note(chunk)
                 yield chunk
                 self._is_reading = True
-        finally:
-            self._is_reading = False
-            self.complete()
 
-    async def chunks_async(self, body: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """The same for an asynchronous body."""
-        self._is_reading = True
-        try:
+    async def _async_chunks(self, body: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        with self._until_its_end():
             async for chunk in body:
                 self.note(chunk)
                 yield chunk
                 self._is_reading = True
+
+    @contextmanager
+    def _until_its_end(self) -> Iterator[None]:
+        self._is_reading = True
+        try:
+            yield
         finally:
             self._is_reading = False
             self.complete()
 
-    def closing(self, close: Callable[[], Any]) -> Any:
-        """Close the response."""
-        try:
-            return close()
-        finally:
-            self._note_closed()
+    def _watched_reader(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.chunks(read(*args, **kwargs))
 
-    async def closing_async(self, close: Callable[[], Awaitable[Any]]) -> Any:
-        """The same for an asynchronous response."""
+    def _watched_closer(self, close: Callable[[], Any]) -> Callable[[], Any]:
+        def closing() -> Any:
+            with self._noting_closed():
+                return close()
+
+        async def closing_async() -> Any:
+            with self._noting_closed():
+                return await close()
+
+        return closing_async if inspect.iscoroutinefunction(close) else closing
+
+    @contextmanager
+    def _noting_closed(self) -> Iterator[None]:
         try:
-            return await close()
+            yield
         finally:
-            self._note_closed()
+            # httpx closes a response before it hands out the rest of a chunk that it cut up
+            if not self._is_reading:
+                self.complete()
 
     def note(self, chunk: Any) -> None:
         """Take in what the caller has read: bytes, text, or bytes and the end of a chunk."""
@@ -285,29 +285,6 @@ class _BodyWatch:
             attributes.update(self._own_attributes)
             on_complete(self._scanner.usage(), self._last_bytes_at_s or time.monotonic())
 
-    def _note_closed(self) -> None:
-        # httpx closes a response before it hands out the rest of a chunk that it cut up
-        if not self._is_reading:
-            self.complete()
-
-
-def _watch_httpx(response: Any, watch: _BodyWatch) -> None:
-    iter_bytes, aiter_bytes = response.iter_bytes, response.aiter_bytes
-    close, aclose = response.close, response.aclose
-
-    def watched_bytes(chunk_size: int | None = None) -> Iterator[bytes]:
-        return watch.chunks(iter_bytes(chunk_size))
-
-    def watched_bytes_async(chunk_size: int | None = None) -> AsyncIterator[bytes]:
-        return watch.chunks_async(aiter_bytes(chunk_size))
-
-    watch.replace(
-        iter_bytes=watched_bytes,
-        aiter_bytes=watched_bytes_async,
-        close=lambda: watch.closing(close),
-        aclose=lambda: watch.closing_async(aclose),
-    )
-
 
 class _WatchedContent:
     """aiohttp's stream of a body, each of whose readers tells a watch what it read."""
@@ -321,11 +298,12 @@ class _WatchedContent:
         if name in ("read", "readany", "readchunk", "readexactly", "readline", "readuntil"):
             return partial(self._read, method)
         if name in ("iter_any", "iter_chunked", "iter_chunks"):
-            return lambda *args: self._watch.chunks_async(method(*args))
+            return lambda *args: self._watch.chunks(aiter(method(*args)))
         return method
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._watch.chunks_async(aiter(self._content))
+        chunks: AsyncIterator[bytes] = self._watch.chunks(aiter(self._content))
+        return chunks
 
     async def _read(self, method: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
         piece = await method(*args, **kwargs)

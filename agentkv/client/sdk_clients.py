@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from agentkv.client.job import Job, job_covering
-from agentkv.client.patches import Method, Patch, copy_of, is_covered
+from agentkv.client.job import Job
+from agentkv.client.patches import Method, copy_of, is_covered
 from agentkv.client.replies import Usage, read_usage
 from agentkv.client.server import Link, server_at
 from agentkv.client.tagged_call import (
@@ -28,6 +28,7 @@ from agentkv.client.tagged_call import (
     log_failure,
     lower_case,
     tagging,
+    tagging_patch,
 )
 from agentkv.client.transport import spelled_as, texts_of
 
@@ -126,13 +127,8 @@ def link_of(job: Job[Any], client: Any, headers: Mapping[str, str] | None = None
     return job.link_to(server, client, headers or {}, is_direct=server_url is None)
 
 
-def _tagging_any_client(original: Method, patch: Patch) -> Method:
-    find_job: JobFinder = lambda client: job_covering(client) if patch.is_active else None  # noqa: E731
-    return tagging(original, find_job, _prepare)
-
-
 SDK_PATCHES = tuple(
-    Patch(f"{package}._base_client:{owner}.request", _tagging_any_client)
+    tagging_patch(f"{package}._base_client:{owner}.request", _prepare)
     for package in _PACKAGES
     for owner in ("SyncAPIClient", "AsyncAPIClient")
 )

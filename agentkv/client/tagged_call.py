@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from typing import Any
 
-from agentkv.client.job import Job
+from agentkv.client.job import Job, job_covering
 from agentkv.client.ledger import OpenTurn
-from agentkv.client.patches import Method
+from agentkv.client.patches import Method, Patch
 from agentkv.client.replies import OnComplete, Usage, when_complete
 from agentkv.client.server import Link
 from agentkv.errors import AgentKVServerError
@@ -185,7 +185,7 @@ def tagging(original: Method, find_job: JobFinder, prepare: Prepare) -> Method:
     @functools.wraps(original)
     def send(client: Any, *args: Any, **kwargs: Any) -> Any:
         call = None
-        with _UNTOUCHED_ON_FAILURE:
+        with _untouched_on_failure():
             call = turn_of(client, args, kwargs)
             if call is not None:
                 if call.must_ask:
@@ -201,7 +201,7 @@ def tagging(original: Method, find_job: JobFinder, prepare: Prepare) -> Method:
     @functools.wraps(original)
     async def send_async(client: Any, *args: Any, **kwargs: Any) -> Any:
         call = None
-        with _UNTOUCHED_ON_FAILURE:
+        with _untouched_on_failure():
             call = turn_of(client, args, kwargs)
             if call is not None:
                 if call.must_ask:
@@ -217,20 +217,27 @@ def tagging(original: Method, find_job: JobFinder, prepare: Prepare) -> Method:
     return send_async if inspect.iscoroutinefunction(original) else send
 
 
-class _UntouchedOnFailure:
-    """Passes over an error of ours, so that the request goes out as the caller made it."""
+def tagging_patch(target: str, prepare: Prepare) -> Patch:
+    """The patch of a library's method by which every client tags its requests."""
 
-    def __enter__(self) -> None:
-        pass
+    def wrap(original: Method, patch: Patch) -> Method:
+        def find_job(client: Any) -> Job[Any] | None:
+            return job_covering(client) if patch.is_active else None
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, AgentKVServerError):
-            return False
+        return tagging(original, find_job, prepare)
+
+    return Patch(target, wrap)
+
+
+@contextmanager
+def _untouched_on_failure() -> Iterator[None]:
+    """Pass over an error of ours, so that the request goes out as the caller made it."""
+    try:
+        yield
+    except AgentKVServerError:
+        raise
+    except Exception:
         log_failure("could not tag a request, which goes out untouched")
-        return True
-
-
-_UNTOUCHED_ON_FAILURE = _UntouchedOnFailure()
 
 
 def is_tagged_by_hand(job: Job[Any], body: Any, headers: Mapping[str, str]) -> bool:
@@ -243,10 +250,6 @@ def is_tagged_by_hand(job: Job[Any], body: Any, headers: Mapping[str, str]) -> b
     own_id = job.routing_headers.get(SESSION_HEADER)
     if own_id is not None and headers.get(SESSION_HEADER.lower()) == own_id:
         headers = {name: headers[name] for name in headers if name.startswith("x-agentkv-")}
-    return _names_a_job(body, headers)
-
-
-def _names_a_job(body: Any, headers: Mapping[str, str]) -> bool:
     if isinstance(body, Mapping):
         for holder in (body, body.get("extra_body"), body.get("vllm_xargs")):
             if isinstance(holder, Mapping) and ("job_id" in holder or "session_id" in holder):
