@@ -10,25 +10,14 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, cast
 from urllib.parse import quote, unquote_to_bytes
 
 from agentkv.errors import TagError
 from agentkv.redaction import redact_secrets
 
 WIRE_VERSION = 1
-
-TAG_FIELDS = (
-    "job_id",
-    "is_last_step",
-    "parent_job_id",
-    "turn",
-    "expected_turns",
-    "last_tool",
-    "last_tool_s",
-)
-EVENT_FIELDS = ("state", "tool", "command", "duration_s", "turn")
 
 MAX_ID_CHARS = 256
 MAX_TURN = 1_000_000
@@ -87,8 +76,19 @@ _CLIENT_END = "\x1f"
 ToolState = Literal["started", "finished"]
 
 
+class _Fields:
+    """What travels as fields of a request body."""
+
+    __slots__ = ()
+
+    def as_fields(self) -> dict[str, str | int | float | bool]:
+        """Return the fields that are set."""
+        names = (field.name for field in fields(cast(Any, self)))
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
 @dataclass(frozen=True, slots=True)
-class Tags:
+class Tags(_Fields):
     """The tags of one request; None means that a field was not sent."""
 
     job_id: str | None = None
@@ -98,10 +98,6 @@ class Tags:
     expected_turns: int | None = None
     last_tool: str | None = None
     last_tool_s: float | None = None
-
-    def as_fields(self) -> dict[str, str | int | float | bool]:
-        """The fields that are set, for a request body."""
-        return {name: value for name in TAG_FIELDS if (value := getattr(self, name)) is not None}
 
     def as_headers(self) -> dict[str, str]:
         """The fields that are set as headers, and the job's id as `X-Session-ID`, too.
@@ -123,6 +119,9 @@ class Tags:
         return replace(self, last_tool=redact_command(self.last_tool)[:MAX_TOOL_CHARS])
 
 
+TAG_FIELDS = tuple(field.name for field in fields(Tags))
+
+
 def routing_headers(job_id: str, affinity: str | None = None) -> dict[str, str]:
     """Return the headers by which routers choose a server, for every request of a job.
 
@@ -133,7 +132,7 @@ def routing_headers(job_id: str, affinity: str | None = None) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolEvent:
+class ToolEvent(_Fields):
     """A tool of a job started or finished; `duration_s` is the client's own measurement."""
 
     state: ToolState
@@ -141,10 +140,6 @@ class ToolEvent:
     command: str | None = None
     duration_s: float | None = None
     turn: int | None = None
-
-    def as_fields(self) -> dict[str, str | int | float]:
-        """The fields that are set, for the body of the tool route."""
-        return {name: value for name in EVENT_FIELDS if (value := getattr(self, name)) is not None}
 
     def redacted(self) -> ToolEvent:
         """The event without secrets in its texts, which are cut to what servers read."""

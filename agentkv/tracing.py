@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 logger = logging.getLogger(__name__)
 
@@ -32,32 +32,6 @@ class RequestShape:
     """The server is known to be vLLM, since it has the plugin."""
 
 
-class TokenCounts(Protocol):
-    """Token counts as a server reported them; None is a count that it did not report."""
-
-    @property
-    def prompt_tokens(self) -> int | None: ...
-
-    @property
-    def cached_tokens(self) -> int | None: ...
-
-    @property
-    def output_tokens(self) -> int | None: ...
-
-
-class JobTotals(TokenCounts, Protocol):
-    """The sums of a job."""
-
-    @property
-    def turns(self) -> int: ...
-
-    @property
-    def kept_tokens(self) -> int | None: ...
-
-    @property
-    def kept_engine_s(self) -> float | None: ...
-
-
 class Span(Protocol):
     """The span of a turn or a tool. No method raises."""
 
@@ -68,8 +42,8 @@ class Span(Protocol):
     def leave(self) -> None:
         """What the thread or task does from now on is not part of it; it may end later."""
 
-    def end(self, error: object = None, usage: TokenCounts | None = None) -> None:
-        """End it; `error` is the exception, or the HTTP status, that it failed with."""
+    def end(self, error: object = None, usage: Any = None) -> None:
+        """End it, with the reply's `Usage`, or the exception or HTTP status that it failed with."""
 
 
 class JobTrace(Protocol):
@@ -79,7 +53,8 @@ class JobTrace(Protocol):
 
     def tool(self, name: str) -> Span | None: ...
 
-    def end(self, error: object, summary: JobTotals) -> None: ...
+    def end(self, error: object, summary: Any) -> None:
+        """End it, with the `JobSummary`."""
 
 
 TraceOpener = Callable[[str, str | None], JobTrace | None]

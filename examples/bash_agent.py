@@ -17,11 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +36,6 @@ import openai
 
 import agentkv
 from agentkv.agents.sandbox import CommandResult, Sandbox, open_sandbox
-from agentkv.agents.workspace import scratch_copy
 from agentkv.evals.server import ServerUnderTest
 from agentkv.evals.tables import text_table
 from agentkv.server.process import ServerProcess
@@ -252,6 +254,29 @@ def play_job(
     turns = [asdict(record) for record in records]
     document |= {"model": model, "problem": problem, "turns": turns, "job": asdict(summary)}
     return document
+
+
+@contextmanager
+def scratch_copy(project: Path) -> Iterator[Path]:
+    """A copy of a project with everything in it committed, if there is git; deleted on exit."""
+    skipped = shutil.ignore_patterns(".git", "__pycache__", ".venv", ".pytest_cache", "*.pyc")
+    with tempfile.TemporaryDirectory(prefix="agentkv-", ignore_cleanup_errors=True) as folder:
+        workspace = Path(folder) / project.resolve().name
+        shutil.copytree(project, workspace, ignore=skipped)
+        git = shutil.which("git")
+        # neither the user's settings nor the GIT_DIR of a hook around us
+        names = [
+            f"GIT_{role}_{part}" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")
+        ]
+        environment = {
+            "HOME": "/nonexistent",
+            "GIT_CONFIG_NOSYSTEM": "1",
+            **dict.fromkeys(names, "agent"),
+        }
+        for words in (["init", "-qb", "main"], ["add", "--all"], ["commit", "-qm", "Start"]):
+            if git is not None:
+                subprocess.run([git, *words], check=True, cwd=workspace, env=environment)
+        yield workspace
 
 
 def evict_all(server: ServerUnderTest, model: str, number: int) -> None:

@@ -65,6 +65,19 @@ def _trl_tools(call: Arguments) -> tuple[str, Any] | None:
 
 _TRL = "trl.experimental.async_grpo.async_rollout_worker:_AsyncRolloutLoop"
 
+_named_tool = a_tool(lambda call: (call["self"].name, call["kwargs"]))
+"""A tool that is called with its arguments as keywords."""
+_langchain_tool = a_tool(lambda call: (call["self"].name, call["tool_input"]))
+_agno_tool = a_tool(lambda call: (call["self"].function.name, call["self"].arguments))
+_llama_index_tool = a_tool(lambda call: (call["tool"].metadata.get_name(), call["tool_input"]))
+_python_of_a_step = a_tool(lambda call: ("python_interpreter", {"code": call["code_action"]}))
+
+
+def _each(owner: str, names: str, wrap: Wrap) -> dict[str, Wrap]:
+    """The same for several methods of a class."""
+    return {f"{owner}.{name}": wrap for name in names.split()}
+
+
 HOOKS: Mapping[str, Mapping[str, Wrap]] = {
     # A handoff gives the turns of a run to another agent.
     "openai-agents": {
@@ -83,16 +96,10 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
     },
     # create_agent makes a graph; a graph within a graph is a child job.
     "langgraph": {
-        "langgraph.pregel.main:Pregel.stream": a_run(),
-        "langgraph.pregel.main:Pregel.astream": a_run(),
+        **_each("langgraph.pregel.main:Pregel", "stream astream", a_run()),
     },
     "langchain-core": {
-        "langchain_core.tools.base:BaseTool.run": a_tool(
-            lambda call: (call["self"].name, call["tool_input"])
-        ),
-        "langchain_core.tools.base:BaseTool.arun": a_tool(
-            lambda call: (call["self"].name, call["tool_input"])
-        ),
+        **_each("langchain_core.tools.base:BaseTool", "run arun", _langchain_tool),
     },
     # run, run_sync, run_stream and run_stream_events all go through iter.
     "pydantic-ai-slim": {
@@ -105,12 +112,8 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
     "smolagents": {
         "smolagents.agents:MultiStepAgent.run": a_run(),
         "smolagents.agents:ToolCallingAgent.execute_tool_call": a_tool(_smolagents_tool),
-        "smolagents.local_python_executor:LocalPythonExecutor.__call__": a_tool(
-            lambda call: ("python_interpreter", {"code": call["code_action"]})
-        ),
-        "smolagents.remote_executors:RemotePythonExecutor.__call__": a_tool(
-            lambda call: ("python_interpreter", {"code": call["code_action"]})
-        ),
+        "smolagents.local_python_executor:LocalPythonExecutor.__call__": _python_of_a_step,
+        "smolagents.remote_executors:RemotePythonExecutor.__call__": _python_of_a_step,
     },
     # An agent of agents, and one that transfers control, has theirs run in its own run.
     "google-adk": {
@@ -129,30 +132,23 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
         ),
     },
     "agno": {
-        "agno.agent.agent:Agent.run": a_run(),
-        "agno.agent.agent:Agent.arun": a_run(),
-        "agno.team.team:Team.run": a_run(),
-        "agno.team.team:Team.arun": a_run(),
-        "agno.tools.function:FunctionCall.execute": a_tool(
-            lambda call: (call["self"].function.name, call["self"].arguments)
-        ),
-        "agno.tools.function:FunctionCall.aexecute": a_tool(
-            lambda call: (call["self"].function.name, call["self"].arguments)
-        ),
+        **_each("agno.agent.agent:Agent", "run arun", a_run()),
+        **_each("agno.team.team:Team", "run arun", a_run()),
+        **_each("agno.tools.function:FunctionCall", "execute aexecute", _agno_tool),
     },
     "llama-index-core": {
         "llama_index.core.agent.workflow.base_agent:BaseWorkflowAgent.run": a_run(
             follow=until(lambda handler: handler._result_task)
         ),
-        "llama_index.core.agent.workflow.base_agent:BaseWorkflowAgent._call_tool": a_tool(
-            lambda call: (call["tool"].metadata.get_name(), call["tool_input"])
+        "llama_index.core.agent.workflow.base_agent:BaseWorkflowAgent._call_tool": (
+            _llama_index_tool
         ),
         "llama_index.core.agent.workflow.multi_agent_workflow:AgentWorkflow.run": a_run(
             lambda call: call["self"].agents[call["self"].root_agent],
             follow=until(lambda handler: handler._result_task),
         ),
-        "llama_index.core.agent.workflow.multi_agent_workflow:AgentWorkflow._call_tool": a_tool(
-            lambda call: (call["tool"].metadata.get_name(), call["tool_input"])
+        "llama_index.core.agent.workflow.multi_agent_workflow:AgentWorkflow._call_tool": (
+            _llama_index_tool
         ),
         **{
             f"llama_index.core.agent.workflow.{module}:{name}.take_step": a_turn(
@@ -166,46 +162,26 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
         },
     },
     "dspy": {
-        "dspy.predict.react:ReAct.forward": a_run(),
-        "dspy.predict.react:ReAct.aforward": a_run(),
-        "dspy.adapters.types.tool:Tool.__call__": a_tool(_dspy_tool),
-        "dspy.adapters.types.tool:Tool.acall": a_tool(_dspy_tool),
+        **_each("dspy.predict.react:ReAct", "forward aforward", a_run()),
+        **_each("dspy.adapters.types.tool:Tool", "__call__ acall", a_tool(_dspy_tool)),
     },
     "haystack-ai": {
-        "haystack.components.agents.agent:Agent.run": a_run(),
-        "haystack.components.agents.agent:Agent.run_async": a_run(),
-        "haystack.tools.tool:Tool.invoke": a_tool(lambda call: (call["self"].name, call["kwargs"])),
-        "haystack.tools.tool:Tool.invoke_async": a_tool(
-            lambda call: (call["self"].name, call["kwargs"])
-        ),
+        **_each("haystack.components.agents.agent:Agent", "run run_async", a_run()),
+        **_each("haystack.tools.tool:Tool", "invoke invoke_async", _named_tool),
     },
     # Each task of a crew is a child job, since each begins a conversation of its own.
     "crewai": {
-        "crewai.crew:Crew.kickoff": a_run(),
-        "crewai.crew:Crew.akickoff": a_run(),
-        **dict.fromkeys(
-            (
-                f"crewai.agent.core:Agent.{name}"
-                for name in (
-                    "execute_task",
-                    "aexecute_task",
-                    "kickoff",
-                    "kickoff_async",
-                    "akickoff",
-                )
-            ),
+        **_each("crewai.crew:Crew", "kickoff akickoff", a_run()),
+        **_each(
+            "crewai.agent.core:Agent",
+            "execute_task aexecute_task kickoff kickoff_async akickoff",
             a_run(),
         ),
-        **dict.fromkeys(
-            (
-                f"crewai.tools.base_tool:{kind}.{name}"
-                for kind in ("BaseTool", "Tool")
-                for name in ("run", "arun")
-            ),
-            a_tool(lambda call: (call["self"].name, call["kwargs"])),
-        ),
-        **dict.fromkeys(
-            (f"crewai.tools.structured_tool:CrewStructuredTool.{n}" for n in ("invoke", "ainvoke")),
+        **_each("crewai.tools.base_tool:BaseTool", "run arun", _named_tool),
+        **_each("crewai.tools.base_tool:Tool", "run arun", _named_tool),
+        **_each(
+            "crewai.tools.structured_tool:CrewStructuredTool",
+            "invoke ainvoke",
             a_tool(lambda call: (call["self"].name, call["input"])),
         ),
     },

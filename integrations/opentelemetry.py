@@ -21,8 +21,10 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import SpanKind, StatusCode
 
 import agentkv
+from agentkv.client.ledger import JobSummary
+from agentkv.client.replies import Usage
 from agentkv.client.tagged_call import log_failure
-from agentkv.tracing import EXPORTER_VARIABLE, JobTotals, RequestShape, TokenCounts
+from agentkv.tracing import EXPORTER_VARIABLE, RequestShape
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -150,7 +152,7 @@ class TracedSpan:
             otel_context.attach(self._before)
 
     @harmless
-    def end(self, error: object = None, usage: TokenCounts | None = None) -> None:
+    def end(self, error: object = None, usage: Usage | None = None) -> None:
         """End the span; the framework's is only given the attributes."""
         if usage is not None:
             self.set(
@@ -211,7 +213,7 @@ class TracedJob:
         return TracedSpan.open(self._tracer, operation, subject, attributes, kind, parent=self._job)
 
     @harmless
-    def end(self, error: object, summary: JobTotals) -> None:
+    def end(self, error: object, summary: JobSummary) -> None:
         """End the span of the job, with its totals."""
         self._job.set(
             {

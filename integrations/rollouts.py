@@ -30,13 +30,9 @@ def open_job(job_id: str, *, has_headers: bool) -> Job[None]:
     job: Job[None] = Job(
         job_id,
         covered_client=None,
-        enclosing=None,
-        parent_job_id=None,
-        expected_turns=None,
-        server_url=None,
+        has_headers=has_headers,
         # the trainer's own configuration chooses the policy: no server has ours by mistake
         on_missing_server="ignore",
-        has_headers=has_headers,
     )
     job.trace = open_trace(job_id, None)
     return job
@@ -183,8 +179,16 @@ class Turn:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._close(lambda call: call.close_unanswered(error or "aborted"))
 
-    def took(self, usage: Usage, *, is_aborted: bool) -> None:
-        """Note the tokens that came; a turn that was aborted comes back under the same number."""
+    def took(self, read: Callable[[], tuple[Usage, bool]]) -> None:
+        """Note the tokens that came: `read` gives them, and whether the turn was aborted.
+
+        An aborted turn comes back under the same number.
+        """
+        try:
+            usage, is_aborted = read()
+        except Exception:
+            log_failure("could not read the tokens of a turn")
+            return
         if not is_aborted:
             self._close(lambda call: call.close(usage, time.monotonic()))
 

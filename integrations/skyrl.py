@@ -18,7 +18,6 @@ from agentkv.client.job import Job
 from agentkv.client.patches import Method, Patch
 from agentkv.client.replies import Usage
 from agentkv.client.server import Link, server_at
-from agentkv.client.tagged_call import log_failure
 
 from .rollouts import Turn, a_trajectory
 from .runs import Arguments, Wrap, a_tool
@@ -66,19 +65,17 @@ def _a_turn(original: Method, patch: Patch) -> Method:
             await turn.open(functools.partial(_link_to, self.server_urls))
             tagged = {**input_batch, "sampling_params": turn.params}
             output = await original(self, tagged, *args, **kwargs)
-            _took(turn, input_batch, output)
+            turn.took(lambda: _usage(input_batch, output))
             return output
 
     return generate
 
 
-def _took(turn: Turn, asked: Any, output: Any) -> None:
-    try:
-        num_prompt_tokens = len(asked["prompt_token_ids"][0])
-        usage = Usage(num_prompt_tokens, None, len(output["response_ids"][0]))
-        turn.took(usage, is_aborted=output["stop_reasons"][0] == "abort")
-    except Exception:
-        log_failure("could not read the tokens of a turn")
+def _usage(asked: Any, output: Any) -> tuple[Usage, bool]:
+    """The tokens of the prompt and the reply, and whether the turn was aborted."""
+    num_prompt_tokens = len(asked["prompt_token_ids"][0])
+    usage = Usage(num_prompt_tokens, None, len(output["response_ids"][0]))
+    return usage, output["stop_reasons"][0] == "abort"
 
 
 def _step(call: Arguments) -> tuple[str, Any] | None:

@@ -15,7 +15,6 @@ from typing import Any
 from agentkv.client.patches import Method, Patch
 from agentkv.client.replies import Usage
 from agentkv.client.server import server_at
-from agentkv.client.tagged_call import log_failure
 
 from .rollouts import Turn, a_trajectory, after_a_trajectory
 from .runs import Wrap, a_tool
@@ -40,7 +39,7 @@ def _a_turn(original: Method, patch: Patch) -> Method:
             with turn:
                 kwargs["sampling_params"] = turn.params
                 output = await original(self, request_id, *args, **kwargs)
-                _took(turn, output, kwargs.get("prompt_ids"))
+                turn.took(lambda: _usage(output, kwargs.get("prompt_ids")))
                 return output
         finally:
             _turn.reset(token)
@@ -48,13 +47,11 @@ def _a_turn(original: Method, patch: Patch) -> Method:
     return generate
 
 
-def _took(turn: Turn, output: Any, prompt_ids: Any) -> None:
-    try:
-        cached_tokens = output.extra_fields.get("num_cached_tokens")
-        usage = Usage(len(prompt_ids), cached_tokens, len(output.token_ids))
-        turn.took(usage, is_aborted=output.stop_reason in ("abort", "aborted"))
-    except Exception:
-        log_failure("could not read the tokens of a turn")
+def _usage(output: Any, prompt_ids: Any) -> tuple[Usage, bool]:
+    """The tokens of the prompt and the reply, and whether the turn was aborted."""
+    cached_tokens = output.extra_fields.get("num_cached_tokens")
+    usage = Usage(len(prompt_ids), cached_tokens, len(output.token_ids))
+    return usage, output.stop_reason in ("abort", "aborted")
 
 
 def _to_an_engine(original: Method, patch: Patch) -> Method:

@@ -151,8 +151,8 @@ class AIOHTTPCall(HTTPCall):
     """A request of aiohttp, which gets the tags in its argument `headers`."""
 
     @classmethod
-    def prepare(
-        cls, job: Job[Any], client: Any, method: str, str_or_url: Any = None, **kwargs: Any
+    def prepare(  # type: ignore[override]  # takes what ClientSession._request takes
+        cls, job: Job[Any], client: Any, method: str, str_or_url: Any, **kwargs: Any
     ) -> Self | None:
         # `_build_url` adds the session's `base_url`, as `_request` itself will do
         root_url = _root_of_turn(job, method, client._build_url(str_or_url))

@@ -41,12 +41,12 @@ class Job(Generic[ClientT]):
         job_id: str,
         *,
         covered_client: ClientT,
-        enclosing: Job[Any] | None,
-        parent_job_id: str | None,
-        expected_turns: int | None,
-        server_url: str | None,
-        on_missing_server: str,
         has_headers: bool,
+        on_missing_server: str,
+        enclosing: Job[Any] | None = None,
+        parent_job_id: str | None = None,
+        expected_turns: int | None = None,
+        server_url: str | None = None,
         affinity: str | None = None,
     ) -> None:
         self.job_id = job_id
@@ -154,7 +154,7 @@ class ToolRun:
         self._job = job
         self._name = None if isinstance(call, str) else _sendable(call.name)
         self._command = _sendable(call if isinstance(call, str) else call.command)
-        self._fields: dict[str, str | int | float] = {}
+        self._fields: Mapping[str, object] = {}
         self._started_at_s = 0.0
         self._span: Span | None = None
 
@@ -183,7 +183,7 @@ class ToolRun:
     async def __aexit__(self, *exc_info: object) -> None:
         self.__exit__(*exc_info)
 
-    def _report(self, fields: dict[str, str | int | float]) -> None:
+    def _report(self, fields: Mapping[str, object]) -> None:
         """Tell the servers of the job; before its first turn it has none."""
         if not self._job.is_over:
             self._job.tell_servers("tool", fields)

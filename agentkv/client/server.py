@@ -11,7 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 from agentkv.client.feedback import Delivery, sender_to
 from agentkv.client.transport import (
     CALL_TIMEOUT_S,
-    ServerAPI,
     ServerTransport,
     in_time,
     no_thread,
@@ -75,12 +75,17 @@ class Server:
 
         force: ask again if the plugin was not found.
         """
+        import httpx  # noqa: F401 - here and not in the thread, for which see FeedbackSender
+
         if not self._lock.acquire(timeout=CALL_TIMEOUT_S):
             self._note_silence(by)
             return
         try:
             if self._must_be_asked(force):
-                self._learn_from(partial(_ask_in_time, self._question(by)), by)
+                with self._noting_failure(by):
+                    question = partial(by.info, self.root_url)
+                    # also an answer whose bytes keep trickling in ends in time
+                    self._note(in_time(question, CALL_TIMEOUT_S, thread_name="agentkv-question"))
         finally:
             self._lock.release()
 
@@ -103,12 +108,8 @@ class Server:
             return
         try:
             if self._must_be_asked(force):
-                try:
-                    info = await by.info(self.root_url)
-                except AgentKVServerError as error:
-                    self._note_failure(error, by)
-                else:
-                    self._note(info)
+                with self._noting_failure(by):
+                    self._note(await by.info_async(self.root_url))
         finally:
             self._lock.release()
 
@@ -122,7 +123,8 @@ class Server:
     def learn(self, by: ServerTransport) -> None:
         """Ask and note the answer, in the feedback thread."""
         if not self.has_plugin:
-            self._learn_from(self._question(by), by)
+            with self._noting_failure(by):
+                self._note(by.info(self.root_url))
 
     def notice_another_key(self, by: ServerTransport) -> None:
         """Count a server that refused another key than this one as unasked again."""
@@ -141,19 +143,15 @@ class Server:
             self._is_warned = True
             logger.warning("agentkv: %s. Calls go out with their bodies untouched.", self.missing)
 
-    def _question(self, by: ServerTransport) -> Callable[[], dict[str, Any]]:
-        return ServerAPI(self.root_url, send=by.send).info
-
     def _must_be_asked(self, force: bool) -> bool:
         return self.is_unasked or (force and not self.has_plugin)
 
-    def _learn_from(self, question: Callable[[], dict[str, Any]], by: ServerTransport) -> None:
+    @contextmanager
+    def _noting_failure(self, by: ServerTransport) -> Iterator[None]:
         try:
-            info = question()
+            yield
         except AgentKVServerError as error:
             self._note_failure(error, by)
-        else:
-            self._note(info)
 
     def _note_silence(self, by: ServerTransport) -> None:
         """Another caller is asking, perhaps on a loop that has stopped, and got no answer yet."""
@@ -213,13 +211,6 @@ class Link:
             answer = self.transport.send(method, route(self.root_url, path), body)
             if isinstance(answer, dict):
                 self.note_savings(self.root_url, answer.get("savings"))
-
-
-def _ask_in_time(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The answer; NoAnswerError after CALL_TIMEOUT_S, even if its bytes keep trickling in."""
-    import httpx  # noqa: F401 - here and not in the thread, for which see FeedbackSender
-
-    return in_time(question, CALL_TIMEOUT_S, thread_name="agentkv-question")
 
 
 def _is_passing(error: AgentKVServerError) -> bool:

@@ -67,12 +67,9 @@ class Session(Generic[ClientT]):
             raise ValueError(f"on_missing_server: got {on_missing_server!r}, allowed is {allowed}")
         if client is not None:
             _require_client(client)
-        given = {
-            "job_id": job_id,
-            "parent_job_id": parent_job_id,
-            "expected_turns": expected_turns,
-        }
-        self._tags = parse_tags(given)
+        self._tags = parse_tags(
+            {"job_id": job_id, "parent_job_id": parent_job_id, "expected_turns": expected_turns}
+        )
         self._client = client
         self._server_url = None if server is None else _text_of(server)
         self._on_missing_server = on_missing_server
@@ -147,12 +144,12 @@ class Session(Generic[ClientT]):
         return Job(
             job_id,
             covered_client=self._client,
+            has_headers=self._has_headers,
+            on_missing_server=self._on_missing_server,
             enclosing=enclosing,
             parent_job_id=parent_job_id,
             expected_turns=self._tags.expected_turns,
             server_url=self._server_url,
-            on_missing_server=self._on_missing_server,
-            has_headers=self._has_headers,
             affinity=self._affinity,
         )
 

@@ -152,8 +152,12 @@ class ServerTransport:
         except Exception as error:  # the SDK's, or that of a transport its owner gave it
             raise _failure_of(error, url) from error
 
-    async def info(self, root_url: str) -> dict[str, Any]:
-        """`ServerAPI.info` by an asynchronous client; raises the same, within CALL_TIMEOUT_S."""
+    def info(self, root_url: str) -> dict[str, Any]:
+        """`ServerAPI.info` of a server."""
+        return ServerAPI(root_url, send=self.send).info()
+
+    async def info_async(self, root_url: str) -> dict[str, Any]:
+        """The same by an asynchronous client, within CALL_TIMEOUT_S."""
         import anyio  # the SDK depends on it
 
         url = route(root_url, "/info")

@@ -16,8 +16,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from typing import Any
 
-from agentkv.testing.reply_bodies import error_body
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -28,16 +26,16 @@ class Answer:
     cut_after_events: int | None = None
 
 
-def error_answer(status: int, message: str, path: str = "") -> Answer:
-    """An error in the shape that the API of `path` uses, OpenAI's or Anthropic's."""
-    return Answer(status, error_body(path, status, message))
-
-
+MALFORMED = object()
 Answerer = Callable[[str, str, Mapping[str, str], Any], Answer]
 
 
 class HttpFront:
-    """Listens on a free port of 127.0.0.1 and answers with what `answer` returns."""
+    """Listens on a free port of 127.0.0.1 and answers with what `answer` returns.
+
+    It is given method, path, headers with names in lower case, and the JSON of the body: None
+    without a body, MALFORMED if it cannot be parsed.
+    """
 
     def __init__(self, answer: Answerer) -> None:
         self._server = _Server(("127.0.0.1", 0), _handler_class(answer))
@@ -106,9 +104,8 @@ def _handler_class(answer: Answerer) -> type[BaseHTTPRequestHandler]:
             try:
                 body = json.loads(self.rfile.read(length) or b"null")
             except ValueError:
-                self._send_json(error_answer(400, "malformed JSON", self.path.partition("?")[0]))
-            else:
-                self._reply(body)
+                body = MALFORMED
+            self._reply(body)
 
         def log_message(self, format: str, *args: object) -> None:
             """Write no access log."""

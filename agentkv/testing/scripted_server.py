@@ -1,4 +1,4 @@
-"""A fake of vLLM's OpenAI and Anthropic APIs with scripted replies, with our routes or without.
+"""A fake of vLLM's OpenAI API with scripted replies, with our routes or without.
 
 Real HTTP on 127.0.0.1, one thread per connection, so that clients, time-outs and retries behave as
 they do against vLLM. It records the requests that arrive, and pins nothing.
@@ -14,33 +14,10 @@ from typing import Any, Self
 from urllib.parse import unquote
 
 from agentkv.protocol import TAG_FIELDS, WIRE_VERSION, fields_from_headers
-from agentkv.testing.http_front import Answer, HttpFront, error_answer
-from agentkv.testing.reply_bodies import (
-    MESSAGES_PATH,
-    TOKENS_PATH,
-    ScriptedReply,
-    json_body,
-    stream_events,
-)
+from agentkv.testing.http_front import MALFORMED, Answer, HttpFront
+from agentkv.testing.scripted_replies import SHAPES, ScriptedReply, Shape, openai_error
 
-_OPENAI_FIELDS = (
-    "model messages prompt input instructions stream stream_options temperature top_p max_tokens "
-    "max_completion_tokens max_output_tokens n stop seed tools tool_choice response_format text "
-    "user store include parallel_tool_calls reasoning_effort truncation"
-)
-_ANTHROPIC_FIELDS = (
-    "model messages max_tokens system stream temperature top_p top_k stop_sequences tools "
-    "tool_choice metadata thinking output_config context_management service_tier"
-)
-STANDARD_FIELDS = frozenset(_OPENAI_FIELDS.split())
-"""The fields that a strict endpoint accepts here; OpenAI's own accepts more."""
-MESSAGES_FIELDS = frozenset(_ANTHROPIC_FIELDS.split())
-"""Those of `/v1/messages`."""
 _JOB_ROUTE = re.compile(r"/v1/agentkv/jobs/(.+)/(tool|release)")
-GENERATION_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH, TOKENS_PATH}
-)
-
 ReplyFunction = Callable[[Mapping[str, Any]], ScriptedReply | None]
 
 
@@ -60,10 +37,10 @@ class RecordedRequest:
 
     @property
     def tags(self) -> dict[str, Any]:
-        """The tags at the top level of the body, or in the sampling parameters of a prompt of
-        tokens, then those of the headers."""
+        """The tags at the top level of the body, or in the sampling parameters where it has
+        some, then those of the headers."""
         body = self.body if isinstance(self.body, dict) else {}
-        if self.route == TOKENS_PATH:
+        if "sampling_params" in body:
             body = body["sampling_params"].get("extra_args") or {}
         tags = {**fields_from_headers(self.headers), **body}
         return {name: tags[name] for name in TAG_FIELDS if name in tags}
@@ -79,7 +56,11 @@ class ScriptedServer:
     api_key: answer 401 to requests without it as their bearer token.
     info_delay_s: how long `/v1/agentkv/info` takes.
     info: fields that replace those of `/v1/agentkv/info`.
+
+    It answers chat and text completions; a subclass may add routes to `shapes`.
     """
+
+    shapes: Mapping[str, Shape] = SHAPES
 
     def __init__(
         self,
@@ -125,7 +106,7 @@ class ScriptedServer:
     @property
     def turns(self) -> list[RecordedRequest]:
         """The requests for a reply of the model, failed ones included."""
-        return [request for request in self.requests if request.route in GENERATION_PATHS]
+        return [request for request in self.requests if request.route in self.shapes]
 
     @property
     def tool_events(self) -> list[tuple[str, dict[str, Any]]]:
@@ -178,12 +159,14 @@ class ScriptedServer:
     def _answer(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> Answer:
         request = RecordedRequest(method, path, headers, body)
         route = request.route
+        if body is MALFORMED:
+            return self._error(400, "malformed JSON", route)
         with self._arrived:
             self._requests.append(request)
             self._arrived.notify_all()
         if self._api_key is not None and headers.get("authorization") != f"Bearer {self._api_key}":
-            return error_answer(401, "wrong or missing API key", route)
-        if route in GENERATION_PATHS and method == "POST":
+            return self._error(401, "wrong or missing API key", route)
+        if route in self.shapes and method == "POST":
             return self._play(request)
         if route == "/v1/models" and self.model is not None:
             return Answer(200, {"object": "list", "data": [{"id": self.model, "object": "model"}]})
@@ -191,7 +174,7 @@ class ScriptedServer:
             return Answer(200, {})
         if route.startswith("/v1/agentkv/") and self.has_plugin:
             return self._answer_agentkv(method, route)
-        return error_answer(404, "Not Found")
+        return self._error(404, "Not Found")
 
     def _answer_agentkv(self, method: str, path: str) -> Answer:
         if (method, path) == ("GET", "/v1/agentkv/info"):
@@ -199,20 +182,19 @@ class ScriptedServer:
             return Answer(200, self._info)
         called = _JOB_ROUTE.fullmatch(path)
         if method != "POST" or called is None:
-            return error_answer(404, "Not Found")
+            return self._error(404, "Not Found")
         job_id = unquote(called[1])
         is_known = any(request.tags.get("job_id") == job_id for request in self.turns)
-        return Answer(200, {"job_id": job_id}) if is_known else error_answer(404, "unknown job")
+        return Answer(200, {"job_id": job_id}) if is_known else self._error(404, "unknown job")
 
     def _play(self, request: RecordedRequest) -> Answer:
-        path = request.route
-        known = MESSAGES_FIELDS if path == MESSAGES_PATH else STANDARD_FIELDS
+        path, shape = request.route, self.shapes[request.route]
         with self._arrived:
             if self._failures:
-                return error_answer(self._failures.pop(0), "scripted failure", path)
-            unknown = [name for name in request.body if name not in known]
+                return self._error(self._failures.pop(0), "scripted failure", path)
+            unknown = [name for name in request.body if name not in shape.fields]
             if self._is_strict and unknown:
-                return error_answer(400, f"unknown field: {unknown[0]}", path)
+                return self._error(400, f"unknown field: {unknown[0]}", path)
             if not callable(self._replies):
                 played: str | ScriptedReply | None
                 played = self._replies[min(self._num_played, len(self._replies) - 1)]
@@ -220,11 +202,16 @@ class ScriptedServer:
         if callable(self._replies):
             played = self._replies(request.body)
         if played is None:
-            return error_answer(400, "there is no reply to this request", path)
+            return self._error(400, "there is no reply to this request", path)
         reply = played if isinstance(played, ScriptedReply) else ScriptedReply(played)
         self._stopping.wait(reply.delay_s)
         if not request.body.get("stream"):
-            return Answer(200, json_body(path, reply))
+            return Answer(200, shape.whole(reply))
         include_usage = bool((request.body.get("stream_options") or {}).get("include_usage"))
-        events = stream_events(path, reply, include_usage=include_usage)
+        events = shape.events(reply, include_usage)
         return Answer(200, events, cut_after_events=reply.cut_after_events)
+
+    def _error(self, status: int, message: str, route: str = "") -> Answer:
+        """An error in the shape that the API of a route uses."""
+        shape = self.shapes.get(route)
+        return Answer(status, (shape.error if shape else openai_error)(status, message))

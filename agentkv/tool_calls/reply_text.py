@@ -211,6 +211,14 @@ class ShellQuotes:
         return True
 
 
+def json_or_text(text: str) -> object:
+    """The value of a JSON text; the text itself if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
 def _without_end_tokens(text: str) -> str:
     """The text without the tokens that end a turn and the blanks around them."""
     for _ in range(_MAX_TOKENS_AT_END):

@@ -8,13 +8,12 @@ readers.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 
 from agentkv.tool_calls.call import COMMAND_ARGUMENTS, Source, call_of, is_bash_like
 from agentkv.tool_calls.messages import arguments_of
-from agentkv.tool_calls.reply_text import Reading, ReplyText, ShellQuotes
+from agentkv.tool_calls.reply_text import Reading, ReplyText, ShellQuotes, json_or_text
 from agentkv.tool_calls.thoughts import thought_that_ends
 
 MAX_UNBALANCED = 3
@@ -177,10 +176,7 @@ def _typed(value: str, typing: str, *, is_command: bool) -> object:
     """Decode a value that DeepSeek V3.2 marks as JSON, or a command that is a list of words."""
     if 'string="false"' not in typing and not (is_command and _WORDS.match(value)):
         return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
+    return json_or_text(value)
 
 
 def _end_of_value(reply: ReplyText, start: int, dialect: _Dialect) -> re.Match[str] | None:

@@ -6,6 +6,7 @@ sandboxes from here. Knows nothing about agents, models or servers.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -21,7 +22,6 @@ from minisweagent.run.benchmarks.swebench import get_sb_environment
 from pydantic import BaseModel, Field
 
 from agentkv.agents.sandbox import CLEAN_ENVIRONMENT, Sandbox, find_bubblewrap
-from agentkv.agents.workspace import clean_git, clone_commit, commit_all
 
 from .instances import CONTAINERS, SUITE, SUITE_FILE, Instance, SwebenchError, load_instances
 
@@ -236,3 +236,49 @@ def _git_errors(place: Path) -> Iterator[None]:
 
 def _shown(said: object) -> str:
     return " ".join(str(said).split())[-_SHOWN_CHARS:]
+
+
+# The clone holds one commit: later ones in the repository would give the solution away.
+_UPLOAD_PACK = "git -c uploadpack.allowAnySHA1InWant=true -c safe.directory=* upload-pack"
+
+
+def clean_git(*arguments: str, identity: Mapping[str, str] | None = None) -> str:
+    """Run git with an environment of our own; return its output without surrounding blanks.
+
+    `identity` holds GIT_AUTHOR_* and GIT_COMMITTER_* variables, for commits. Raises
+    CalledProcessError with git's words in `stderr`, and FileNotFoundError without git.
+    """
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": "/nonexistent",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        **(identity or {}),
+    }
+    # safe.directory: reading a repository must not depend on who owns its folder
+    command = ["git", "-c", "safe.directory=*", *arguments]
+    done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit_all(folder: Path, *, author: str, email: str, date: str | None = None) -> None:
+    """Make `folder` a git repository with one commit of everything in it.
+
+    The hash depends on the files, the author and `date` only; without a date it is the time now.
+    """
+    identity: dict[str, str] = {}
+    for role in ("AUTHOR", "COMMITTER"):
+        identity |= {f"GIT_{role}_NAME": author, f"GIT_{role}_EMAIL": email}
+        identity |= {} if date is None else {f"GIT_{role}_DATE": date}
+    git = ("-C", str(folder))
+    clean_git(*git, "init", "--quiet", "--initial-branch=main")
+    clean_git(*git, "add", "--all")
+    clean_git(*git, "commit", "--quiet", "--allow-empty", "--message", "Start", identity=identity)
+
+
+def clone_commit(repository: Path, commit: str, folder: Path) -> None:
+    """Make `folder` a repository that holds one commit of `repository`, checked out."""
+    clean_git("init", "--quiet", "--initial-branch=main", str(folder))
+    source = f"file://{repository.resolve()}"
+    fetch = ("fetch", "--quiet", "--depth=1", f"--upload-pack={_UPLOAD_PACK}", source, commit)
+    clean_git("-C", str(folder), *fetch)
+    clean_git("-C", str(folder), "reset", "--quiet", "--hard", "FETCH_HEAD")

@@ -78,6 +78,18 @@ def test_the_tour_is_one_growing_job(bash_agent: ModuleType, play: Play) -> None
     assert set(commands) == {command}
 
 
+def test_the_copy_is_a_clean_repository_of_its_own(bash_agent: ModuleType) -> None:
+    """Everything copied is committed, changes stay in the copy, and it is gone afterwards."""
+    project = EXAMPLE.parent / "project"
+    before = (project / "main.py").read_text()
+    with bash_agent.scratch_copy(project) as workspace:
+        status = ["git", "-C", workspace, "status", "--porcelain"]
+        assert subprocess.run(status, capture_output=True, check=True).stdout == b""
+        (workspace / "main.py").write_text("changed")
+    assert (project / "main.py").read_text() == before
+    assert not workspace.exists()
+
+
 def test_a_reply_without_a_command_is_shown_and_the_tour_goes_on(play: Play) -> None:
     """Nothing is made up in its place: the turn counts, with no command and no exit status."""
     with ScriptedServer(["I would list the files.", bash("true")]) as server:

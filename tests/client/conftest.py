@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 import agentkv
-from agentkv.testing import ScriptedServer, forget_servers
+from agentkv.testing import forget_servers
+from tests.scripted_apis import ScriptedServer
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from agentkv.protocol import WIRE_VERSION
-from agentkv.testing.reply_bodies import ScriptedReply, json_body
+from agentkv.testing import ScriptedReply
+from tests.scripted_apis import json_body
 
 HTML = b"<html><body><h1>Bad gateway</h1></body></html>"
 

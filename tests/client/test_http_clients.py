@@ -22,7 +22,7 @@ import openai
 import pytest
 
 import agentkv
-from agentkv.testing import ScriptedReply, ScriptedServer
+from tests.scripted_apis import ScriptedReply, ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
 STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}

@@ -9,7 +9,7 @@ import pytest
 
 import agentkv
 from agentkv.protocol import parse_tags, parse_tool_event
-from agentkv.testing import ScriptedServer
+from tests.scripted_apis import ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
 CALL = agentkv.ToolCall("bash", "pytest -x", {"command": "pytest -x"}, call_id="c")

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 import agentkv
-from agentkv.testing import ScriptedServer
+from tests.scripted_apis import ScriptedServer
 
 HEAVY = {
     *("openai", "anthropic", "httpx", "httpx2", "requests", "aiohttp"),

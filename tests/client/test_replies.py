@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentkv.client.replies import Usage, UsageScanner, read_usage, read_usage_json
-from agentkv.testing import ScriptedReply
-from agentkv.testing.reply_bodies import json_body, stream_events
+from tests.scripted_apis import ScriptedReply, json_body, stream_events
 
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
 REPLY = ScriptedReply('say "usage": {', prompt_tokens=70, cached_tokens=64, output_tokens=9)

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from agentkv.protocol import Tags
-from agentkv.testing import ScriptedReply, ScriptedServer
+from tests.scripted_apis import ScriptedReply, ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 import agentkv
-from agentkv.testing import ScriptedServer
+from tests.scripted_apis import ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
 OURS = {"request", "copy", "with_options"}

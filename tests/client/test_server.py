@@ -14,7 +14,7 @@ import pytest
 
 import agentkv
 from agentkv.client.transport import CALL_TIMEOUT_S, close_connections
-from agentkv.testing import ScriptedServer
+from tests.scripted_apis import ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
 

@@ -14,7 +14,7 @@ import pytest
 from openai._base_client import AsyncAPIClient, SyncAPIClient
 
 import agentkv
-from agentkv.testing import ScriptedServer
+from tests.scripted_apis import ScriptedServer
 
 
 def ask(client: openai.OpenAI, **options: Any) -> Any:

@@ -18,7 +18,7 @@ import pytest
 
 import agentkv
 from agentkv.protocol import READ_HEADERS, TAG_FIELDS, parse_header_tags, parse_tags
-from agentkv.testing import ScriptedReply, ScriptedServer
+from tests.scripted_apis import ScriptedReply, ScriptedServer
 
 TEXT = '{"word": "two"}'
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "one"}]}

@@ -18,7 +18,7 @@ import agentkv
 from agentkv.client.context import job_made_current
 from agentkv.client.transport import CALL_TIMEOUT_S
 from agentkv.protocol import ToolEvent
-from agentkv.testing import ScriptedServer
+from tests.scripted_apis import ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
 

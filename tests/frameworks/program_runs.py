@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-from agentkv.testing import ScriptedServer
+from tests.scripted_apis import ScriptedServer
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"

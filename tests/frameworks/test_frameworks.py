@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.testing import ScriptedServer
 from tests.frameworks import scripted_agent
 from tests.frameworks.program_runs import CaseReader, Program, SeenJob, versions
 from tests.frameworks.scripted_agent import COMMAND, SLOW_ECHO, SUBMIT
+from tests.scripted_apis import ScriptedServer
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from agentkv.server.demo_model import prepare_demo_model
-from agentkv.testing import ScriptedReply, ScriptedServer
 from tests.frameworks.program_runs import CaseReader, Program, versions
 from tests.frameworks.scripted_agent import COMMAND, SLOW_ECHO
+from tests.scripted_apis import ScriptedReply, ScriptedServer
 
 SHELL = ("shell", COMMAND)
 

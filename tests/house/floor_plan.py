@@ -18,9 +18,7 @@ MIN_LINES = 80
 MAX_MODULES = 12
 MIN_SHARED_PREFIX = 3
 
-SMALL_ON_PURPOSE: dict[str, str] = {
-    "agents/workspace.py": "examples/bash_agent.py imports it too",
-}
+SMALL_ON_PURPOSE: dict[str, str] = {}
 """Modules under 80 lines with one importer that keep their file, each with its reason."""
 
 

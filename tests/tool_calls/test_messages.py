@@ -12,7 +12,7 @@ import pytest
 from openai.types.responses import Response
 
 from agentkv import ToolCall, parse_tool_calls
-from agentkv.testing import ScriptedReply, ScriptedServer
+from tests.scripted_apis import ScriptedReply, ScriptedServer
 
 STRUCTURED = {
     "id": "call-1",

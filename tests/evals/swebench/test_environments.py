@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from minisweagent.exceptions import Submitted
 
-from agentkv.agents.workspace import commit_all
 from agentkv.evals.swebench.environments import (
     EnvironmentPlan,
+    commit_all,
     find_repository,
     fresh_sandbox,
     missing,
