@@ -68,12 +68,15 @@ def test_others_get_json(agent: str, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_model_is_the_one_that_the_server_lists(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without --model the server is asked; either of its two URLs will do."""
+    """Without --model the server is asked, by either of its URLs; one that lists none needs it."""
     with ScriptedServer(model="served") as server:
         for url in (server.root_url, f"{server.base_url}/"):
             document = json.loads(printed(capsys, "claude", url, "--json"))
             assert (document["url"], document["model"]) == (server.root_url, "served")
             assert document["environment"]["ANTHROPIC_MODEL"] == "served"
+    with ScriptedServer() as server:
+        assert main(["env", "codex", server.root_url]) == 2
+    assert "give --model NAME" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -99,10 +102,3 @@ def test_wrong_input_is_answered_in_words(
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")
     assert said in err
-
-
-def test_a_server_without_models_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """The error for a list that answers 404 says what to do."""
-    with ScriptedServer() as server:
-        assert main(["env", "codex", server.root_url]) == 2
-    assert "give --model NAME" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -25,9 +25,11 @@ import agentkv
 from tests.scripted_apis import ScriptedReply, ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"job_id": {}}}}
+"""Its parameter looks like a tag, and is none."""
 STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 BODIES: dict[str, dict[str, Any]] = {
-    "/chat/completions": CHAT,
+    "/chat/completions": {**CHAT, "tools": [TOOL]},
     "/completions": {"model": "m", "prompt": "one"},
     "/responses": {"model": "m", "input": "one"},
     "/messages": {**CHAT, "max_tokens": 9},
@@ -163,69 +165,41 @@ async def test_no_request_waits_for_the_server_to_be_asked(send: Send) -> None:
 @pytest.mark.asyncio
 @every_library
 async def test_a_failed_request_gives_its_number_to_the_next(send: Send) -> None:
-    """The server takes a repeated number for a retry; the caller sees the status as ever."""
-    with ScriptedServer() as server, agentkv.session() as job:
-        server.fail_next(500, 429)
-        url = f"{server.base_url}/chat/completions"
-        statuses = [(await send(url, CHAT))[0] for _ in range(4)]
-        assert agentkv.flush(timeout_s=20)
-    assert statuses == [500, 429, 200, 200]
-    assert [turn.tags["turn"] for turn in server.turns] == [1, 1, 1, 2]
-    assert counts(job)[:2] == (2, 2)
-
-
-@pytest.mark.asyncio
-@every_library
-async def test_a_dead_server_fails_as_without_agentkv(send: Send) -> None:
-    """The caller gets the library's own error, and leaving the session does not wait."""
+    """The caller sees the status, or the library's own error, and leaving does not wait."""
     with ScriptedServer() as server:
         url = f"{server.base_url}/chat/completions"
-    with pytest.raises(Exception, match=r".") as plain:
-        await send(url, CHAT)
-    started_at_s = time.monotonic()
-    with agentkv.session() as job:
-        with job.tool("ls"):
-            pass
-        with pytest.raises(plain.type):
+        with agentkv.session() as job:
+            server.fail_next(500, 429)
+            statuses = [(await send(url, CHAT))[0] for _ in range(4)]
+            assert agentkv.flush(timeout_s=20)
+            server.stop()
+            started_at_s = time.monotonic()
+            with pytest.raises(Exception, match=r".") as caught:
+                await send(url, CHAT)
+        assert time.monotonic() - started_at_s < 5
+        with pytest.raises(caught.type):
             await send(url, CHAT)
-    assert time.monotonic() - started_at_s < 5
-    assert counts(job)[:2] == (0, 1)
+    assert statuses == [500, 429, 200, 200]
+    assert [turn.tags["turn"] for turn in server.turns] == [1, 1, 1, 2]
+    assert counts(job)[:2] == (2, 3)
 
 
 @pytest.mark.asyncio
 @every_library
+@pytest.mark.parametrize(("wanted", "levels"), [("warn", [logging.WARNING]), ("ignore", [])])
 async def test_a_server_without_the_plugin_is_warned_of_once(
-    send: Send, caplog: pytest.LogCaptureFixture
+    send: Send, wanted: Any, levels: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A strict endpoint answers as ever, gets no feedback, and one warning says why."""
+    """A strict endpoint answers as ever, is asked once behind a request, and gets no feedback."""
     with ScriptedServer(has_plugin=False, is_strict=True) as server:
-        url = f"{server.base_url}/chat/completions"
         for _ in range(2):
-            with agentkv.session() as job:
-                assert (await send(url, CHAT))[0] == 200
-                assert agentkv.flush(timeout_s=20)
-                with job.tool("ls"):
-                    pass
-                assert (await send(url, CHAT))[0] == 200
-        assert agentkv.flush(timeout_s=20)
-    assert [request.path for request in server.requests].count("/v1/agentkv/info") == 1
-    assert len(server.requests) == 5
-    ours = [record for record in caplog.records if record.name.startswith("agentkv")]
-    assert [record.levelno for record in ours] == [logging.WARNING]
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(("wanted", "num_warnings"), [("warn", 1), ("ignore", 0)])
-async def test_a_job_of_one_request_is_enough_for_the_warning(
-    wanted: str, num_warnings: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The server is asked behind the request; a job that wants no warning gets none."""
-    with ScriptedServer(has_plugin=False) as server:
-        with agentkv.session(on_missing_server=wanted):
-            await _httpx("httpx")(f"{server.base_url}/chat/completions", CHAT)
-        assert agentkv.flush(timeout_s=20)
-    ours = [record for record in caplog.records if record.name.startswith("agentkv")]
-    assert len(ours) == num_warnings
+            with agentkv.session(on_missing_server=wanted), agentkv.current_job().tool("ls"):  # type: ignore[union-attr]
+                assert (await send(f"{server.base_url}/chat/completions", CHAT))[0] == 200
+            assert agentkv.flush(timeout_s=20)
+    paths = [request.path for request in server.requests]
+    assert sorted(paths) == ["/v1/agentkv/info", *["/v1/chat/completions"] * 2]
+    ours = [record.levelno for record in caplog.records if record.name.startswith("agentkv")]
+    assert ours == levels
 
 
 @pytest.mark.asyncio
@@ -292,38 +266,19 @@ async def test_a_turn_that_the_engine_gave_up_comes_back_under_its_number(send: 
 
 @pytest.mark.asyncio
 @every_library
-async def test_a_tool_with_a_parameter_of_that_name_is_no_tag(send: Send) -> None:
-    """The text "job_id" deeper in a body, as in the schema of a tool, is not read as a job."""
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"job_id": {}}}}
-    with ScriptedServer() as server, agentkv.session(job_id="ours"):
-        await send(f"{server.base_url}/chat/completions", {**CHAT, "tools": [tool]})
-        assert agentkv.flush(timeout_s=20)
-    assert server.turns[0].tags["job_id"] == "ours"
-
-
-@pytest.mark.asyncio
-@every_library
 async def test_other_requests_are_left_alone(send: Send) -> None:
-    """Embeddings, and services whose routes only end alike, are neither tagged nor counted."""
+    """Embeddings, services whose routes only end alike, and all without headers, are no turns."""
     paths = ("/v1/embeddings", "/v3/example.org/messages", "/forms/1/responses", "/v1/messages/b")
-    with ScriptedServer() as server, agentkv.session() as job:
-        for path in paths:
-            await send(server.root_url + path, CHAT)
-    assert [request.path for request in server.requests] == [*paths]
-    assert not any("x-agentkv-job" in request.headers for request in server.requests)
-    assert counts(job)[:2] == (0, 0)
-
-
-@pytest.mark.asyncio
-@every_library
-async def test_without_headers_requests_of_http_libraries_are_left_alone(send: Send) -> None:
-    """session(headers=False) tags bodies alone, and those of HTTP libraries are the caller's."""
     with ScriptedServer() as server:
-        with agentkv.session(headers=False) as job:
+        with agentkv.session() as job:
+            for path in paths:
+                await send(server.root_url + path, CHAT)
+        with agentkv.session(headers=False) as without_headers:
             await send(f"{server.base_url}/chat/completions", CHAT)
         assert agentkv.flush(timeout_s=20)
-    assert [request.tags for request in server.requests] == [{}]
-    assert job.summary().turns == 0
+    assert [request.path for request in server.requests] == [*paths, "/v1/chat/completions"]
+    assert not any("x-agentkv-job" in request.headers for request in server.requests)
+    assert counts(job)[:2] == counts(without_headers)[:2] == (0, 0)
 
 
 @contextmanager
@@ -577,32 +532,27 @@ async def test_every_reader_of_aiohttp_is_watched(server: ScriptedServer) -> Non
     """Each way to read a body gives what it gives without us, and the usage is found."""
     aiohttp = pytest.importorskip("aiohttp")
 
-    async def readline(content: Any) -> bytes:
-        return b"".join([await content.readline() for _ in range(99)])
+    async def joined(pieces: Any) -> bytes:
+        return b"".join([p[0] if isinstance(p, tuple) else p async for p in pieces])
 
-    async def readany(content: Any) -> bytes:
-        return b"".join([await content.readany() for _ in range(99)])
+    async def read_until_end(read: Callable[[], Awaitable[Any]]) -> AsyncIterator[Any]:
+        for _ in range(99):
+            yield await read()
 
-    async def readchunk(content: Any) -> bytes:
-        return b"".join([(await content.readchunk())[0] for _ in range(99)])
-
-    async def chunks(content: Any) -> bytes:
-        return b"".join([piece async for piece, _ in content.iter_chunks()])
-
-    async def chunked(content: Any) -> bytes:
-        return b"".join([piece async for piece in content.iter_chunked(7)])
-
-    async def any_size(content: Any) -> bytes:
-        return b"".join([piece async for piece in content.iter_any()])
-
-    async def whole(content: Any) -> bytes:
-        return bytes(await content.read())
-
+    readers: tuple[Callable[[Any], Awaitable[bytes]], ...] = (
+        lambda content: joined(read_until_end(content.readline)),
+        lambda content: joined(read_until_end(content.readany)),
+        lambda content: joined(read_until_end(content.readchunk)),
+        lambda content: joined(content.iter_chunks()),
+        lambda content: joined(content.iter_chunked(7)),
+        lambda content: joined(content.iter_any()),
+        lambda content: content.read(),
+    )
     url, body = f"{server.base_url}/chat/completions", {**CHAT, **STREAM}
     async with aiohttp.ClientSession() as client:
         async with client.post(url, json=body) as reply:
             plain = await reply.read()
-        for read in (readline, readany, readchunk, chunks, chunked, any_size, whole):
+        for read in readers:
             with agentkv.session() as job:
                 async with client.post(url, json=body) as reply:
                     assert without_ids(await read(reply.content)) == without_ids(plain), read

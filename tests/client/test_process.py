@@ -126,33 +126,6 @@ def test_a_library_that_is_imported_in_the_session_counts(
     assert server.released == ["a"]
 
 
-def test_the_release_leaves_before_the_process_does(server: ScriptedServer) -> None:
-    """A program that ends right after its session has sent the release."""
-    code = CALL.format(base_url=server.base_url) + "session.__exit__(None, None, None)"
-    run_python(code)
-    assert server.released == ["a"]
-
-
-def test_a_dead_server_holds_the_process_back_only_briefly() -> None:
-    """At the end of a program the wait for feedback is bounded."""
-    with ScriptedServer() as server:
-        code = CALL.format(base_url=server.base_url) + (
-            "import sys, time, logging; logging.disable()\n"
-            "print('answered', flush=True); sys.stdin.readline()\n"
-            "for _ in range(100): job.tool('ls').__enter__()\n"
-            "session.__exit__(None, None, None)\n"
-        )
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        process = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "answered\n"
-        server.stop()
-        started_at_s = time.monotonic()
-        process.communicate("go\n", timeout=60)
-        assert time.monotonic() - started_at_s < 10
-        assert process.returncode == 0
-
-
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_a_workers_release_leaves_before_it_does(
     method: str, server: ScriptedServer, tmp_path: Path

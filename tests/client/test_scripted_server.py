@@ -15,57 +15,37 @@ from tests.scripted_apis import ScriptedReply, ScriptedServer
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
 
 
-def test_replies_are_played_in_turn_and_the_last_again(client: openai.OpenAI) -> None:
-    """A script that is shorter than the job ends with its last reply again and again."""
+def test_replies_are_played_in_turn_and_requests_recorded(client: openai.OpenAI) -> None:
+    """The last reply comes again; method, path, headers in lower case and body are kept."""
     with ScriptedServer(["one", ScriptedReply("two")]) as server:
         talker = client.with_options(base_url=server.base_url)
-        replies = [talker.chat.completions.create(**CHAT) for _ in range(3)]
+        replies = [
+            talker.chat.completions.create(**CHAT, temperature=0.5, extra_headers={"X-Note": "n"})
+            for _ in range(3)
+        ]
     assert [reply.choices[0].message.content for reply in replies] == ["one", "two", "two"]
-
-
-def test_requests_are_recorded_as_they_arrived(
-    server: ScriptedServer, client: openai.OpenAI
-) -> None:
-    """Each request is recorded with method, path, headers in lower case, and body."""
-    client.chat.completions.create(**CHAT, temperature=0.5, extra_headers={"X-Note": "n"})
-    (request,) = server.requests
+    request = server.requests[0]
     assert (request.method, request.path) == ("POST", "/v1/chat/completions")
     assert request.headers["x-note"] == "n"
     assert request.body == {**CHAT, "temperature": 0.5}
 
 
-def test_a_strict_server_refuses_unknown_fields(client: openai.OpenAI) -> None:
-    """is_strict answers 400 with the field's name, as hosted endpoints do."""
-    with (
-        ScriptedServer(is_strict=True) as server,
-        pytest.raises(openai.BadRequestError, match="unknown field: job_id"),
-    ):
-        client.with_options(base_url=server.base_url).chat.completions.create(
-            **CHAT, extra_body={"job_id": "a"}
-        )
-
-
 def test_errors_are_what_a_server_answers(server: ScriptedServer) -> None:
-    """Unknown routes, malformed JSON, a missing key and ordered failures get HTTP errors."""
+    """Unknown routes, jobs and fields, broken JSON, a missing key and ordered failures."""
+    url, release = f"{server.base_url}/chat/completions", "/agentkv/jobs/a/release"
     assert httpx.get(f"{server.root_url}/nothing").status_code == 404
-    url = f"{server.base_url}/chat/completions"
     assert httpx.post(url, content=b"{broken").status_code == 400
+    assert httpx.post(server.base_url + release).status_code == 404
     server.fail_next(429)
-    assert [httpx.post(url, json=CHAT).status_code for _ in range(2)] == [429, 200]
-    with ScriptedServer(api_key="secret") as locked:
+    tagged = {**CHAT, "job_id": "a"}
+    assert [httpx.post(url, json=tagged).status_code for _ in range(2)] == [429, 200]
+    assert httpx.post(server.base_url + release).json() == {"job_id": "a"}
+    with ScriptedServer(api_key="secret") as locked, ScriptedServer(has_plugin=False) as stock:
         assert httpx.get(f"{locked.base_url}/agentkv/info").status_code == 401
-    with ScriptedServer(has_plugin=False) as stock:
         assert httpx.get(f"{stock.base_url}/agentkv/info").status_code == 404
-
-
-def test_the_release_of_an_unknown_job_is_404(
-    server: ScriptedServer, client: openai.OpenAI
-) -> None:
-    """The server knows a job from its first tagged request on."""
-    url = f"{server.base_url}/agentkv/jobs/a/release"
-    assert httpx.post(url).status_code == 404
-    client.chat.completions.create(**CHAT, extra_body={"job_id": "a"})
-    assert httpx.post(url).json() == {"job_id": "a"}
+    with ScriptedServer(is_strict=True) as strict:
+        refused = httpx.post(f"{strict.base_url}/chat/completions", json=tagged)
+    assert (refused.status_code, "unknown field: job_id" in refused.text) == (400, True)
 
 
 def test_waiting_in_vain_says_what_did_arrive(server: ScriptedServer) -> None:

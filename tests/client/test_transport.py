@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import itertools
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import openai
@@ -198,72 +196,6 @@ async def test_an_async_transport_is_used_for_the_question(server: ScriptedServe
         await asyncio.gather(*calls)
     assert all("job_id" in turn.body for turn in server.turns)
     assert [request.path for request in server.requests].count("/v1/agentkv/info") == 1
-
-
-@pytest.mark.asyncio
-async def test_many_tasks_ask_once(server: ScriptedServer, async_client: Any) -> None:
-    """Of many tasks with one server to ask, one asks and the others wait for the answer."""
-    with agentkv.session(async_client) as job:
-        calls = (job.client.chat.completions.create(**CHAT) for _ in range(8))
-        await asyncio.gather(*calls)
-    assert [request.path for request in server.requests].count("/v1/agentkv/info") == 1
-    assert sum("job_id" in turn.body for turn in server.turns) == 8
-
-
-class _Dripping(BaseHTTPRequestHandler):
-    """Answers calls at once, and questions byte by byte for ever."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        while not self.server.is_over:  # type: ignore[attr-defined]
-            self.wfile.write(b" ")
-            time.sleep(0.2)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        body = b'{"choices": []}'
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def dripping_url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Dripping)
-    server.is_over = False  # type: ignore[attr-defined]
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    server.is_over = True  # type: ignore[attr-defined]
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_an_answer_that_never_ends_costs_one_short_time_out(
-    is_async: bool, dripping_url: str
-) -> None:
-    """All bytes of the answer together have a time limit, and a loop goes on meanwhile."""
-    kind = openai.AsyncOpenAI if is_async else openai.OpenAI
-    client = kind(base_url=dripping_url, api_key="key")
-    started_at_s = time.monotonic()
-    with agentkv.session(client) as job:
-        reply = job.client.chat.completions.create(**CHAT)
-        if is_async:
-            await reply
-    assert time.monotonic() - started_at_s < CALL_TIMEOUT_S + 5
-    closed = client.close()
-    if is_async:
-        await closed
 
 
 def test_a_loop_that_stopped_while_it_asked_costs_others_one_short_time_out(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -94,21 +93,19 @@ def ended(server: ScriptedServer, num_jobs: int) -> bool:
 def test_a_plain_call_is_a_job(
     server: ScriptedServer, turn: Callable[[], Any], method: str
 ) -> None:
-    """A call that returns a value is one job, released when it returns; each call is another."""
-    for _ in range(2):
-        getattr(Agent(), method)(turn)
-    assert turns(server) == [(0, 1), (1, 1)]
-    assert ended(server, 2)
+    """A call that returns a value is one job, released when it returns; each call is another.
 
-
-def test_a_class_method_keeps_its_class(server: ScriptedServer, turn: Callable[[], Any]) -> None:
-    """A replaced class method is still given the class that it is called on."""
+    A replaced class method is still given the class that it is called on.
+    """
 
     class Special(Agent):
         pass
 
+    for _ in range(2):
+        getattr(Agent(), method)(turn)
     assert Special.of_the_class(turn)[0] is Special
-    assert turns(server) == [(0, 1)]
+    assert turns(server) == [(0, 1), (1, 1), (2, 1)]
+    assert ended(server, 3)
 
 
 def test_tools_are_timed_one_by_one(server: ScriptedServer, turn: Callable[[], Any]) -> None:
@@ -214,7 +211,10 @@ def test_a_run_lasts_as_long_as_the_task_behind_its_handle(
 def test_generators_are_jobs_in_each_of_their_steps(
     server: ScriptedServer, turn: Callable[[], Any]
 ) -> None:
-    """Two generators that are consumed by turns are two jobs; values sent in arrive."""
+    """Two generators that are consumed by turns are two jobs; values and errors sent in arrive.
+
+    The job of a generator that nobody finishes ends with the generator.
+    """
     one, two = Agent().stream(turn), Agent().stream(turn)
     next(one), next(two)
     assert agentkv.current_job() is None
@@ -222,23 +222,14 @@ def test_generators_are_jobs_in_each_of_their_steps(
     next(one), two.close()  # type: ignore[attr-defined]
     assert turns(server) == [(0, 1), (1, 1), (0, 2)]
     assert list(one) == []
-    assert ended(server, 2)
-
-
-def test_a_dropped_generator_ends_its_job(server: ScriptedServer, turn: Callable[[], Any]) -> None:
-    """The job of a generator that nobody finishes ends with the generator."""
+    failing = Agent().stream(turn)
+    next(failing)
+    with pytest.raises(KeyError):
+        failing.throw(KeyError())  # type: ignore[attr-defined]
     for _ in Agent().stream(turn):
         break
     gc.collect()
-    assert ended(server, 1)
-
-
-def test_an_error_thrown_into_a_generator_arrives(turn: Callable[[], Any]) -> None:
-    """An exception thrown in at a step comes out of the original, and ends the job."""
-    stream = Agent().stream(turn)
-    next(stream)
-    with pytest.raises(KeyError):
-        stream.throw(KeyError())  # type: ignore[attr-defined]
+    assert ended(server, 4)
 
 
 @pytest.mark.parametrize("method", ["run_async", "returning_a_coroutine", "started"])
@@ -360,17 +351,3 @@ def test_a_failure_of_ours_is_logged_once(
         Patch(f"{toy_framework.__name__}:Agent.{name}", wrap).install()
     assert len(Agent().run(turn, "shell", "shell")) == 3
     assert len([record for record in caplog.records if "could not follow" in record.message]) == 1
-
-
-def test_a_thread_of_a_run_belongs_to_its_job(
-    server: ScriptedServer, turn: Callable[[], Any]
-) -> None:
-    """A thread that a run starts makes its calls as turns of the run's job."""
-
-    def turn_in_a_thread() -> None:
-        thread = threading.Thread(target=turn)
-        thread.start()
-        thread.join()
-
-    Agent().run(turn_in_a_thread, "shell")
-    assert turns(server) == [(0, 1), (0, 2)]
