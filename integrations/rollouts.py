@@ -18,7 +18,7 @@ from agentkv.client import context
 from agentkv.client.job import Job, job_covering
 from agentkv.client.patches import Method, Patch
 from agentkv.client.replies import Usage
-from agentkv.client.server import Link
+from agentkv.client.server import JobLink
 from agentkv.client.tagged_call import TaggedCall, log_failure
 from agentkv.protocol import parse_tags
 from agentkv.tracing import open_trace
@@ -130,7 +130,7 @@ def job_of(job_id: str, client: object) -> Job[Any] | None:
 class _TokensCall(TaggedCall):
     """A prompt whose sampling parameters are a mapping, on its way to an engine."""
 
-    def __init__(self, job: Job[Any], link: Link, params: dict[str, Any]) -> None:
+    def __init__(self, job: Job[Any], link: JobLink, params: dict[str, Any]) -> None:
         super().__init__(job, link)
         self._params = params
 
@@ -141,7 +141,7 @@ class _TokensCall(TaggedCall):
         self._params["extra_args"] = self.extra_args(self._params.get("extra_args"))
 
 
-class Turn:
+class TokensTurn:
     """One prompt of a trajectory, as a context manager around the call that generates its tokens.
 
     `params` is a copy of its sampling parameters, which get the tags with `open`. `job` is None if
@@ -158,7 +158,7 @@ class Turn:
         except Exception:
             log_failure("could not find the job of a prompt, which goes out untouched")
 
-    async def open(self, link_of: Callable[[Job[Any]], Link]) -> None:
+    async def open(self, link_of: Callable[[Job[Any]], JobLink]) -> None:
         """Tag the prompt for the engine that it goes to, if that has the plugin."""
         assert self.job is not None
         try:
@@ -173,7 +173,7 @@ class Turn:
         except Exception:
             log_failure("could not tag a prompt, which goes out untouched")
 
-    def __enter__(self) -> Turn:
+    def __enter__(self) -> TokensTurn:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -27,7 +27,7 @@ Arguments = Mapping[str, Any]
 """The arguments of a call by the names of the function's parameters, defaults included."""
 
 _lock = threading.Lock()
-_runs: dict[Job[Any], Run] = {}
+_runs: dict[Job[Any], AgentRun] = {}
 """The runs under way, by their jobs."""
 _tool_of: contextvars.ContextVar[Job[Any] | None] = contextvars.ContextVar(
     "agentkv_tool_of", default=None
@@ -69,7 +69,7 @@ class _Active(AbstractContextManager[None]):
             context.leave()
 
 
-class Run:
+class AgentRun:
     """A run of an agent, which is a job of its own; `agent` tells runs of several agents apart.
 
     A run right inside of a session that the caller opened is that session's job, unless another run
@@ -83,7 +83,7 @@ class Run:
         self._session: Session[None] | None = None
         self.in_control: Job[Any] | None = None
         self._first: object = None
-        self._turn_takers: dict[int, Run] = {}
+        self._turn_takers: dict[int, AgentRun] = {}
 
     def begin(self) -> None:
         """Find or open the job."""
@@ -121,7 +121,7 @@ class Run:
         else:
             member = self._turn_takers.get(id(agent))
             if member is None:
-                member = self._turn_takers[id(agent)] = Run(agent)
+                member = self._turn_takers[id(agent)] = AgentRun(agent)
                 member.begin()
             job = member.job
         if self.in_control is not None and self.in_control is not job:
@@ -137,7 +137,7 @@ def _job_in_control() -> Job[Any] | None:
     return job if run is None or run.in_control is None else run.in_control
 
 
-class Turn:
+class AgentTurn:
     """A turn of one agent in a run that several agents share."""
 
     def __init__(self, agent: object) -> None:
@@ -206,14 +206,14 @@ def a_run(
         around = None if job is None else _runs.get(job)
         if around is not None and around.agent is runner and _tool_of.get() is not job:
             return None
-        return Run(runner)
+        return AgentRun(runner)
 
     return functools.partial(_wrapped, scope_of, follow)
 
 
 def a_turn(agent: Callable[[Arguments], object]) -> Wrap:
     """A call is a turn of an agent, in a run in which several take turns (handoffs)."""
-    return functools.partial(_wrapped, lambda call: Turn(agent(call)), None)
+    return functools.partial(_wrapped, lambda call: AgentTurn(agent(call)), None)
 
 
 def a_tool(describe: Callable[[Arguments], tuple[Any, Any] | None]) -> Wrap:

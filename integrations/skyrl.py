@@ -17,21 +17,21 @@ import agentkv
 from agentkv.client.job import Job
 from agentkv.client.patches import Method, Patch
 from agentkv.client.replies import Usage
-from agentkv.client.server import Link, server_at
+from agentkv.client.server import JobLink, server_at
 
-from .rollouts import Turn, a_trajectory
+from .rollouts import TokensTurn, a_trajectory
 from .runs import Arguments, Wrap, a_tool
 
 
 @dataclass(frozen=True, slots=True)
-class _ReleaseEverywhere(Link):
+class _ReleaseEverywhere(JobLink):
     """A job's way to several engines behind a router, which alone knows the one that has the job.
 
     Each is notified of its end. Tools are not reported as they start and end, since all engines but
     one would answer that they do not know the job; their durations go with the next turn.
     """
 
-    engines: tuple[Link, ...] = ()
+    engines: tuple[JobLink, ...] = ()
 
     def submit(self, method: str, path: str, body: Mapping[str, object] | None = None) -> None:
         if path.endswith("/release"):
@@ -40,7 +40,7 @@ class _ReleaseEverywhere(Link):
                 engine.submit(method, path, body)
 
 
-def _link_to(server_urls: list[str], job: Job[Any]) -> Link:
+def _link_to(server_urls: list[str], job: Job[Any]) -> JobLink:
     links = tuple(job.link_to(server_at(url), None, {}) for url in server_urls)
     first = links[0]
     if len(links) == 1 or isinstance(first, _ReleaseEverywhere):
@@ -58,7 +58,7 @@ def _a_turn(original: Method, patch: Patch) -> Method:
         session_ids: Sequence[Any] = input_batch.get("session_ids") or ()
         if not patch.is_active or len(session_ids) != 1:
             return await original(self, input_batch, *args, **kwargs)
-        turn = Turn(session_ids[0], self, input_batch.get("sampling_params") or {})
+        turn = TokensTurn(session_ids[0], self, input_batch.get("sampling_params") or {})
         if turn.job is None:
             return await original(self, input_batch, *args, **kwargs)
         with turn:

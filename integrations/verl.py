@@ -16,10 +16,10 @@ from agentkv.client.patches import Method, Patch
 from agentkv.client.replies import Usage
 from agentkv.client.server import server_at
 
-from .rollouts import Turn, a_trajectory, after_a_trajectory
+from .rollouts import TokensTurn, a_trajectory, after_a_trajectory
 from .runs import Wrap, a_tool
 
-_turn: ContextVar[Turn | None] = ContextVar("agentkv_verl_turn", default=None)
+_turn: ContextVar[TokensTurn | None] = ContextVar("agentkv_verl_turn", default=None)
 """The prompt that waits for the balancer to say which engine it goes to."""
 
 
@@ -31,7 +31,7 @@ def _a_turn(original: Method, patch: Patch) -> Method:
         params = kwargs.get("sampling_params")
         if not patch.is_active or not isinstance(params, Mapping):
             return await original(self, request_id, *args, **kwargs)
-        turn = Turn(request_id, self, params)
+        turn = TokensTurn(request_id, self, params)
         if turn.job is None:
             return await original(self, request_id, *args, **kwargs)
         token = _turn.set(turn)

@@ -11,8 +11,8 @@ from agentkv.testing.scripted_replies import (
     MODEL,
     SHAPES,
     Body,
+    ReplyShape,
     ScriptedReply,
-    Shape,
     openai_error,
     words_of,
 )
@@ -192,16 +192,16 @@ def _message_events(reply: ScriptedReply) -> Iterator[Body]:
 class ScriptedServer(testing.ScriptedServer):
     """The public fake with more routes."""
 
-    shapes: Mapping[str, Shape] = {
+    shapes: Mapping[str, ReplyShape] = {
         **SHAPES,
-        "/v1/responses": Shape(_response, _events_of(_response_events), openai_error),
-        MESSAGES_PATH: Shape(
+        "/v1/responses": ReplyShape(_response, _events_of(_response_events), openai_error),
+        MESSAGES_PATH: ReplyShape(
             _message,
             _events_of(_message_events),
             _anthropic_error,
             frozenset(_ANTHROPIC_FIELDS.split()),
         ),
-        TOKENS_PATH: Shape(_tokens, lambda reply, include_usage: iter(()), openai_error),
+        TOKENS_PATH: ReplyShape(_tokens, lambda reply, include_usage: iter(()), openai_error),
     }
 
 

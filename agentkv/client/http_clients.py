@@ -27,7 +27,7 @@ from agentkv.client.replies import (
     when_lm15_complete,
     when_requests_complete,
 )
-from agentkv.client.server import Link, server_at
+from agentkv.client.server import JobLink, server_at
 from agentkv.client.tagged_call import (
     JobFinder,
     TaggedCall,
@@ -175,7 +175,7 @@ class AIOHTTPCall(HTTPCall):
         when_aiohttp_complete(reply, on_complete)
 
 
-def link_of(job: Job[Any], client: Any, root_url: str, headers: Mapping[str, str]) -> Link:
+def link_of(job: Job[Any], client: Any, root_url: str, headers: Mapping[str, str]) -> JobLink:
     """The way to a server, unless the job's session names another one for its client.
 
     Feedback carries the key of these headers, and those that the client adds to all its requests.

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Generic, Self, TypeVar, cast
 
 from agentkv.client import context
-from agentkv.client.ledger import JobSummary, OpenTurn, TurnLedger
-from agentkv.client.server import Link, Server
+from agentkv.client.ledger import JobSummary, NumberedTurn, TurnLedger
+from agentkv.client.server import JobLink, Server
 from agentkv.client.transport import ServerTransport, job_path
 from agentkv.protocol import (
     MAX_TOOL_CHARS,
@@ -57,7 +57,7 @@ class Job(Generic[ClientT]):
         self.on_missing_server = on_missing_server
         self.ledger = TurnLedger(job_id, clock=time.monotonic)
         self.has_headers = has_headers
-        self.links: dict[Server, Link] = {}
+        self.links: dict[Server, JobLink] = {}
         self.trace: JobTrace | None = None
         self._path = job_path(job_id)
         self.routing_headers = routing_headers(job_id, affinity) if has_headers else {}
@@ -94,7 +94,7 @@ class Job(Generic[ClientT]):
         """The totals of the job so far; also available after it is over."""
         return self.ledger.summary()
 
-    def tags(self, turn: OpenTurn) -> Tags:
+    def tags(self, turn: NumberedTurn) -> Tags:
         """The tags for the request of a turn."""
         tool = turn.last_tool
         return Tags(
@@ -109,7 +109,7 @@ class Job(Generic[ClientT]):
 
     def link_to(
         self, server: Server, client: Any, headers: Mapping[str, str], *, is_direct: bool = True
-    ) -> Link:
+    ) -> JobLink:
         """The way to a server for this job, by an SDK client or by connections of our own."""
         link = self.links.get(server)
         if link is None or not link.transport.is_by(client, headers):
@@ -117,7 +117,7 @@ class Job(Generic[ClientT]):
                 client, headers, job_headers=self.routing_headers, is_direct=is_direct
             )
             warns = self.on_missing_server == "warn"
-            link = Link(server, transport, warns, self.ledger.note_savings)
+            link = JobLink(server, transport, warns, self.ledger.note_savings)
         server.notice_another_key(link.transport)
         return link
 

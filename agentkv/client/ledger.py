@@ -35,7 +35,7 @@ class ToolTime:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTurn:
+class NumberedTurn:
     """A turn in progress: its number, and what its request reports to the server."""
 
     number: int
@@ -131,7 +131,7 @@ class TurnLedger:
         with self._lock:
             self._hard_limit = num_turns
 
-    def begin(self) -> OpenTurn:
+    def begin(self) -> NumberedTurn:
         """Open the next turn; it carries the longest tool run since the previous turn."""
         now_s = self._clock()
         with self._lock:
@@ -141,7 +141,7 @@ class TurnLedger:
                 self._idle_since_s = None
             self._num_in_flight += 1
             self._last_number += 1
-            turn = OpenTurn(
+            turn = NumberedTurn(
                 number=self._last_number,
                 is_last_step=self._is_last_step or self._last_number == self._hard_limit,
                 last_tool=self._longest_tool,
@@ -151,7 +151,7 @@ class TurnLedger:
             self._longest_tool = None
             return turn
 
-    def finish(self, turn: OpenTurn, usage: Usage | None, *, ended_at_s: float) -> None:
+    def finish(self, turn: NumberedTurn, usage: Usage | None, *, ended_at_s: float) -> None:
         """Close a turn that was answered; `ended_at_s` is when the last of the reply arrived."""
         with self._lock:
             self._num_in_flight -= 1
@@ -165,7 +165,7 @@ class TurnLedger:
                 if count is not None:
                     totals[name] += count
 
-    def fail(self, turn: OpenTurn) -> None:
+    def fail(self, turn: NumberedTurn) -> None:
         """Close a turn without an answer: the next request gets its number and what it carried.
 
         The server takes a repeated number for a retry. A turn that is not the newest leaves a gap

@@ -20,7 +20,7 @@ from typing import Any
 from agentkv.client.job import Job
 from agentkv.client.patches import Method, copy_of, is_covered
 from agentkv.client.replies import Usage, read_usage
-from agentkv.client.server import Link, server_at
+from agentkv.client.server import JobLink, server_at
 from agentkv.client.tagged_call import (
     JobFinder,
     TaggedCall,
@@ -119,7 +119,7 @@ def _prepare(
     return SDKCall(job, client, headers, cast_to, options, kwargs)
 
 
-def link_of(job: Job[Any], client: Any, headers: Mapping[str, str] | None = None) -> Link:
+def link_of(job: Job[Any], client: Any, headers: Mapping[str, str] | None = None) -> JobLink:
     """The way to the server that a client calls, unless the job's session names another one."""
     # Without a client the session applies to any server: each client knows its own.
     server_url = None if job.covered_client is None else job.server_url

@@ -113,7 +113,7 @@ class Server:
         finally:
             self._lock.release()
 
-    def ask_in_background(self, link: Link) -> None:
+    def ask_in_background(self, link: JobLink) -> None:
         """Have the server asked if it never was, or did not answer and it is time to try again."""
         due_at_s = self._ask_at_s
         if not self.has_plugin and due_at_s is not None and time.monotonic() >= due_at_s:
@@ -177,7 +177,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class JobLink:
     """A job's way to a server: the transport has the keys and headers of this job's calls.
 
     warns: the job's user wants to be warned of a server without the plugin.

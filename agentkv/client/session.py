@@ -25,7 +25,7 @@ from typing import (
 from agentkv.client import context, http_clients, sdk_clients
 from agentkv.client.job import Job, current_job, job_covering
 from agentkv.client.patches import cover, uncover
-from agentkv.client.server import Link, server_at
+from agentkv.client.server import JobLink, server_at
 from agentkv.protocol import parse_affinity, parse_tags
 from agentkv.tracing import open_trace
 
@@ -169,7 +169,7 @@ class Session(Generic[ClientT]):
         context.enter(job)
         return job
 
-    def _required_link(self, job: Job[ClientT]) -> Link | None:
+    def _required_link(self, job: Job[ClientT]) -> JobLink | None:
         """The server to ask on entry, if a missing plugin is an error and the server is known."""
         if self._on_missing_server != "raise":
             return None

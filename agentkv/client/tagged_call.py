@@ -16,10 +16,10 @@ from contextvars import ContextVar, Token
 from typing import Any
 
 from agentkv.client.job import Job, job_covering
-from agentkv.client.ledger import OpenTurn
+from agentkv.client.ledger import NumberedTurn
 from agentkv.client.patches import Method, Patch
 from agentkv.client.replies import OnComplete, Usage, when_complete
-from agentkv.client.server import Link
+from agentkv.client.server import JobLink
 from agentkv.errors import AgentKVServerError
 from agentkv.protocol import SESSION_HEADER, fields_from_headers
 from agentkv.tracing import JobTrace, RequestShape, Span
@@ -44,12 +44,12 @@ class TaggedCall:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
 
-    def __init__(self, job: Job[Any], link: Link) -> None:
+    def __init__(self, job: Job[Any], link: JobLink) -> None:
         self.job = job
         self.link = link
         self.headers: Mapping[str, str] = {}
         self.fields: Mapping[str, object] = {}
-        self._turn: OpenTurn | None = None
+        self._turn: NumberedTurn | None = None
         self._span: Span | None = None
         self._token: Token[bool] | None = None
 
@@ -86,7 +86,7 @@ class TaggedCall:
         job.links[server] = self.link
         self._token = _is_under_way.set(True)
 
-    def _open_span(self, trace: JobTrace, turn: OpenTurn) -> None:
+    def _open_span(self, trace: JobTrace, turn: NumberedTurn) -> None:
         operation, model = self.describe()
         server = self.link.server
         shape = RequestShape(operation, model, self.link.root_url, bool(server.has_plugin))

@@ -44,7 +44,7 @@ class ScriptedReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ReplyShape:
     """How the API of a route writes its replies; `fields` are those of a request that it knows."""
 
     whole: Callable[[ScriptedReply], Body]
@@ -132,8 +132,8 @@ def _data(body: Body) -> bytes:
     return f"data: {json.dumps(body)}\n\n".encode()
 
 
-SHAPES: Mapping[str, Shape] = {
-    "/v1/chat/completions": Shape(_chat, _chat_events, openai_error),
-    "/v1/completions": Shape(_text, _text_events, openai_error),
+SHAPES: Mapping[str, ReplyShape] = {
+    "/v1/chat/completions": ReplyShape(_chat, _chat_events, openai_error),
+    "/v1/completions": ReplyShape(_text, _text_events, openai_error),
 }
 """The routes of a model, with the shapes of their replies."""

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from agentkv.protocol import TAG_FIELDS, WIRE_VERSION, fields_from_headers
 from agentkv.testing.http_front import MALFORMED, Answer, HttpFront
-from agentkv.testing.scripted_replies import SHAPES, ScriptedReply, Shape, openai_error
+from agentkv.testing.scripted_replies import SHAPES, ReplyShape, ScriptedReply, openai_error
 
 _JOB_ROUTE = re.compile(r"/v1/agentkv/jobs/(.+)/(tool|release)")
 ReplyFunction = Callable[[Mapping[str, Any]], ScriptedReply | None]
@@ -60,7 +60,7 @@ class ScriptedServer:
     It answers chat and text completions; a subclass may add routes to `shapes`.
     """
 
-    shapes: Mapping[str, Shape] = SHAPES
+    shapes: Mapping[str, ReplyShape] = SHAPES
 
     def __init__(
         self,

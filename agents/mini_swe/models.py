@@ -18,7 +18,7 @@ from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
 from agentkv.client.context import job_made_current
 from agentkv.client.job import Job
 from agentkv.client.replies import read_usage
-from agentkv.client.server import Link, server_at
+from agentkv.client.server import JobLink, server_at
 from agentkv.client.tagged_call import TaggedCall
 
 from .jobs import JobOfModel, TurnLog
@@ -72,7 +72,7 @@ def tagged_call(
 
 def _link_of(
     job: Job[Any], model_name: str, call_options: Mapping[str, Any], server_url: str | None
-) -> Link | None:
+) -> JobLink | None:
     """Resolve the server as litellm does; None for a provider's own endpoint."""
     provider = call_options.get("custom_llm_provider") or _provider(model_name)
     url = server_url or call_options.get("api_base") or call_options.get("base_url")

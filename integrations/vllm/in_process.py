@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from agentkv.client.job import Job, job_covering
 from agentkv.client.patches import Method, Patch
 from agentkv.client.replies import Usage
-from agentkv.client.server import Link, Server
+from agentkv.client.server import JobLink, Server
 from agentkv.client.tagged_call import TaggedCall, log_failure
 from agentkv.client.transport import ServerTransport
 from agentkv.errors import AgentKVServerError
@@ -54,7 +54,7 @@ class Engine(Server):
         """Note the event loop that runs the engine, if it is an asynchronous one."""
         self._loop = loop
 
-    def call(self, link: Link, operation: str, *args: object) -> None:
+    def call(self, link: JobLink, operation: str, *args: object) -> None:
         """Make a call into the engine: at once, or on the event loop that runs it. Never waits for
         an asynchronous engine."""
         engine = self._engine()
@@ -74,7 +74,9 @@ class Engine(Server):
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def _call(self, engine: Any, link: Link, operation: str, args: Sequence[object]) -> None:
+    async def _call(
+        self, engine: Any, link: JobLink, operation: str, args: Sequence[object]
+    ) -> None:
         try:
             core = engine.engine_core
             # a job has its blocks on one of several engines
@@ -102,7 +104,7 @@ def _savings(answer: object) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLink(Link):
+class EngineLink(JobLink):
     """A job's way to an engine of this process."""
 
     def submit(self, method: str, path: str, body: Mapping[str, object] | None = None) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
-from agentkv.testing.http_front import Answer, HttpFront, error_answer
+from agentkv.testing.http_front import Answer, HttpFront
+from agentkv.testing.scripted_replies import openai_error
 
 BLOCK_TOKENS = 16
 MAX_CONTEXT_TOKENS = 4096
@@ -65,7 +66,7 @@ class FakeVllm:
         if path in answers:
             return Answer(200, answers[path])
         is_event = self._policy is not None and path.startswith("/v1/agentkv/jobs/")
-        return Answer(200, {}) if is_event else error_answer(404, "Not Found")
+        return Answer(200, {}) if is_event else Answer(404, openai_error(404, "Not Found"))
 
     def _play(self, path: str, body: dict[str, Any]) -> Answer:
         with self._lock:
@@ -74,7 +75,7 @@ class FakeVllm:
         if number == self._dies_at_turn:
             self._front.stop()
         if number == self._fails_at_turn:
-            return error_answer(500, "out of luck")
+            return Answer(500, openai_error(500, "out of luck"))
         self._over.wait(self._turn_s)
         return Answer(200, self._chat() if "chat" in path else self._complete(body))
 
