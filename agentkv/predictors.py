@@ -13,7 +13,13 @@ from agentkv.durations.prediction import (
     Prediction,
     Predictor,
 )
-from agentkv.durations.predictor import KINDS, DurationPredictor, load_predictor, predictor_names
+from agentkv.durations.predictor import (
+    KINDS,
+    DurationPredictor,
+    PredictorSettings,
+    load_predictor,
+    predictor_names,
+)
 
 INTERFACE_VERSION = 1
 
@@ -29,6 +35,7 @@ __all__ = [
     "LogNormal",
     "Prediction",
     "Predictor",
+    "PredictorSettings",
     "Program",
     "load_predictor",
     "predictor_names",

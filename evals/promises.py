@@ -18,7 +18,7 @@ from typing import Any
 from agentkv.guard import MAX_ANSWER_S, Fault, UnusableAnswerError
 from agentkv.integrations.vllm.retention import Rules
 from agentkv.policies import Pin, Policy, Settings, load_policy
-from agentkv.policies.guard import GuardedPolicy
+from agentkv.policies.answers import CHECKS
 from agentkv.protocol import ToolEvent
 from agentkv.testing.stepped_engine import BLOCK_TOKENS, SteppedEngine, prompt_of
 
@@ -62,11 +62,7 @@ IN_TIME = f"each answer comes within {1000 * MAX_ANSWER_S:.0f} ms"
 USABLE = "each answer can be used"
 PROMISES = (NO_LOSS, ENDS, YIELDS, WAITS, SAME, IN_TIME, USABLE)
 
-QUESTIONS = tuple(
-    name
-    for name, value in vars(Policy).items()
-    if callable(value) and not name.startswith("_") and name in vars(GuardedPolicy)
-)
+QUESTIONS = ("bind", *CHECKS)
 """The methods that a policy is asked by."""
 
 
@@ -269,7 +265,9 @@ class _Play:
         try:
             answer = _broken_off(method, *args, **options)
         except Exception as error:
-            self._rules_failed("policy", Fault(question, error, is_late=False, is_last=False))
+            self._rules_failed(
+                "policy", Fault("policy", question, error, is_late=False, is_last=False)
+            )
             raise
         finally:
             answer_s = time.perf_counter() - began_s

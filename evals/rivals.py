@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.serve import value_of
-
-from .policies import ServerPolicy, policy_names
+from agentkv.policies.names import PolicyChoice, known_policies
 
 _DESCRIPTION = re.compile(r"(?P<name>[\w.-]+)=(?P<words>.*)", re.DOTALL)
 
@@ -50,7 +49,7 @@ class Rival:
         return list(command)
 
 
-Contestant = ServerPolicy | Rival
+Contestant = PolicyChoice | Rival
 """What one run of a comparison is made with."""
 
 
@@ -90,7 +89,7 @@ def _read(flag: str, what: str, text: str, taken: Container[str]) -> tuple[str, 
             f"{flag}: got {text!r}: write NAME={what}; a name has letters, digits, .-_"
         )
     name = found["name"]
-    if name in taken or name in policy_names():
+    if name in taken or name in known_policies():
         raise InputError(f"{flag}: the name {name!r} is taken: choose another")
     try:
         return name, tuple(shlex.split(found["words"]))

@@ -12,11 +12,14 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, get_args
 
-from agentkv.commands import analyze_command
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from agentkv.commands import CommandAnalysis, analyze_command
 from agentkv.durations.backoff import BackoffEstimator
 from agentkv.durations.context_serve import (
     BayesEstimator,
@@ -24,11 +27,18 @@ from agentkv.durations.context_serve import (
     ContextServeEstimator,
     RulesEstimator,
 )
-from agentkv.durations.guard import GuardedPredictor
-from agentkv.durations.prediction import Prediction, Predictor
+from agentkv.durations.prediction import (
+    ANY_COMMAND,
+    FAST_S,
+    SLOW_S,
+    Distribution,
+    Prediction,
+    Predictor,
+    Speed,
+)
 from agentkv.durations.trees import OfflineModels
 from agentkv.errors import InputError
-from agentkv.guard import FaultReport
+from agentkv.guard import Check, FaultReport, Guard, was_signalled
 from agentkv.named_classes import NamedClasses, label_of
 
 logger = logging.getLogger(__name__)
@@ -70,6 +80,36 @@ def load_predictor(name: str) -> type[Predictor] | None:
             f"`python -m studies.predictor` in a clone; allowed are {', '.join(predictor_names())}"
         )
     return None if name in KINDS else _CLASSES.load(name)
+
+
+class PredictorSettings(BaseModel):
+    """Settings of a server's predictor, frozen; every field has a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    predictor: str = "default"
+    """What predicts, where the policy asks for it: one of KINDS or the name of your own."""
+    predictor_state: str | None = None
+    """File that keeps what the predictor learned; None: not kept."""
+    predictor_save_s: float = Field(60.0, gt=0, le=86_400, allow_inf_nan=False)
+    """Seconds between two writes of that file, while there is something new."""
+    predictor_per_client: bool = False
+    """Each client has its own predictor, which the others' commands teach nothing. All start with
+    what `predictor_state` holds, and nothing is written."""
+
+    @field_validator("predictor")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        load_predictor(name)
+        return name
+
+    def of_engine(self, number: int) -> Self:
+        """Return the settings of engine `number`, from 0: each has a state file of its own."""
+        if self.predictor_state is None or number == 0:
+            return self
+        path = Path(self.predictor_state)
+        own_path = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        return self.model_copy(update={"predictor_state": str(own_path)})
 
 
 class DurationPredictor:
@@ -176,9 +216,8 @@ class DurationPredictor:
         elif self._on_fault is None:
             self._predictor = self._own_class()
         else:
-            guarded = GuardedPredictor(self._own_class(), _SHIPPED["default"](models))
-            guarded.watch(self._on_fault)
-            self._predictor = guarded
+            default = _SHIPPED["default"](models)
+            self._predictor = GuardedPredictor(self._own_class(), default, self._on_fault)
 
     def _restore(self, document: dict[str, Any]) -> None:
         if document["format"] != _FORMAT or document["kind"] != self.kind:
@@ -191,3 +230,78 @@ class DurationPredictor:
         if not isinstance(document["num_observed"], int):
             raise TypeError(f"num_observed is {document['num_observed']!r:.20}")
         self.num_observed = document["num_observed"]
+
+
+def _is_prediction(answer: Prediction, args: tuple[Any, ...]) -> bool:
+    times_s = (answer.p50_s, answer.p90_s, answer.ttl_s)
+    texts = (answer.source, answer.explanation)
+    return (
+        answer.speed in get_args(Speed)
+        and callable(answer.distribution.quantile_s)
+        and all(isinstance(each, int | float) and 0 <= each < math.inf for each in times_s)
+        and all(isinstance(each, str) for each in texts)
+        and all(_is_share(answer.p_over(each), args) for each in (FAST_S, SLOW_S))
+    )
+
+
+def _is_share(answer: float, args: tuple[Any, ...]) -> bool:
+    return isinstance(answer, int | float) and 0 <= answer <= 1
+
+
+def _is_json(answer: dict[str, Any], args: tuple[Any, ...]) -> bool:
+    return bool(json.dumps(answer))
+
+
+CHECKS: Mapping[str, Check] = {
+    "predict": Check(Prediction, _is_prediction),
+    "p_over": Check(object, _is_share),
+    "observe": Check(),
+    "state": Check(dict, _is_json),
+}
+"""The questions that a predictor is asked, and what each answer must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedDistribution:
+    """A distribution whose `p_over` goes through a guard."""
+
+    p_over: Callable[[float], float]
+    quantile_s: Callable[[float], float]
+
+
+class GuardedPredictor(Predictor):
+    """A predictor that answers as the default one does where it fails, or has failed too often.
+
+    A late answer is used; one that never comes holds up all later ones, but no step of the engine.
+    """
+
+    def __init__(self, own: Predictor, default: Predictor, report: FaultReport) -> None:
+        """`own` is asked as long as it answers; both learn. `report` is given each fault."""
+        self.guard = Guard(own, report)
+        self._default = default
+        self._own = own
+        self._predict = self._asking("predict", own.predict, default.predict)
+        self._observe = self._asking("observe", own.observe, super().observe)
+        self.state = self._asking("state", own.state, super().state)  # type: ignore[method-assign]
+
+    def _asking(self, question: str, method: Any, stand_in: Any) -> Any:
+        return self.guard.asking(question, method, stand_in, CHECKS[question])
+
+    def predict(self, command: CommandAnalysis) -> Prediction:
+        answer: Prediction = self._predict(command)
+        own: Distribution = answer.distribution
+        p_over = self._asking("p_over", own.p_over, ANY_COMMAND.p_over)
+        return replace(answer, distribution=_AskedDistribution(p_over, own.quantile_s))
+
+    def observe(self, command: CommandAnalysis, duration_s: float, *, censored: bool) -> None:
+        self._default.observe(command, duration_s, censored=censored)
+        self._observe(command, duration_s, censored=censored)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Raises ValueError for any error of the predictor's own."""
+        try:
+            self._own.restore(state)
+        except BaseException as error:
+            if was_signalled(error):
+                raise
+            raise ValueError(f"{type(error).__name__}: {error}") from error

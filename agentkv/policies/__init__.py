@@ -6,7 +6,7 @@ Importable without vLLM. `INTERFACE_VERSION` rises when a policy has to be chang
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL
 
-from .agentkv import AgentKVPolicy
+from .agentkv import AgentKVPolicy, AgentKVSettings
 from .base import (
     PINNED,
     PREEMPTED,
@@ -18,8 +18,8 @@ from .base import (
     Pressure,
     Rank,
 )
-from .context_serve import ContextServePolicy
-from .continuum import ContinuumPolicy
+from .context_serve import ContextServePolicy, ContextServeSettings
+from .continuum import ContinuumPolicy, ContinuumSettings
 from .costs import RestoreCost
 from .forecast import JobDemand, KVDemandForecast, SharedPrefix
 from .jobs import Decision, Job, Turn
@@ -37,9 +37,12 @@ __all__ = [
     "UNPINNED",
     "AdmissionRequest",
     "AgentKVPolicy",
+    "AgentKVSettings",
     "AllocationRequest",
     "ContextServePolicy",
+    "ContextServeSettings",
     "ContinuumPolicy",
+    "ContinuumSettings",
     "Decision",
     "EngineView",
     "Job",

@@ -7,11 +7,14 @@ docs/explanation/agentkv-policy.md has the reasons.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
 
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL, best_hold_s
+from agentkv.errors import InputError
 
 from .base import UNPINNED, AdmissionRequest, AllocationRequest, Policy, Rank
 from .context_serve import READING_TTL_S
@@ -31,6 +34,45 @@ LIFETIMES = 4
 """A newcomer may be overtaken by this many times the turns that all present jobs have together,
 from first to last. Each job that ends makes room, so only jobs that do not end reach it. Chosen:
 with 2 the first jobs of a server, with twice the turns assumed while none has ended, reach it."""
+
+
+BATCH: Mapping[str, Any] = {"horizon_turns": 3, "patience_s": 86_400.0}
+"""Defaults under the goal "batch": memory fills from the start, and no turn goes first because it
+has waited. Measured in studies/rollouts."""
+FIRST_RESPONSE: Mapping[str, Any] = {"admission": False, "patience_s": 60.0}
+"""Defaults that favour the first response: no new job is held back, and a turn that has much to
+compute lets others pass for longer. docs/explanation/agentkv-policy.md has the trade."""
+
+
+class AgentKVSettings(Settings):
+    """What counts for the `agentkv` policy, and how it admits new jobs."""
+
+    goal: Literal["jobs", "batch"] = "jobs"
+    """Shorten the mean job ("jobs"), or the time until the last trajectory of a training step ends
+    ("batch", which changes the defaults of the settings in BATCH)."""
+    favour: Literal["throughput", "first-response"] = "throughput"
+    """While memory is short, keep whole jobs short, or the wait for their first turns
+    ("first-response", which changes the defaults of the settings in FIRST_RESPONSE)."""
+    horizon_turns: int = Field(MAX_TURNS, ge=0, le=MAX_TURNS)
+    """The turns of each job for which a new job must be expected to fit."""
+    headroom: float = Field(0.0, ge=0, le=0.9, allow_inf_nan=False)
+    """The share of the pool that new jobs are expected to leave free."""
+    admission: bool = True
+    """New jobs wait until they are expected to fit; False: others see to that."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_aim(cls, given: Any) -> Any:
+        """Lay what was given over the defaults of the goal."""
+        if not isinstance(given, Mapping):
+            return given
+        is_batch, is_first = given.get("goal") == "batch", given.get("favour") == "first-response"
+        if is_batch and is_first:
+            raise InputError(
+                "'goal' \"batch\" counts whole jobs, 'favour' \"first-response\" first turns: "
+                "leave out one of the two"
+            )
+        return {**(BATCH if is_batch else {}), **(FIRST_RESPONSE if is_first else {}), **given}
 
 
 class AgentKVPolicy(Policy):
@@ -53,6 +95,8 @@ class AgentKVPolicy(Policy):
     fewest tokens to compute goes first, and the first turn of a job takes idle KV from all.
     """
 
+    settings_class = AgentKVSettings
+    settings: AgentKVSettings
     uses_predictions = True
     allows_partial_eviction = True
     starved_rank = (URGENT - 1, 0, 0)
@@ -60,7 +104,7 @@ class AgentKVPolicy(Policy):
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         super().__init__(settings, pool_tokens)
         self._best_priority = 0
-        self._favours_first_response = settings.favour == "first-response"
+        self._favours_first_response = self.settings.favour == "first-response"
 
     @functools.cached_property
     def has_admission_control(self) -> bool:

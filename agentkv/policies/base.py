@@ -202,7 +202,7 @@ class Policy:
         self.settings = settings
         self.pool_tokens = pool_tokens
         self.pressure = Pressure()
-        self.learned = ContinuumTTL(settings.fixed_ttl_s, settings.cold_start_samples)
+        self.learned = ContinuumTTL()
 
     def bind(self, engine: EngineView) -> None:
         """Show the policy its engine; called once, before anything is asked."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL
 
-from .continuum import ContinuumPolicy, tool_name
+from .continuum import ContinuumPolicy, ContinuumSettings, tool_name
 from .costs import RestoreCost
 from .jobs import Decision
 
@@ -19,9 +19,16 @@ READING_TTL_S = 1.0
 may turn out to run something fast."""
 
 
+class ContextServeSettings(ContinuumSettings):
+    """Continuum's, with ContextServe's own layers to predict: people compare against them."""
+
+    predictor: str = "context_serve"
+
+
 class ContextServePolicy(ContinuumPolicy):
     """ContextServe's rules over one engine's jobs."""
 
+    settings_class = ContextServeSettings
     uses_predictions = True
 
     def undecided_ttl(self, cost: RestoreCost) -> TTL:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from agentkv.durations import Prediction
-from agentkv.durations.ttl import TTL, FixedTTL
+from agentkv.durations.ttl import TTL, ContinuumTTL, FixedTTL
 
 from .base import PINNED, PREEMPTED, UNPINNED, AllocationRequest, Policy, Rank
 from .costs import RestoreCost
@@ -25,14 +27,30 @@ def tool_name(text: str) -> str:
     return text.split(maxsplit=1)[0][:256] if text.strip() else ""
 
 
+class ContinuumSettings(Settings):
+    """Which of Continuum's rules hold, and its numbers."""
+
+    rules: Literal["paper", "released"] = "paper"
+    ttl: Literal["paper", "fixed"] = "paper"
+    fixed_ttl_s: float = Field(2.0, ge=0, le=3600, allow_inf_nan=False)
+    """TTL in seconds under `ttl: fixed`, and of the cold start under `ttl: paper`."""
+    cold_start_samples: int = Field(100, ge=1, le=100_000)
+    """K: tool durations seen before their distribution is used."""
+
+
 class ContinuumPolicy(Policy):
     """Continuum's rules, which hold at all times, with or without memory pressure."""
 
+    settings_class = ContinuumSettings
+    settings: ContinuumSettings
+
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         super().__init__(settings, pool_tokens)
+        fixed_ttl_s = self.settings.fixed_ttl_s
+        self.learned = ContinuumTTL(fixed_ttl_s, self.settings.cold_start_samples)
         self.pressure.rise(0.0, math.inf)
-        self._is_paper = settings.rules == "paper"
-        self._fixed = FixedTTL(settings.fixed_ttl_s, self.learned.durations)
+        self._is_paper = self.settings.rules == "paper"
+        self._fixed = FixedTTL(fixed_ttl_s, self.learned.durations)
 
     def ttl(self, tool: str | None, reload_s: float) -> TTL:
         """How long to pin a finished turn that runs `tool` (None: not known)."""

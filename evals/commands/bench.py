@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentkv.policies.names import known_policies, server_policy
+
 from ..options import (
     DONE,
     FAILED,
@@ -33,7 +35,6 @@ from ..options import (
 )
 from ..outcomes import RunOutcome
 from ..player.run import MODES, LoadOptions, load_server
-from ..policies import policy_names, server_policy
 from ..summary import summarize
 from ..tables import cell, text_table
 
@@ -138,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     server = parser.add_argument_group("server")
     add: Any = server.add_argument
     add("--base-url", default=DEFAULT_BASE_URL, metavar="URL", help="default %(default)s")
-    names = ", ".join(policy_names())
+    names = ", ".join(known_policies())
     policy_help = f"what the server must run, checked where it tells; one of {names}"
     add("--policy", metavar="NAME", help=f"{policy_help} (default: what it runs)")
     add_server(server)

@@ -21,6 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.errors import AgentKVError, InputError, RunError
+from agentkv.policies.names import (
+    ADDITIONS,
+    OFFLOAD,
+    PolicyChoice,
+    folder_name,
+    known_policies,
+    server_policy,
+)
 from agentkv.server.process import HTTPProcess, ServerProcess, free_port
 
 from ..options import (
@@ -41,7 +49,6 @@ from ..options import (
 )
 from ..outcomes import RunOutcome
 from ..player.run import LoadOptions, load_server
-from ..policies import ADDITIONS, OFFLOAD, ServerPolicy, folder_name, policy_names, server_policy
 from ..rivals import Contestant, Rival, read_rivals
 from ..rows import RUN_FILE, TURNS_FILE, read_runs, time_stamp, write_whole
 from ..summary import PolicyResult, Spread, compare, summarize
@@ -293,7 +300,7 @@ def _run(plan: ComparePlan, policy: Contestant, repeat: int) -> tuple[RunOutcome
 
 
 def _tier_flags(plan: ComparePlan, policy: Contestant) -> tuple[str, ...]:
-    has_tier = isinstance(policy, ServerPolicy) and policy.has_offload
+    has_tier = isinstance(policy, PolicyChoice) and policy.has_offload
     return (TIER_FLAG, f"{plan.dram_gib:g}") if has_tier else ()
 
 
@@ -374,7 +381,7 @@ def _with_range(spread: Spread | None) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("compare", __doc__)
     add: Any = parser.add_argument_group("comparison").add_argument
-    names, defaults = ", ".join(policy_names()), ", ".join(DEFAULT_POLICIES)
+    names, defaults = ", ".join(known_policies()), ", ".join(DEFAULT_POLICIES)
     policy_help = f"repeat for each policy; of {names}, {ADDITIONS} (default {defaults})"
     add("--policy", action="append", metavar="NAME", help=policy_help)
     rival_help = "somebody else's scheduling: a name, and the flags of its `vllm serve`; repeatable"

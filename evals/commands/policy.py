@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.errors import InputError
+from agentkv.policies.names import simulated_policy
 
 from ..options import DONE, FAILED, add_json, command_parser, whole_number
 from ..progress import progress
 from ..rows import provenance, require_free, require_writable, write_whole
-from ..simulator.policies import parse_policy
 
 STOCK = "agentkv.policies:Policy"
 """The base class, which behaves as fcfs does."""
@@ -143,12 +143,12 @@ def _report(document: dict[str, Any], promises: Sequence[str]) -> list[str]:
 
 def read_target(text: str) -> tuple[str, dict[str, Any]]:
     """Label and settings of the policy of a name; raises InputError for an unknown one."""
-    choice = parse_policy(text)
+    choice = simulated_policy(text)
     if choice.has_offload or choice.is_infinite:
         raise InputError(
             f"TARGET: got {text!r}, allowed is a policy without +offload and @infinite"
         )
-    return choice.name, {"policy": STOCK} if choice.settings is None else choice.settings
+    return choice.name, choice.engine_settings or {"policy": STOCK}
 
 
 def _parser() -> argparse.ArgumentParser:

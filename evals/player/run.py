@@ -29,10 +29,9 @@ import httpx
 from agentkv.client import feedback
 from agentkv.client.server import forget_servers
 from agentkv.errors import InputError
-from agentkv.policies.names import STOCK_POLICIES
+from agentkv.policies.names import STOCK_POLICIES, server_policy
 
 from ..outcomes import JobOutcome, RunOutcome, TurnOutcome
-from ..policies import check_policy, server_policy
 from ..progress import progress
 from ..rows import RunWriter, provenance, row_facts
 from ..server import ServerFacts, ServerUnderTest, preemptions_between
@@ -92,7 +91,7 @@ def load_server(
         facts = server.facts(options.model)
         policy = options.policy or facts.policy or STOCK_POLICIES[0]
         if not options.is_rival:
-            check_policy(server_policy(policy), facts.info)
+            server_policy(policy).check_server(facts.info)
         _check_lengths(workload, facts)
         metadata = _metadata(facts, options, repeat)
         conversation = _conversation(workload, options, server, facts)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentkv.errors import InputError
+from agentkv.policies.names import PolicyChoice
 from agentkv.testing.vllm_scheduler import SchedulerShape, build_scheduler, quiet_vllm
 
 from ..outcomes import JobOutcome
@@ -21,7 +22,6 @@ from .dram_tier import CONNECTOR, DramTier
 from .engine import SimulatedEngine, VirtualClock
 from .fleet import Fleet, Timeline
 from .machine import DEFAULT_DRAM_GIB, GIB, MAX_BLOCKS, Failure, Machine
-from .policies import PolicyChoice
 from .routers import ROUTERS
 
 
@@ -75,7 +75,7 @@ class Simulation:
         options = options or RunOptions()
         if policy.is_infinite:
             machine = replace(machine, num_blocks=_blocks_for_all(workload, machine))
-        settings = policy.settings
+        settings = policy.engine_settings
         if settings is not None:
             settings = {**settings, "record_events": options.record_events}
         self.machine = machine

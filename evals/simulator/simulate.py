@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.errors import AgentKVError, InputError, RunError
+from agentkv.policies.names import PolicyChoice, folder_name, simulated_policy
 
 from ..options import (
     BAD_USAGE,
@@ -35,7 +36,6 @@ from ..options import (
     workload_of,
 )
 from ..outcomes import JobOutcome, RunOutcome
-from ..policies import folder_name
 from ..progress import progress
 from ..rows import RUN_FILE, TURNS_FILE, RunWriter, provenance, require_free, row_facts
 from ..summary import ROLE_KEYS, summarize
@@ -52,7 +52,6 @@ from .machine import (
     make_machine,
     parse_failure,
 )
-from .policies import PolicyChoice, parse_policy
 from .routers import ROUTERS
 
 DEFAULT_POLICIES = ("fcfs", "continuum")
@@ -193,7 +192,9 @@ def make_plan(options: argparse.Namespace) -> SimulationPlan:
         workload_of(argparse.Namespace(**{**vars(options), **one_job}))
         raise InputError("give --jps R, jobs per second, or --concurrency N, jobs at once")
     fleet = _fleet_of(options)
-    policies = [parse_policy(name) for name in dict.fromkeys(options.policy or DEFAULT_POLICIES)]
+    policies = [
+        simulated_policy(name) for name in dict.fromkeys(options.policy or DEFAULT_POLICIES)
+    ]
     num_blocks = None if options.blocks in (None, INFINITE) else _num_blocks(options.blocks)
     if options.blocks == INFINITE:
         policies = [replace(policy, is_infinite=True) for policy in policies]

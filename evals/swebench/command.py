@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.errors import AgentKVError
+from agentkv.policies.names import known_policies, server_policy
 
 from ..options import (
     BAD_USAGE,
@@ -31,7 +32,6 @@ from ..options import (
     positive,
     whole_number,
 )
-from ..policies import policy_names, server_policy
 from ..rows import time_stamp
 from .instances import (
     DAEMON_LESS,
@@ -261,7 +261,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add("--slice", metavar="A:B", help="only these of them, as in Python")
     add = parser.add_argument_group("server").add_argument
     default = f"default {DEFAULT_POLICY}; with --base-url that of the server"
-    add("--policy", metavar="NAME", help=f"one of {', '.join(policy_names())} ({default})")
+    add("--policy", metavar="NAME", help=f"one of {', '.join(known_policies())} ({default})")
     add("--base-url", metavar="URL", help="a running server; its policy is checked")
     add("--model", help="name or folder (default: the demo model, or the server's first)")
     add("--api-key", help="sent as a bearer token; kept nowhere")

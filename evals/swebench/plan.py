@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..policies import server_policy
+from agentkv.policies.names import server_policy
+
 from .instances import CONTAINERS, Instance, SwebenchError, fingerprint
 
 IMAGE_BYTES = int(0.48 * 2**30)

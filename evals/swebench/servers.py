@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.client.server import forget_servers
-from agentkv.policies.names import STOCK_POLICIES
+from agentkv.policies.names import STOCK_POLICIES, server_policy
 from agentkv.server.process import ServerProcess
 
-from ..policies import check_policy, server_policy
 from ..server import ServerUnderTest
 from .folder import SERVER_LOG, SERVER_NOTE
 from .plan import RunPlan
@@ -89,7 +88,7 @@ def _served(
 ) -> Served:
     facts = server.facts(model)
     if policy is not None:
-        check_policy(server_policy(policy), facts.info)
+        server_policy(policy).check_server(facts.info)
     return Served(
         base_url=f"{server.root_url}/v1",
         model=facts.model,

@@ -18,6 +18,8 @@ estimate of tokens from characters. Pausing moves no KV: that is left to the cac
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from agentkv.policies import AdmissionRequest, Job, Policy, Settings, Turn
@@ -26,6 +28,7 @@ BUFFER_TOKENS = 100
 
 
 class ThunderAgentSettings(Settings):
+    rules: Literal["paper", "released"] = "paper"
     force_resume_s: float = Field(1800.0, gt=0)
     """Seconds after which a turn of a paused job is let in all the same."""
 
@@ -40,7 +43,7 @@ class ThunderAgent(Policy):
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         super().__init__(settings, pool_tokens)
         self.max_wait_s = self.settings.force_resume_s
-        self.is_paper = settings.rules == "paper"
+        self.is_paper = self.settings.rules == "paper"
         self.paused: set[str] = set()
         self.marked: set[str] = set()
         """Jobs that are paused when their turn ends."""

@@ -19,11 +19,16 @@ from typing import Any
 
 from agentkv.errors import AgentKVError, SettingsError, SetupError
 from agentkv.named_classes import absolute_name
-from agentkv.policies.names import STOCK_POLICIES, is_policy_name, policy_names
+from agentkv.policies.names import (
+    CONFIG_KEY,
+    STOCK_POLICIES,
+    is_policy_name,
+    policy_names,
+    read_settings,
+)
 from agentkv.policies.settings import Settings
 
 from .clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE, names_by_key
-from .settings import CONFIG_KEY, read_settings
 
 OLDEST, NEWEST = (0, 23), (0, 34)
 """Supported vLLM: OLDEST <= version < NEWEST."""

@@ -11,9 +11,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from agentkv.policies.names import is_policy_name
-
-from .settings import CONFIG_KEY
+from agentkv.policies.names import CONFIG_KEY, is_policy_name
 
 
 def settings_of(vllm_config: object) -> Mapping[str, Any] | None:

@@ -97,9 +97,10 @@ class LoadedEngine:
         is_stock = policy == "stock"
         has_pinned_blocks = not is_stock or situation.takes_pins
         settings = {
-            **{"policy": policy, "rules": situation.rules, "ttl": "fixed"},
-            **{"fixed_ttl_s": 3600.0, "max_ttl_s": 3600.0, "prefill_reload_s": [0.0, 1.0, 0.0]},
+            **{"policy": policy, "max_ttl_s": 3600.0, "prefill_reload_s": [0.0, 1.0, 0.0]},
         }
+        if policy in ("continuum", "context_serve"):
+            settings |= {"rules": situation.rules, "ttl": "fixed", "fixed_ttl_s": 3600.0}
         # That many new jobs would not be admitted next to that much pinned memory.
         has_admission = not situation.takes_pins
         self.scheduler = build_scheduler(

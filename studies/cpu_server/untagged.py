@@ -30,7 +30,6 @@ from agentkv.evals.outcomes import JobOutcome, RunOutcome
 from agentkv.evals.player.conversations import CHARS_PER_TOKEN, Windows
 from agentkv.evals.player.job import JobPlayer
 from agentkv.evals.player.run import LoadRun
-from agentkv.evals.policies import ServerPolicy
 from agentkv.evals.rows import RUN_FILE, RunWriter, provenance, read_runs, row_facts
 from agentkv.evals.server import ServerUnderTest
 from agentkv.evals.summary import Spread, compare, summarize
@@ -38,12 +37,13 @@ from agentkv.evals.tables import markdown_table
 from agentkv.evals.workload.plans import JobPlan, Workload
 from agentkv.evals.workload.sample_text import sample_text
 from agentkv.evals.workload.workloads import make_workload
+from agentkv.policies.names import PolicyChoice
 from agentkv.server.process import ServerProcess
 
 POLICIES = {
-    BASELINE: ServerPolicy(BASELINE, "fcfs", {}),
-    "agentkv": ServerPolicy("agentkv", "agentkv", {"infer_jobs": True}),
-    "agentkv-off": ServerPolicy("agentkv-off", "agentkv", {"infer_jobs": False}),
+    BASELINE: PolicyChoice(BASELINE, "fcfs", {}),
+    "agentkv": PolicyChoice("agentkv", "agentkv", {"infer_jobs": True}),
+    "agentkv-off": PolicyChoice("agentkv-off", "agentkv", {"infer_jobs": False}),
 }
 BLOCK_TOKENS = 32
 TEMPLATE = Path(__file__).with_name("tool_calls.jinja")
@@ -190,7 +190,7 @@ async def play(workload: Workload, root_url: str, model: str) -> tuple[JobOutcom
 
 
 def measure(
-    policy: ServerPolicy, repeats: Sequence[int], options: argparse.Namespace
+    policy: PolicyChoice, repeats: Sequence[int], options: argparse.Namespace
 ) -> Iterator[RunOutcome]:
     """Runs on one new server, each of other jobs and kept in a folder of its own."""
     flags = [*SERVER_FLAGS, "--num-gpu-blocks-override", str(options.blocks), *policy.flags()]

@@ -23,12 +23,12 @@ from agentkv.evals.outcomes import JobOutcome, RunOutcome
 from agentkv.evals.simulator.dram_tier import DramTier, PcieLink
 from agentkv.evals.simulator.engine import ContextHashes, SimulatedEngine
 from agentkv.evals.simulator.machine import GIB, Limits, make_machine
-from agentkv.evals.simulator.policies import parse_policy
 from agentkv.evals.simulator.run import RunOptions, Simulation
 from agentkv.evals.simulator.simulate import policy_entry
 from agentkv.evals.summary import Spread, summarize
 from agentkv.evals.tables import text_table
 from agentkv.evals.workload.workloads import make_workload
+from agentkv.policies.names import simulated_policy
 
 POLICY = "agentkv+offload"
 FOR_ALL_GIB = 512.0
@@ -94,7 +94,9 @@ def play(name: str, scene: Scene, seed: int, kind: str) -> dict[str, Any]:
     machine = replace(machine, pcie_bytes_s=math.inf if kind == "no time" else scene.gb_s * 1e9)
     workload = make_workload(name, seed=seed, **scene.workload)
     dram_gib = FOR_ALL_GIB if kind == "a tier for all" else scene.dram_gib
-    simulation = Simulation(workload, machine, parse_policy(POLICY), RunOptions(dram_gib=dram_gib))
+    simulation = Simulation(
+        workload, machine, simulated_policy(POLICY), RunOptions(dram_gib=dram_gib)
+    )
     engine = simulation.engine
     tier = EndedFirst(int(dram_gib * GIB / machine.block_bytes))
     numbers = {plan.job_id: number for number, plan in enumerate(workload.jobs)}

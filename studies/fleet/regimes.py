@@ -15,12 +15,12 @@ from typing import Any
 
 from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.simulator.machine import Failure, Limits, Machine, make_machine
-from agentkv.evals.simulator.policies import parse_policy
 from agentkv.evals.simulator.routers import ROUTERS
 from agentkv.evals.simulator.simulate import policy_entry
 from agentkv.evals.summary import summarize
 from agentkv.evals.workload.plans import Workload
 from agentkv.evals.workload.workloads import make_workload
+from agentkv.policies.names import simulated_policy
 
 from ..units import Row
 
@@ -90,7 +90,7 @@ def simulate(unit: Unit) -> Row:
     workload, machine = _played(unit.engines, unit.load, unit.seed)
     failures = (Failure(0, FAILS_S, RECOVERS_S),) if unit.has_failure else ()
     options = RunOptions(num_engines=unit.engines, router=unit.router, failures=failures)
-    result = Simulation(workload, machine, parse_policy(unit.policy), options).run()
+    result = Simulation(workload, machine, simulated_policy(unit.policy), options).run()
     run = RunOutcome(unit.policy, {}, result.jobs, result.counters)
     entry = policy_entry(summarize(run), result.counters)
     entry |= {"virtual_s": result.counters["virtual_s"], "steps": result.counters["steps"]}

@@ -23,7 +23,6 @@ import httpx
 from agentkv.errors import AgentKVError, InputError
 from agentkv.evals.commands import compare
 from agentkv.evals.options import BAD_USAGE
-from agentkv.evals.policies import OFFLOAD
 from agentkv.evals.rivals import Rival
 from agentkv.evals.rows import write_whole
 from agentkv.evals.simulator import catalog
@@ -31,6 +30,7 @@ from agentkv.evals.simulator.calibrate import StartedAs, measure
 from agentkv.evals.simulator.machine import Limits, Machine, make_machine
 from agentkv.evals.tables import text_table
 from agentkv.integrations.vllm.serve import value_of
+from agentkv.policies.names import OFFLOAD
 from agentkv.server.process import ServerProcess
 
 from .random_model import CONFIGS, kv_token_bytes, write_random_model
@@ -205,8 +205,8 @@ def simulated_means(experiment: Experiment) -> Means:
 
     Raises InputError for a tier where the size of KV is not known.
     """
-    from agentkv.evals.simulator.policies import NOT_SIMULATED, parse_policy
     from agentkv.evals.simulator.run import RunOptions, Simulation  # vLLM: seconds to import
+    from agentkv.policies.names import NOT_SIMULATED, simulated_policy
 
     plan, options = experiment.plan, RunOptions(dram_gib=experiment.plan.dram_gib)
     names = [policy.name for policy in plan.policies if not isinstance(policy, Rival)]
@@ -215,7 +215,9 @@ def simulated_means(experiment: Experiment) -> Means:
         means_s[machine.name] = {}
         for name in names:
             if name not in NOT_SIMULATED:
-                jobs = Simulation(plan.workload, machine, parse_policy(name), options).run().jobs
+                jobs = (
+                    Simulation(plan.workload, machine, simulated_policy(name), options).run().jobs
+                )
                 mean_s = fmean(job.ended_s - job.arrived_s for job in jobs)
                 means_s[machine.name][name] = mean_s
     return means_s

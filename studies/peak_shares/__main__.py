@@ -15,9 +15,9 @@ from statistics import fmean
 from agentkv.evals.simulator.catalog import ACHIEVED
 from agentkv.evals.simulator.cost import Roofline
 from agentkv.evals.simulator.machine import Limits, Machine, make_machine
-from agentkv.evals.simulator.policies import parse_policy
 from agentkv.evals.simulator.run import Simulation
 from agentkv.evals.workload.workloads import make_workload
+from agentkv.policies.names import simulated_policy
 
 from ..gpu.compare import NUM_BLOCKS
 
@@ -55,7 +55,7 @@ def main() -> None:
             machine = with_shares(card, bandwidth, compute)
             stock_s = 0.0
             for policy in POLICIES:
-                jobs = Simulation(workload, machine, parse_policy(policy)).run().jobs
+                jobs = Simulation(workload, machine, simulated_policy(policy)).run().jobs
                 mean_s = fmean(job.ended_s - job.arrived_s for job in jobs)
                 stock_s = stock_s or mean_s
                 row = {"gpu": options.gpu, "seed": seed, "bandwidth": bandwidth}

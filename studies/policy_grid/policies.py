@@ -12,7 +12,7 @@ from typing import Any
 
 from agentkv.errors import InputError
 from agentkv.evals.simulator.machine import Machine
-from agentkv.evals.simulator.policies import PolicyChoice, parse_policy
+from agentkv.policies.names import PolicyChoice, simulated_policy
 
 from .ablation import ABLATIONS
 
@@ -52,7 +52,7 @@ def parse_grid_policy(text: str) -> GridPolicy:
         raise InputError(f"--policy: got {text!r}, ideals are {' and '.join(IDEALS)}")
     name = text.removesuffix(LOSSLESS)
     name, without = _left_out(text, name)
-    choice = parse_policy(name)
+    choice = simulated_policy(name)
     spelled = choice.name
     if without:
         settings = json.loads(spelled[len("agentkv") :] or "{}") | {"without": list(without)}
@@ -72,7 +72,7 @@ def _left_out(text: str, name: str) -> tuple[str, tuple[str, ...]]:
         settings: dict[str, Any] = json.loads(name.removeprefix("agentkv"))
         without = tuple(settings.pop("without", ()))
     except (TypeError, ValueError):
-        return name, ()  # parse_policy says what is wrong
+        return name, ()  # the reader says what is wrong
     unknown = [rule for rule in without if rule not in ABLATIONS]
     if unknown:
         raise InputError(f"--policy: got {text!r}, rules to leave out are {', '.join(ABLATIONS)}")

@@ -15,9 +15,9 @@ from pathlib import Path
 from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.simulator.cost import Roofline
 from agentkv.evals.simulator.machine import Limits, Machine, make_machine
-from agentkv.evals.simulator.policies import parse_policy
 from agentkv.evals.summary import summarize
 from agentkv.evals.workload.workloads import make_workload
+from agentkv.policies.names import simulated_policy
 
 from ..policy_grid.policies import LOSSLESS, GridPolicy
 from ..units import Row
@@ -123,7 +123,7 @@ def simulate(unit: Unit) -> Row:
     )
     machine, dram_gib = GridPolicy(unit.policy).tier(machine, RunOptions().dram_gib)
     entrant = unit.policy.removesuffix(LOSSLESS)
-    choice = parse_policy(entrant + ("+offload" if entrant != unit.policy else ""))
+    choice = simulated_policy(entrant + ("+offload" if entrant != unit.policy else ""))
     result = Simulation(workload, machine, choice, RunOptions(dram_gib=dram_gib)).run()
     described = {"jobs_per_step": workload.jobs_per_step}
     summary = summarize(RunOutcome(unit.name, described, result.jobs, result.counters))

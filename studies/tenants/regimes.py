@@ -12,12 +12,12 @@ from itertools import product
 from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.simulator.cost import Batch, CostModel
 from agentkv.evals.simulator.machine import Limits, Machine, make_machine
-from agentkv.evals.simulator.policies import parse_policy
 from agentkv.evals.summary import summarize
 from agentkv.evals.workload.plans import Workload, deal_jobs
 from agentkv.evals.workload.workloads import make_workload
 from agentkv.integrations.vllm.retention import ClientPlace
 from agentkv.integrations.vllm.retention.shares import ClientShares
+from agentkv.policies.names import simulated_policy
 
 from ..units import Row
 
@@ -125,7 +125,7 @@ def _play(unit: Unit, workload: Workload, machine: Machine) -> Row:
     from agentkv.evals.simulator.run import Simulation
 
     is_ablated = unit.policy == MEMORY_ALONE
-    choice = parse_policy("agentkv" if is_ablated else unit.policy)
+    choice = simulated_policy("agentkv" if is_ablated else unit.policy)
     simulation = Simulation(workload, machine, choice)
     if is_ablated:
         simulation.engine.scheduler.retention.admission.shares.__class__ = MemoryShares

@@ -18,11 +18,11 @@ from typing import Any
 
 from agentkv.evals.outcomes import JobOutcome, RunOutcome
 from agentkv.evals.simulator.machine import Limits, Machine, alone_s, make_machine
-from agentkv.evals.simulator.policies import PolicyChoice, parse_policy
 from agentkv.evals.simulator.simulate import policy_entry
 from agentkv.evals.summary import summarize
 from agentkv.evals.workload.plans import Workload, with_children
 from agentkv.evals.workload.workloads import make_workload
+from agentkv.policies.names import PolicyChoice, simulated_policy
 
 from ..policy_grid.policies import LOSSLESS, GridPolicy
 from ..units import Row
@@ -177,7 +177,7 @@ def _choice(unit: Unit, workload: Workload, folder: Path) -> PolicyChoice:
     entrant = unit.policy.removesuffix(LOSSLESS)
     name = PUBLISHED[-1] if entrant == ORACLE else entrant
     tier = "+offload" if unit.has_tier or entrant != unit.policy else ""
-    choice = parse_policy(f"{RULES}/{name}{tier}" if ".py:" in name else name + tier)
+    choice = simulated_policy(f"{RULES}/{name}{tier}" if ".py:" in name else name + tier)
     if entrant != ORACLE:
         return choice
     turns = [

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.policies.settings import Settings
+from agentkv.policies.names import default_settings
 from tests.conftest import ServerPool
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +120,7 @@ def test_commands_of_vllm_take_the_flags_that_the_pages_give(tmp_path: Path) -> 
         "import json, sys\n"
         "from vllm.entrypoints.launchers.cli_args import make_arg_parser\n"
         "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
-        "from agentkv.integrations.vllm.settings import read_settings\n"
+        "from agentkv.policies.names import read_settings\n"
         "parser = make_arg_parser(FlexibleArgumentParser())\n"
         "for words in json.loads(sys.argv[1]):\n"
         "    given = parser.parse_args(words)\n"
@@ -139,20 +139,20 @@ def test_commands_of_vllm_take_the_flags_that_the_pages_give(tmp_path: Path) -> 
 
 
 def test_the_settings_page_has_each_setting_with_its_default() -> None:
-    """A row for each field of `Settings`, with the default that the class has."""
+    """A row for each setting of each policy, with the default that its class has."""
     rows = dict(
         re.findall(
             r"^\| `(\w+)` \| ([^|]+?) \|", (DOCS / "reference/settings.md").read_text(), re.M
         )
     )
-    fields = {name: field for name, field in Settings.model_fields.items() if name != "policy"}
-    assert rows.keys() == fields.keys()
-    for name, field in fields.items():
-        shown = rows[name].strip("`")
-        if field.default is None or name == "predictor":
+    defaults = default_settings()
+    assert rows.keys() == defaults.keys() - {"policy"}
+    for name, row in rows.items():
+        default, shown = defaults[name], row.strip("`")
+        if default is None or name == "predictor":
             assert shown in ("none", "measured", "by policy")
         else:
-            assert shown in (str(field.default), f'"{field.default}"'), name
+            assert shown in (str(default), f'"{default}"'), name
 
 
 def test_links_of_the_readme_lead_to_files() -> None:

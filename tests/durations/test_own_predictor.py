@@ -13,7 +13,7 @@ import pytest
 from agentkv.cli import main as agentkv
 from agentkv.commands import analyze_command
 from agentkv.durations import OfflineModels
-from agentkv.durations.guard import GuardedPredictor
+from agentkv.durations.predictor import GuardedPredictor
 from agentkv.errors import InputError
 from agentkv.guard import MAX_FAULTS, Fault
 from agentkv.predictors import (
@@ -159,8 +159,7 @@ def guarded(**methods: Any) -> tuple[GuardedPredictor, list[Fault]]:
     """A predictor with these methods, guarded as on a server, and what its guard reports."""
     faults: list[Fault] = []
     default = BackoffEstimator(OfflineModels.shipped().prior)
-    predictor = GuardedPredictor(type("Bad", (Sure,), methods)(), default)
-    predictor.watch(faults.append)
+    predictor = GuardedPredictor(type("Bad", (Sure,), methods)(), default, faults.append)
     return predictor, faults
 
 

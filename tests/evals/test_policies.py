@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.policies import check_policy, server_policy
-from agentkv.integrations.vllm.settings import read_settings
+from agentkv.policies.names import read_settings, server_policy
 
 
 def test_settings_behind_a_name_are_the_server_s() -> None:
@@ -35,7 +34,10 @@ def test_a_wrong_name_lists_the_valid_ones() -> None:
 def test_the_settings_of_a_variant_are_valid(name: str) -> None:
     """The plugin accepts the settings behind continuum:paper and continuum:released."""
     policy = server_policy(name)
-    assert read_settings(policy.settings, policy=policy.scheduling_policy).rules in name
+    assert (
+        read_settings(policy.settings, policy=policy.scheduling_policy).model_dump()["rules"]
+        in name
+    )
     assert "--additional-config" in policy.flags()
 
 
@@ -58,4 +60,4 @@ def test_the_server_must_run_what_is_named(
 ) -> None:
     """Without the routes only stock policies pass; with them the one that runs, as it is set."""
     with nullcontext() if problem is None else pytest.raises(InputError, match=problem):
-        check_policy(server_policy(name), info)
+        server_policy(name).check_server(info)

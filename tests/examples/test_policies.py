@@ -62,7 +62,7 @@ def test_a_shortage_ends_with_all_turns_done_and_all_blocks_back(
     """Jobs that fill the pool three times over all end, without a fault of the policy."""
     engine = Engine(num_blocks=60, max_num_seqs=6, policy=NAMES[class_name])
     faults: list[Fault] = []
-    engine.scheduler.retention.policy.watch(faults.append)
+    engine.scheduler.retention.policy.guard.report = faults.append
     rng = random.Random(0)
     prompts = {f"job-{number}": prompt_of(rng.randint(80, 400), salt=number) for number in range(9)}
     for turn in range(1, 4):

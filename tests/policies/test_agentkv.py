@@ -9,12 +9,12 @@ import pytest
 from agentkv.errors import SettingsError
 from agentkv.integrations.vllm.retention.admission import AgingQueue
 from agentkv.integrations.vllm.retention.growth import PRIOR_TOKENS, PRIOR_TURNS, WINDOW, JobGrowth
-from agentkv.integrations.vllm.settings import read_settings
 from agentkv.policies.agentkv import AgentKVPolicy
 from agentkv.policies.base import UNPINNED, AdmissionRequest, AllocationRequest, Pressure
 from agentkv.policies.costs import RestoreCost
 from agentkv.policies.forecast import MAX_TURNS, JobDemand, KVDemandForecast
 from agentkv.policies.jobs import Job, Turn
+from agentkv.policies.names import read_settings
 from agentkv.policies.pins import Pin
 from agentkv.policies.settings import MAX_PRIORITY
 

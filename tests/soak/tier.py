@@ -224,12 +224,16 @@ class Play:
             "is_async": rng.random() < 0.5,
             "window_tokens": rng.choice((None, None, 48)),
             "policy": rng.choice(("continuum", "context_serve", "agentkv")),
-            "rules": rng.choice(("paper", "released")),
-            "ttl": rng.choice(("paper", "fixed")),
             "prefill_reload_s": rng.choice((None, [0.0, 1e-4, 0.0], [0.0, 0.1, 0.0])),
             "job_lease_s": 30.0,
+        }
+        continuum = {
+            "rules": rng.choice(("paper", "released")),
+            "ttl": rng.choice(("paper", "fixed")),
             "cold_start_samples": 2,
         }
+        if self.shape["policy"] != "agentkv":
+            self.shape |= continuum
         largest = -(-(MAX_PROMPT_TOKENS + MAX_OUTPUT_TOKENS) // BLOCK_TOKENS)
         if self.shape["window_tokens"] is not None:  # vLLM needs a window and a step's tokens
             in_window = self.shape["window_tokens"] + self.shape["max_num_batched_tokens"]

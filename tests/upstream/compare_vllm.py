@@ -34,7 +34,7 @@ def replace(policy: str, recorder: Recorder) -> None:
         AsyncRetainingScheduler,
         RetainingScheduler,
     )
-    from agentkv.integrations.vllm.settings import CONFIG_KEY
+    from agentkv.policies.names import CONFIG_KEY
 
     def configure(arguments: dict[str, Any]) -> None:
         arguments["vllm_config"].additional_config[CONFIG_KEY] = {"policy": policy}

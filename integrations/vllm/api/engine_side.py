@@ -19,6 +19,7 @@ from agentkv.durations.ttl import TTL
 from agentkv.errors import AgentKVError
 from agentkv.named_classes import label_of
 from agentkv.policies.jobs import Decision, Job
+from agentkv.policies.names import default_settings
 from agentkv.policies.pins import Pin
 from agentkv.protocol import WIRE_VERSION, client_and_id, parse_tool_event
 
@@ -36,13 +37,15 @@ NOT_SHOWN = {"policy", "listeners", "client_weights", "client_header"}
 
 def info(scheduler: RetainingScheduler) -> dict[str, Any]:
     settings = scheduler.retention.settings
+    # those that only other policies take at their defaults: the keys are the same under all
+    all_settings = {**default_settings(), **settings.model_dump()}
     return {
         "version": agentkv.__version__,
         "wire_version": WIRE_VERSION,
         "policy": label_of(settings.policy),
         # the options of listeners may hold the secret path of a webhook; clients are nobody's news
         "settings": {
-            **settings.model_dump(exclude=NOT_SHOWN),
+            **{key: value for key, value in all_settings.items() if key not in NOT_SHOWN},
             "listeners": [label_of(name) for name in settings.listeners],
         },
         "vllm_version": vllm.__version__,

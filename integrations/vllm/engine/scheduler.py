@@ -25,7 +25,7 @@ from agentkv.errors import TagError
 from agentkv.guard import MAX_FAULTS, Fault
 from agentkv.policies.base import Policy
 from agentkv.policies.forecast import SharedPrefix
-from agentkv.policies.names import make_policy
+from agentkv.policies.names import CONFIG_KEY, make_policy, read_settings
 from agentkv.policies.pins import Pin
 from agentkv.policies.settings import MAX_WEIGHT, Settings
 from agentkv.protocol import (
@@ -42,7 +42,6 @@ from ..retention.costs import Step, StepTimeModel
 from ..retention.jobs import Context
 from ..retention.manager import RetentionManager
 from ..retention.predictor import MAX_REPLY_TOKENS, BackgroundWorker, Reply, Task
-from ..settings import CONFIG_KEY, read_settings
 from ..telemetry.counters import StepStats
 from ..telemetry.turn_records import Prompt
 from . import seam
@@ -162,16 +161,16 @@ class RetainingScheduler(seam.SchedulerSeam):
         if rules not in self._failed_rules:
             self._failed_rules.add(rules)
             logger.error(
-                "agentkv: the %s failed in %s; %s answer takes the place of one that cannot be "
+                "agentkv: the %s %s failed in %s; %s answer takes the place of one that cannot be "
                 "used. Further faults are counted in agentkv:%s_faults_total.",
-                *(rules, fault.question, stand_in, rules),
+                *(rules, fault.rules, fault.question, stand_in, rules),
                 exc_info=fault.error,
             )
         if fault.is_last:
             logger.error(
-                "agentkv: the %s failed %d times and is switched off: all answers are %s until the "
-                "server is restarted",
-                *(rules, MAX_FAULTS, stand_in),
+                "agentkv: the %s %s failed %d times and is switched off: all answers are %s until "
+                "the server is restarted",
+                *(rules, fault.rules, MAX_FAULTS, stand_in),
             )
 
     def rank_changed(self, job_id: str | None) -> None:

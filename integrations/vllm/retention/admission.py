@@ -542,7 +542,7 @@ class AdmissionController:
             return sorted(given, key=lambda pin: pin.client not in above)
         if client in above:
             own = [pin for pin in pins if pin.client == client or pin.client in above]
-            return self._policy.pins_that_yield(own, request)
+            return self._policy.pins_that_yield(tuple(own), request)
         first = self.shares.surplus_pins(pins, client)
         patience_s = self._policy.settings.patience_s
         if live is not None and self._host.clock() - live.arrived_s > patience_s:
@@ -553,7 +553,7 @@ class AdmissionController:
             return first
         chosen = set(map(id, first))
         rest = self._policy.pins_that_yield(
-            [pin for pin in pins if id(pin) not in chosen],
+            tuple(pin for pin in pins if id(pin) not in chosen),
             replace(request, missing_blocks=missing_blocks),
         )
         return [*first, *rest] if rest else []

@@ -16,9 +16,9 @@ from typing import Any
 from agentkv.durations.ttl import DurationWindow
 from agentkv.guard import Fault
 from agentkv.listeners import FreeReason
+from agentkv.policies.answers import GuardedPolicy
 from agentkv.policies.base import AllocationRequest, Policy
 from agentkv.policies.forecast import SharedPrefix
-from agentkv.policies.guard import GuardedPolicy
 from agentkv.policies.jobs import Job, Turn
 from agentkv.policies.pins import Pin, PinEnd
 from agentkv.policies.settings import MAX_PRIORITY
@@ -54,7 +54,7 @@ class RetentionManager:
         without one that happens at once."""
         settings, clock = policy.settings, host.clock
         self.settings = settings
-        self.policy = policy = GuardedPolicy(policy)
+        self.policy = policy = GuardedPolicy(policy, self._policy_failed)
         self.counters = Counters()
         self.events = EventLog(
             max_events=settings.record_events, clock=host.monotonic, writer=open_writer(settings)
@@ -73,7 +73,6 @@ class RetentionManager:
         )
         self.inference = JobInference(settings, self._worker, host.pool.block_tokens)
         telemetry = Telemetry(self.counters, self.events)
-        policy.watch(self._policy_failed)
         self.history = TurnHistory(
             host,
             self.costs,

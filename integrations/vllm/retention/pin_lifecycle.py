@@ -30,7 +30,7 @@ class PinTable(Generic[Block]):
         self._holders_of: dict[str, Counter[int]] = {}
         """By client, of pins whose client has a name."""
         self._num_pins_of: Counter[str] = Counter()
-        self._newest_first: list[Pin[Block]] | None = None
+        self._newest_first: tuple[Pin[Block], ...] | None = None
         self.num_exclusive_blocks = 0
         """Blocks that nobody else held when they were pinned: of a prefix that jobs share, those of
         the first."""
@@ -95,9 +95,8 @@ class PinTable(Generic[Block]):
     def newest_first(self) -> Sequence[Pin[Block]]:
         """All pins, that of the job that arrived last first. Sorted once between two changes."""
         if self._newest_first is None:
-            self._newest_first = sorted(
-                self._pins.values(), key=lambda pin: pin.job_order, reverse=True
-            )
+            pins = sorted(self._pins.values(), key=lambda pin: pin.job_order, reverse=True)
+            self._newest_first = tuple(pins)  # policies get it, and must not change it
         return self._newest_first
 
     def _let_go(self, pin: Pin[Block], blocks: Sequence[Block]) -> None:

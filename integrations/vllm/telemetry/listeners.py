@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentkv.errors import InputError, SettingsError
-from agentkv.guard import AnswerGuard, Fault
+from agentkv.guard import Fault, Guard
 from agentkv.listeners import KVFree, KVListener, UndeliveredError, make_listener
 
 from .counters import Counters
@@ -28,32 +28,6 @@ CLOSING_S = 2.0
 """Longest wait of a closing engine for its listeners together."""
 
 logger = logging.getLogger(__name__)
-
-
-class GuardedListener(AnswerGuard):
-    """A listener whose errors stay in; after too many faults it is switched off."""
-
-    max_answer_s = math.inf  # nobody waits for it
-
-    def __init__(self, rules: KVListener) -> None:
-        super().__init__()
-        self._rules = rules
-        self.undelivered: UndeliveredError | None = None
-        """Why the last batch was not delivered; None if it was, or cost a fault."""
-
-    def take(self, frees: Sequence[KVFree]) -> None:
-        """Hand over a batch; `undelivered` says whether it may be tried again."""
-        self.undelivered = None
-        self._asked("on_frees", self._attempt, (frees,), None)
-
-    def _attempt(self, frees: Sequence[KVFree]) -> None:
-        try:
-            self._rules.on_frees(frees)
-        except UndeliveredError as error:
-            self.undelivered = error
-
-    def _stand_in(self, question: str) -> Callable[..., Any]:
-        return lambda frees: None
 
 
 class Outbox:
@@ -71,8 +45,12 @@ class Outbox:
         self._report = report
         self._max_batch = listener.max_batch
         self._retries_s = retries_s
-        self._listener = GuardedListener(listener)
-        self._listener.watch(self._failed)
+        self._listener = listener
+        # nobody waits for it
+        self._guard = Guard(listener, self._failed, max_answer_s=math.inf)
+        self._take: Callable[[Sequence[KVFree]], UndeliveredError | None] = self._guard.asking(
+            "on_frees", self._attempt, lambda frees: None
+        )
         self._has_warned = False
         self._frees: queue.SimpleQueue[KVFree | None] = queue.SimpleQueue()
         self._is_closing = threading.Event()
@@ -97,12 +75,12 @@ class Outbox:
 
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
-            if self._listener.is_off:
+            if self._guard.is_off:
                 self._drop(len(batch), "it is switched off")
                 continue
             self._deliver(batch)
 
-    def _next_batch(self) -> list[KVFree] | None:
+    def _next_batch(self) -> tuple[KVFree, ...] | None:
         """The frees that wait, `max_batch` at most; None at the end."""
         first = self._frees.get()
         if first is None:
@@ -114,17 +92,25 @@ class Outbox:
                 self._frees.put(None)  # for the next call
                 break
             batch.append(free)
-        return batch
+        return tuple(batch)
 
-    def _deliver(self, batch: list[KVFree]) -> None:
+    def _attempt(self, batch: Sequence[KVFree]) -> UndeliveredError | None:
+        """Why a batch was not delivered; None if it was. Another error costs a fault."""
+        try:
+            self._listener.on_frees(batch)
+        except UndeliveredError as error:
+            return error
+        return None
+
+    def _deliver(self, batch: Sequence[KVFree]) -> None:
         for wait_s in (*self._retries_s, None):
-            self._listener.take(batch)
-            if self._listener.undelivered is None:
+            undelivered = self._take(batch)
+            if undelivered is None:
                 self._has_warned = False
                 return
             if wait_s is None or self._is_closing.wait(wait_s):
                 break
-        self._drop(len(batch), str(self._listener.undelivered))
+        self._drop(len(batch), str(undelivered))
 
     def _drop(self, num_frees: int, why: str) -> None:
         if not self._has_warned:
@@ -137,7 +123,7 @@ class Outbox:
         self._report(num_frees)
 
     def _failed(self, fault: Fault) -> None:
-        if self._listener.num_faults == 1:
+        if self._guard.num_faults == 1:
             logger.error(
                 "agentkv: the listener %s failed; further faults are counted in "
                 "agentkv:listener_faults_total",

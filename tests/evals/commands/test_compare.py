@@ -19,9 +19,9 @@ from agentkv.evals.commands.compare import (
     check_folders,
     run_all,
 )
-from agentkv.evals.policies import server_policy
 from agentkv.evals.rivals import Rival
 from agentkv.evals.workload.workloads import make_workload
+from agentkv.policies.names import server_policy
 from tests.evals.made_runs import job, run, write_run
 
 DESCRIBED = {"name": "reference", "seed": 0}

@@ -6,9 +6,9 @@ import random
 from typing import Any
 
 from agentkv.evals.simulator.machine import Limits, Machine, make_machine
-from agentkv.evals.simulator.policies import parse_policy
 from agentkv.evals.simulator.run import RunOptions, SimulatedRun, Simulation
 from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
+from agentkv.policies.names import simulated_policy
 
 COMMANDS = ("ls", "cat a.py", "pytest -q", "git status", "make all")
 
@@ -54,7 +54,9 @@ def simulate(
     workload: Workload, policy: str, on: Machine | None = None, **options: Any
 ) -> tuple[Simulation, SimulatedRun]:
     """The run, and the simulation as it was left."""
-    simulation = Simulation(workload, on or machine(), parse_policy(policy), RunOptions(**options))
+    simulation = Simulation(
+        workload, on or machine(), simulated_policy(policy), RunOptions(**options)
+    )
     return simulation, simulation.run()
 
 

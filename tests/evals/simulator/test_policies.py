@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.simulator.policies import parse_policy
+from agentkv.policies.names import simulated_policy
 
 RELEASED = {"policy": "continuum", "rules": "released", "ttl": "fixed", "fixed_ttl_s": 2.0}
 
@@ -27,8 +27,8 @@ def test_a_name_stands_for_settings_and_suffixes(
     name: str, settings: dict[str, Any] | None, suffixes: str
 ) -> None:
     """Settings after the name are laid over its own; a tier and an unlimited pool go with any."""
-    policy = parse_policy(name)
-    assert policy.settings == settings
+    policy = simulated_policy(name)
+    assert policy.engine_settings == settings
     assert policy.has_offload is ("+offload" in suffixes)
     assert policy.is_infinite is ("@infinite" in suffixes)
 
@@ -43,15 +43,15 @@ def test_a_name_stands_for_settings_and_suffixes(
 def test_unknown_names_list_the_known_ones(name: str) -> None:
     """An unknown name, `priority` included, is refused with the known ones."""
     with pytest.raises(InputError, match=r"allowed are fcfs, continuum, context_serve"):
-        parse_policy(name)
+        simulated_policy(name)
 
 
 def test_settings_have_one_spelling() -> None:
     """The name of a policy does not depend on spaces or order in its settings."""
-    first = parse_policy('continuum{"max_ttl_s": 5, "max_jobs": 10}')
-    assert first == parse_policy('continuum{"max_jobs":10,"max_ttl_s":5}')
+    first = simulated_policy('continuum{"max_ttl_s": 5, "max_jobs": 10}')
+    assert first == simulated_policy('continuum{"max_jobs":10,"max_ttl_s":5}')
     assert first.name == 'continuum{"max_jobs":10,"max_ttl_s":5}'
-    assert parse_policy("fcfs{}").name == "fcfs"
+    assert simulated_policy("fcfs{}").name == "fcfs"
 
 
 @pytest.mark.parametrize(
@@ -67,5 +67,5 @@ def test_settings_have_one_spelling() -> None:
 def test_wrong_settings_are_told(name: str, message: str) -> None:
     """Invalid settings are refused with the plugin's own message."""
     with pytest.raises(InputError, match="--policy: got") as caught:
-        parse_policy(name)
+        simulated_policy(name)
     assert message in str(caught.value)

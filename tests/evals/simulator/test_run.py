@@ -18,11 +18,11 @@ from agentkv.evals.event_log.reading import read_record
 from agentkv.evals.event_log.totals import passed_over
 from agentkv.evals.simulator.cost import Roofline
 from agentkv.evals.simulator.machine import alone_s
-from agentkv.evals.simulator.policies import parse_policy
 from agentkv.evals.simulator.run import Simulation
 from agentkv.evals.workload.plans import Workload
 from agentkv.guard import MAX_ANSWER_S
 from agentkv.policies.agentkv import AgentKVPolicy
+from agentkv.policies.names import simulated_policy
 
 from .simulated import durations, job, machine, random_jobs, simulate
 
@@ -193,7 +193,7 @@ def test_a_closed_loop_keeps_so_many_jobs_running() -> None:
 
 def test_what_is_interrupted_is_cut() -> None:
     """After an interrupt jobs under way count as cut, and later ones as not arrived."""
-    simulation = Simulation(BUSY, machine(), parse_policy("fcfs"))
+    simulation = Simulation(BUSY, machine(), simulated_policy("fcfs"))
 
     def stop(job: object, num_ended: int) -> None:
         if num_ended == 5:

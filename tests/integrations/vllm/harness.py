@@ -13,6 +13,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from agentkv.integrations.vllm.engine.older_vllm import HAS_KNOWN_TIER
+from agentkv.policies.names import default_settings, load_policy
 from agentkv.testing.stepped_engine import SteppedEngine
 from studies.policy_grid.ablation import ABLATIONS
 from tests.integrations.vllm.vllm_names import NO_TIER
@@ -21,7 +22,10 @@ STOCK = {False: Scheduler, True: AsyncScheduler}
 
 
 class Engine(SteppedEngine):
-    """An engine stepped by hand; `without` are the rules of `agentkv` that are left out."""
+    """An engine stepped by hand; `without` are the rules of `agentkv` that are left out.
+
+    Settings that its policy does not take are left out, so that one table of them serves all.
+    """
 
     def __init__(self, *, without: Sequence[str] = (), **options: Any) -> None:
         if options.get("offload_bytes") and not HAS_KNOWN_TIER:
@@ -29,7 +33,9 @@ class Engine(SteppedEngine):
         if without:
             rules = tuple(ABLATIONS[name] for name in without)
             options["policy_class"] = type("Ablated", rules, {})
-        super().__init__(**options)
+        taken = load_policy(options.get("policy", "continuum")).settings_class.model_fields
+        others = default_settings().keys() - taken.keys()
+        super().__init__(**{key: value for key, value in options.items() if key not in others})
 
     @property
     def pinned(self) -> dict[str, int]:

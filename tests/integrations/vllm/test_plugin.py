@@ -88,17 +88,17 @@ def args(model_config: Path, **given: Any) -> EngineArgs:
 @pytest.mark.parametrize("policy", SHIPPED)
 def test_our_policy_becomes_fcfs_with_our_scheduler(policy: str, model_config: Path) -> None:
     """vLLM's config sees fcfs with our scheduler class, and our settings in additional_config."""
-    given = {"agentkv": {"ttl": "fixed"}, "other": 1}
+    given = {"agentkv": {"max_ttl_s": 9.0}, "other": 1}
     engine_args = args(model_config, scheduling_policy=policy, additional_config=given)
     config = engine_args.create_engine_config()
     assert config.scheduler_config.policy == "fcfs"
     assert config.scheduler_config.scheduler_cls == plugin.SCHEDULER
     assert config.additional_config == {
-        "agentkv": {"ttl": "fixed", "policy": policy},
+        "agentkv": {"max_ttl_s": 9.0, "policy": policy},
         "other": 1,
     }
     assert engine_args.scheduling_policy == policy
-    assert given == {"agentkv": {"ttl": "fixed"}, "other": 1}
+    assert given == {"agentkv": {"max_ttl_s": 9.0}, "other": 1}
 
 
 def test_an_engine_in_a_program_takes_a_policy_of_ones_own_from_the_environment(

@@ -6,9 +6,8 @@ import pytest
 
 from agentkv.durations import KINDS
 from agentkv.errors import SettingsError
-from agentkv.integrations.vllm.settings import read_settings
-from agentkv.policies.names import SHIPPED
-from agentkv.policies.settings import Settings
+from agentkv.policies.continuum import ContinuumSettings
+from agentkv.policies.names import SHIPPED, read_settings
 
 
 def test_each_policy_may_be_set() -> None:
@@ -25,13 +24,14 @@ def test_every_predictor_may_be_chosen(kind: str) -> None:
 
 def test_nothing_given_means_the_defaults() -> None:
     """Without settings every field has its default."""
-    assert read_settings(None, policy="continuum") == Settings()
+    assert read_settings(None, policy="continuum") == ContinuumSettings()
 
 
 def test_json_values_are_read() -> None:
     """Values that JSON gives, such as lists for tuples, are accepted."""
     given = {"ttl": "fixed", "rules": "released", "prefill_reload_s": [0, 0.001, 0]}
     settings = read_settings(given, policy="continuum")
+    assert isinstance(settings, ContinuumSettings)
     assert settings.prefill_reload is not None
     assert (settings.ttl, settings.prefill_reload.linear_s) == ("fixed", 0.001)
 
@@ -40,6 +40,10 @@ def test_json_values_are_read() -> None:
     ("given", "message"),
     [
         ({"tll": "fixed"}, r"unknown key 'tll'; valid keys: rules, ttl, fixed_ttl_s"),
+        (
+            {"headroom": 0.1},
+            r"'headroom' is a setting of agentkv, not of continuum",
+        ),
         ({"ttl": "Fixed"}, r"'ttl': .*'paper' or 'fixed', got 'Fixed'"),
         ({"fixed_ttl_s": -1}, r"'fixed_ttl_s': .*greater than or equal to 0, got -1"),
         ({"fixed_ttl_s": "2"}, r"'fixed_ttl_s': .*number, got '2'"),

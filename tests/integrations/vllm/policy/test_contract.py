@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from agentkv.durations.ttl import TTL
-from agentkv.integrations.vllm.settings import read_settings
 from agentkv.policies.base import AllocationRequest, Policy
 from agentkv.policies.costs import RestoreCost
 from agentkv.policies.jobs import Decision, Job, Turn
-from agentkv.policies.names import SHIPPED
+from agentkv.policies.names import SHIPPED, read_settings
 from agentkv.policies.pins import Pin
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine

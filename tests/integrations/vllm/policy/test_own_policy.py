@@ -147,4 +147,4 @@ def test_a_policy_that_keeps_failing_is_switched_off(make_engine: MakeEngine) ->
     engine = make_engine(policy_class=type("Bad", (Holds,), {"undecided_ttl": fails}))
     for turn in range(MAX_FAULTS + 10):
         engine.turn(prompt_of(40, salt=turn), job_id=f"job-{turn}")
-    assert (len(asked), engine.scheduler.retention.policy.is_off) == (MAX_FAULTS, True)
+    assert (len(asked), engine.scheduler.retention.policy.guard.is_off) == (MAX_FAULTS, True)

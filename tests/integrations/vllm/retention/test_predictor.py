@@ -362,7 +362,7 @@ def test_a_predictor_that_fails_costs_predictions_and_nothing_else(
     assert totals["predictor_faults_total"] == MAX_FAULTS
     assert "policy_faults_total" not in totals
     said = [record.getMessage() for record in caplog.records]
-    (failed,) = [text for text in said if "the predictor failed in predict" in text]
+    (failed,) = [text for text in said if "the predictor FailsToPredict failed in predict" in text]
     assert "the default predictor's answer takes the place" in failed
     assert "KeyError" in caplog.text
     assert sum("is switched off" in text for text in said) == 1

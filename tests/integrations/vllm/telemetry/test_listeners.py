@@ -14,10 +14,10 @@ import pytest
 from agentkv.errors import InputError, SettingsError
 from agentkv.guard import MAX_FAULTS, Fault
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.integrations.vllm.settings import read_settings
 from agentkv.integrations.vllm.telemetry import listeners
 from agentkv.integrations.vllm.telemetry.listeners import Outbox
 from agentkv.listeners import KVFree, KVListener, WebhookListener, make_listener
+from agentkv.policies.names import read_settings
 from agentkv.testing.http_front import Answer, HttpFront
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
