@@ -3,7 +3,12 @@
 `analyze_command` is the door. Imports no other room.
 """
 
-from agentkv.commands.analysis import CommandAnalysis, analyze_command, forget_analyses
+from agentkv.commands.analysis import (
+    CommandAnalysis,
+    analyze_command,
+    command_key,
+    forget_analyses,
+)
 from agentkv.commands.program import Program
 
-__all__ = ["CommandAnalysis", "Program", "analyze_command", "forget_analyses"]
+__all__ = ["CommandAnalysis", "Program", "analyze_command", "command_key", "forget_analyses"]

@@ -6,16 +6,24 @@ gives what could be read of it, never an error. Knows nothing of durations.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter
 
 from tree_sitter import Node
 
 from agentkv.commands.prefixes import Unwrapped, runs_for_each, unwrap
-from agentkv.commands.program import INTERPRETERS, Program
+from agentkv.commands.program import (
+    INTERPRETERS,
+    SHOWN_PROGRAMS,
+    SHOWN_SUBCOMMANDS,
+    TAKES_OPERANDS,
+    Program,
+    module_of,
+)
 from agentkv.commands.quantities import is_endless, num_rounds
 from agentkv.commands.shell import MAX_PROGRAMS, ProgramList, product
 from agentkv.commands.syntax import MAX_ANALYZED_BYTES, elide_heredocs, parse, text_of, word_of
@@ -39,6 +47,7 @@ _ONE_BY_ONE = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "--exec"})
 _TOGETHER = frozenset({"-X", "--exec-batch"})
 _EXECUTING = _ONE_BY_ONE | _TOGETHER
 _MAX_EXECUTED = 8
+_PLAIN_NAME = re.compile(r"[A-Za-z][a-z_-]{0,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,3 +328,32 @@ def _executed(argv: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], bool]]:
         is_together = argv[start] in _TOGETHER or argv[end : end + 1] == ("+",)
         yield argv[start + 1 : min(end, start + 1 + _MAX_WORDS)], not is_together
         start = end + 1
+
+
+def command_key(command: str) -> str:
+    """The kind of a command, fit to be kept and shown: `pytest`, `git clone`, `npm run test`.
+
+    A program, with a subcommand or module behind it, each out of a list or, for a program, a plain
+    word of letters. Nothing else of the text is in it, no argument, path or assignment: any other
+    program is "other". Empty if nothing runs. Costs what `analyze_command` does.
+    """
+    analysis = analyze_command(command)
+    programs = analysis.programs
+    lasting = (each for each in programs if each.name not in TAKES_OPERANDS)
+    main = next(lasting, programs[0] if programs else None)
+    if main is None:
+        return ""
+    module = module_of(main)
+    if module is not None and module.name in SHOWN_PROGRAMS:
+        main = module
+    name, *parts = main.key.split(":")
+    if name not in SHOWN_PROGRAMS and not _is_plain_word(name, analysis.text):
+        return "other"
+    return " ".join((name, *takewhile(SHOWN_SUBCOMMANDS.__contains__, parts)))
+
+
+def _is_plain_word(name: str, text: str) -> bool:
+    """Whether a program's name is all of a word of the text, so no path, and of letters alone."""
+    if not _PLAIN_NAME.fullmatch(name):
+        return False
+    return re.search(rf"(?:^|[\s;&|(]){name}(?:[\s;&|)]|$)", text) is not None

@@ -91,6 +91,35 @@ _MODES = {
     "rpm": word_set("-i -ivh -U -Uvh"),
 }
 """Options that act as a subcommand."""
+SHOWN_PROGRAMS = (
+    word_set(
+        """
+    7z ag ansible ansible-playbook apk apt apt-get bash bats bazel black brew bun bundle c++ cargo
+    cc cd clang clang++ cmake coverage cypress dart deno dig django-admin dnf docker docker-compose
+    dotnet elixir esbuild eslint flake8 flask flutter g++ gcc gem gh ghc git glab go gradle gradlew
+    gunicorn hatch helm isort java javac jest julia just k6 kubectl lua make mamba meson micromamba
+    mix mocha msbuild mvn mypy mysql nerdctl next ninja node nosetests nox npm npx nvcc nvidia-smi
+    nvm ollama pdm perl php phpunit pip pipenv pipx pixi playwright pnpm podman poetry pre-commit
+    prettier psql py.test pylint pyright pytest python R rails rake redis-cli redis-server ruby ruff
+    rspec rustc rustup Rscript sbt sh sqlite3 stack swift swiftc systemctl terraform tox tsc
+    turbo twine unittest uv uvicorn valgrind venv vite vitest webpack yarn yum zig zsh
+    """
+    )
+    | TAKES_OPERANDS
+)
+"""Programs and modules that are shown by their name wherever they lie."""
+SHOWN_SUBCOMMANDS = word_set(
+    """
+    -c -e -m - add all apply archive audit bench bisect blame branch build check checkout
+    cherry-pick ci clean clippy clone commit compile compose config container cov create describe
+    dev diff doc docs download e2e env exec fetch fmt format freeze get grep help image images
+    init inspect install integration lint list lock log logs login ls merge migrate mod outdated
+    package pr ps publish pull push rebase remote remove reset restore restart rev-parse rm run
+    s3 serve show start stash status stop submodule switch sync tag test tests tidy tool types
+    typecheck uninstall unit up down update upgrade validate verify version vet view watch
+    """
+)
+"""Words behind a program that are shown."""
 _VERSION_SUFFIX = re.compile(r"^(python|pip|node|ruby|perl|php|gcc|clang|go)-?[0-9][0-9.]*$")
 _SCRIPT_CHARS = 64
 

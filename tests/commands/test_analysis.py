@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentkv.commands import CommandAnalysis, analyze_command
+from agentkv.commands import CommandAnalysis, analyze_command, command_key
+from agentkv.commands.program import SHOWN_SUBCOMMANDS
 from agentkv.commands.syntax import MAX_ANALYZED_BYTES, parse
 
 HEREDOC = "cat > a.py <<'EOF'\n{body}\nEOF\npython a.py"
@@ -336,3 +337,52 @@ def test_a_parsed_text_is_freed() -> None:
     finally:
         tracemalloc.stop()
     assert after - before < 150_000
+
+
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        ("cd /testbed && python -m pytest -q tests/x.py | tail -3", "pytest"),
+        ("ls -la && sudo -u bob pytest", "pytest"),
+        ("git clone https://user:password@host/x", "git clone"),
+        ("git -c user.password=x push", "git push"),
+        ("npm run test -- --watch", "npm run test"),
+        ("python3.11 -c 'print(1)'", "python -c"),
+        ("/usr/bin/python3 secret.py", "python"),
+        ("curl https://x/?k=1 | jq .", "curl"),
+        ("read_file", "read_file"),
+        ("", ""),
+        ("TOKEN=abc", ""),
+    ],
+)
+def test_a_command_has_a_key_that_can_be_shown(command: str, key: str) -> None:
+    """It names the program that lasts, behind prefixes and pipes, and its subcommand or module."""
+    assert command_key(command) == key
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{}", "./{}", "/opt/{}.sh", "../{}/run", "https://u:{}@host/{}", "'/opt/'{}", '/o/"{}"'),
+        *("TOKEN={} make {}", "env A={} B='{}' ./x", "mysql -p{} -u {}", "git {} {}", "$({})"),
+        *("npm run {}", "make {}", "python {}.py", "python -m {}.{}", "python -c '{}'", "bash {}"),
+        *("docker run -e K={} img {}", "ssh {}@host {}", "curl -H 'A: {}' {}", "cat <<< {}"),
+        *("sh -c 'A={} /x/{}'", "uv run {}", "xargs {}", "kubectl -n {} {}", "aws {} {}"),
+        *("cat > f <<E\n{}\nE", "for x in {}; do {}=1 ./$x; done", "{}() {{ ls; }}", "\\{}"),
+    ],
+)
+@pytest.mark.parametrize(
+    "secret", ["hunter2", "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "sk-ant-0"]
+)
+def test_no_argument_is_in_the_key(text: str, secret: str) -> None:
+    """Wherever a secret stands in a command, it is not in what the server keeps and shows."""
+    assert secret not in command_key(text.format(secret, secret))
+
+
+@given(st.text(max_size=300))
+def test_the_key_of_any_text_is_short_and_of_known_words(text: str) -> None:
+    """A key has a few words, of which all but the first are out of a list."""
+    name, *rest = command_key(text).split(" ")
+    assert len(name) <= 20
+    assert len(rest) <= 3
+    assert SHOWN_SUBCOMMANDS.issuperset(rest)
