@@ -26,7 +26,7 @@ from agentkv.testing.vllm_scheduler import (
     sha256_hasher,
 )
 
-from ..policy_grid.ablation import WithoutAdmission
+from ..grid.ablation import WithoutAdmission
 from .rows import Row, ratio_row, timed, without_garbage_collection
 
 NUM_RUNNING, NUM_WAITING, NUM_PINNED = 200, 1000, 300

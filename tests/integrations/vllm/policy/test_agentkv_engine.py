@@ -10,7 +10,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentkv.integrations.vllm.retention.growth import PRIOR_TURNS
 from agentkv.testing.stepped_engine import prompt_of
-from studies.policy_grid.ablation import ABLATIONS
+from studies.grid.ablation import ABLATIONS
 from tests.integrations.vllm.harness import STOCK, Engine
 
 MakeEngine = Callable[..., Engine]

@@ -1,4 +1,4 @@
-"""The `agentkv` policy without one of its rules each, to see what each is worth.
+"""The `agentkv` policy without one of its parts each, to see what each is worth.
 
 A scheduler takes one by overriding `RetainingScheduler.make_policy`.
 """
@@ -74,6 +74,12 @@ class WithoutPrediction(AgentKVPolicy):
         return super().decide(command, cost)
 
 
+class WithoutReading(AgentKVPolicy):
+    """No reply is read and no duration predicted; a pin is held for what restoring is worth."""
+
+    uses_predictions = False
+
+
 class WithoutPatience(AgentKVPolicy):
     """Nobody is served first for having waited long, or been overtaken often."""
 
@@ -92,5 +98,11 @@ ABLATIONS: dict[str, type[Policy]] = {
     "balance": WithoutBalance,
     "tails": WithoutTails,
     "prediction": WithoutPrediction,
+    "reading": WithoutReading,
     "patience": WithoutPatience,
 }
+
+
+def ablated(without: Sequence[str]) -> type[Policy]:
+    """The class of the policy without all of these parts."""
+    return type("Ablated", tuple(ABLATIONS[name] for name in without), {})

@@ -1,0 +1,175 @@
+"""The one grid of the studies: what a `study.toml` asks for, its rows, and its tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv.errors import InputError
+from studies.grid.__main__ import STUDIES, main
+from studies.grid.plan import Regime, Study, read_study
+from studies.grid.play import read_units
+from studies.grid.policies import parse_grid_policy
+from studies.grid.report import MARKS, index, over_regimes, pressured, tables
+
+TOML = """
+title = "A small one"
+policies = ["fcfs", "agentkv"]
+seeds = [3, 4]
+figures = ["mean_s"]
+
+[[regimes]]
+num_jobs = 2
+max_turns = 2
+jps = 1.0
+pool_blocks = { short = 1500, roomy = 9000 }
+tools = ["recorded", "longtail"]
+
+[[regimes]]
+name = "fleet"
+num_jobs = 2
+max_turns = 2
+concurrency = [1]
+engines = 2
+pool_blocks = 2000
+clients = { alice = 2.0, bob = 1.0 }
+seeds = [4]
+policies = ["agentkv@untagged"]
+"""
+
+
+def study_of(folder: Path, text: str = TOML) -> Study:
+    path = folder / "study.toml"
+    path.write_text(text)
+    return read_study(path)
+
+
+def test_a_list_is_an_axis_of_the_grid(tmp_path: Path) -> None:
+    """Each combination is a regime whose name says what it is; units come seed by seed."""
+    units = list(study_of(tmp_path).units())
+    assert [str(unit) for unit in units[:3]] == [
+        "swebench, short, recorded, seed 3, fcfs",
+        "swebench, short, recorded, seed 3, agentkv",
+        "swebench, short, longtail, seed 3, fcfs",
+    ]
+    assert [unit.seed for unit in units] == [3] * 8 + [4] * 9
+    fleet = units[-1].regime
+    assert (fleet.name, fleet.concurrency, fleet.engines) == ("fleet, 1 at once", 1, 2)
+    assert {job.client for job in fleet.jobs(4, num_jobs=20).jobs} == {"alice", "bob"}
+    assert len({unit.key for unit in units}) == len(units)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "title is missing"),
+        ('title = "x"', "regimes is missing"),
+        (f"unit = 3\n{TOML}", "unknown keys: unit"),
+        (TOML.replace("max_turns", "most_turns"), "most_turns"),
+        ("title = ", "Invalid value"),
+    ],
+)
+def test_a_wrong_study_is_named(tmp_path: Path, text: str, message: str) -> None:
+    """An error says which file is wrong, and what in it."""
+    with pytest.raises(InputError, match=f"study.toml: .*{message}"):
+        study_of(tmp_path, text)
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*/study.toml")), ids=lambda p: p.parent.name)
+def test_the_studies_here_can_be_played(path: Path) -> None:
+    """Each study's file is valid, its policies exist, and its rows are of its regimes."""
+    study = read_study(path)
+    for unit in {unit.policy: unit for unit in study.units()}.values():
+        parse_grid_policy(unit.policy)
+    regimes = {unit.regime.name for unit in study.units()}
+    assert {row["regime"] for row in read_units(path.parent / "rows.jsonl")} <= regimes
+
+
+def test_1x_is_bounded_by_memory_and_by_compute() -> None:
+    """The rate grows with the pool until the GPU is full, and with the engines."""
+    short = Regime("short", pool_blocks=1500, multiple=1.0, max_turns=10)
+    rates = [replace(short, pool_blocks=blocks).rate_jps() or 0 for blocks in (1500, 2999, 90_000)]
+    assert rates[1] == pytest.approx(2 * rates[0], rel=0.01)
+    assert rates[2] < 60 * rates[0]
+    assert replace(short, engines=3, multiple=2.0).rate_jps() == pytest.approx(6 * rates[0])
+    assert Regime("named", jps=0.5).rate_jps() == 0.5
+
+
+def made_row(regime: str, seed: int, policy: str, mean_s: float, **more: Any) -> dict[str, Any]:
+    facts = {"unit": f"{regime}{seed}{policy}", "regime": regime, "seed": seed, "policy": policy}
+    return {**facts, "mean_s": mean_s, "recomputed_share": 0.5, "error": None, **more}
+
+
+def test_ratios_are_taken_seed_by_seed(tmp_path: Path) -> None:
+    """A cell is the median over the seeds with its range; regimes together weigh the same."""
+    rows = index(
+        [
+            *(made_row("a", seed, "fcfs", 10.0 * seed) for seed in (1, 2, 3)),
+            *(made_row("a", seed, "agentkv", 5.0 * seed + seed**2) for seed in (1, 2, 3)),
+            *(made_row("b", seed, "fcfs", 100.0) for seed in (1, 2)),
+            *(made_row("b", seed, "agentkv", 150.0) for seed in (1, 2)),
+            made_row("idle", 1, "fcfs", 1.0, recomputed_share=0.1),
+            made_row("a", 4, "agentkv", 1.0, error="it died"),
+        ]
+    )
+    assert pressured(rows) == ["a", "b"]
+    found = over_regimes(rows, ["a", "b"], "agentkv", "fcfs", "mean_s")
+    assert found == pytest.approx({1: (0.6 * 1.5) ** 0.5, 2: (0.7 * 1.5) ** 0.5})
+    text = tables(study_of(tmp_path), rows)
+    assert "**2 regimes short of memory together**" in text
+    [line] = [line for line in text.splitlines() if "0.700 (0.600-0.800)" in line]
+    assert line.split("|")[1:3] == [" `agentkv` ", "   3 "]
+
+
+def test_a_study_is_played_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each unit gets a row, the page its tables; played again, only what failed is played."""
+    study_of(tmp_path)
+    page = tmp_path / "README.md"
+    page.write_text(f"Before.\n{MARKS[0]}\n{MARKS[1]}\nAfter.\n")
+    options = [str(tmp_path), "--regimes", "short, recorded|fleet", "--seeds", "4"]
+    assert main(options) == 0
+    rows = read_units(tmp_path / "rows.jsonl")
+    assert [row["policy"] for row in rows] == ["fcfs", "agentkv", "agentkv@untagged"]
+    assert all(row["completed"] == 2 for row in rows)
+    assert rows[-1]["clients"]
+    assert "| `agentkv` |" in page.read_text()
+    assert page.read_text().startswith("Before.\n")
+    assert page.read_text().endswith("After.\n")
+    capsys.readouterr()
+    (tmp_path / "rows.jsonl").write_text(
+        json.dumps(rows[0] | {"error": "it died"}) + "\n" + json.dumps(rows[1]) + "\n"
+    )
+    assert main(options) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (document["asked"], document["rows"], document["failed"]) == (2, 3, [])
+
+
+def test_a_unit_that_fails_costs_itself_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its row has the error, the others have their figures, and the status is 1."""
+    study_of(tmp_path, TOML.replace('"longtail"', '"none.jsonl"'))
+    options = ["--regimes", "roomy", "--seeds", "3", "--policy", "fcfs", "--workers", "2"]
+    assert main([str(tmp_path), *options]) == 1
+    by_tools = {row["tools"]: row for row in read_units(tmp_path / "rows.jsonl")}
+    assert by_tools["recorded"]["error"] is None
+    failed = by_tools["none.jsonl"]
+    assert "none.jsonl" in failed["error"]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["failed"] == [failed["unit"]]
+
+
+def test_a_study_that_is_not_there_is_bad_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a study.toml, a regime or a known policy nothing is played."""
+    assert main([str(tmp_path)]) == 2
+    study_of(tmp_path)
+    assert main([str(tmp_path), "--regimes", "none"]) == 2
+    assert main([str(tmp_path), "--policy", "lifo"]) == 2
+    assert main([str(tmp_path), "--tables"]) == 2
+    assert "no row of a unit" in capsys.readouterr().err
+    assert not (tmp_path / "rows.jsonl").exists()
