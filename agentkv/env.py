@@ -41,6 +41,48 @@ def settings_by_agent(root_url: str, model: str) -> dict[str, AgentSettings]:
     openai = {"OPENAI_BASE_URL": api_url, "OPENAI_API_KEY": NO_KEY}
     # Claude Code names models by tier, too, for its sub-agents and titles
     tiers = [f"ANTHROPIC_DEFAULT_{tier}_MODEL" for tier in ("OPUS", "SONNET", "HAIKU")]
+    files = _config_files(api_url, model)
+    cline = ["cline", "auth", "-p", "openai-compatible", "-k", NO_KEY, "-m", model, "-b", api_url]
+    return {
+        "claude": AgentSettings(
+            "claude",
+            {
+                "ANTHROPIC_BASE_URL": root_url,
+                "ANTHROPIC_AUTH_TOKEN": NO_KEY,
+                **dict.fromkeys(("ANTHROPIC_MODEL", *tiers), model),
+            },
+        ),
+        "codex": AgentSettings("codex", path="~/.codex/config.toml", text=files["codex"]),
+        "opencode": AgentSettings(
+            "opencode", path="~/.config/opencode/opencode.json", text=files["opencode"]
+        ),
+        "qwen": AgentSettings("qwen --auth-type openai", {**openai, "OPENAI_MODEL": model}),
+        "aider": AgentSettings(
+            shlex.join(["aider", "--model", f"openai/{model}"]),
+            {"OPENAI_API_BASE": api_url, "OPENAI_API_KEY": NO_KEY},
+        ),
+        "cline": AgentSettings("cline", setup=shlex.join(cline)),
+        "continue": AgentSettings(
+            "cn --config ~/.continue/config.yaml",
+            path="~/.continue/config.yaml",
+            text=files["continue"],
+        ),
+        "gptme": AgentSettings(shlex.join(["gptme", "-m", f"local/{model}"]), openai),
+        "kilo": AgentSettings("kilo", path="~/.config/kilo/kilo.json", text=files["opencode"]),
+        "openhands": AgentSettings(
+            "openhands --override-with-envs",
+            {"LLM_BASE_URL": api_url, "LLM_API_KEY": NO_KEY, "LLM_MODEL": f"openai/{model}"},
+        ),
+        "pi": AgentSettings(
+            shlex.join(["pi", "--provider", "agentkv", "--model", model]),
+            path="~/.pi/agent/models.json",
+            text=files["pi"],
+        ),
+    }
+
+
+def _config_files(api_url: str, model: str) -> dict[str, str]:
+    """The texts of the files in which some agents keep their settings."""
     codex = f"""\
 model = {_quoted(model)}
 model_provider = "agentkv"
@@ -83,40 +125,11 @@ models:
             }
         }
     }
-    cline = ["cline", "auth", "-p", "openai-compatible", "-k", NO_KEY, "-m", model, "-b", api_url]
     return {
-        "claude": AgentSettings(
-            "claude",
-            {
-                "ANTHROPIC_BASE_URL": root_url,
-                "ANTHROPIC_AUTH_TOKEN": NO_KEY,
-                **dict.fromkeys(("ANTHROPIC_MODEL", *tiers), model),
-            },
-        ),
-        "codex": AgentSettings("codex", path="~/.codex/config.toml", text=codex),
-        "opencode": AgentSettings(
-            "opencode", path="~/.config/opencode/opencode.json", text=_json(opencode)
-        ),
-        "qwen": AgentSettings("qwen --auth-type openai", {**openai, "OPENAI_MODEL": model}),
-        "aider": AgentSettings(
-            shlex.join(["aider", "--model", f"openai/{model}"]),
-            {"OPENAI_API_BASE": api_url, "OPENAI_API_KEY": NO_KEY},
-        ),
-        "cline": AgentSettings("cline", setup=shlex.join(cline)),
-        "continue": AgentSettings(
-            "cn --config ~/.continue/config.yaml", path="~/.continue/config.yaml", text=continue_
-        ),
-        "gptme": AgentSettings(shlex.join(["gptme", "-m", f"local/{model}"]), openai),
-        "kilo": AgentSettings("kilo", path="~/.config/kilo/kilo.json", text=_json(opencode)),
-        "openhands": AgentSettings(
-            "openhands --override-with-envs",
-            {"LLM_BASE_URL": api_url, "LLM_API_KEY": NO_KEY, "LLM_MODEL": f"openai/{model}"},
-        ),
-        "pi": AgentSettings(
-            shlex.join(["pi", "--provider", "agentkv", "--model", model]),
-            path="~/.pi/agent/models.json",
-            text=_json(pi),
-        ),
+        "codex": codex,
+        "continue": continue_,
+        "opencode": _json(opencode),
+        "pi": _json(pi),
     }
 
 

@@ -241,21 +241,7 @@ def _wrapped(
     original: Method,
     patch: Patch,
 ) -> Method:
-    signature = inspect.signature(original)
-
-    def begin(args: Any, kwargs: Any) -> Scope | None:
-        if not patch.is_active:
-            return None
-        try:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            scope = scope_of(bound.arguments)
-            if scope is not None:
-                scope.begin()
-        except Exception:
-            log_failure(f"could not follow {patch}")
-            return None
-        return scope
+    begin = functools.partial(_begun, inspect.signature(original), scope_of, patch)
 
     if inspect.iscoroutinefunction(original):
 
@@ -264,11 +250,7 @@ def _wrapped(
             scope = begin(args, kwargs)
             if scope is None:
                 return await original(*args, **kwargs)
-            try:
-                with _Active(scope):
-                    return await original(*args, **kwargs)
-            finally:
-                _end(scope)
+            return await _drive_coroutine(scope, original(*args, **kwargs))
 
         return call_async
 
@@ -288,6 +270,28 @@ def _wrapped(
                 _end(scope)
 
     return call
+
+
+def _begun(
+    signature: inspect.Signature,
+    scope_of: Callable[[Arguments], Scope | None],
+    patch: Patch,
+    args: Any,
+    kwargs: Any,
+) -> Scope | None:
+    """The scope of a call, which has begun; None if nothing is to be followed."""
+    if not patch.is_active:
+        return None
+    try:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        scope = scope_of(bound.arguments)
+        if scope is not None:
+            scope.begin()
+    except Exception:
+        log_failure(f"could not follow {patch}")
+        return None
+    return scope
 
 
 def _end(scope: Scope) -> None:

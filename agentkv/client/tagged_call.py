@@ -177,10 +177,8 @@ def tagging(original: Method, find_job: JobFinder, prepare: Prepare) -> Method:
     """A library's method that sends requests, sync or async, with its calls made turns of a job."""
 
     def turn_of(client: Any, args: Any, kwargs: Any) -> TaggedCall | None:
-        job = find_job(client)
-        if job is None or _is_under_way.get():
-            return None
-        return prepare(job, client, *args, **kwargs)
+        job = None if _is_under_way.get() else find_job(client)
+        return None if job is None else prepare(job, client, *args, **kwargs)
 
     @functools.wraps(original)
     def send(client: Any, *args: Any, **kwargs: Any) -> Any:

@@ -38,7 +38,7 @@ class HttpFront:
     """
 
     def __init__(self, answer: Answerer) -> None:
-        self._server = _Server(("127.0.0.1", 0), _handler_class(answer))
+        self._server = _Server(answer)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.02,), name="scripted-server", daemon=True
         )
@@ -69,8 +69,9 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
+    def __init__(self, answer: Answerer) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answer = answer
         self._connections: set[socket.socket] = set()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -90,53 +91,50 @@ class _Server(ThreadingHTTPServer):
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def _handler_class(answer: Answerer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-        wbufsize = -1  # headers and body leave in one packet
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1  # headers and body leave in one packet
 
-        def do_GET(self) -> None:
-            self._reply(None)
+    def do_GET(self) -> None:
+        self._reply(None)
 
-        def do_POST(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            try:
-                body = json.loads(self.rfile.read(length) or b"null")
-            except ValueError:
-                body = MALFORMED
-            self._reply(body)
+    def do_POST(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        try:
+            body = json.loads(self.rfile.read(length) or b"null")
+        except ValueError:
+            body = MALFORMED
+        self._reply(body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Write no access log."""
+    def log_message(self, format: str, *args: object) -> None:
+        """Write no access log."""
 
-        def _reply(self, body: Any) -> None:
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            found = answer(self.command, self.path, headers, body)
-            send = self._send_stream if isinstance(found.body, Iterator) else self._send_json
-            send(found)
+    def _reply(self, body: Any) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        found = self.server.answer(self.command, self.path, headers, body)  # type: ignore[attr-defined]
+        send = self._send_stream if isinstance(found.body, Iterator) else self._send_json
+        send(found)
 
-        def _send_json(self, found: Answer) -> None:
-            payload = json.dumps(found.body).encode()
-            self._send_head(found.status, "application/json", "Content-Length", str(len(payload)))
-            self.wfile.write(payload)
+    def _send_json(self, found: Answer) -> None:
+        payload = json.dumps(found.body).encode()
+        self._send_head(found.status, "application/json", "Content-Length", str(len(payload)))
+        self.wfile.write(payload)
+        self.wfile.flush()
+
+    def _send_stream(self, found: Answer) -> None:
+        self._send_head(found.status, "text/event-stream", "Transfer-Encoding", "chunked")
+        for event in islice(found.body, found.cut_after_events):
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
             self.wfile.flush()
+        if found.cut_after_events is not None:
+            self.close_connection = True
+            return
+        self.wfile.write(b"0\r\n\r\n")
+        self.wfile.flush()
 
-        def _send_stream(self, found: Answer) -> None:
-            self._send_head(found.status, "text/event-stream", "Transfer-Encoding", "chunked")
-            for event in islice(found.body, found.cut_after_events):
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
-                self.wfile.flush()
-            if found.cut_after_events is not None:
-                self.close_connection = True
-                return
-            self.wfile.write(b"0\r\n\r\n")
-            self.wfile.flush()
-
-        def _send_head(self, status: int, content_type: str, name: str, value: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header(name, value)
-            self.end_headers()
-
-    return Handler
+    def _send_head(self, status: int, content_type: str, name: str, value: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header(name, value)
+        self.end_headers()

@@ -183,9 +183,8 @@ class SteppedEngine:
         request_id = request_id or f"r{self._num_requests}"
         if reply is not None:
             self.set_reply(request_id, reply, max_tokens)
-        stop_token_ids = None
-        if ending is not None:
-            stop_token_ids = self.vocabulary.encode(ending, 1)
+        stop_token_ids = None if ending is None else self.vocabulary.encode(ending, 1)
+        if stop_token_ids is not None:
             self._replies[request_id] += stop_token_ids
             max_tokens += 10
         request = make_request(
