@@ -14,7 +14,7 @@ import inspect
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractContextManager, _AsyncGeneratorContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import agentkv
 from agentkv.client import context
@@ -35,19 +35,21 @@ _tool_of: contextvars.ContextVar[Job[Any] | None] = contextvars.ContextVar(
 """The job whose tool is running in this thread or task."""
 
 
-class Scope(Protocol):
+class Scope:
     """Something that begins with a call and ends with it, or with what the call returned.
 
     Its `job` is current, and its `tool_of` the job whose tool is running, in each piece of the
     call: all of it, or one step of a generator.
     """
 
-    job: Job[Any] | None
-    tool_of: Job[Any] | None
+    job: Job[Any] | None = None
+    tool_of: Job[Any] | None = None
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        """Find the job."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """End what began."""
 
 
 class _Active(AbstractContextManager[None]):
@@ -69,7 +71,7 @@ class _Active(AbstractContextManager[None]):
             context.leave()
 
 
-class AgentRun:
+class AgentRun(Scope):
     """A run of an agent, which is a job of its own; `agent` tells runs of several agents apart.
 
     A run right inside of a session that the caller opened is that session's job, unless another run
@@ -78,8 +80,6 @@ class AgentRun:
 
     def __init__(self, agent: object) -> None:
         self.agent = agent
-        self.job: Job[Any] | None = None
-        self.tool_of: Job[Any] | None = None
         self._session: Session[None] | None = None
         self.in_control: Job[Any] | None = None
         self._first: object = None
@@ -137,13 +137,11 @@ def _job_in_control() -> Job[Any] | None:
     return job if run is None or run.in_control is None else run.in_control
 
 
-class AgentTurn:
+class AgentTurn(Scope):
     """A turn of one agent in a run that several agents share."""
 
     def __init__(self, agent: object) -> None:
         self._agent = agent
-        self.job: Job[Any] | None = None
-        self.tool_of: Job[Any] | None = None
 
     def begin(self) -> None:
         self.job = agentkv.current_job()
@@ -151,10 +149,8 @@ class AgentTurn:
         if run is not None:
             self.job = run.job_of(self._agent)
 
-    def end(self) -> None: ...
 
-
-class Tool:
+class Tool(Scope):
     """A tool call of the current job; one inside of another one of the same job is part of that."""
 
     def __init__(self, call: agentkv.ToolCall) -> None:

@@ -19,7 +19,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentkv.client.transport import close_connections, in_time, without_password
+from agentkv.client.transport import close_connections, in_time, is_transient, without_password
 from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,6 @@ DELIVERY_S = 10.0
 MAX_HANGING = 4
 """Attempts of one server that may run on beyond that, each in a thread that waits for bytes."""
 
-_TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _GONE = 404  # the server does not know the job (any more), so it holds nothing for it
 
 
@@ -182,7 +181,7 @@ class FeedbackSender:
             wait=tenacity.wait_exponential(multiplier=FIRST_WAIT_S, max=1.0),
             # an attempt that still runs is not made a second time
             retry=tenacity.retry_if_exception(
-                lambda error: _is_transient(error) and not self._num_running
+                lambda error: is_transient(error) and not self._num_running
             ),
             reraise=True,
         )
@@ -225,12 +224,6 @@ class FeedbackSender:
         level = logging.DEBUG if message in self._warned else logging.WARNING
         self._warned.add(message)
         logger.log(level, message, *(without_password(str(value)) for value in values))
-
-
-def _is_transient(error: BaseException) -> bool:
-    if isinstance(error, StatusError):
-        return error.status in _TRANSIENT_STATUSES
-    return isinstance(error, NoAnswerError)
 
 
 _senders: dict[tuple[int, str], FeedbackSender] = {}

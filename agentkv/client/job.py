@@ -134,7 +134,7 @@ class Job(Generic[ClientT]):
     def tell_servers(self, action: str, body: Mapping[str, object]) -> None:
         """Post to one of the job's routes on every server it used, in the background."""
         for link in list(self.links.values()):
-            if link.server.may_have_plugin:
+            if link.server.missing is None:
                 link.submit("POST", f"{self._path}/{action}", body)
 
 

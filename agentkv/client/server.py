@@ -22,6 +22,7 @@ from agentkv.client.transport import (
     CALL_TIMEOUT_S,
     ServerTransport,
     in_time,
+    is_transient,
     no_thread,
     root_of,
     route,
@@ -35,14 +36,13 @@ logger = logging.getLogger(__name__)
 ASK_AGAIN_AFTER_S = 30.0
 
 _REFUSALS = frozenset({401, 403})
-_PASSING_STATUSES = _REFUSALS | {408, 429}
 
 
 class Server:
     """One server, and whether it takes tags. Safe to share between threads.
 
     `info` is its answer to the question for the plugin, `missing` the reason why it cannot be sent
-    tags; both are None until it was asked.
+    tags, None if it may be sent some; both are None until it was asked.
     """
 
     def __init__(self, root_url: str) -> None:
@@ -64,11 +64,6 @@ class Server:
     def has_plugin(self) -> bool:
         """True if the server said that it understands the tags."""
         return self.info is not None
-
-    @property
-    def may_have_plugin(self) -> bool:
-        """True unless the server was asked and does not take tags."""
-        return self.has_plugin or self.is_unasked
 
     def ask(self, by: ServerTransport, *, force: bool = False) -> None:
         """Ask the server unless it was asked already; waits for CALL_TIMEOUT_S at most.
@@ -160,14 +155,17 @@ class Server:
 
     def _note_failure(self, error: AgentKVServerError, by: ServerTransport) -> None:
         self.missing = without_password(f"no agentkv plugin found at {self.root_url} ({error})")
-        if isinstance(error, StatusError) and error.status in _REFUSALS:
+        is_refused = isinstance(error, StatusError) and error.status in _REFUSALS
+        if is_refused:
             self._refused_headers = by.headers()
-        self._ask_at_s = time.monotonic() + ASK_AGAIN_AFTER_S if _is_passing(error) else None
+        # of the plugin: the server is down or busy, or a key is to be renewed
+        says_nothing = is_refused or is_transient(error)
+        self._ask_at_s = time.monotonic() + ASK_AGAIN_AFTER_S if says_nothing else None
 
     def _note(self, info: dict[str, Any]) -> None:
         version = info.get("wire_version")
         if version == WIRE_VERSION:
-            self.info = info
+            self.info, self.missing = info, None
             return
         self._ask_at_s = None
         self.missing = without_password(
@@ -205,19 +203,12 @@ class JobLink:
         """
         if (method, path) == ("GET", "/info"):
             self.server.learn(self.transport)
-            if self.warns and not self.server.may_have_plugin:
+            if self.warns and self.server.missing is not None:
                 self.server.warn_once()  # perhaps no other call follows that would
         elif self.server.has_plugin:
             answer = self.transport.send(method, route(self.root_url, path), body)
             if isinstance(answer, dict):
                 self.note_savings(self.root_url, answer.get("savings"))
-
-
-def _is_passing(error: AgentKVServerError) -> bool:
-    """True if the failure says nothing about the plugin: server down, busy, key to be renewed."""
-    if isinstance(error, StatusError):
-        return error.status in _PASSING_STATUSES or error.status >= 500
-    return isinstance(error, NoAnswerError)
 
 
 # The process id is part of the key: a forked child must not meet a lock its parent held.

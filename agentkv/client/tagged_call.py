@@ -65,7 +65,7 @@ class TaggedCall:
         Without the plugin, warn or raise AgentKVServerError, as the session wants.
         """
         job, server = self.job, self.link.server
-        if server.missing is not None and not server.has_plugin:
+        if server.missing is not None:
             if job.on_missing_server == "raise":
                 server.require_plugin()
             if job.on_missing_server == "warn":

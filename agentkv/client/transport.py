@@ -262,6 +262,13 @@ def send_request(
         raise AgentKVServerError(f"{url}: no JSON came back") from error
 
 
+def is_transient(error: BaseException) -> bool:
+    """True if the same call may well succeed a little later: the server is down or busy."""
+    if isinstance(error, StatusError):
+        return error.status in (408, 429) or error.status >= 500
+    return isinstance(error, NoAnswerError)
+
+
 def in_time(call: Callable[[], T], timeout_s: float, *, thread_name: str) -> T:
     """Return what a call returns; NoAnswerError if that takes longer, even if bytes trickle in.
 
