@@ -32,10 +32,7 @@ def test_the_commands_are_listed(
     ("name", "extras"), [("verify-pin", "bench"), ("swebench", "bench,swebench")]
 )
 def test_a_missing_package_is_reported_with_the_extra_to_install(
-    name: str,
-    extras: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, extras: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A client-only installation says which extra a command needs."""
     monkeypatch.setitem(COMMANDS, name, ("no_such_package.main", *COMMANDS[name][1:]))

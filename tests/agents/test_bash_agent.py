@@ -167,10 +167,7 @@ def test_without_isolation_and_terminal_commands_are_refused_and_the_tour_goes_o
     ],
 )
 def test_bad_usage_is_named(
-    arguments: list[str],
-    words: str,
-    bash_agent: ModuleType,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], words: str, bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A server or model that cannot be had gives status 2 and its name before any turn."""
     pages: dict[str, Any] = {"PAGE": "<html></html>", "LIST": [], "NOTHING": None}

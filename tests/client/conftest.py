@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 import openai
 import pytest
 import pytest_asyncio
+from openai import AsyncOpenAI, OpenAI
 
 import agentkv
 from agentkv.testing import forget_servers
@@ -33,18 +34,18 @@ def server() -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture
-def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
+def client(server: ScriptedServer) -> Iterator[OpenAI]:
     """A client of the server."""
     http_client = openai.DefaultHttpxClient(verify=False)  # loading certificates takes 30 ms
-    with openai.OpenAI(base_url=server.base_url, api_key="key", http_client=http_client) as client:
+    with OpenAI(base_url=server.base_url, api_key="key", http_client=http_client) as client:
         yield client
 
 
 @pytest_asyncio.fixture
-async def async_client(server: ScriptedServer) -> AsyncIterator[openai.AsyncOpenAI]:
+async def async_client(server: ScriptedServer) -> AsyncIterator[AsyncOpenAI]:
     """An async client of the server."""
     http_client = openai.DefaultAsyncHttpxClient(verify=False)
-    async with openai.AsyncOpenAI(
+    async with AsyncOpenAI(
         base_url=server.base_url, api_key="key", http_client=http_client
     ) as client:
         yield client

@@ -71,10 +71,7 @@ def test_deliveries_go_out_in_order() -> None:
     ids=["passing", "job gone", "refused", "any other"],
 )
 def test_a_failure_is_retried_if_it_may_pass_and_reported_if_it_matters(
-    errors: list[Exception],
-    num_calls: int,
-    warning: str | None,
-    caplog: pytest.LogCaptureFixture,
+    errors: list[Exception], num_calls: int, warning: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Silence and 503 are retried; 404 means that the job is freed; the rest is dropped, loudly."""
     sender = FeedbackSender()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import openai
 import pytest
+from openai import AsyncOpenAI, OpenAI
 
 import agentkv
 from agentkv.protocol import parse_tags, parse_tool_event
@@ -17,7 +17,7 @@ CALL = agentkv.ToolCall("bash", COMMAND, {"command": COMMAND}, call_id="c")
 
 
 def test_a_tool_is_reported_when_it_starts_and_when_it_ends(
-    server: ScriptedServer, client: openai.OpenAI
+    server: ScriptedServer, client: OpenAI
 ) -> None:
     """The start arrives while the tool runs; the next turn carries the command, as it is, again."""
     with agentkv.session(client, job_id="a") as job:
@@ -40,7 +40,7 @@ def test_a_tool_is_reported_when_it_starts_and_when_it_ends(
 
 @pytest.mark.asyncio
 async def test_tools_of_async_agents_are_measured(
-    server: ScriptedServer, async_client: openai.AsyncOpenAI
+    server: ScriptedServer, async_client: AsyncOpenAI
 ) -> None:
     """`async with job.tool(...)` does the same as `with`, and a tool's exception passes."""
     async with agentkv.session(async_client) as job:
@@ -54,7 +54,7 @@ async def test_tools_of_async_agents_are_measured(
 
 
 def test_a_tool_before_the_first_turn_is_not_reported_alone(
-    server: ScriptedServer, client: openai.OpenAI
+    server: ScriptedServer, client: OpenAI
 ) -> None:
     """No server knows the job before its first turn, which carries the tool."""
     with agentkv.session(client) as job:
@@ -79,7 +79,7 @@ def test_a_tool_before_the_first_turn_is_not_reported_alone(
     ids=["empty", "long", "surrogate", "no command", "no name", "long name and command"],
 )
 def test_any_tool_can_be_sent(
-    server: ScriptedServer, client: openai.OpenAI, call: agentkv.ToolCall | str
+    server: ScriptedServer, client: OpenAI, call: agentkv.ToolCall | str
 ) -> None:
     """Any text of a model leaves within the limits of the wire."""
     with agentkv.session(client) as job:
@@ -100,7 +100,7 @@ def test_a_wrong_argument_of_tool_is_refused(call: Any) -> None:
         job.tool(call)
 
 
-def test_an_agent_as_in_the_readme(client: openai.OpenAI) -> None:
+def test_an_agent_as_in_the_readme(client: OpenAI) -> None:
     """Ask, parse, run each command under the job's clock, ask again, print the summary."""
     with (
         ScriptedServer(["```bash\nls\n```", "Done."]) as server,

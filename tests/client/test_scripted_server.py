@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
-import openai
 import pytest
+from openai import OpenAI
 
 from agentkv.protocol import Tags
 from tests.scripted_apis import ScriptedReply, ScriptedServer
@@ -15,7 +15,7 @@ from tests.scripted_apis import ScriptedReply, ScriptedServer
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
 
 
-def test_replies_are_played_in_turn_and_requests_recorded(client: openai.OpenAI) -> None:
+def test_replies_are_played_in_turn_and_requests_recorded(client: OpenAI) -> None:
     """The last reply comes again; method, path, headers in lower case and body are kept."""
     with ScriptedServer(["one", ScriptedReply("two")]) as server:
         talker = client.with_options(base_url=server.base_url)
@@ -61,7 +61,7 @@ def test_scripted_tool_calls_arrive_however_they_are_asked_for(stream: bool) -> 
     call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
     with (
         ScriptedServer([ScriptedReply("hm", tool_calls=[call])]) as server,
-        openai.OpenAI(base_url=server.base_url, api_key="key") as client,
+        OpenAI(base_url=server.base_url, api_key="key") as client,
     ):
         if stream:
             with client.chat.completions.stream(**CHAT) as chunks:

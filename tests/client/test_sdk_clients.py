@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai import AsyncOpenAI, OpenAI
 
 import agentkv
 from tests.scripted_apis import ScriptedServer
@@ -38,10 +39,7 @@ def ways(client: Any) -> list[Callable[[], Any]]:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_the_client_itself_is_tagged_while_the_session_is_open(
-    is_async: bool,
-    server: ScriptedServer,
-    client: openai.OpenAI,
-    async_client: openai.AsyncOpenAI,
+    is_async: bool, server: ScriptedServer, client: OpenAI, async_client: AsyncOpenAI
 ) -> None:
     """Inside the block `client` counts like `job.client`, streams included; then it is plain."""
     chosen: Any = async_client if is_async else client
@@ -61,7 +59,7 @@ async def test_the_client_itself_is_tagged_while_the_session_is_open(
 
 
 def test_sessions_that_share_a_client_tag_its_calls_by_thread(
-    server: ScriptedServer, client: openai.OpenAI
+    server: ScriptedServer, client: OpenAI
 ) -> None:
     """Each thread's calls of the client belong to the session it is in, or to none."""
     is_open, may_close = threading.Event(), threading.Event()
@@ -86,7 +84,7 @@ def test_sessions_that_share_a_client_tag_its_calls_by_thread(
 
 @pytest.mark.parametrize("is_before", [True, False], ids=["before", "inside"])
 def test_a_request_method_replaced_on_the_client_stays(
-    is_before: bool, server: ScriptedServer, client: openai.OpenAI
+    is_before: bool, server: ScriptedServer, client: OpenAI
 ) -> None:
     """A replacement by somebody else is neither covered nor taken away with ours."""
 
@@ -113,7 +111,7 @@ def test_a_subclass_that_overrides_request_is_one_turn(
     server.has_plugin = has_plugin
     calls = []
 
-    class Counting(openai.OpenAI):  # type: ignore[misc]
+    class Counting(OpenAI):  # type: ignore[misc]
         def __init__(self, where: str) -> None:
             super().__init__(base_url=where, api_key="key")
 
@@ -132,7 +130,7 @@ def test_a_subclass_that_overrides_request_is_one_turn(
     assert (job.summary().turns, around.summary().turns) == (1, 0)
 
 
-def counted(client: openai.OpenAI, calls: list[str]) -> None:
+def counted(client: OpenAI, calls: list[str]) -> None:
     """Wrap a method the way tracers do."""
     create = client.chat.completions.create
 
@@ -144,7 +142,7 @@ def counted(client: openai.OpenAI, calls: list[str]) -> None:
 
 
 def test_a_method_replaced_on_the_client_is_reported_once(
-    client: openai.OpenAI, caplog: pytest.LogCaptureFixture
+    client: OpenAI, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A tracer calls the client that it was made for: one warning says that job.client lacks it.
 
@@ -165,7 +163,7 @@ def test_a_method_replaced_on_the_client_is_reported_once(
     assert "Call the client itself inside the session" in record.getMessage()
 
 
-def test_the_advice_of_the_warning_works(server: ScriptedServer, client: openai.OpenAI) -> None:
+def test_the_advice_of_the_warning_works(server: ScriptedServer, client: OpenAI) -> None:
     """A wrapped drop-in is traced and tagged, and so is a wrapped client in either session."""
     calls: list[str] = []
     with agentkv.session(client) as job:
@@ -180,7 +178,7 @@ def test_the_advice_of_the_warning_works(server: ScriptedServer, client: openai.
 
 
 def test_a_client_that_was_used_in_any_way_has_nothing_replaced(
-    server: ScriptedServer, client: openai.OpenAI, caplog: pytest.LogCaptureFixture
+    server: ScriptedServer, client: OpenAI, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The resources that the SDK caches on a client, raw and streamed, are no replacements."""
     client.chat.completions.create(**CHAT)
@@ -204,10 +202,10 @@ def test_a_resource_that_a_subclass_makes_is_not_replaced(
     class Chat:
         __slots__ = ("ask",)
 
-        def __init__(self, client: openai.OpenAI) -> None:
+        def __init__(self, client: OpenAI) -> None:
             self.ask = lambda: client.post("/chat/completions", body=CHAT, cast_to=object)
 
-    class House(openai.OpenAI):  # type: ignore[misc]
+    class House(OpenAI):  # type: ignore[misc]
         @cached_property
         def chat(self) -> Any:
             return Chat(self)
@@ -251,7 +249,7 @@ def test_a_header_of_the_clients_own_is_not_sent_twice(server: ScriptedServer) -
     own = {"x-session-ID": "all", "X-AGENTKV-affinity": "all"}
     http_client = openai.DefaultHttpxClient(verify=False, event_hooks={"request": [note]})
     with (
-        openai.OpenAI(
+        OpenAI(
             base_url=server.base_url, api_key="k", default_headers=own, http_client=http_client
         ) as client,
         agentkv.session(client, job_id="a", affinity="lead") as job,

@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai import AsyncOpenAI, OpenAI
 
 import agentkv
 from agentkv.client.transport import CALL_TIMEOUT_S, close_connections
@@ -26,9 +27,9 @@ def plain() -> Iterator[ScriptedServer]:
         yield server
 
 
-def client_of(server: ScriptedServer, **options: Any) -> openai.OpenAI:
+def client_of(server: ScriptedServer, **options: Any) -> OpenAI:
     options = {"api_key": "key", "max_retries": 0, **options}
-    return openai.OpenAI(base_url=server.base_url, **options)
+    return OpenAI(base_url=server.base_url, **options)
 
 
 @pytest.mark.parametrize("wanted", ["warn", "ignore"])
@@ -59,7 +60,7 @@ def test_a_server_without_the_plugin_gets_headers_alone_and_one_warning(
 async def test_raise_is_an_error_on_entry_or_with_the_first_call(plain: ScriptedServer) -> None:
     """on_missing_server="raise" raises on entry if the server is known, and sends nothing."""
     error = pytest.raises(agentkv.AgentKVServerError, match="no agentkv plugin found at http")
-    async with openai.AsyncOpenAI(base_url=plain.base_url, api_key="key") as async_client:
+    async with AsyncOpenAI(base_url=plain.base_url, api_key="key") as async_client:
         with client_of(plain) as client:
             with error, agentkv.session(client, on_missing_server="raise"):
                 pytest.fail("the session was entered")
@@ -110,7 +111,7 @@ def test_another_wire_version_gets_no_fields(
     with ScriptedServer(info={"wire_version": version}) as server:
         url = server.base_url.replace("://", "://me:hunter2@")
         with (
-            openai.OpenAI(base_url=url, api_key="key") as client,
+            OpenAI(base_url=url, api_key="key") as client,
             agentkv.session(client) as job,
         ):
             job.client.chat.completions.create(**CHAT)
@@ -119,9 +120,7 @@ def test_another_wire_version_gets_no_fields(
     assert "hunter2" not in caplog.text
 
 
-def test_a_slow_server_costs_the_agent_one_short_time_out(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_slow_server_costs_the_agent_one_short_time_out(caplog: pytest.LogCaptureFixture) -> None:
     """After the time-out its calls go out with plain bodies, without waiting again."""
     with (
         ScriptedServer(info_delay_s=CALL_TIMEOUT_S + 5) as server,
@@ -160,8 +159,8 @@ def test_a_refused_question_is_asked_again_with_another_key(
 async def test_without_a_free_thread_the_body_goes_out_untouched(
     is_async: bool,
     server: ScriptedServer,
-    client: openai.OpenAI,
-    async_client: openai.AsyncOpenAI,
+    client: OpenAI,
+    async_client: AsyncOpenAI,
     no_free_thread: Callable[[], AbstractContextManager[None]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -183,7 +182,7 @@ async def test_without_a_free_thread_the_body_goes_out_untouched(
 
 def test_a_tool_runs_without_a_free_thread(
     server: ScriptedServer,
-    client: openai.OpenAI,
+    client: OpenAI,
     no_free_thread: Callable[[], AbstractContextManager[None]],
 ) -> None:
     """The events of a tool wait, in order, until a thread can start."""

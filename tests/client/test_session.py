@@ -9,26 +9,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
-import openai
 import pytest
+from openai import AsyncOpenAI, OpenAI
 from openai._base_client import AsyncAPIClient, SyncAPIClient
 
 import agentkv
 from tests.scripted_apis import ScriptedServer
 
 
-def ask(client: openai.OpenAI, **options: Any) -> Any:
+def ask(client: OpenAI, **options: Any) -> Any:
     return client.chat.completions.create(model="m", messages=[], **options)
 
 
-async def ask_async(client: openai.AsyncOpenAI, **options: Any) -> Any:
+async def ask_async(client: AsyncOpenAI, **options: Any) -> Any:
     return await client.chat.completions.create(model="m", messages=[], **options)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_leaving_releases_the_job(
-    fails: bool, server: ScriptedServer, client: openai.OpenAI
-) -> None:
+def test_leaving_releases_the_job(fails: bool, server: ScriptedServer, client: OpenAI) -> None:
     """The server learns of the end in the background, also after an exception, which passes."""
     with (
         pytest.raises(ZeroDivisionError) if fails else nullcontext(),
@@ -43,7 +41,7 @@ def test_leaving_releases_the_job(
 
 
 def test_a_session_with_a_client_covers_that_client_alone(
-    server: ScriptedServer, client: openai.OpenAI
+    server: ScriptedServer, client: OpenAI
 ) -> None:
     """job.client and the client are tagged; another client belongs to the session around."""
     other = client.with_options()
@@ -63,7 +61,7 @@ def test_a_session_with_a_client_covers_that_client_alone(
 
 
 def test_nested_sessions_have_the_outer_one_as_parent(
-    server: ScriptedServer, client: openai.OpenAI
+    server: ScriptedServer, client: OpenAI
 ) -> None:
     """A sub-agent's calls are turns of its own job; outside of any session calls are plain."""
     ask(client)
@@ -87,7 +85,7 @@ def test_nested_sessions_have_the_outer_one_as_parent(
 
 
 def test_a_job_names_another_to_stay_with_on_every_request(
-    server: ScriptedServer, client: openai.OpenAI
+    server: ScriptedServer, client: OpenAI
 ) -> None:
     """A child's turns, tool events and release carry its parent's id for routers, and its own."""
     with agentkv.session(job_id="lead"):
@@ -105,7 +103,7 @@ def test_a_job_names_another_to_stay_with_on_every_request(
 
 
 def test_a_drop_in_is_for_its_own_job_while_that_is_open(
-    server: ScriptedServer, client: openai.OpenAI
+    server: ScriptedServer, client: OpenAI
 ) -> None:
     """job.client belongs to its job inside of any other session; after its own it is plain."""
     with (
@@ -119,9 +117,7 @@ def test_a_drop_in_is_for_its_own_job_while_that_is_open(
     assert (mine.summary().turns, around.summary().turns) == (1, 1)
 
 
-def test_a_decorated_function_is_a_job_per_call(
-    server: ScriptedServer, client: openai.OpenAI
-) -> None:
+def test_a_decorated_function_is_a_job_per_call(server: ScriptedServer, client: OpenAI) -> None:
     """Each call of a decorated function is a job; its name and result stay."""
 
     @agentkv.session()
@@ -139,7 +135,7 @@ def test_a_decorated_function_is_a_job_per_call(
 
 @pytest.mark.asyncio
 async def test_decorated_coroutines_at_once_are_jobs_of_their_own(
-    server: ScriptedServer, async_client: openai.AsyncOpenAI
+    server: ScriptedServer, async_client: AsyncOpenAI
 ) -> None:
     """Concurrent calls of one decorated coroutine do not share a job."""
 
@@ -168,7 +164,7 @@ def test_a_generator_cannot_be_decorated() -> None:
 
 @pytest.mark.asyncio
 async def test_async_with_tags_and_releases(
-    server: ScriptedServer, async_client: openai.AsyncOpenAI
+    server: ScriptedServer, async_client: AsyncOpenAI
 ) -> None:
     """`async with` does the same as `with`; concurrent requests get numbers without holes."""
     async with agentkv.session(async_client, job_id="a") as job:
@@ -230,7 +226,7 @@ async def test_a_session_left_in_another_task_still_ends() -> None:
 
 
 def test_the_last_step_is_declared_or_follows_from_a_limit(
-    server: ScriptedServer, client: openai.OpenAI
+    server: ScriptedServer, client: OpenAI
 ) -> None:
     """last_step() and limit_turns() mark a turn as the last; expected_turns alone does not."""
     with agentkv.session(client, job_id="declared") as job:
@@ -276,7 +272,7 @@ def test_wrong_tags_are_refused_at_once(wrong: dict[str, Any]) -> None:
     ("options", "message"),
     [
         ({"client": "http://localhost:8000/v1"}, "got str, allowed is an OpenAI"),
-        ({"client": openai.OpenAI}, r"got the class OpenAI, allowed .*session\(OpenAI\("),
+        ({"client": OpenAI}, r"got the class OpenAI, allowed .*session\(OpenAI\("),
         ({"server": 5}, r"session\(server=\): got 5 .* allowed is the URL"),
         ({"server": b"http://127.0.0.1"}, r"session\(server=\): got .* allowed is the URL"),
         ({"server": ["http://127.0.0.1"]}, r"session\(server=\): got .* allowed is the URL"),
@@ -300,7 +296,7 @@ def methods() -> tuple[object, ...]:
     )
 
 
-def test_uninstrument_restores_everything(server: ScriptedServer, client: openai.OpenAI) -> None:
+def test_uninstrument_restores_everything(server: ScriptedServer, client: OpenAI) -> None:
     """The SDK's and the threads' methods are the originals again; a new session works again."""
     originals = methods()
     with agentkv.session():
@@ -313,7 +309,7 @@ def test_uninstrument_restores_everything(server: ScriptedServer, client: openai
     assert [bool(turn.tags) for turn in server.turns] == [False, True]
 
 
-def test_what_is_replaced_can_be_listed(client: openai.OpenAI) -> None:
+def test_what_is_replaced_can_be_listed(client: OpenAI) -> None:
     """A session without a client replaces what instrument() does; one with a client, threads."""
     originals = methods()
     with agentkv.session(client):
@@ -340,7 +336,7 @@ def test_what_is_replaced_can_be_listed(client: openai.OpenAI) -> None:
 
 
 def test_uninstrument_beneath_another_patch_falls_silent(
-    server: ScriptedServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If other code wrapped the method on top of ours, ours stays below it and does nothing."""
     with agentkv.session():

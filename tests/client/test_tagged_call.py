@@ -15,6 +15,7 @@ import httpx
 import openai
 import pydantic
 import pytest
+from openai import AsyncOpenAI, OpenAI
 
 import agentkv
 from agentkv.protocol import READ_HEADERS, TAG_FIELDS, parse_header_tags, parse_tags
@@ -147,8 +148,8 @@ async def test_every_way_to_ask_is_one_turn_and_gives_the_same_reply(
     is_async: bool,
     has_client: bool,
     server: ScriptedServer,
-    client: openai.OpenAI,
-    async_client: openai.AsyncOpenAI,
+    client: OpenAI,
+    async_client: AsyncOpenAI,
 ) -> None:
     """Tags go out, the usage is read, and the caller gets what it gets without a session."""
     chosen: Any = async_client if is_async else client
@@ -166,7 +167,7 @@ async def test_every_way_to_ask_is_one_turn_and_gives_the_same_reply(
 
 
 def test_bytes_cut_by_the_caller_are_read_to_the_last(
-    server: ScriptedServer, client: openai.OpenAI
+    server: ScriptedServer, client: OpenAI
 ) -> None:
     """httpx closes a response before it hands out the rest of a chunk; the usage is still found."""
     with agentkv.session(client) as job, ask(job.client, f"{CHATS}.{BYTES}.create", CHAT) as reply:
@@ -174,7 +175,7 @@ def test_bytes_cut_by_the_caller_are_read_to_the_last(
     assert_one_turn_was_read(server, job)
 
 
-def test_a_stream_closed_early_is_a_turn(server: ScriptedServer, client: openai.OpenAI) -> None:
+def test_a_stream_closed_early_is_a_turn(server: ScriptedServer, client: OpenAI) -> None:
     """A closed stream is counted at once, also while a reader of it is still referenced."""
     with agentkv.session(client) as job:
         stream = job.client.chat.completions.create(**CHAT, stream=True)
@@ -190,7 +191,7 @@ def test_a_stream_closed_early_is_a_turn(server: ScriptedServer, client: openai.
 
 
 def test_a_stream_without_usage_leaves_the_tokens_unknown(
-    server: ScriptedServer, client: openai.OpenAI
+    server: ScriptedServer, client: OpenAI
 ) -> None:
     """The options of the caller's stream are not changed to find the usage out."""
     with agentkv.session(client) as job:
@@ -200,11 +201,11 @@ def test_a_stream_without_usage_leaves_the_tokens_unknown(
     assert job.summary().prompt_tokens is None
 
 
-def test_a_stream_that_breaks_off_raises_as_without_us(client: openai.OpenAI) -> None:
+def test_a_stream_that_breaks_off_raises_as_without_us(client: OpenAI) -> None:
     """The caller gets the SDK's own error, and the job can go on."""
     broken = ScriptedReply("one two three", cut_after_events=1)
 
-    def read(client: openai.OpenAI) -> str:
+    def read(client: OpenAI) -> str:
         with pytest.raises(Exception, match=r"peer closed|Connection error") as caught:
             list(client.chat.completions.create(**CHAT, stream=True))
         return type(caught.value).__name__
@@ -220,7 +221,7 @@ def test_a_stream_that_breaks_off_raises_as_without_us(client: openai.OpenAI) ->
 
 
 def test_a_session_adds_its_tags_and_changes_nothing_else(
-    server: ScriptedServer, client: openai.OpenAI
+    server: ScriptedServer, client: OpenAI
 ) -> None:
     """Body and headers are those of a plain request; the caller's own extra_body wins."""
     extra = {"top_k": 5, "turn": 77}
@@ -253,7 +254,7 @@ def test_a_session_adds_its_tags_and_changes_nothing_else(
     ids=str,
 )
 def test_a_request_tagged_by_hand_is_left_alone(
-    by_hand: dict[str, Any], server: ScriptedServer, client: openai.OpenAI
+    by_hand: dict[str, Any], server: ScriptedServer, client: OpenAI
 ) -> None:
     """A request that names a job, in any form that the server reads, keeps that job alone."""
     with agentkv.session(client, job_id="ours") as job:
@@ -262,7 +263,7 @@ def test_a_request_tagged_by_hand_is_left_alone(
     assert job.summary().turns == 0
 
 
-def test_every_tag_travels_as_a_header_too(server: ScriptedServer, client: openai.OpenAI) -> None:
+def test_every_tag_travels_as_a_header_too(server: ScriptedServer, client: OpenAI) -> None:
     """What the body says is said by headers as well, percent-encoded where they cannot hold it."""
     with (
         agentkv.session(job_id="työ"),
@@ -280,9 +281,7 @@ def test_every_tag_travels_as_a_header_too(server: ScriptedServer, client: opena
 
 
 @pytest.mark.parametrize("has_plugin", [True, False])
-def test_without_headers_a_job_travels_in_bodies_alone(
-    has_plugin: bool, client: openai.OpenAI
-) -> None:
+def test_without_headers_a_job_travels_in_bodies_alone(has_plugin: bool, client: OpenAI) -> None:
     """session(headers=False) sends none with a turn, the question, a tool or the release."""
     with ScriptedServer(has_plugin=has_plugin) as server:
         client = client.with_options(base_url=server.base_url)
@@ -296,7 +295,7 @@ def test_without_headers_a_job_travels_in_bodies_alone(
     assert not any(READ_HEADERS & request.headers.keys() for request in server.requests)
 
 
-def test_a_retry_has_the_number_of_the_turn(server: ScriptedServer, client: openai.OpenAI) -> None:
+def test_a_retry_has_the_number_of_the_turn(server: ScriptedServer, client: OpenAI) -> None:
     """The server takes a repeated number for a retry, be it the SDK's or the agent's own."""
     server.fail_next(500, 503)
     with agentkv.session(client) as job:
@@ -320,8 +319,8 @@ async def test_a_reply_that_does_not_fit_its_format_is_a_turn(
     options: dict[str, Any],
     is_async: bool,
     has_plugin: bool,
-    client: openai.OpenAI,
-    async_client: openai.AsyncOpenAI,
+    client: OpenAI,
+    async_client: AsyncOpenAI,
 ) -> None:
     """The server answered: it would take the next request with the same number for a retry."""
     replies = [ScriptedReply('{"word": 2'), ScriptedReply(TEXT)]
@@ -340,9 +339,7 @@ async def test_a_reply_that_does_not_fit_its_format_is_a_turn(
 def test_an_answer_that_the_sdk_finds_invalid_is_a_turn(server: ScriptedServer) -> None:
     """With strict validation, the SDK's error carries a successful answer: the turn counts."""
     with (
-        openai.OpenAI(
-            base_url=server.base_url, api_key="key", _strict_response_validation=True
-        ) as client,
+        OpenAI(base_url=server.base_url, api_key="key", _strict_response_validation=True) as client,
         agentkv.session(client) as job,
     ):
         with pytest.raises(openai.APIResponseValidationError):
@@ -351,7 +348,7 @@ def test_an_answer_that_the_sdk_finds_invalid_is_a_turn(server: ScriptedServer) 
 
 
 def test_a_request_that_could_not_be_made_is_no_turn(
-    server: ScriptedServer, client: openai.OpenAI
+    server: ScriptedServer, client: OpenAI
 ) -> None:
     """If the SDK cannot encode a request, nothing is sent and the next one has its number."""
     with agentkv.session(client) as job:
@@ -363,7 +360,7 @@ def test_a_request_that_could_not_be_made_is_no_turn(
 
 
 @pytest.mark.asyncio
-async def test_a_cancelled_call_is_no_turn(async_client: openai.AsyncOpenAI) -> None:
+async def test_a_cancelled_call_is_no_turn(async_client: AsyncOpenAI) -> None:
     """After a cancelled call its number is used again, since the server may not have begun it."""
     with ScriptedServer([ScriptedReply(delay_s=60), ScriptedReply()]) as server:
         async with (
@@ -383,7 +380,7 @@ async def test_a_cancelled_call_is_no_turn(async_client: openai.AsyncOpenAI) -> 
 
 @pytest.mark.asyncio
 async def test_a_call_that_is_closed_outside_of_its_task_is_no_turn(
-    server: ScriptedServer, async_client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer, async_client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call is closed without an error by the garbage collector, as after its loop has stopped.
 
@@ -402,7 +399,7 @@ async def test_a_call_that_is_closed_outside_of_its_task_is_no_turn(
     assert (job.summary().turns, job.summary().failed_calls) == (1, 1)
 
 
-def test_other_routes_are_left_alone(server: ScriptedServer, client: openai.OpenAI) -> None:
+def test_other_routes_are_left_alone(server: ScriptedServer, client: OpenAI) -> None:
     """Embeddings and listings of models are neither tagged nor counted."""
     with agentkv.session(client) as job:
         with pytest.raises(openai.NotFoundError):
@@ -416,8 +413,8 @@ def test_other_routes_are_left_alone(server: ScriptedServer, client: openai.Open
 @pytest.mark.asyncio
 async def test_a_failure_of_ours_leaves_the_request_untouched(
     server: ScriptedServer,
-    client: openai.OpenAI,
-    async_client: openai.AsyncOpenAI,
+    client: OpenAI,
+    async_client: AsyncOpenAI,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An error inside of agentkv is logged once per process, and the agent gets its replies."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai import AsyncOpenAI, OpenAI
 
 import agentkv
 from agentkv.client.context import job_made_current
@@ -33,12 +34,12 @@ def guarded() -> Iterator[ScriptedServer]:
 
 
 def test_another_providers_client_keeps_its_key_and_its_bodies(
-    server: ScriptedServer, client: openai.OpenAI, caplog: pytest.LogCaptureFixture
+    server: ScriptedServer, client: OpenAI, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A session without a client names one server; clients of other servers keep their keys."""
     with (
         ScriptedServer(has_plugin=False, is_strict=True) as hosted,
-        openai.OpenAI(base_url=hosted.base_url, api_key="sk-hosted", max_retries=0) as judge,
+        OpenAI(base_url=hosted.base_url, api_key="sk-hosted", max_retries=0) as judge,
         agentkv.session(server=server.root_url),
     ):
         client.chat.completions.create(**CHAT)
@@ -62,7 +63,7 @@ async def test_a_key_that_is_made_when_needed_is_used(
 
     if is_async:
         async with (
-            openai.AsyncOpenAI(base_url=guarded.base_url, api_key=key) as async_client,
+            AsyncOpenAI(base_url=guarded.base_url, api_key=key) as async_client,
             agentkv.session(async_client) as job,
         ):
             await job.client.chat.completions.create(**CHAT)
@@ -71,7 +72,7 @@ async def test_a_key_that_is_made_when_needed_is_used(
             assert agentkv.flush(timeout_s=20)  # before the client is closed
     else:
         with (
-            openai.OpenAI(base_url=guarded.base_url, api_key=lambda: "key") as client,
+            OpenAI(base_url=guarded.base_url, api_key=lambda: "key") as client,
             agentkv.session(client, on_missing_server="raise") as job,
         ):
             job.client.chat.completions.create(**CHAT)
@@ -90,8 +91,8 @@ def test_a_server_that_is_called_with_many_keys_is_one_server(
     """It is asked once, and each tool is reported to it once."""
     numbers = itertools.count()
     with (
-        openai.OpenAI(base_url=server.base_url, api_key=lambda: f"key-{next(numbers)}") as changing,
-        openai.OpenAI(base_url=server.base_url, api_key="another") as another,
+        OpenAI(base_url=server.base_url, api_key=lambda: f"key-{next(numbers)}") as changing,
+        OpenAI(base_url=server.base_url, api_key="another") as another,
     ):
         with agentkv.session() as job:
             for client in (changing, changing, another):
@@ -110,9 +111,7 @@ def test_jobs_that_take_turns_keep_their_own_headers(keeps_clients: bool) -> Non
     """The question, tools and releases of a job carry the id and the headers of its own client."""
     with ScriptedServer() as server:
         clients = [
-            openai.OpenAI(
-                base_url=server.base_url, api_key=name, default_headers={"X-Gateway": name}
-            )
+            OpenAI(base_url=server.base_url, api_key=name, default_headers={"X-Gateway": name})
             for name in ("a", "b")
         ]
         sessions = [agentkv.session(client, job_id=client.api_key) for client in clients]
@@ -174,7 +173,7 @@ def test_a_transport_of_the_users_own_is_used(server: ScriptedServer) -> None:
     """The question and the feedback go over the transport of the calls."""
     http_client = httpx.Client(transport=Elsewhere(server.root_url))
     with (
-        openai.OpenAI(**NOWHERE, http_client=http_client) as client,
+        OpenAI(**NOWHERE, http_client=http_client) as client,
         agentkv.session(client, on_missing_server="raise") as job,
     ):
         job.client.chat.completions.create(**CHAT)
@@ -189,7 +188,7 @@ async def test_an_async_transport_is_used_for_the_question(server: ScriptedServe
     """Feedback needs a loop there, and is dropped with a warning if no other way leads there."""
     http_client = httpx.AsyncClient(transport=AsyncElsewhere(server.root_url))
     async with (
-        openai.AsyncOpenAI(**NOWHERE, http_client=http_client) as client,
+        AsyncOpenAI(**NOWHERE, http_client=http_client) as client,
         agentkv.session(client, on_missing_server="raise") as job,
     ):
         calls = (job.client.chat.completions.create(**CHAT) for _ in range(4))
@@ -204,11 +203,11 @@ def test_a_loop_that_stopped_while_it_asked_costs_others_one_short_time_out(
     """If the loop that asks has stopped, other callers wait for one short time-out, once."""
     loop = asyncio.new_event_loop()
     with ScriptedServer(info_delay_s=60) as server:
-        stopped = openai.AsyncOpenAI(base_url=server.base_url, api_key="key")
+        stopped = AsyncOpenAI(base_url=server.base_url, api_key="key")
         task = loop.create_task(_enter(stopped))
         while not server.requests:
             loop.run_until_complete(asyncio.sleep(0.01))
-        with openai.OpenAI(base_url=server.base_url, api_key="key") as client:
+        with OpenAI(base_url=server.base_url, api_key="key") as client:
             for _ in range(2):
                 with agentkv.session(client) as job:
                     started_at_s = time.monotonic()
@@ -223,7 +222,7 @@ def test_a_loop_that_stopped_while_it_asked_costs_others_one_short_time_out(
     loop.close()
 
 
-async def _enter(client: openai.AsyncOpenAI) -> None:
+async def _enter(client: AsyncOpenAI) -> None:
     async with agentkv.session(client, on_missing_server="raise"):
         pytest.fail("the session was entered")
 
@@ -232,7 +231,7 @@ async def _enter(client: openai.AsyncOpenAI) -> None:
 def test_any_job_id_finds_its_routes(server: ScriptedServer, job_id: str) -> None:
     """Every job id reaches its routes, also if it looks like a path."""
     with (
-        openai.OpenAI(base_url=server.base_url, api_key="key") as client,
+        OpenAI(base_url=server.base_url, api_key="key") as client,
         agentkv.session(client, job_id=job_id) as job,
     ):
         job.client.chat.completions.create(**CHAT)
@@ -253,7 +252,7 @@ def test_the_routes_can_be_called_by_hand(server: ScriptedServer) -> None:
             agentkv.ServerAPI(url).info()
 
 
-def test_a_tool_can_be_reported_by_hand(server: ScriptedServer, client: openai.OpenAI) -> None:
+def test_a_tool_can_be_reported_by_hand(server: ScriptedServer, client: OpenAI) -> None:
     """ServerAPI reports a tool of a job that the server knows, its command as it is."""
     client.chat.completions.create(**CHAT, extra_headers={"X-AgentKV-Job": "a"})
     event = ToolEvent("started", command="curl -u me:hunter2 localhost", turn=1)

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai import OpenAI
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -51,8 +52,8 @@ def server() -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture
-def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.base_url, api_key="key", max_retries=0) as client:
+def client(server: ScriptedServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=server.base_url, api_key="key", max_retries=0) as client:
         yield client
 
 
@@ -71,7 +72,7 @@ def parent_id(span: ReadableSpan) -> int | None:
 
 
 def test_a_job_its_turns_and_its_tools_are_spans_of_one_trace(
-    exporter: InMemorySpanExporter, server: ScriptedServer, client: openai.OpenAI
+    exporter: InMemorySpanExporter, server: ScriptedServer, client: OpenAI
 ) -> None:
     """Names and attributes are those of the conventions; the command itself is in none of them."""
     with agentkv.session(client, job_id="a") as job:
@@ -104,7 +105,7 @@ def test_a_job_its_turns_and_its_tools_are_spans_of_one_trace(
 
 
 def test_the_request_carries_the_trace_of_its_turn(
-    exporter: InMemorySpanExporter, server: ScriptedServer, client: openai.OpenAI
+    exporter: InMemorySpanExporter, server: ScriptedServer, client: OpenAI
 ) -> None:
     """An SDK's request and one of an HTTP library both have a W3C traceparent of their own span."""
     with agentkv.session(job_id="a"):
@@ -118,7 +119,7 @@ def test_the_request_carries_the_trace_of_its_turn(
 
 
 def test_a_failed_request_is_a_failed_span(
-    exporter: InMemorySpanExporter, server: ScriptedServer, client: openai.OpenAI
+    exporter: InMemorySpanExporter, server: ScriptedServer, client: OpenAI
 ) -> None:
     """The exception's name is the type of the error, and the agent gets the exception."""
     server.fail_next(400)
@@ -130,7 +131,7 @@ def test_a_failed_request_is_a_failed_span(
 
 
 def test_a_turn_in_a_thread_belongs_to_its_job(
-    exporter: InMemorySpanExporter, server: ScriptedServer, client: openai.OpenAI
+    exporter: InMemorySpanExporter, server: ScriptedServer, client: OpenAI
 ) -> None:
     """A new thread has no current span, and the turn is part of the job's trace all the same."""
     with agentkv.session(client) as job:
@@ -142,7 +143,7 @@ def test_a_turn_in_a_thread_belongs_to_its_job(
 
 
 def test_spans_of_the_program_nest_with_ours(
-    exporter: InMemorySpanExporter, server: ScriptedServer, client: openai.OpenAI
+    exporter: InMemorySpanExporter, server: ScriptedServer, client: OpenAI
 ) -> None:
     """The job is part of the caller's span, the caller's steps of the job, and turns of a step."""
     tracer = trace.get_tracer("program")
@@ -161,10 +162,7 @@ def test_spans_of_the_program_nest_with_ours(
     "theirs", [{"gen_ai.operation.name": "chat"}, {"openinference.span.kind": "LLM"}]
 )
 def test_a_call_that_a_framework_traces_gets_no_second_span(
-    theirs: dict[str, str],
-    exporter: InMemorySpanExporter,
-    server: ScriptedServer,
-    client: openai.OpenAI,
+    theirs: dict[str, str], exporter: InMemorySpanExporter, server: ScriptedServer, client: OpenAI
 ) -> None:
     """The framework's span of the call gets our attributes, and its context goes to the server."""
     tracer = trace.get_tracer("framework")
@@ -183,7 +181,7 @@ def test_a_call_that_a_framework_traces_gets_no_second_span(
 def test_a_fault_of_the_tracer_breaks_no_call(
     exporter: InMemorySpanExporter,
     server: ScriptedServer,
-    client: openai.OpenAI,
+    client: OpenAI,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -207,7 +205,7 @@ AGENT = """
 import sys
 import openai, agentkv
 assert not any(name.startswith("opentelemetry") for name in sys.modules), "imported with agentkv"
-client = openai.OpenAI(base_url=sys.argv[1], api_key="key", max_retries=0)
+client = OpenAI(base_url=sys.argv[1], api_key="key", max_retries=0)
 with agentkv.session(client, job_id="a") as job:
     job.client.chat.completions.create(model="m", messages=[])
     with job.tool("ls"):

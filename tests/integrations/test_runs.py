@@ -19,6 +19,7 @@ from agentkv.testing import ScriptedServer, forget_servers
 from tests.integrations import toy_framework
 from tests.integrations.toy_framework import Agent, Team
 
+Ask = Callable[[], Any]
 MESSAGES = [{"role": "user", "content": "hello"}]
 RUNS = (
     "run run_again run_async returning_a_coroutine stream stream_async opened started inherited "
@@ -90,9 +91,7 @@ def ended(server: ScriptedServer, num_jobs: int) -> bool:
 
 
 @pytest.mark.parametrize("method", ["inherited", "static"])
-def test_a_plain_call_is_a_job(
-    server: ScriptedServer, turn: Callable[[], Any], method: str
-) -> None:
+def test_a_plain_call_is_a_job(server: ScriptedServer, turn: Ask, method: str) -> None:
     """A call that returns a value is one job, released when it returns; each call is another.
 
     A replaced class method is still given the class that it is called on.
@@ -108,7 +107,7 @@ def test_a_plain_call_is_a_job(
     assert ended(server, 3)
 
 
-def test_tools_are_timed_one_by_one(server: ScriptedServer, turn: Callable[[], Any]) -> None:
+def test_tools_are_timed_one_by_one(server: ScriptedServer, turn: Ask) -> None:
     """Each tool call of a run is reported by its name; one that fails counts as well."""
     with pytest.raises(KeyError):
         Agent().run(turn, "shell", "broken")
@@ -132,11 +131,7 @@ def test_tools_are_timed_one_by_one(server: ScriptedServer, turn: Callable[[], A
     ],
 )
 def test_arguments_give_the_command(
-    server: ScriptedServer,
-    turn: Callable[[], Any],
-    name: str,
-    arguments: object,
-    sent: tuple[str, str | None],
+    server: ScriptedServer, turn: Ask, name: str, arguments: object, sent: tuple[str, str | None]
 ) -> None:
     """Arguments may be a mapping, JSON text or free text; a shell's hold its command."""
     agent = Agent()
@@ -148,16 +143,14 @@ def test_arguments_give_the_command(
     assert (event["tool"], event.get("command")) == sent
 
 
-def test_a_tool_within_a_tool_is_part_of_it(
-    server: ScriptedServer, turn: Callable[[], Any]
-) -> None:
+def test_a_tool_within_a_tool_is_part_of_it(server: ScriptedServer, turn: Ask) -> None:
     """A tool call that a tool makes in the same job is not reported a second time."""
     Agent().run(turn, "nested")
     assert ended(server, 1)
     assert [event["tool"] for _, event in server.tool_events] == ["nested", "nested"]
 
 
-def test_an_agent_in_a_tool_is_a_child(server: ScriptedServer, turn: Callable[[], Any]) -> None:
+def test_an_agent_in_a_tool_is_a_child(server: ScriptedServer, turn: Ask) -> None:
     """A run that a tool of another run begins is a child job, and both are released."""
     Agent().run(turn, "sub-agent")
     assert turns(server) == [(0, 1), (1, 1), (0, 2)]
@@ -167,18 +160,14 @@ def test_an_agent_in_a_tool_is_a_child(server: ScriptedServer, turn: Callable[[]
     assert ended(server, 2)
 
 
-def test_an_agent_that_runs_itself_is_one_job(
-    server: ScriptedServer, turn: Callable[[], Any]
-) -> None:
+def test_an_agent_that_runs_itself_is_one_job(server: ScriptedServer, turn: Ask) -> None:
     """A run method that calls another one of the same agent makes no second job."""
     Agent().run_again(turn)
     assert turns(server) == [(0, 1)]
     assert ended(server, 1)
 
 
-def test_agents_that_take_turns_are_jobs_of_their_own(
-    server: ScriptedServer, turn: Callable[[], Any]
-) -> None:
+def test_agents_that_take_turns_are_jobs_of_their_own(server: ScriptedServer, turn: Ask) -> None:
     """In a run with handoffs the first agent has the run's job, each other one a child of it."""
     first, second = object(), object()
     Team().run([first, second, second, first], turn)
@@ -194,7 +183,7 @@ def test_agents_that_take_turns_are_jobs_of_their_own(
 
 
 def test_a_run_lasts_as_long_as_the_task_behind_its_handle(
-    server: ScriptedServer, turn_async: Callable[[], Any]
+    server: ScriptedServer, turn_async: Ask
 ) -> None:
     """A method that returns a handle at once is one job until the handle's task is done."""
 
@@ -208,9 +197,7 @@ def test_a_run_lasts_as_long_as_the_task_behind_its_handle(
     assert ended(server, 1)
 
 
-def test_generators_are_jobs_in_each_of_their_steps(
-    server: ScriptedServer, turn: Callable[[], Any]
-) -> None:
+def test_generators_are_jobs_in_each_of_their_steps(server: ScriptedServer, turn: Ask) -> None:
     """Two generators that are consumed by turns are two jobs; values and errors sent in arrive.
 
     The job of a generator that nobody finishes ends with the generator.
@@ -234,7 +221,7 @@ def test_generators_are_jobs_in_each_of_their_steps(
 
 @pytest.mark.parametrize("method", ["run_async", "returning_a_coroutine", "started"])
 def test_many_runs_at_once_are_as_many_jobs(
-    server: ScriptedServer, turn_async: Callable[[], Any], method: str
+    server: ScriptedServer, turn_async: Ask, method: str
 ) -> None:
     """Runs in tasks of one loop keep their turns apart, however the method is made."""
 
@@ -246,7 +233,7 @@ def test_many_runs_at_once_are_as_many_jobs(
     assert ended(server, 4)
 
 
-def test_runs_in_threads_are_as_many_jobs(server: ScriptedServer, turn: Callable[[], Any]) -> None:
+def test_runs_in_threads_are_as_many_jobs(server: ScriptedServer, turn: Ask) -> None:
     """Runs in threads of a pool keep their turns apart."""
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda _: Agent().run(turn, "shell"), range(4)))
@@ -254,7 +241,7 @@ def test_runs_in_threads_are_as_many_jobs(server: ScriptedServer, turn: Callable
     assert ended(server, 4)
 
 
-def test_a_cancelled_run_is_released(server: ScriptedServer, turn_async: Callable[[], Any]) -> None:
+def test_a_cancelled_run_is_released(server: ScriptedServer, turn_async: Ask) -> None:
     """A task that is cancelled in the middle of its run releases the job."""
 
     async def main() -> None:
@@ -274,7 +261,7 @@ def test_a_cancelled_run_is_released(server: ScriptedServer, turn_async: Callabl
 
 
 def test_async_generators_are_jobs_in_each_of_their_steps(
-    server: ScriptedServer, turn_async: Callable[[], Any]
+    server: ScriptedServer, turn_async: Ask
 ) -> None:
     """An async generator's steps belong to its job; left half-way, it ends with its closing."""
 
@@ -298,7 +285,7 @@ def test_async_generators_are_jobs_in_each_of_their_steps(
 
 
 def test_an_async_context_manager_is_a_job_until_it_is_left(
-    server: ScriptedServer, turn_async: Callable[[], Any]
+    server: ScriptedServer, turn_async: Ask
 ) -> None:
     """The block within belongs to the job, and so do the tasks that it starts."""
 
@@ -312,9 +299,7 @@ def test_an_async_context_manager_is_a_job_until_it_is_left(
     assert ended(server, 1)
 
 
-def test_the_callers_session_is_the_job_of_its_run(
-    server: ScriptedServer, turn: Callable[[], Any]
-) -> None:
+def test_the_callers_session_is_the_job_of_its_run(server: ScriptedServer, turn: Ask) -> None:
     """A run right inside of a session is that session's job, which goes on after it."""
     with agentkv.session(job_id="mine"):
         Agent().run(turn, "sub-agent")
@@ -327,7 +312,7 @@ def test_the_callers_session_is_the_job_of_its_run(
     assert server.turns[1].tags["parent_job_id"] == "mine"
 
 
-def test_a_session_has_one_run_at_a_time(server: ScriptedServer, turn: Callable[[], Any]) -> None:
+def test_a_session_has_one_run_at_a_time(server: ScriptedServer, turn: Ask) -> None:
     """A second run that begins in a session while another has it is a child job."""
     with agentkv.session(job_id="mine"):
         one, two = Agent().stream(turn), Agent().stream(turn)
@@ -339,7 +324,7 @@ def test_a_session_has_one_run_at_a_time(server: ScriptedServer, turn: Callable[
 
 def test_a_failure_of_ours_is_logged_once(
     server: ScriptedServer,
-    turn: Callable[[], Any],
+    turn: Ask,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
