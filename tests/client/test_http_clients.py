@@ -193,7 +193,7 @@ async def test_a_server_without_the_plugin_is_warned_of_once(
     """A strict endpoint answers as ever, is asked once behind a request, and gets no feedback."""
     with ScriptedServer(has_plugin=False, is_strict=True) as server:
         for _ in range(2):
-            with agentkv.session(on_missing_server=wanted), agentkv.current_job().tool("ls"):  # type: ignore[union-attr]
+            with agentkv.session(on_missing_server=wanted) as job, job.tool("ls"):
                 assert (await send(f"{server.base_url}/chat/completions", CHAT))[0] == 200
             assert agentkv.flush(timeout_s=20)
     paths = [request.path for request in server.requests]
