@@ -24,7 +24,7 @@ NO_KEY = "none"
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What must be set for an agent, and how it is started then."""
+    """The settings that an agent needs, and how it is started then."""
 
     run: str
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -77,7 +77,7 @@ ToolState = Literal["started", "finished"]
 
 
 class _Fields:
-    """What travels as fields of a request body."""
+    """A value that travels as fields of a request body."""
 
     __slots__ = ()
 

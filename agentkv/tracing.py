@@ -23,7 +23,7 @@ EXPORTER_VARIABLE = "OTEL_TRACES_EXPORTER"
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """What a turn's span says of the request: the conventions' operation, model and server."""
+    """A request as its span describes it: the conventions' operation, model and server."""
 
     operation: str
     model: str | None

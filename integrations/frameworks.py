@@ -1,4 +1,4 @@
-"""Which functions of which framework run an agent, and which call a tool.
+"""The functions of each framework that run an agent or call a tool.
 
 `instrument` replaces them with the wrappers of `runs`. Nothing here imports a framework; one that
 the program imports later is replaced then. One table, a framework a section.
@@ -74,7 +74,7 @@ _python_of_a_step = a_tool(lambda call: ("python_interpreter", {"code": call["co
 
 
 def _each(owner: str, names: str, wrap: Wrap) -> dict[str, Wrap]:
-    """The same for several methods of a class."""
+    """Hooks that follow several methods of a class alike."""
     return {f"{owner}.{name}": wrap for name in names.split()}
 
 

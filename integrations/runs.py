@@ -275,7 +275,7 @@ def _begun(
     args: Any,
     kwargs: Any,
 ) -> Scope | None:
-    """The scope of a call, which has begun; None if nothing is to be followed."""
+    """The scope of a call, which has begun; None if it is not followed."""
     if not patch.is_active:
         return None
     try:
@@ -298,7 +298,7 @@ def _end(scope: Scope) -> None:
 
 
 def _lasting(scope: Scope, result: Any, follow: Follow | None) -> tuple[Any, bool]:
-    """What a call returned, with the scope around it, and whether the scope lasts on with it."""
+    """Put the scope around what a call returned; tell whether the scope lasts on with it."""
     if follow is not None and follow(
         result, functools.partial(_Active, scope), functools.partial(_end, scope)
     ):

@@ -43,7 +43,7 @@ class _Rollout:
 
 
 _rollouts: dict[str, _Rollout] = {}
-"""By the ids of their traces, from the interception server's `register` to `release`."""
+"""Rollouts by the ids of their traces, from the interception server's `register` to `release`."""
 
 
 def _noting(note: Callable[[Any, Any], None]) -> Wrap:

@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from agentkv.client.transport import close_connections, in_time, is_transient, without_password
 from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
@@ -40,33 +40,18 @@ MAX_HANGING = 4
 _GONE = 404  # the server does not know the job (any more), so it holds nothing for it
 
 
-class Destination(Protocol):
-    """A server that deliveries go to."""
-
-    @property
-    def root_url(self) -> str: ...
-
-    def deliver(self, method: str, path: str, body: Mapping[str, object] | None) -> object:
-        """Make the call now; raises AgentKVServerError."""
-
-
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One call to make; `client` is the SDK client it goes by, kept alive until then."""
+    """One call to make; it raises AgentKVServerError, and `name` is what warnings call it.
 
-    server: Destination
-    method: str
-    path: str
-    body: Mapping[str, object] | None = None
+    is_release: it frees memory, so that a full queue keeps it.
+    client: the SDK client that it goes by, kept alive until then.
+    """
+
+    call: Callable[[], object]
+    name: str
+    is_release: bool = False
     client: Any = None
-
-    @property
-    def is_release(self) -> bool:
-        """True for the one delivery that frees memory, which a full queue keeps."""
-        return self.path.endswith("/release")
-
-    def __str__(self) -> str:
-        return f"{self.method} /v1/agentkv{self.path} to {self.server.root_url}"
 
 
 class FeedbackSender:
@@ -106,7 +91,7 @@ class FeedbackSender:
                 self._warn_once(
                     "agentkv found no free thread for %s (%s). It waits, and the next delivery "
                     "tries again; the agent is not affected.",
-                    delivery,
+                    delivery.name,
                     error,
                 )
 
@@ -200,7 +185,7 @@ class FeedbackSender:
         def call() -> None:
             self._count_running(1)
             try:
-                delivery.server.deliver(delivery.method, delivery.path, delivery.body)
+                delivery.call()
             finally:
                 self._count_running(-1)
 
@@ -216,7 +201,7 @@ class FeedbackSender:
         self._warn_once(
             "agentkv dropped %s (%s); further drops for this server are not reported. "
             "The agent is not affected; the server frees the job when its TTL runs out.",
-            delivery,
+            delivery.name,
             reason,
         )
 
@@ -227,7 +212,7 @@ class FeedbackSender:
 
 
 _senders: dict[tuple[int, str], FeedbackSender] = {}
-"""By process id and server: the thread of a parent process does not run in a forked child."""
+"""The senders by process id and server: a parent's thread does not run in a forked child."""
 
 _flushing_at_exit: set[int] = set()
 """The ids of the processes that flush when they end."""

@@ -121,7 +121,7 @@ class HTTPXCall(HTTPCall):
 
 
 class RequestsCall(HTTPCall):
-    """A request of requests, of which a tagged copy is sent."""
+    """A request of requests: a tagged copy is sent."""
 
     def tag(self) -> None:
         tagged = self.args[0].copy()
@@ -134,7 +134,7 @@ class RequestsCall(HTTPCall):
 
 
 class LM15Call(HTTPCall):
-    """A request of lm15, of which a tagged copy is sent."""
+    """A request of lm15: a tagged copy is sent."""
 
     def tag(self) -> None:
         (request,) = self.args

@@ -135,7 +135,7 @@ def when_complete(reply: object, on_complete: OnComplete) -> None:
 
 
 def when_httpx_complete(response: Any, on_complete: OnComplete) -> None:
-    """The same for a response of httpx."""
+    """Watch a response of httpx likewise."""
     if response.is_closed:
         on_complete(_usage_in(response.content), time.monotonic())
     else:
@@ -143,7 +143,7 @@ def when_httpx_complete(response: Any, on_complete: OnComplete) -> None:
 
 
 def when_requests_complete(response: Any, on_complete: OnComplete, *, is_stream: bool) -> None:
-    """The same for a response of requests."""
+    """Watch a response of requests likewise."""
     if is_stream:
         _BodyWatch(response, on_complete, ("iter_content",), ("close",))
     else:
@@ -151,13 +151,13 @@ def when_requests_complete(response: Any, on_complete: OnComplete, *, is_stream:
 
 
 def when_aiohttp_complete(response: Any, on_complete: OnComplete) -> None:
-    """The same for a response of aiohttp, which hands out its body through `content`."""
+    """Watch a response of aiohttp likewise, which hands out its body through `content`."""
     watch = _BodyWatch(response, on_complete, (), ("close", "release"))
     watch.replace(content=_WatchedContent(response.content, watch))
 
 
 def when_lm15_complete(response: Any, on_complete: OnComplete) -> None:
-    """The same for a response of lm15, sync or async, which hands out its body in `_chunks`."""
+    """Watch a response of lm15, sync or async, which hands out its body in `_chunks`."""
     watch = _BodyWatch(response, on_complete)
     watch.replace(_chunks=watch.chunks(response._chunks))
 

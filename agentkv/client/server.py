@@ -85,7 +85,7 @@ class Server:
             self._lock.release()
 
     async def ask_async(self, by: ServerTransport, *, force: bool = False) -> None:
-        """The same on an event loop, by the asynchronous client of the transport if it has one."""
+        """Ask from an event loop, by the asynchronous client of the transport if it has one."""
         import anyio.to_thread  # not asyncio's: the caller may run on trio
 
         if not by.is_async:
@@ -158,7 +158,7 @@ class Server:
         is_refused = isinstance(error, StatusError) and error.status in _REFUSALS
         if is_refused:
             self._refused_headers = by.headers()
-        # of the plugin: the server is down or busy, or a key is to be renewed
+        # of the plugin: the server is down or busy, or a key must be renewed
         says_nothing = is_refused or is_transient(error)
         self._ask_at_s = time.monotonic() + ASK_AGAIN_AFTER_S if says_nothing else None
 
@@ -194,7 +194,13 @@ class JobLink:
 
     def submit(self, method: str, path: str, body: Mapping[str, object] | None = None) -> None:
         """Make a call in the background; the result of `GET /info` is noted."""
-        self.server.feedback.submit(Delivery(self, method, path, body, self.transport.client()))
+        delivery = Delivery(
+            partial(self.deliver, method, path, body),
+            f"{method} /v1/agentkv{path} to {self.server.root_url}",
+            is_release=path.endswith("/release"),
+            client=self.transport.client(),
+        )
+        self.server.feedback.submit(delivery)
 
     def deliver(self, method: str, path: str, body: Mapping[str, object] | None) -> None:
         """Make a submitted call; runs in the feedback thread, raises AgentKVServerError.

@@ -15,7 +15,9 @@ from typing import (
     Literal,
     ParamSpec,
     Protocol,
+    TypedDict,
     TypeVar,
+    Unpack,
     cast,
     get_args,
     overload,
@@ -113,7 +115,7 @@ class Session(Generic[ClientT]):
         self.__exit__(*exc_info)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Make each call of a function, sync or async, a job of its own."""
+        """Make each call of a function, sync or async, another job."""
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"session() cannot decorate the generator {function.__qualname__}: its body runs "
@@ -216,32 +218,24 @@ def _text_of(url: str | URL) -> str:
     )
 
 
-@overload
-def session(
-    client: None = None,
-    *,
-    job_id: str | None = None,
-    parent_job_id: str | None = None,
-    expected_turns: int | None = None,
-    server: str | URL | None = None,
-    on_missing_server: OnMissingServer = "warn",
-    headers: bool = True,
-    affinity: str | None = None,
-) -> Session[None]: ...
+class SessionOptions(TypedDict, total=False):
+    """The keywords of `session()`."""
+
+    job_id: str | None
+    parent_job_id: str | None
+    expected_turns: int | None
+    server: str | URL | None
+    on_missing_server: OnMissingServer
+    headers: bool
+    affinity: str | None
 
 
 @overload
-def session(
-    client: ClientT,
-    *,
-    job_id: str | None = None,
-    parent_job_id: str | None = None,
-    expected_turns: int | None = None,
-    server: str | URL | None = None,
-    on_missing_server: OnMissingServer = "warn",
-    headers: bool = True,
-    affinity: str | None = None,
-) -> Session[ClientT]: ...
+def session(client: None = None, **options: Unpack[SessionOptions]) -> Session[None]: ...
+
+
+@overload
+def session(client: ClientT, **options: Unpack[SessionOptions]) -> Session[ClientT]: ...
 
 
 def session(

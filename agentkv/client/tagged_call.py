@@ -216,7 +216,7 @@ def tagging(original: Method, find_job: JobFinder, prepare: Prepare) -> Method:
 
 
 def tagging_patch(target: str, prepare: Prepare) -> Patch:
-    """The patch of a library's method by which every client tags its requests."""
+    """The patch of a library's method that makes every client tag its requests."""
 
     def wrap(original: Method, patch: Patch) -> Method:
         def find_job(client: Any) -> Job[Any] | None:

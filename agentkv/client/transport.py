@@ -157,7 +157,7 @@ class ServerTransport:
         return ServerAPI(root_url, send=self.send).info()
 
     async def info_async(self, root_url: str) -> dict[str, Any]:
-        """The same by an asynchronous client, within CALL_TIMEOUT_S."""
+        """Ask likewise by an asynchronous client, within CALL_TIMEOUT_S."""
         import anyio  # the SDK depends on it
 
         url = route(root_url, "/info")
@@ -272,7 +272,7 @@ def is_transient(error: BaseException) -> bool:
 def in_time(call: Callable[[], T], timeout_s: float, *, thread_name: str) -> T:
     """Return what a call returns; NoAnswerError if that takes longer, even if bytes trickle in.
 
-    The call is made in a thread of its own, which may outlast this one. Raises NoAnswerError, too,
+    A new thread makes the call, and may outlast this one. Raises NoAnswerError, too,
     if the system has no thread to spare.
     """
     answer: Future[T] = Future()

@@ -203,7 +203,7 @@ class SteppedEngine:
         return str(request.request_id)
 
     def set_reply(self, request_id: str, reply: str, num_tokens: int) -> None:
-        """What the model will say to a request."""
+        """Set what the model will say to a request."""
         self._replies[request_id] = self.vocabulary.encode(reply, num_tokens)
 
     def step(self, *, step_s: float | Callable[[Any], float] = 0.01) -> Any:
@@ -277,5 +277,5 @@ class SteppedEngine:
 
 
 def prompt_of(num_tokens: int, *, salt: int = 0) -> list[int]:
-    """A prompt of its own for each salt."""
+    """A prompt that no other salt has."""
     return [10 + (salt * 7919 + index * 31) % 900 for index in range(num_tokens)]

@@ -39,7 +39,7 @@ COMMAND_ARGUMENTS = ("command", "cmd", "script", "code", "argv")
 one present counts; without any, `commands` does: a text, or a list of texts to run in turn."""
 
 _BEFORE_ARGS = ("command", "cmd")
-"""Of these, `args` may hold the words that follow the program's name."""
+"""Arguments next to which `args` may hold the words that follow the program's name."""
 
 _SHELLS = frozenset({"bash", "sh", "zsh", "shell", "terminal"})
 _RUNS = frozenset({"run", "exec", "execute"})

@@ -92,7 +92,7 @@ class _Scan:
         return marked or self._calls
 
     def _read(self, opener: re.Match[str]) -> int:
-        """Read what opens at a match; return where the scan goes on."""
+        """Read what opens at a match; return where the scan continues."""
         group = str(opener.lastgroup)
         if group in _THOUGHT_OPENERS:
             return _THOUGHT_OPENERS[group][0](self, opener)

@@ -42,14 +42,14 @@ class Autellix(Policy):
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         super().__init__(settings, pool_tokens)
         self._served_s: defaultdict[str, float] = defaultdict(float)
-        """By program, which is the job at the root of its sub-agents."""
+        """Service by program, which is the job at the root of its sub-agents."""
         self._waited_s: defaultdict[str, float] = defaultdict(float)
         self._chain_s: dict[str, float] = {}
         """Length of the chain that ends with each job's last turn."""
         self._roots: dict[str, str] = {}
         self._promoted: set[str] = set()
         self._levels: dict[str, int] = {}
-        """Of running turns, as of the last tick."""
+        """Levels of running turns at the last tick."""
 
     def program_of(self, job: Job) -> str:
         """The job at the root; a sub-agent keeps it when its parent has ended."""

@@ -50,7 +50,7 @@ class CacheWise(Policy):
         return self.capped(float("inf"), "held until memory runs short")
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
-        """By the tokens that must be computed; without a pin nothing counts as cached."""
+        """Turns with few tokens to compute go first; without a pin nothing counts as cached."""
         if is_preempted or turn.has_aged_out:
             return (PREEMPTED if is_preempted else UNPINNED, turn.order, 0)
         cached_tokens = turn.common_tokens if is_pinned else 0

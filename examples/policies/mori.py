@@ -76,7 +76,7 @@ class Mori(Policy):
     def pins_that_yield(
         self, pins: Sequence[Pin[Any]], request: AllocationRequest
     ) -> Sequence[Pin[Any]]:
-        """Of jobs that have left first, then by idleness."""
+        """Pins of jobs that have left yield first, then those of the idlest."""
 
         def claim(pin: Pin[Any]) -> tuple[bool, float]:
             job = self.engine.job(pin.job_id)

@@ -28,7 +28,7 @@ from agentkv.policies import (
 )
 
 NEWEST_WEIGHT = 0.05
-"""Of the last turn in the mean growth of prompts."""
+"""Weight of the last turn in the mean growth of prompts."""
 
 
 class TailLRUSettings(Settings):

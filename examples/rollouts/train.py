@@ -31,9 +31,9 @@ import agentkv
 from agentkv.server.demo_model import prepare_demo_model
 
 MAX_DIFFERENCE = 1e-3
-"""Of a token's log-probability: the order of float32 sums depends on the batch."""
+"""Largest difference of a log-probability: the order of float32 sums depends on the batch."""
 SETTINGS = {"agentkv": {"goal": "batch"}}
-"""Of `agentkv`: what counts is the last trajectory."""
+"""Settings of `agentkv`: the last trajectory counts."""
 MAX_TOKENS = 2048
 COLOURS = ("red", "green", "blue", "white", "black")
 LINES_OF_A_LOG = 8

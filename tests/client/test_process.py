@@ -142,13 +142,11 @@ def test_the_thread_that_sends_imports_nothing_of_its_own() -> None:
     """The main thread imports for it, since a child forked in mid-import keeps half a module."""
     code = (
         "import sys, threading; from agentkv.client.feedback import Delivery, flush, sender_to\n"
-        "class Inbox:\n"
-        "    root_url, deliver = 'http://a', lambda *call: None\n"
         "class Importers:\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name.startswith('tenacity'): print(threading.current_thread().name)\n"
         "sys.meta_path.insert(0, Importers())\n"
-        "sender_to('http://a').submit(Delivery(Inbox(), 'POST', '/'))\n"
+        "sender_to('http://a').submit(Delivery(lambda: None, 'it'))\n"
         "assert flush(20)\n"
     )
     assert set(run_python(code).split()) == {"MainThread"}
@@ -159,10 +157,8 @@ def test_what_is_left_unsaid_at_the_end_is_said_once(imports: str) -> None:
     """If a server is too slow for the end of the process, one warning names agentkv.flush."""
     code = (
         f"import {imports}; from agentkv.client.feedback import Delivery, sender_to\n"
-        "class Inbox:\n"
-        "    root_url, deliver = 'http://slow', lambda *call: time.sleep(1)\n"
         "sender = sender_to('http://slow')\n"
-        "for _ in range(9): sender.submit(Delivery(Inbox(), 'POST', '/'))\n"
+        "for _ in range(9): sender.submit(Delivery(lambda: time.sleep(1), 'it'))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -177,12 +173,10 @@ def test_all_waits_at_the_end_share_one_deadline() -> None:
     code = (
         "import atexit, time\n"
         "from agentkv.client.feedback import Delivery, flush_at_exit, sender_to\n"
-        "class Inbox:\n"
-        "    root_url, deliver = 'http://silent', lambda *call: time.sleep(60)\n"
         "atexit.register(lambda: print(time.monotonic() - began_s))\n"
         "for _ in range(3): atexit.register(flush_at_exit)\n"
         "sender = sender_to('http://silent')\n"
-        "submit = lambda: sender.submit(Delivery(Inbox(), 'POST', '/'))\n"
+        "submit = lambda: sender.submit(Delivery(lambda: time.sleep(60), 'it'))\n"
         "atexit.register(submit); submit()\n"
         "began_s = time.monotonic()\n"
     )
