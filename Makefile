@@ -73,10 +73,12 @@ test-openai3: $(OPENAI3_STAMP)
 
 # The client under each Python that it supports. pyenv's are found by PYENV, others on the path.
 PYENV ?= $(HOME)/.pyenv
+PYTHONS ?= 3.11 3.12 3.13
 test-pythons:
-	for version in 3.11 3.12 3.13; do \
+	for version in $(PYTHONS); do \
 		python=$$(ls -d $(PYENV)/versions/$$version.*/bin/python 2>/dev/null | tail -1); \
 		$${python:-python$$version} -m venv .venv-python$$version \
+		&& .venv-python$$version/bin/pip install --quiet --upgrade pip \
 		&& .venv-python$$version/bin/pip install --quiet --group test --editable . 'openai>=2.25' filelock \
 		&& .venv-python$$version/bin/python -m pytest tests/client tests/tool_calls tests/test_protocol.py \
 			-m "not timed" -n 2 || exit 1; \
