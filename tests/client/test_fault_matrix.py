@@ -19,7 +19,7 @@ import pytest
 from agentkv.server.process import free_port
 
 AGENT = """
-import asyncio, contextlib, sys, time
+import asyncio, contextlib, inspect, sys, time
 import openai, agentkv
 
 is_bare, base_url, kind = sys.argv[1] == "bare", sys.argv[2], sys.argv[3]
@@ -39,21 +39,11 @@ def wait():
         time.time = lambda: now() + jump
 
 
-def act(client, run_tool):
+async def act(client, run_tool):
     for _ in range(3):
         try:
-            say(client.chat.completions.create(**chat))
-        except openai.OpenAIError as error:
-            say(error)
-        wait()
-        with run_tool():
-            pass
-
-
-async def act_async(client, run_tool):
-    for _ in range(3):
-        try:
-            say(await client.chat.completions.create(**chat))
+            reply = client.chat.completions.create(**chat)
+            say(await reply if inspect.isawaitable(reply) else reply)
         except openai.OpenAIError as error:
             say(error)
         wait()
@@ -64,10 +54,15 @@ async def act_async(client, run_tool):
 async def main():
     client = openai.AsyncOpenAI(**options)
     if is_bare:
-        await act_async(client, contextlib.AsyncExitStack)
+        await act(client, contextlib.AsyncExitStack)
     else:
         async with agentkv.session(client, job_id="a") as job:
-            await act_async(job.client, lambda: job.tool("ls"))
+            await act(job.client, lambda: job.tool("ls"))
+
+
+def without_loop(coroutine):
+    with contextlib.suppress(StopIteration):  # a synchronous client waits for nothing
+        coroutine.send(None)
 
 
 if kind == "uvloop":
@@ -76,10 +71,10 @@ if kind == "uvloop":
 elif kind == "asyncio":
     asyncio.run(main())
 elif is_bare:
-    act(openai.OpenAI(**options), contextlib.ExitStack)
+    without_loop(act(openai.OpenAI(**options), contextlib.AsyncExitStack))
 else:
     with agentkv.session(openai.OpenAI(**options), job_id="a") as job:
-        act(job.client, lambda: job.tool("ls"))
+        without_loop(act(job.client, lambda: job.tool("ls")))
 """
 EXIT_S = 2.0
 """An agent ends at most this much later than without agentkv. Other load can only add to that, so

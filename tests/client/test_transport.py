@@ -61,24 +61,18 @@ async def test_a_key_that_is_made_when_needed_is_used(
     async def key() -> str:
         return "key"
 
+    made = {"base_url": guarded.base_url, "api_key": key if is_async else lambda: "key"}
+    client: Any = AsyncOpenAI(**made) if is_async else OpenAI(**made)
+    with agentkv.session(client, on_missing_server="warn" if is_async else "raise") as job:
+        reply = job.client.chat.completions.create(**CHAT)
+        if is_async:
+            await reply
+        with job.tool("ls"):
+            pass
+        assert agentkv.flush(timeout_s=20)  # before the client is closed
+    closed = client.close()
     if is_async:
-        async with (
-            AsyncOpenAI(base_url=guarded.base_url, api_key=key) as async_client,
-            agentkv.session(async_client) as job,
-        ):
-            await job.client.chat.completions.create(**CHAT)
-            with job.tool("ls"):
-                pass
-            assert agentkv.flush(timeout_s=20)  # before the client is closed
-    else:
-        with (
-            OpenAI(base_url=guarded.base_url, api_key=lambda: "key") as client,
-            agentkv.session(client, on_missing_server="raise") as job,
-        ):
-            job.client.chat.completions.create(**CHAT)
-            with job.tool("ls"):
-                pass
-            assert agentkv.flush(timeout_s=20)  # before the client is closed
+        await closed
     await asyncio.to_thread(guarded.wait_for, lambda server: server.released)
     assert "job_id" in guarded.turns[0].body
     assert len(guarded.tool_events) == 2

@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from agentkv.errors import InputError
 from agentkv.integrations.contextpilot import ContextPilotListener, index_ids
-from agentkv.listeners import KVFree, KVListener, UndeliveredError, make_listener
+from agentkv.listeners import KVFree, UndeliveredError, make_listener
 from agentkv.testing.http_front import Answer, HttpFront
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "contextpilot" / "run.py"
@@ -27,7 +28,13 @@ FREES = [
 ]
 
 
-def post_to(status: int) -> tuple[list[tuple[str, Any]], KVListener, HttpFront]:
+@pytest.mark.parametrize("status", [200, 503, 500])
+def test_the_index_server_is_asked_to_evict_by_its_own_ids(status: int) -> None:
+    """One request to /evict names the requests of all frees, as clients named them.
+
+    503 is the answer before the first /reorder, when there is nothing to drop; after any other
+    error the frees count as undelivered, so that they are kept for a retry.
+    """
     posts: list[tuple[str, Any]] = []
 
     def take(method: str, path: str, headers: Mapping[str, str], body: Any) -> Answer:
@@ -36,30 +43,11 @@ def post_to(status: int) -> tuple[list[tuple[str, Any]], KVListener, HttpFront]:
 
     front = HttpFront(take)
     front.start()
-    return posts, make_listener("contextpilot", {"url": front.url}), front
-
-
-def test_the_index_server_is_asked_to_evict_by_its_own_ids() -> None:
-    """One request to /evict names the requests of all frees, as clients named them."""
-    posts, listener, front = post_to(200)
-    listener.on_frees(FREES)
-    front.stop()
-    assert posts == [("/evict", {"request_ids": ["req-1", "req-2", "req-3"]})]
-
-
-def test_an_index_that_was_not_built_yet_has_nothing_to_drop() -> None:
-    """Before the first /reorder the server answers 503, which is no failure to deliver."""
-    _, listener, front = post_to(503)
-    listener.on_frees(FREES)
-    front.stop()
-
-
-def test_a_server_that_fails_is_tried_again() -> None:
-    """Any other error is reported as undelivered, so that the frees are kept for a retry."""
-    _, listener, front = post_to(500)
-    with pytest.raises(UndeliveredError, match="status 500"):
+    listener = make_listener("contextpilot", {"url": front.url})
+    with pytest.raises(UndeliveredError, match="500") if status == 500 else nullcontext():
         listener.on_frees(FREES)
     front.stop()
+    assert posts == [("/evict", {"request_ids": ["req-1", "req-2", "req-3"]})]
 
 
 def test_something_else_than_an_index_is_refused() -> None:

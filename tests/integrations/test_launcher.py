@@ -108,21 +108,20 @@ def test_a_whole_program_can_be_one_job(folder: Path, flag: str, job_id: str | N
 
 
 def test_another_sitecustomize_runs_as_well(folder: Path) -> None:
-    """A `sitecustomize` that was on the path before ours runs, and is the module of that name."""
-    other = folder / "other"
-    other.mkdir()
-    (other / "sitecustomize.py").write_text("print('other')\nanswer = 42")
+    """A `sitecustomize` that was on the path before ours runs, and is the module of that name.
+
+    An error in it is reported as ever, with our part done.
+    """
+    other = folder / "other" / "sitecustomize.py"
+    other.parent.mkdir()
+    other.write_text("print('other')\nanswer = 42")
+    command, path = ("--", sys.executable, "program.py"), [str(other.parent)]
+    program = (folder / "program.py").read_text()
     (folder / "program.py").write_text("import sitecustomize; print(sitecustomize.answer)")
-    done = run("--", sys.executable, "program.py", folder=folder, path=[str(other)])
-    assert done.stdout.split()[-2:] == ["other", "42"]
-
-
-def test_an_error_in_another_sitecustomize_looks_as_before(folder: Path) -> None:
-    """Python reports the error of the other one and goes on, with our part done."""
-    other = folder / "other"
-    other.mkdir()
-    (other / "sitecustomize.py").write_text("raise KeyError('theirs')")
-    done = run("--", sys.executable, "program.py", folder=folder, path=[str(other)])
+    assert run(*command, folder=folder, path=path).stdout.split()[-2:] == ["other", "42"]
+    other.write_text("raise KeyError('theirs')")
+    (folder / "program.py").write_text(program)
+    done = run(*command, folder=folder, path=path)
     assert "theirs" in done.stderr
     assert done.stdout.strip() == FOLLOWED
 
