@@ -57,9 +57,11 @@ def test_private_scheduler_names_stay_in_one_file() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["agentkv", "agentkv.cli", "agentkv.durations.ttl", "agentkv.server.process", "agentkv.testing"]
-    + ["agentkv.policies", "agentkv.predictors"]
-    + ["agentkv.integrations.vllm.retention.manager"],
+    [
+        *("agentkv", "agentkv.cli", "agentkv.durations.ttl", "agentkv.server.process"),
+        *("agentkv.testing", "agentkv.policies", "agentkv.predictors"),
+        "agentkv.integrations.vllm.retention.manager",
+    ],
 )
 def test_importing_pulls_in_nothing_heavy(module: str) -> None:
     """Importing the client loads neither openai nor vllm nor torch in a fresh interpreter."""

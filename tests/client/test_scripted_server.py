@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from agentkv.protocol import Tags
-from tests.scripted_apis import ScriptedReply, ScriptedServer
+from agentkv.testing import ScriptedReply, ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
 
@@ -57,7 +57,7 @@ def test_waiting_in_vain_says_what_did_arrive(server: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_scripted_tool_calls_arrive_however_they_are_asked_for(stream: bool) -> None:
-    """Chat completions and responses carry the tool calls, whole or streamed."""
+    """Chat completions carry the tool calls, whole or streamed."""
     call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
     with (
         ScriptedServer([ScriptedReply("hm", tool_calls=[call])]) as server,
@@ -65,78 +65,20 @@ def test_scripted_tool_calls_arrive_however_they_are_asked_for(stream: bool) -> 
     ):
         if stream:
             with client.chat.completions.stream(**CHAT) as chunks:
-                calls = chunks.get_final_completion().choices[0].message.tool_calls
-            with client.responses.stream(model="m", input="hi") as events:
-                output = events.get_final_response().output
+                completion: Any = chunks.get_final_completion()
         else:
-            calls = client.chat.completions.create(**CHAT).choices[0].message.tool_calls
-            output = client.responses.create(model="m", input="hi").output
-    assert [call.function.name for call in calls] == ["bash"]
-    assert [(item.name, item.call_id) for item in output[1:]] == [("bash", "c")]
-
-
-MESSAGES: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": []}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_anthropic_sdk_reads_scripted_messages(stream: bool) -> None:
-    """Text, tool calls and usage arrive through /v1/messages, whole or streamed."""
-    anthropic = pytest.importorskip("anthropic")
-    function = {"name": "Bash", "arguments": '{"command": "ls -l", "description": "List"}'}
-    reply = ScriptedReply("let me see", tool_calls=[{"id": "c", "function": function}])
-    with (
-        ScriptedServer([reply, "done"], is_strict=True) as server,
-        anthropic.Anthropic(base_url=server.root_url, api_key="key") as client,
-    ):
-        for expected in ("tool_use", "end_turn"):
-            if stream:
-                with client.messages.stream(**MESSAGES) as events:
-                    message = events.get_final_message()
-            else:
-                message = client.messages.create(**MESSAGES)
-            assert message.stop_reason == expected
-            if expected == "tool_use":
-                text, call = message.content
-                assert text.text == "let me see"
-                assert (call.id, call.name) == ("c", "Bash")
-                assert call.input == {"command": "ls -l", "description": "List"}
-            usage = message.usage
-            assert (usage.input_tokens, usage.cache_read_input_tokens) == (20, 80)
-            assert usage.output_tokens == 5
-        assert [turn.path for turn in server.turns] == ["/v1/messages"] * 2
-
-
-def test_errors_of_messages_have_anthropics_shape() -> None:
-    """A strict server, a wrong key and ordered failures answer as Anthropic's API does."""
-    with (
-        ScriptedServer(is_strict=True, api_key="key") as server,
-        httpx.Client(base_url=server.base_url) as client,
-    ):
-
-        def kind_of(status: int, **request: Any) -> str:
-            reply = client.post("/messages?beta=true", **request)
-            body = reply.json()
-            assert (reply.status_code, body["type"]) == (status, "error")
-            assert body["error"]["message"]
-            return str(body["error"]["type"])
-
-        assert kind_of(401, json=MESSAGES) == "authentication_error"
-        client.headers["Authorization"] = "Bearer key"
-        assert kind_of(400, json={**MESSAGES, "job_id": "j"}) == "invalid_request_error"
-        assert kind_of(400, content=b"{broken") == "invalid_request_error"
-        server.fail_next(529, 503)
-        assert kind_of(529, json=MESSAGES) == "overloaded_error"
-        assert kind_of(503, json=MESSAGES) == "api_error"
-        assert client.post("/messages", json=MESSAGES).status_code == 200
+            completion = client.chat.completions.create(**CHAT)
+    (found,) = completion.choices[0].message.tool_calls
+    assert (found.id, found.function.name) == ("c", "bash")
 
 
 def test_tags_are_recorded_from_body_and_headers() -> None:
     """A request's tags are those of its body, then of its headers; its job can be released."""
     headers = Tags("from header", turn=3, last_tool_s=0.5).as_headers()
     with ScriptedServer() as server:
-        url = f"{server.base_url}/messages"
-        httpx.post(url, json=MESSAGES, headers=headers)
-        httpx.post(url, json={**MESSAGES, "job_id": "from body"}, headers=headers)
+        url = f"{server.base_url}/chat/completions"
+        httpx.post(url, json=CHAT, headers=headers)
+        httpx.post(url, json={**CHAT, "job_id": "from body"}, headers=headers)
         tags = {"turn": 3, "last_tool_s": 0.5}
         assert [turn.tags for turn in server.turns] == [
             {"job_id": "from header", **tags},
