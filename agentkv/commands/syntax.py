@@ -25,6 +25,9 @@ HEREDOC_OPENER = re.compile(
     r"\\?(?P<quote>['\"])?(?P<delimiter>(?(quote)[^'\"\n]{1,64}+|[\w.!@+%:/=~^-]{1,64}+))"
     r"(?(quote)(?P=quote))"
 )
+_CRASHES = re.compile(r"(?<=[{.0-9])[^\x00-\xff]")
+"""A character that tree-sitter-bash 0.25.1 looks up in a table of 256, right behind `{`, `{1` or
+`{1..2`: a large one ends the process. Source: tree-sitter/tree-sitter-bash#337."""
 _KEPT_CHARS = 400
 _KEPT_SCRIPT_CHARS = 1600
 """Kept of a here-document that a shell reads, since it runs that."""
@@ -39,6 +42,8 @@ def parse(text: str) -> Node:
     The length bounds the time. tree-sitter could also report progress, but only where a callback
     gives it the text, and 0.26.1 never frees that text.
     """
+    if not text.isascii():
+        text = _CRASHES.sub("\xff", text)
     source = text.encode("utf-8", "replace")[:MAX_ANALYZED_BYTES]
     with _PARSER_LOCK:
         return _PARSER.parse(source).root_node

@@ -1,6 +1,8 @@
 """The programs that a bash text runs, their keys, and the shape of the text around them."""
 
 import random
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -386,3 +388,14 @@ def test_the_key_of_any_text_is_short_and_of_known_words(text: str) -> None:
     assert len(name) <= 20
     assert len(rest) <= 3
     assert SHOWN_SUBCOMMANDS.issuperset(rest)
+
+
+def test_no_character_behind_a_brace_ends_the_process() -> None:
+    """tree-sitter-bash reads far outside a table for large ones: most crash a fresh process."""
+    code = """
+from agentkv.commands.syntax import parse
+for place in range(0x20000, 0x110000, 0x1F0F):
+    for begun in ("{", "a{", "{1", "{1..", "{1..2"):
+        parse(begun + chr(place) + "}")
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
