@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from .server import BlockPool, Reply, ServerFacts, ServerUnderTest, Snapshot
 
@@ -37,47 +37,41 @@ _ENDS = {
     "forgotten": "the server forgot the job",
     "pressure": "the pin yielded to other requests",
     "last_step": "freed at the last step",
-    "released": "released",
-    "aborted": "aborted",
     "reset": "the prefix cache was reset",
 }
-"""Reasons for which a pin ends, in words."""
+"""Reasons for which a pin ends, in words, where the name alone does not say it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnScript:
-    """What the user asks, and one line of the tool output that comes before the next turn.
+class TurnScript(NamedTuple):
+    """A user's request, and one line of the tool output that comes before the next turn.
 
-    `output_tokens` is how much output the reference experiment added.
+    `output_tokens` is the size of the output that the reference experiment added.
     """
 
     user_prompt: str
-    output_line: Callable[[int], str]
+    output_line: str
     output_tokens: int
 
     def simulated_output(self, block_size: int) -> str:
         """Output of the turn's tool: the reference's size, or more if blocks are larger."""
-        return _lines(self.output_line, self.output_tokens, block_size)
+        num_tokens = max(self.output_tokens, _BLOCKS_PER_TURN * block_size)
+        num_lines = ceil(_CHARS_PER_TOKEN * num_tokens / len(self.output_line.format(0)))
+        return "\n".join(map(self.output_line.format, range(num_lines)))
 
 
 TURNS = (
-    TurnScript("List files in the project.", "src/module_{:03d}.py".format, 33),
-    TurnScript("Read main.py.", "def step_{0}(value): return value + {0}".format, 115),
-    TurnScript("Search for TODO comments.", "src/module_{0:03d}.py:7: # TODO: case {0}".format, 82),
-    TurnScript("Check git status.", "        modified:   src/module_{:03d}.py".format, 78),
-    TurnScript("Run pytest.", "tests/test_module_{:03d}.py PASSED".format, 0),
+    TurnScript("List files in the project.", "src/module_{:03d}.py", 33),
+    TurnScript("Read main.py.", "def step_{0}(value): return value + {0}", 115),
+    TurnScript("Search for TODO comments.", "src/module_{0:03d}.py:7: # TODO: case {0}", 82),
+    TurnScript("Check git status.", "        modified:   src/module_{:03d}.py", 78),
+    TurnScript("Run pytest.", "tests/test_module_{:03d}.py PASSED", 0),
 )
+_NOTES = TurnScript(SYSTEM_PROMPT, "Note {0}: module_{0:03d} depends on nothing.", 66)
 
 
 def system_prompt(block_size: int) -> str:
     """The system prompt, with enough notes on the project that the first turn fills a block."""
-    notes = _lines("Note {0}: module_{0:03d} depends on nothing.".format, 66, block_size)
-    return f"{SYSTEM_PROMPT}\n{notes}"
-
-
-def _lines(line: Callable[[int], str], num_tokens: int, block_size: int) -> str:
-    num_chars = _CHARS_PER_TOKEN * max(num_tokens, _BLOCKS_PER_TURN * block_size)
-    return "\n".join(map(line, range(ceil(num_chars / len(line(0))))))
+    return f"{SYSTEM_PROMPT}\n{_NOTES.simulated_output(block_size)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +113,7 @@ class TurnRow:
     @property
     def change_in_gap_blocks(self) -> int:
         """The largest change in the gap from the reading after the turn, with its sign."""
-        changes = [blocks - self.blocks_after for blocks in self.gap_blocks]
-        return max(changes, key=abs, default=0)
+        return max((blocks - self.blocks_after for blocks in self.gap_blocks), key=abs, default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +179,13 @@ class PinExperiment:
 
     def run(self, base_url: str) -> PinRun:
         """Raises TurnError if a turn gets no answer, after releasing what is pinned."""
-        start = self._wait_for_idle()
+        start, deadline_s = self.server.snapshot(), time.monotonic() + _MAX_WAIT_FOR_IDLE_S
+        while self._held(start) and time.monotonic() < deadline_s:
+            time.sleep(READING_EVERY_S)
+            start = self.server.snapshot()
         turns = tuple(self._five_turns())
         trial = self._leave_to_ttl()
-        end = self.server.snapshot()
-        num_foreign_finished = end.num_finished - start.num_finished - self._num_requests
+        num_finished = self.server.snapshot().num_finished - start.num_finished
         return PinRun(
             base_url=base_url,
             model=self.facts.model,
@@ -201,37 +196,25 @@ class PinExperiment:
             blocks_at_start=self._held(start),
             turns=turns,
             ttl_trial=trial,
-            num_foreign_requests=max(num_foreign_finished, self._max_foreign_running),
+            num_foreign_requests=max(num_finished - self._num_requests, self._max_foreign_running),
         )
-
-    def _wait_for_idle(self) -> Snapshot:
-        deadline_s = time.monotonic() + _MAX_WAIT_FOR_IDLE_S
-        while True:
-            snapshot = self.server.snapshot()
-            if not self._held(snapshot) or time.monotonic() > deadline_s:
-                return snapshot
-            time.sleep(READING_EVERY_S)
 
     def _five_turns(self) -> Iterator[TurnRow]:
         job_id = f"verify-pin-{uuid.uuid4().hex[:12]}"
         messages = [{"role": "system", "content": system_prompt(self.pool.block_size)}]
-        output = None
+        before_prompt = ""
         try:
             for turn, script in enumerate(TURNS, start=1):
-                prompt = script.user_prompt
-                content = prompt if output is None else f"Output:\n{output}\n\n{prompt}"
-                messages.append({"role": "user", "content": content})
-                row = self._turn(turn, script, messages, job_id)
+                messages.append({"role": "user", "content": before_prompt + script.user_prompt})
+                row = self._turn(turn, messages, job_id)
                 self.on_row(row)
                 yield row
                 messages.append({"role": "assistant", "content": row.reply})
-                output = script.simulated_output(self.pool.block_size)
+                before_prompt = f"Output:\n{script.simulated_output(self.pool.block_size)}\n\n"
         finally:
             self.server.release(job_id)
 
-    def _turn(
-        self, turn: int, script: TurnScript, messages: list[dict[str, str]], job_id: str
-    ) -> TurnRow:
+    def _turn(self, turn: int, messages: list[dict[str, str]], job_id: str) -> TurnRow:
         is_last_step = turn == len(TURNS)
         before = self.server.snapshot()
         reply = self._chat(messages, job_id, is_last_step=is_last_step)
@@ -240,30 +223,27 @@ class PinExperiment:
         cached_tokens = reply.cached_tokens
         if cached_tokens is None:  # as by default: vLLM tells them on request only
             cached_tokens = after.cached_tokens - before.cached_tokens
+        readings = (before, after, gap[-1] if gap else after)
         return TurnRow(
             turn=turn,
-            user_prompt=script.user_prompt,
+            user_prompt=TURNS[turn - 1].user_prompt,
             reply=reply.text,
             usage=Usage(reply.prompt_tokens, reply.output_tokens, cached_tokens),
             latency_s=reply.latency_s,
             blocks_before=self._held(before),
             blocks_after=self._held(after),
-            gap_blocks=tuple(self._held(snapshot) for snapshot in gap),
+            gap_blocks=tuple(map(self._held, gap)),
             is_last_step=is_last_step,
-            happened=what_happened(
-                before, after, (gap or [after])[-1], self.pool, is_last_step=is_last_step
-            ),
+            happened=what_happened(*readings, self.pool, is_last_step=is_last_step),
         )
 
     def _read_gap(self) -> list[Snapshot]:
         """Readings every 0.3 s and one at the gap's end."""
         started_s = time.monotonic()
         readings: list[Snapshot] = []
-        is_over = False
-        while not is_over:
-            due_s = (len(readings) + 1) * READING_EVERY_S
-            is_over = due_s >= self.gap_s
-            time.sleep(max(0.0, started_s + min(due_s, self.gap_s) - time.monotonic()))
+        for number in range(1, ceil(self.gap_s / READING_EVERY_S) + 1):
+            due_s = started_s + min(number * READING_EVERY_S, self.gap_s)
+            time.sleep(max(0.0, due_s - time.monotonic()))
             readings.append(self._read_idle())
         return readings
 
@@ -312,22 +292,19 @@ def what_happened(
 
     On a server with the plugin its own counters are the source, else the usage alone.
     """
+    end = "freed: last step" if is_last_step else "freed at once"
     if after.pinned_blocks is None:
-        held_blocks = after.held_blocks(pool)
-        if held_blocks:
-            return f"{held_blocks} blocks held"
-        return "freed: last step" if is_last_step else "freed at once"
-
-    def ends_between(earlier: Snapshot, later: Snapshot) -> list[str]:
-        num_before = earlier.pin_ends.get
-        return [
-            _ENDS.get(name, name) for name, n in later.pin_ends.items() if n > num_before(name, 0)
-        ]
-
-    events = ends_between(before, after)
-    if after.num_pins > before.num_pins:
-        events.append(f"pinned {after.pinned_blocks} blocks")
-    else:
-        events.append("freed: last step" if is_last_step else "not pinned")
-    events += ends_between(after, gap_end)
+        return f"{held} blocks held" if (held := after.held_blocks(pool)) else end
+    has_pinned = after.num_pins > before.num_pins
+    pinned = f"pinned {after.pinned_blocks} blocks" if has_pinned else "not pinned"
+    events = [
+        *_ends_between(before, after),
+        end if is_last_step and not has_pinned else pinned,
+        *_ends_between(after, gap_end),
+    ]
     return "; ".join(dict.fromkeys(events))
+
+
+def _ends_between(earlier: Snapshot, later: Snapshot) -> list[str]:
+    num_before = earlier.pin_ends.get
+    return [_ENDS.get(name, name) for name, n in later.pin_ends.items() if n > num_before(name, 0)]

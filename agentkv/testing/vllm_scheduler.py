@@ -11,7 +11,9 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +88,7 @@ def build_scheduler(
     `clock`, `decode` and `policy_class` replace the clock, the tokenizer and the rules of agentkv's
     schedulers; vLLM's own has none of them.
     """
-    with tempfile.TemporaryDirectory(prefix="agentkv-scheduler-") as folder:
-        config = _config(shape, write_model_config(Path(folder), shape.max_model_tokens))
+    config = _config(shape)
     config.cache_config.num_gpu_blocks = shape.num_blocks
     layer = {
         "block_size": shape.block_tokens,
@@ -152,7 +153,20 @@ def write_model_config(folder: Path, max_model_tokens: int = 4096) -> Path:
     return folder
 
 
-def _config(shape: SchedulerShape, model: Path) -> VllmConfig:
+@cache
+def _model_config(max_model_tokens: int) -> ModelConfig:
+    """Read once: transformers takes longer for it than a scheduler takes to be built."""
+    with tempfile.TemporaryDirectory(prefix="agentkv-scheduler-") as folder:
+        return ModelConfig(
+            model=str(write_model_config(Path(folder), max_model_tokens)),
+            dtype="float32",
+            seed=0,
+            skip_tokenizer_init=True,
+            max_model_len=max_model_tokens,
+        )
+
+
+def _config(shape: SchedulerShape) -> VllmConfig:
     return VllmConfig(
         scheduler_config=SchedulerConfig(
             max_num_seqs=shape.max_num_seqs,
@@ -162,13 +176,7 @@ def _config(shape: SchedulerShape, model: Path) -> VllmConfig:
             async_scheduling=shape.is_async,
             is_encoder_decoder=False,
         ),
-        model_config=ModelConfig(
-            model=str(model),
-            dtype="float32",
-            seed=0,
-            skip_tokenizer_init=True,
-            max_model_len=shape.max_model_tokens,
-        ),
+        model_config=deepcopy(_model_config(shape.max_model_tokens)),
         cache_config=CacheConfig(block_size=shape.block_tokens, enable_prefix_caching=True),
         kv_transfer_config=KVTransferConfig(**shape.connector) if shape.connector else None,
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -27,8 +27,10 @@ NO_POLICY_HINT = (
     "the server has no agentkv routes, so it runs a stock policy, which frees a turn's blocks when"
     " the turn ends: start it with --scheduling-policy continuum"
 )
-_HEADINGS = ("turn", "prompt tok", "cached tok", "output tok", "latency ms")
-_BLOCK_HEADINGS = ("before", "after", "expected", " full", "  gap")
+HEADINGS = (
+    *("turn", "prompt tok", "cached tok", "output tok", "latency ms"),
+    *("before", "after", "expected", " full", "  gap"),
+)
 LEGEND = (
     "blocks in use before and after each turn; expected = ceil((prompt + output) / block size),"
     "\nfull = whole blocks, the ones that can stay (the last token sampled has no KV yet);"
@@ -80,7 +82,7 @@ def _experiment(options: argparse.Namespace, say: Callable[..., None]) -> PinRun
         policy = "no agentkv routes" if facts.policy is None else f"policy {facts.policy}"
         say(f"{facts.model}, {policy}, {pool.num_blocks} blocks of {pool.block_size} tokens")
         say(LEGEND)
-        say(header())
+        say(table_line(HEADINGS, "what happened"))
         return PinExperiment(
             server,
             facts,
@@ -91,58 +93,81 @@ def _experiment(options: argparse.Namespace, say: Callable[..., None]) -> PinRun
         ).run(options.base_url)
 
 
-def header() -> str:
-    """The column names, as wide as the rows."""
-    return _line((*_HEADINGS, *_BLOCK_HEADINGS), "what happened")
-
-
 def row_line(row: TurnRow, block_size: int) -> str:
-    """One turn as a line under the header."""
+    """One turn as a line under the headings."""
     usage = row.usage
-    values = (
-        row.turn,
-        usage.prompt_tokens,
-        usage.cached_tokens,
-        usage.output_tokens,
-        f"{row.latency_s * 1e3:.0f}",
-        row.blocks_before,
-        row.blocks_after,
-        usage.blocks_touched(block_size),
-        usage.blocks_full(block_size),
-        "-" if row.is_last_step else f"{row.change_in_gap_blocks:+d}",
-    )
-    return _line(values, f"{row.user_prompt} {row.happened}")
+    tokens = (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens)
+    expected = (usage.blocks_touched(block_size), usage.blocks_full(block_size))
+    gap = "-" if row.is_last_step else f"{row.change_in_gap_blocks:+d}"
+    blocks = (row.blocks_before, row.blocks_after, *expected, gap)
+    values = (row.turn, *tokens, f"{row.latency_s * 1e3:.0f}", *blocks)
+    return table_line(values, f"{row.user_prompt} {row.happened}")
 
 
-def _line(values: Sequence[object], text: str) -> str:
+def table_line(values: Sequence[object], text: str) -> str:
     """Columns as wide as their headings: rows are printed one by one as turns end."""
-    widths = map(len, (*_HEADINGS, *_BLOCK_HEADINGS))
-    cells = (f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
+    cells = (f"{value:>{len(head)}}" for value, head in zip(values, HEADINGS, strict=True))
     return "  ".join([*cells, text])
 
 
 def ttl_line(trial: TTLTrial) -> str:
     """The second job in one sentence."""
     ttl = "not told" if trial.ttl_s is None else f"{trial.ttl_s:.2f} s"
-    seen = (
-        f"free {trial.held_s:.2f} s after the turn"
-        if trial.held_s is not None
-        else f"{trial.blocks_at_end} blocks in use after {trial.waited_s:.1f} s"
-    )
+    seen = f"{trial.blocks_at_end} blocks in use after {trial.waited_s:.1f} s"
+    if trial.held_s is not None:
+        seen = f"free {trial.held_s:.2f} s after the turn"
     return f"left alone: {trial.blocks_after} blocks after its turn, TTL {ttl}, {seen}"
 
 
 def judge(run: PinRun) -> dict[str, list[str]]:
     """What speaks against each claim, in the order in which the experiment meets them."""
-    claims = {
-        "usage constant in every gap": _moves_in_gaps(run),
-        "usage grows turn by turn": _missing_growth(run),
-        "usage zero after the last step": _left_after_last_step(run),
-        "usage zero after a TTL runs out": _left_after_ttl(run),
-        "cached tokens on the next turn": _missing_hits(run),
-        "no other traffic during the run": _foreign_traffic(run),
+    *turns, last = run.turns
+    held = [run.blocks_at_start, *(row.blocks_after for row in turns)]
+    left = last.blocks_after - run.blocks_at_start
+    problems = {
+        "usage constant in every gap": [
+            problem for row in turns if (problem := _move_in_gap(row, run.blocks_at_start))
+        ],
+        "usage grows turn by turn": [
+            f"turn {turn}: {later} blocks, {earlier} before it"
+            for turn, (earlier, later) in enumerate(pairwise(held), start=1)
+            if later <= earlier
+        ],
+        "usage zero after the last step": [f"turn {last.turn}: {left} blocks are still held"]
+        if left
+        else [],
+        "usage zero after a TTL runs out": _left_after_ttl(run.ttl_trial),
+        "cached tokens on the next turn": [
+            f"turn {row.turn}: none of {row.usage.prompt_tokens} prompt tokens were cached"
+            for row in run.turns[1:]
+            if row.usage.cached_tokens <= 0
+        ],
+        "no other traffic during the run": [],
     }
-    return {name: list(problems) for name, problems in claims.items()}
+    traffic = problems["no other traffic during the run"]
+    if run.blocks_at_start:
+        traffic.append(f"{run.blocks_at_start} blocks were held before the run began")
+    if (number := run.num_foreign_requests) > 0:
+        traffic.append(f"{number} other requests ran, so usage is not this job's alone")
+    return problems
+
+
+def _move_in_gap(row: TurnRow, blocks_at_start: int) -> str | None:
+    if row.blocks_after <= blocks_at_start:
+        return f"turn {row.turn}: no block was held when the turn had ended"
+    if not row.change_in_gap_blocks:
+        return None
+    readings = ", ".join(map(str, row.gap_blocks))
+    return f"turn {row.turn}: {row.blocks_after} blocks after it, then {readings}"
+
+
+def _left_after_ttl(trial: TTLTrial) -> list[str]:
+    if trial.blocks_after <= trial.blocks_before:
+        return ["no block was held after the second job's turn, so no TTL could run out"]
+    if trial.held_s is not None:
+        return []
+    left = trial.blocks_at_end - trial.blocks_before
+    return [f"{left} blocks are still held {trial.waited_s:.1f} s after the turn"]
 
 
 def verdict_lines(run: PinRun, checks: Mapping[str, Sequence[str]]) -> list[str]:
@@ -154,54 +179,6 @@ def verdict_lines(run: PinRun, checks: Mapping[str, Sequence[str]]) -> list[str]
     if run.policy is None and any(checks.values()):
         lines.append(NO_POLICY_HINT)
     return lines
-
-
-def _moves_in_gaps(run: PinRun) -> Iterator[str]:
-    for row in run.turns:
-        if row.is_last_step:
-            continue
-        if row.blocks_after <= run.blocks_at_start:
-            yield f"turn {row.turn}: no block was held when the turn had ended"
-        elif row.change_in_gap_blocks:
-            readings = ", ".join(map(str, row.gap_blocks))
-            yield f"turn {row.turn}: {row.blocks_after} blocks after it, then {readings}"
-
-
-def _missing_growth(run: PinRun) -> Iterator[str]:
-    held = [row.blocks_after for row in run.turns if not row.is_last_step]
-    for turn, (earlier, later) in enumerate(pairwise([run.blocks_at_start, *held]), start=1):
-        if later <= earlier:
-            yield f"turn {turn}: {later} blocks, {earlier} before it"
-
-
-def _left_after_last_step(run: PinRun) -> Iterator[str]:
-    last = run.turns[-1]
-    if not last.is_last_step:
-        yield f"the job ended early, after turn {last.turn}"
-    elif (left := last.blocks_after - run.blocks_at_start) != 0:
-        yield f"turn {last.turn}: {left} blocks are still held"
-
-
-def _left_after_ttl(run: PinRun) -> Iterator[str]:
-    trial = run.ttl_trial
-    if trial.blocks_after <= trial.blocks_before:
-        yield "no block was held after the second job's turn, so no TTL could run out"
-    elif trial.held_s is None:
-        left = trial.blocks_at_end - trial.blocks_before
-        yield f"{left} blocks are still held {trial.waited_s:.1f} s after the turn"
-
-
-def _missing_hits(run: PinRun) -> Iterator[str]:
-    for row in run.turns[1:]:
-        if row.usage.cached_tokens <= 0:
-            yield f"turn {row.turn}: none of {row.usage.prompt_tokens} prompt tokens were cached"
-
-
-def _foreign_traffic(run: PinRun) -> Iterator[str]:
-    if run.blocks_at_start:
-        yield f"{run.blocks_at_start} blocks were held before the run began"
-    if run.num_foreign_requests:
-        yield f"{run.num_foreign_requests} other requests ran, so usage is not this job's alone"
 
 
 def _parser() -> argparse.ArgumentParser:

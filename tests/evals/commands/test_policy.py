@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,19 +30,26 @@ def test_the_template_is_a_policy_that_keeps_its_promises(
     assert shown[1:-1] == [line for line in shown[1:-1] if line.startswith("  kept ")]
 
 
-def test_a_broken_promise_is_shown_with_its_schedule(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_broken_promise_is_shown_with_its_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     """Status 1, and one line for each event of the smallest schedule."""
-    bad = "tests.evals.bad_policies:Raises"
+    bad = "tests.testing.bad_policies:Raises"
     assert agentkv(["policy", "check", bad, "--examples", "1"]) == 1
     shown = capsys.readouterr().out
     assert "BROKEN  each answer can be used" in shown
     assert "turn_finished raised ZeroDivisionError: planted" in shown
     assert "    1. a turn of job " in shown
-    assert agentkv(["policy", "check", bad, "--examples", "1", "--json"]) == 1
-    (found,) = json.loads(capsys.readouterr().out)["broken"]
-    assert len(found["schedule"]) == 2
+    (found,) = json.loads(shown.splitlines()[-1])["broken"]
+    assert [line.split()[0] for line in found["schedule"]] == ["an", "a"]
+
+
+def test_without_hypothesis_the_check_names_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 2 and one line, before any schedule is played."""
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    monkeypatch.delitem(sys.modules, "agentkv.testing.promises", raising=False)
+    assert agentkv(["policy", "check", "fcfs"]) == 2
+    assert "agentkv-serving[testing]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 from agentkv.cli import main as agentkv
 from agentkv.evals.commands.verify_pin import (
+    HEADINGS,
     NO_POLICY_HINT,
-    header,
     judge,
     row_line,
     ttl_line,
@@ -86,7 +86,7 @@ def test_each_fault_fails_its_check_and_is_named(run: PinRun, check: str, proble
 
 def test_a_row_stands_under_its_header() -> None:
     """Every number ends where its column's name ends, the last step has no gap, a trial no row."""
-    names = header().split("  what happened")[0]
+    names = "  ".join(HEADINGS)
     line = row_line(CONTINUUM.turns[2], CONTINUUM.block_size)
     assert " ".join(line[: len(names)].split()) == "3 550 320 32 1000 10 18 19 18 +0"
     ends = [match.end() for match in re.finditer(r"\S+( \S+)*", names)]
