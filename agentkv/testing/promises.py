@@ -277,6 +277,8 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Nothing more arrives."""
+        if not self._plays:
+            return
         if self.result is not None:
             self.result.num_schedules += 1
             self.result.num_turns += self._plays[0].num_turns
