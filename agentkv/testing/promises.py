@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from typing import Any, ClassVar
 from hypothesis import HealthCheck, Verbosity, seed
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.errors import Flaky
+from hypothesis.errors import Flaky, StopTest
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
@@ -96,8 +97,14 @@ class _EnoughError(BaseException):
 
 @dataclass(slots=True)
 class CheckResult:
-    """What all schedules showed: the smallest example of each broken promise."""
+    """What all schedules showed: the smallest example of each broken promise.
 
+    `show` is called with the number of schedules played, and a text. From the first example on,
+    smaller ones are looked for during `max_shrink_s`.
+    """
+
+    max_shrink_s: float = 30.0
+    show: Callable[[int, str], None] = lambda completed, text: None
     broken: dict[str, BrokenPromiseError] = field(default_factory=dict)
     num_schedules: int = 0
     num_turns: int = 0
@@ -105,13 +112,21 @@ class CheckResult:
     slowest_s: float = 0.0
     shrinks_until_s: float = math.inf
 
-    def add(self, error: BrokenPromiseError, max_shrink_s: float) -> None:
-        """Keep the smaller example, and count the seconds from the first one on."""
+    def add(self, error: BrokenPromiseError) -> None:
+        """Keep the smaller example."""
         known = self.broken.get(error.promise)
         if known is None or error.size < known.size:
             self.broken[error.promise] = error
         if self.shrinks_until_s == math.inf:
-            self.shrinks_until_s = time.monotonic() + max_shrink_s
+            self.shrinks_until_s = time.monotonic() + self.max_shrink_s
+
+    def count(self, play: _Play, other: _Play) -> None:
+        """Add up what one of the two plays of a schedule was asked."""
+        self.num_schedules += 1
+        self.num_turns += play.num_turns
+        self.num_answers += len(play.answers)
+        self.slowest_s = max(self.slowest_s, play.slowest_s, other.slowest_s)
+        self.show(self.num_schedules, f"{self.num_schedules} schedules played")
 
 
 def check_promises(
@@ -125,12 +140,11 @@ def check_promises(
 ) -> CheckResult:
     """Play schedules under the policy that the settings name, and make those that fail smaller.
 
-    An answer that takes `max_hang_s` is broken off. `max_shrink_s` bounds the search for smaller
-    schedules. `show` is called with the number of schedules played, and a text.
+    An answer that takes `max_hang_s` is broken off. The rest is said by CheckResult.
     """
     machine = promises_of(settings)
-    machine.result = result = CheckResult()
-    machine.max_hang_s, machine.max_shrink_s, machine.show = max_hang_s, max_shrink_s, show
+    machine.result = result = CheckResult(max_shrink_s, show)
+    machine.max_hang_s = max_hang_s
     options = hypothesis_settings(
         machine.TestCase.settings, max_examples=num_schedules, verbosity=Verbosity.quiet
     )
@@ -146,14 +160,16 @@ def check_promises(
 
 def promises_of(settings: Mapping[str, Any]) -> type[PolicyMachine]:
     """The state machine for the policy that agentkv's settings name."""
-    machine = type("PolicyMachine", (PolicyMachine,), {"agentkv_settings": dict(settings)})
+    fields = {"agentkv_settings": dict(settings)}
+    machine: Any = type("PolicyMachine", (PolicyMachine,), fields)
     machine.TestCase.settings = hypothesis_settings(
         stateful_step_count=NUM_EVENTS,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    return machine
+    found: type[PolicyMachine] = machine
+    return found
 
 
 class PolicyMachine(RuleBasedStateMachine):
@@ -162,8 +178,6 @@ class PolicyMachine(RuleBasedStateMachine):
     agentkv_settings: ClassVar[Mapping[str, Any]]
     result: ClassVar[CheckResult | None] = None
     max_hang_s: ClassVar[float] = 1.0
-    max_shrink_s: ClassVar[float] = 30.0
-    show: ClassVar[Callable[[int, str], None] | None] = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,17 +291,10 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Nothing more arrives."""
-        if not self._plays:
-            return
+        if not self._plays or isinstance(sys.exc_info()[1], StopTest):
+            return  # hypothesis gives the schedule up, before its end
         if self.result is not None:
-            self.result.num_schedules += 1
-            self.result.num_turns += self._plays[0].num_turns
-            self.result.num_answers += len(self._plays[0].answers)
-            slowest_s = max(play.slowest_s for play in self._plays)
-            self.result.slowest_s = max(self.result.slowest_s, slowest_s)
-            if self.show is not None:
-                number = self.result.num_schedules
-                type(self).show(number, f"{number} schedules played")
+            self.result.count(*self._plays)
         if not self._is_over:
             self._each(lambda play: play.drain())
 
@@ -325,7 +332,7 @@ class PolicyMachine(RuleBasedStateMachine):
             self._is_over = True
             error = _ERRORS[found[0]](*found, tuple(self._schedule))
             if self.result is not None:
-                self.result.add(error, self.max_shrink_s)
+                self.result.add(error)
             raise error
 
 

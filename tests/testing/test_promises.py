@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentkv.evals.commands.policy import read_target
+from agentkv.evals.commands.policy import STOCK, read_target
 from agentkv.testing.promises import (
     ENDS,
     IN_TIME,
@@ -82,7 +82,7 @@ def test_a_seed_makes_the_same_schedules() -> None:
     """Two checks with one seed play the same turns, with another seed others."""
 
     def played(seed_number: int) -> tuple[int, int]:
-        result = check_promises({"policy": "fcfs"}, seed_number=seed_number, num_schedules=4)
+        result = check_promises({"policy": STOCK}, seed_number=seed_number, num_schedules=4)
         return result.num_turns, result.num_answers
 
     assert played(1) == played(1) != played(2)
@@ -106,5 +106,5 @@ def test_the_smaller_example_is_kept() -> None:
     """Fewer events count before fewer letters."""
     result = CheckResult()
     for schedule in (("an engine", "b", "c"), ("an engine", "a long event"), ("a", "b", "c")):
-        result.add(BrokenPromiseError(ENDS, "planted", schedule), 1.0)
+        result.add(BrokenPromiseError(ENDS, "planted", schedule))
     assert result.broken[ENDS].schedule == ("an engine", "a long event")
