@@ -25,10 +25,8 @@ from ..figures.against_load import (
     draw_side_by_side,
     draw_sweep,
 )
-from ..figures.by_job import draw_by_turn, draw_cumulative
 from ..figures.runs import Group, grouped, load_runs
 from ..figures.style import in_order
-from ..figures.timeline import draw_run_timeline
 from ..options import BAD_USAGE, DONE, FAILED, add_kept, command_parser
 from ..rows import require_free
 
@@ -41,12 +39,7 @@ SWEPT = {
     "hits": "hit rate against load",
 }
 """Kinds of figures that need a load that varies, and what they show."""
-KINDS = SWEPT | {
-    "policies": "policies side by side under the heaviest load",
-    "cdf": "distribution of job durations",
-    "turns": "latency turn by turn",
-    "timeline": "the same jobs under each policy over time",
-}
+KINDS = SWEPT | {"policies": "policies side by side under the heaviest load"}
 Drawing = tuple[str, str, Callable[[Path], Path]]
 """Kind, name of the file, and what draws it; InputError where the runs are not enough for it."""
 
@@ -107,13 +100,7 @@ def drawings(groups: Sequence[Group], kinds: Sequence[str], baseline: str) -> It
                 ("hits", f"hit_rate_{slug}.png", partial(draw_sweep, [group], HITS)),
             ]
         bars = partial(draw_side_by_side, group.heaviest(), baseline)
-        lanes = partial(draw_run_timeline, group, baseline=baseline)
-        planned += [
-            ("policies", f"policies_{slug}.png", bars),
-            ("cdf", f"duration_cdf_{slug}.png", partial(draw_cumulative, group)),
-            ("turns", f"latency_by_turn_{slug}.png", partial(draw_by_turn, group)),
-            ("timeline", f"timeline_{slug}.png", lanes),
-        ]
+        planned.append(("policies", f"policies_{slug}.png", bars))
     for load in dict.fromkeys(map(_load, swept)):
         same = [group for group in swept if _load(group) == load]
         combined = partial(draw_sweep, same, DURATIONS)

@@ -1,4 +1,4 @@
-"""`agentkv record`: what a server with the plugin noted of each job, as a table and a picture.
+"""`agentkv record`: what a server with the plugin noted of each job, as a table and a page.
 
 SOURCE is the server's URL, the scheduler_timestamps.jsonl of its --run-output-dir (or that
 folder), or a saved answer of GET /v1/agentkv/timestamps. Per job: the bubbles between its turns,
@@ -15,16 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentkv.errors import AgentKVError, InputError
+from agentkv.errors import InputError
 
 from ..event_log.jobs import JobRecord, jobs_of
-from ..event_log.reading import read_record
+from ..event_log.reading import Record, read_record
 from ..event_log.totals import DEFAULT_AFTER_S, job_row, passed_over, totals
 from ..options import DONE, FAILED, add_json, command_parser, seconds, whole_number
+from ..page import write_record_page
 from ..rows import require_free
 from ..tables import cell, text_table
 
-_MAX_TIMELINE_JOBS = 12
 _MAX_LABEL_CHARS = 24
 _COLUMNS = ("job", "turns", "span s", "tools s", "queue s", "hit", "prompt tok", "evicted")
 _MORE_COLUMNS = ("wait after s", "pins", "kept", "wasted", "preempted", "closed")
@@ -37,13 +37,13 @@ LEGEND = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """0: read and shown; 1: the picture could not be written. Raises InputError for bad usage."""
+    """0: read and shown; 1: the page could not be written. Raises InputError for bad usage."""
     options = _parser().parse_args(argv)
-    picture = options.timeline
-    if picture is not None and picture.suffix.lower() != ".png":
-        raise InputError(f"--timeline: got {picture}, allowed is a name with .png")
-    if picture is not None:
-        require_free(picture, force=options.force, flag="--timeline")
+    page = options.timeline
+    if page is not None and page.suffix.lower() != ".html":
+        raise InputError(f"--timeline: got {page}, allowed is a name with .html")
+    if page is not None:
+        require_free(page, force=options.force, flag="--timeline")
     record = read_record(options.source, api_key=options.api_key)
     all_jobs = jobs_of(record)
     jobs = _chosen(all_jobs, options.job)
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     total = {**totals(jobs), "passed_over": passed_over(all_jobs, options.after)}
     if not options.json:
         print("\n".join([table(rows, max_rows=options.top), "", *summary(total), "", LEGEND]))
-    status = DONE if picture is None else _draw(jobs, record.source, picture)
+    status = DONE if page is None else _write(page, record, jobs, summary(total))
     if options.json:
         print(json.dumps({"source": record.source, "totals": total, "jobs": rows}))
     return status
@@ -68,19 +68,15 @@ def _chosen(jobs: Sequence[JobRecord], names: Sequence[str] | None) -> list[JobR
     return [job for job in jobs if not names or job.job_id in names]
 
 
-def _draw(jobs: Sequence[JobRecord], source: str, picture: Path) -> int:
-    from ..figures.timeline import draw_record  # matplotlib is slow to import
-
+def _write(page: Path, record: Record, jobs: Sequence[JobRecord], lines: Sequence[str]) -> int:
+    source = record.source
+    title = source if "://" in source else "/".join(Path(source).parts[-2:])
     try:
-        title = "/".join(Path(source).parts[-2:]) if "://" not in source else source
-        draw_record(jobs[:_MAX_TIMELINE_JOBS], picture, title=title)
-    except (AgentKVError, OSError) as error:
-        print(f"agentkv record: cannot write {picture}: {error}", file=sys.stderr)
+        write_record_page(page, record, jobs, title=title, summary="\n".join(lines))
+    except OSError as error:
+        print(f"agentkv record: cannot write {page}: {error}", file=sys.stderr)
         return FAILED
-    if len(jobs) > _MAX_TIMELINE_JOBS:
-        left_out = len(jobs) - _MAX_TIMELINE_JOBS
-        print(f"{left_out} jobs left out of the picture; --job picks", file=sys.stderr)
-    print(f"written to {picture}", file=sys.stderr)
+    print(f"written to {page}", file=sys.stderr)
     return DONE
 
 
@@ -168,8 +164,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--top", type=whole_number(1), default=40, metavar="N", help=top_help)
     after_help = "count turns passed over after this many seconds of waiting (default %(default)g)"
     add("--after", type=seconds, default=DEFAULT_AFTER_S, metavar="S", help=after_help)
-    add("--timeline", type=Path, metavar="PNG", help="also draw the jobs, at most 12, over time")
-    add("--force", action="store_true", help="overwrite the picture")
+    page_help = "also write the live page of these jobs, with their events in it, as one file"
+    add("--timeline", type=Path, metavar="HTML", help=page_help)
+    add("--force", action="store_true", help="overwrite the page")
     add("--api-key", help="sent as a bearer token")
     add_json(parser)
     return parser

@@ -48,7 +48,6 @@ _DEFAULTS = {
     "mode": "replay",
 }
 _BLOCK_FLAG = "--num-gpu-blocks-override"
-MAX_PANELS = 4
 BARS = "error bars: least to largest run"
 _CHARS_PER_IN = 19
 _MAX_LISTED = 6
@@ -109,14 +108,6 @@ class Group:
     def heaviest(self) -> Group:
         """The runs under the heaviest load; all of them if no load was set."""
         return self.at(self.loads[-1] if self.loads else None)
-
-    def panels(self) -> list[Group]:
-        """At most MAX_PANELS parts, evenly from the lightest to the heaviest load."""
-        loads: list[float | None] = list(self.loads) or [None]
-        if len(loads) > MAX_PANELS:
-            step = (len(loads) - 1) / (MAX_PANELS - 1)
-            loads = [loads[round(index * step)] for index in range(MAX_PANELS)]
-        return [self.at(load) for load in loads]
 
     def title(self) -> str:
         """The load of the first run in words; the workload's name if no load was set."""

@@ -1,7 +1,7 @@
 // A job's states over time, from the events of the engine and corrected by its snapshots.
 
 export const STATES = ["running", "tool", "held", "waiting", "evicted"];
-export const WINDOW_S = 120;
+export const view = { seconds: 120, title: "Last two minutes" }; // what lanes are drawn over
 const SVG = "http://www.w3.org/2000/svg";
 const AFTER = {
   arrival: "waiting",
@@ -36,7 +36,7 @@ export class Lane {
 
   // What the engine says now counts, where events were left out or are not kept.
   correct(job, at) {
-    if (this.state !== job.state) this.set(job.state, at - Math.min(job.for_s, WINDOW_S));
+    if (this.state !== job.state) this.set(job.state, at - Math.min(job.for_s, view.seconds));
   }
 
   set(state, at) {
@@ -59,7 +59,7 @@ export class Lane {
   sums(now) {
     const sums = {};
     for (const { state, from, to } of this.spans) {
-      const seconds = (to ?? now) - Math.max(from, now - WINDOW_S);
+      const seconds = (to ?? now) - Math.max(from, now - view.seconds);
       if (seconds > 0) sums[state] = (sums[state] ?? 0) + seconds;
     }
     return sums;
@@ -67,7 +67,7 @@ export class Lane {
 
   // One path for each state, and a line where a turn arrived, in seconds from the window's start.
   draw(svg, now) {
-    const start = now - WINDOW_S;
+    const start = now - view.seconds;
     const paths = Object.fromEntries(STATES.map((state) => [state, ""]));
     for (const { state, from, to } of this.spans) {
       const x = Math.max(0, from - start);
@@ -89,14 +89,14 @@ export class Lane {
     });
     svg.replaceChildren(...shapes, ...lines);
     const parts = Object.entries(this.sums(now)).map(([state, s]) => `${state} ${s.toFixed(1)} s`);
-    svg.setAttribute("aria-label", `last two minutes: ${parts.join(", ") || "nothing"}`);
+    svg.setAttribute("aria-label", `${view.title.toLowerCase()}: ${parts.join(", ") || "nothing"}`);
   }
 }
 
 export function laneImage() {
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("class", "lane");
-  svg.setAttribute("viewBox", `0 0 ${WINDOW_S} 10`);
+  svg.setAttribute("viewBox", `0 0 ${view.seconds} 10`);
   svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
   return svg;

@@ -1,12 +1,14 @@
-// The live page: one stream of snapshots, drawn. All text of jobs is set as text, never as HTML.
+// The page: a stream of snapshots, drawn, or the one snapshot that a file written by `agentkv record`
+// or `agentkv report` holds. All text of jobs is set as text, never as HTML.
 
-import { Lane, STATES, WINDOW_S, laneImage } from "./lanes.js";
+import { Lane, STATES, laneImage, view } from "./lanes.js";
 import { Stream } from "./stream.js";
 import { compact, count, decision, plural, seconds, share, sum, waiting } from "./words.js";
 
-const MAX_ROWS = 64;
-const MAX_DECISIONS = 100;
 const byId = (id) => document.getElementById(id);
+const recorded = byId("record") && JSON.parse(byId("record").textContent);
+const MAX_ROWS = recorded ? Infinity : 64;
+const MAX_DECISIONS = recorded ? 1000 : 100;
 
 function element(name, className = "", text = "") {
   const made = document.createElement(name);
@@ -46,7 +48,7 @@ function totalsOf(engines) {
   const ended = all((engine) => sum(engine.stats.pin_ends_total));
   const within = all((engine) => (engine.stats.predictions_total?.to_p50 ?? 0) + (engine.stats.predictions_total?.to_p90 ?? 0));
   const predicted = all((engine) => sum(engine.stats.predictions_total));
-  const states = STATES.map((state) => [state, engines.flatMap((engine) => engine.jobs).filter((job) => job.state === state).length]);
+  const states = [...STATES, "over"].map((state) => [state, engines.flatMap((engine) => engine.jobs).filter((job) => job.state === state).length]);
   const heldBack = engines.flatMap((engine) => engine.jobs).filter((job) => job.held_back).length;
   const seen = states.filter(([, n]) => n).map(([state, n]) => `${n} ${state}`);
   const counts = engines.some((engine) => engine.stats.savings);
@@ -93,7 +95,7 @@ const POOL = [
   ["cached", "free, cached"],
   ["free", "free"],
 ];
-const COLUMNS = [["job", "Job"], ["lane", "Last two minutes"], ["state", "State"], ["turn", "Turn"], ["tokens", "Tokens"], ["blocks", "Blocks"], ["why", "Why"]];
+const COLUMNS = [["job", "Job"], ["lane", view.title], ["state", "State"], ["turn", "Turn"], ["tokens", "Tokens"], ["blocks", "Blocks"], ["why", "Why"]];
 
 class EngineCard {
   constructor(number) {
@@ -143,9 +145,9 @@ class EngineCard {
     const fresh = engine.events.filter((event) => event.at_s > this.seen);
     for (const event of fresh) this.laneOf(event.job_id).take(event);
     this.seen = engine.at_s;
-    for (const job of engine.jobs) this.laneOf(job.job_id).correct(job, engine.at_s);
+    for (const job of recorded ? [] : engine.jobs) this.laneOf(job.job_id).correct(job, engine.at_s);
     for (const [id, lane] of this.lanes) {
-      lane.forget(engine.at_s - WINDOW_S);
+      lane.forget(engine.at_s - view.seconds);
       if (!lane.spans.length) this.lanes.delete(id);
     }
     return fresh;
@@ -158,7 +160,10 @@ class EngineCard {
   }
 
   draw(engine, wanted) {
+    this.drawRows(engine, wanted);
     const { pool } = engine;
+    this.pool.hidden = this.legend.hidden = !pool;
+    if (!pool) return;
     const blocks = { ...pool, held: pool.held - engine.held_by_others, others: engine.held_by_others };
     const said = [];
     for (const [name, title] of POOL) {
@@ -172,7 +177,6 @@ class EngineCard {
     this.pool.setAttribute("aria-label", `${pool.blocks} blocks: ${said.join(", ")}`);
     const used = share(pool.running + pool.held, pool.blocks);
     setText(this.size, `${used} of ${plural(pool.blocks, "block")} of ${pool.block_tokens} tokens in use`);
-    this.drawRows(engine, wanted);
   }
 
   drawRows(engine, wanted) {
@@ -204,11 +208,11 @@ class EngineCard {
     this.laneOf(job.job_id).draw(row.lane, at);
     row.mark.className = job.state;
     setText(row.name, job.state);
-    const isOver = job.state === "over";
-    setText(row.turn, isOver ? "" : String(job.turn));
-    setText(row.tokens, isOver ? "" : compact(job.tokens));
-    setText(row.blocks, isOver ? "" : compact(job.blocks));
-    const why = isOver ? "" : waiting(job);
+    const isKnown = "turn" in job;
+    setText(row.turn, isKnown ? String(job.turn) : "");
+    setText(row.tokens, isKnown ? compact(job.tokens) : "");
+    setText(row.blocks, isKnown ? compact(job.blocks) : "");
+    const why = !isKnown ? "" : recorded ? job.why : waiting(job);
     setText(row.why, why);
     row.why.title = why;
   }
@@ -241,7 +245,7 @@ function noteDecisions(card, events, at) {
   const receivedMs = Date.now();
   for (const event of events) {
     const made = decision(event);
-    if (made) decisions.unshift({ ...made, job: event.job_id, atMs: receivedMs - 1000 * (at - event.at_s) });
+    if (made) decisions.unshift({ ...made, job: event.job_id, at_s: event.at_s, atMs: receivedMs - 1000 * (at - event.at_s) });
   }
   decisions.sort((a, b) => b.atMs - a.atMs);
   decisions.length = Math.min(decisions.length, MAX_DECISIONS);
@@ -251,8 +255,8 @@ function drawDecisions(wanted, kind) {
   const shown = decisions.filter((each) => (!kind || each.kind === kind) && (!wanted || each.job.toLowerCase().includes(wanted)));
   const items = shown.map((each) => {
     const item = element("li", each.isLoss ? "loss" : "");
-    const time = element("time", "", new Date(each.atMs).toLocaleTimeString([], { hour12: false }));
-    time.dateTime = new Date(each.atMs).toISOString();
+    const time = element("time", "", recorded ? `${each.at_s.toFixed(1)} s` : new Date(each.atMs).toLocaleTimeString([], { hour12: false }));
+    time.dateTime = recorded ? `PT${each.at_s}S` : new Date(each.atMs).toISOString();
     const who = element("span", "who", each.job);
     who.title = each.job;
     item.append(time, who, element("span", "what", each.text));
@@ -274,8 +278,8 @@ function draw() {
   for (const engine of latest.engines) cards.get(engine.engine).draw(engine, wanted);
   drawDecisions(wanted, byId("kind").value);
   byId("pressure").hidden = !latest.engines.some((engine) => engine.stats.is_under_pressure);
-  const policies = [...new Set(latest.engines.map((engine) => engine.policy))];
-  setText(byId("policy"), `policy ${policies.join(", ")}`);
+  const policies = [...new Set(latest.engines.map((engine) => engine.policy))].filter(Boolean);
+  setText(byId("policy"), policies.length ? `policy ${policies.join(", ")}` : "");
 }
 
 function take(name, snapshot) {
@@ -306,6 +310,18 @@ function say(state, problem) {
   if (!isAsking) byId("ask").hidden = true;
 }
 
+function showRecord() {
+  const starts = recorded.engines.map((engine) => engine.at_s - engine.events[0].at_s);
+  Object.assign(view, { seconds: Math.max(1, ...starts), title: `Over ${seconds(Math.max(...starts))}` });
+  COLUMNS.find(([name]) => name === "lane")[1] = view.title;
+  setText(document.querySelector("h1"), recorded.title);
+  setText(byId("summary"), recorded.summary);
+  byId("about").hidden = !recorded.summary;
+  byId("pause").hidden = true;
+  say(recorded.written, "");
+  take("snapshot", recorded);
+}
+
 const stream = new Stream("live", take, say);
 byId("ask").addEventListener("submit", (submitted) => {
   submitted.preventDefault();
@@ -322,5 +338,8 @@ byId("pause").addEventListener("click", () => {
 byId("find").addEventListener("input", draw);
 byId("kind").addEventListener("change", draw);
 // Nobody looks at a hidden tab: the server need not send.
-document.addEventListener("visibilitychange", () => (document.hidden ? stream.stop() : stream.start()));
-stream.start();
+if (recorded) showRecord();
+else {
+  document.addEventListener("visibilitychange", () => (document.hidden ? stream.stop() : stream.start()));
+  stream.start();
+}

@@ -47,11 +47,6 @@ def drawn(result: tuple[int, str]) -> tuple[list[str], list[dict[str, Any]]]:
     return [file.name for file in files], document["skipped"]
 
 
-def on_one_load(slug: str) -> list[str]:
-    kinds = ("policies", "duration_cdf", "latency_by_turn", "timeline")
-    return [f"{kind}_{slug}.png" for kind in kinds]
-
-
 FCFS = made_run("fcfs", num_jobs=6)
 NO_TOKEN = TurnOutcome(0, 0.0, None, 2.0, 0, 0, 0, 0.0, error="connection lost")
 BROKEN = JobOutcome("broken", 0.0, 2.0, "failed", (NO_TOKEN,))
@@ -65,8 +60,7 @@ BROKEN = JobOutcome("broken", 0.0, 2.0, "failed", (NO_TOKEN,))
             (),
             [
                 *("jps_sweep_rtx6000.png", "ttft_rtx6000.png", "hit_rate_rtx6000.png"),
-                *on_one_load("rtx6000"),
-                *("jps_sweep_combined.png", "jps_sweep_speedup.png"),
+                *("policies_rtx6000.png", "jps_sweep_combined.png", "jps_sweep_speedup.png"),
             ],
         ),
         (
@@ -77,7 +71,7 @@ BROKEN = JobOutcome("broken", 0.0, 2.0, "failed", (NO_TOKEN,))
         (
             [made_run(name, repeat=n, gpu=None) for n in (0, 1) for name in ("fcfs", "continuum")],
             (),
-            on_one_load("server"),
+            ["policies_server.png"],
         ),
         (
             [made_run("fcfs", None, concurrency=n) for n in (4, 8)],
@@ -88,7 +82,7 @@ BROKEN = JobOutcome("broken", 0.0, 2.0, "failed", (NO_TOKEN,))
         (
             [RunOutcome("fcfs", FCFS.workload, (*FCFS.jobs, BROKEN), {}, FCFS.metadata)],
             (),
-            on_one_load("rtx6000"),
+            ["policies_rtx6000.png"],
         ),
     ],
     ids=["sweep", "two GPUs", "repeats", "closed loop", "no load", "failed turn"],
@@ -104,31 +98,23 @@ def test_savings_need_their_baseline(plot: Plot) -> None:
     """A policy missing at some loads is drawn where it was run; savings are skipped without fcfs,
     and drawn against another policy if --baseline names it."""
     made = [*swept(("continuum",), (2, 12), seeds=(0,)), made_run("agentkv", 5)]
-    files, (skipped,) = drawn(plot(made, "sweep", "policies", "timeline", "speedup"))
-    assert files == [f"{kind}_rtx6000.png" for kind in ("jps_sweep", "policies", "timeline")]
+    files, (skipped,) = drawn(plot(made, "sweep", "policies", "speedup"))
+    assert files == ["jps_sweep_rtx6000.png", "policies_rtx6000.png"]
     assert "needs runs of fcfs and of another policy" in skipped["why"]
     made += swept(("agentkv",), (2, 12), seeds=(0,))
     files, _ = drawn(plot(made, "speedup", flags=("--baseline", "continuum"), rows="more"))
     assert files == ["jps_sweep_speedup.png"]
 
 
-def test_runs_with_no_job_in_common_have_no_timeline(plot: Plot) -> None:
-    """Policies that played different jobs are left out of the timeline alone."""
-    other = made_run("continuum")
-    job = JobOutcome("elsewhere", 0.0, 1.0, "done", (TurnOutcome(0, 0.0, 0.5, 1.0, 10, 0, 5, 0.0),))
-    runs = [made_run("fcfs"), RunOutcome("continuum", other.workload, (job,), {}, other.metadata)]
-    assert [row["kind"] for row in drawn(plot(runs, "timeline", "turns"))[1]] == ["timeline"]
-
-
 def test_a_figure_changes_only_with_its_rows_and_by_force(plot: Plot, tmp_path: Path) -> None:
     """The same rows give the same bytes, and a figure that exists needs --force."""
     runs = [made_run("fcfs")]
-    path = tmp_path / "out" / "duration_cdf_rtx6000.png"
-    drawn(plot(runs, "cdf"))
+    path = tmp_path / "out" / "policies_rtx6000.png"
+    drawn(plot(runs, "policies"))
     before = path.read_bytes()
     status, text = plot(runs)
     assert (status, f"{path.name} exists" in text) == (2, True)
-    drawn(plot(runs, "cdf", flags=("--force",)))
+    drawn(plot(runs, "policies", flags=("--force",)))
     assert path.read_bytes() == before
 
 
@@ -137,7 +123,7 @@ def test_a_figure_changes_only_with_its_rows_and_by_force(plot: Plot, tmp_path: 
     [
         (("sweep",), {}, 2, "needs runs under more than one load"),
         ((), {"flags": ("--baseline", "contiuum")}, 2, "got 'contiuum', the rows have fcfs"),
-        (("cdf",), {"out": "/proc/none"}, 1, "cannot write into /proc/none"),
+        (("policies",), {"out": "/proc/none"}, 1, "cannot write into /proc/none"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(

@@ -1,4 +1,4 @@
-"""`agentkv record`: the table, the document, the picture, and its complaints."""
+"""`agentkv record`: the table, the document, the page, and its complaints."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ def test_the_table_has_a_line_for_each_job(source: str, capsys: pytest.CaptureFi
     ("flags", "status", "seen"),
     [
         (("--job", "job-9"), 2, "no job 'job-9' in the record; it has 3: job-0"),
-        (("--timeline", "t.svg"), 2, "allowed is a name with .png"),
-        (("--timeline", "t"), 2, "allowed is a name with .png"),
-        (("--timeline", "/proc/none/t.png"), 1, "cannot write /proc/none/t.png"),
+        (("--timeline", "t.png"), 2, "allowed is a name with .html"),
+        (("--timeline", "/proc/none/t.html"), 1, "cannot write /proc/none/t.html"),
     ],
 )
 def test_what_cannot_be_shown_is_named(
@@ -44,20 +43,22 @@ def test_what_cannot_be_shown_is_named(
     seen: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Bad usage gives status 2; a picture that cannot be written gives 1, below the table."""
+    """Bad usage gives status 2; a page that cannot be written gives 1, below the table."""
     assert agentkv(["record", source, *flags]) == status
     printed = capsys.readouterr()
     assert seen in printed.err
     assert ("3 jobs" in printed.out) == (status == 1)
 
 
-def test_the_picture_is_a_png_and_is_not_overwritten(source: str, tmp_path: Path) -> None:
-    """A picture that exists is refused without --force."""
-    picture = tmp_path / "t.png"
-    assert agentkv(["record", source, "--timeline", str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert agentkv(["record", source, "--timeline", str(picture)]) == 2
-    assert agentkv(["record", source, "--timeline", str(picture), "--force"]) == 0
+def test_the_page_of_a_job_is_not_overwritten(source: str, tmp_path: Path) -> None:
+    """A page that exists is refused without --force; --job picks what is on it."""
+    page = tmp_path / "t.html"
+    flags = ("record", source, "--job", "job-1", "--timeline", str(page))
+    assert agentkv([*flags]) == 0
+    assert "job-1" in page.read_text()
+    assert "job-2" not in page.read_text()
+    assert agentkv([*flags]) == 2
+    assert agentkv([*flags, "--force"]) == 0
 
 
 def test_a_torn_record_is_shown(source: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,164 @@
+"""Writes pages that need nothing but themselves: no network, no other file.
+
+A server's record is shown by the live page (integrations/vllm/ui), with the events in the file in
+place of a stream. Runs have tables and pictures. Knows nothing of what a number means.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from agentkv import __version__
+
+from .event_log.jobs import JobRecord
+from .event_log.reading import Record
+from .rows import time_stamp, write_whole
+from .top.feed import sentence
+
+_UI = importlib.resources.files("agentkv.integrations.vllm") / "ui"
+_SCRIPTS = ("words.js", "lanes.js", "stream.js", "page.js")
+"""The page's modules, each before those that import it."""
+_STYLE = """
+body { max-width: 1080px; }
+h2 { margin: 28px 0 8px; overflow-wrap: anywhere; }
+p, figcaption { color: var(--soft); }
+figure { margin: 16px 0; }
+img { max-width: 100%; background: #fff; border-radius: 6px; }
+pre, .wide { overflow-x: auto; }
+.wide table { table-layout: auto; }
+.wide td + td, .wide th + th { text-align: right; }
+"""
+"""What a page of tables and pictures has in addition to the live page's style."""
+
+
+def write_record_page(
+    path: Path,
+    record: Record,
+    jobs: Sequence[JobRecord],
+    *,
+    title: str,
+    summary: str = "",
+    stats: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the live page with these jobs' events in it; OSError if writing fails.
+
+    `stats` are those of a running server; without them the totals are those of the jobs.
+    """
+    chosen = {(job.job_id, job.engine) for job in jobs}
+    engines = [
+        _engine(number, record, [job for job in jobs if (job.engine or 0) == number], chosen)
+        for number in sorted({job.engine or 0 for job in jobs})
+    ]
+    engines[0]["stats"] = stats if stats is not None else _pin_ends(jobs)
+    shown = {"title": title, "written": _written(), "summary": summary, "engines": engines}
+    data = json.dumps(shown).replace("<", "\\u003c")
+    html = (_UI / "index.html").read_text(encoding="utf-8")
+    body = html[html.index("<body>") + 6 : html.index("</body>")]
+    data_tag = f'<script type="application/json" id="record">{data}</script>'
+    script = "\n".join((_UI / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    script = re.sub(r"^(import .*\n|export )", "", script, flags=re.MULTILINE)
+    _write(path, "agentkv", body + data_tag, script=script)
+
+
+def _engine(
+    number: int, record: Record, jobs: Sequence[JobRecord], chosen: set[tuple[str, int | None]]
+) -> dict[str, Any]:
+    """One engine as the live stream has it, but for its pool: at the end of its log."""
+    events = [
+        {**event.details, "job_id": key.job_id, "text": sentence(event.details)}
+        for key, events in record.events.items()
+        if (key.engine or 0) == number and key in chosen
+        for event in events
+    ]
+    events.sort(key=lambda event: event["at_s"])
+    return {
+        "engine": number,
+        "at_s": max(event["at_s"] for event in events),
+        "stats": {},
+        "jobs": [_job(job) for job in jobs],
+        "num_jobs": len(jobs),
+        "events": events,
+    }
+
+
+def _job(job: JobRecord) -> dict[str, Any]:
+    last = job.turns[-1] if job.turns else None
+    misses = [
+        f"turn {turn.turn}: {turn.lost_tokens:,} tokens had left the cache"
+        for turn in job.turns
+        if turn.lost_tokens
+    ]
+    return {
+        "job_id": job.job_id,
+        "parent_job_id": job.parent_job_id,
+        "state": "over",
+        "turn": len(job.turns),
+        "tokens": last.prompt_tokens + (last.output_tokens or 0) if last else 0,
+        "blocks": max((pin.blocks for pin in job.pins), default=0),
+        "why": "; ".join([*misses, job.close_reason or "open"]),
+    }
+
+
+def _pin_ends(jobs: Sequence[JobRecord]) -> dict[str, Any]:
+    ends: dict[str, int] = {}
+    for pin in (pin for job in jobs for pin in job.pins if pin.end is not None):
+        ends[str(pin.end)] = ends.get(str(pin.end), 0) + 1
+    return {"pin_ends_total": ends}
+
+
+def write_page(path: Path, title: str, parts: Iterable[str]) -> None:
+    """Write a page of tables and pictures; OSError if writing fails."""
+    head = f"<h1>{escape(title)}</h1>\n<p>{escape(_written())}.</p>\n"
+    _write(path, title, head + "\n".join(parts), style=_STYLE)
+
+
+def _written() -> str:
+    return f"written at {time_stamp()} UTC by agentkv {__version__}"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    heads = "".join(f"<th>{escape(name)}</th>" for name in header)
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{escape(str(value))}</td>' for value in row)}</tr>\n" for row in rows
+    )
+    return f'<div class="wide"><table><tr>{heads}</tr>\n{lines}</table></div>'
+
+
+def figure(picture: Path, caption: str) -> str:
+    """An image that holds its file, so that text of jobs in an SVG neither runs nor loads."""
+    data = base64.b64encode(picture.read_bytes()).decode()
+    media_type = {".svg": "image/svg+xml", ".png": "image/png"}[picture.suffix]
+    image = f'<img alt="{escape(caption)}" src="data:{media_type};base64,{data}">'
+    return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _write(path: Path, title: str, body: str, *, style: str = "", script: str = "") -> None:
+    """The policy of the page lets this one script run, and no other."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    style = (_UI / "page.css").read_text(encoding="utf-8") + style
+    tag = f'<script type="module">{script}</script>' if script else ""
+    text = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{allowed}; script-src 'sha256-{digest}'">
+<title>{escape(title)}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}
+{tag}
+</body>
+</html>
+"""
+    write_whole(path, text)
