@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any, NamedTuple
 
-from .server import BlockPool, Reply, ServerFacts, ServerUnderTest, Snapshot
+from .server import BlockPool, ChatAnswer, ServerFacts, ServerUnderTest, Snapshot
 
 READING_EVERY_S = 0.3
 _TTL_READING_EVERY_S = 0.1
@@ -75,7 +75,7 @@ def system_prompt(block_size: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TurnTokens:
     """Tokens of one call as the server reported them."""
 
     prompt_tokens: int
@@ -102,7 +102,7 @@ class TurnRow:
     turn: int
     user_prompt: str
     reply: str
-    usage: Usage
+    usage: TurnTokens
     latency_s: float
     blocks_before: int
     blocks_after: int
@@ -228,7 +228,7 @@ class PinExperiment:
             turn=turn,
             user_prompt=TURNS[turn - 1].user_prompt,
             reply=reply.text,
-            usage=Usage(reply.prompt_tokens, reply.output_tokens, cached_tokens),
+            usage=TurnTokens(reply.prompt_tokens, reply.output_tokens, cached_tokens),
             latency_s=reply.latency_s,
             blocks_before=self._held(before),
             blocks_after=self._held(after),
@@ -268,7 +268,9 @@ class PinExperiment:
         self.server.release(job_id)
         return TTLTrial(before, after, at_end, ttl_s, held_s, waited_s)
 
-    def _chat(self, messages: list[dict[str, str]], job_id: str, *, is_last_step: bool) -> Reply:
+    def _chat(
+        self, messages: list[dict[str, str]], job_id: str, *, is_last_step: bool
+    ) -> ChatAnswer:
         model = self.facts.model
         reply = self.server.chat(model, messages, job_id=job_id, is_last_step=is_last_step)
         self._num_requests += 1

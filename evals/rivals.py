@@ -35,6 +35,7 @@ class Rival:
     proxy: tuple[str, ...] = ()
     scheduling_policy: ClassVar = "fcfs"
     """Unless the flags name another."""
+    has_offload: ClassVar = False
 
     def flags(self) -> list[str]:
         """Flags of `vllm serve`."""

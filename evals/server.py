@@ -59,7 +59,7 @@ class BlockPool:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ChatAnswer:
     """One answer; `cached_tokens` is None if the server does not report it."""
 
     text: str
@@ -173,7 +173,7 @@ class ServerUnderTest:
 
     def chat(
         self, model: str, messages: list[dict[str, str]], *, job_id: str, is_last_step: bool
-    ) -> Reply:
+    ) -> ChatAnswer:
         """Run one turn of a job, greedily; raises TurnError if no answer comes."""
         body = {
             "model": model,
@@ -194,7 +194,7 @@ class ServerUnderTest:
         with _read(f"no chat reply with its usage: {response.text[:300]}", TurnError):
             answer = response.json()
             usage = answer["usage"]
-            return Reply(
+            return ChatAnswer(
                 text=answer["choices"][0]["message"]["content"] or "",
                 prompt_tokens=usage["prompt_tokens"],
                 output_tokens=usage["completion_tokens"],

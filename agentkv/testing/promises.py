@@ -418,7 +418,9 @@ class _Play:
         try:
             answer = self._broken_off(method, *args, **options)
         except Exception as error:
-            self._rules_failed("policy", Fault("policy", question, error, is_late=False, is_last=False))
+            self._rules_failed(
+                "policy", Fault("policy", question, error, is_late=False, is_last=False)
+            )
             raise
         finally:
             self.slowest_s = max(self.slowest_s, time.perf_counter() - began_s)

@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agentkv.errors import AgentKVError, InputError, RunError
 from agentkv.policies.names import (
     ADDITIONS,
     OFFLOAD,
-    PolicyChoice,
     folder_name,
     known_policies,
     server_policy,
@@ -76,31 +76,23 @@ _COLUMNS = {
 _RATIOS = ("mean_s", "p90_s")
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Defaults for the workload's flags, and the server flags that all policies share."""
+class CPU:
+    """The demo model with memory for three whole jobs of the six at once: defaults of the flags.
 
-    workload: Mapping[str, Any]
-    server_flags: tuple[str, ...]
-    num_blocks: int
-    ready_timeout_s: float
-    dram_gib: float
+    Half of the reference's tokens, so that a run takes two minutes on two cores (prefill about 700
+    tokens/s, 45 ms a step of decoding, 35 s until a server is ready). Chosen with `agentkv
+    simulate` on a profile calibrated to such a server, where over three seeds it shows continuum's
+    mean at 75% to 80% of fcfs's; with 65 to 176 blocks and 3 to 6 jobs at once it lies between 71%
+    and 104%.
+    """
 
-
-CPU = Profile(
-    workload={"workload": "reference", "jobs": 12, "concurrency": 6, "token_scale": 0.5},
-    server_flags=("--block-size", "32", "--max-model-len", "2048", "--max-num-seqs", "8"),
-    num_blocks=144,
-    ready_timeout_s=600.0,
-    dram_gib=1.0,
-)
-"""The demo model with memory for three whole jobs of the six at once.
-
-Half of the reference's tokens, so that a run takes two minutes on two cores (prefill about 700
-tokens/s, 45 ms a step of decoding, 35 s until a server is ready). Chosen with `agentkv simulate` on
-a profile calibrated to such a server, where over three seeds it shows continuum's mean at 0.75 to
-0.80 of fcfs's; with 65 to 176 blocks and 3 to 6 jobs at once it lies between 0.71 and 1.04.
-"""
+    workload: Mapping[str, Any] = MappingProxyType(
+        {"workload": "reference", "jobs": 12, "concurrency": 6, "token_scale": 0.5}
+    )
+    server_flags = ("--block-size", "32", "--max-model-len", "2048", "--max-num-seqs", "8")
+    num_blocks = 144
+    ready_timeout_s = 600.0
+    dram_gib = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +127,13 @@ class ComparePlan:
     @property
     def environment(self) -> dict[str, str]:
         """Variables of every server: the same cores for all, where some have a tier."""
-        is_unlike = any(_tier_flags(self, policy) for policy in self.policies)
+        is_unlike = any(policy.has_offload for policy in self.policies)
         return {CORES: os.environ.get(CORES, all_cores())} if is_unlike else {}
+
+    def args(self, policy: Contestant) -> tuple[str, ...]:
+        """Flags of a policy's servers."""
+        tier = (TIER_FLAG, f"{self.dram_gib:g}") if policy.has_offload else ()
+        return (*self.server_flags, *policy.flags(), *tier)
 
 
 def all_cores() -> str:
@@ -164,38 +161,38 @@ def main(argv: Sequence[str]) -> int:
         "out": str(plan.out),
         "ended_early": trouble,
     }
-    try:
-        write_whole(plan.out / "compare.json", json.dumps(document, indent=1) + "\n")
-        print(f"runs and rows in {plan.out}", file=sys.stderr)
-    except OSError as error:
-        trouble = trouble or f"{plan.out}/compare.json could not be written: {error}"
-        print(f"agentkv compare: {trouble}", file=sys.stderr)
-    is_kept = True
+    is_kept = _keep(plan.out / "compare.json", document)
     if html is not None:
         from .report import keep_report  # takes seconds: pandas and matplotlib
 
-        is_kept = keep_report(html, "compare", runs)
+        is_kept &= keep_report(html, "compare", runs)
     print(json.dumps(document), flush=True)
     are_done = all(job.status == "done" for run in runs for job in run.jobs)
     return DONE if trouble is None and are_done and is_kept else FAILED
+
+
+def _keep(path: Path, document: Mapping[str, Any]) -> bool:
+    try:
+        write_whole(path, json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        print(f"agentkv compare: {path} could not be written: {error}", file=sys.stderr)
+        return False
+    print(f"runs and rows in {path.parent}", file=sys.stderr)
+    return True
 
 
 def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, ComparePlan]:
     """The flags, and the runs that they ask for. Raises InputError."""
     options = _parser().parse_args(argv)
     fill_in(options, dict(CPU.workload))
-    return options, _plan(options)
-
-
-def _plan(options: argparse.Namespace) -> ComparePlan:
-    names = dict.fromkeys(options.policy or DEFAULT_POLICIES)
     workload = workload_of(options)
-    num_blocks = options.num_gpu_blocks_override or CPU.num_blocks
-    scarce = ("--num-gpu-blocks-override", str(num_blocks))
-    rivals = read_rivals(options.rival, options.rival_proxy)
+    num_blocks = str(options.num_gpu_blocks_override or CPU.num_blocks)
+    scarce = ("--num-gpu-blocks-override", num_blocks)
     server_flags = (*CPU.server_flags, *scarce, *options.server_flags)
-    return ComparePlan(
-        policies=(*(server_policy(name) for name in names), *rivals),
+    rivals = read_rivals(options.rival, options.rival_proxy)
+    names = dict.fromkeys(options.policy or DEFAULT_POLICIES)
+    return options, ComparePlan(
+        policies=(*map(server_policy, names), *rivals),
         repeats=options.repeats,
         workload=workload,
         described=describe_workload(options, workload),
@@ -264,7 +261,7 @@ def _run(plan: ComparePlan, policy: Contestant, repeat: int) -> tuple[RunOutcome
     server = ServerProcess(
         plan.model,
         policy=policy.scheduling_policy,
-        args=(*plan.server_flags, *policy.flags(), *_tier_flags(plan, policy)),
+        args=plan.args(policy),
         log_path=folder / "server.log",
         environment=plan.environment,
         ready_timeout_s=plan.ready_timeout_s,
@@ -272,13 +269,10 @@ def _run(plan: ComparePlan, policy: Contestant, repeat: int) -> tuple[RunOutcome
     with ExitStack() as stack:
         processes: list[HTTPProcess] = [stack.enter_context(server)]
         if isinstance(policy, Rival) and policy.proxy:
-            port = free_port()
+            log, timeout_s, port = folder / "proxy.log", plan.ready_timeout_s, free_port()
+            command = policy.proxy_command(server.root_url, port)
             proxy = HTTPProcess(
-                policy.proxy_command(server.root_url, port),
-                name=policy.name,
-                port=port,
-                log_path=folder / "proxy.log",
-                ready_timeout_s=plan.ready_timeout_s,
+                command, name=policy.name, port=port, log_path=log, ready_timeout_s=timeout_s
             )
             processes.append(stack.enter_context(proxy))
         options = LoadOptions(
@@ -297,11 +291,6 @@ def _run(plan: ComparePlan, policy: Contestant, repeat: int) -> tuple[RunOutcome
                 reason = f"{reason or f'{process.name} ended'}; the end of its log, "
                 reason += f"{process.log_path}:\n{process.log_tail()}"
         return run, reason
-
-
-def _tier_flags(plan: ComparePlan, policy: Contestant) -> tuple[str, ...]:
-    has_tier = isinstance(policy, PolicyChoice) and policy.has_offload
-    return (TIER_FLAG, f"{plan.dram_gib:g}") if has_tier else ()
 
 
 def _complete_run(plan: ComparePlan, policy: Contestant, repeat: int) -> RunOutcome | None:
@@ -336,18 +325,11 @@ def _rival_facts(policy: Contestant) -> dict[str, Any] | None:
 
 def table(results: Sequence[PolicyResult], baseline: str) -> str:
     """A line a policy: jobs, means over the repeats, ratios to the baseline with their range."""
-    header = [
-        "policy",
-        "runs",
-        "done/jobs",
-        *(heading for heading, _ in _COLUMNS.values()),
-        *(f"{name.removesuffix('_s')} / {baseline}" for name in _RATIOS),
-    ]
+    ratios = [f"{name.removesuffix('_s')} / {baseline}" for name in _RATIOS]
+    headings = [heading for heading, _ in _COLUMNS.values()]
     rows = [
         [
-            result.policy,
-            result.repeats,
-            f"{result.completed}/{result.jobs}",
+            *(result.policy, result.repeats, f"{result.completed}/{result.jobs}"),
             *(_with_deviation(result.values[name], form) for name, (_, form) in _COLUMNS.items()),
             *(_with_range(result.ratios[name]) for name in _RATIOS),
         ]
@@ -360,7 +342,13 @@ def table(results: Sequence[PolicyResult], baseline: str) -> str:
         for result in results
         if result.policy != baseline and result.turns_compared
     ]
-    return "\n".join([text_table(header, rows, rule=True), "", *outputs])
+    return "\n".join(
+        [
+            text_table(["policy", "runs", "done/jobs", *headings, *ratios], rows, rule=True),
+            "",
+            *outputs,
+        ]
+    )
 
 
 def _with_deviation(spread: Spread | None, form: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentkv.evals.pin_experiment import TURNS, PinRun, TTLTrial, TurnRow, Usage
+from agentkv.evals.pin_experiment import TURNS, PinRun, TTLTrial, TurnRow, TurnTokens
 
 TOKENS = ((136, 0), (308, 160), (550, 320), (791, 576), (958, 800))
 """Tokens of each turn's prompt, and those found in the cache; every output has 32."""
@@ -15,7 +15,7 @@ def recorded_run(policy: str | None, blocks_after: tuple[int, ...], trial: TTLTr
             turn=turn + 1,
             user_prompt=TURNS[turn].user_prompt,
             reply="```bash\nls\n```",
-            usage=Usage(prompt_tokens, 32, cached_tokens),
+            usage=TurnTokens(prompt_tokens, 32, cached_tokens),
             latency_s=1.0,
             blocks_before=blocks_after[turn - 1] if turn else 0,
             blocks_after=blocks_after[turn],

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentkv.evals.pin_experiment import TURNS, Usage, system_prompt, what_happened
+from agentkv.evals.pin_experiment import TURNS, TurnTokens, system_prompt, what_happened
 from agentkv.evals.server import BlockPool, Snapshot
 
 from .recorded_runs import CONTINUUM
@@ -28,7 +28,7 @@ STOCK_HOLDING = replace(STOCK, usage_by_engine={"0": 0.05})
 )
 def test_blocks_expected(prompt_tokens: int, output_tokens: int, touched: int, full: int) -> None:
     """Touched blocks are rounded up; full ones are rounded down, without the last token sampled."""
-    usage = Usage(prompt_tokens, output_tokens, 0)
+    usage = TurnTokens(prompt_tokens, output_tokens, 0)
     assert (usage.blocks_touched(16), usage.blocks_full(16)) == (touched, full)
 
 

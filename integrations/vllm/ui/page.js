@@ -245,7 +245,7 @@ function noteDecisions(card, events, at) {
   const receivedMs = Date.now();
   for (const event of events) {
     const made = decision(event);
-    if (made) decisions.unshift({ ...made, job: event.job_id, at_s: event.at_s, atMs: receivedMs - 1000 * (at - event.at_s) });
+    if (made) decisions.unshift({ ...made, text: event.text ?? made.text, job: event.job_id, at_s: event.at_s, atMs: receivedMs - 1000 * (at - event.at_s) });
   }
   decisions.sort((a, b) => b.atMs - a.atMs);
   decisions.length = Math.min(decisions.length, MAX_DECISIONS);

@@ -18,7 +18,7 @@ from agentkv.evals.commands.verify_pin import (
     ttl_line,
     verdict_lines,
 )
-from agentkv.evals.pin_experiment import PinRun, TTLTrial, Usage
+from agentkv.evals.pin_experiment import PinRun, TTLTrial, TurnTokens
 from agentkv.testing.http_front import Answer
 from tests.evals.fake_vllm import answering
 
@@ -66,7 +66,11 @@ def test_a_run_passes_if_it_held_something() -> None:
             TTL,
             "5 blocks are still held 4.0 s after the turn",
         ),
-        (with_row(2, usage=Usage(79, 32, 0)), HITS, "turn 2: none of 79 prompt tokens were cached"),
+        (
+            with_row(2, usage=TurnTokens(79, 32, 0)),
+            HITS,
+            "turn 2: none of 79 prompt tokens were cached",
+        ),
         (
             replace(CONTINUUM, num_foreign_requests=3),
             TRAFFIC,
