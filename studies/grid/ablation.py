@@ -1,6 +1,6 @@
 """The `agentkv` policy without one of its parts each, to see what each is worth.
 
-A scheduler takes one by overriding `RetainingScheduler.make_policy`.
+Each is a policy by the name `studies/grid/ablation.py:CLASS`; tests leave several out at once.
 """
 
 from __future__ import annotations
@@ -101,8 +101,3 @@ ABLATIONS: dict[str, type[Policy]] = {
     "reading": WithoutReading,
     "patience": WithoutPatience,
 }
-
-
-def ablated(without: Sequence[str]) -> type[Policy]:
-    """The class of the policy without all of these parts."""
-    return type("Ablated", tuple(ABLATIONS[name] for name in without), {})

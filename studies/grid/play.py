@@ -47,7 +47,6 @@ def simulate(unit: Unit) -> Row:
     options = RunOptions(
         dram_gib=dram_gib,
         has_tags=policy.has_tags,
-        policy_class=policy.policy_class,
         num_engines=regime.engines,
         router=regime.router,
         failures=tuple(map(parse_failure, regime.failures)),

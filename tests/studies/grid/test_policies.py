@@ -9,6 +9,7 @@ import pytest
 from agentkv.errors import InputError
 from agentkv.evals.simulator.run import RunOptions, SimulatedRun, Simulation
 from agentkv.evals.workload.plans import Workload
+from studies.grid import ablation
 from studies.grid.ablation import ABLATIONS
 from studies.grid.policies import parse_grid_policy
 from tests.evals.simulator.simulated import machine, random_jobs
@@ -16,12 +17,15 @@ from tests.evals.simulator.simulated import machine, random_jobs
 PATIENCE = '"patience_s": 1.0'
 
 
+def path_of(part: str) -> str:
+    """The policy without this part, as `--policy` takes it."""
+    return f"{ablation.__file__}:{ABLATIONS[part].__name__}"
+
+
 def play(name: str, workload: Workload, num_blocks: int) -> tuple[Simulation, SimulatedRun]:
     policy = parse_grid_policy(name)
     on, dram_gib = policy.tier(machine(num_blocks), None)
-    options = RunOptions(
-        dram_gib=dram_gib, has_tags=policy.has_tags, policy_class=policy.policy_class
-    )
+    options = RunOptions(dram_gib=dram_gib, has_tags=policy.has_tags)
     simulation = Simulation(workload, on, policy.choice, options)
     return simulation, simulation.run()
 
@@ -32,8 +36,7 @@ def play(name: str, workload: Workload, num_blocks: int) -> tuple[Simulation, Si
         ("lifo", "allowed are fcfs"),
         ("fcfs+offload@lossless", "@lossless stands alone"),
         ("fcfs@infinite@lossless", "@lossless stands alone"),
-        ('agentkv{"without": ["gate"]}', "parts to leave out are switch"),
-        ('continuum{"without": ["order"]}', "unknown key 'without'"),
+        ("studies/grid/ablation.py:WithoutAll", "WithoutAll"),
     ],
 )
 def test_other_names_are_refused(text: str, message: str) -> None:
@@ -69,13 +72,13 @@ def test_a_part_left_out_changes_a_run_under_pressure(part: str) -> None:
     """Each part of the agentkv policy decides something in an overloaded pool."""
     jobs = random_jobs(40, seed=1)
     _, with_all = play(f"agentkv{{{PATIENCE}}}", jobs, 120)
-    _, without = play(f'agentkv{{{PATIENCE}, "without": ["{part}"]}}', jobs, 120)
+    _, without = play(f"{path_of(part)}{{{PATIENCE}}}", jobs, 120)
     assert {job.status for job in without.jobs} == {"done"}
     assert [job.duration_s for job in without.jobs] != [job.duration_s for job in with_all.jobs]
 
 
 def test_without_the_switch_pressure_never_ends() -> None:
     """Without the switch the rules under pressure hold on an idle server, too."""
-    for name, is_on in (("agentkv", False), ('agentkv{"without": ["switch"]}', True)):
+    for name, is_on in (("agentkv", False), (path_of("switch"), True)):
         simulation, _ = play(name, random_jobs(1), 400)
         assert simulation.engine.scheduler.retention.policy.pressure.is_on is is_on
