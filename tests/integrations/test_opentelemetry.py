@@ -205,7 +205,7 @@ AGENT = """
 import sys
 import openai, agentkv
 assert not any(name.startswith("opentelemetry") for name in sys.modules), "imported with agentkv"
-client = OpenAI(base_url=sys.argv[1], api_key="key", max_retries=0)
+client = openai.OpenAI(base_url=sys.argv[1], api_key="key", max_retries=0)
 with agentkv.session(client, job_id="a") as job:
     job.client.chat.completions.create(model="m", messages=[])
     with job.tool("ls"):
