@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from agentkv.durations.ttl import DurationWindow
+from agentkv.durations.windows import DurationWindow
 from agentkv.errors import RunError
 from agentkv.integrations.vllm.retention.manager import RETURNING_WINDOW
 from agentkv.integrations.vllm.telemetry.load_reports import EngineReport

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from agentkv.commands import analyze_command
 from agentkv.durations import OfflineModels
 from agentkv.durations.predictor import GuardedPredictor
 from agentkv.errors import InputError
-from agentkv.guard import MAX_FAULTS, Fault
+from agentkv.guard import Fault
 from agentkv.predictors import (
     ANY_COMMAND,
     BackoffEstimator,
@@ -175,18 +174,6 @@ def test_where_it_cannot_answer_the_default_predictor_does(answer: Callable[...,
     assert [(fault.question, fault.is_late) for fault in faults] == [("predict", False)]
 
 
-def test_a_late_answer_is_a_fault_and_used() -> None:
-    """After 110 ms the answer is known, so nothing is gained by another."""
-
-    def is_slow(self: Sure, command: CommandAnalysis) -> Prediction:
-        time.sleep(0.11)
-        return Sure.predict(self, command)
-
-    predictor, faults = guarded(predict=is_slow)
-    assert predictor.predict(MAKE).source == "sure"
-    assert [fault.is_late for fault in faults] == [True]
-
-
 def test_a_distribution_that_fails_later_is_the_predictors_fault() -> None:
     """A policy asks it for probabilities, and gets those of any command."""
     predictor, faults = guarded(predict=predicts(distribution=FailsAfterTheFirst(-2.3, 0.5)))
@@ -194,15 +181,6 @@ def test_a_distribution_that_fails_later_is_the_predictors_fault() -> None:
     assert (prediction.source, faults) == ("bad", [])
     assert prediction.p_over(60.0) == ANY_COMMAND.p_over(60.0)
     assert [fault.question for fault in faults] == ["p_over"]
-
-
-def test_one_that_keeps_failing_is_switched_off() -> None:
-    """After MAX_FAULTS it is not asked any more; the last fault says so."""
-    predictor, faults = guarded(predict=raises)
-    for _ in range(MAX_FAULTS + 5):
-        assert predictor.predict(MAKE).speed == "slow"
-    assert len(faults) == MAX_FAULTS
-    assert [fault.is_last for fault in faults] == [False] * (MAX_FAULTS - 1) + [True]
 
 
 def test_what_it_cannot_learn_save_or_take_back_is_lost() -> None:

@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 
 from agentkv.durations.ttl import (
     HOLD_SHARES,
-    MAX_TOOLS,
     ContinuumTTL,
-    DurationWindow,
     FixedTTL,
-    Memoryfulness,
     PrefillReload,
-    ToolDurations,
     best_hold_s,
 )
+from agentkv.durations.windows import MAX_TOOLS, DurationWindow, Memoryfulness, ToolDurations
 
 DURATIONS = st.lists(st.floats(0, 100), min_size=1, max_size=40)
 

@@ -95,87 +95,78 @@ def test_of_jobs_held_back_one_that_has_aged_out_counts_as_of_the_best_priority(
     assert rank(made, held) < rank(made, other)
 
 
-def test_a_waiting_turn_takes_from_later_jobs_only() -> None:
-    """Earlier jobs keep what they left."""
-    pins = [pin_of(9, 4), pin_of(2, 4)]
-    demand = AllocationRequest(turn_of(5, 5), has_blocks=False, num_running=3, missing_blocks=3)
-    assert [pin.job_order for pin in pressed().pins_that_yield(pins, demand)] == [9]
-
-
-@pytest.mark.parametrize("turn", [None, turn_of(5, 5)])
-def test_a_running_turn_takes_from_all(turn: Turn | None) -> None:
-    """Nothing that runs is preempted while idle KV holds memory, as under stock."""
-    pins = [pin_of(9, 4), pin_of(2, 4)]
-    demand = AllocationRequest(turn, has_blocks=True, num_running=3, missing_blocks=500)
-    assert list(pressed().pins_that_yield(pins, demand)) == pins
-
-
-def test_an_overdue_turn_goes_first_and_takes_from_all() -> None:
-    """A turn that goes on with its job goes first; one that opens a job only takes from all."""
-    made, pins = pressed(), [pin_of(9, 4), pin_of(2, 4)]
-    late, earlier = turn_of(5, 5), turn_of(1, 1, priority=-MAX_PRIORITY)
+def test_an_overdue_turn_goes_first_but_for_a_newcomer_that_is_due() -> None:
+    """Only a turn that goes on with its job does, not one that opens a job."""
+    made, late, earlier = pressed(), turn_of(5, 5), turn_of(1, 1, priority=-MAX_PRIORITY)
     late.has_aged_out = True
     assert rank(made, late) < rank(made, earlier)
-    demand = AllocationRequest(late, has_blocks=False, num_running=3, missing_blocks=8)
-    assert list(made.pins_that_yield(pins, demand)) == pins
+    assert made.starved_rank < min(rank(made, late), made.victim_rank(late))
     late.is_first = True
-    assert list(made.pins_that_yield(pins, demand)) == pins
     assert rank(made, late) > rank(made, earlier)
 
 
-@pytest.mark.parametrize("turn", [None, turn_of(9, 9)])
-def test_a_newcomer_that_is_due_goes_first_and_takes_from_all(turn: Turn | None) -> None:
-    """Before overdue turns too, and with a job or without one."""
-    made, pins = pressed(), [pin_of(9, 4), pin_of(2, 4)]
-    overdue = turn_of(1, 1, priority=-MAX_PRIORITY)
-    overdue.has_aged_out = True
-    assert made.starved_rank < min(rank(made, overdue), made.victim_rank(overdue))
-    demand = AllocationRequest(
-        turn, has_blocks=False, num_running=3, missing_blocks=8, is_starved=True
-    )
-    assert list(made.pins_that_yield(pins, demand)) == pins
-    too_much = AllocationRequest(
-        turn, has_blocks=False, num_running=3, missing_blocks=9, is_starved=True
-    )
-    assert list(made.pins_that_yield(pins, too_much)) == []
+OPENS, OVERDUE = {"is_first": True}, {"has_aged_out": True}
+FIRST_RESPONSE = {"favour": "first-response"}
+
+
+@pytest.mark.parametrize(
+    ("turn", "request_", "taken", "settings"),
+    [
+        # a waiting turn takes from later jobs, and nothing if that would not be enough
+        ({}, {"missing_blocks": 3}, [9], {}),
+        ({}, {"missing_blocks": 5}, [], {}),
+        (None, {"missing_blocks": 1}, [], {}),
+        # a running one from all, so does one that is overdue, and any if nothing runs
+        *((turn, {"has_blocks": True, "missing_blocks": 500}, [9, 2], {}) for turn in (None, {})),
+        *((turn, {"num_running": 0, "missing_blocks": 500}, [9, 2], {}) for turn in (None, {})),
+        *((turn, {"missing_blocks": 8}, [9, 2], {}) for turn in (OVERDUE, {**OPENS, **OVERDUE})),
+        # a newcomer that is due from all, with a job or without one
+        *((turn, {"missing_blocks": 8, "is_starved": True}, [9, 2], {}) for turn in (None, OPENS)),
+        *((turn, {"missing_blocks": 9, "is_starved": True}, [], {}) for turn in (None, OPENS)),
+        # with the first response favoured a new job from all, overdue or not, if it is enough
+        (OPENS, {"missing_blocks": 8}, [9, 2], FIRST_RESPONSE),
+        (OPENS, {"missing_blocks": 9}, [], FIRST_RESPONSE),
+        ({**OPENS, **OVERDUE}, {"missing_blocks": 9}, [], FIRST_RESPONSE),
+        ({}, {"missing_blocks": 8}, [], FIRST_RESPONSE),
+    ],
+)
+def test_a_turn_takes_idle_kv_of(
+    turn: dict[str, bool] | None,
+    request_: dict[str, Any],
+    taken: list[int],
+    settings: dict[str, Any],
+) -> None:
+    """Of the pins of jobs 9 and 2, of four blocks each, a turn of job 5 takes these."""
+    made = None if turn is None else turn_of(5, 5)
+    for name, value in (turn or {}).items():
+        setattr(made, name, value)
+    demand = AllocationRequest(made, **{"has_blocks": False, "num_running": 3, **request_})
+    pins = pressed(**settings).pins_that_yield((pin_of(9, 4), pin_of(2, 4)), demand)
+    assert [pin.job_order for pin in pins] == taken
+
+
+@pytest.mark.parametrize(
+    ("own_blocks", "exclusive", "common_blocks", "is_enough"),
+    [
+        *((None, 4, 0, True), (None, 2, 0, False)),  # a system prompt that jobs share
+        *((9, 4, 8, False), (9, 4, 2, True)),  # the part of its own pin that its prompt begins with
+    ],
+)
+def test_blocks_that_others_or_the_turn_itself_use_are_no_memory_to_be_had(
+    own_blocks: int | None, exclusive: int, common_blocks: int, is_enough: bool
+) -> None:
+    """Freeing them would make no room for the six blocks that are missing."""
+    pins = [pin_of(9, 4), pin_of(8, 4) if own_blocks is None else pin_of(5, own_blocks)]
+    pins[0].num_exclusive_blocks = exclusive
+    if own_blocks is None:
+        pins[1].num_exclusive_blocks = exclusive
+    demand = AllocationRequest(turn_of(5, 5), False, 3, 6, common_blocks=common_blocks)
+    assert list(pressed().pins_that_yield(pins, demand)) == (pins if is_enough else [])
 
 
 def test_newcomers_are_passed_over_by_four_times_the_turns_of_the_jobs_that_are_there() -> None:
     """Each job that ends makes room, so only jobs that do not end reach the bound."""
     assert policy().max_overtakes(33.0) == 132.0
-
-
-def test_a_waiting_turn_takes_nothing_that_would_not_be_enough() -> None:
-    """Nobody loses blocks for a turn that cannot start with them."""
-    demand = AllocationRequest(turn_of(5, 5), has_blocks=False, num_running=3, missing_blocks=5)
-    assert list(pressed().pins_that_yield([pin_of(9, 4), pin_of(2, 4)], demand)) == []
-
-
-def test_what_others_hold_too_is_no_memory_to_be_had() -> None:
-    """A system prompt that jobs share is freed by none of them."""
-    pins = [pin_of(9, 4), pin_of(8, 4)]
-    demand = AllocationRequest(turn_of(5, 5), has_blocks=False, num_running=3, missing_blocks=6)
-    assert list(pressed().pins_that_yield(pins, demand)) == pins
-    for pin in pins:
-        pin.num_exclusive_blocks = 2
-    assert list(pressed().pins_that_yield(pins, demand)) == []
-
-
-def test_nor_is_what_the_turn_comes_back_to() -> None:
-    """Of its own pin it can have what its prompt does not begin with."""
-    pins = [pin_of(9, 4), pin_of(5, 9)]
-    demand = AllocationRequest(turn_of(5, 5), False, 3, missing_blocks=6, common_blocks=8)
-    assert list(pressed().pins_that_yield(pins, demand)) == []
-    edited = AllocationRequest(turn_of(5, 5), False, 3, missing_blocks=6, common_blocks=2)
-    assert list(pressed().pins_that_yield(pins, edited)) == pins
-
-
-@pytest.mark.parametrize("turn", [None, turn_of(5, 5)])
-def test_if_nothing_runs_a_waiting_turn_may_take_all(turn: Turn | None) -> None:
-    """The first in the queue proceeds: pins alone never keep an idle engine waiting."""
-    pins = [pin_of(9, 4), pin_of(2, 4)]
-    demand = AllocationRequest(turn, has_blocks=False, num_running=0, missing_blocks=500)
-    assert list(pressed().pins_that_yield(pins, demand)) == pins
 
 
 def test_the_newest_job_is_preempted_first() -> None:
@@ -192,34 +183,44 @@ def test_holding_is_worth_what_computing_anew_costs_the_pool() -> None:
     assert policy().undecided_ttl(rebuild).seconds == pytest.approx(3.0)
 
 
-def test_a_new_job_waits_while_the_peak_would_not_fit() -> None:
-    """The reason says what is expected and what there is."""
-    there, new = KVDemandForecast(), JobDemand(10, 20, 2)
-    there.put("there", JobDemand(60, 10, 2))
-    room = AdmissionRequest(100, 40, new, there)
-    assert pressed().why_hold_back(room) == "110 blocks expected at the peak, the pool has 100"
-    assert pressed().why_hold_back(AdmissionRequest(110, 40, new, there)) is None
-
-
-def test_headroom_is_left_free_of_new_jobs() -> None:
-    """A fifth of the pool: what would fit into all of it waits, and the reason says why."""
-    there, new = KVDemandForecast(), JobDemand(10, 20, 2)
-    there.put("there", JobDemand(60, 10, 2))
-    made = pressed(headroom=0.2)
-    expected = "110 blocks expected at the peak, the pool has 130, 20% of them headroom"
-    assert made.why_hold_back(AdmissionRequest(130, 40, new, there)) == expected
-    assert made.why_hold_back(AdmissionRequest(138, 40, new, there)) is None
-
-
-def test_with_the_goal_batch_a_new_job_must_fit_for_a_few_turns_only() -> None:
-    """Three turns ahead 98 blocks are expected; over all turns 140 are."""
-    there, new = KVDemandForecast(), JobDemand(10, 20, 2)
-    there.put("there", JobDemand(70, 10, 4))
-    batch = pressed(goal="batch")
-    assert batch.why_hold_back(AdmissionRequest(98, 40, new, there)) is None
-    reason = "98 blocks expected at the peak, the pool has 97, 3 turns ahead"
-    assert batch.why_hold_back(AdmissionRequest(97, 40, new, there)) == reason
-    assert pressed().why_hold_back(AdmissionRequest(139, 40, new, there)) is not None
+@pytest.mark.parametrize(
+    ("settings", "there", "num_blocks", "weight", "reason"),
+    [
+        ({}, (60, 10, 2), 100, 1.0, "110 blocks expected at the peak, the pool has 100"),
+        ({}, (60, 10, 2), 110, 1.0, None),
+        # a fifth of the pool is left free
+        (
+            *({"headroom": 0.2}, (60, 10, 2), 130, 1.0),
+            "110 blocks expected at the peak, the pool has 130, 20% of them headroom",
+        ),
+        ({"headroom": 0.2}, (60, 10, 2), 138, 1.0, None),
+        # three turns ahead 98 blocks are expected, over all turns 140
+        (
+            *({"goal": "batch"}, (70, 10, 4), 97, 1.0),
+            "98 blocks expected at the peak, the pool has 97, 3 turns ahead",
+        ),
+        ({"goal": "batch"}, (70, 10, 4), 98, 1.0, None),
+        ({}, (70, 10, 4), 139, 1.0, "140 blocks expected at the peak, the pool has 139"),
+        # of 80 blocks that an idle job will have 56 count
+        (
+            *({}, (60, 10, 2, True), 80, 0.7),
+            "86 blocks expected at the peak, the pool has 80; idle KV counts by 70%",
+        ),
+        ({}, (60, 10, 2, True), 100, 0.7, None),
+    ],
+)
+def test_a_new_job_waits_while_the_peak_would_not_fit(
+    settings: dict[str, Any],
+    there: tuple[Any, ...],
+    num_blocks: int,
+    weight: float,
+    reason: str | None,
+) -> None:
+    """Beside the jobs that are there; the reason says what is expected and what there is."""
+    forecast = KVDemandForecast()
+    forecast.put("there", JobDemand(*there))
+    request = AdmissionRequest(num_blocks, 40, JobDemand(10, 20, 2), forecast, weight)
+    assert pressed(**settings).why_hold_back(request) == reason
 
 
 def test_the_goal_batch_changes_defaults_and_not_what_is_given() -> None:
@@ -245,32 +246,10 @@ def test_with_the_first_response_favoured_whoever_has_least_to_compute_goes_firs
     assert policy(favour="first-response", patience_s=20.0).settings.patience_s == 20
 
 
-def test_with_the_first_response_favoured_a_new_job_takes_idle_kv_of_all() -> None:
-    """If it is enough; a turn that continues its job takes from later jobs only."""
-    made, pins = pressed(favour="first-response"), [pin_of(1, 30)]
-    opening, going_on = turn_of(5, 6), turn_of(4, 7)
-    opening.is_first = True
-    assert made.pins_that_yield(pins, AllocationRequest(opening, False, 2, 30)) == pins
-    assert made.pins_that_yield(pins, AllocationRequest(opening, False, 2, 31)) == []
-    opening.has_aged_out = True
-    assert made.pins_that_yield(pins, AllocationRequest(opening, False, 2, 31)) == []
-    assert made.pins_that_yield(pins, AllocationRequest(going_on, False, 2, 30)) == []
-
-
 def test_a_batch_has_no_first_response_to_favour() -> None:
     """Both would set who waits; the message says which to leave out."""
     with pytest.raises(SettingsError, match="leave out one of the two"):
         policy(goal="batch", favour="first-response")
-
-
-def test_a_new_job_is_let_in_beside_idle_kv_that_is_not_worth_holding() -> None:
-    """Of 80 blocks that an idle job will have, 56 count by a weight of .7; the reason says so."""
-    there, new = KVDemandForecast(), JobDemand(10, 20, 2)
-    there.put("there", JobDemand(60, 10, 2, is_idle=True))
-    request = AdmissionRequest(100, 40, new, there, idle_kv_weight=0.7)
-    assert pressed().why_hold_back(request) is None
-    reason = pressed().why_hold_back(AdmissionRequest(80, 40, new, there, idle_kv_weight=0.7))
-    assert reason == "86 blocks expected at the peak, the pool has 80; idle KV counts by 70%"
 
 
 def test_a_new_job_waits_while_its_prompt_does_not_fit() -> None:

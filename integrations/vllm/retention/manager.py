@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from agentkv.durations.ttl import DurationWindow
+from agentkv.durations.windows import DurationWindow
 from agentkv.guard import Fault
 from agentkv.listeners import FreeReason
 from agentkv.policies.answers import GuardedPolicy

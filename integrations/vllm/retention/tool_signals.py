@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from agentkv.durations import Prediction
-from agentkv.durations.ttl import ToolDurations
+from agentkv.durations.windows import ToolDurations
 from agentkv.policies.base import Policy
 from agentkv.policies.continuum import tool_name
 from agentkv.policies.jobs import Job
