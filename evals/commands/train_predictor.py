@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.durations import DurationPredictor, OfflineModels, load_predictor
-from agentkv.durations.trees import train_boosted, train_prior
 from agentkv.errors import InputError
 
 from ..options import DONE, add_json, command_parser
 from ..rows import provenance, require_writable
+from ..training import train_boosted, train_prior
 from ..workload.traces import Trace, read_trace
 
 WITH_TREES = ("default", "context_serve", "boosted")

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentkv.durations.trees import Bound
 from agentkv.errors import InputError
 
 from ..rows import json_object
+from ..training import Bound
 from .plans import TurnPlan
 
 CENSORED_AT_MOST_S = 3.0

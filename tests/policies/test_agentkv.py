@@ -216,7 +216,7 @@ def test_a_new_job_waits_while_the_peak_would_not_fit(
     weight: float,
     reason: str | None,
 ) -> None:
-    """Beside the jobs that are there; the reason says what is expected and what there is."""
+    """The reason says how many blocks all jobs are expected to need, and how many the pool has."""
     forecast = KVDemandForecast()
     forecast.put("there", JobDemand(*there))
     request = AdmissionRequest(num_blocks, 40, JobDemand(10, 20, 2), forecast, weight)

@@ -9,14 +9,13 @@ from agentkv.commands import analyze_command
 from agentkv.commands.features import command_features
 from agentkv.durations import OfflineModels
 from agentkv.durations.context_serve import BoostedEstimator
-from agentkv.durations.trees import (
+from agentkv.durations.trees import TreeEnsemble
+from agentkv.evals.training import (
     MAX_BOOSTED_DEPTH,
     NUM_BOOSTED_TREES,
     Bound,
-    TreeEnsemble,
     labelled,
     train_boosted,
-    train_models,
     train_prior,
 )
 from agentkv.evals.workload.traces import TracedCommand
@@ -53,8 +52,10 @@ def test_bounds_label_where_they_decide(
 
 def test_trained_trees_are_deterministic_and_small() -> None:
     """The same runs and seed give the same trees, within the size that is shipped."""
-    models = train_models(RUNS, seed=3)
-    assert models.to_dict() == train_models(RUNS, seed=3).to_dict()
+    models, again = (
+        OfflineModels(train_boosted(RUNS, seed=3), train_prior(RUNS, seed=3)) for _ in range(2)
+    )
+    assert models.to_dict() == again.to_dict()
     assert len(models.boosted.trees) <= NUM_BOOSTED_TREES
     assert max(map(_depth, models.boosted.trees)) <= MAX_BOOSTED_DEPTH
     written = json.loads(json.dumps(models.to_dict()))
