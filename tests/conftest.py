@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from agentkv.server.demo_model import prepare_demo_model
+from agentkv.server.demo_model import MODEL_NAME, prepare_demo_model
 from agentkv.server.process import ServerProcess
 from tests.tiny_model import make_tiny_model
 
@@ -29,29 +30,31 @@ MAX_SERVERS = 2
 
 TINY_ARGS = ("--block-size", "32", "--served-model-name", "tiny")
 DEMO_ARGS = ("--block-size", "32", "--served-model-name", "demo")
+DEMO_POOL_TOKENS = 199 * 32  # one of the 200 blocks is the null block
+PRICE_S = 9.0
+"""Worth of computing a full pool of the demo model's server again, in seconds of holding."""
 
-
-SHARED_SERVERS = (
-    *("tiny_continuum_server", "second_continuum_server"),
-    *("demo_continuum_server", "tiny_fcfs_server"),
-)
-FILES_BY_SERVER = {
-    **dict.fromkeys(
-        (
-            *("tests/server/test_continuum_server.py", "tests/server/test_verify_pin.py"),
-            *("tests/server/test_api_real.py", "tests/server/test_clients.py"),
-            *("tests/server/test_top.py", "tests/server/test_fleet.py"),
-            *("tests/server/test_own_policy.py", "tests/server/test_kv_tier.py"),
-            "tests/evals/commands/test_record_server.py",
-            "tests/evals/simulator/test_calibrate.py",
-        ),
-        "tiny",
+GROUPS = {
+    "tiny": (
+        *("tests/server/test_fleet.py", "tests/server/test_continuum_server.py"),
+        *("tests/server/test_verify_pin.py", "tests/server/test_api_real.py"),
+        *("tests/server/test_clients.py", "tests/server/test_top.py"),
+        *("tests/server/test_kv_tier.py", "tests/evals/commands/test_record_server.py"),
+        "tests/evals/simulator/test_calibrate.py",
     ),
-    **dict.fromkeys(
-        ("tests/server/test_bash_agent.py", "tests/server/test_swebench_demo.py"), "demo"
+    # the routes' totals are those of a fresh server
+    "routes": ("tests/golden/test_routes.py", "tests/docs/test_pages.py"),
+    # the last one stops the server
+    "demo": (
+        *("tests/server/test_agentkv_server.py", "tests/server/test_bash_agent.py"),
+        *("tests/server/test_swebench_demo.py", "tests/server/test_live_page.py"),
     ),
+    "scarce": ("tests/server/test_soak.py", "tests/integrations/grafana/test_grafana.py"),
 }
-"""Files whose tests share a server, which one process runs; each other file is a unit itself."""
+"""Files whose tests share servers, in their order: one process runs a group."""
+GROUP_OF = {path: group for group, paths in GROUPS.items() for path in paths}
+ORDER_OF = {path: order for order, path in enumerate(GROUP_OF)}
+TINY_SERVERS = ("tiny_continuum_server", "tier_server", "tiny_fcfs_server")
 
 
 class ByServer(LoadScopeScheduling):
@@ -59,7 +62,7 @@ class ByServer(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return FILES_BY_SERVER.get(path, path)
+        return GROUP_OF.get(path, path)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByServer:
@@ -67,12 +70,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByServe
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the tests of each shared server together, and all tests of servers to the start."""
+    """Move tests of servers to the start, by group, and together those that ask for the same.
 
-    def rank(item: pytest.Item) -> int:
+    Those of two tiny servers come between those of the first and those of the second.
+    """
+
+    def rank(item: pytest.Item) -> tuple[int, ...]:
+        path = item.nodeid.partition("::")[0]
         names = getattr(item, "fixturenames", ())
-        is_other = len(SHARED_SERVERS) + (item.get_closest_marker("server") is None)
-        return next((i for i, name in enumerate(SHARED_SERVERS) if name in names), is_other)
+        asked = [order for order, name in enumerate(TINY_SERVERS) if name in names]
+        places = (min(asked, default=0), -max(asked, default=0))
+        if item.get_closest_marker("server") is None:
+            return (len(ORDER_OF) + 1,)
+        first_of_group = ORDER_OF[GROUPS[GROUP_OF[path]][0]] if path in GROUP_OF else len(ORDER_OF)
+        return (first_of_group, *places, ORDER_OF.get(path, len(ORDER_OF)))
 
     items.sort(key=rank)
 
@@ -84,15 +95,23 @@ class ServerPool:
         self._log_folder = log_folder
         self._servers: OrderedDict[tuple[str, ...], ServerProcess] = OrderedDict()
 
-    def get(self, model: Path, *args: str, policy: str = "continuum") -> ServerProcess:
-        """A running server, started if there is none like it."""
+    def get(
+        self,
+        model: Path,
+        *args: str,
+        policy: str = "continuum",
+        environment: Mapping[str, str] | None = None,
+    ) -> ServerProcess:
+        """A running server, started if there is none like it; one has one environment."""
         key = (str(model), policy, *args)
         server = self._servers.pop(key, None)
         if server is None or not server.is_alive:
             while len(self._servers) >= MAX_SERVERS:
                 self._servers.popitem(last=False)[1].stop()
             log_path = self._log_folder / f"{policy}-{abs(hash(key))}.log"
-            server = ServerProcess(str(model), policy=policy, args=args, log_path=log_path)
+            server = ServerProcess(
+                str(model), policy=policy, args=args, log_path=log_path, environment=environment
+            )
             server.__enter__()
         self._servers[key] = server
         return server
@@ -129,17 +148,16 @@ def tiny_continuum_server(server_pool: ServerPool, tiny_model_dir: Path) -> Serv
 
 @pytest.fixture(scope="session")
 def record_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the second server writes its event log."""
+    """Where the server with a tier writes its event log."""
     return tmp_path_factory.mktemp("record")
 
 
 @pytest.fixture
-def second_continuum_server(
-    server_pool: ServerPool, tiny_model_dir: Path, record_dir: Path
-) -> ServerProcess:
-    """Another one like the tiny model's under continuum, which keeps its event log."""
-    record = ("--run-output-dir", str(record_dir))
-    return server_pool.get(tiny_model_dir, *TINY_ARGS, *record)
+def tier_server(server_pool: ServerPool, tiny_model_dir: Path, record_dir: Path) -> ServerProcess:
+    """The tiny model under agentkv: 63 blocks, a KV tier in DRAM, and its event log in a file."""
+    scarce = ("--num-gpu-blocks-override", "64", "--max-model-len", "2016")
+    flags = (*scarce, "--kv-tier-gib", "0.1", "--run-output-dir", str(record_dir))
+    return server_pool.get(tiny_model_dir, *TINY_ARGS, *flags, policy="agentkv")
 
 
 @pytest.fixture
@@ -148,10 +166,36 @@ def tiny_fcfs_server(server_pool: ServerPool, tiny_model_dir: Path) -> ServerPro
     return server_pool.get(tiny_model_dir, *TINY_ARGS, policy="fcfs")
 
 
+@pytest.fixture(scope="module")
+def routes_server(server_pool: ServerPool, tiny_model_dir: Path) -> ServerProcess:
+    """The tiny model under agentkv and the demo model's name, as the pages of the docs call it.
+
+    Recomputing costs so much that no pin of a short run expires.
+    """
+    settings = {"agentkv": {"prefill_reload_s": [0.0, 0.05, 0.0]}}
+    args = ("--block-size", "32", "--served-model-name", MODEL_NAME)
+    config = ("--additional-config", json.dumps(settings))
+    return server_pool.get(tiny_model_dir, *args, *config, policy="agentkv")
+
+
 @pytest.fixture
-def demo_continuum_server(server_pool: ServerPool, demo_model_dir: Path) -> ServerProcess:
-    """The demo model under continuum; served as `demo`, blocks of 32 tokens."""
-    return server_pool.get(demo_model_dir, *DEMO_ARGS)
+def demo_server(server_pool: ServerPool, demo_model_dir: Path) -> ServerProcess:
+    """The demo model under agentkv with 199 blocks of 32 tokens, served as `demo`."""
+    settings = {"agentkv": {"prefill_reload_s": [0.0, PRICE_S / DEMO_POOL_TOKENS, 0.0]}}
+    scarce = ("--num-gpu-blocks-override", "200", "--max-model-len", "6144")
+    config = ("--additional-config", json.dumps(settings))
+    return server_pool.get(demo_model_dir, *DEMO_ARGS, *scarce, *config, policy="agentkv")
+
+
+@pytest.fixture
+def scarce_server(
+    server_pool: ServerPool, tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> ServerProcess:
+    """The tiny model under agentkv as a soak has it: little memory, every store in use."""
+    from tests.soak.run import ENVIRONMENT, server_args  # psutil, which vLLM's environment has
+
+    args = server_args(tmp_path_factory.getbasetemp(), {"max_ttl_s": 5.0})
+    return server_pool.get(tiny_model_dir, *args, policy="agentkv", environment=ENVIRONMENT)
 
 
 @pytest.fixture

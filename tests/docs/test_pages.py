@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from agentkv.policies.names import default_settings
-from tests.conftest import ServerPool
+from agentkv.server.process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -27,7 +27,6 @@ PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.long] if page.stem in LONG_PAGES else [])
     for page in (DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md")))
 ]
-MODEL = "SmolLM2-135M-Instruct"
 BLOCK = re.compile(
     r"^(?:<!--(?P<note>[^>]*)-->\n)?```(?P<language>bash|python)\n(?P<code>.*?)^```$", re.M | re.S
 )
@@ -74,20 +73,15 @@ def script(page: Path) -> str:
 
 @pytest.mark.server
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_a_page_runs(
-    page: Path, tmp_path: Path, server_pool: ServerPool, tiny_model_dir: Path
-) -> None:
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, routes_server: ServerProcess) -> None:
     """Every block of a page, Python first, ends without an error on a real server."""
-    server = server_pool.get(
-        *(tiny_model_dir, "--block-size", "32", "--served-model-name", MODEL), policy="agentkv"
-    )
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
     }
     for name, text in (("page.py", program(page)), ("page.sh", script(page))):
         path = tmp_path / name
-        path.write_text(SERVER_URL.sub(server.root_url, text), encoding="utf-8")
+        path.write_text(SERVER_URL.sub(routes_server.root_url, text), encoding="utf-8")
         done = subprocess.run(
             [sys.executable if name == "page.py" else "bash", path],
             cwd=tmp_path,

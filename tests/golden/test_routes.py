@@ -9,13 +9,13 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.conftest import TINY_ARGS, ServerPool
+from agentkv.server.demo_model import MODEL_NAME
+from agentkv.server.process import ServerProcess
 from tests.golden.harness import Golden, masked
 
 pytestmark = pytest.mark.server
@@ -25,8 +25,6 @@ VOLATILE = (
     r"load_token_s|.*kv_cache_usage|request_ids"
 )
 PROMPT = " ".join(f"word{number}" for number in range(120))
-SETTINGS = {"prefill_reload_s": [0.0, 0.05, 0.0]}
-"""Recomputing costs so much that no pin of this run expires."""
 BAD_REQUESTS: tuple[tuple[str, str, Any], ...] = (
     ("GET", "jobs/no-such-job", None),
     ("POST", "jobs/no-such-job/tool", {"state": "started", "tool": "ls"}),
@@ -63,7 +61,7 @@ class Run:
         self.answers[name] = [reply.status_code, masked(reply.json(), VOLATILE)]
 
     def turn(self, prompt: str, **fields: Any) -> str:
-        request = {"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0}
+        request = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 8, "temperature": 0}
         reply = self.client.post("/v1/completions", json={**request, "ignore_eos": True, **fields})
         assert reply.status_code == 200, reply.text
         self._num_turns += 1
@@ -88,10 +86,8 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run(server_pool: ServerPool, tiny_model_dir: Path) -> Iterator[Run]:
-    config = ("--additional-config", json.dumps({"agentkv": SETTINGS}))
-    server = server_pool.get(tiny_model_dir, *TINY_ARGS, *config, policy="agentkv")
-    with httpx.Client(base_url=server.root_url, timeout=120.0) as client:
+def run(routes_server: ServerProcess) -> Iterator[Run]:
+    with httpx.Client(base_url=routes_server.root_url, timeout=120.0) as client:
         run = Run(client)
         _play(run)
         yield run
@@ -140,7 +136,7 @@ def test_refused_requests(golden: Golden, run: Run) -> None:
 def test_refused_tags(golden: Golden, run: Run) -> None:
     """Completions with malformed tags get the status and the shape of error that they got."""
     for tags in BAD_TAGS:
-        body = {"model": "tiny", "prompt": "hi", "max_tokens": 1, **tags}
+        body = {"model": MODEL_NAME, "prompt": "hi", "max_tokens": 1, **tags}
         reply = run.client.post("/v1/completions", json=body)
         error = masked(reply.json())["error"] if reply.status_code != 200 else None
         golden.check(f"tags {json.dumps(tags)[:60]}", [reply.status_code, error])

@@ -6,33 +6,20 @@ fcfs, leaves new connections waiting for up to half a minute.
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from agentkv.server.process import ServerProcess
-from tests.conftest import DEMO_ARGS, ServerPool
+from tests.conftest import PRICE_S
 from tests.server.chat import LIMIT_S, WORDS, agentkv_get, chat, metric, wait_for
 
 pytestmark = pytest.mark.server
 
-SCARCE = ("--num-gpu-blocks-override", "200", "--max-model-len", "6144")
-POOL_TOKENS = 199 * 32  # one block is the null block
 LONG = " ".join([WORDS] * 9)
 """With the turns to come two jobs that begin like this do not fit."""
-PRICE_S = 9.0
-"""Worth of computing a context again, in seconds of holding."""
-
-
-@pytest.fixture
-def server(server_pool: ServerPool, demo_model_dir: Path) -> ServerProcess:
-    settings = {"prefill_reload_s": [0.0, PRICE_S / POOL_TOKENS, 0.0]}
-    config = ("--additional-config", json.dumps({"agentkv": settings}))
-    return server_pool.get(demo_model_dir, *DEMO_ARGS, *SCARCE, *config, policy="agentkv")
 
 
 def events_of(server: ServerProcess, job_id: str, name: str) -> list[dict[str, Any]]:
@@ -40,8 +27,12 @@ def events_of(server: ServerProcess, job_id: str, name: str) -> list[dict[str, A
     return [event for event in events if event["event"] == name]
 
 
-def test_a_job_that_is_not_expected_to_fit_is_held_back_and_shown(server: ServerProcess) -> None:
+def test_a_job_that_is_not_expected_to_fit_is_held_back_and_shown(
+    demo_server: ServerProcess,
+) -> None:
     """Routes, record and metrics say so; it ends all the same, and the server goes on."""
+    server = demo_server
+    holds = metric(server, "agentkv:holds_total")
     endless = {"max_tokens": 3900, "ignore_eos": True, "stream": True}
     first = {"model": "demo", "prompt": LONG, "job_id": "first", **endless}
     url = f"{server.base_url}/completions"
@@ -58,16 +49,18 @@ def test_a_job_that_is_not_expected_to_fit_is_held_back_and_shown(server: Server
     assert not events_of(server, "first", "held")
     assert not agentkv_get(server, "jobs/second")["held_back"]
     assert agentkv_get(server, "stats")["is_under_pressure"]
-    wait_for(lambda: metric(server, "agentkv:holds_total") == 1)
-    chat(server, WORDS, model="demo", job_id="second", is_last_step=True)
+    wait_for(lambda: metric(server, "agentkv:holds_total") == holds + 1)
+    for job_id in ("first", "second"):
+        chat(server, WORDS, model="demo", job_id=job_id, is_last_step=True)
     wait_for(lambda: metric(server, "agentkv:pinned_jobs") == 0)
 
 
 @pytest.mark.parametrize(("command", "is_held"), [("ls -la", True), ("pip install torch", False)])
 def test_a_context_is_held_by_the_price_of_the_tool(
-    server: ServerProcess, command: str, is_held: bool
+    demo_server: ServerProcess, command: str, is_held: bool
 ) -> None:
     """Read from the reply, which guided decoding makes the model say."""
+    server = demo_server
     job_id = command.split()[0]
     choice = {"choice": [f"```bash\n{command}\n```"]}
     chat(

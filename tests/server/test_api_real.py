@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +16,7 @@ from agentkv.integrations.vllm.doctor.server import check_server
 from agentkv.protocol import Tags
 from agentkv.server.process import ServerProcess
 from tests.conftest import TINY_ARGS, ServerPool
+from tests.server.chat import metric, wait_for
 
 pytestmark = pytest.mark.server
 
@@ -57,25 +57,6 @@ def job(client: httpx.Client, job_id: str) -> dict[str, Any]:
     assert reply.status_code == 200, reply.text
     answer: dict[str, Any] = reply.json()
     return answer
-
-
-def reading(client: httpx.Client, name: str, **labels: str) -> float | None:
-    """The sum of a series of /metrics over the labels not given; None if there is none."""
-    wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    values = [
-        float(line.rsplit(" ", 1)[1])
-        for line in client.get("/metrics").text.splitlines()
-        if re.match(rf"{re.escape(name)}[{{ ]", line) and all(part in line for part in wanted)
-    ]
-    return sum(values) if values else None
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Poll a reading that the server changes by itself."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -127,32 +108,18 @@ def test_a_sub_agent_of_claude_code_is_a_child_of_its_session(client: httpx.Clie
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("place", ["extra_body", "vllm_xargs"])
-def test_tags_are_understood_in_other_places(client: httpx.Client, route: str, place: str) -> None:
-    """What a raw post nests by mistake, and vLLM's own channel, count too."""
-    job_id = new_job_id()
-    fields: dict[str, Any] = {place: {"job_id": job_id, "expected_turns": 3}}
-    assert generate(client, route, **fields).status_code == 200
-    assert job(client, job_id)["expected_turns"] == 3
-
-
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize(
-    "name",
-    ["X-Session-ID", "thread-id", "session-id", "x-dynamo-session-id"],
-)
-def test_session_headers_are_jobs(client: httpx.Client, route: str, name: str) -> None:
-    """vLLM's native header and those of coding agents name the job on every route."""
-    job_id = new_job_id()
-    assert generate(client, route, {name: job_id}).status_code == 200
-    assert job(client, job_id)["turns"] == 1
-
-
-def test_a_session_id_field_is_a_job(client: httpx.Client) -> None:
-    """vLLM's own field, which its API already takes."""
-    job_id = new_job_id()
-    assert generate(client, session_id=job_id).status_code == 200
-    assert job(client, job_id)["turns"] == 1
+def test_jobs_are_named_in_other_places(client: httpx.Client, route: str) -> None:
+    """What a raw post nests by mistake, vLLM's own channel, field and header, and the headers of
+    coding agents name a job on every route."""
+    job_ids = [new_job_id() for _ in range(7)]
+    for place, job_id in zip(("extra_body", "vllm_xargs"), job_ids, strict=False):
+        fields: dict[str, Any] = {place: {"job_id": job_id}}
+        assert generate(client, route, **fields).status_code == 200
+    assert generate(client, route, session_id=job_ids[2]).status_code == 200
+    headers = ("X-Session-ID", "thread-id", "session-id", "x-dynamo-session-id")
+    for header, job_id in zip(headers, job_ids[3:], strict=True):
+        assert generate(client, route, {header: job_id}).status_code == 200
+    assert [job(client, job_id)["turns"] for job_id in job_ids] == [1] * len(job_ids)
 
 
 def test_the_last_step_keeps_nothing(client: httpx.Client) -> None:
@@ -177,16 +144,20 @@ def test_the_last_step_keeps_nothing(client: httpx.Client) -> None:
     ids=["number", "megabyte", "text", "zero", "negative"],
 )
 def test_a_wrong_tag_is_a_400_and_the_server_lives_on(
-    client: httpx.Client, route: str, field: str, value: object
+    client: httpx.Client,
+    tiny_continuum_server: ServerProcess,
+    route: str,
+    field: str,
+    value: object,
 ) -> None:
     """The field is named; the rejection is counted, also while the engine is idle."""
-    before = reading(client, "agentkv:bad_tags_total")
-    assert before is not None
+    server = tiny_continuum_server
+    before = metric(server, "agentkv:bad_tags_total")
     reply = generate(client, route, **{field: value})
     assert reply.status_code == 400
     assert reply.json()["error"]["message"].startswith(f"{field}: got ")
     assert len(reply.content) < 500
-    wait_until(lambda: reading(client, "agentkv:bad_tags_total") == before + 1)
+    wait_for(lambda: metric(server, "agentkv:bad_tags_total") == before + 1)
     assert generate(client, route).status_code == 200
 
 
@@ -210,7 +181,7 @@ def test_a_client_that_leaves_ends_its_request(client: httpx.Client, stream: boo
     else:
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json=request, timeout=0.5)
-    wait_until(lambda: job(client, job_id)["live_requests"] == 0)
+    wait_for(lambda: job(client, job_id)["live_requests"] == 0)
     events = client.get("/v1/agentkv/timestamps").json()["jobs"][job_id]
     names = [event["event"] for event in events]
     assert [name for name in names if name not in ("kv_state", "kv_freed")][-1] == "aborted"
@@ -223,19 +194,14 @@ def test_the_doctor_finds_nothing_wrong(tiny_continuum_server: ServerProcess) ->
     assert "log stats" in [check.name for check in found]
 
 
-def test_stock_policies_are_stock(server_pool: ServerPool, tiny_model_dir: Path) -> None:
-    """Under fcfs: vLLM's own 404, no series of ours, no check of our fields, log stats off.
-
-    The last is what a stat logger in vLLM's entry-point group would break.
-    """
-    server = server_pool.get(tiny_model_dir, *TINY_ARGS, "--disable-log-stats", policy="fcfs")
+def test_stock_policies_are_stock(tiny_fcfs_server: ServerProcess) -> None:
+    """Under fcfs: vLLM's own 404, no series of ours, no check of our fields."""
+    server = tiny_fcfs_server
     with httpx.Client(base_url=server.root_url, timeout=PATIENCE_S) as client:
         ours, unknown = client.get("/v1/agentkv/info"), client.get("/v1/no-such-thing")
         assert (ours.status_code, ours.content) == (404, unknown.content)
         assert generate(client, job_id=5, turn="x").status_code == 200
-        metrics = client.get("/metrics").text
-        assert "agentkv:" not in metrics
-        assert "\nvllm:" not in metrics
+        assert "agentkv:" not in client.get("/metrics").text
         assert {check.name for check in check_server(server.base_url, None)} == {
             "server",
             "server plugin",
@@ -263,16 +229,15 @@ def test_two_api_servers_are_one_server(two_api_servers: ServerProcess) -> None:
     log = two_api_servers.log_path.read_text()
     assert {"ApiServer_0", "ApiServer_1"} <= set(re.findall(r"ApiServer_\d", log))
     with httpx.Client(base_url=root_url, headers=key, timeout=PATIENCE_S) as client:
-        wait_until(lambda: reading(client, "agentkv:pins_total") == len(job_ids))
-        wait_until(lambda: reading(client, "agentkv:bad_tags_total") == len(job_ids))
-        wait_until(lambda: reading(client, "agentkv:pinned_blocks") == 0)
+        wait_for(lambda: metric(two_api_servers, "agentkv:pins_total") == len(job_ids))
+        wait_for(lambda: metric(two_api_servers, "agentkv:bad_tags_total") == len(job_ids))
+        wait_for(lambda: metric(two_api_servers, "agentkv:pinned_blocks") == 0)
         assert client.get("/v1/agentkv/stats").json()["pins_total"] == {"none": len(job_ids)}
         known = {found["job_id"] for found in client.get("/v1/agentkv/jobs").json()["jobs"]}
     assert set(job_ids) <= known
     for _ in range(6):
         assert httpx.get(f"{root_url}/v1/agentkv/stats", headers=key).status_code == 200
-        with httpx.Client(base_url=root_url, timeout=PATIENCE_S) as client:
-            assert reading(client, "agentkv:pin_ends_total", reason="expired") == len(job_ids)
+        assert metric(two_api_servers, "agentkv:pin_ends_total", reason="expired") == len(job_ids)
 
 
 @pytest.mark.long

@@ -44,11 +44,11 @@ def play(
 
 def test_the_tour_is_one_job_of_five_turns(
     bash_agent: ModuleType,
-    demo_continuum_server: ServerProcess,
+    demo_server: ServerProcess,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The tour's five turns find their context cached and pinned; the last one leaves nothing."""
-    status, document, text = play(bash_agent, demo_continuum_server.base_url, capsys)
+    status, document, text = play(bash_agent, demo_server.base_url, capsys)
     turns = document["turns"]
     assert status == 0, text
     assert [turn["user_prompt"] for turn in turns] == list(bash_agent.TOUR)
@@ -58,7 +58,7 @@ def test_the_tour_is_one_job_of_five_turns(
         assert later["prompt_tokens"] > context_tokens
         assert later["cached_tokens"] >= earlier["prompt_tokens"] - BLOCK_SIZE
         assert later["cached_tokens"] > earlier["cached_tokens"]
-    routes = f"{demo_continuum_server.base_url}/agentkv"
+    routes = f"{demo_server.base_url}/agentkv"
     job_id = document["job"]["job_id"]
     events = httpx.get(f"{routes}/timestamps", timeout=30).json()["jobs"][job_id]
     reasons = [event.get("reason") for event in events if event["event"] == "unpinned"]
@@ -82,24 +82,22 @@ def test_with_a_tier_a_lost_cache_comes_back(
 
 def test_a_limit_ends_the_tour_early(
     bash_agent: ModuleType,
-    demo_continuum_server: ServerProcess,
+    demo_server: ServerProcess,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`--max-turns` is kept."""
-    status, document, _ = play(
-        bash_agent, demo_continuum_server.base_url, capsys, "--max-turns", "2"
-    )
+    status, document, _ = play(bash_agent, demo_server.base_url, capsys, "--max-turns", "2")
     assert (status, len(document["turns"])) == (0, 2)
 
 
 def test_a_task_goes_on_until_no_tool_is_called(
     bash_agent: ModuleType,
-    demo_continuum_server: ServerProcess,
+    demo_server: ServerProcess,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A free task takes as many turns as the model calls tools, up to the limit."""
     options = ("--task", "List the files with ls.", "--max-turns", "3")
-    status, document, text = play(bash_agent, demo_continuum_server.base_url, capsys, *options)
+    status, document, text = play(bash_agent, demo_server.base_url, capsys, *options)
     turns = document["turns"]
     assert status == 0, text
     assert [turn["user_prompt"] for turn in turns] == ["List the files with ls.", "", ""][
@@ -111,10 +109,10 @@ def test_a_task_goes_on_until_no_tool_is_called(
 
 def test_a_wrong_model_is_named_with_the_right_ones(
     bash_agent: ModuleType,
-    demo_continuum_server: ServerProcess,
+    demo_server: ServerProcess,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Status 2 before any turn."""
-    arguments = ["--base-url", demo_continuum_server.base_url, "--model", "no-such-model"]
+    arguments = ["--base-url", demo_server.base_url, "--model", "no-such-model"]
     assert bash_agent.main(arguments) == 2
     assert "no model 'no-such-model'; the server has demo" in capsys.readouterr().err

@@ -43,21 +43,6 @@ def test_a_pin_expires_in_an_idle_engine_and_the_gauge_falls(
     assert metric(server, "agentkv:pin_ends_total", reason="expired") > expired
 
 
-def test_the_next_turn_finds_its_whole_context(tiny_continuum_server: ServerProcess) -> None:
-    """Hit length is every full block of the turn before; the pin ends as returned."""
-    server = tiny_continuum_server
-    prompt = list(range(1000, 1150))
-    for job_tokens in (prompt, prompt + list(range(2000, 2050))):
-        body = {"model": "tiny", "prompt": job_tokens, "max_tokens": 1, "job_id": "returning"}
-        reply = httpx.post(f"{server.base_url}/completions", json=body, timeout=LIMIT_S)
-        assert reply.status_code == 200, reply.text
-    events = agentkv_get(server, "timestamps")["jobs"]["returning"]
-    hits = [event["hit_length"] for event in events if event["event"] == "waiting_to_running"]
-    assert hits == [0, 150 // 32 * 32]
-    assert "returned" in [event.get("reason") for event in events]
-    release(server, "returning")
-
-
 def test_a_stop_string_ends_a_turn_with_a_pin(tiny_continuum_server: ServerProcess) -> None:
     """vLLM finds stop strings in the API server and aborts in the engine: still a turn."""
     server = tiny_continuum_server
@@ -82,17 +67,18 @@ def test_several_choices_of_one_request_leave_one_pin(
 
 
 def test_the_timestamps_survive_the_end_of_the_server(
-    second_continuum_server: ServerProcess, record_dir: Path
+    tier_server: ServerProcess, record_dir: Path
 ) -> None:
     """--run-output-dir holds every event, though vLLM kills its engine on the way out."""
-    chat(second_continuum_server, WORDS, job_id="kept")
-    second_continuum_server.stop()
+    chat(tier_server, WORDS, job_id="kept")
+    tier_server.stop()
     lines = (record_dir / "scheduler_timestamps.jsonl").read_text().splitlines()
     events = [event for event in map(json.loads, lines) if event.get("job_id") == "kept"]
     of_the_turn = [event["event"] for event in events if event["event"] != "kv_state"]
     assert of_the_turn[:4] == ["arrival", "waiting_to_running", "finish", "pinned"]
 
 
+@pytest.mark.long
 def test_a_wrong_start_is_refused_with_a_reason(make_server: Callable[..., ServerProcess]) -> None:
     """The error of a server with a wrong setting names the setting and the valid ones."""
     server = make_server("--additional-config", '{"agentkv": {"tttl": "fixed"}}')

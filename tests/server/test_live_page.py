@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 from agentkv.server.process import ServerProcess
 from tests.browser import DESKTOP, PHONE, chromium, page_of, scrolls_sideways
-from tests.conftest import DEMO_ARGS
 
 __all__ = ["chromium"]
 
@@ -28,15 +26,6 @@ OUTPUT_HANDLER = "[async_llm.py:"
 stops listening, under stock `fcfs` too (vllm/v1/engine/async_llm.py:906)."""
 
 
-@pytest.fixture(scope="module")
-def server(
-    demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
-    log = tmp_path_factory.mktemp("live-page") / "server.log"
-    with ServerProcess(str(demo_model_dir), policy="agentkv", args=DEMO_ARGS, log_path=log) as made:
-        yield made
-
-
 def demo_agents(server: ServerProcess, number: int) -> list[subprocess.Popen[bytes]]:
     """Demo agents that play the tour at the same time."""
     command = [sys.executable, str(EXAMPLE), "--base-url", server.base_url, "--yes"]
@@ -44,9 +33,12 @@ def demo_agents(server: ServerProcess, number: int) -> list[subprocess.Popen[byt
     return [subprocess.Popen(command, **quiet) for _ in range(number)]
 
 
-def test_the_demo_agents_turns_appear_in_the_page(chromium: Any, server: ServerProcess) -> None:
+def test_the_demo_agents_turns_appear_in_the_page(
+    chromium: Any, demo_server: ServerProcess
+) -> None:
     """While agents play the tour their jobs appear in lanes and states; afterwards the figures of
     the page are those of /stats, and every turn's decision has been a sentence."""
+    server = demo_server
     url = f"{server.base_url}/agentkv/ui"
     with (
         page_of(chromium, url) as page,
@@ -78,9 +70,10 @@ def test_the_demo_agents_turns_appear_in_the_page(chromium: Any, server: ServerP
 
 
 def test_a_server_with_viewers_ends_when_it_is_stopped(
-    chromium: Any, server: ServerProcess
+    chromium: Any, demo_server: ServerProcess
 ) -> None:
     """An open page does not keep the server from ending, and then says that it is gone."""
+    server = demo_server
     with page_of(chromium, f"{server.base_url}/agentkv/ui", size=DESKTOP) as page:
         page.wait_for_selector("#status[data-state=live]")
         server.stop()

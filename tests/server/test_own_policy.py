@@ -11,7 +11,7 @@ from agentkv.server.process import ServerProcess
 from tests.conftest import TINY_ARGS, ServerPool
 from tests.server.chat import WORDS, agentkv_get, chat, metric, wait_for
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.long]
 
 
 def test_the_template_serves_what_stock_serves(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentkv.server.process import ServerProcess
 from tests.soak.run import soak
 
 pytestmark = pytest.mark.server
@@ -14,9 +15,11 @@ pytestmark = pytest.mark.server
 SOAK_S = 30.0
 
 
-def test_random_jobs_and_killed_clients_leave_nothing_behind(tmp_path: Path) -> None:
+def test_random_jobs_and_killed_clients_leave_nothing_behind(
+    scarce_server: ServerProcess, tmp_path: Path
+) -> None:
     """Blocks, pins, threads and descriptors come back, and the log has no error."""
-    report = soak("agentkv", SOAK_S / 3600, tmp_path, {"max_ttl_s": 5.0})
+    report = soak(scarce_server, SOAK_S / 3600, tmp_path)
     print(json.dumps(report))
     assert report["broken"] == [], report
     assert report["pins"] > 0

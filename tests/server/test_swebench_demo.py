@@ -15,18 +15,18 @@ pytestmark = pytest.mark.server
 
 
 def test_two_instances_are_played_graded_and_reported(
-    tmp_path: Path, demo_continuum_server: ServerProcess, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, demo_server: ServerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each is a job of several turns whose context is found again, and that is released."""
     out = tmp_path / "run"
-    url = demo_continuum_server.base_url
+    url = demo_server.base_url
     flags = ["--model", "demo", "--base-url", url, "--slice", "0:2", "--step-limit", "4"]
     status = command.main(["demo", *flags, "--out", str(out), "--json"])
     captured = capsys.readouterr()
     assert status == 0, captured.err
     document = json.loads(captured.out)
     assert document["instances"] == 2
-    assert document["policy"] == "continuum"
+    assert document["policy"] == "agentkv"
     assert sum(document[name] for name in ("resolved", "unresolved", "empty")) == 2
     run = json.loads((out / "report.json").read_text())["runs"][0]
     assert run["completed"] == 2

@@ -21,8 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ NUM_CLIENTS = 6
 RESTART_S = 30.0
 """A client is killed and another one started this often, on average."""
 SAMPLE_S = 5.0
+START_S = 120.0
+"""Most seconds before the first turn of a client, on a busy machine."""
 WARM_UP = 0.3
 """Share of the run that does not count: caches and pools of threads fill."""
 WORKER_WARM_UP_S = 900.0
@@ -61,6 +63,8 @@ SCARCE = (
     *("--block-size", "32", "--num-gpu-blocks-override", "128", "--max-model-len", "2048"),
     *("--served-model-name", "tiny"),
 )
+ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
+"""With it the prefix cache resets over HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,32 +193,22 @@ def until(condition: Callable[[], bool], limit_s: float) -> bool:
     return True
 
 
-@contextmanager
-def soaked_server(
-    policy: str, folder: Path, settings: Mapping[str, object]
-) -> Iterator[ServerProcess]:
-    """A server under a policy whose memory is short for the clients, with every store in use."""
-    model = folder / "tiny"
-    model.mkdir()
+def server_args(folder: Path, settings: Mapping[str, object]) -> tuple[str, ...]:
+    """Flags of a server whose memory is short for the clients, with every store in use."""
     settings = {**SETTINGS, "predictor_state": str(folder / "predictor.json"), **settings}
     stores = ("--additional-config", json.dumps({"agentkv": settings}))
-    with ServerProcess(
-        make_tiny_model(prepare_demo_model(), model),
-        policy=policy,
-        args=(*SCARCE, *stores, "--run-output-dir", str(folder / "record")),
-        log_path=folder / "server.log",
-        environment={"VLLM_SERVER_DEV_MODE": "1"},
-    ) as server:
-        yield server
+    return (*SCARCE, *stores, "--run-output-dir", str(folder / "record"))
 
 
-def soak(policy: str, hours: float, folder: Path, settings: Mapping[str, object]) -> dict[str, Any]:
-    """Run it; what was seen, with the broken promises under `broken`. `settings` go before ours."""
+def soak(server: ServerProcess, hours: float, folder: Path) -> dict[str, Any]:
+    """Run it; what was seen, with the broken promises under `broken`."""
+    policy = server.policy
     with ExitStack() as stack:
-        server = stack.enter_context(soaked_server(policy, folder, settings))
         assert server.pid is not None
         watch, clients = Watch(server.pid), Clients(server.base_url, policy, folder / "clients.log")
         stack.callback(clients.stop)
+        clients.keep_up()
+        until(lambda: series(server, "vllm:request_success_total") > 0, START_S)
         ends_s = time.monotonic() + 3600 * hours
         while time.monotonic() < ends_s and server.is_alive:
             clients.keep_up()
@@ -259,7 +253,7 @@ def soak(policy: str, hours: float, folder: Path, settings: Mapping[str, object]
     return {
         "policy": policy,
         "hours": hours,
-        "settings": {**SETTINGS, **settings},
+        "server": server.args,
         "turns": num_turns,
         "pins": num_pins,
         "late_or_failed_answers": num_faults,
@@ -287,10 +281,19 @@ def main() -> int:
         help="agentkv's settings, before those of the soak: '{\"record_events\": 0}'",
     )
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="agentkv-soak-") as folder:
-        report = soak(options.policy, options.hours, Path(folder), options.settings)
+    with tempfile.TemporaryDirectory(prefix="agentkv-soak-") as name:
+        folder = Path(name)
+        (folder / "tiny").mkdir()
+        with ServerProcess(
+            make_tiny_model(prepare_demo_model(), folder / "tiny"),
+            policy=options.policy,
+            args=server_args(folder, options.settings),
+            log_path=folder / "server.log",
+            environment=ENVIRONMENT,
+        ) as server:
+            report = soak(server, options.hours, folder)
         if report["broken"]:
-            print((Path(folder) / "clients.log").read_text(errors="replace")[-3000:])
+            print((folder / "clients.log").read_text(errors="replace")[-3000:])
     print(json.dumps(report))
     return 1 if report["broken"] else 0
 

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,17 +160,14 @@ def answers(client: httpx.Client, query: str, began_s: float) -> list[float]:
 
 @pytest.mark.server
 def test_every_query_of_the_dashboard_has_data(
-    make_server: Callable[..., ServerProcess], tmp_path: Path
+    scarce_server: ServerProcess, tmp_path: Path
 ) -> None:
     """A load with pins, hits, misses and too little memory shows in every panel."""
-    scarce = ("--num-gpu-blocks-override", "64", "--max-model-len", "1536")
-    with (
-        make_server(*scarce, policy="agentkv") as server,
-        prometheus_of(server, tmp_path) as client,
-    ):
+    server = scarce_server
+    with prometheus_of(server, tmp_path) as client:
         began_s = time.time()
-        with ThreadPoolExecutor(4) as pool:
-            for done in [pool.submit(play_job, server, f"job-{number}") for number in range(8)]:
+        with ThreadPoolExecutor(8) as pool:
+            for done in [pool.submit(play_job, server, f"job-{number}") for number in range(16)]:
                 done.result()
         # what was counted last is in a scrape once the series has the server's own value
         total = metric(server, "agentkv:prompt_tokens_total")

@@ -12,7 +12,7 @@ from agentkv.evals.rows import RUN_FILE
 from agentkv.evals.simulator.machine import read_profile
 from studies.gpu.compare import POLICIES, main
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.long]
 
 FEW = ("--policy", "fcfs", "--policy", "agentkv+offload", "--repeats", "1")
 LOOKED_FOR = "vllm:external_prefix_cache_queries_total"
@@ -59,7 +59,6 @@ def test_a_server_is_measured_played_and_simulated(
     assert same["policies"] == document["policies"]
 
 
-@pytest.mark.long
 def test_all_that_a_gpu_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every policy, each with and without a tier, twice: jobs complete with equal outputs."""
     _, document, _ = play(tmp_path / "out", capsys, "--repeats", "2")
