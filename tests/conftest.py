@@ -54,6 +54,15 @@ GROUPS = {
 """Files whose tests share servers, in their order: one process runs a group."""
 GROUP_OF = {path: group for group, paths in GROUPS.items() for path in paths}
 ORDER_OF = {path: order for order, path in enumerate(GROUP_OF)}
+SLOW = (
+    *("tests/client/test_fault_matrix.py", "tests/client/test_process.py"),
+    *("tests/evals/test_promises.py", "tests/evals/commands/test_bench.py"),
+    *("tests/evals/commands/test_plot.py", "tests/evals/commands/test_report.py"),
+    *("tests/evals/simulator/test_tenants.py", "tests/evals/simulator/test_workloads.py"),
+    *("tests/evals/simulator/test_simulate.py", "tests/evals/simulator/test_fleet.py"),
+    *("tests/evals/simulator/test_dram_tier.py", "tests/evals/swebench/test_report.py"),
+)
+"""Files whose tests take seconds: all are `slow`, so that `make test-fast` stays fast."""
 TINY_SERVERS = ("tiny_continuum_server", "tier_server", "tiny_fcfs_server")
 
 
@@ -69,10 +78,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByServe
     return ByServer(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move tests of servers to the start, by group, and together those that ask for the same.
+    """Mark what is slow, move tests of servers to the start, and order them.
 
-    Those of two tiny servers come between those of the first and those of the second.
+    By group; then those that ask for the same tiny server together, and those that ask for two
+    between those of the first and those of the second.
     """
 
     def rank(item: pytest.Item) -> tuple[int, ...]:
@@ -85,6 +96,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         first_of_group = ORDER_OF[GROUPS[GROUP_OF[path]][0]] if path in GROUP_OF else len(ORDER_OF)
         return (first_of_group, *places, ORDER_OF.get(path, len(ORDER_OF)))
 
+    for item in items:
+        if item.nodeid.partition("::")[0] in SLOW:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=rank)
 
 

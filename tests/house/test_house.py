@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.conftest import GROUP_OF, SLOW
 from tests.house import floor_plan, words
 
 
@@ -45,3 +46,8 @@ def test_an_installation_leaves_the_vllm_that_is_there_alone() -> None:
     project = tomllib.loads((floor_plan.ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[^\w-]", each, maxsplit=1)[0] for each in project["dependencies"]}
     assert names == {"pydantic", "httpx", "tenacity", "tree-sitter", "tree-sitter-bash"}
+
+
+def test_files_that_are_grouped_or_slow_exist() -> None:
+    """The tables of tests/conftest.py name files, none that was moved or removed."""
+    assert [path for path in (*GROUP_OF, *SLOW) if not (floor_plan.ROOT / path).is_file()] == []
