@@ -56,13 +56,23 @@ GROUP_OF = {path: group for group, paths in GROUPS.items() for path in paths}
 ORDER_OF = {path: order for order, path in enumerate(GROUP_OF)}
 SLOW = (
     *("tests/client/test_fault_matrix.py", "tests/client/test_process.py"),
-    *("tests/evals/test_promises.py", "tests/evals/commands/test_bench.py"),
-    *("tests/evals/commands/test_plot.py", "tests/evals/commands/test_report.py"),
+    *("tests/testing/test_promises.py", "tests/evals/test_rivals.py"),
+    *("tests/evals/commands/test_bench.py", "tests/evals/commands/test_plot.py"),
+    *("tests/evals/commands/test_report.py", "tests/evals/swebench/test_report.py"),
     *("tests/evals/simulator/test_tenants.py", "tests/evals/simulator/test_workloads.py"),
     *("tests/evals/simulator/test_simulate.py", "tests/evals/simulator/test_fleet.py"),
-    *("tests/evals/simulator/test_dram_tier.py", "tests/evals/swebench/test_report.py"),
+    *("tests/evals/simulator/test_dram_tier.py", "tests/evals/workload/test_kinds.py"),
+    *("tests/evals/workload/test_recorded.py", "tests/frameworks", "tests/studies"),
+    *("tests/integrations/test_opentelemetry.py", "tests/integrations/vllm/api/test_page.py"),
+    "tests/integrations/vllm/api/test_folding.py::test_any_object_comes_through",
+    "tests/integrations/vllm/api/test_balancer.py::test_the_api_servers_of_one_server_share",
+    *("tests/integrations/vllm/engine/test_never_leaks.py",),
+    *("tests/integrations/vllm/engine/test_tier_leaks.py",),
+    *("tests/integrations/vllm/engine/test_kv_events.py",),
+    *("tests/integrations/vllm/engine/test_queue.py",),
+    *("tests/integrations/vllm/retention/test_lifecycle.py",),
 )
-"""Files whose tests take seconds: all are `slow`, so that `make test-fast` stays fast."""
+"""What takes seconds a test: all of it is `slow`, so that `make test-fast` stays fast."""
 TINY_SERVERS = ("tiny_continuum_server", "tier_server", "tiny_fcfs_server")
 
 
@@ -97,7 +107,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return (first_of_group, *places, ORDER_OF.get(path, len(ORDER_OF)))
 
     for item in items:
-        if item.nodeid.partition("::")[0] in SLOW:
+        if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
     items.sort(key=rank)
 
