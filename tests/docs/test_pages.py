@@ -22,7 +22,7 @@ from agentkv.server.process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-LONG_PAGES = ["simulate"]
+LONG_PAGES = ["simulate", "write-a-policy"]
 PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.long] if page.stem in LONG_PAGES else [])
     for page in (DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md")))
