@@ -44,9 +44,9 @@ test: $(STAMP) test-openai3
 	$(PYTEST) tests -m "not timed and not long and not fleet" -n 2 --no-loadscope-reorder --cov
 	$(PYTEST) $$(grep -rl --include='test_*.py' mark.timed tests) -m timed
 
-# Without vLLM's processes, and without what takes seconds.
+# Without vLLM's processes and without what takes seconds, with few examples of each property.
 test-fast: $(STAMP)
-	$(PYTEST) tests -m "not server and not slow and not timed and not fleet and not long" -n 2
+	AGENTKV_TEST_EXAMPLES=15 $(PYTEST) tests -m "not server and not slow and not timed and not fleet and not long" -n 2
 
 test-server: $(STAMP)
 	$(PYTEST) tests -m "server and not long"

@@ -50,7 +50,7 @@ def test_the_document_has_the_documented_keys(capsys: pytest.CaptureFixture[str]
 
 def test_the_faults_of_a_predictor_of_ones_own_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     """Policies simulate with the predictor that their settings name, guarded as on a server."""
-    names = ("tests.evals.bad_policies:FailsToPredict", "agentkv.predictors:Predictor")
+    names = ("tests.testing.bad_policies:FailsToPredict", "agentkv.predictors:Predictor")
     flags = [flag for name in names for flag in ("--policy", f'agentkv{{"predictor": "{name}"}}')]
     assert main([*SMALL, *flags, "--json"]) == 0
     bad, plain = policies(capsys).values()

@@ -349,7 +349,7 @@ def test_a_predictor_that_fails_costs_predictions_and_nothing_else(
 ) -> None:
     """The default one answers; faults are counted, and the first is logged with its traceback."""
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    name = "tests.evals.bad_policies:FailsToPredict"
+    name = "tests.testing.bad_policies:FailsToPredict"
     engine = make_engine(policy="context_serve", predictor=name)
     wakes = engine.attach() if is_attached else None
     for number in range(MAX_FAULTS + 3):

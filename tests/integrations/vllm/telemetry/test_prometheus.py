@@ -21,6 +21,8 @@ from agentkv.integrations.vllm.engine.seam import STATS_FIELD
 from agentkv.integrations.vllm.telemetry.counters import CounterName
 from agentkv.integrations.vllm.telemetry.prometheus import AgentKVStatLogger
 
+pytestmark = pytest.mark.slow
+
 PAYLOAD = {
     "gauges": {"pinned_jobs": 2, "pinned_blocks": 9},
     "counters": [["pins_total", {"speed": "none"}, 3], ["preemptions_total", {}, 1]],
