@@ -1,4 +1,4 @@
-"""SWE-bench instances: read from a file, the hub or our own suite, chosen, and named by image.
+"""SWE-bench instances: rows as mini-swe-agent and the harness take them, loaded, checked, chosen.
 
 Every other module here starts from them. Knows nothing about agents, servers or grading.
 """
@@ -10,19 +10,18 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentkv.errors import AgentKVError
 
+Instance = dict[str, Any]
+"""One row of a dataset, with the fields that SWE-bench names."""
 CONTAINERS = ("docker", "podman")
-KINDS = (*CONTAINERS, "bubblewrap", "local")
-"""Where an agent's commands can run."""
+SANDBOX = "bubblewrap"
 DAEMON_LESS = "daemon-less"
-MODES = (*CONTAINERS, DAEMON_LESS)
-"""How patches can be graded; the last one without containers."""
+MODES = (CONTAINERS[0], DAEMON_LESS)
+"""How patches can be graded; the last one without containers, for the suite."""
 SUITE = "demo"
 SUITE_FILE = Path(__file__).parent / "suite" / "instances.json"
 HUB_NAMES = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-bench_Lite"}
@@ -35,25 +34,11 @@ _MAX_ID_BYTES = 200  # files and jobs are named after an instance; both end at 2
 
 
 class SwebenchError(AgentKVError):
-    """Instances, a repository, a run's folder or an environment that cannot be used."""
+    """Instances, a run's folder or an environment that cannot be used."""
 
 
 class HarnessError(SwebenchError):
     """The official harness, or what it runs in, failed while it graded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """One task. `image` names its registry too; `raw` is the row as the harness wants it."""
-
-    instance_id: str
-    repo: str
-    base_commit: str
-    problem_statement: str
-    patch: str
-    fail_to_pass: tuple[str, ...]
-    image: str
-    raw: dict[str, Any]
 
 
 def load_instances(source: str) -> list[Instance]:
@@ -61,14 +46,37 @@ def load_instances(source: str) -> list[Instance]:
 
     Raises SwebenchError with the value seen.
     """
-    rows = _rows(source)
-    if not rows:
-        raise SwebenchError(f"{source}: holds no instance")
-    instances = [_instance(row, f"{source}: row {number}") for number, row in enumerate(rows)]
-    counts = Counter(one.instance_id for one in instances)
-    if twice := [name for name, count in counts.items() if count > 1]:
-        raise SwebenchError(f"{source}: {twice[0]} is there twice")
-    return instances
+    name = {**HUB_NAMES, SUITE: str(SUITE_FILE)}.get(source)
+    if name is None and Path(source).suffix not in _FILE_KINDS:
+        kinds, names = ", ".join(_FILE_KINDS), ", ".join(HUB_NAMES)
+        raise SwebenchError(f"{source}: allowed is a file ({kinds}), {names} or {SUITE}")
+    from swebench.harness.utils import load_swebench_dataset
+
+    try:  # through JSON, which the harness reads again: a column of Parquet may hold dates
+        loaded = load_swebench_dataset(name or source, "test")
+        rows = [json.loads(json.dumps(row, default=str)) for row in loaded]
+    except Exception as error:  # the hub's client raises many kinds
+        said = f"{type(error).__name__}: {str(error)[:200]}"
+        raise SwebenchError(f"{source}: cannot be read as a list of instances ({said})") from error
+    for number, row in enumerate(rows):
+        _check(row, f"{source}: row {number}")
+    counts = Counter(row["instance_id"] for row in rows)
+    if not counts or max(counts.values()) > 1:
+        what = f"{counts.most_common(1)[0][0]} is there twice" if counts else "holds no instance"
+        raise SwebenchError(f"{source}: {what}")
+    return rows
+
+
+def _check(row: Instance, where: str) -> None:
+    if missing := [name for name in _REQUIRED if not isinstance(row.get(name), str)]:
+        raise SwebenchError(f"{where} lacks {', '.join(missing)}; it has {', '.join(row)}")
+    name = row["instance_id"]
+    is_file_name = name.isprintable() and "/" not in name and name not in ("", ".", "..")
+    if not is_file_name or len(name.encode()) > _MAX_ID_BYTES:
+        raise SwebenchError(
+            f"{where}: instance_id is {name[:80]!r}, allowed is what can be the name of a file, "
+            f"of {_MAX_ID_BYTES} bytes at most"
+        )
 
 
 def select(
@@ -78,110 +86,36 @@ def select(
 
     Raises SwebenchError for a malformed slice or expression, and if nothing is left.
     """
+    from minisweagent.run.benchmarks.swebench import filter_instances
+
+    wanted = f"filter {filter_!r}, slice {slice_!r}"
     try:
-        chosen = [one for one in instances if re.match(filter_ or "", one.instance_id)]
-        if slice_:
-            chosen = chosen[slice(*(int(part) if part else None for part in slice_.split(":")))]
-    except re.error as error:
-        raise SwebenchError(f"filter {filter_!r}: is no regular expression: {error}") from error
-    except (TypeError, ValueError) as error:
-        allowed = "START:END or START:END:STEP"
-        raise SwebenchError(f"slice: got {slice_!r}, allowed is {allowed}") from error
-    if not chosen:
-        ids = ", ".join(one.instance_id for one in instances[:3])
-        raise SwebenchError(
-            f"no instance is left of {len(instances)} (filter {filter_!r}, slice {slice_!r}); "
-            f"their ids are {ids}, ..."
+        chosen: list[Instance] = filter_instances(
+            list(instances), filter_spec=filter_ or "", slice_spec=slice_ or ""
         )
+    except (re.error, TypeError, ValueError) as error:
+        allowed = "a regular expression, and START:END or START:END:STEP"
+        raise SwebenchError(f"{wanted}: {error}; allowed are {allowed}") from error
+    if not chosen:
+        ids = ", ".join(one["instance_id"] for one in instances[:3])
+        raise SwebenchError(f"no instance is left of {len(instances)} ({wanted}), such as {ids}")
     return chosen
 
 
 def fingerprint(instances: Sequence[Instance]) -> str:
-    """Return the SHA-256 of the instances' rows, the same for every kind of file."""
-    text = json.dumps([one.raw for one in instances], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    """Return the SHA-256 of the rows, the same for every kind of file."""
+    return hashlib.sha256(json.dumps(instances, sort_keys=True).encode()).hexdigest()
 
 
 def image_name(row: Mapping[str, Any]) -> str:
     """Return the image that the instance names, else the official one, with its registry.
 
-    Source: mini-swe-agent 2.4.6, run/benchmarks/swebench.py, `get_swebench_docker_image_name`; the
-    field `image` is swebench 5's.
+    mini-swe-agent knows all but the field `image`, which is swebench 5's.
     """
+    from minisweagent.run.benchmarks.swebench import get_swebench_docker_image_name
+
     given = row.get("image_name") or row.get("docker_image") or row.get("image")
-    if not given:
-        token = str(row["instance_id"]).replace("__", "_1776_").lower()
-        given = f"swebench/sweb.eval.x86_64.{token}:latest"
-    host, slash, _ = str(given).partition("/")
+    name = str(get_swebench_docker_image_name({**row, "image_name": given}))
+    host, slash, _ = name.partition("/")
     is_qualified = slash and ("." in host or ":" in host or host == "localhost")
-    return str(given) if is_qualified else f"docker.io/{given}"
-
-
-def _instance(row: Mapping[str, Any], where: str) -> Instance:
-    if missing := [name for name in _REQUIRED if not row.get(name)]:
-        found = ", ".join(map(str, row)) or "nothing"
-        raise SwebenchError(f"{where} lacks {', '.join(missing)}; it has {found}")
-    texts = {name: str(row[name]) for name in _REQUIRED}
-    name = texts["instance_id"]
-    is_file_name = name.isprintable() and "/" not in name and name not in (".", "..")
-    if not is_file_name or len(name.encode()) > _MAX_ID_BYTES:
-        raise SwebenchError(
-            f"{where}: instance_id is {name[:80]!r}, allowed is what can be the name of a file, "
-            f"of {_MAX_ID_BYTES} bytes at most"
-        )
-    tests = row.get("FAIL_TO_PASS") or []
-    with suppress(ValueError):  # the official files hold the list as JSON text
-        tests = json.loads(tests) if isinstance(tests, str) else tests
-    if not isinstance(tests, list):
-        seen = str(tests)[:80]
-        raise SwebenchError(f"{where}: FAIL_TO_PASS is {seen!r}, allowed is a list of tests")
-    return Instance(
-        **texts,
-        patch=str(row.get("patch") or ""),
-        fail_to_pass=tuple(map(str, tests)),
-        image=image_name(row),
-        raw={**row, **texts},
-    )
-
-
-def _rows(source: str) -> list[Mapping[str, Any]]:
-    if source in HUB_NAMES:
-        return _rows_of_hub(HUB_NAMES[source])
-    path = SUITE_FILE if source == SUITE else Path(source)
-    if path.suffix not in _FILE_KINDS:
-        kinds, names = ", ".join(_FILE_KINDS), ", ".join(HUB_NAMES)
-        raise SwebenchError(f"{source}: allowed is a file ({kinds}), {names} or {SUITE}")
-    rows: Any
-    try:
-        if path.suffix == ".parquet":
-            from pyarrow import parquet
-
-            rows = _plain(parquet.read_table(path).to_pylist())
-        elif path.suffix == ".jsonl":
-            # not splitlines: JSON text may contain other line ends, such as U+2028
-            lines = path.read_text(encoding="utf-8-sig").split("\n")
-            rows = [json.loads(line) for line in lines if line.strip()]
-        else:
-            rows = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:  # pyarrow's errors are among them
-        raise SwebenchError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise SwebenchError(f"{path}: holds {type(rows).__name__}, allowed is a list of instances")
-    return rows
-
-
-def _rows_of_hub(name: str) -> list[Mapping[str, Any]]:
-    from datasets import load_dataset
-
-    try:
-        return _plain([dict(row) for row in load_dataset(name, split="test")])
-    except Exception as error:  # the hub's client raises many kinds; the advice is the same
-        raise SwebenchError(
-            f"{name} could not be fetched ({type(error).__name__}: {str(error)[:200]}): without a "
-            "network, give its file instead (.parquet)"
-        ) from error
-
-
-def _plain(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Convert to JSON values: the harness reads a JSON file, and a column may hold dates."""
-    return [json.loads(json.dumps(row, default=str)) for row in rows]
+    return name if is_qualified else f"docker.io/{name}"

@@ -30,9 +30,9 @@ _SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt"
 def commands(instance: Instance, solution: Solution) -> tuple[str, ...]:
     """Return the commands that the agent is given, one a turn; the last one submits."""
     if solution == "gold":
-        change = f"git apply - <<'END_OF_PATCH'\n{instance.patch}END_OF_PATCH"
+        change = f"git apply - <<'END_OF_PATCH'\n{instance['patch']}END_OF_PATCH"
     else:  # a patch that applies, to the file that gold changes, and resolves nothing
-        changed = re.findall(r"^--- a/(\S+)", instance.patch, re.MULTILINE)
+        changed = re.findall(r"^--- a/(\S+)", instance["patch"], re.MULTILINE)
         change = f"echo '# looked at, not fixed' >> {changed[0]}"
     return ("git status --short && ls", change, _MAKE_PATCH, _SUBMIT)
 
@@ -48,7 +48,7 @@ def _reply(
     """Find the instance by its problem in the conversation, and the turn by the replies in it."""
     messages = body["messages"]
     text = "\n".join(message.get("content") or "" for message in messages)
-    instance = next(one for one in instances if one.problem_statement.strip() in text)
+    instance = next(one for one in instances if one["problem_statement"].strip() in text)
     turn = sum(message["role"] == "assistant" for message in messages)
     command = commands(instance, solution)[turn]
     function = {"name": "bash", "arguments": json.dumps({"command": command})}

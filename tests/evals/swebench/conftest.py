@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -21,11 +20,3 @@ def bubblewrap() -> str:
     if found is None:
         pytest.skip("no bubblewrap works here")
     return found
-
-
-@pytest.fixture(scope="session")
-def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The suite's git repositories, by instance id."""
-    from agentkv.evals.swebench.environments import prepare_suite
-
-    return prepare_suite(tmp_path_factory.mktemp("suite"))

@@ -15,7 +15,7 @@ PATCHES = {"a-1": "one", "a-2": "two", "a-3": "", "a-4": "four"}
 
 def gold_patches(instances: Sequence[Instance] = SUITE) -> dict[str, str]:
     """The solution of each instance."""
-    return {instance.instance_id: instance.patch for instance in instances}
+    return {instance["instance_id"]: instance["patch"] for instance in instances}
 
 
 def row(instance_id: str, *, start_s: float = 0.0, job_s: float = 10.0, **fields: Any) -> Any:
@@ -49,7 +49,7 @@ def write_run(
 ) -> Path:
     """A run of the instances that `patches` names; `document` replaces fields of run.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    load = {"workers": 2, "step_limit": 10, "seed": 0, "environment": "bubblewrap"}
+    load = {"workers": 2, "step_limit": 10, "environment": "bubblewrap"}
     data = {"dataset": dataset, "dataset_sha256": "0" * 64, "instance_ids": list(patches)}
     made = {"run_id": f"run-{policy}", "policy": policy, "ended_at": "2025-01-01T00:01:00+00:00"}
     facts = {**made, "model": "scripted", **load, **data, **document}

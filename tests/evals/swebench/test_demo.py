@@ -25,8 +25,8 @@ def test_solutions_decide_what_is_resolved(
     assert document["mode"] == "daemon-less"
     results = json.loads((tmp_path / "run" / "eval.json").read_text())["results"]
     for instance in SUITE:
-        tests = instance.fail_to_pass
+        tests = json.loads(json.dumps(instance["FAIL_TO_PASS"]))
         failed = f"{len(tests)} of {len(tests)} FAIL_TO_PASS fail, first {tests[0]}"
-        assert "b/tests/" not in instance.patch
-        detail = results[instance.instance_id]["detail"]
+        assert "b/tests/" not in instance["patch"]
+        detail = results[instance["instance_id"]]["detail"]
         assert detail == ("" if solution == "gold" else failed)

@@ -11,22 +11,21 @@ from typing import Any
 
 import pytest
 
-from agentkv.evals.swebench import command
-from agentkv.evals.swebench.grading import evaluate
+from agentkv.evals.swebench.grading import _verdict, evaluate, patch_sha256
 from agentkv.evals.swebench.instances import SwebenchError
-from tests.evals.swebench.run_folders import SUITE, gold_patches, row, write_run
+from tests.evals.swebench.run_folders import SUITE, row, write_eval, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
-FIRST, SECOND = (instance.instance_id for instance in SUITE[:2])
-GOLD = SUITE[0].patch
-FIRST_PATCH, TWO_PATCHES = {FIRST: GOLD}, {FIRST: GOLD, SECOND: SUITE[1].patch}
+FIRST, SECOND = (instance["instance_id"] for instance in SUITE[:2])
+GOLD = SUITE[0]["patch"]
+FIRST_PATCH, TWO_PATCHES = {FIRST: GOLD}, {FIRST: GOLD, SECOND: SUITE[1]["patch"]}
 RUN_TESTS = "python3 -m pytest"
 WRONG = "diff --git a/NOTES b/NOTES\nnew file mode 100644\n--- /dev/null\n+++ b/NOTES\n"
 
 
 def graded(folder: Path, **options: Any) -> dict[str, Any]:
     """The content of eval.json after an evaluation without containers."""
-    evaluate(folder, mode="daemon-less", say=lambda text: None, **options)
+    evaluate(folder, mode="daemon-less", **options)
     found: dict[str, Any] = json.loads((folder / "eval.json").read_text())
     return found
 
@@ -37,13 +36,13 @@ def statuses(document: dict[str, Any]) -> dict[str, str]:
 
 def write_dataset(folder: Path, *changes: dict[str, Any]) -> str:
     """A dataset of the suite's first instances, each with these fields changed."""
-    raws = [one.raw | change for one, change in zip(SUITE, changes, strict=False)]
+    raws = [one | change for one, change in zip(SUITE, changes, strict=False)]
     (folder / "dataset.json").write_text(json.dumps(raws))
     return str(folder / "dataset.json")
 
 
 def with_script(old: str, new: str) -> dict[str, str]:
-    return {"eval_script": SUITE[0].raw["eval_script"].replace(old, new)}
+    return {"eval_script": SUITE[0]["eval_script"].replace(old, new)}
 
 
 CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any] | None, str, str]] = {
@@ -68,32 +67,40 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any] | None, str, str]] = 
     "no file": ({}, GOLD.replace("csvline", "nothing"), {}, "error", "the patch does not apply"),
     "half a character": ({}, f"{GOLD}\ud83d", {}, "error", "UnicodeEncodeError"),
     "odd script": ({"eval_script": "echo \ud83d"}, GOLD, {}, "error", "UnicodeEncodeError"),
-    "no script": ({"eval_script": ["ls"]}, GOLD, {}, "error", "lacks eval_script"),
+    "no script": (
+        {"eval_script": ["ls"]},
+        GOLD,
+        {},
+        "error",
+        "cannot read the instance: AttributeError",
+    ),
     "no goal": ({"FAIL_TO_PASS": []}, GOLD, {}, "error", "no FAIL_TO_PASS tests"),
-    "no list": ({"PASS_TO_PASS": None}, GOLD, {}, "error", "lacks PASS_TO_PASS"),
+    "no list": ({"PASS_TO_PASS": None}, GOLD, {}, "error", "TypeError"),
     "no parser": ({"log_parser": "nobody's"}, GOLD, {}, "error", 'KeyError: "nobody\'s"'),
     "odd assets": ({"image_assets": "{"}, GOLD, {}, "error", "JSONDecodeError"),
-    "no clone": ({"repo": "django/django"}, GOLD, {}, "error", "none of the folders no clone,"),
-    "too slow": (with_script(RUN_TESTS, "sleep 60; true"), GOLD, {}, "error", "than 15 s"),
+    "no clone": ({"repo": "django/django"}, GOLD, {}, "error", "lies in its image"),
+    "too slow": (
+        with_script(RUN_TESTS, "sleep 60; true"),
+        GOLD,
+        {},
+        "error",
+        "timed out after 15 seconds",
+    ),
 }
 
 
 @pytest.fixture(scope="module")
-def results(
-    tmp_path_factory: pytest.TempPathFactory, repositories: dict[str, Path]
-) -> dict[str, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The evaluation of a run of instances, each of which ends in another way."""
     folder = tmp_path_factory.mktemp("cases")
-    raws = [SUITE[0].raw | case[0] | {"instance_id": name} for name, case in CASES.items()]
+    raws = [SUITE[0] | case[0] | {"instance_id": name} for name, case in CASES.items()]
     (folder / "dataset.json").write_text(json.dumps(raws))
     ran = {name: case for name, case in CASES.items() if case[2] is not None}
     rows = [row(name, **(fields or {})) for name, (_, _, fields, _, _) in ran.items()]
     patches = {name: case[1] for name, case in ran.items()}
     dataset = str(folder / "dataset.json")
     write_run(folder / "run", patches, dataset=dataset, rows=rows, instance_ids=list(CASES))
-    clones = next(iter(repositories.values())).parent
-    limits = {"workers": 2, "time_limit_s": 15}
-    found: dict[str, Any] = graded(folder / "run", repositories=clones, **limits)["results"]
+    found: dict[str, Any] = graded(folder / "run", workers=2, time_limit_s=15)["results"]
     return found
 
 
@@ -103,21 +110,6 @@ def test_each_result_has_its_reason(results: dict[str, Any], name: str) -> None:
     *_, status, reason = CASES[name]
     assert results[name]["status"] == status
     assert reason in results[name]["detail"]
-
-
-def test_tests_see_neither_the_network_nor_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A look outside of the sandbox would fail this instance; the run's folder may be relative."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "secret").write_text("")
-    looks = f"[ -e {tmp_path / 'secret'} ] || [ $(grep -c : /proc/net/dev) -gt 1 ] || touch /usr/x"
-    probe = with_script(RUN_TESTS, f"if {looks}; then exit 1; fi; {RUN_TESTS}")
-    dataset = write_dataset(tmp_path, probe)
-    found = graded(write_run(Path("runs/ours"), FIRST_PATCH, dataset=dataset))
-    assert statuses(found) == {FIRST: "resolved"}
-    assert found["mode"] == "daemon-less"
-    assert found["harness_version"].startswith("5.")
 
 
 def test_an_interrupt_ends_the_tests_that_run(tmp_path: Path) -> None:
@@ -138,16 +130,17 @@ def test_an_interrupt_ends_the_tests_that_run(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "interrupted" in said
     assert statuses(json.loads((folder / "eval.json").read_text())) == {SECOND: "resolved"}
-    assert list((folder / "eval" / "daemon-less" / "worktrees").iterdir()) == []
+    assert not (folder / "eval" / "daemon-less" / "worktrees").exists()
 
 
 def test_verdicts_are_kept_until_patch_or_tests_change(tmp_path: Path) -> None:
     """A second evaluation grades a changed patch only, and all if the instances changed."""
     folder = write_run(tmp_path / "run", TWO_PATCHES)
     graded(folder)
-    logs = [folder / "eval" / "daemon-less" / name / "report.json" for name in TWO_PATCHES]
+    home = folder / "eval" / "daemon-less" / "logs" / "run_evaluation"
+    logs = [home / "run-continuum" / "continuum" / name / "report.json" for name in TWO_PATCHES]
     before = [path.stat().st_mtime_ns for path in logs]
-    wrong = SUITE[1].patch.replace("default=0", "default=1")
+    wrong = SUITE[1]["patch"].replace("default=0", "default=1")
     write_run(folder, {**TWO_PATCHES, SECOND: wrong})
     assert statuses(graded(folder)) == {FIRST: "resolved", SECOND: "unresolved"}
     after = [path.stat().st_mtime_ns for path in logs]
@@ -157,22 +150,42 @@ def test_verdicts_are_kept_until_patch_or_tests_change(tmp_path: Path) -> None:
     assert statuses(graded(folder, dataset=dataset))[FIRST] == "unresolved"
 
 
-def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It names the images that would be needed, and leaves the folder as it is."""
-    folder = write_run(tmp_path, gold_patches())
-    before = sorted(folder.iterdir())
-    assert command.main(["eval", str(folder), "--dry-run"]) == 0
-    planned = json.loads(capsys.readouterr().out)
-    assert planned["to_grade"] == 6
-    assert planned["images"][0] == "agentkv/swebench-suite-intervals:1.0"
-    assert sorted(folder.iterdir()) == before
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (
+            "INFO - >>>>> Patch Apply Failed:\nerror: a.py: No such file\nTraceback ...",
+            "the patch does not apply: error: a.py: No such file",
+        ),
+        (
+            "EvaluationError: Error in evaluation for a-1: Error in evaluation for a-1: Image x/y "
+            "not found for a-1\nCheck (run_instance.log) for more information.",
+            "Image x/y not found for a-1",
+        ),
+        (
+            "EvaluationError: Error in evaluation for a-1: Test timed out after 8 seconds.\nCheck",
+            "Test timed out after 8 seconds.",
+        ),
+    ],
+)
+def test_an_instance_without_report_has_its_logs_reason(
+    tmp_path: Path, log: str, reason: str
+) -> None:
+    """The harness's own words say why it graded nothing."""
+    (tmp_path / "run_instance.log").write_text(log)
+    status, detail = _verdict("a-1", tmp_path) or ("", "")
+    assert status == "error"
+    assert detail.startswith(reason)
 
 
-def test_a_damaged_evaluation_is_named(tmp_path: Path) -> None:
-    """A file of another shape is not taken for an empty evaluation, and --redo replaces it."""
-    write_run(tmp_path, FIRST_PATCH)
-    for entry in ({}, {"status": "good"}):
-        (tmp_path / "eval.json").write_text(json.dumps({"results": {"a-1": entry}}))
-        with pytest.raises(SwebenchError, match="--redo"):
-            graded(tmp_path)
-    assert statuses(graded(tmp_path, is_redone=True)) == {FIRST: "resolved"}
+def test_without_a_daemon_the_other_mode_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a docker daemon nothing is graded, and earlier verdicts of another mode are kept."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'no.sock'}")
+    folder = write_run(tmp_path / "run", FIRST_PATCH)
+    write_eval(folder, {FIRST: ("resolved", patch_sha256(GOLD))}, mode="daemon-less")
+    before = (folder / "eval.json").read_text()
+    with pytest.raises(SwebenchError, match="--mode daemon-less"):
+        evaluate(folder, mode="docker")
+    assert (folder / "eval.json").read_text() == before

@@ -36,7 +36,6 @@ def summary_of(folder: Path) -> dict[str, Any]:
 def page_of(*folders: Path) -> str:
     """The Markdown of a report on these runs, with single blanks."""
     document = report(folders, folders[0] / "report")
-    assert Path(document["files"]["figure"]).read_bytes().startswith(b"\x89PNG")
     return " ".join(Path(document["files"]["markdown"]).read_text().split())
 
 
@@ -52,7 +51,6 @@ def test_the_numbers_of_a_graded_run(tmp_path: Path) -> None:
     assert {name: summary[name] for name in STATUSES} == dict.fromkeys(STATUSES, 1)
     assert (summary["turn_llm_mean_s"], summary["turn_llm_max_s"]) == (3.0, 4.0)
     assert summary["turn_tool_mean_s"] == 1.0
-    assert summary["per_turn_llm_mean_s"] == [2.0, 4.0]
     assert (summary["cached_share"], summary["cached_share_first"]) == (0.5, 0.0)
 
 
@@ -94,8 +92,8 @@ def test_a_run_graded_in_part_has_no_pass_rate(tmp_path: Path, is_graded: bool) 
 @pytest.mark.parametrize(
     ("patches", "facts", "words"),
     [
-        ({**PATCHES, "b-9": "nine"}, {}, "1 are in one only, such as b-9"),
-        (PATCHES, {"dataset_sha256": "1" * 64}, "same dataset"),
+        ({**PATCHES, "b-9": "nine"}, {}, "differ in instance_ids"),
+        (PATCHES, {"dataset_sha256": "1" * 64}, "differ in dataset_sha256"),
     ],
 )
 def test_runs_on_other_instances_are_not_compared(
@@ -117,9 +115,9 @@ def test_policies_stand_side_by_side(tmp_path: Path) -> None:
     assert [run["name"] for run in document["runs"]] == ["fcfs", "continuum"]
     assert document["runs"][1]["ratios"]["jct_mean_s"] == 0.5
     for words in (
-        "| JCT mean | 20.0 s | 10.0 s (x 0.50) |",
+        "| JCT mean, s | 20.0 | 10.0 (x 0.50) |",
         "1 resolved here and not under fcfs, 1 the other way round",
-        *("`a-4`: error: why a-4", "`a-3`: empty: why a-3", "![report.png](report.png)"),
+        *("`a-4`: error: why a-4", "`a-3`: empty: why a-3"),
     ):
         assert words in page
     with pytest.raises(SwebenchError, match="the runs are fcfs, continuum"):
@@ -132,20 +130,19 @@ def test_grading_of_another_kind_is_labelled(tmp_path: Path) -> None:
     real, other = (write_graded(tmp_path / name, policy=name) for name in ("fcfs", "priority"))
     page = page_of(local, real)
     assert "**daemon-less grading**" in page
-    assert "**the runs were not graded alike**" in page
-    assert "official harness, docker (swebench 5.0.2)" in page
+    assert "**the runs differ in** mode: docker, daemon-less" in page
     conditions = "".join(compare([real, other])["conditions"])
     assert "daemon-less" not in conditions
-    assert "not graded alike" not in conditions
+    assert "differ" not in conditions
     path = other / "eval.json"
     path.write_text(path.read_text().replace("5.0.2", "5.1.0"))
-    assert "not graded alike" in "".join(compare([real, other])["conditions"])
+    assert "differ in** harness_version" in "".join(compare([real, other])["conditions"])
 
 
 def test_a_run_without_grades_or_rows_is_reported(tmp_path: Path) -> None:
     """Completion times need no grading, and nothing is made up for what did not run."""
     folder = write_run(tmp_path / "a", PATCHES)
-    assert "| pass rate (95% Wilson) | not graded |" in page_of(folder)
+    assert "| pass rate | - |" in page_of(folder)
     assert summary_of(folder)["jct_mean_s"] == 10.0
     folder = write_run(tmp_path / "b", {}, instance_ids=["a-1"], ended_at=None)
     assert "not run to its end" in page_of(folder)
@@ -171,10 +168,9 @@ def test_reports_are_written_where_they_are_asked_for(
     assert files["markdown"] == f"{folder.name}/report.md"
 
 
-def test_html_has_the_page_and_the_figure_in_one_file(tmp_path: Path) -> None:
+def test_html_has_the_page_in_one_file(tmp_path: Path) -> None:
     """--html writes what `agentkv report` makes of the report's folder."""
     folder, path = write_graded(tmp_path / "run"), tmp_path / "out.html"
     assert command.main(["report", str(folder), "--html", str(path)]) == 0
     assert "# SWE-bench" in path.read_text()
-    assert path.read_text().count("data:image/png;base64,") == 1
     assert command.main(["report", str(folder), "--html", str(path)]) == 2

@@ -18,10 +18,8 @@ import pytest
 
 from agentkv.evals.swebench import command
 from agentkv.evals.swebench.instances import SwebenchError
-from agentkv.evals.swebench.plan import RunPlan
-from agentkv.evals.swebench.run import run
+from agentkv.evals.swebench.run import RunPlan, _sum, run
 from agentkv.evals.swebench.suite import commands, solution_server
-from agentkv.evals.workload.plans import arrival_times_s
 from agentkv.testing import ScriptedServer
 from tests.agents.mini_swe_replies import fenced
 from tests.evals.swebench.run_folders import SUITE, gold_patches
@@ -42,7 +40,7 @@ def server() -> Iterator[ScriptedServer]:
 
 def plan_of(server: ScriptedServer, out: Path, **fields: Any) -> RunPlan:
     """A run of the suite in bubblewrap, three instances at a time."""
-    plan = RunPlan(source="demo", instances=SUITE, out=out, base_url=server.base_url, workers=3)
+    plan = RunPlan(dataset="demo", instances=SUITE, out=out, base_url=server.base_url, workers=3)
     return replace(plan, **{"environment": "bubblewrap", **fields})
 
 
@@ -96,16 +94,16 @@ def test_a_run_folder_tells_how_it_was_made(whole: Whole) -> None:
     document = json.loads((plan.out / "run.json").read_text())
     assert document["instance_ids"] == list(GOLD)
     assert (document["policy"], document["model"]) == ("scripted", "scripted-gold")
-    assert (document["workers"], document["jps"], document["step_limit"]) == (3, None, 30)
+    assert (document["workers"], document["step_limit"]) == (3, 30)
     assert document["environment"] == "bubblewrap"
     assert document["started_at"] < document["ended_at"]
     assert document["server"]["policy"] == "scripted"
     assert document["versions"]["mini-swe-agent"].startswith("2.")
-    name = SUITE[0].instance_id
+    name = SUITE[0]["instance_id"]
     saved = json.loads((plan.out / name / f"{name}.traj.json").read_text())
     assert saved["trajectory_format"].startswith("mini-swe-agent-1")
     assert saved["info"]["exit_status"] == "Submitted"
-    assert SUITE[0].problem_statement.strip() in saved["messages"][1]["content"]
+    assert SUITE[0]["problem_statement"].strip() in saved["messages"][1]["content"]
     files = {"run.json", "instances.jsonl", "preds.json", "repositories", ".lock"}
     assert {path.name for path in plan.out.iterdir()} - {"agents.log"} == files | set(GOLD)
 
@@ -115,8 +113,7 @@ def test_a_run_folder_tells_how_it_was_made(whole: Whole) -> None:
     [
         ({"step_limit": 5}, "another step_limit: 30, now 5"),
         ({"instances": SUITE[:2]}, "another dataset_sha256"),
-        ({"environment": "local"}, "another environment"),
-        ({"jps": 1.0, "workers": None}, "another workers"),
+        ({"environment": "podman"}, "another environment"),
     ],
 )
 def test_a_run_is_resumed_under_its_own_conditions_only(
@@ -151,37 +148,27 @@ def test_a_relative_folder_and_text_mode_work(
     with ScriptedServer(replies, model="text") as server:
         plan = plan_of(server, out, instances=[instance], step_limit=4, is_text=True)
         assert run(plan)["exit_statuses"] == {"Submitted": 1}
-    assert patches(out) == {instance.instance_id: instance.patch}
+    assert patches(out) == {instance["instance_id"]: instance["patch"]}
     assert json.loads((out / "run.json").read_text())["dataset"] == "demo"
-
-
-def test_instances_start_at_random_with_jps(plan: RunPlan) -> None:
-    """Instances start at the drawn times, however many are under way."""
-    plan = replace(plan, workers=None, jps=5.0, seed=3)
-    assert run(plan)["exit_statuses"] == {"Submitted": 6}
-    started_s = sorted(row["start_s"] for row in rows(plan.out))
-    drawn_s = arrival_times_s("poisson", seed=3, jps=5.0, num_jobs=6, duration_s=None)
-    lags_s = [started - drawn for started, drawn in zip(started_s, drawn_s, strict=True)]
-    assert 0.0 <= min(lags_s) <= max(lags_s) < 2.0
 
 
 def test_a_failed_instance_is_tried_again(plan: RunPlan) -> None:
     """Its error is in its row alone, and --resume plays it again under another job id."""
-    broken = replace(SUITE[1], base_commit="0" * 40)
+    broken = {**SUITE[1], "base_commit": "0" * 40}
     plan = replace(plan, instances=[SUITE[0], broken, SUITE[2]])
     document = run(plan)
     assert document["exit_statuses"] == {"Submitted": 2, "error:SwebenchError": 1}
-    assert "not our ref" in document["errors"][broken.instance_id]
+    assert "not our ref" in document["errors"][broken["instance_id"]]
     run(plan, resume=True)
     failed = [row for row in rows(plan.out) if row["exit_status"] == "error:SwebenchError"]
-    assert [row["instance_id"] for row in failed] == [broken.instance_id] * 2
+    assert [row["instance_id"] for row in failed] == [broken["instance_id"]] * 2
     assert failed[1]["job_id"] == f"{failed[0]['job_id']}.2"
     assert len(rows(plan.out)) == 4
 
 
 def test_an_instance_named_like_a_file_of_the_run_is_refused(plan: RunPlan) -> None:
     """An instance must not be named run.json or eval, as its folder lies next to those."""
-    odd = replace(SUITE[0], instance_id="eval")
+    odd = {**SUITE[0], "instance_id": "eval"}
     with pytest.raises(SwebenchError, match="'eval' is the name of a file"):
         run(replace(plan, instances=[odd]))
 
@@ -198,6 +185,24 @@ def test_the_command_names_bad_usage_and_prints_one_document_last(
     *text, last = capsys.readouterr().out.splitlines()
     assert json.loads(last)["exit_statuses"] == {"Submitted": 1}
     assert text == ["1 of 1 instances over: 1 Submitted", f"in {plan.out}"]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "added"),
+    [
+        (None, {"pins_total": {"fast": 4, "slow": 1}, "preemptions_total": 4}),
+        (
+            {"pins_total": {"fast": 1}},
+            {"pins_total": {"fast": 5, "slow": 1}, "preemptions_total": 4},
+        ),
+    ],
+    ids=["one session", "resumed"],
+)
+def test_only_what_the_run_added_counts(earlier: Any, added: Any) -> None:
+    """What the server had counted before is subtracted, and sessions of a run add up."""
+    before = {"pins_total": {"fast": 2}, "preemptions_total": 5}
+    after = {"pins_total": {"fast": 6, "slow": 1}, "preemptions_total": 9}
+    assert _sum(earlier, _sum(after, before, -1)) == added
 
 
 def in_process(base_url: str, out: Path, *more: str) -> list[str]:
@@ -244,7 +249,7 @@ def test_a_killed_run_is_gone_on_with(server: ScriptedServer, tmp_path: Path) ->
     assert patches(out) == dict(list(GOLD.items())[:3])
     document = json.loads((out / "run.json").read_text())
     assert document["ended_at"] is not None
-    assert [one["stopped_because"] for one in document["sessions"]] == ["killed", None]
+    assert document["sessions"] == 2
     assert not (out / "worktrees").exists()
 
 
