@@ -48,6 +48,10 @@ from .instances import (
 
 DEFAULT_POLICY = "continuum"
 TOOL_FLAG = "--enable-auto-tool-choice"
+_AS_GIVEN = "model base_url api_key server_flags workers step_limit is_text configs"
+"""What the plan of a run takes from the flag of that name."""
+_OF_DEMO = "policy base_url slice workers environment step_limit resume force"
+"""What the run of the demo takes from the demo's flag of that name."""
 _COUNT = whole_number(1)
 QUIET = {
     "MSWEA_SILENT_STARTUP": "1",  # a banner on standard output
@@ -109,15 +113,8 @@ def _run(options: argparse.Namespace) -> Outcome:
         instances=found,
         out=Path(options.out or f"swebench-{(policy or 'run').replace(':', '-')}-{time_stamp()}"),
         policy=policy,
-        model=options.model,
-        base_url=options.base_url,
-        api_key=options.api_key,
-        server_flags=options.server_flags,
-        workers=options.workers,
         environment=options.environment or (SANDBOX if source == SUITE else CONTAINERS[0]),
-        step_limit=options.step_limit,
-        is_text=options.is_text,
-        configs=options.configs,
+        **{name: getattr(options, name) for name in _AS_GIVEN.split()},
     )
     if options.dry_run:
         document = plan.describe()
@@ -180,18 +177,8 @@ def _demo(options: argparse.Namespace) -> Outcome:
     out = options.out or f"{tempfile.mkdtemp(prefix='agentkv-swebench-')}/run"
     # a model of this size makes no tool calls
     flags = [] if solution else ["--text", "--config", str(MODEL_CONFIG)]
-    given = {
-        "policy",
-        "base_url",
-        "slice",
-        "workers",
-        "environment",
-        "step_limit",
-        "resume",
-        "force",
-    }
     planned = _parser().parse_args(["run", "--out", out, *flags])
-    vars(planned).update({name: vars(options)[name] for name in given})
+    vars(planned).update({name: vars(options)[name] for name in _OF_DEMO.split()})
     with solution_server(load_instances(SUITE), solution) if solution else nullcontext() as server:
         if server is not None:
             planned.base_url = server.base_url

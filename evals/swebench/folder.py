@@ -57,10 +57,8 @@ def read_run(folder: Path) -> SwebenchRun:
         hint = "is this the --out of `agentkv swebench run`?"
         raise SwebenchError(f"{folder / RUN_FILE} lacks {', '.join(missing)}: {hint}")
     rows, predictions = read_instances(folder), read_object(folder / PREDICTIONS_FILE)
-    for name in {
-        *predictions,
-        *(name for name in rows if rows[name]["exit_status"] == "Submitted"),
-    }:
+    submitted = {name for name, row in rows.items() if row["exit_status"] == "Submitted"}
+    for name in sorted(submitted | set(predictions)):
         if not isinstance(predictions.get(name), dict):  # it is written before the row
             raise SwebenchError(f"{folder / PREDICTIONS_FILE}: has no prediction of {name}")
     run_id, policy, ids = (document[name] for name in ("run_id", "policy", "instance_ids"))

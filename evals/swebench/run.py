@@ -29,7 +29,7 @@ from agentkv.server.process import ServerProcess
 from ..rows import provenance, write_whole
 from ..server import ServerUnderTest
 from .batch import Batch
-from .environments import REPOSITORIES, SANDBOX, prepare_suite
+from .environments import REPOSITORIES, prepare_suite
 from .folder import (
     ERROR_PREFIX,
     LOG_FILE,
@@ -41,7 +41,7 @@ from .folder import (
     read_instances,
     read_object,
 )
-from .instances import CONTAINERS, Instance, SwebenchError, fingerprint, image_name
+from .instances import CONTAINERS, SANDBOX, Instance, SwebenchError, fingerprint, image_name
 
 READY_TIMEOUT_S = 3600.0
 """A 70B model is read from a network disk in this time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,3 +21,11 @@ def bubblewrap() -> str:
     if found is None:
         pytest.skip("no bubblewrap works here")
     return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _key() -> Iterator[None]:
+    """A run leaves its API key in the variable that litellm reads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", "unset")
+        yield

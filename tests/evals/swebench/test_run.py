@@ -140,16 +140,19 @@ def test_a_run_is_not_resumed_on_another_model(plan: RunPlan) -> None:
 def test_a_relative_folder_and_text_mode_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sandbox finds a relative --out, and commands as fenced text give the same patch."""
+    """The sandbox finds a relative --out, fenced text gives the same patch, the key is not kept."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo").mkdir()  # a folder of this name is not the dataset
     instance, out = SUITE[0], Path("runs/ours")
     replies = [fenced(text) for text in commands(instance, "gold")]
-    with ScriptedServer(replies, model="text") as server:
+    with ScriptedServer(replies, model="text", api_key="secret") as server:
         plan = plan_of(server, out, instances=[instance], step_limit=4, is_text=True)
+        plan = replace(plan, api_key="secret")
         assert run(plan)["exit_statuses"] == {"Submitted": 1}
     assert patches(out) == {instance["instance_id"]: instance["patch"]}
     assert json.loads((out / "run.json").read_text())["dataset"] == "demo"
+    files = [path for path in out.rglob("*") if path.is_file() and ".git" not in path.parts]
+    assert not [path for path in files if b"secret" in path.read_bytes()]
 
 
 def test_a_failed_instance_is_tried_again(plan: RunPlan) -> None:
