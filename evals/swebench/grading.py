@@ -114,15 +114,18 @@ def patch_sha256(patch: str) -> str:
 
 def _require(mode: str) -> None:
     """Raise SwebenchError, which says what to do, unless tests can run in this mode."""
-    if mode == DAEMON_LESS and find_bubblewrap() is None:
-        raise SwebenchError("no bubblewrap that works here: tests never run outside a sandbox")
+    if mode == DAEMON_LESS:
+        if find_bubblewrap() is None:
+            raise SwebenchError("no bubblewrap that works here: tests never run outside a sandbox")
+        return
     said = "no such command"
     with suppress(FileNotFoundError):  # the harness calls the command, too
         done = subprocess.run(["docker", "version"], capture_output=True, text=True)
-        said = done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
-    if mode != DAEMON_LESS and said:
-        advice = f"start one, or use --mode {DAEMON_LESS} for the instances of the demo"
-        raise SwebenchError(f"no docker daemon answers ({said}): {advice}")
+        if not done.returncode:
+            return
+        said = done.stderr.strip().rpartition("\n")[2]
+    advice = f"start one, or use --mode {DAEMON_LESS} for the instances of the demo"
+    raise SwebenchError(f"no docker daemon answers ({said}): {advice}")
 
 
 def _settled(run: SwebenchRun, name: str, instance: Instance | None) -> Verdict | None:
