@@ -178,31 +178,38 @@ async def _drive(
     async def is_alive() -> bool:
         return await asyncio.to_thread(server.silence) is None
 
+    start_s = time.monotonic()
+
+    def clock() -> float:
+        return time.monotonic() - start_s
+
     async with _client(options.turns_url or server.root_url, options) as client:
-        start_s = time.monotonic()
-
-        def clock() -> float:
-            return time.monotonic() - start_s
-
         converse = partial(conversation, run_id)
         player = JobPlayer(client, converse, run_id, clock, keep_row, for_rival=options.is_rival)
         run = LoadRun(workload, player.play, clock, is_alive)
-        watching = asyncio.ensure_future(_show_progress(run, policy))
-        timer: asyncio.TimerHandle | None = None
-        if options.limit_s is not None:
-            reason = f"{options.limit_s:g} s were over (--limit-s)"
-            timer = asyncio.get_running_loop().call_later(options.limit_s, run.stop, reason)
-        with _stopped_by_signals(run.stop):
-            jobs = await run.run()
-        if timer is not None:
-            timer.cancel()
-        watching.cancel()
-        await asyncio.wait({watching})
+        jobs = await _watched(run, policy, options.limit_s)
     return (*jobs, *player.children), {
         "stopped_because": run.stopped_because,
         "max_arrival_lag_s": run.max_lag_s,
         "reports_cached_tokens": player.has_seen_cached_tokens,
     }
+
+
+async def _watched(run: LoadRun, label: str, limit_s: float | None) -> tuple[JobOutcome, ...]:
+    """Play the run; show how far it is, and stop it by a signal or when the time is up."""
+    timer: asyncio.TimerHandle | None = None
+    if limit_s is not None:
+        reason = f"{limit_s:g} s were over (--limit-s)"
+        timer = asyncio.get_running_loop().call_later(limit_s, run.stop, reason)
+    watching = asyncio.ensure_future(_show_progress(run, label))
+    try:
+        with _stopped_by_signals(run.stop):
+            return await run.run()
+    finally:
+        if timer is not None:
+            timer.cancel()
+        watching.cancel()
+        await asyncio.wait({watching})
 
 
 def _client(root_url: str, options: LoadOptions) -> Any:

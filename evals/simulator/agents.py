@@ -6,13 +6,14 @@ of each tool, a release at the end of the job. A server without the plugin gets 
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from agentkv.integrations.vllm.api import engine_side
 from agentkv.protocol import (
     CLIENT_FIELD,
     CLIENT_WEIGHT_FIELD,
@@ -24,13 +25,48 @@ from agentkv.protocol import (
 
 from ..outcomes import JobOutcome, JobStatus, TurnOutcome
 from ..workload.plans import JobPlan, TurnPlan, Workload
-from .engine import ContextHashes, LiveTurn
-from .fleet import Fleet, Timeline
 from .machine import Machine
-from .routers import RoutedRequest
+from .turns import ContextHashes, LiveTurn
 
 NO_COMMAND = 0
 """Token of a reply that runs nothing."""
+
+
+class Timeline:
+    """The events to come, in order of their times; those of one time in the order they were set."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        """Time of the event that is handled now, or was last."""
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    @property
+    def next_s(self) -> float:
+        """Time of the next event; infinity if there is none."""
+        return self._events[0][0] if self._events else math.inf
+
+    def at(self, time_s: float, action: Callable[[], None]) -> None:
+        """Call `action` at this time."""
+        heapq.heappush(self._events, (time_s, next(self._numbers), action))
+
+    def handle_next(self) -> None:
+        """Go to the next event and handle it."""
+        self.now_s, _, action = heapq.heappop(self._events)
+        action()
+
+
+class SimulatedServer(Protocol):
+    """One engine, or several behind a router, which clients reach at the timeline's time."""
+
+    def send(self, turn: LiveTurn, now_s: float) -> None:
+        """Take in the request of a turn."""
+
+    def signal(self, op: str, job_key: str, *args: Any, now_s: float) -> None:
+        """Take in a tool event or the release of a job."""
+
+    def reset(self, now_s: float) -> None:
+        """Drop all KV."""
 
 
 class Replies:
@@ -103,32 +139,30 @@ class AgentJob:
 class Agents:
     """All jobs of a workload, whose events are on the timeline.
 
-    `has_tags`: clients name their job with each request. `has_plugin`: the server takes tags and
-    signals. `on_job_end` gets each job's outcome. `weights` are those of clients, by name, 1 for
-    all others; None if the server does not tell clients apart.
+    `has_tags`: clients name their job with each request. `settings` are those of the server's
+    plugin, which tells clients apart by their weights; None if it has no plugin, and so takes no
+    tags and signals. `on_job_end` gets each job's outcome.
     """
 
     def __init__(
         self,
         workload: Workload,
         machine: Machine,
-        fleet: Fleet,
+        server: SimulatedServer,
         timeline: Timeline,
         replies: Replies,
         *,
         has_tags: bool,
-        has_plugin: bool,
+        settings: Mapping[str, Any] | None,
         on_job_end: Callable[[JobOutcome], None],
-        weights: Mapping[str, float] | None = None,
     ) -> None:
         self._workload = workload
         self._machine = machine
-        self._fleet = fleet
+        self._server = server
         self._timeline = timeline
         self._replies = replies
         self._has_tags = has_tags
-        self._has_plugin = has_plugin
-        self._weights = weights
+        self._settings = settings
         self._on_job_end = on_job_end
         self._child_numbers = itertools.count(len(workload.jobs))
         self._computed_prefixes: set[str] = set()
@@ -224,26 +258,25 @@ class Agents:
             tags=self._fields(job),
             owner=job,
             is_returning=number > 0,
+            context=job.plan.job_id,
+            prefixes=job.plan.prefixes,
+            job_key=job.key if self._has_tags and job.plan.is_tagged else None,
+            parent_key=None if job.parent is None else job.parent.key,
         )
-        self._fleet.send(turn, self._routed(job, prompt_tokens))
-
-    def _routed(self, job: AgentJob, prompt_tokens: int) -> RoutedRequest:
-        plan = job.plan
-        key = job.key if self._has_tags and plan.is_tagged else None
-        parent_key = None if job.parent is None else job.parent.key
-        return RoutedRequest(plan.job_id, key, parent_key, prompt_tokens, plan.prefixes)
+        self._server.send(turn, now_s)
 
     def _reports(self, job: AgentJob) -> bool:
         """True if the job's client sends tags and signals."""
-        return self._has_tags and self._has_plugin and job.plan.is_tagged
+        return self._has_tags and self._settings is not None and job.plan.is_tagged
 
     def _fields(self, job: AgentJob) -> dict[str, Any] | None:
         """What reaches the engine with a turn: the client's tags, and who it is."""
         fields = self._tags(job) if self._reports(job) else {}
-        if job.client and self._weights is not None:
+        if job.client and self._settings is not None:
             fields[CLIENT_FIELD] = job.client
-            if job.client in self._weights:
-                fields[CLIENT_WEIGHT_FIELD] = self._weights[job.client]
+            weights = self._settings.get("client_weights", {})
+            if job.client in weights:
+                fields[CLIENT_WEIGHT_FIELD] = weights[job.client]
         return fields or None
 
     def _tags(self, job: AgentJob) -> dict[str, Any]:
@@ -270,12 +303,14 @@ class Agents:
     def _report_tool(self, job: AgentJob, event: ToolEvent) -> None:
         command = job.plan.turns[len(job.outcomes) - 1].command[:MAX_TOOL_CHARS]
         if self._reports(job) and command:
-            self._call_engine("tool", job.key, {**event.as_fields(), "command": command})
+            fields = {**event.as_fields(), "command": command}
+            self._server.signal("tool", job.key, fields, now_s=self._timeline.now_s)
 
     def _end(self, job: AgentJob, now_s: float, status: JobStatus) -> None:
         del self.running[job.plan.job_id]
         if self._reports(job):
-            self._timeline.at(now_s, partial(self._call_engine, "release", job.key))
+            release = partial(self._server.signal, "release", job.key, now_s=now_s)
+            self._timeline.at(now_s, release)
         self._on_job_end(job.outcome(now_s, status))
         if job.parent is not None:
             self._child_ended(job.parent, now_s)
@@ -291,7 +326,7 @@ class Agents:
 
     def _update_weights(self) -> None:
         """A training step ends: no KV is valid any more, wherever it is. Takes no time."""
-        self._fleet.reset()
+        self._server.reset(self._timeline.now_s)
         self._computed_prefixes.clear()
         for job in self.running.values():
             job.known_tokens = 0
@@ -304,7 +339,3 @@ class Agents:
             done_s = max(now_s, last.ended_s + parent.plan.turns[last.turn].tool_s)
             parent.outcomes[-1] = replace(last, tool_s=done_s - last.ended_s)
             self._timeline.at(done_s, partial(self._tool_done, parent, done_s))
-
-    def _call_engine(self, op: str, job_id: str, *args: Any) -> None:
-        arguments = [job_id, *args]
-        self._fleet.signal(job_id, lambda scheduler: engine_side.call(scheduler, op, arguments))

@@ -31,8 +31,8 @@ from ..rows import require_free
 from ..server import ServerUnderTest
 from ..workload.sample_text import sample_text
 from . import catalog
-from .cost import Batch, FittedLine
-from .machine import Profile
+from .cost import FittedLine, StepBatch
+from .machine import ServerProfile
 
 MAX_TRUSTED_ERROR = 0.25
 """Share by which a fitted time may miss the measured one before the user is warned."""
@@ -62,10 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         require_free(out, force=options.force)
         out.parent.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
         started_as = StartedAs(
-            options.name,
-            options.max_num_seqs,
-            options.max_num_batched_tokens,
-            options.kv_token_bytes,
+            *(options.name, options.max_num_seqs, options.max_num_batched_tokens),
+            kv_token_bytes=options.kv_token_bytes,
         )
         profile = measure(
             options.base_url,
@@ -115,7 +113,7 @@ def measure(
     num_rounds: int,
     seed: int = 0,
     report: Callable[[str], None],
-) -> Profile:
+) -> ServerProfile:
     """Time a running, otherwise idle server, and fit a profile to it.
 
     Raises AgentKVError and httpx.HTTPError.
@@ -127,23 +125,25 @@ def measure(
         pool = server.block_pool(facts)
     pool_tokens = pool.num_blocks * pool.block_size
     max_tokens = facts.max_context_tokens or pool_tokens
-    with Completions(root_url, facts.model, api_key=api_key) as completions:
-        return fit_profile(
-            StepTimer(
-                completions.play,
-                token_ids,
-                max_tokens=min(max_tokens, started_as.max_num_batched_tokens),
-                pool_tokens=pool_tokens,
-                max_num_seqs=started_as.max_num_seqs,
-                seed=seed,
-            ).time_all(num_rounds, report),
-            started_as,
-            model=facts.model,
-            num_blocks=pool.num_blocks + 1,  # and the null block
-            block_tokens=pool.block_size,
-            max_model_tokens=max_tokens,
-            vllm_version=facts.vllm_version,
-        )
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    with httpx.Client(base_url=root_url, headers=headers, timeout=_TIMEOUT_S) as http:
+        steps = ProbeTimer(
+            partial(complete, http, facts.model),
+            token_ids,
+            max_tokens=min(max_tokens, started_as.max_num_batched_tokens),
+            pool_tokens=pool_tokens,
+            max_num_seqs=started_as.max_num_seqs,
+            seed=seed,
+        ).time_all(num_rounds, report)
+    return fit_profile(
+        steps,
+        started_as,
+        model=facts.model,
+        num_blocks=pool.num_blocks + 1,  # and the null block
+        block_tokens=pool.block_size,
+        max_model_tokens=max_tokens,
+        vllm_version=facts.vllm_version,
+    )
 
 
 def fit_profile(
@@ -155,10 +155,10 @@ def fit_profile(
     block_tokens: int,
     max_model_tokens: int,
     vllm_version: str | None,
-) -> Profile:
+) -> ServerProfile:
     """The profile of a server with these times, with every point that was measured."""
     found = fit(steps)
-    return Profile(
+    return ServerProfile(
         name=started_as.name,
         model=model,
         step=found.cost,
@@ -187,7 +187,7 @@ def fit_profile(
     )
 
 
-def _summary(profile: Profile) -> str:
+def _summary(profile: ServerProfile) -> str:
     step, measured = profile.step, profile.measured
     return (
         f"a step {step.fixed_s * 1e3:.2f} ms, a prefill token {step.prefill_token_s * 1e6:.1f} us, "
@@ -201,9 +201,17 @@ def _summary(profile: Profile) -> str:
 class TimedStep:
     """Measured seconds of one step with this batch, with or without a request's latency."""
 
-    batch: Batch
+    batch: StepBatch
     seconds: float
     has_request: bool
+
+    def terms(self) -> tuple[float, ...]:
+        """What each constant is multiplied by: `request_s`, then FittedLine's in their order."""
+        batch = self.batch
+        return (
+            *(self.has_request, 1.0, batch.prefill_tokens, batch.prefill_pairs),
+            *(batch.num_decodes, batch.context_tokens),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +227,7 @@ class Fit:
 def fit(steps: Sequence[TimedStep]) -> Fit:
     """Least squares of the relative errors, no constant below zero."""
     seconds = np.array([step.seconds for step in steps])
-    terms = np.array(
-        [
-            (s.has_request, 1.0, b.prefill_tokens, b.prefill_pairs, b.num_decodes, b.context_tokens)
-            for s, b in ((step, step.batch) for step in steps)
-        ]
-    )
-    relative = terms / seconds[:, None]
+    relative = np.array([step.terms() for step in steps]) / seconds[:, None]
     # Scaled, since pairs run to millions and requests are one.
     scale = np.abs(relative).max(axis=0)
     scale[scale == 0.0] = 1.0
@@ -237,38 +239,17 @@ def fit(steps: Sequence[TimedStep]) -> Fit:
     return Fit(cost, request_s, float(errors.mean()), float(errors.max()))
 
 
-class Completions:
-    """Plays probes on a server over HTTP; a context manager."""
+def complete(
+    http: httpx.Client, model: str, prompts: Sequence[list[int]], output_tokens: int
+) -> None:
+    """Complete all prompts at once; returns at the end of the last. Raises RunError."""
+    body = {"model": model, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
 
-    def __init__(self, root_url: str, model: str, *, api_key: str | None) -> None:
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._http = httpx.Client(
-            base_url=root_url,
-            headers=headers,
-            timeout=_TIMEOUT_S,
-            limits=httpx.Limits(max_connections=64),
-        )
-        self._model = model
-
-    def __enter__(self) -> Completions:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._http.close()
-
-    def play(self, prompts: Sequence[list[int]], output_tokens: int) -> None:
-        """Complete all prompts at once; returns at the end of the last. Raises RunError."""
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            for done in [pool.submit(self._complete, prompt, output_tokens) for prompt in prompts]:
-                done.result()
-
-    def _complete(self, prompt: list[int], output_tokens: int) -> None:
-        body = {"model": self._model, "prompt": prompt, "max_tokens": output_tokens}
-        body |= {"temperature": 0, "ignore_eos": True}
+    def one(prompt: list[int]) -> None:
         try:
-            answer = self._http.post("/v1/completions", json=body)
+            answer = http.post("/v1/completions", json=body | {"prompt": prompt})
         except httpx.HTTPError as error:
-            raise RunError(f"{self._http.base_url}: no answer to a probe: {error}") from error
+            raise RunError(f"{http.base_url}: no answer to a probe: {error}") from error
         if not answer.is_success:
             raise RunError(f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}")
         num_tokens: object = None
@@ -280,8 +261,11 @@ class Completions:
                 "server?"
             )
 
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        list(pool.map(one, prompts))
 
-class StepTimer:
+
+class ProbeTimer:
     """Times single steps of an engine from outside: prefills and decodes of known size.
 
     play: takes prompts and a number of tokens, completes all at once, returns after the last.
@@ -357,8 +341,7 @@ def _steps(fastest_s: Mapping[Probe, float], decode_tokens: int) -> Iterator[Tim
     """Prefills as they were timed; decodes as the difference that the further tokens made."""
     for num_tokens in PREFILL_TOKENS:
         if (1, num_tokens, 1) in fastest_s:
-            batch = Batch()
-            batch.add_prefill(num_tokens, 0)
+            batch = StepBatch.of_prefill(num_tokens)
             yield TimedStep(batch, fastest_s[1, num_tokens, 1], has_request=True)
     for num_requests, num_tokens in DECODE_BATCHES:
         whole_s = fastest_s.get((num_requests, num_tokens, decode_tokens))
@@ -370,9 +353,7 @@ def _steps(fastest_s: Mapping[Probe, float], decode_tokens: int) -> Iterator[Tim
                 f"{decode_tokens} tokens of output took no longer than one: is something else "
                 "running on this server?"
             )
-        batch = Batch()
-        for _ in range(num_requests):
-            batch.add_decode(num_tokens + decode_tokens // 2)
+        batch = StepBatch.of_decodes(num_requests, num_tokens + decode_tokens // 2)
         yield TimedStep(batch, more_s / (decode_tokens - 1), has_request=False)
 
 

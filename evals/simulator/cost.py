@@ -14,7 +14,7 @@ from .catalog import ACHIEVED, GPU, ModelShape
 
 
 @dataclass(slots=True)
-class Batch:
+class StepBatch:
     """What one step computes, added up over its requests."""
 
     num_prefills: int = 0
@@ -25,6 +25,17 @@ class Batch:
     num_decodes: int = 0
     context_tokens: int = 0
     """Tokens whose KV the decodes read."""
+
+    @classmethod
+    def of_prefill(cls, new_tokens: int, past_tokens: int = 0) -> StepBatch:
+        batch = cls()
+        batch.add_prefill(new_tokens, past_tokens)
+        return batch
+
+    @classmethod
+    def of_decodes(cls, num_requests: int, past_tokens: int) -> StepBatch:
+        """Decodes behind contexts of equal length."""
+        return cls(num_decodes=num_requests, context_tokens=num_requests * (past_tokens + 1))
 
     def add_prefill(self, new_tokens: int, past_tokens: int) -> None:
         """A chunk of a prompt behind `past_tokens` that are in the cache."""
@@ -42,7 +53,7 @@ class Batch:
 class CostModel(Protocol):
     """Anything that prices a batch."""
 
-    def step_s(self, batch: Batch) -> float:
+    def step_s(self, batch: StepBatch) -> float:
         """Seconds one step with this batch takes."""
         ...
 
@@ -65,7 +76,7 @@ class Roofline:
     fixed_s: float
     sequence_s: float
 
-    def step_s(self, batch: Batch) -> float:
+    def step_s(self, batch: StepBatch) -> float:
         """Seconds one step with this batch takes."""
         num_tokens = batch.prefill_tokens + batch.num_decodes
         products_s = max(
@@ -124,7 +135,7 @@ class FittedLine:
     decode_s: _Seconds
     context_token_s: _Seconds
 
-    def step_s(self, batch: Batch) -> float:
+    def step_s(self, batch: StepBatch) -> float:
         """Seconds one step with this batch takes."""
         return (
             self.fixed_s

@@ -1,9 +1,9 @@
 """A second tier of KV in DRAM, behind vLLM's own interface for such tiers (KVConnectorBase_V1).
 
-The scheduler loads `DramConnector` by its dotted path; run.py sets its size, engine.py runs its
-transfers over a `PcieLink` each way, while the GPU computes. As in vLLM's native offloading, blocks
-are copied out once they are computed, and a prompt whose blocks are only in DRAM waits until they
-are loaded, and before that until they have been copied out.
+The scheduler loads `DramConnector` by its dotted path, run.py sets its size, and the engine runs
+its `Transfers` while the GPU computes. As in vLLM's native offloading, blocks are copied out once
+they are computed, and a prompt whose blocks are only in DRAM waits until they are loaded, and
+before that until they have been copied out.
 """
 
 from __future__ import annotations
@@ -171,3 +171,44 @@ class PcieLink(Generic[Item]):
         while self.next_done_s <= now_s:
             done.append(self._under_way.popleft()[1])
         return done
+
+
+class Transfers:
+    """The transfers of one engine's tier, over a link each way; none without a tier."""
+
+    def __init__(self, connector: Any, bytes_per_s: float, block_bytes: int) -> None:
+        self._connector = connector
+        self._block_bytes = block_bytes
+        self.loads: PcieLink[str] = PcieLink(bytes_per_s)
+        """Loads, by request."""
+        self.stores: PcieLink[list[Any]] = PcieLink(bytes_per_s)
+        """Blocks on their way to the tier."""
+
+    def start_loads(self, now_s: float) -> list[tuple[str, int]]:
+        """Start the loads that the last step began: (request, blocks) each."""
+        if self._connector is None:
+            return []
+        started: list[tuple[str, int]] = self._connector.loads
+        self._connector.loads = []
+        for request_id, num_blocks in started:
+            self.loads.start(request_id, num_blocks * self._block_bytes, now_s)
+        return started
+
+    def start_stores(self, now_s: float) -> None:
+        """Start to copy out what the last step computed."""
+        if self._connector is not None:
+            for blocks in self._connector.stores:
+                self.stores.start(blocks, len(blocks) * self._block_bytes, now_s)
+            self._connector.stores.clear()
+
+    def take_stored(self, now_s: float) -> bool:
+        """Let waiting turns load what has been copied out by now; True if anything has."""
+        stored = self.stores.take_done(now_s)
+        for blocks in stored:
+            self._connector.tier.arrived(blocks)
+        return bool(stored)
+
+    @property
+    def next_done_s(self) -> float:
+        """Time at which the next transfer ends; infinity if there is none."""
+        return min(self.loads.next_done_s, self.stores.next_done_s)

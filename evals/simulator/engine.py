@@ -6,122 +6,21 @@ Called by run.py, step by step. Knows requests and batches; nothing of agents or
 from __future__ import annotations
 
 import math
-import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentkv.durations.windows import DurationWindow
 from agentkv.errors import RunError
-from agentkv.integrations.vllm.retention.manager import RETURNING_WINDOW
-from agentkv.integrations.vllm.telemetry.load_reports import EngineReport
 from agentkv.testing.vllm_scheduler import make_request, runner_output, take_tokens_together
 
-from ..workload.plans import Prefix
-from .cost import Batch
-from .dram_tier import PcieLink
+from .cost import StepBatch
+from .dram_tier import Transfers
 from .machine import Machine
+from .plugin import Plugin
+from .turns import LiveTurn
 
-_pack_block_name = struct.Struct(">II").pack
 _NO_TOKENS: list[int] = []
-
-
-class VirtualClock:
-    """Seconds since the start of a run, advanced by hand; called like `time.monotonic`."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class ContextHashes:
-    """Block hashes of one job's context, named by job and position instead of by content.
-
-    A context only grows, and jobs have no tokens in common but those of a prefix, so job (or
-    prefix) and position identify a block as well as a hash of its tokens would, at no cost.
-    """
-
-    def __init__(self, job_number: int, block_tokens: int, prefixes: Iterable[Prefix] = ()) -> None:
-        self._job_number = job_number
-        self._block_tokens = block_tokens
-        self._names: list[bytes] = []
-        for prefix in prefixes:
-            # longer than a job's own names, so never equal to one
-            name = f"prefix {prefix.name} ".encode()
-            for index in range(len(self._names), prefix.num_tokens // block_tokens):
-                self._names.append(name + _pack_block_name(0, index))
-
-    def up_to(self, num_tokens: int, *, skip: int = 0) -> list[bytes]:
-        """Names of the full blocks of `num_tokens` tokens, without the first `skip`."""
-        num_blocks = num_tokens // self._block_tokens
-        for index in range(len(self._names), num_blocks):
-            self._names.append(_pack_block_name(self._job_number, index))
-        return self._names[skip:num_blocks]
-
-    def new_hashes(self, request: Any) -> list[bytes]:
-        """Names of a request's new full blocks: vLLM asks whenever it has gained tokens."""
-        num_hashed = len(request.block_hashes)
-        if request.num_tokens < (num_hashed + 1) * self._block_tokens:
-            return []
-        return self.up_to(request.num_tokens, skip=num_hashed)
-
-
-@dataclass(slots=True)
-class LiveTurn:
-    """A request in the engine and its progress; times in seconds on the run's clock.
-
-    The whole reply consists of `reply_token`, a number that stands for its text. `owner` is opaque
-    to the engine.
-    """
-
-    request_id: str
-    prompt_tokens: int
-    output_tokens: int
-    reply_token: int
-    hashes: ContextHashes
-    known_tokens: int
-    """Tokens of the context that were computed before: the hits of a perfect cache."""
-    tags: dict[str, Any] | None = None
-    owner: Any = None
-    num_generated: int = 0
-    computed_tokens: int = 0
-    is_admitted: bool = False
-    is_returning: bool = False
-    """True for a later turn of a job."""
-    reached_s: float = 0.0
-    waited_s: float | None = None
-    """Seconds from there to its first blocks; None before."""
-    cached_tokens: int = 0
-    first_token_s: float | None = None
-    ended_s: float | None = None
-    request: Any = field(default=None, repr=False)
-
-    def sent_again(self) -> LiveTurn:
-        """The same turn for another engine, since this one is gone with all that it computed."""
-        return replace(
-            self,
-            known_tokens=max(self.known_tokens, self.computed_tokens),
-            num_generated=0,
-            computed_tokens=0,
-            is_admitted=False,
-            waited_s=None,
-            cached_tokens=0,
-            first_token_s=None,
-            request=None,
-        )
-
-    @property
-    def is_prefilling(self) -> bool:
-        """True while more than the last token of the context is left to compute."""
-        return self.computed_tokens + 1 < self.prompt_tokens + self.num_generated
-
-    @property
-    def num_left(self) -> int:
-        """Tokens left to generate."""
-        return self.output_tokens - self.num_generated
 
 
 def plan_jump(
@@ -151,7 +50,7 @@ def plan_jump(
         limit //= 2
     if limit < 2:
         return []
-    batch = Batch()
+    batch = StepBatch()
     for turn in turns:
         batch.add_decode(turn.computed_tokens)
     ends_s: list[float] = []
@@ -183,26 +82,34 @@ class EngineCounters:
 class SimulatedEngine:
     """One engine with a clock of its own, which stands where its last step ended.
 
-    Requests and signals reach it between steps, as vLLM reads its input queue between them.
+    Requests and signals reach it between steps, as vLLM reads its input queue between them. Each
+    turn that ends goes to `on_end`, with the time of its end.
     """
 
     def __init__(
-        self, machine: Machine, scheduler: Any, clock: VirtualClock, *, has_jumps: bool = True
+        self,
+        machine: Machine,
+        make_scheduler: Callable[[Callable[[], float]], Any],
+        on_end: Callable[[LiveTurn], None],
+        *,
+        now_s: float = 0.0,
+        has_jumps: bool = True,
     ) -> None:
-        """Without jumps each step computes one token per decode: slower, for checking."""
-        take_tokens_together(scheduler)
-        self.scheduler = scheduler
+        """`make_scheduler` takes the clock. Without jumps each step computes one token per decode:
+        slower, for checking."""
+        self.now_s = now_s
+        self.scheduler = make_scheduler(lambda: self.now_s)
+        take_tokens_together(self.scheduler)
+        self.plugin = Plugin(self.scheduler)
         self.counters = EngineCounters()
-        self._machine = machine
-        self._clock = clock
         self.turns: dict[str, LiveTurn] = {}
+        self.transfers = Transfers(
+            self.scheduler.connector, machine.pcie_bytes_s, machine.block_bytes
+        )
+        self._machine = machine
+        self._on_end = on_end
         self._has_jumps = has_jumps
-        self.link: PcieLink[str] = PcieLink(machine.pcie_bytes_s)
-        """Loads, by request."""
-        self._out_link: PcieLink[list[Any]] = PcieLink(machine.pcie_bytes_s)
-        """Blocks on their way to the tier."""
         self._prompt = [0] * machine.max_model_tokens
-        self._retention = getattr(scheduler, "retention", None)
         self._is_settled = False
         self._jump_s: list[float] = []
         """End of each step of the jump under way, in seconds from its start."""
@@ -210,64 +117,32 @@ class SimulatedEngine:
         """Output of the step under way that could run nothing; None if there is none."""
         self._wake_s = math.inf
         """Time at which what is under way ends by itself."""
-        self._returning_waits = DurationWindow(RETURNING_WINDOW)
-        """For the report, where the plugin makes none."""
-
-    @property
-    def now_s(self) -> float:
-        return self._clock.now_s
-
-    @property
-    def is_busy(self) -> bool:
-        """True while a turn is in the engine."""
-        return bool(self.turns)
 
     @property
     def wake_s(self) -> float:
         """Time of what it does next unless anything reaches it before; infinity while idle."""
         if self._jump_s or self._blocked is not None:
             return self._wake_s
-        return self._clock.now_s if self.turns else math.inf
+        return self.now_s if self.turns else math.inf
 
     @property
     def num_waiting(self) -> int:
         return int(self.scheduler.get_request_counts()[1])
 
-    def totals(self) -> dict[str, Any]:
-        """Its own counters and, under our policies, the plugin's."""
-        counters = self._retention.counters.totals() if self._retention is not None else {}
-        return {**asdict(self.counters), **counters}
-
-    def events(self) -> dict[str, Any] | None:
-        """The plugin's event log; None under the stock scheduler."""
-        return None if self._retention is None else self._retention.events.as_dict()
-
-    def report(self, prefill_s: tuple[float, float, float], now_s: float) -> EngineReport:
-        """What it says of its load; `prefill_s` counts where it learns no prices itself."""
-        if self._retention is None:
-            return EngineReport(self._returning_waits.mean_s, prefill_s, now_s)
-        wait_s, learned_s = self._retention.report()
-        return EngineReport(wait_s, tuple(learned_s), now_s)
-
     @property
     def num_free_blocks(self) -> int:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
-    @property
-    def next_expiry_s(self) -> float:
-        """Time at which the next pin expires; infinity without pins."""
-        if self._retention is None or self._retention.pins.next_expiry_s is None:
-            return math.inf
-        return float(self._retention.pins.next_expiry_s)
+    def totals(self) -> dict[str, Any]:
+        """Its own counters and, under our policies, the plugin's."""
+        return {**asdict(self.counters), **self.plugin.totals()}
 
-    @property
-    def next_tick_s(self) -> float:
-        """Time at which the policy looks at its jobs again; infinity without such a time."""
-        return math.inf if self._retention is None else float(self._retention.next_tick_s)
+    # Arrivals
 
-    def add(self, turn: LiveTurn) -> None:
-        """Add the request of a turn to the scheduler; `reach` comes first."""
-        turn.reached_s = self._clock.now_s
+    def send(self, turn: LiveTurn, now_s: float) -> None:
+        """Take in the request of a turn."""
+        self.reach(now_s)
+        turn.waits_since_s = self.now_s
         turn.request = make_request(
             turn.request_id,
             self._prompt[: turn.prompt_tokens],
@@ -279,17 +154,18 @@ class SimulatedEngine:
         self._is_settled = False
         self.scheduler.add_request(turn.request)
 
-    def deliver(self, signal: Callable[[Any], object]) -> None:
-        """Hand the scheduler a signal, a tool event or a release; `reach` comes first."""
+    def signal(self, op: str, job_key: str, *args: Any, now_s: float) -> None:
+        """Take in a tool event or a release."""
+        self.reach(now_s)
         self._is_settled = False
-        signal(self.scheduler)
+        self.plugin.signal(op, job_key, *args)
 
-    def reset(self) -> None:
+    def reset(self, now_s: float) -> None:
         """Drop all KV; running turns are computed again, as after `pause(mode="keep")`.
 
-        `reach` comes first. Raises RunError if turns run and the engine has a tier, whose loads
-        cannot be stopped.
+        Raises RunError if turns run and the engine has a tier, whose loads cannot be stopped.
         """
+        self.reach(now_s)
         if self.turns and self.scheduler.connector is not None:
             raise RunError("an update of the weights resets the cache, and a tier cannot be reset")
         self._is_settled = False
@@ -298,47 +174,63 @@ class SimulatedEngine:
             turn.known_tokens = turn.computed_tokens = 0
         self.scheduler.reset_prefix_cache(reset_running_requests=True)
 
-    def reach(self, now_s: float) -> list[LiveTurn]:
+    def reach(self, now_s: float) -> None:
         """End the step under way, if there is one, because something arrives now.
 
-        A jump ends with its first step to end now or later. Returns the turns that ended.
+        A jump ends with its first step to end now or later.
         """
         if self._jump_s or self._blocked is not None:
-            return self._end(now_s)
-        while not self.turns and self._clock.now_s < now_s:
-            expiry_s = self.next_expiry_s
-            self._clock.now_s = max(self._clock.now_s, min(now_s, expiry_s))
+            self._end(now_s)
+            return
+        while not self.turns and self.now_s < now_s:
+            expiry_s = self.plugin.next_expiry_s
+            self.now_s = max(self.now_s, min(now_s, expiry_s))
             if expiry_s <= now_s:
                 self.scheduler.has_requests()  # what an idle engine does when its timer wakes it
-        return []
 
-    def run(self, until_s: float, *, blocked_until_s: float) -> list[LiveTurn]:
-        """End what is under way, or begin a step; returns the turns that ended.
+    # Steps
+
+    def run(self, until_s: float, *, blocked_until_s: float) -> None:
+        """End what is under way, or begin a step.
 
         until_s: a jump stops there. blocked_until_s: if nothing can run, when to look again.
         """
         if self._jump_s or self._blocked is not None:
-            return self._end(self._wake_s)
+            self._end(self._wake_s)
+            return
+        self._take_stored()
         self._jump_s = self._plan_jump(until_s)
         if self._jump_s:
-            self._wake_s = self._clock.now_s + self._jump_s[-1]
-            return []
-        return self._step([], blocked_until_s)
+            self._wake_s = self.now_s + self._jump_s[-1]
+        else:
+            self._step([], blocked_until_s)
 
-    def _end(self, now_s: float) -> list[LiveTurn]:
+    def _end(self, now_s: float) -> None:
         if self._blocked is not None:
             output, self._blocked = self._blocked, None
-            self._is_settled = False
-            self._clock.now_s = max(self._clock.now_s, now_s)
+            self.now_s = max(self.now_s, now_s)
             self._update_empty(output)
-            return []
+            return
         jump_s, self._jump_s = self._jump_s, []
-        num_steps = bisect_left(jump_s, now_s - self._clock.now_s) + 1
-        return self._step(jump_s[:num_steps], math.inf)
+        num_steps = bisect_left(jump_s, now_s - self.now_s) + 1
+        self._step(jump_s[:num_steps], math.inf)
 
-    def _step(self, jump_s: Sequence[float], blocked_until_s: float) -> list[LiveTurn]:
-        """Run one step, or a jump of several; return the turns that ended."""
-        started_s = self._clock.now_s
+    def _plan_jump(self, until_s: float) -> list[float]:
+        """End of each step of the jump that replaces the next step; empty for a single step."""
+        num_running, num_waiting = self.scheduler.get_request_counts()
+        if not self._has_jumps or not num_running or (num_waiting and not self._is_settled):
+            return []
+        plugin, transfers = self.plugin, self.transfers
+        until_s = min(until_s, plugin.next_expiry_s, plugin.next_tick_s)
+        # a waiting turn perhaps waits for the end of a copy
+        until_s = min(until_s, (transfers if num_waiting else transfers.loads).next_done_s)
+        turns = [self.turns[request.request_id] for request in self.scheduler.running]
+        left_s = until_s - self.now_s
+        return plan_jump(turns, self._machine, num_free_blocks=self.num_free_blocks, left_s=left_s)
+
+    def _step(self, jump_s: Sequence[float], blocked_until_s: float) -> None:
+        """Run one step, or a jump of several."""
+        started_s = self.now_s
         if len(jump_s) > 1:
             self.counters.jumps += 1
             drafts = self._prompt[: len(jump_s) - 1]
@@ -346,54 +238,38 @@ class SimulatedEngine:
                 request.spec_token_ids = drafts
         self._take_stored()
         output = self.scheduler.schedule()
-        self._start_loads(started_s)
+        self._start_loads()
         self._count_preempted(output.preempted_req_ids or ())
         if not output.num_scheduled_tokens:
             if output.preempted_req_ids:  # the last running turn: the next step has its room
-                self._is_settled = False
                 self._update_empty(output)
             else:
                 self._blocked = output
-                transfer_s = min(self.link.next_done_s, self._out_link.next_done_s)
-                self._wake_s = min(blocked_until_s, transfer_s, self.next_expiry_s)
-            return []
+                ends_s = (self.transfers.next_done_s, self.plugin.next_expiry_s)
+                self._wake_s = min(blocked_until_s, *ends_s)
+            return
         priced_s = jump_s[-1] if len(jump_s) > 1 else 0.0
-        self._clock.now_s = started_s + self._price(output.num_scheduled_tokens, priced_s)
-        loaded = self.link.take_done(self._clock.now_s)
-        ended = self._feed_back(output, loaded)
-        self._start_stores()
+        self.now_s = started_s + self._price(output.num_scheduled_tokens, priced_s)
+        loaded = self.transfers.loads.take_done(self.now_s)
+        num_ended = self._feed_back(output, loaded)
+        self.transfers.start_stores(self.now_s)
         # If neither memory nor the token budget changed, the waiting queue cannot make progress.
         self._is_settled = not (
-            ended
+            num_ended
             or loaded
             or output.preempted_req_ids
             or output.total_num_scheduled_tokens >= self._machine.max_num_batched_tokens
         )
-        return ended
 
     def _update_empty(self, output: Any) -> None:
-        loaded = self.link.take_done(self._clock.now_s)
+        self._is_settled = False
+        loaded = self.transfers.loads.take_done(self.now_s)
         self.scheduler.update_from_output(output, runner_output([], [], loaded=loaded))
-
-    # Planning
-
-    def _plan_jump(self, until_s: float) -> list[float]:
-        """End of each step of the jump that replaces the next step; empty for a single step."""
-        self._take_stored()
-        num_running, num_waiting = self.scheduler.get_request_counts()
-        if not self._has_jumps or not num_running or (num_waiting and not self._is_settled):
-            return []
-        until_s = min(until_s, self.link.next_done_s, self.next_expiry_s, self.next_tick_s)
-        if num_waiting:  # perhaps for the end of a copy
-            until_s = min(until_s, self._out_link.next_done_s)
-        turns = [self.turns[request.request_id] for request in self.scheduler.running]
-        left_s = until_s - self._clock.now_s
-        return plan_jump(turns, self._machine, num_free_blocks=self.num_free_blocks, left_s=left_s)
 
     def _price(self, scheduled: dict[str, int], jump_s: float) -> float:
         """Seconds of a step; a jump has been priced already, but for turns admitted with it."""
         self.counters.steps += 1
-        batch = Batch()
+        batch = StepBatch()
         for request_id, num_tokens in scheduled.items():
             turn = self.turns[request_id]
             turn.computed_tokens = turn.request.num_computed_tokens
@@ -413,7 +289,8 @@ class SimulatedEngine:
 
     # Results of a step
 
-    def _feed_back(self, output: Any, loaded: list[str]) -> list[LiveTurn]:
+    def _feed_back(self, output: Any, loaded: list[str]) -> int:
+        """Hand the scheduler the tokens of a step; returns how many turns ended."""
         scheduled = output.num_scheduled_tokens
         drafts = output.scheduled_spec_decode_tokens
         sampled: list[list[int]] = []
@@ -430,7 +307,7 @@ class SimulatedEngine:
         results = self.scheduler.update_from_output(
             output, runner_output(list(scheduled), sampled, loaded=loaded)
         )
-        return list(self._ended(results[0].outputs)) if results else []
+        return self._note_tokens(results[0].outputs) if results else 0
 
     def _cache_full_blocks(self, turn: LiveTurn) -> None:
         """Enter the blocks that a jump filled into the prefix cache, as single steps would have:
@@ -441,24 +318,26 @@ class SimulatedEngine:
             request.block_hashes.extend(turn.hashes.up_to(num_tokens, skip=num_hashed))
             self.scheduler.kv_cache_manager.cache_blocks(request, num_tokens)
 
-    def _ended(self, outputs: Iterable[Any]) -> Iterable[LiveTurn]:
+    def _note_tokens(self, outputs: Iterable[Any]) -> int:
+        """Note first tokens, hits and ends; returns how many turns ended."""
+        num_before = len(self.turns)
         for output in outputs:
             turn = self.turns[output.request_id]
             if turn.first_token_s is None:
-                turn.first_token_s = self._clock.now_s
+                turn.first_token_s = self.now_s
             if output.prefill_stats is not None:
                 turn.cached_tokens = output.prefill_stats.num_cached_tokens
             if output.finish_reason is not None:
-                turn.ended_s = self._clock.now_s
+                turn.ended_s = self.now_s
                 del self.turns[output.request_id]
-                yield turn
+                self._on_end(turn)
+        return num_before - len(self.turns)
 
     def _count_admitted(self, turn: LiveTurn, hit_tokens: int) -> None:
         turn.is_admitted = True
-        if turn.waited_s is None:
-            turn.waited_s = self._clock.now_s - turn.reached_s
-            if turn.is_returning:
-                self._returning_waits.observe(turn.waited_s)
+        if turn.waits_since_s is not None and turn.is_returning:
+            self.plugin.returning_turn_waited(self.now_s - turn.waits_since_s)
+        turn.waits_since_s = None
         size = self._machine.block_tokens
         possible_tokens = min(turn.known_tokens, turn.request.num_tokens - 1) // size * size
         self.counters.recomputed_tokens += max(0, possible_tokens - hit_tokens)
@@ -472,29 +351,13 @@ class SimulatedEngine:
 
     # Transfers, and waiting in vain
 
-    def _start_loads(self, now_s: float) -> None:
-        connector = self.scheduler.connector
-        if connector is None or not connector.loads:
-            return
-        for request_id, num_blocks in connector.loads:
-            self.link.start(request_id, num_blocks * self._machine.block_bytes, now_s)
+    def _start_loads(self) -> None:
+        for _, num_blocks in self.transfers.start_loads(self.now_s):
             self.counters.reloads += 1
             self.counters.reloaded_tokens += num_blocks * self._machine.block_tokens
-        connector.loads.clear()
-
-    def _start_stores(self) -> None:
-        connector = self.scheduler.connector
-        if connector is None:
-            return
-        for blocks in connector.stores:
-            num_bytes = len(blocks) * self._machine.block_bytes
-            self._out_link.start(blocks, num_bytes, self._clock.now_s)
-        connector.stores.clear()
 
     def _take_stored(self) -> None:
-        """Waiting turns may load what has been copied out by now."""
-        for blocks in self._out_link.take_done(self._clock.now_s):
-            self.scheduler.connector.tier.arrived(blocks)
+        if self.transfers.take_stored(self.now_s):
             self._is_settled = False
 
     def stuck_error(self) -> RunError:

@@ -1,215 +1,339 @@
-"""Several engines behind a router on one virtual time: who steps next, where requests go.
+"""Several engines behind a router: where requests go, and what happens when an engine fails.
 
-Called by run.py, with one engine as well. Each engine has a clock of its own; what happens between
-them is an event of the timeline. Knows nothing of agents or policies.
+A router knows what a real one could: the requests it has under way on each engine, what engines
+last reported, and what it sent where. Used by run.py for more than one engine; imports no vLLM.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from agentkv.integrations.vllm.api.engine_client import merge_timestamps
+from agentkv.errors import InputError
 
-from .engine import LiveTurn, SimulatedEngine
-from .machine import Failure, Machine, check_failures, prefill_coefficients
-from .routers import EngineView, RoutedRequest, Router
+from .machine import Machine, prefill_coefficients
+from .turns import LiveTurn
+
+if TYPE_CHECKING:  # the engine imports vLLM, which takes seconds
+    from .agents import Timeline
+    from .engine import SimulatedEngine
 
 REPORT_EVERY_S = 0.1
 """How old the reports that a router has may be: vLLM's coordinator sends them at this pace."""
 
 
-class Timeline:
-    """The events to come, in order of their times; those of one time in the order they were set."""
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An engine that is gone at a time with all that it holds, and may come back empty."""
+
+    rank: int
+    at_s: float
+    recovers_s: float | None = None
+
+    def is_down(self, time_s: float) -> bool:
+        """True between the failure and the recovery."""
+        return self.at_s <= time_s and (self.recovers_s is None or time_s < self.recovers_s)
+
+
+def parse_failure(text: str) -> Failure:
+    """The failure of ENGINE@SECONDS[:SECONDS]; raises InputError."""
+    number = r"\d+(?:\.\d*)?"
+    match = re.fullmatch(rf"(\d+)@({number})(?::({number}))?", text)
+    if match is None:
+        raise InputError(
+            f"--fail: got {text!r}, allowed is ENGINE@SECONDS, or ENGINE@SECONDS:RECOVERS with the "
+            "second at which it is back, such as 0@60:120"
+        )
+    failure = Failure(int(match[1]), float(match[2]), float(match[3]) if match[3] else None)
+    if failure.recovers_s is not None and failure.recovers_s <= failure.at_s:
+        raise InputError(f"--fail: got {text!r}, an engine recovers after it has failed")
+    return failure
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """How many engines there are, the router in front of them, and which engines fail.
+
+    Raises InputError unless the router and all engines exist and one engine is always up.
+    """
+
+    engines: int
+    router: str
+    failures: tuple[Failure, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.router not in ROUTERS:
+            raise InputError(f"--router: got {self.router!r}, allowed are {', '.join(ROUTERS)}")
+        for failure in self.failures:
+            down = [other.rank for other in self.failures if other.is_down(failure.at_s)]
+            problem = None
+            if failure.rank >= self.engines:
+                problem = (
+                    f"got engine {failure.rank}, allowed are 0 to {self.engines - 1} "
+                    f"(--engines {self.engines})"
+                )
+            elif len(set(down)) < len(down):
+                problem = f"engine {failure.rank} fails at {failure.at_s:g} s while it is down"
+            elif len(down) == self.engines:
+                problem = (
+                    f"at {failure.at_s:g} s no engine is up; give more --engines, or let one "
+                    "recover before"
+                )
+            if problem is not None:
+                raise InputError(f"--fail: {problem}")
+
+
+@dataclass(slots=True)
+class Upstream:
+    """What a router knows of one engine; `num_waiting` and `report` are as old as the last poll."""
+
+    rank: int
+    pool_tokens: int
+    in_flight: dict[str, LiveTurn] = field(default_factory=dict)
+    """The requests under way there, by id."""
+    num_waiting: int = 0
+    report: Any = None
+    """What the plugin's balancer reads (see plugin.py); None before the first poll."""
+
+
+class Router(Protocol):
+    """Chooses among the engines that are up, of which there is at least one."""
+
+    def choose(self, turn: LiveTurn, engines: Sequence[Upstream], now_s: float) -> int:
+        """Rank of the engine that gets the turn's request, which is then sent there."""
+        ...
+
+    def choose_for_signal(self, job_key: str, engines: Sequence[Upstream]) -> int:
+        """Rank of the engine that gets a tool event or the release of a job."""
+        ...
+
+
+class RoundRobin:
+    """One engine after the other, for requests and signals alike."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
-        """Time of the event that is handled now, or was last."""
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
+        self._last = -1
 
-    @property
-    def next_s(self) -> float:
-        """Time of the next event; infinity if there is none."""
-        return self._events[0][0] if self._events else math.inf
+    def choose(self, turn: LiveTurn, engines: Sequence[Upstream], now_s: float) -> int:
+        return self.next_of(engines)
 
-    def at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Call `action` at this time."""
-        heapq.heappush(self._events, (time_s, next(self._numbers), action))
+    def choose_for_signal(self, job_key: str, engines: Sequence[Upstream]) -> int:
+        return self.next_of(engines)
 
-    def handle_next(self) -> None:
-        """Go to the next event and handle it."""
-        self.now_s, _, action = heapq.heappop(self._events)
-        action()
+    def next_of(self, engines: Sequence[Upstream]) -> int:
+        """Rank of the next engine in turn."""
+        ranks = [engine.rank for engine in engines]
+        self._last = next((rank for rank in ranks if rank > self._last), ranks[0])
+        return self._last
+
+
+class LeastLoaded(RoundRobin):
+    """The engine with the fewest requests under way; of equal ones the next in turn."""
+
+    def next_of(self, engines: Sequence[Upstream]) -> int:
+        fewest = min(len(engine.in_flight) for engine in engines)
+        return super().next_of([engine for engine in engines if len(engine.in_flight) == fewest])
+
+
+class Sticky(LeastLoaded):
+    """A job's first turn as LeastLoaded has it, all later ones and signals to the same engine.
+
+    Where that engine is down, the job stays with the one that it gets in its place. Source: HAProxy
+    by `integrations/routers/haproxy.cfg`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ranks: dict[str, int] = {}
+
+    def choose(self, turn: LiveTurn, engines: Sequence[Upstream], now_s: float) -> int:
+        if turn.job_key is None:
+            return self.next_of(engines)
+        rank = self.choose_for_signal(turn.job_key, engines)
+        self._ranks[turn.job_key] = rank
+        return rank
+
+    def choose_for_signal(self, job_key: str, engines: Sequence[Upstream]) -> int:
+        return self.if_up(self._ranks.get(job_key), engines)
+
+    def if_up(self, rank: int | None, engines: Sequence[Upstream]) -> int:
+        """This engine, or the least loaded one where it is down."""
+        is_up = any(engine.rank == rank for engine in engines)
+        return rank if rank is not None and is_up else self.next_of(engines)
+
+
+def sticky_spill() -> Router:
+    """The plugin's own balancer."""
+    from .plugin import StickySpill  # vLLM: not before the flags are known to be good
+
+    return StickySpill()
+
+
+class PrefixAware(LeastLoaded):
+    """The engine to which most of the prompt went before, unless load differs too much.
+
+    It keeps the contexts that it sent to an engine, at most as many tokens as fit there, and knows
+    nothing of jobs. Source: `cache_aware` of SGLang's router, with its documented defaults.
+    """
+
+    CACHE_THRESHOLD = 0.5
+    """Share of the prompt from which the cache decides."""
+    BALANCE_ABS, BALANCE_REL = 32, 1.0001
+    """Load decides where the fullest engine has this many requests more than the emptiest, and
+    this many times as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sent: dict[int, SentContexts] = {}
+
+    def choose(self, turn: LiveTurn, engines: Sequence[Upstream], now_s: float) -> int:
+        for engine in engines:
+            self._sent.setdefault(engine.rank, SentContexts(engine.pool_tokens))
+        loads = [len(engine.in_flight) for engine in engines]
+        least, most = min(loads), max(loads)
+        is_unbalanced = most - least > self.BALANCE_ABS and most > self.BALANCE_REL * least
+        found = {engine.rank: self._sent[engine.rank].match(turn) for engine in engines}
+        best = max(found, key=lambda rank: found[rank])
+        if is_unbalanced or found[best] <= self.CACHE_THRESHOLD * turn.prompt_tokens:
+            best = self.next_of(engines)
+        self._sent[best].add(turn)
+        return best
+
+
+class SentContexts:
+    """The contexts sent to one engine; the least recently used are forgotten.
+
+    A tree of prefixes, as far as simulated contexts have branches: a job's own, and those of
+    prefixes that jobs share.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
+        self._tokens: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def match(self, turn: LiveTurn) -> int:
+        """Tokens of the prompt that went to this engine before."""
+        return max((self._tokens.get(name, 0) for name, _ in _branches(turn)), default=0)
+
+    def add(self, turn: LiveTurn) -> None:
+        """Note that the prompt goes to this engine now."""
+        for name, num_tokens in _branches(turn):
+            self._num_tokens += num_tokens - self._tokens.pop(name, 0)
+            self._tokens[name] = num_tokens
+        while self._num_tokens > self._max_tokens and len(self._tokens) > 1:
+            self._num_tokens -= self._tokens.popitem(last=False)[1]
+
+
+def _branches(turn: LiveTurn) -> Iterable[tuple[tuple[str, str], int]]:
+    for prefix in turn.prefixes:
+        yield ("prefix", prefix.name), prefix.num_tokens
+    yield ("context", turn.context), turn.prompt_tokens
+
+
+ROUTERS: dict[str, Callable[[], Router]] = {
+    "round-robin": RoundRobin,
+    "least-loaded": LeastLoaded,
+    "sticky": Sticky,
+    "sticky-spill": sticky_spill,
+    "prefix-aware": PrefixAware,
+}
 
 
 class Fleet:
-    """The engines and their router. `make_engine` builds one whose clock stands at a time."""
+    """The engines and their router: takes turns and signals as one engine does.
+
+    `make_engine` builds an engine whose clock stands at a time, and that hands its ended turns to
+    the function. `on_turn_end` gets those that a client has a reply of.
+    """
 
     def __init__(
         self,
-        num_engines: int,
+        plan: FleetPlan,
         machine: Machine,
-        make_engine: Callable[[float], SimulatedEngine],
-        router: Router,
+        make_engine: Callable[[float, Callable[[LiveTurn], None]], SimulatedEngine],
         timeline: Timeline,
-        failures: Sequence[Failure] = (),
+        on_turn_end: Callable[[LiveTurn], None],
     ) -> None:
-        check_failures(failures, num_engines)
         self._make_engine = make_engine
         self._machine = machine
-        self._router = router
+        self._router = ROUTERS[plan.router]()
         self._timeline = timeline
-        self._on_turn_end: Callable[[LiveTurn], None] = lambda _: None
-        self.engines = [make_engine(0.0) for _ in range(num_engines)]
+        self._on_turn_end = on_turn_end
+        self._upstreams = [Upstream(rank, machine.pool_tokens) for rank in range(plan.engines)]
+        self._up = list(self._upstreams)
+        self.engines = [self._new_engine(view, 0.0) for view in self._upstreams]
         """Those that are up or have failed last, by rank."""
         self.replaced: list[SimulatedEngine] = []
         """Those that failed and came back as new ones."""
-        self._views = [EngineView(rank, machine.pool_tokens) for rank in range(num_engines)]
-        self._up = list(self._views)
         self._polled_s = -math.inf
         self._prefill_s = prefill_coefficients(machine)
-        self.turns = [0] * num_engines
-        """Turns sent to each engine."""
         self._last_rank: dict[str, int] = {}
-        self.num_moved = 0
-        """Turns sent to another engine than the last turn of their job."""
-        self.num_resent = 0
-        """Turns sent again because their engine failed."""
-        for failure in failures:
+        self.counters: dict[str, Any] = {
+            **{"turns_by_engine": [0] * plan.engines, "moved_turns": 0, "resent_turns": 0}
+        }
+        """Turns sent to each engine; those sent to another engine than their job's turn before, and
+        those sent again because their engine failed."""
+        for failure in plan.failures:
             timeline.at(failure.at_s, partial(self._fail, failure.rank))
             if failure.recovers_s is not None:
                 timeline.at(failure.recovers_s, partial(self._recover, failure.rank))
 
-    def run(self, on_turn_end: Callable[[LiveTurn], None]) -> None:
-        """Play until nothing is left; `on_turn_end` gets each turn at the time of its end."""
-        self._on_turn_end = on_turn_end
-        timeline = self._timeline
-        while True:
-            view = min(self._up, key=self._wake_s)
-            engine, event_s = self.engines[view.rank], timeline.next_s
-            if event_s < math.inf and event_s <= engine.wake_s:
-                timeline.handle_next()
-            elif engine.wake_s < math.inf:
-                # With one engine an event may end its jump; with several most are not its own.
-                until_s = event_s if len(self.engines) == 1 else math.inf
-                ended = engine.run(until_s, blocked_until_s=self._next_change_s(view))
-                self._note_ended(view, ended)
-            else:
-                for stuck in self._up:
-                    if self.engines[stuck.rank].is_busy:
-                        raise self.engines[stuck.rank].stuck_error()
-                return
-
-    def send(self, turn: LiveTurn, request: RoutedRequest) -> None:
-        """Route a turn's request, which reaches its engine now."""
-        now_s = self._timeline.now_s
-        if len(self.engines) > 1 and now_s >= self._polled_s + REPORT_EVERY_S:
-            self._poll(now_s)
-        rank = self._router.choose(request, self._up, now_s)
-        view = self._views[rank]
-        self.turns[rank] += 1
-        self.num_moved += self._last_rank.get(request.context, rank) != rank
-        self._last_rank[request.context] = rank
-        view.in_flight[turn.request_id] = (turn, request)
-        self._reach(view)
-        self.engines[rank].add(turn)
-
-    def signal(self, job_id: str, signal: Callable[[Any], object]) -> None:
-        """Hand one engine's scheduler a signal of a job: the one that the router chooses."""
-        view = self._views[self._router.choose_for_signal(job_id, self._up)]
-        self._reach(view)
-        self.engines[view.rank].deliver(signal)
-
-    def reset(self) -> None:
-        """Drop all KV of all engines (see `SimulatedEngine.reset`)."""
-        for view in self._up:
-            self._reach(view)
-            self.engines[view.rank].reset()
-
     @property
-    def now_s(self) -> float:
-        """Time up to which all has happened."""
-        return max(self._timeline.now_s, *(self.engines[view.rank].now_s for view in self._up))
+    def up(self) -> list[SimulatedEngine]:
+        return [self.engines[view.rank] for view in self._up]
 
-    def counters(self) -> dict[str, Any]:
-        """Totals over all engines; of several engines also how turns were spread."""
-        totals: dict[str, Any] = {}
-        for engine in [*self.engines, *self.replaced]:
-            _add(totals, engine.totals())
-        if len(self.engines) > 1:
-            totals |= {"turns_by_engine": self.turns, "moved_turns": self.num_moved}
-            totals |= {"resent_turns": self.num_resent}
-        return totals
+    def send(self, turn: LiveTurn, now_s: float) -> None:
+        """Route a turn's request, which reaches its engine now."""
+        if now_s >= self._polled_s + REPORT_EVERY_S:
+            self._polled_s = now_s
+            for view, engine in zip(self._up, self.up, strict=True):
+                view.num_waiting = engine.num_waiting
+                view.report = engine.plugin.report(self._prefill_s, now_s)
+        rank = self._router.choose(turn, self._up, now_s)
+        self.counters["turns_by_engine"][rank] += 1
+        self.counters["moved_turns"] += self._last_rank.get(turn.context, rank) != rank
+        self._last_rank[turn.context] = rank
+        self._upstreams[rank].in_flight[turn.request_id] = turn
+        self.engines[rank].send(turn, now_s)
 
-    def events(self) -> dict[str, Any] | None:
-        """The event log, as `GET /v1/agentkv/timestamps` answers; None under the stock scheduler.
+    def signal(self, op: str, job_key: str, *args: Any, now_s: float) -> None:
+        """Hand a signal of a job to one engine: the one that the router chooses."""
+        rank = self._router.choose_for_signal(job_key, self._up)
+        self.engines[rank].signal(op, job_key, *args, now_s=now_s)
 
-        Of an engine that has recovered, the log from then on.
-        """
-        logs = [engine.events() for engine in self.engines]
-        known = [log for log in logs if log is not None]
-        return merge_timestamps(known) if known else None
+    def reset(self, now_s: float) -> None:
+        """Drop all KV of all engines (see `SimulatedEngine.reset`)."""
+        for engine in self.up:
+            engine.reset(now_s)
 
-    def _wake_s(self, view: EngineView) -> float:
-        return self.engines[view.rank].wake_s
+    def _new_engine(self, view: Upstream, now_s: float) -> SimulatedEngine:
+        return self._make_engine(now_s, partial(self._turn_ended, view))
 
-    def _next_change_s(self, view: EngineView) -> float:
-        """When an engine that can run nothing looks again: at the next event, of any engine."""
-        if self._timeline.next_s < math.inf:
-            return self._timeline.next_s
-        return min(
-            (self._wake_s(other) for other in self._up if other is not view), default=math.inf
-        )
-
-    def _reach(self, view: EngineView) -> None:
-        self._note_ended(view, self.engines[view.rank].reach(self._timeline.now_s))
-
-    def _note_ended(self, view: EngineView, turns: Sequence[LiveTurn]) -> None:
-        for turn in turns:
-            assert turn.ended_s is not None
-            self._timeline.at(turn.ended_s, partial(self._turn_ended, view, turn))
-
-    def _turn_ended(self, view: EngineView, turn: LiveTurn) -> None:
-        under_way = view.in_flight.get(turn.request_id)
-        if under_way is None or under_way[0] is not turn:
-            return  # the engine failed before the end of this step
-        del view.in_flight[turn.request_id]
-        self._on_turn_end(turn)
-
-    def _poll(self, now_s: float) -> None:
-        self._polled_s = now_s
-        for view in self._up:
-            engine = self.engines[view.rank]
-            view.num_waiting = engine.num_waiting
-            view.report = engine.report(self._prefill_s, now_s)
+    def _turn_ended(self, view: Upstream, turn: LiveTurn) -> None:
+        if view.in_flight.get(turn.request_id) is turn:  # else its engine has failed
+            del view.in_flight[turn.request_id]
+            self._on_turn_end(turn)
 
     def _fail(self, rank: int) -> None:
-        view = self._views[rank]
+        view = self._upstreams[rank]
         self._up.remove(view)
         lost = list(view.in_flight.values())
         view.in_flight.clear()
         view.report, view.num_waiting = None, 0
-        self.num_resent += len(lost)
+        self.counters["resent_turns"] += len(lost)
         sent_s = self._timeline.now_s + self._machine.request_s
-        for turn, request in lost:
-            self._timeline.at(sent_s, partial(self.send, turn.sent_again(), request))
+        for turn in lost:
+            self._timeline.at(sent_s, partial(self.send, turn.sent_again(), sent_s))
 
     def _recover(self, rank: int) -> None:
+        view = self._upstreams[rank]
         self.replaced.append(self.engines[rank])
-        self.engines[rank] = self._make_engine(self._timeline.now_s)
-        self._up.append(self._views[rank])
-        self._up.sort(key=lambda view: view.rank)
-
-
-def _add(totals: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Add numbers to those of the same name, also within a name."""
-    for name, value in more.items():
-        if isinstance(value, dict):
-            _add(totals.setdefault(name, {}), value)
-        else:
-            totals[name] = totals.get(name, 0) + value
+        self.engines[rank] = self._new_engine(view, self._timeline.now_s)
+        self._up.append(view)
+        self._up.sort(key=lambda other: other.rank)

@@ -1,4 +1,4 @@
-"""The simulated server: the cost of its steps, the size of its memory, its limits, its failures.
+"""The simulated server: the cost of its steps, the size of its memory, its limits.
 
 Made from names in the catalog, or from the profile that `agentkv simulate calibrate` writes. Knows
 nothing of policies or vLLM; `alone_s` says how long a job takes on it with nothing else running.
@@ -7,8 +7,7 @@ nothing of policies or vLLM; `alone_s` says how long a job takes on it with noth
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from agentkv.errors import InputError
 from ..workload.plans import JobPlan
 from . import catalog
 from .catalog import ACHIEVED, GPU, GPUS, MODELS, ModelShape
-from .cost import Batch, CostModel, FittedLine, kv_token_bytes, roofline
+from .cost import CostModel, FittedLine, StepBatch, kv_token_bytes, roofline
 
 GIB = 1024**3
 DEFAULT_DRAM_GIB = 64.0
@@ -75,7 +74,7 @@ class Machine:
         return fields
 
 
-class Profile(BaseModel):
+class ServerProfile(BaseModel):
     """A measured server, as `agentkv simulate calibrate` writes it and `--gpu FILE` reads it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -96,10 +95,10 @@ class Profile(BaseModel):
     """The points to which the constants were fitted, and the errors of the fit."""
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path) -> ServerProfile:
     """Read a profile; InputError names the file, the field and the value seen."""
     try:
-        return Profile.model_validate_json(path.read_bytes())
+        return ServerProfile.model_validate_json(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     except ValidationError as error:
@@ -169,7 +168,7 @@ def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
     )
 
 
-def _from_profile(profile: Profile, model: str | None, limits: Limits) -> Machine:
+def _from_profile(profile: ServerProfile, model: str | None, limits: Limits) -> Machine:
     block_tokens = limits.block_tokens or profile.block_tokens
     return Machine(
         name=profile.name,
@@ -266,70 +265,14 @@ def _prefill_s(hit_tokens: int, prompt_tokens: int, machine: Machine) -> float:
     total_s = 0.0
     while hit_tokens < prompt_tokens:
         chunk_tokens = min(machine.max_num_batched_tokens, prompt_tokens - hit_tokens)
-        batch = Batch()
+        batch = StepBatch.of_prefill(chunk_tokens, hit_tokens)
         if chunk_tokens == 1:
-            batch.add_decode(hit_tokens)
-        else:
-            batch.add_prefill(chunk_tokens, hit_tokens)
+            batch = StepBatch.of_decodes(1, hit_tokens)
         total_s += machine.cost.step_s(batch)
         hit_tokens += chunk_tokens
     return total_s
 
 
 def _decode_s(past_tokens: int, num_steps: int, machine: Machine) -> float:
-    total_s = 0.0
-    for step in range(num_steps):
-        batch = Batch()
-        batch.add_decode(past_tokens + step)
-        total_s += machine.cost.step_s(batch)
-    return total_s
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An engine that is gone at a time with all that it holds, and may come back empty."""
-
-    rank: int
-    at_s: float
-    recovers_s: float | None = None
-
-    def is_down(self, time_s: float) -> bool:
-        """True between the failure and the recovery."""
-        return self.at_s <= time_s and (self.recovers_s is None or time_s < self.recovers_s)
-
-
-def parse_failure(text: str) -> Failure:
-    """The failure of ENGINE@SECONDS[:SECONDS]; raises InputError."""
-    number = r"\d+(?:\.\d*)?"
-    match = re.fullmatch(rf"(\d+)@({number})(?::({number}))?", text)
-    if match is None:
-        raise InputError(
-            f"--fail: got {text!r}, allowed is ENGINE@SECONDS, or ENGINE@SECONDS:RECOVERS with the "
-            "second at which it is back, such as 0@60:120"
-        )
-    recovers_s = None if match[3] is None else float(match[3])
-    failure = Failure(int(match[1]), float(match[2]), recovers_s)
-    if recovers_s is not None and recovers_s <= failure.at_s:
-        raise InputError(f"--fail: got {text!r}, an engine recovers after it has failed")
-    return failure
-
-
-def check_failures(failures: Sequence[Failure], num_engines: int) -> None:
-    """Raise InputError unless all engines exist and one of them is always up."""
-    for failure in failures:
-        if failure.rank >= num_engines:
-            raise InputError(
-                f"--fail: got engine {failure.rank}, allowed are 0 to {num_engines - 1} "
-                f"(--engines {num_engines})"
-            )
-        down = [other for other in failures if other.is_down(failure.at_s)]
-        ranks = {other.rank for other in down}
-        if len(ranks) < len(down):
-            raise InputError(
-                f"--fail: engine {failure.rank} fails at {failure.at_s:g} s while it is down"
-            )
-        if len(ranks) == num_engines:
-            raise InputError(
-                f"--fail: at {failure.at_s:g} s no engine is up; give more --engines, or let one "
-                "recover before"
-            )
+    steps = range(past_tokens, past_tokens + num_steps)
+    return sum(machine.cost.step_s(StepBatch.of_decodes(1, tokens)) for tokens in steps)

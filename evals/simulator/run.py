@@ -9,26 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from agentkv.errors import InputError
 from agentkv.policies.names import PolicyChoice
-from agentkv.testing.vllm_scheduler import SchedulerShape, build_scheduler, quiet_vllm
 
 from ..outcomes import JobOutcome
 from ..workload.plans import Workload, with_children
-from .agents import Agents, Replies
+from .agents import Agents, Replies, Timeline
 from .dram_tier import CONNECTOR, DramTier
-from .engine import SimulatedEngine, VirtualClock
-from .fleet import Fleet, Timeline
-from .machine import DEFAULT_DRAM_GIB, GIB, MAX_BLOCKS, Failure, Machine
-from .routers import ROUTERS
+from .engine import SimulatedEngine
+from .fleet import Fleet, FleetPlan
+from .machine import DEFAULT_DRAM_GIB, GIB, MAX_BLOCKS, Machine
+from .plugin import make_scheduler, merge_events
+from .turns import LiveTurn
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """With jumps or step by step, DRAM of an offload tier, events of the event log to keep; whether
-    clients tag their requests and report tools; engines, their router and their failures.
+    clients tag their requests and report tools; several engines with their router.
 
     `policy_class` replaces the class of the plugin's policy, for studies.
     """
@@ -38,9 +39,7 @@ class RunOptions:
     record_events: int = 0
     has_tags: bool = True
     policy_class: Callable[..., Any] | None = None
-    num_engines: int = 1
-    router: str = "round-robin"
-    failures: tuple[Failure, ...] = ()
+    fleet: FleetPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,10 @@ OnJobEnd = Callable[[JobOutcome, int], None]
 
 
 class Simulation:
-    """One run. If `run` is interrupted, `result` holds what there is."""
+    """One run. If `run` is interrupted, `result` holds what there is.
+
+    One engine takes turns and signals from the agents; several do so through a `fleet`.
+    """
 
     def __init__(
         self,
@@ -79,77 +81,114 @@ class Simulation:
         if settings is not None:
             settings = {**settings, "record_events": options.record_events}
         self.machine = machine
+        self._policy = policy
+        self._settings = settings
+        self._options = options
         self._jobs: list[JobOutcome] = []
         self._num_ended = 0
         self._alone_s = alone_s or {}
         self._on_job_end: OnJobEnd | None = None
-        self._policy = policy
-        self._settings = settings
-        self._options = options
         self._replies = Replies()
-        quiet_vllm()
         self._timeline = Timeline()
-        self.fleet = Fleet(
-            options.num_engines,
-            machine,
-            self._make_engine,
-            ROUTERS[options.router](),
-            self._timeline,
-            options.failures,
+        self.fleet = self._make_fleet()
+        self.engine = (
+            self.fleet.engines[0] if self.fleet else self._make_engine(0.0, self._turn_ended)
         )
-        self.engine = self.fleet.engines[0]
         self._agents = Agents(
             workload,
             machine,
-            self.fleet,
+            self.fleet or self.engine,
             self._timeline,
             self._replies,
             has_tags=options.has_tags,
-            has_plugin=settings is not None,
+            settings=settings,
             on_job_end=self._job_ended,
-            weights=None if settings is None else settings.get("client_weights", {}),
         )
 
-    def _make_engine(self, now_s: float) -> SimulatedEngine:
-        machine, options, clock = self.machine, self._options, VirtualClock()
-        clock.now_s = now_s
-        scheduler = build_scheduler(
-            SchedulerShape(
-                num_blocks=machine.num_blocks,
-                block_tokens=machine.block_tokens,
-                max_num_seqs=machine.max_num_seqs,
-                max_num_batched_tokens=machine.max_num_batched_tokens,
-                max_model_tokens=machine.max_model_tokens,
-                settings=self._settings,
-                connector=CONNECTOR if self._policy.has_offload else None,
-            ),
-            clock=clock,
-            decode=self._replies.decode,
-            policy_class=options.policy_class,
+    def _make_fleet(self) -> Fleet | None:
+        """The engines and their router; None for one engine."""
+        plan = self._options.fleet
+        if plan is None or plan.engines == 1:
+            return None
+        return Fleet(plan, self.machine, self._make_engine, self._timeline, self._turn_ended)
+
+    def _make_engine(self, now_s: float, on_end: Callable[[LiveTurn], None]) -> SimulatedEngine:
+        """An engine whose clock stands at `now_s`; `on_end` gets turns at the time of their end."""
+        machine, options, has_offload = self.machine, self._options, self._policy.has_offload
+
+        def at_its_end(turn: LiveTurn) -> None:
+            assert turn.ended_s is not None
+            self._timeline.at(turn.ended_s, partial(on_end, turn))
+
+        def scheduler(clock: Callable[[], float]) -> Any:
+            return make_scheduler(
+                machine,
+                self._settings,
+                clock=clock,
+                decode=self._replies.decode,
+                connector=CONNECTOR if has_offload else None,
+                policy_class=options.policy_class,
+            )
+
+        engine = SimulatedEngine(
+            machine, scheduler, at_its_end, now_s=now_s, has_jumps=options.has_jumps
         )
-        retention = getattr(scheduler, "retention", None)
-        if retention is not None:
-            # Where time is virtual, how busy this machine is must not switch a policy off.
-            retention.policy.max_answer_s = math.inf
-        if self._policy.has_offload:
+        if has_offload:
             tier = DramTier(_dram_blocks(machine, options.dram_gib))
-            scheduler.connector.configure(tier, machine.block_tokens)
-        return SimulatedEngine(machine, scheduler, clock, has_jumps=options.has_jumps)
+            engine.scheduler.connector.configure(tier, machine.block_tokens)
+        return engine
 
     def run(self, *, on_job_end: OnJobEnd | None = None) -> SimulatedRun:
-        """Play all jobs to their end."""
+        """Play all jobs to their end: what is due first, an event or an engine's next step."""
         self._on_job_end = on_job_end
-        self.fleet.run(self._agents.turn_ended)
+        timeline, engine = self._timeline, self.engine
+        while True:
+            if self.fleet is not None:
+                engine = min(self.fleet.up, key=lambda engine: engine.wake_s)
+            event_s, wake_s = timeline.next_s, engine.wake_s
+            if event_s < math.inf and event_s <= wake_s:
+                timeline.handle_next()
+            elif wake_s < math.inf:
+                self._step(engine, event_s)
+            else:
+                break
+        stuck = next((engine for engine in self._up if engine.turns), None)
+        if stuck is not None:
+            raise stuck.stuck_error()
         return self.result()
+
+    def _step(self, engine: SimulatedEngine, event_s: float) -> None:
+        """Let the engine do its next step; if it can run nothing, it looks again at the next event.
+
+        With one engine an event may end its jump; with several most are not its own, and a step of
+        another one may be what it waits for.
+        """
+        if self.fleet is None:
+            engine.run(event_s, blocked_until_s=event_s)
+            return
+        next_s = event_s
+        if event_s == math.inf:
+            others = (other.wake_s for other in self.fleet.up if other is not engine)
+            next_s = min(others, default=math.inf)
+        engine.run(math.inf, blocked_until_s=next_s)
+
+    @property
+    def _up(self) -> list[SimulatedEngine]:
+        return [self.engine] if self.fleet is None else self.fleet.up
 
     def result(self) -> SimulatedRun:
         """Results so far; jobs under way count as cut."""
-        now_s = self.fleet.now_s
+        now_s = self.now_s
         cut = [job.outcome(now_s, "cut") for job in self._agents.running.values()]
-        counters = self.fleet.counters()
-        return SimulatedRun(
-            tuple(self._jobs + cut), {**counters, "virtual_s": now_s}, self.fleet.events()
-        )
+        engines, counters = [self.engine], {}
+        if self.fleet is not None:
+            engines, counters = self.fleet.engines, self.fleet.counters
+        totals: dict[str, Any] = {}
+        for engine in [*engines, *(self.fleet.replaced if self.fleet else ())]:
+            _add(totals, engine.totals())
+        record = merge_events([engine.plugin.events() for engine in engines])
+        counters = {**totals, **counters, "virtual_s": now_s}
+        return SimulatedRun(tuple(self._jobs + cut), counters, record)
 
     @property
     def num_arrived(self) -> int:
@@ -157,8 +196,11 @@ class Simulation:
 
     @property
     def now_s(self) -> float:
-        """Seconds of virtual time since the start."""
-        return self.fleet.now_s
+        """Seconds of virtual time since the start, up to which all has happened."""
+        return max(self._timeline.now_s, *(engine.now_s for engine in self._up))
+
+    def _turn_ended(self, turn: LiveTurn) -> None:
+        self._agents.turn_ended(turn)
 
     def _job_ended(self, job: JobOutcome) -> None:
         job = replace(job, alone_s=self._alone_s.get(job.job_id))
@@ -166,6 +208,15 @@ class Simulation:
         self._num_ended += job.role != "sub-agent"
         if self._on_job_end is not None:
             self._on_job_end(job, self._num_ended)
+
+
+def _add(totals: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Add numbers to those of the same name, also within a name."""
+    for name, value in more.items():
+        if isinstance(value, dict):
+            _add(totals.setdefault(name, {}), value)
+        else:
+            totals[name] = totals.get(name, 0) + value
 
 
 def check_pool(workload: Workload, machine: Machine, policy: PolicyChoice, dram_gib: float) -> None:

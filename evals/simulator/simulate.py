@@ -11,11 +11,11 @@ import json
 import os
 import sys
 from argparse import SUPPRESS
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentkv.errors import AgentKVError, InputError, RunError
 from agentkv.policies.names import PolicyChoice, folder_name, simulated_policy
@@ -42,17 +42,11 @@ from ..summary import ROLE_KEYS, summarize
 from ..tables import cell, text_table
 from ..workload.plans import Workload, deal_jobs, with_children
 from . import catalog
-from .machine import (
-    DEFAULT_DRAM_GIB,
-    Failure,
-    Limits,
-    Machine,
-    alone_s,
-    check_failures,
-    make_machine,
-    parse_failure,
-)
-from .routers import ROUTERS
+from .fleet import ROUTERS, FleetPlan, parse_failure
+from .machine import DEFAULT_DRAM_GIB, Limits, Machine, alone_s, make_machine
+
+if TYPE_CHECKING:
+    from .run import Simulation
 
 DEFAULT_POLICIES = ("fcfs", "continuum")
 DEFAULT_JOBS = 200
@@ -91,15 +85,6 @@ DEFAULT_ROUTER = "sticky-spill"
 
 
 @dataclass(frozen=True, slots=True)
-class FleetPlan:
-    """How many engines there are, what is in front of them, and which fail."""
-
-    engines: int
-    router: str
-    failures: tuple[Failure, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SimulationPlan:
     """The runs to simulate; `options` are the flags they were made from. No fleet: one engine."""
 
@@ -131,6 +116,18 @@ class SimulationPlan:
             "config": {**config, "model": self.machine.model, **self.described_fleet()},
         }
 
+    def document(self, runs: Sequence[RunOutcome], ended_early: str | None) -> dict[str, Any]:
+        """The JSON document of the command; `ended_early` is the reason, if it did."""
+        return {
+            "workload": self.described,
+            "machine": self.machine.as_dict(),
+            "seed": self.workload.seed,
+            "ended_early": ended_early,
+            **self.described_fleet(),
+            "policies": {run.policy: policy_entry(summarize(run), run.server) for run in runs},
+            "metadata": self.metadata(),
+        }
+
     def described_fleet(self) -> dict[str, Any]:
         """The fleet as rows and document have it; empty for one engine."""
         return {} if self.fleet is None else {"fleet": asdict(self.fleet)}
@@ -149,35 +146,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = make_plan(options)
         html = html_file(options.html, force=options.force)
         runs, reason = _run_all(plan)
-    except (AgentKVError, OSError) as error:
-        print(f"agentkv simulate: {error}", file=sys.stderr)
-        return BAD_USAGE
-    except ModuleNotFoundError as error:
-        print(
-            f"agentkv simulate: the package {error.name!r} is missing: it runs vLLM's own "
-            "scheduler; run `pip install 'agentkv-serving[vllm,bench]'`",
-            file=sys.stderr,
-        )
+    except (AgentKVError, OSError, ModuleNotFoundError) as error:
+        why = str(error)
+        if isinstance(error, ModuleNotFoundError):
+            why = f"the package {error.name!r} is missing: it runs vLLM's own scheduler; run "
+            why += "`pip install 'agentkv-serving[vllm,bench]'`"
+        print(f"agentkv simulate: {why}", file=sys.stderr)
         return BAD_USAGE
     if reason is not None:
         print(f"agentkv simulate: ended early: {reason}", file=sys.stderr)
-    policies = {run.policy: policy_entry(summarize(run), run.server) for run in runs}
+    document = plan.document(runs, reason)
     if not options.json:
-        print(_table(policies))
+        print(_table(document["policies"]))
     is_kept = True
     if html is not None:
         from ..commands.report import keep_report  # takes seconds: pandas and matplotlib
 
         is_kept = keep_report(html, "simulate", runs)
-    document = {
-        "workload": plan.described,
-        "machine": plan.machine.as_dict(),
-        "seed": plan.workload.seed,
-        "ended_early": reason,
-        **plan.described_fleet(),
-        "policies": policies,
-        "metadata": plan.metadata(),
-    }
     print(json.dumps(document), flush=True)
     is_done = reason is None and all(job.status == "done" for run in runs for job in run.jobs)
     return DONE if is_done and is_kept else FAILED
@@ -224,12 +209,8 @@ def _fleet_of(options: argparse.Namespace) -> FleetPlan | None:
             if getattr(options, name) is not None:
                 raise InputError(f"--{name}: there is one engine; give --engines R, too")
         return None
-    router = options.router or DEFAULT_ROUTER
-    if router not in ROUTERS:
-        raise InputError(f"--router: got {router!r}, allowed are {', '.join(ROUTERS)}")
     failures = tuple(parse_failure(text) for text in options.fail or ())
-    check_failures(failures, options.engines)
-    return FleetPlan(options.engines, router, failures)
+    return FleetPlan(options.engines, options.router or DEFAULT_ROUTER, failures)
 
 
 def _loads(text: str) -> dict[str, float]:
@@ -287,56 +268,53 @@ def _run_policy(
         dram_gib=options.dram_gib,
         record_events=RECORD_EVENTS if options.record and folder is not None else 0,
         has_tags=not options.untagged,
+        fleet=plan.fleet,
     )
-    if plan.fleet is not None:
-        run_options = replace(
-            run_options,
-            num_engines=plan.fleet.engines,
-            router=plan.fleet.router,
-            failures=plan.fleet.failures,
-        )
     simulation = Simulation(plan.workload, plan.machine, policy, run_options, alone_s=alone)
     facts = row_facts(policy.name, plan.described, metadata)
     writer = None if folder is None else RunWriter(folder, facts, force=options.force)
-    num_jobs = len(plan.workload.jobs)
-    reasons: list[str] = []
-    with writer or nullcontext(), progress(policy.name, num_jobs) as show:
+    reason: str | None = None
+    with writer or nullcontext():
+        try:
+            _play(simulation, policy.name, len(plan.workload.jobs), writer)
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        except (RunError, OSError) as error:
+            reason = str(error)
+        result, machine = simulation.result(), simulation.machine.as_dict()
+        metadata |= {"machine": machine, "num_blocks": machine["num_blocks"]}
+        run = RunOutcome(policy.name, plan.described, result.jobs, result.counters, metadata)
+        try:
+            if writer is not None:
+                _finish(writer, run, result.record)
+        except OSError as error:
+            reason = str(error)
+    return run, f"{policy.name}: {reason}" if reason else None
+
+
+def _play(simulation: Simulation, name: str, num_jobs: int, writer: RunWriter | None) -> None:
+    """Play all jobs; show how far they are, and write their rows as they end."""
+    with progress(name, num_jobs) as show:
 
         def job_ended(job: JobOutcome, num_ended: int) -> None:
             if writer is not None:
                 writer.add_job(job)
             num_arrived, now_s = simulation.num_arrived, simulation.now_s
-            num_running = num_arrived - num_ended
             show(
                 num_ended,
-                f"{now_s:.0f} s: {num_arrived} arrived, {num_running} running, {num_ended} ended "
-                f"of {num_jobs} jobs",
+                f"{now_s:.0f} s: {num_arrived} arrived, {num_arrived - num_ended} running, "
+                f"{num_ended} ended of {num_jobs} jobs",
             )
 
-        with _what_is_there_counts(reasons):
-            simulation.run(on_job_end=job_ended)
-        result, machine = simulation.result(), simulation.machine.as_dict()
-        metadata |= {"machine": machine, "num_blocks": machine["num_blocks"]}
-        run = RunOutcome(policy.name, plan.described, result.jobs, result.counters, metadata)
-        with _what_is_there_counts(reasons):
-            if writer is not None:
-                for job in result.jobs:
-                    if job.status == "cut":
-                        writer.add_job(job)
-                has_record = result.record is not None and result.record["jobs"]
-                writer.finish(run, result.record if has_record else None)
-    return run, f"{policy.name}: {reasons[-1]}" if reasons else None
+        simulation.run(on_job_end=job_ended)
 
 
-@contextmanager
-def _what_is_there_counts(reasons: list[str]) -> Iterator[None]:
-    """Note the reason of an early end that leaves results worth keeping."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        reasons.append("interrupted")
-    except (RunError, OSError) as error:
-        reasons.append(str(error))
+def _finish(writer: RunWriter, run: RunOutcome, record: dict[str, Any] | None) -> None:
+    """Write the rows of jobs that were cut, the run and its event log."""
+    for job in run.jobs:
+        if job.status == "cut":
+            writer.add_job(job)
+    writer.finish(run, record if record is not None and record["jobs"] else None)
 
 
 def _warn_of_failures(run: RunOutcome) -> None:

@@ -28,24 +28,24 @@ ToolSource = Callable[[random.Random], Tool]
 
 
 @dataclass(frozen=True, slots=True)
-class LogNormal:
+class LogNormalDraw:
     """ln(x) is normal: the `median` of x, and the deviation `sigma` of ln(x)."""
 
     median: float
     sigma: float
 
     @classmethod
-    def from_mean(cls, mean: float, deviation: float) -> LogNormal:
+    def from_mean(cls, mean: float, deviation: float) -> LogNormalDraw:
         """From the mean and standard deviation of the values themselves."""
         variance = math.log(1.0 + (deviation / mean) ** 2)
         return cls(mean * math.exp(-variance / 2.0), math.sqrt(variance))
 
     @classmethod
-    def from_quantiles(cls, p50: float, p90: float) -> LogNormal:
+    def from_quantiles(cls, p50: float, p90: float) -> LogNormalDraw:
         return cls(p50, math.log(p90 / p50) / NormalDist().inv_cdf(0.9))
 
     @classmethod
-    def through(cls, low: tuple[float, float], high: tuple[float, float]) -> LogNormal:
+    def through(cls, low: tuple[float, float], high: tuple[float, float]) -> LogNormalDraw:
         """The one with these shares of the values below these values: (share, value) each."""
         (low_z, low_ln), (high_z, high_ln) = (
             (NormalDist().inv_cdf(share), math.log(value)) for share, value in (low, high)
@@ -57,7 +57,8 @@ class LogNormal:
         return self.median * math.exp(self.sigma * rng.gauss(0.0, 1.0))
 
 
-LONG_TAIL_BODY, LONG_TAIL, LONG_TAIL_SHARE = LogNormal(1.0283, 1.0209), LogNormal(24.370, 0.8), 0.05
+LONG_TAIL_BODY, LONG_TAIL = LogNormalDraw(1.0283, 1.0209), LogNormalDraw(24.370, 0.8)
+LONG_TAIL_SHARE = 0.05
 """Tools with p50 1.1 s, p90 5.3 s, p99 48 s: a log-normal body and a tail of 5%.
 
 Source: the three quantiles are this project's figures for long-tailed tools; share and width of the
@@ -191,7 +192,7 @@ class Counts:
     most: int
 
     def draw(self, rng: random.Random) -> int:
-        number = LogNormal.from_quantiles(self.p50, self.p90).draw(rng)
+        number = LogNormalDraw.from_quantiles(self.p50, self.p90).draw(rng)
         return min(max(1, round(number)), self.most)
 
 
@@ -225,7 +226,7 @@ class JobKind:
     first_tokens: Counts
     added_tokens: Counts
     output_tokens: Counts
-    tool_times: LogNormal
+    tool_times: LogNormalDraw
     command: Callable[[float, random.Random], str]
     tool_limit_s: float = math.inf
 
@@ -245,7 +246,7 @@ SWEBENCH = JobKind(
     first_tokens=Counts(1640, 2354, 4655),
     added_tokens=Counts(92, 755, 3435),
     output_tokens=Counts(89, 681, 2465),
-    tool_times=LogNormal.from_mean(0.925, 3.55),
+    tool_times=LogNormalDraw.from_mean(0.925, 3.55),
     command=bash_command,
 )
 """Turns and tools: Continuum (arXiv 2511.02230 v6), SWE-bench 10.9+-2.1 turns, tools 0.925+-3.55 s.
@@ -257,7 +258,7 @@ BFCL = JobKind(
     first_tokens=Counts(1500, 3000, 6000),
     added_tokens=Counts(80, 300, 1500),
     output_tokens=Counts(50, 120, 400),
-    tool_times=LogNormal.from_mean(1.923, 2.133),
+    tool_times=LogNormalDraw.from_mean(1.923, 2.133),
     command=function_call,
 )
 """Turns and tools: Continuum (arXiv 2511.02230 v6), BFCL 6.3+-2.3 turns, tools 1.923+-2.133 s.

@@ -17,7 +17,7 @@ from .jobs import (
     Counts,
     EvenCounts,
     JobKind,
-    LogNormal,
+    LogNormalDraw,
     NormalCounts,
     bash_command,
     function_call,
@@ -58,7 +58,7 @@ CODING = JobKind(
     first_tokens=Counts(400, 1500, 4000),
     added_tokens=SWEBENCH.added_tokens,
     output_tokens=SWEBENCH.output_tokens,
-    tool_times=LogNormal.through((0.8646, 1.0), (0.9512, 10.0)),
+    tool_times=LogNormalDraw.through((0.8646, 1.0), (0.9512, 10.0)),
     command=bash_command,
     tool_limit_s=120.0,
 )
@@ -127,7 +127,7 @@ CHAT = JobKind(
     first_tokens=Counts(114, 331, 1024),
     added_tokens=Counts(114, 331, 1024),
     output_tokens=Counts(239, 695, 2048),
-    tool_times=LogNormal.from_mean(28.6, 15.6),
+    tool_times=LogNormalDraw.from_mean(28.6, 15.6),
     command=lambda _think_s, _rng: "",
 )
 """Messages of a person, and the seconds before each: 4.45+-1.96 and 28.6+-15.6 s, the chat of

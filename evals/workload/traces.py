@@ -54,11 +54,11 @@ class Trace:
     num_skipped: int
 
 
-class _Line(BaseModel):
+class _TraceLine(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class _DurationLine(_Line):
+class _DurationLine(_TraceLine):
     command: str
     duration_s: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     session: str = ""
@@ -68,14 +68,14 @@ class _DurationLine(_Line):
     timeout_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
 
 
-class _TurnLine(_Line):
+class _TurnLine(_TraceLine):
     job_id: str
     command: str | None
     tool_s: float | None = Field(ge=0.0, allow_inf_nan=False)
     tool_s_from: str | None
 
 
-class _JobLine(_Line):
+class _JobLine(_TraceLine):
     """Tokens of the whole prompt; command and seconds are null where a turn ran no tool."""
 
     job_id: str = Field(min_length=1)
@@ -86,7 +86,7 @@ class _JobLine(_Line):
     tool_s: float | None = Field(ge=0.0, allow_inf_nan=False)
 
 
-LineT = TypeVar("LineT", bound=_Line)
+LineT = TypeVar("LineT", bound=_TraceLine)
 
 
 def read_trace(path: str | Path) -> Trace:

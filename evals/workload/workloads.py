@@ -59,14 +59,9 @@ def make_workload(
     kind = KINDS.get(name)
     if arrivals is None:
         arrivals = "poisson" if kind is None else kind.arrivals
-    counts = (num_jobs, concurrency, max_turns, max_context_tokens)
-    names = ("num_jobs", "concurrency", "max_turns", "max_context_tokens")
-    for what, number in zip(names, counts, strict=True):
-        if number is not None and number < 1:
-            raise InputError(f"{what}: got {number}, allowed is a whole number from 1 on")
-    for what, amount in (("duration_s", duration_s), ("token_scale", token_scale)):
-        if amount is not None and not 0.0 < amount < math.inf:
-            raise InputError(f"{what}: got {amount}, allowed is a number above 0")
+    limits = {"max_turns": max_turns, "max_context_tokens": max_context_tokens}
+    _check_from_one(num_jobs=num_jobs, concurrency=concurrency, **limits)
+    _check_above_zero(duration_s=duration_s, token_scale=token_scale)
     if concurrency is not None and jps is not None:
         raise InputError("jps and concurrency: give the one or the other, not both")
     fit = partial(_cut_to_fit, max_turns, max_context_tokens, token_scale)
@@ -75,28 +70,50 @@ def make_workload(
         if concurrency is not None or jps is not None:
             raise InputError("arrivals: got 'recorded': leave out jps and concurrency")
         jobs = _recorded_jobs(name, trace, fit, num_jobs, duration_s)
-        return Workload(name, seed, _with_tools(jobs, draw_tool, seed), None)
-    if (num_jobs is None) == (duration_s is None) and isinstance(arrivals, str):
-        raise InputError("num_jobs and duration_s: give the one or the other")
-    steps = None if kind is None else kind.steps
-    if steps is not None and concurrency is None:
-        raise InputError(f"concurrency: {name} starts in steps: give the number of jobs at once")
-    if concurrency is None:
-        times_s = arrival_times_s(
-            arrivals, seed=seed, jps=jps, num_jobs=num_jobs, duration_s=duration_s
-        )
-    elif num_jobs is None:
-        raise InputError("num_jobs: a closed loop needs it")
     else:
-        times_s = [0.0] * num_jobs
-    numbered = zip(times_s, _jobs(name, seed, trace, fit), strict=False)
-    jobs = [replace(job, arrival_s=time_s) for time_s, job in numbered]
+        times_s = _times_s(name, arrivals, seed, num_jobs, duration_s, jps, concurrency)
+        endless = _jobs(name, seed, trace, fit)
+        jobs = [replace(job, arrival_s=at_s) for at_s, job in zip(times_s, endless, strict=False)]
     if not jobs:
         raise InputError(
             f"no job arrives within {duration_s} s at {jps} jobs per second: allowed is a time "
             "or rate with at least one"
         )
+    steps = None if kind is None else kind.steps
     return Workload(name, seed, _with_tools(jobs, draw_tool, seed), concurrency, steps)
+
+
+def _check_from_one(**numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise InputError(f"{name}: got {number}, allowed is a whole number from 1 on")
+
+
+def _check_above_zero(**numbers: float | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and not 0.0 < number < math.inf:
+            raise InputError(f"{name}: got {number}, allowed is a number above 0")
+
+
+def _times_s(
+    name: str,
+    arrivals: str | Sequence[float],
+    seed: int,
+    num_jobs: int | None,
+    duration_s: float | None,
+    jps: float | None,
+    concurrency: int | None,
+) -> list[float]:
+    """The jobs' arrivals; all at 0.0 in a closed loop."""
+    if (num_jobs is None) == (duration_s is None) and isinstance(arrivals, str):
+        raise InputError("num_jobs and duration_s: give the one or the other")
+    if concurrency is not None:
+        if num_jobs is None:
+            raise InputError("num_jobs: a closed loop needs it")
+        return [0.0] * num_jobs
+    if name in KINDS and KINDS[name].steps is not None:
+        raise InputError(f"concurrency: {name} starts in steps: give the number of jobs at once")
+    return arrival_times_s(arrivals, seed=seed, jps=jps, num_jobs=num_jobs, duration_s=duration_s)
 
 
 def _with_tools(

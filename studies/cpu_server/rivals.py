@@ -18,7 +18,7 @@ from agentkv.evals.commands import compare
 from agentkv.evals.commands.compare import CPU
 from agentkv.evals.simulator import calibrate
 from agentkv.evals.simulator.cost import FittedLine
-from agentkv.evals.simulator.machine import Profile
+from agentkv.evals.simulator.machine import ServerProfile
 from agentkv.server.process import ServerProcess
 
 OURS = ("fcfs", "agentkv")
@@ -46,17 +46,17 @@ def main(argv: Sequence[str]) -> int:
     return compare.main([*ours, *rivals, "--out", str(options.out), *more])
 
 
-def measured_profile(path: Path) -> Profile:
+def measured_profile(path: Path) -> ServerProfile:
     """The profile on file, or measured now on a stock server with the flags of `compare`."""
     if not path.exists():
         flags = [*CPU.server_flags, "--num-gpu-blocks-override", str(CPU.num_blocks)]
         with ServerProcess(policy="fcfs", args=flags) as server:
             where = ["--base-url", server.base_url, "--out", str(path)]
             calibrate.main([*where, "--rounds", "2", "--max-num-seqs", "8"])
-    return Profile.model_validate_json(path.read_text())
+    return ServerProfile.model_validate_json(path.read_text())
 
 
-def agentinfer_flags(profile: Profile | None) -> list[str]:
+def agentinfer_flags(profile: ServerProfile | None) -> list[str]:
     """Flags of `vllm serve` for AgentInfer; None leaves its constants as shipped."""
     flags = ["--no-async-scheduling", "--scheduler-cls", BRIDGE]
     if profile is None:
@@ -77,7 +77,7 @@ def agentinfer_flags(profile: Profile | None) -> list[str]:
     return [*flags, "--additional-config", json.dumps(config)]
 
 
-def router_command(profile: Profile | None) -> list[str]:
+def router_command(profile: ServerProfile | None) -> list[str]:
     """The command of vllm-router; None leaves its constants as shipped."""
     assert CPU.num_blocks is not None
     # a stock server's `/metrics` does not tell the router what its pool holds
@@ -106,7 +106,7 @@ def router_command(profile: Profile | None) -> list[str]:
     ]
 
 
-def prefill_model(profile: Profile) -> tuple[float, float, float]:
+def prefill_model(profile: ServerProfile) -> tuple[float, float, float]:
     """Seconds of a cold prefill of x thousand tokens, as a + b x + c x²."""
     step = profile.step
     return (

@@ -25,7 +25,7 @@ from agentkv.evals.options import positive, whole_number
 from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.rows import read_runs
 from agentkv.evals.simulator import calibrate, simulate
-from agentkv.evals.simulator.machine import Profile
+from agentkv.evals.simulator.machine import ServerProfile
 from agentkv.evals.summary import Spread, summarize
 from agentkv.evals.tables import text_table
 from agentkv.server.process import ServerProcess
@@ -91,7 +91,7 @@ def _flags(policies: Sequence[str]) -> list[str]:
     return [flag for name in policies for flag in ("--policy", name)]
 
 
-def measured_profile(path: Path) -> Profile:
+def measured_profile(path: Path) -> ServerProfile:
     """The profile on file, or measured now on a stock server with the flags of `compare`."""
     if not path.exists():
         flags = [*CPU.server_flags, "--num-gpu-blocks-override", str(CPU.num_blocks)]
@@ -99,7 +99,7 @@ def measured_profile(path: Path) -> Profile:
             where = ["--base-url", server.base_url, "--out", str(path)]
             size = ["--kv-token-bytes", str(KV_TOKEN_BYTES)]
             calibrate.main([*where, *size, "--rounds", "2", "--max-num-seqs", "8"])
-    return Profile.model_validate_json(path.read_text())
+    return ServerProfile.model_validate_json(path.read_text())
 
 
 HEADER = (

@@ -21,9 +21,9 @@ import httpx
 
 from agentkv.errors import AgentKVError
 from agentkv.evals.rows import write_whole
-from agentkv.evals.simulator.calibrate import StartedAs, StepTimer, fit_profile
+from agentkv.evals.simulator.calibrate import ProbeTimer, StartedAs, fit_profile
 from agentkv.evals.simulator.catalog import BIG_BATCH_TOKENS, NUM_SEQS
-from agentkv.evals.simulator.machine import Profile
+from agentkv.evals.simulator.machine import ServerProfile
 from agentkv.server.process import ServerProcess
 
 from .compare import DRY_RUN, NUM_BLOCKS, ON_A_GPU
@@ -152,7 +152,7 @@ def _answers(rung: Rung, model: Path, out: Path, ready_timeout_s: float) -> bool
 
 def calibrate_in_process(
     model: Path, *, num_blocks: int, max_model_tokens: int, num_rounds: int, **options: Any
-) -> Profile:
+) -> ServerProfile:
     """The profile of an engine in this process, which takes its tokens as they are.
 
     options: of `vllm.LLM`.
@@ -180,7 +180,7 @@ def calibrate_in_process(
         tokens = [{"prompt_token_ids": token_ids} for token_ids in prompts]
         engine.generate(tokens, limits, use_tqdm=False)
 
-    timer = StepTimer(
+    timer = ProbeTimer(
         play,
         range(256),
         max_tokens=batch_tokens,

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from agentkv.errors import InputError
-from agentkv.evals.simulator.cost import Batch
+from agentkv.evals.simulator.cost import StepBatch
 from agentkv.evals.simulator.machine import Limits, Machine, alone_s, make_machine, turns_alone
 from agentkv.evals.workload.jobs import TOOLS
 from agentkv.evals.workload.plans import JobPlan, Workload, deal_jobs, with_children
@@ -109,7 +109,7 @@ def _one_x_jps(regime: Regime) -> float:
     mean_tokens = token_s / fmean(duration_s for _, duration_s in held)
     num_resident = int(machine.pool_tokens / mean_tokens)
     num_decodes = max(1, min(machine.max_num_seqs, num_resident))
-    prefills, decodes = Batch(), Batch()
+    prefills, decodes = StepBatch(), StepBatch()
     prefills.add_prefill(machine.max_num_batched_tokens, int(mean_tokens))
     for _ in range(num_decodes):
         decodes.add_decode(int(mean_tokens))

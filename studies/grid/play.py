@@ -24,7 +24,7 @@ from agentkv.errors import InputError
 from agentkv.evals.outcomes import JobOutcome, RunOutcome
 from agentkv.evals.progress import progress
 from agentkv.evals.rows import RowFile, provenance, read_rows
-from agentkv.evals.simulator.machine import parse_failure
+from agentkv.evals.simulator.fleet import FleetPlan, parse_failure
 from agentkv.evals.simulator.simulate import policy_entry
 from agentkv.evals.summary import summarize
 
@@ -47,9 +47,7 @@ def simulate(unit: Unit) -> Row:
     options = RunOptions(
         dram_gib=dram_gib,
         has_tags=policy.has_tags,
-        num_engines=regime.engines,
-        router=regime.router,
-        failures=tuple(map(parse_failure, regime.failures)),
+        fleet=FleetPlan(regime.engines, regime.router, tuple(map(parse_failure, regime.failures))),
     )
     result = Simulation(workload, machine, policy.choice, options, alone_s=alone_s).run()
     described = {"jobs_per_step": workload.jobs_per_step, "concurrency": regime.concurrency}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentkv.evals.simulator.calibrate import TimedStep, fit, main
-from agentkv.evals.simulator.cost import Batch, FittedLine
+from agentkv.evals.simulator.cost import FittedLine, StepBatch
 from agentkv.evals.simulator.machine import Limits, make_machine
 from agentkv.evals.simulator.simulate import main as simulate
 from agentkv.server.process import ServerProcess
@@ -55,13 +55,6 @@ def test_a_probe_s_answer_of_another_shape_is_told(
     assert "asked for 1 tokens, got None: is it a vLLM server?" in capsys.readouterr().err
 
 
-def test_a_size_below_zero_is_told_before_measuring(tmp_path: Path) -> None:
-    """A negative size exits with status 2."""
-    with pytest.raises(SystemExit) as caught:
-        main([*NOWHERE, "--out", str(tmp_path / "p.json"), "--kv-token-bytes", "-1"])
-    assert caught.value.code == 2
-
-
 @pytest.mark.server
 def test_a_server_is_measured_and_simulated(
     tiny_fcfs_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -84,28 +77,22 @@ TRUE = FittedLine(0.02, 0.001, 1e-6, 0.002, 4e-6)
 REQUEST_S = 0.006
 
 
-def batches() -> list[tuple[Batch, bool]]:
-    found = []
-    for num_tokens in (16, 64, 256, 512, 1024, 1536):
-        batch = Batch()
-        batch.add_prefill(num_tokens, 0)
-        found.append((batch, True))
-    for num_requests, num_tokens in ((1, 64), (1, 1500), (2, 300), (4, 700), (8, 200)):
-        batch = Batch()
-        for _ in range(num_requests):
-            batch.add_decode(num_tokens)
-        found.append((batch, False))
-    return found
+BATCHES = [
+    *((StepBatch.of_prefill(num_tokens), True) for num_tokens in (16, 64, 256, 512, 1024, 1536)),
+    *(
+        (StepBatch.of_decodes(num_requests, num_tokens), False)
+        for num_requests, num_tokens in ((1, 64), (1, 1500), (2, 300), (4, 700), (8, 200))
+    ),
+]
+"""Each with or without the latency of a request."""
 
 
 def timed(scale: float = 1.0) -> list[TimedStep]:
+    """What the batches take, times and divided by `scale` in turn."""
     return [
-        TimedStep(
-            batch,
-            (TRUE.step_s(batch) + REQUEST_S * has_request) * scale ** (-1) ** index,
-            has_request,
-        )
-        for index, (batch, has_request) in enumerate(batches())
+        TimedStep(batch, seconds * scale ** (-1) ** index, has_request)
+        for index, (batch, has_request) in enumerate(BATCHES)
+        for seconds in [TRUE.step_s(batch) + REQUEST_S * has_request]
     ]
 
 
@@ -131,7 +118,7 @@ def test_no_constant_is_below_zero() -> None:
     """No constant is fitted below zero, even if times fall with size."""
     steps = [
         TimedStep(batch, 1.0 / (1 + batch.prefill_tokens + batch.context_tokens), has_request)
-        for batch, has_request in batches()
+        for batch, has_request in BATCHES
     ]
     found = fit(steps)
     assert found.request_s >= 0.0

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
+
 from agentkv.evals.simulator.cost import FittedLine
-from agentkv.evals.simulator.engine import ContextHashes, LiveTurn, plan_jump
+from agentkv.evals.simulator.engine import plan_jump
+from agentkv.evals.simulator.turns import ContextHashes, LiveTurn
 
 from .simulated import machine
 
@@ -28,34 +31,29 @@ def decoding(num_left: int, computed_tokens: int = 100) -> LiveTurn:
     )
 
 
-def plan(*turns: LiveTurn, num_free_blocks: int = 100, left_s: float = math.inf) -> list[float]:
-    return plan_jump(turns, MACHINE, num_free_blocks=num_free_blocks, left_s=left_s)
-
-
-def test_a_jump_ends_with_the_first_turn_that_ends() -> None:
-    """A jump ends with the first turn that ends."""
-    assert plan(decoding(3), decoding(7)) == [1.0, 2.0, 3.0]
-
-
-def test_a_jump_ends_with_the_step_in_which_an_event_falls() -> None:
-    """A jump ends with the step in which an event falls: one at 2.5 s is handled at 3 s."""
-    assert plan(decoding(30), left_s=2.5) == [1.0, 2.0, 3.0]
-    assert plan(decoding(30), left_s=2.0) == [1.0, 2.0]
-
-
-def test_a_jump_keeps_within_the_batch() -> None:
-    """The turns of a jump share the tokens of one batch."""
-    assert len(plan(*[decoding(30)] * 16)) == 4
-
-
-def test_a_jump_takes_no_more_blocks_than_are_free() -> None:
-    """A jump stops before it needs more blocks than are free."""
-    assert len(plan(decoding(30), num_free_blocks=0)) < 12
-    assert len(plan(decoding(30), num_free_blocks=2)) == 30
-
-
-def test_no_jump_while_a_prompt_is_computed() -> None:
-    """There is no jump while a prompt is computed, without turns, or of a single step."""
-    prefilling = decoding(5)
-    prefilling.num_generated = 2
-    assert plan(decoding(5), prefilling) == plan() == plan(decoding(1)) == []
+@pytest.mark.parametrize(
+    ("turns", "num_free_blocks", "left_s", "num_steps"),
+    [
+        ([decoding(3), decoding(7)], 100, math.inf, 3),
+        ([decoding(30)], 100, 2.5, 3),
+        ([decoding(30)], 100, 2.0, 2),
+        ([decoding(30)] * 16, 100, math.inf, 4),
+        ([decoding(30)], 0, math.inf, 7),
+        ([decoding(30)], 2, math.inf, 30),
+        ([decoding(5), replace(decoding(5), num_generated=2)], 100, math.inf, 0),
+        ([], 100, math.inf, 0),
+        ([decoding(1)], 100, math.inf, 0),
+    ],
+    ids=(
+        *("the first turn ends", "an event falls into a step", "an event falls between two steps"),
+        *("the batch is full", "no block is free", "two blocks are free"),
+        *("a prompt is computed", "nothing runs", "a single step"),
+    ),
+)
+def test_a_jump_ends_before_anything_happens(
+    turns: list[LiveTurn], num_free_blocks: int, left_s: float, num_steps: int
+) -> None:
+    """A jump ends with the first end of a turn or step in which an event falls, and keeps within
+    the batch and the free blocks; no jump of one step, or while a prompt is computed."""
+    ends_s = plan_jump(turns, MACHINE, num_free_blocks=num_free_blocks, left_s=left_s)
+    assert ends_s == [1.0 + step for step in range(num_steps)]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from .test_machine import PROFILE
 GPU = ["--gpu", "rtx-5090"]
 SMALL = [*GPU, "--blocks", "1000", "--jobs", "6", "--jps", "1"]
 STOCK = ["--policy", "fcfs"]
-COMMAND = [sys.executable, "-m", "agentkv.cli", "simulate"]
 DOCUMENTED_KEYS = {
     *("jobs", "completed", "mean_s", "p50_s", "p90_s", "p99_s", "max_s"),
     *("slowdown_p99", "slowdown_max", "ttft_first_p99_s", "ttft_first_max_s"),
@@ -73,41 +73,24 @@ def test_jobs_of_several_clients_are_reported_by_client(
     assert sum(job.client == "bob" for job in run.jobs) == clients["bob"]["jobs"]
 
 
-@pytest.mark.parametrize("clients", ["alice", "alice=x", "alice=0", "=1"])
-def test_clients_without_loads_are_bad_usage(
-    clients: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("policy", "flags", "other_flags"),
+    [
+        ("fcfs+offload", ["--blocks", "500", "--dram-gb-s", "25"], ["--dram-gb-s", "0.5"]),
+        ("fcfs", ["--blocks", "infinite"], ["--blocks", "500"]),
+    ],
+)
+def test_a_faster_tier_or_an_infinite_pool_makes_jobs_faster(
+    policy: str, flags: list[str], other_flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message says what is wrong."""
-    try:
-        status = main([*SMALL, *STOCK, "--clients", clients])
-    except SystemExit as ended:
-        status = ended.code
-    assert status == 2
-    assert "such as alice=10" in capsys.readouterr().err
-
-
-def test_a_slowdown_of_one_is_a_job_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """Jobs that run one after the other have a slowdown of 1; --json prints the document alone."""
-    assert main([*SMALL[:-2], "--concurrency", "1", *STOCK, "--json"]) == 0
-    [line] = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["policies"]["fcfs"]["slowdown_max"] == pytest.approx(1.0)
-
-
-def test_blocks_may_be_infinite(capsys: pytest.CaptureFixture[str]) -> None:
-    """--blocks infinite gives every policy an unlimited pool."""
-    flags = [*GPU, "--blocks", "infinite", "--jobs", "20", "--jps", "8", *STOCK, "--json"]
-    assert main(flags) == 0
-    assert policies(capsys)["fcfs"]["recomputed_tokens"] == 0
-
-
-def test_a_slow_tier_makes_jobs_wait(capsys: pytest.CaptureFixture[str]) -> None:
-    """A slower link to the tier makes the same jobs take longer."""
-    flags = [*GPU, "--blocks", "500", "--jobs", "20", "--concurrency", "10", "--json"]
-    means_s = []
-    for rate in ("25", "0.5"):
-        assert main([*flags, "--policy", "fcfs+offload", "--dram-gb-s", rate]) == 0
-        means_s.append(policies(capsys)["fcfs+offload"]["mean_s"])
-    assert means_s[1] > 1.5 * means_s[0]
+    """--dram-gb-s is the rate of loads from the tier; --blocks infinite evicts nothing."""
+    jobs = [*GPU, *flags, "--jobs", "20", "--concurrency", "10", "--json", "--policy", policy]
+    entries = []
+    for more in ([], other_flags):
+        assert main([*jobs, *more]) == 0
+        entries.append(policies(capsys)[policy])
+    assert entries[1]["mean_s"] > 1.5 * entries[0]["mean_s"]
+    assert "infinite" not in flags or entries[0]["recomputed_tokens"] == 0
 
 
 def test_each_policy_has_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,16 +113,13 @@ def test_each_policy_has_its_files(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_html_has_the_policies_in_one_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--html writes a table of all policies, and the figures; runs without a done job are named."""
+    """--html writes one file with all policies, which only --force overwrites."""
     path = tmp_path / "out.html"
     flags = [*SMALL, *STOCK, "--policy", "continuum", "--html", str(path)]
     assert main(flags) == 0
     assert path.read_text().count("6 of 6") == 2
-    assert path.read_text().count("data:image/svg+xml;base64,") >= 3
     assert main(flags) == 2
     assert "choose another --html, or --force" in capsys.readouterr().err
-    assert main([*flags, "--max-model-len", "1000", "--force"]) == 1
-    assert "fcfs: none of its 6 jobs is done" in path.read_text()
 
 
 def test_a_recorded_run_is_simulated_again(
@@ -196,27 +176,20 @@ def test_several_engines_are_in_the_document(
     ("flags", "message"),
     [
         ([], "give --jps R"),
-        (["--arrivals", "burst", "--duration", "9"], "give --jps R"),
         (["--workload", "chess"], "workload: got 'chess'"),
         (["--trace", "/nowhere.jsonl"], "/nowhere.jsonl"),
-        (["--jps", "1", "--workload", "rollouts"], "concurrency: rollouts starts in steps"),
         (["--gpu", "abacus", "--jps", "1"], "--gpu: got 'abacus', allowed are rtx-6000"),
-        (["--model", "gpt", "--jps", "1"], "--model: got 'gpt'"),
         (["--jps", "1", "--policy", "lifo"], "allowed are fcfs, continuum"),
-        (["--jps", "-1"], "jps: got -1.0"),
         (["--jps", "1", "--jobs", "0"], "num_jobs: got 0"),
+        (["--jps", "1", "--clients", "alice=0"], "such as alice=10"),
         (["--jps", "1", "--blocks", "few"], "--blocks: got 'few'"),
-        (["--jps", "1", "--workload", "chess"], "workload: got 'chess'"),
-        (["--jps", "1", "--trace", "/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--jps", "1", "--trace", "TRACE"], "line 1"),
-        (["--gpu", "rtx-6000", "--model", "llama-3.1-70b", "--jps", "1"], "--num-gpus"),
         (["--gpu", "PROFILE", "--jps", "1", *STOCK, "--policy", "fcfs+offload"], "kv_token_bytes"),
         (["--jps", "1", "--jobs", "2", *STOCK, "--out", "PROFILE"], "profile.json/fcfs"),
         (["--jps", "1", "--router", "sticky"], "--router: there is one engine; give --engines"),
         (["--jps", "1", "--fail", "0@5"], "--fail: there is one engine; give --engines"),
         (["--jps", "1", "--engines", "2", "--router", "random"], "allowed are round-robin, least"),
         (["--jps", "1", "--engines", "2", "--fail", "2@5"], "got engine 2, allowed are 0 to 1"),
-        (["--jps", "1", "--engines", "2", "--fail", "soon"], "--fail: got 'soon'"),
     ],
 )
 def test_bad_input_is_refused(
@@ -239,7 +212,7 @@ def test_bad_input_is_refused(
 @pytest.mark.parametrize(
     "flags",
     [
-        *(["--gpu"], ["--jps", "1"], [*GPU, "--num-gpus", "0"]),
+        *(["--gpu"], ["--jps", "1"], [*GPU, "--num-gpus", "0"], [*GPU, "--clients", "alice"]),
         *([*GPU, "--dram-gib", "-1"], [*GPU, "--dram-gb-s", "0"], [*GPU, "--engines", "0"]),
     ],
 )
@@ -270,19 +243,21 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert entry["completed"] + entry["cut"] == entry["jobs"]
 
 
-@pytest.mark.slow
-def test_what_was_simulated_is_kept_on_ctrl_c(tmp_path: Path) -> None:
+def test_what_was_simulated_is_kept_on_ctrl_c(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Ctrl-C keeps rows, summary and document, with jobs under way as cut, and status 1."""
+    rows = tmp_path / "fcfs" / "turns.jsonl"
+
+    def interrupt_after_a_job() -> None:
+        while not (rows.exists() and rows.stat().st_size):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt_after_a_job, daemon=True).start()
     flags = [*GPU, "--jobs", "4000", "--jps", "1", *STOCK, "--json", "--out", str(tmp_path)]
-    with subprocess.Popen(
-        [*COMMAND, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        assert any(line.startswith("fcfs: ") for line in process.stderr)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
-    found = json.loads(output)
+    assert main(flags) == 1
+    found = json.loads(capsys.readouterr().out)
     assert found["ended_early"] == "fcfs: interrupted"
     entry = found["policies"]["fcfs"]
     assert entry["completed"] > 0
@@ -292,38 +267,21 @@ def test_what_was_simulated_is_kept_on_ctrl_c(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_between_two_policies_keeps_the_first(tmp_path: Path) -> None:
-    """Ctrl-C between two policies keeps the first one's results."""
-    flags = [*SMALL, *STOCK, "--policy", "continuum", "--json", "--out", str(tmp_path)]
-    with subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, text=True) as process:
-        while not (tmp_path / "fcfs" / "run.json").exists():
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
-    found = json.loads(output)
-    assert "interrupted" in found["ended_early"]
-    assert found["policies"]["fcfs"]["completed"] == 6
-
-
-@pytest.mark.slow
-def test_one_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_one_seed_gives_the_same_bytes(tmp_path: Path, capsysbinary: Any) -> None:
     """Rows, summaries and document repeat byte for byte, with any hash seed."""
-    names = ("fcfs", "context_serve", "continuum+offload", "agentkv+offload")
+    names = ("fcfs", "agentkv+offload")
     flags = [*GPU, "--blocks", "600", "--jobs", "8", "--jps", "3", "--workload", "swebench"]
     flags += ["--max-context-tokens", "4000", "--json"]
     flags += [flag for name in names for flag in ("--policy", name)]
-    outputs = []
-    for hash_seed in ("1", "2"):
-        out = tmp_path / hash_seed
-        done = subprocess.run(
-            [*COMMAND, *flags, "--out", str(out)],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            check=True,
-        )
-        files = sorted(path for path in out.rglob("*") if path.is_file())
-        contents = {str(path.relative_to(out)): path.read_bytes() for path in files}
-        outputs.append((done.stdout, contents))
-    assert len(outputs[0][1]) == 2 * len(names)
-    assert outputs[0] == outputs[1]
+    folders = here, there = tmp_path / "here", tmp_path / "there"
+    assert main([*flags, "--out", str(here)]) == 0
+    command = [sys.executable, "-m", "agentkv.cli", "simulate", *flags, "--out", str(there)]
+    env = {**os.environ, "PYTHONHASHSEED": "7"}
+    done = subprocess.run(command, env=env, capture_output=True, check=True)
+    assert done.stdout == capsysbinary.readouterr().out
+    files = [
+        {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        for out in folders
+    ]
+    assert len(files[0]) == 2 * len(names)
+    assert files[0] == files[1]

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from agentkv.evals.outcomes import JobOutcome, RunOutcome
-from agentkv.evals.simulator.engine import ContextHashes
 from agentkv.evals.simulator.machine import alone_s
 from agentkv.evals.simulator.run import SimulatedRun
+from agentkv.evals.simulator.turns import ContextHashes
 from agentkv.evals.summary import summarize
 from agentkv.evals.workload.plans import JobPlan, Prefix, TurnPlan, Workload, with_children
 from agentkv.evals.workload.workloads import make_workload
@@ -43,7 +43,8 @@ def child(number: int, *turns: tuple[int, int, float]) -> JobPlan:
 
 
 def test_blocks_of_a_prefix_have_the_same_names_in_all_jobs() -> None:
-    """Whole blocks of a common prefix are equal, nested prefixes too, and nothing else is."""
+    """Whole blocks of a common prefix are equal, nested prefixes too, and nothing else is; a longer
+    context begins with the names of a shorter one."""
     tools, group = Prefix("tools", 100), Prefix("group 1", 200)
     one = ContextHashes(1, 16, (tools, group)).up_to(320)
     same = ContextHashes(2, 16, (tools, group)).up_to(320)
@@ -51,6 +52,10 @@ def test_blocks_of_a_prefix_have_the_same_names_in_all_jobs() -> None:
     assert [a == b for a, b in zip(one, same, strict=True)] == [True] * 12 + [False] * 8
     assert [a == b for a, b in zip(one, other, strict=True)] == [True] * 6 + [False] * 14
     assert len(set(one)) == 20
+    hashes = ContextHashes(1, 16)
+    assert hashes.up_to(320, skip=6) == hashes.up_to(320)[6:]
+    assert hashes.up_to(100) == hashes.up_to(320)[:6]
+    assert not {*hashes.up_to(320)} & {*one[:12], *ContextHashes(2, 16).up_to(320)}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -178,7 +183,7 @@ def test_an_update_of_the_weights_takes_the_kv_of_partial_rollouts() -> None:
     assert summary["steps"] == 2
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["fcfs", "agentkv"])
 @pytest.mark.parametrize(
     "name", ["deep-research", "coding", "mixed", "rollouts", "partial-rollouts"]
 )

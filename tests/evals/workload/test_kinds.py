@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentkv.evals.workload.jobs import LogNormal
+from agentkv.evals.workload.jobs import LogNormalDraw
 from agentkv.evals.workload.plans import BURST_JOBS, JobPlan, with_children
 from agentkv.evals.workload.workloads import WORKLOADS, make_workload
 
@@ -24,7 +24,7 @@ def jobs_of(name: str, num_jobs: int = 400, **options: Any) -> tuple[JobPlan, ..
 def test_a_log_normal_goes_through_two_points() -> None:
     """Shares of 86.46% below 1 s and 95.12% below 10 s are met by 20,000 draws."""
     rng = random.Random(0)
-    times_s = LogNormal.through((0.8646, 1.0), (0.9512, 10.0))
+    times_s = LogNormalDraw.through((0.8646, 1.0), (0.9512, 10.0))
     drawn = np.array([times_s.draw(rng) for _ in range(20_000)])
     assert (drawn < 1.0).mean() == pytest.approx(0.8646, abs=0.01)
     assert (drawn < 10.0).mean() == pytest.approx(0.9512, abs=0.01)

@@ -9,10 +9,10 @@ import pytest
 
 from agentkv.evals.rivals import read_rivals
 from agentkv.evals.simulator.cost import FittedLine
-from agentkv.evals.simulator.machine import Profile
+from agentkv.evals.simulator.machine import ServerProfile
 from studies.cpu_server.rivals import agentinfer_flags, prefill_model, router_command
 
-MACHINE = Profile(
+MACHINE = ServerProfile(
     name="made",
     model="m",
     step=FittedLine(0.05, 0.002, 4e-6, 0.003, 3e-5),

@@ -10,7 +10,7 @@ import pytest
 from agentkv.errors import InputError
 from agentkv.evals.simulator.calibrate import StartedAs
 from agentkv.evals.simulator.cost import FittedLine
-from agentkv.evals.simulator.machine import Profile
+from agentkv.evals.simulator.machine import ServerProfile
 from agentkv.evals.summary import compare
 from studies.gpu.compare import (
     Experiment,
@@ -68,7 +68,7 @@ def test_the_simulators_means_stand_beside_the_measured_ones(tmp_path: Path) -> 
     jobs = ("--jobs", "1", "--turns", "3", "--rival", "other=--seed 1")
     policies = [flag for name in names for flag in ("--policy", name)]
     made = read("--out", str(tmp_path), *jobs, *policies)
-    measured = Profile(
+    measured = ServerProfile(
         name="h100, measured",
         model="llama-3.1-8b",
         step=FittedLine(0.02, 1e-4, 0.0, 1e-4, 1e-7),
