@@ -64,14 +64,14 @@ class Guard:
     def __init__(
         self, rules: object, report: FaultReport, *, max_answer_s: float = MAX_ANSWER_S
     ) -> None:
-        """`report` is given each fault, in the thread that asked. A later answer than
-        `max_answer_s` is a fault."""
+        """`report` is given each fault, in the thread that asked."""
         self.num_faults = 0
         self.is_off = False
         """The rules are not asked any more."""
         self._name = type(rules).__name__
         self.report = report
-        self._max_answer_s = max_answer_s
+        self.max_answer_s = max_answer_s
+        """Seconds after which an answer is late, which is a fault."""
         self._num_answers = 0
         self._faults_at: deque[int] = deque(maxlen=MAX_FAULTS)
 
@@ -79,7 +79,7 @@ class Guard:
         self, question: str, method: Asked, stand_in: Asked, check: Check = ANYTHING
     ) -> Asked:
         """A function that answers as `method` does, or else as `stand_in`. Costs one call more."""
-        kind, is_usable, max_answer_s = check.kind, check.is_usable, self._max_answer_s
+        kind, is_usable = check.kind, check.is_usable
         clock = time.perf_counter
 
         def asked(*args: Any, **options: Any) -> Any:
@@ -99,7 +99,7 @@ class Guard:
                 self._fault(question, error)
                 return stand_in(*args, **options)
             took_s = clock() - began_s
-            if took_s > max_answer_s:
+            if took_s > self.max_answer_s:
                 late = f"{question} took {took_s:.3f} s to answer"
                 self._fault(question, UnusableAnswerError(late), is_late=True)
             return answer

@@ -50,7 +50,7 @@ def make_scheduler(
     )
     scheduler = build_scheduler(shape, clock=clock, decode=decode, policy_class=policy_class)
     if settings is not None:
-        scheduler.retention.policy.max_answer_s = math.inf
+        scheduler.retention.policy.guard.max_answer_s = math.inf
     return scheduler
 
 

@@ -73,12 +73,12 @@ _COLUMNS = (
     ("hits", "hit_rate", ".1%"),
     ("preempted", "preemptions", "d"),
     ("recomputed", "recomputed_tokens", ",d"),
-)
-_COLUMNS_OF_ROLES = (
     ("chat TTFT p99 s", "chat_ttft_p99_s", ".2f"),
     ("step s", "step_mean_s", ".1f"),
+    ("moved turns", "moved_turns", "d"),
+    ("sent again", "resent_turns", "d"),
 )
-_COLUMNS_OF_FLEETS = (("moved turns", "moved_turns", "d"), ("sent again", "resent_turns", "d"))
+"""The table's columns; those of conversations, steps and fleets only where there are any."""
 _FLEET_FLAGS = ("engines", "router", "fail")
 _NOT_OF_THE_RUN = ("out", "force", "html", "json", "policy", *_FLEET_FLAGS)
 DEFAULT_ROUTER = "sticky-spill"
@@ -341,8 +341,7 @@ def _table(policies: Mapping[str, Mapping[str, Any]]) -> str:
     """A line per policy, with the mean relative to the first policy's."""
     first = next(iter(policies.values()), {})
     first_s = first.get("mean_s")
-    more = (*_COLUMNS_OF_ROLES, *_COLUMNS_OF_FLEETS)
-    columns = [*_COLUMNS, *(column for column in more if column[1] in first)]
+    columns = [column for column in _COLUMNS if column[1] in first]
     clients = list(first.get("clients", ()))
     rows = []
     for name, entry in policies.items():

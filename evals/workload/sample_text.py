@@ -43,7 +43,7 @@ _KINDS = (
     (8, 16, "tests/test_{noun}.py::test_{verb}_{quality}_{noun} {outcome}\n"),
     (
         *(5, 10),
-        "When the {quality} {noun} is there, we {verb} the {quality2} {noun2} first; otherwise the "
+        "Once the {quality} {noun} exists, we {verb} the {quality2} {noun2} first; otherwise the "
         "{noun2} stays {quality2} until the next {noun}.\n",
     ),
     (8, 18, "src/{noun}/{noun2}.py:{number}: {verb}_{noun2}({quality}_{noun})\n"),

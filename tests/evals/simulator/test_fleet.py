@@ -151,7 +151,7 @@ def test_two_engines_are_two_machines() -> None:
     plans = [job(f"job-{n}", n * 0.01, (300, 40, 0.3), (50, 40, 0.0)) for n in range(12)]
     workload = Workload("all", 0, tuple(plans), None)
     _, both = simulate(workload, "fcfs", fleet=FleetPlan(2, "sticky"))
-    alone = {}
+    alone: dict[str, float] = {}
     for start in (0, 1):
         half = Workload("half", 0, tuple(plans[start::2]), None)
         alone |= durations(simulate(half, "fcfs")[1])
