@@ -254,9 +254,13 @@ def test_what_was_simulated_is_kept_on_ctrl_c(
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt_after_a_job, daemon=True).start()
     flags = [*GPU, "--jobs", "4000", "--jps", "1", *STOCK, "--json", "--out", str(tmp_path)]
-    assert main(flags) == 1
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it behind &
+    threading.Thread(target=interrupt_after_a_job, daemon=True).start()
+    try:
+        assert main(flags) == 1
+    finally:
+        signal.signal(signal.SIGINT, before)
     found = json.loads(capsys.readouterr().out)
     assert found["ended_early"] == "fcfs: interrupted"
     entry = found["policies"]["fcfs"]
