@@ -18,14 +18,8 @@ from urllib.parse import urlsplit
 from agentkv.errors import AgentKVError, InputError
 from agentkv.named_classes import NamedClasses
 
-FreeReason = Literal[
-    "last_step",  # the job's last turn has ended
-    "released",  # the client released the job
-    "no_tool_call",  # an inferred job's last reply calls no tool
-    "lease",  # the job's lease is over, or there are more than `max_jobs`
-    "aborted",  # a turn was aborted, and the job has no other one
-]
-"""Why the KV of a job is given up for good."""
+FreeReason = Literal["last_step", "released", "no_tool_call", "lease", "aborted"]
+"""Why the KV of a job is given up for good: the reasons that end a job, or abort its only turn."""
 
 
 @dataclass(frozen=True, slots=True)

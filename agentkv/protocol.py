@@ -15,7 +15,6 @@ from typing import Any, Literal, cast
 from urllib.parse import quote, unquote_to_bytes
 
 from agentkv.errors import TagError
-from agentkv.redaction import redact_secrets
 
 WIRE_VERSION = 1
 
@@ -112,12 +111,6 @@ class Tags(_Fields):
             headers[SESSION_HEADER] = headers[TAG_HEADERS["job_id"]]
         return headers
 
-    def redacted(self) -> Tags:
-        """The tags without secrets in the command."""
-        if self.last_tool is None:
-            return self
-        return replace(self, last_tool=redact_command(self.last_tool)[:MAX_TOOL_CHARS])
-
 
 TAG_FIELDS = tuple(field.name for field in fields(Tags))
 
@@ -141,33 +134,41 @@ class ToolEvent(_Fields):
     duration_s: float | None = None
     turn: int | None = None
 
-    def redacted(self) -> ToolEvent:
-        """The event without secrets in its texts, which are cut to what servers read."""
+    def cut(self) -> ToolEvent:
+        """The event with its texts cut to what servers read."""
         tool, command = self.tool, self.command
         return replace(
             self,
-            tool=None if tool is None else redact_command(tool)[:MAX_TOOL_CHARS],
-            command=None if command is None else redact_command(command),
+            tool=None if tool is None else tool[:MAX_TOOL_CHARS],
+            command=None if command is None else command[:KEPT_COMMAND_CHARS],
         )
 
 
-def redact_command(command: str) -> str:
-    """The part of a command that servers read, without its secrets."""
-    return redact_secrets(command[:KEPT_COMMAND_CHARS])[:KEPT_COMMAND_CHARS]
+class JobKey(str):
+    """The id by which the engine knows a client's job, since clients may use equal ids.
 
-
-def job_key(client: str, job_id: str) -> str:
-    """Return the id by which the engine knows a client's job: clients may use equal ids.
-
-    `client` is "" where requests enter the engine without an API server.
+    Equal to, and hashed as, its text: `own_id`, behind the client where that has a name.
     """
-    return f"{client}{_CLIENT_END}{job_id}" if client else job_id
 
+    __slots__ = ("client", "own_id")
 
-def client_and_id(key: str) -> tuple[str, str]:
-    """Return the client of a job and the id that it gave the job: undoes `job_key`."""
-    client, end, job_id = key.partition(_CLIENT_END)
-    return (client, job_id) if end else ("", key)
+    client: str
+    """The client that made the job; "" where requests enter the engine without an API server."""
+    own_id: str
+    """The id that its client gave it."""
+
+    def __new__(cls, client: str, own_id: str) -> JobKey:
+        key = super().__new__(cls, f"{client}{_CLIENT_END}{own_id}" if client else own_id)
+        key.client, key.own_id = client, own_id
+        return key
+
+    @classmethod
+    def read(cls, text: str) -> JobKey:
+        """Return the key that has this text."""
+        if isinstance(text, JobKey):
+            return text
+        client, end, own_id = text.partition(_CLIENT_END)
+        return cls(client, own_id) if end else cls("", text)
 
 
 def parse_tags(raw: Mapping[str, object], *, flags_as_numbers: bool = False) -> Tags:

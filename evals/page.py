@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from agentkv import __version__
+from agentkv.integrations.vllm.watch.job_view import JobView, sentence
 
-from .event_log.jobs import JobRecord
 from .event_log.reading import Record
 from .rows import time_stamp, write_whole
-from .top.feed import sentence
 
 _UI = importlib.resources.files("agentkv.integrations.vllm") / "ui"
 _SCRIPTS = ("words.js", "lanes.js", "stream.js", "page.js")
@@ -42,7 +41,7 @@ pre, .wide { overflow-x: auto; }
 def write_record_page(
     path: Path,
     record: Record,
-    jobs: Sequence[JobRecord],
+    jobs: Sequence[JobView],
     *,
     title: str,
     summary: str = "",
@@ -69,7 +68,7 @@ def write_record_page(
 
 
 def _engine(
-    number: int, record: Record, jobs: Sequence[JobRecord], chosen: set[tuple[str, int | None]]
+    number: int, record: Record, jobs: Sequence[JobView], chosen: set[tuple[str, int | None]]
 ) -> dict[str, Any]:
     """One engine as the live stream has it, but for its pool: at the end of its log."""
     events = [
@@ -89,7 +88,7 @@ def _engine(
     }
 
 
-def _job(job: JobRecord) -> dict[str, Any]:
+def _job(job: JobView) -> dict[str, Any]:
     last = job.turns[-1] if job.turns else None
     misses = [
         f"turn {turn.turn}: {turn.lost_tokens:,} tokens had left the cache"
@@ -102,14 +101,14 @@ def _job(job: JobRecord) -> dict[str, Any]:
         "state": "over",
         "turn": len(job.turns),
         "tokens": last.prompt_tokens + (last.output_tokens or 0) if last else 0,
-        "blocks": max((pin.blocks for pin in job.pins), default=0),
+        "blocks": max((pin.blocks for pin in job.holds), default=0),
         "why": "; ".join([*misses, job.close_reason or "open"]),
     }
 
 
-def _pin_ends(jobs: Sequence[JobRecord]) -> dict[str, Any]:
+def _pin_ends(jobs: Sequence[JobView]) -> dict[str, Any]:
     ends: dict[str, int] = {}
-    for pin in (pin for job in jobs for pin in job.pins if pin.end is not None):
+    for pin in (pin for job in jobs for pin in job.holds if pin.end is not None):
         ends[str(pin.end)] = ends.get(str(pin.end), 0) + 1
     return {"pin_ends_total": ends}
 

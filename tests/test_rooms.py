@@ -59,8 +59,9 @@ def test_private_scheduler_names_stay_in_one_file() -> None:
     "module",
     [
         *("agentkv", "agentkv.cli", "agentkv.durations.ttl", "agentkv.server.process"),
-        *("agentkv.testing", "agentkv.policies", "agentkv.predictors"),
+        *("agentkv.testing", "agentkv.policies", "agentkv.predictors", "agentkv.watchers"),
         "agentkv.integrations.vllm.retention.manager",
+        "agentkv.integrations.vllm.watch.job_view",
     ],
 )
 def test_importing_pulls_in_nothing_heavy(module: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from agentkv.commands import CommandAnalysis
 from agentkv.durations import grid
 from agentkv.durations.grid import NUM_BINS, bell
-from agentkv.durations.keys import LEVEL_NAMES, THIS_COMMAND, Keys, keys_of
+from agentkv.durations.keys import LEVEL_NAMES, THIS_COMMAND, Keys, digested, keys_of
 from agentkv.durations.prediction import (
     Prediction,
     Predictor,
@@ -128,7 +128,7 @@ class BackoffEstimator(Predictor):
         reading = self._readings.get(command.text)
         if reading is None:
             prior = prior_input(command)
-            keys, mean_ln = keys_of(command, prior.main), self._prior_mean(prior)
+            keys, mean_ln = digested(keys_of(command, prior.main)), self._prior_mean(prior)
             reading = _Reading(prior, keys, mean_ln, math.log(prior.repeats))
             self._readings[command.text] = reading
             if len(self._readings) > _MAX_READINGS:

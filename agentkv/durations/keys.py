@@ -5,6 +5,7 @@ Called by `backoff` once per new text. Knows nothing of durations.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import NamedTuple
 
@@ -72,6 +73,19 @@ def keys_of(command: CommandAnalysis, main: Program | None) -> Keys:
     first, second, third = (f"{mode}{level}"[:_MAX_KEY_CHARS] for level in levels)
     unique = [effect[:_MAX_KEY_CHARS] for effect in dict.fromkeys(effects)]
     return Keys((first, second, third, text), tuple(unique[:_MAX_EFFECTS]))
+
+
+def digested(keys: Keys) -> Keys:
+    """The keys as digests of 8 bytes, so that a saved state holds no command, nor a secret in one.
+
+    A guess of the whole command can still be confirmed.
+    """
+    levels, effects = ([_digest(key) for key in group] for group in keys)
+    return Keys((levels[0], levels[1], levels[2], levels[3]), tuple(effects))
+
+
+def _digest(key: str) -> str:
+    return hashlib.blake2b(key.encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _own_key(program: Program) -> str:

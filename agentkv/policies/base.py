@@ -193,6 +193,11 @@ class Policy:
         return type(self).held_tokens is not Policy.held_tokens
 
     @functools.cached_property
+    def follows_turns(self) -> bool:
+        """The rules follow the ends of turns: True if `turn_finished` is overridden."""
+        return type(self).turn_finished is not Policy.turn_finished
+
+    @functools.cached_property
     def limits_offloading(self) -> bool:
         """A tier may get only a part: True if `offloaded_tokens` is overridden."""
         return type(self).offloaded_tokens is not Policy.offloaded_tokens

@@ -6,14 +6,16 @@ seconds on the caller's monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL
-from agentkv.protocol import Tags, client_and_id
+from agentkv.protocol import JobKey, Tags
 
 from .forecast import SharedPrefix
+from .pins import HoldEnd
 
 MAX_RUNNING_TOOLS = 64
 """Tools of one job remembered as running at once; a further one is not."""
@@ -53,6 +55,45 @@ class Decision:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a turn sends; `cache_keys` are what its block hashes contain apart from tokens: LoRA and
+    salt. `trace_headers` say to which OpenTelemetry trace it belongs."""
+
+    token_ids: Sequence[int]
+    block_hashes: list[Any]
+    cache_keys: object = None
+    trace_headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a finished turn leaves in the cache: its full blocks, by chained hash.
+
+    `token_ids` are its prompt, of `num_prompt_tokens`, and its reply.
+    """
+
+    block_hashes: list[Any]
+    num_blocks: int
+    block_tokens: int
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its full blocks."""
+        return self.num_blocks * self.block_tokens
+
+    def checkpoints(self) -> tuple[tuple[int, object], ...]:
+        """Up to 9 (index, hash) pairs of its full blocks, ending at its end."""
+        hashes, num_blocks = self.block_hashes, min(self.num_blocks, len(self.block_hashes))
+        if not num_blocks:
+            return ()
+        step = max(1, num_blocks // 8)
+        indices = sorted({*range(step - 1, num_blocks, step), num_blocks - 1})
+        return tuple(zip(indices, map(hashes.__getitem__, indices), strict=True))
+
+
 @dataclass(slots=True)
 class Turn:
     """One request of a job between its arrival and its end."""
@@ -66,8 +107,8 @@ class Turn:
     is_last_step: bool = False
     is_first: bool = False
     """The turn opens its job, and no live job spawned that job."""
-    is_held_back: bool = False
-    """Admission control keeps the turn's job waiting."""
+    held_back: str | None = None
+    """Why admission control keeps the turn waiting; None if it does not."""
     is_side_request: bool = False
     """The prompt is shorter than the pinned context and shares none of it, as for a title. It
     changes nothing of what is known about the job."""
@@ -98,8 +139,8 @@ class RunningTool:
 class Job:
     """One agent job: its place in the queue and what its last finished turn left behind."""
 
-    job_id: str
-    """Its key in the engine (see `protocol.job_key`)."""
+    job_id: JobKey
+    """Its key in the engine, which says its client, too."""
     order: int
     """Arrival number of its first turn; of its parent's for a sub-agent of a live job."""
     parent_job_id: str | None = None
@@ -146,16 +187,23 @@ class Job:
     last_activity_s: float = 0.0
     num_diverged: int = 0
     num_evicted: int = 0
+    hold_end: HoldEnd | None = None
+    """Why its last hold ended."""
+    command_shown: str | None = None
+    """Of the last decision: the tool call's key, or its text with `show_commands`."""
+    tier_key: object = None
+    """By which a KV tier knows the end of its context; None without a tier."""
+    client: str = field(init=False)
+    """The client that made it; "" without an API server."""
 
-    @property
-    def client(self) -> str:
-        """The client that made it; "" without an API server."""
-        return client_and_id(self.job_id)[0]
+    def __post_init__(self) -> None:
+        self.job_id = JobKey.read(self.job_id)
+        self.client = self.job_id.client
 
     @property
     def own_id(self) -> str:
         """The id that its client gave it."""
-        return client_and_id(self.job_id)[1]
+        return self.job_id.own_id
 
     @property
     def has_waiting_turn(self) -> bool:
@@ -226,10 +274,6 @@ class Job:
         """True if a turn's prompt repeats less than all of what the turn before left."""
         expected = min(self.context_tokens, turn.num_prompt_tokens - 1)
         return self.finished_s is not None and turn.common_tokens < expected
-
-    def is_side_request(self, turn: Turn) -> bool:
-        """True if a turn's prompt is not the job's context but a shorter one of its own."""
-        return not turn.common_tokens and turn.num_prompt_tokens < self.context_tokens
 
     def common_tokens(self, block_hashes: list[object], block_tokens: int) -> int:
         """Tokens of a new prompt that equal the context the last finished turn left.

@@ -1,37 +1,82 @@
-"""A pin: the KV blocks that are held for a job while its tool runs, and why one ends.
+"""A pin: the KV blocks that are held for a job while its tool runs, and why a hold ends.
 
 The plugin's PinManager begins and ends pins; policies rank them. Blocks are opaque.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
-from agentkv.protocol import client_and_id
+from agentkv.listeners import FreeReason
+from agentkv.protocol import JobKey
 
 Block = TypeVar("Block")
 
-PinEnd = Literal[
-    "returned",  # the job's next turn has its blocks
-    "expired",  # the TTL is over
-    "slow",  # the tool was predicted to take too long: the decision set a TTL of 0
-    "forgotten",  # the job's lease is over, or there are more than `max_jobs`
-    "pressure",  # another request took the last of its blocks
-    "last_step",  # the job's last turn has ended
-    "released",  # the client released the job
-    "aborted",  # a later turn of the job was aborted
-    "reset",  # vLLM's prefix cache was reset
+
+HoldEnd = Literal[
+    "returned",
+    "expired",
+    "slow",
+    "no_tool_call",
+    "pressure",
+    "last_step",
+    "released",
+    "lease",
+    "aborted",
+    "reset",
 ]
-"""Why a pin ended: the label `reason` of `pin_ends_total`, and of the `unpinned` event."""
+"""Why a hold ended: `reason` of the `unpinned` event and label of `pin_ends_total`."""
+
+MissReason = Literal["pressure", "ttl", "diverged", "released", "reset", "other"]
+"""Why a turn computed tokens again: `reason` of a miss and label of `recomputed_tokens_total`."""
+
+HOLD_ENDS: tuple[HoldEnd, ...] = get_args(HoldEnd)
+MISS_REASONS: tuple[MissReason, ...] = get_args(MissReason)
+
+
+class Ending(NamedTuple):
+    """What one end of a hold means."""
+
+    miss: MissReason | None
+    """What a later turn of the job says that finds its tokens gone; None: it found them."""
+    free: FreeReason | None
+    """What KV listeners hear; None: the job goes on, so they hear nothing."""
+    words: str
+
+
+ENDINGS: Mapping[HoldEnd, Ending] = {
+    "returned": Ending(None, None, "the job's next turn has its blocks"),
+    "expired": Ending("ttl", None, "the TTL is over"),
+    "slow": Ending("ttl", None, "the tool was predicted to take too long, so that nothing is held"),
+    "no_tool_call": Ending("ttl", "no_tool_call", "an inferred job's last reply calls no tool"),
+    "pressure": Ending("pressure", None, "another request took the last of the blocks"),
+    "last_step": Ending("released", "last_step", "the job's last turn has ended"),
+    "released": Ending("released", "released", "the client released the job"),
+    "lease": Ending("other", "lease", "the job was idle for too long, or is one too many"),
+    "aborted": Ending("other", "aborted", "a turn of the job was aborted, and it has no other"),
+    "reset": Ending("reset", None, "vLLM's prefix cache was reset"),
+}
+
+
+def endings_table() -> str:
+    """The table of `ENDINGS` in Markdown, as the page about missed turns shows it."""
+    lines = [
+        "| what ended the hold | in words | what the miss says | what a listener hears |",
+        "|---|---|---|---|",
+    ]
+    for end, (miss, free, words) in ENDINGS.items():
+        said, heard = (f"`{each}`" if each else "nothing" for each in (miss, free))
+        lines.append(f"| `{end}` | {words} | {said} | {heard} |")
+    return "\n".join(lines)
 
 
 @dataclass(slots=True)
 class Pin(Generic[Block]):
     """The blocks of one job's finished turn, kept out of the free queue."""
 
-    job_id: str
+    job_id: JobKey
     job_order: int
     blocks: Sequence[Block]
     fence: int
@@ -45,13 +90,8 @@ class Pin(Generic[Block]):
     """Why its TTL is what it is."""
     num_trimmed: int = 0
     """Blocks taken off its end so far."""
-    is_counted: bool = False
-    """Counted in `pins_total`: once its TTL is decided, at the latest when it ends."""
-
-    @property
-    def client(self) -> str:
-        """The client whose job it is; "" without an API server."""
-        return client_and_id(self.job_id)[0]
+    is_decided: bool = True
+    """What runs is known, or no policy asks for it."""
 
     @property
     def ttl_s(self) -> float:

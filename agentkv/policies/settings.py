@@ -52,11 +52,17 @@ class Settings(PredictorSettings):
     show_prompts: bool = False
     """`agentkv explain` may show the few words in which a prompt differs from the turn before; the
     tokens of each job's last turn are kept for it."""
+    show_commands: bool = False
+    """Events, routes and the file show the commands of tool calls as they were sent; else only
+    their key, such as `pytest` or `git clone`."""
     run_output_dir: str | None = None
     """Folder that gets the timestamps record as `scheduler_timestamps.jsonl`."""
 
     listeners: dict[str, dict[str, Any]] = Field({})
     """What is called when the KV of a job is gone for good: names, each with its options."""
+    watchers: dict[str, dict[str, Any]] = Field({})
+    """Watchers of your own, told of each event (see agentkv.watchers): names, each with its
+    options."""
 
     @field_validator("prefill_reload_s")
     @classmethod

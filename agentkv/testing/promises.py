@@ -31,6 +31,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from agentkv.events import RulesFailed
 from agentkv.guard import MAX_ANSWER_S, Fault, UnusableAnswerError
 from agentkv.policies import Pin, Policy, Settings, load_policy
 from agentkv.policies.answers import CHECKS
@@ -394,7 +395,7 @@ class _Play:
         with _breaking_off():
             self._engine = SteppedEngine(policy_class=self._make_policy, **shape, **settings)
         self._scheduler = self._engine.scheduler
-        self._scheduler.rules_failed = self._rules_failed
+        self._scheduler.stream.add(self)
         self.retention = self._scheduler.retention
         predictor = self.retention.predictor.predictor
         for question in () if predictor is None else ("predict", "observe"):
@@ -418,9 +419,8 @@ class _Play:
         try:
             answer = self._broken_off(method, *args, **options)
         except Exception as error:
-            self._rules_failed(
-                "policy", Fault("policy", question, error, is_late=False, is_last=False)
-            )
+            fault = Fault("policy", question, error, is_late=False, is_last=False)
+            self.on_rules_failed(RulesFailed("policy", fault))
             raise
         finally:
             self.slowest_s = max(self.slowest_s, time.perf_counter() - began_s)
@@ -435,7 +435,9 @@ class _Play:
         finally:
             signal.setitimer(signal.ITIMER_REAL, *before)
 
-    def _rules_failed(self, rules: str, fault: Fault) -> None:
+    def on_rules_failed(self, event: RulesFailed) -> None:
+        """A watcher of the engine, called by the guards."""
+        fault = event.fault
         error, question = fault.error, fault.question
         promise, what = USABLE, f"{question} raised {type(error).__name__}: {error}"
         if isinstance(error, NoAnswerInTimeError):
@@ -445,7 +447,7 @@ class _Play:
             if question == "pins_that_yield" and not fault.is_late:
                 promise = YIELDS
                 what += ", of pins that nothing but this request could free"
-        what = what if rules == "policy" else f"the predictor: {what}"
+        what = what if event.rules == "policy" else f"the predictor: {what}"
         if fault.is_late:
             self.late[len(self.answers)] = what
         else:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.errors import InputError
+from agentkv.integrations.vllm.watch.job_view import JobView
 
-from ..event_log.jobs import JobRecord, jobs_of
-from ..event_log.reading import Record, read_record
+from ..event_log.reading import Record, jobs_of, read_record
 from ..event_log.totals import DEFAULT_AFTER_S, job_row, passed_over, totals
 from ..options import DONE, FAILED, add_json, command_parser, seconds, whole_number
 from ..page import write_record_page
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     return status
 
 
-def _chosen(jobs: Sequence[JobRecord], names: Sequence[str] | None) -> list[JobRecord]:
+def _chosen(jobs: Sequence[JobView], names: Sequence[str] | None) -> list[JobView]:
     known = {job.job_id for job in jobs}
     missing = [name for name in names or () if name not in known]
     if missing:
@@ -68,7 +68,7 @@ def _chosen(jobs: Sequence[JobRecord], names: Sequence[str] | None) -> list[JobR
     return [job for job in jobs if not names or job.job_id in names]
 
 
-def _write(page: Path, record: Record, jobs: Sequence[JobRecord], lines: Sequence[str]) -> int:
+def _write(page: Path, record: Record, jobs: Sequence[JobView], lines: Sequence[str]) -> int:
     source = record.source
     title = source if "://" in source else "/".join(Path(source).parts[-2:])
     try:

@@ -20,8 +20,7 @@ from typing import Any
 from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.errors import InputError
 
-from ..event_log.jobs import jobs_of
-from ..event_log.reading import read_record
+from ..event_log.reading import jobs_of, read_record
 from ..event_log.totals import DEFAULT_AFTER_S, passed_over, totals
 from ..figures.runs import Group, Run, grouped, load_runs, run_of, without_jobs
 from ..figures.style import in_order

@@ -1,6 +1,6 @@
 """Reads the event log of a server with the plugin, from a file, a folder or over HTTP.
 
-Knows the shape of the events (integrations/vllm/telemetry/event_log.py), not what they mean.
+Knows the shape of the events (integrations/vllm/watch/log.py), not what they mean.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.errors import InputError
+from agentkv.integrations.vllm.watch.job_view import JobView, job_views
 
 from ..rows import json_object
 
@@ -56,6 +57,20 @@ class Record(NamedTuple):
     source: str
     events: Mapping[JobKey, list[Event]]
     is_cut: bool = False
+
+
+def jobs_of(record: Record) -> list[JobView]:
+    """All jobs of the log in the order of their first event; an id used after its close is new."""
+    jobs = [
+        view
+        for key, events in record.events.items()
+        for view in job_views(
+            key.job_id,
+            ({**event.details, "event": event.name, "at_s": event.at_s} for event in events),
+            key.engine,
+        )
+    ]
+    return sorted(jobs, key=lambda job: (job.engine or 0, job.started_s))
 
 
 def read_record(source: str, *, api_key: str | None = None) -> Record:

@@ -11,16 +11,22 @@ from typing import Any
 
 import numpy as np
 
+from agentkv.integrations.vllm.watch.job_view import (
+    KEPT_ENDS,
+    WASTED_ENDS,
+    HoldView,
+    JobView,
+    TurnView,
+)
 from agentkv.policies.settings import Settings
 
 from ..summary import mean, quantile
-from .jobs import KEPT_ENDS, WASTED_ENDS, JobRecord, PinRecord, TurnRecord
 
 DEFAULT_AFTER_S: float = Settings.model_fields["patience_s"].default
 """The patience of the `agentkv` policy where nothing else is set."""
 
 
-def totals(jobs: Sequence[JobRecord]) -> dict[str, Any]:
+def totals(jobs: Sequence[JobView]) -> dict[str, Any]:
     """One document over all jobs."""
     turns = [turn for job in jobs for turn in job.turns]
     bubbles = [bubble for job in jobs for bubble in job.bubbles]
@@ -34,12 +40,12 @@ def totals(jobs: Sequence[JobRecord]) -> dict[str, Any]:
         "queued_first_s": _spread(_waits(t for t in turns if t.turn == 1)),
         "queued_evicted_s": _spread(_waits(t for t in turns if t.lost_tokens)),
         "queued_kept_s": _spread(_waits(t for t in turns if t.is_continuing and not t.lost_tokens)),
-        **_pins([pin for job in jobs for pin in job.pins]),
+        **_pins([pin for job in jobs for pin in job.holds]),
         "closed": dict(Counter(job.close_reason or "open" for job in jobs)),
     }
 
 
-def job_row(job: JobRecord) -> dict[str, Any]:
+def job_row(job: JobView) -> dict[str, Any]:
     """One job: the same counts, and its turns one by one."""
     return {
         "job_id": job.job_id,
@@ -54,7 +60,7 @@ def job_row(job: JobRecord) -> dict[str, Any]:
         "bubble_queued_s": [round(bubble.queued_s, 6) for bubble in job.bubbles],
         **_hits(job.turns),
         "queued_evicted_s": [round(s, 6) for s in _waits(t for t in job.turns if t.lost_tokens)],
-        **_pins(job.pins),
+        **_pins(job.holds),
         "turn_rows": [_turn_row(turn) for turn in job.turns],
     }
 
@@ -65,7 +71,7 @@ _TURN_FIELDS = (
 )
 
 
-def _turn_row(turn: TurnRecord) -> dict[str, Any]:
+def _turn_row(turn: TurnView) -> dict[str, Any]:
     return {
         **{name: getattr(turn, name) for name in _TURN_FIELDS},
         "waited_s": None if turn.waited_s is None else round(turn.waited_s, 6),
@@ -73,7 +79,7 @@ def _turn_row(turn: TurnRecord) -> dict[str, Any]:
     }
 
 
-def _turn_counts(turns: Sequence[TurnRecord]) -> dict[str, int]:
+def _turn_counts(turns: Sequence[TurnView]) -> dict[str, int]:
     return {
         "turns": len(turns),
         "turns_finished": sum(t.ended_s is not None and not t.is_aborted for t in turns),
@@ -84,7 +90,7 @@ def _turn_counts(turns: Sequence[TurnRecord]) -> dict[str, int]:
     }
 
 
-def _hits(turns: Sequence[TurnRecord]) -> dict[str, Any]:
+def _hits(turns: Sequence[TurnView]) -> dict[str, Any]:
     """Tokens of continuing turns: a first turn has nothing of its own to find."""
     continuing = [turn for turn in turns if turn.is_continuing]
     prompt_tokens = sum(turn.prompt_tokens for turn in continuing)
@@ -98,7 +104,7 @@ def _hits(turns: Sequence[TurnRecord]) -> dict[str, Any]:
     }
 
 
-def _pins(pins: Sequence[PinRecord]) -> dict[str, Any]:
+def _pins(pins: Sequence[HoldView]) -> dict[str, Any]:
     kept = [pin for pin in pins if pin.end in KEPT_ENDS]
     wasted = [pin for pin in pins if pin.end in WASTED_ENDS]
     return {
@@ -111,7 +117,7 @@ def _pins(pins: Sequence[PinRecord]) -> dict[str, Any]:
     }
 
 
-def _waits(turns: Iterable[TurnRecord]) -> list[float]:
+def _waits(turns: Iterable[TurnView]) -> list[float]:
     return [turn.waited_s for turn in turns if turn.waited_s is not None]
 
 
@@ -124,7 +130,7 @@ def _spread(values: Iterable[float]) -> dict[str, Any]:
     }
 
 
-def passed_over(jobs: Iterable[JobRecord], after_s: float) -> dict[str, Any]:
+def passed_over(jobs: Iterable[JobView], after_s: float) -> dict[str, Any]:
     """Count turns that waited longer than `after_s` and then saw turns of later jobs start.
 
     A job is later than another of its engine if its first event is; parents and priorities of jobs

@@ -18,9 +18,9 @@ from agentkv.protocol import (
     CLIENT_FIELD,
     CLIENT_WEIGHT_FIELD,
     MAX_TOOL_CHARS,
+    JobKey,
     Tags,
     ToolEvent,
-    job_key,
 )
 
 from ..outcomes import JobOutcome, JobStatus, TurnOutcome
@@ -120,7 +120,7 @@ class AgentJob:
     @property
     def key(self) -> str:
         """The id by which the engine knows the job."""
-        return job_key(self.client, self.plan.job_id)
+        return JobKey(self.client, self.plan.job_id)
 
     def outcome(self, ended_s: float, status: JobStatus) -> JobOutcome:
         """The job's outcome if it ends now."""

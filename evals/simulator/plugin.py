@@ -14,7 +14,7 @@ from typing import Any
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.api.balancer import EngineTable, JobBalancer
 from agentkv.integrations.vllm.api.engine_client import merge_timestamps
-from agentkv.integrations.vllm.telemetry.load_reports import EngineLoad, EngineReport
+from agentkv.integrations.vllm.watch.load_reports import EngineLoad, EngineReport
 from agentkv.testing.vllm_scheduler import SchedulerShape, build_scheduler, quiet_vllm
 
 from .fleet import Sticky, Upstream
@@ -71,15 +71,15 @@ class Plugin:
     @property
     def next_tick_s(self) -> float:
         """Time at which the policy looks at its jobs again; infinity without such a time."""
-        return math.inf if self._retention is None else float(self._retention.next_tick_s)
+        return math.inf if self._retention is None else float(self._retention.admission.next_tick_s)
 
     def totals(self) -> dict[str, Any]:
         """The plugin's counters."""
-        return {} if self._retention is None else dict(self._retention.counters.totals())
+        return {} if self._retention is None else dict(self._scheduler.watchers.counters.totals())
 
     def events(self) -> dict[str, Any] | None:
         """The plugin's event log, as `GET /v1/agentkv/timestamps` answers."""
-        return None if self._retention is None else self._retention.events.as_dict()
+        return None if self._retention is None else dict(self._scheduler.watchers.log.as_dict())
 
     def signal(self, op: str, job_key: str, *args: Any) -> None:
         """Hand it a tool event ("tool") or the release of a job ("release")."""
@@ -93,7 +93,7 @@ class Plugin:
         """The engine's report to the balancer; a stock engine's prefills take `prefill_s`."""
         if self._retention is None:
             return EngineReport(fmean(self._waits_s or [0.0]), prefill_s, now_s)
-        wait_s, learned_s = self._retention.report()
+        wait_s, learned_s = self._scheduler.load_report()
         return EngineReport(wait_s, tuple(learned_s), now_s)
 
 

@@ -15,12 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from agentkv.errors import InputError
+from agentkv.integrations.vllm.watch.job_view import JobView, ToolView, TurnView
 
-from ..event_log.jobs import JobRecord, ToolRecord, TurnRecord, jobs_of
-from ..event_log.reading import read_record
+from ..event_log.reading import jobs_of, read_record
 from .plans import JobPlan, JobRole, TurnPlan
 
-_Children = Mapping[tuple[str, int], Sequence[JobRecord]]
+_Children = Mapping[tuple[str, int], Sequence[JobView]]
 """Jobs by the label of the job that waited for them, and by its turn."""
 
 
@@ -59,12 +59,12 @@ def read_recorded_jobs(path: Path) -> list[JobPlan]:
     return [_plan(job, children, first_s) for job in records if job.label not in waited_for]
 
 
-def _turns_of(job: JobRecord) -> list[TurnRecord]:
+def _turns_of(job: JobView) -> list[TurnView]:
     turns = [turn for turn in job.turns if turn.output_tokens is not None and not turn.is_retry]
     return sorted(turns, key=lambda turn: turn.arrived_s)
 
 
-def _children_among(records: Sequence[JobRecord]) -> _Children:
+def _children_among(records: Sequence[JobView]) -> _Children:
     """Jobs that ran between two turns of their parent."""
     parents = defaultdict(list)
     for job in records:
@@ -80,12 +80,12 @@ def _children_among(records: Sequence[JobRecord]) -> _Children:
     return children
 
 
-def _ended_s(turn: TurnRecord) -> float:
+def _ended_s(turn: TurnView) -> float:
     assert turn.ended_s is not None, "the turn finished"
     return turn.ended_s
 
 
-def _plan(job: JobRecord, children: _Children, zero_s: float, role: JobRole = "agent") -> JobPlan:
+def _plan(job: JobView, children: _Children, zero_s: float, role: JobRole = "agent") -> JobPlan:
     """The job, which arrives as long after `zero_s` as in the log."""
     turns, plans = _turns_of(job), []
     context_tokens = 0
@@ -98,7 +98,7 @@ def _plan(job: JobRecord, children: _Children, zero_s: float, role: JobRole = "a
         next_s = turns[number + 1].arrived_s if number + 1 < len(turns) else math.inf
         tools = [tool for tool in job.tools if turn.arrived_s <= tool.started_s < next_s]
         if not tools and turn.command and not math.isinf(next_s):  # only the reply names it
-            tools = [ToolRecord(turn.command, turn.command, ended_s)]
+            tools = [ToolView(turn.command, turn.command, ended_s)]
         # with children the tool's time was theirs, and will be again
         tool_s = 0.0 if waited_for else _tool_s(tools, next_s)
         idle_s = max([ended_s, *(_ended_s(_turns_of(child)[-1]) for child in waited_for)])
@@ -118,7 +118,7 @@ def _plan(job: JobRecord, children: _Children, zero_s: float, role: JobRole = "a
     return JobPlan(job.label, turns[0].arrived_s - zero_s, tuple(plans), role=role)
 
 
-def _tool_s(tools: Sequence[ToolRecord], next_s: float) -> float:
+def _tool_s(tools: Sequence[ToolView], next_s: float) -> float:
     """Seconds of one tool as its client measured them, else from the first start to the last end.
 
     A tool whose end nobody reported ran until the next turn.

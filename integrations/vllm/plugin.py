@@ -160,7 +160,7 @@ def _wrap_engine_args(engine_args: Any) -> None:
                 "off: remove --no-enable-prefix-caching, or use --scheduling-policy fcfs"
             )
         from .in_process import tag_engines_of_this_process
-        from .telemetry.prometheus import add_stat_logger
+        from .watch.prometheus import add_stat_logger
 
         add_stat_logger()
         tag_engines_of_this_process()

@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 from starlette.types import Message
 
+from agentkv.events import ToolEnded
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.live import LiveHub
+from agentkv.protocol import JobKey
 from agentkv.testing.stepped_engine import SteppedEngine, prompt_of
 
 from .rows import Row, samples_row
@@ -37,11 +39,11 @@ def measure() -> Iterator[Row]:
     shares: list[float] = []
     answers: list[bytes] = []
     for _ in range(NUM_SNAPSHOTS):
-        views: list[Any] = [(None, {"0": engine.scheduler.retention.events.now_s})]
+        views: list[Any] = [(None, {"0": engine.scheduler.watchers.log.now_s})]
         for index in range(EVENTS_EACH):
             engine.clock.now_s += 1e-3
-            details = {"blocks": 7, "reason": "returned", "held_s": 1.5}
-            engine.scheduler.retention.events.add(f"job-{index}", "unpinned", **details)
+            event = ToolEnded(JobKey("", f"job-{index}"), "pytest", "pytest", 1.5)
+            engine.scheduler.watchers.log.on_event(event)
         began_s = process_time()
         answer = engine_side.call(engine.scheduler, "live", [views])
         shares.append(100 * (process_time() - began_s))

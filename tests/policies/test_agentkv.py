@@ -7,12 +7,19 @@ from typing import Any
 import pytest
 
 from agentkv.errors import SettingsError
-from agentkv.integrations.vllm.retention.admission import AgingQueue
-from agentkv.integrations.vllm.retention.growth import PRIOR_TOKENS, PRIOR_TURNS, WINDOW, JobGrowth
+from agentkv.integrations.vllm.retention.waiting import AgingQueue
 from agentkv.policies.agentkv import AgentKVPolicy
 from agentkv.policies.base import UNPINNED, AdmissionRequest, AllocationRequest, Pressure
 from agentkv.policies.costs import RestoreCost
-from agentkv.policies.forecast import MAX_TURNS, JobDemand, KVDemandForecast
+from agentkv.policies.forecast import (
+    MAX_TURNS,
+    PRIOR_TOKENS,
+    PRIOR_TURNS,
+    WINDOW,
+    JobDemand,
+    JobGrowth,
+    KVDemandForecast,
+)
 from agentkv.policies.jobs import Job, Turn
 from agentkv.policies.names import read_settings
 from agentkv.policies.pins import Pin
@@ -89,7 +96,7 @@ def test_of_jobs_held_back_one_that_has_aged_out_counts_as_of_the_best_priority(
     made = pressed()
     held, other = turn_of(3, 3), turn_of(1, 1, priority=-9)
     for turn in (held, other):
-        turn.is_first = turn.is_held_back = True
+        turn.is_first, turn.held_back = True, "why"
     assert rank(made, other) < rank(made, held)
     held.has_aged_out, other.job.order = True, 9
     assert rank(made, held) < rank(made, other)

@@ -23,10 +23,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..engine.scheduler import tags_of
+from ..engine.requests import tags_of
 from ..engine.seam import guarded
 from ..server_policy import policy_of
-from ..telemetry.load_reports import EngineLoad, EngineReport, better_rank, engine_reports
+from ..watch.load_reports import EngineLoad, EngineReport, better_rank, engine_reports
 
 
 class EngineTable:

@@ -21,17 +21,19 @@ from agentkv.named_classes import label_of
 from agentkv.policies.jobs import Decision, Job
 from agentkv.policies.names import default_settings
 from agentkv.policies.pins import Pin
-from agentkv.protocol import WIRE_VERSION, client_and_id, parse_tool_event
+from agentkv.protocol import WIRE_VERSION, JobKey, parse_tool_event
 
 from ..engine import seam
 from ..engine.scheduler import RetainingScheduler
-from ..telemetry.counters import UNLABELLED
-from ..telemetry.event_log import MAX_COMMAND_CHARS
-from ..telemetry.savings import SAVINGS_SERIES
+from ..watch.counters import COUNTERS, SAVINGS_SERIES
+from ..watch.job_view import job_views
+from ..watch.log import shown
 from . import snapshot
 from .snapshot import View
 
-NOT_SHOWN = {"policy", "listeners", "client_weights", "client_header"}
+MAX_TURNS = 64
+"""Turns of a job that are shown, the last ones."""
+NOT_SHOWN = {"policy", "listeners", "watchers", "client_weights", "client_header"}
 """Settings that are not shown as they are."""
 
 
@@ -56,7 +58,9 @@ def info(scheduler: RetainingScheduler) -> dict[str, Any]:
 
 def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
     retention = scheduler.retention
-    totals = retention.counters.totals()
+    watchers, costs, learned = scheduler.watchers, retention.costs, retention.policy.learned
+    unlabelled = (name for name, spec in COUNTERS.items() if not spec.label)
+    counted = {**dict.fromkeys(unlabelled, 0), **watchers.counters.totals()}
     return {
         "pinned_jobs": len(retention.pins),
         "pinned_blocks": retention.pins.num_blocks,
@@ -64,18 +68,26 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
         "kv_cache_usage": scheduler.usage(),
         "num_running": len(scheduler.running),
         "num_waiting": len(scheduler.queue),
-        "is_under_pressure": retention.is_memory_short,
-        **dict.fromkeys(UNLABELLED, 0),
-        **{name: total for name, total in totals.items() if name not in SAVINGS_SERIES},
-        "savings": retention.history.tally.total.as_dict(),
+        "is_under_pressure": scheduler.admission.is_memory_short,
+        **{name: total for name, total in counted.items() if name not in SAVINGS_SERIES},
+        "savings": watchers.misses.tally.total.as_dict(),
         "steps": scheduler.steps.as_dict(),
-        "learned": retention.learned(),
+        "learned": {
+            "tool_durations": learned.durations.num_observed,
+            "queueing_delay_s": learned.queueing.mean_s,
+            "eta": learned.memoryfulness.eta,
+            "prefill_reload_s": costs.step_time.coefficients,
+            "compute_worth": costs.step_time.compute_weight,
+            "load_token_s": costs.offload.load_token_s,
+            "loaded_share": costs.offload.loaded_share,
+            "idle_weight": scheduler.admission.idle_kv_weight,
+        },
     }
 
 
 def clients(scheduler: RetainingScheduler) -> list[dict[str, Any]]:
     """Describe the clients that have a request or a pin, by the names that the engine knows."""
-    return scheduler.retention.admission.shares.describe()
+    return scheduler.admission.shares.describe()
 
 
 def jobs(scheduler: RetainingScheduler, client: str | None = None) -> list[dict[str, Any]]:
@@ -94,13 +106,12 @@ def job(
     all_jobs = scheduler.retention.jobs
     found = all_jobs.get(job_key)
     if found is None and of_anybody:
-        _, own_id = client_and_id(job_key)
+        own_id = JobKey.read(job_key).own_id
         named = (job for job in all_jobs if job.own_id == own_id)
         found = max(named, key=attrgetter("last_activity_s"), default=None)
     if found is None:
         return None
-    viewer = None if of_anybody else found.client
-    turns = scheduler.retention.history.turns_of(found.job_id, viewer)
+    turns = turns_of(scheduler, found.job_id, None if of_anybody else found.client)
     return {**_describe(scheduler, found), "last_turns": turns}
 
 
@@ -109,7 +120,29 @@ def explain(
 ) -> list[dict[str, Any]]:
     """Return the turns of this client's jobs, or of anybody's, and why they missed: of those with
     that id, or of the worst. Jobs that are over are among them."""
-    return scheduler.retention.history.explained(client, job_id, worst)
+    misses = scheduler.watchers.misses
+    if job_id is None:
+        keys = misses.worst(client, worst)
+    else:
+        keys = misses.named(job_id) if client is None else [JobKey(client, job_id)]
+    return [
+        {
+            "job_id": key.own_id,
+            "savings": misses.savings_of(key).as_dict(),
+            "turns": turns_of(scheduler, key, client),
+        }
+        for key in keys
+        if misses.knows(key)
+    ]
+
+
+def turns_of(
+    scheduler: RetainingScheduler, key: JobKey, viewer: str | None
+) -> list[dict[str, Any]]:
+    """The last admitted turns of a job, as the event log has them and `viewer` may see them."""
+    events = [shown(entry, viewer) for entry in scheduler.watchers.log.of_job(key)]
+    turns = [turn for view in job_views(key.own_id, events) for turn in view.turns]
+    return [turn.as_row() for turn in turns if turn.started_s is not None][-MAX_TURNS:]
 
 
 def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
@@ -117,27 +150,41 @@ def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
     now_s = scheduler.clock()
     return {
         "job_id": job.own_id,
-        "parent_job_id": job.parent_job_id and client_and_id(job.parent_job_id)[1],
+        "parent_job_id": job.parent_job_id and JobKey.read(job.parent_job_id).own_id,
         "inferred": job.is_inferred,
         "expected_turns": job.expected_turns,
         "turns": job.num_turns,
         "live_requests": len(job.live),
         "context_tokens": job.context_tokens,
         "pinned_blocks": 0 if pin is None else len(pin.blocks),
-        "kv_state": scheduler.retention.lifecycle.state(job),
+        "kv_state": kv_state(scheduler, job),
         "ttl_left_s": None if pin is None else max(0.0, pin.expires_s - now_s),
-        **_describe_decision(job.decision, pin),
+        **_describe_decision(job, pin),
         "last_tool": job.tool,
         "turns_evicted": job.num_evicted,
         "turns_diverged": job.num_diverged,
-        "held_back": any(turn.is_held_back for turn in job.live.values()),
+        "held_back": any(turn.held_back is not None for turn in job.live.values()),
         "idle_s": now_s - job.last_activity_s,
-        "savings": scheduler.retention.history.savings_of(job.job_id).as_dict(),
+        "savings": scheduler.watchers.misses.savings_of(job.job_id).as_dict(),
     }
 
 
-def _describe_decision(decision: Decision | None, pin: Pin[Any] | None) -> dict[str, Any]:
+def kv_state(scheduler: RetainingScheduler, job: Job) -> str:
+    """Where a job's KV is now: ACTIVE while a turn has blocks, PINNED, OFFLOADED if a KV tier has
+    the end of its context, FREED if it is given up for good, else ALLOCATED."""
+    if any(scheduler.admission.has_blocks(request_id) for request_id in job.live):
+        return "ACTIVE"
+    if scheduler.retention.pins.get(job.job_id) is not None:
+        return "PINNED"
+    if not job.live and job.was_aborted:
+        return "FREED"
+    is_offloaded = job.tier_key is not None and scheduler.is_in_tier(job.tier_key)
+    return "OFFLOADED" if is_offloaded else "ALLOCATED"
+
+
+def _describe_decision(job: Job, pin: Pin[Any] | None) -> dict[str, Any]:
     """A job's last decision and its pin's TTL from the end of the turn; None for the unknown."""
+    decision = job.decision
     known = decision or Decision(TTL(0.0, ""))
     ttl = known.ttl if decision is not None else None
     if pin is not None:
@@ -145,7 +192,7 @@ def _describe_decision(decision: Decision | None, pin: Pin[Any] | None) -> dict[
     return {
         "ttl_s": None if ttl is None else ttl.seconds,
         "ttl_reason": None if ttl is None else ttl.reason,
-        "command": None if known.command is None else known.command[:MAX_COMMAND_CHARS],
+        "command": None if decision is None else job.command_shown,
         "predicted_speed": known.speed,
         "predicted_p50_s": known.p50_s,
         "predicted_p90_s": known.p90_s,
@@ -157,38 +204,46 @@ def _describe_decision(decision: Decision | None, pin: Pin[Any] | None) -> dict[
 def tool(
     scheduler: RetainingScheduler, job_key: str, body: dict[str, Any]
 ) -> dict[str, Any] | None:
-    answer = scheduler.retention.tool_signal(job_key, parse_tool_event(body))
-    return _with_savings(scheduler, job_key, answer)
+    event, key = parse_tool_event(body), JobKey.read(job_key)
+    is_taken = scheduler.retention.tool_signal(key, event)
+    if is_taken is None:
+        return None
+    return {
+        "job_id": key.own_id,
+        "state": event.state,
+        "is_pinned": scheduler.retention.pins.get(key) is not None,
+        "is_ignored": not is_taken,
+        "savings": scheduler.watchers.misses.savings_of(key).as_dict(),
+    }
 
 
 def release(scheduler: RetainingScheduler, job_key: str) -> dict[str, Any] | None:
-    return _with_savings(scheduler, job_key, scheduler.retention.release(job_key))
-
-
-def _with_savings(
-    scheduler: RetainingScheduler, job_key: str, answer: dict[str, Any] | None
-) -> dict[str, Any] | None:
-    """The answer with the sums of a job, which is how its client learns them."""
-    if answer is None:
+    key = JobKey.read(job_key)
+    freed_blocks = scheduler.retention.release(key)
+    if freed_blocks is None:
         return None
-    return {**answer, "savings": scheduler.retention.history.savings_of(job_key).as_dict()}
+    savings = scheduler.watchers.misses.savings_of(key).as_dict()
+    return {"job_id": key.own_id, "freed_blocks": freed_blocks, "savings": savings}
 
 
 def timestamps(scheduler: RetainingScheduler, client: str | None = None) -> dict[str, Any]:
     """Return the events of this client's jobs, or of all."""
-    return scheduler.retention.events.as_dict(client)
+    return scheduler.watchers.log.as_dict(client)
 
 
 def event_counts(scheduler: RetainingScheduler, client: str | None = None) -> list[tuple[str, int]]:
     """Return the keys of this client's jobs, or of all, with their numbers of events."""
-    return scheduler.retention.events.counts(client)
+    return scheduler.watchers.log.counts(client)
 
 
 def events(
-    scheduler: RetainingScheduler, slices: list[tuple[str, int, int]], since_s: float
+    scheduler: RetainingScheduler,
+    slices: list[tuple[str, int, int]],
+    since_s: float,
+    client: str | None = None,
 ) -> dict[str, Any]:
-    """Return a part of the event log, of jobs that `event_counts` named."""
-    return scheduler.retention.events.part(slices, since_s)
+    """Return a part of the event log, of jobs that `event_counts` named for this client, or all."""
+    return scheduler.watchers.log.part(slices, since_s, client)
 
 
 def live(scheduler: RetainingScheduler, views: Sequence[View]) -> dict[str, Any]:
@@ -197,7 +252,7 @@ def live(scheduler: RetainingScheduler, views: Sequence[View]) -> dict[str, Any]
 
 
 def bad_tag(scheduler: RetainingScheduler) -> None:
-    scheduler.retention.counters.add("bad_tags_total")
+    scheduler.watchers.counters.add("bad_tags_total")
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {

@@ -264,9 +264,7 @@ def _collect(
         _parse_place(request),
     )
     found = {
-        name: value
-        for tags in by_rising_precedence
-        for name, value in tags.redacted().as_fields().items()
+        name: value for tags in by_rising_precedence for name, value in tags.as_fields().items()
     }
     return found if "job_id" in found else {**_agent_tags(request).as_fields(), **found}
 

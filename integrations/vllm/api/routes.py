@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentkv.errors import TagError
-from agentkv.protocol import client_and_id, job_key, parse_tags, parse_tool_event
+from agentkv.protocol import JobKey, parse_tags, parse_tool_event
 
 from ..clients import Clients
 from .engine_client import (
@@ -153,7 +153,7 @@ async def _dispatch(
         return await _release(request, engine, client, job_id)
     _require(request, _READ_METHODS)
     job_id = _job_id(rest)
-    answers = await engine.call("job", job_key(client, job_id), sees_all)
+    answers = await engine.call("job", str(JobKey(client, job_id)), sees_all)
     return _found(job_id, merge_job(answers))
 
 
@@ -180,7 +180,7 @@ async def _timestamps(request: Request, engine: EngineLink, client: str | None) 
     counts: dict[str, int] = {}
     for answer in await engine.call("event_counts", client):
         for key, num_events in answer:
-            if job_id is None or client_and_id(key)[1] == job_id:
+            if job_id is None or JobKey.read(key).own_id == job_id:
                 counts[key] = max(num_events, counts.get(key, 0))
     texts: dict[str, list[bytes]] = {}
     num_bytes, is_truncated = 0, False
@@ -188,7 +188,7 @@ async def _timestamps(request: Request, engine: EngineLink, client: str | None) 
         if num_bytes >= limit:
             is_truncated = True
             break
-        part = merge_timestamps(await engine.call("events", slices, since_s))
+        part = merge_timestamps(await engine.call("events", slices, since_s, client))
         for name, events in part["jobs"].items():
             if events:
                 encoded = [msgspec.json.encode(event) for event in events]
@@ -233,14 +233,14 @@ def _number(request: Request, name: str, least: float, *, most: float, default: 
 
 
 async def _report_tool(request: Request, engine: EngineLink, client: str, job_id: str) -> Response:
-    event = parse_tool_event(await _json_body(request)).redacted()
-    answers = await engine.call("tool", job_key(client, job_id), asdict(event))
+    event = parse_tool_event(await _json_body(request)).cut()
+    answers = await engine.call("tool", str(JobKey(client, job_id)), asdict(event))
     return _found(job_id, merge_job(answers))
 
 
 async def _release(request: Request, engine: EngineLink, client: str, job_id: str) -> Response:
     await _json_body(request, default={})
-    answers = await engine.call("release", job_key(client, job_id))
+    answers = await engine.call("release", str(JobKey(client, job_id)))
     return _found(job_id, merge_release(answers))
 
 

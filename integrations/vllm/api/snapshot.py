@@ -14,10 +14,11 @@ from typing import Any
 from agentkv.named_classes import label_of
 from agentkv.policies.jobs import Job, Turn
 from agentkv.policies.pins import Pin
-from agentkv.protocol import client_and_id
+from agentkv.protocol import JobKey
 
 from ..engine import seam
 from ..engine.scheduler import RetainingScheduler
+from ..watch.job_view import sentence
 
 MAX_JOBS = 256
 """Jobs described in a snapshot, those with a request in the engine and the last active first."""
@@ -38,13 +39,12 @@ def live(
     """Describe the pool, the totals that `/stats` has, and for each view its jobs and events."""
     retention = scheduler.retention
     engine = str(seam.engine_number(scheduler.vllm_config))
-    now_s = retention.events.now_s
+    log = scheduler.watchers.log
+    now_s = log.now_s
     most_jobs, most_events = MAX_JOBS // max(1, len(views)), MAX_EVENTS // max(1, len(views))
     described = []
     for client, seen_s in views:
-        events, num_left_out = retention.events.since(
-            seen_s.get(engine, now_s - HISTORY_S), client, most_events
-        )
+        events, num_left_out = log.since(seen_s.get(engine, now_s - HISTORY_S), client, most_events)
         jobs = _jobs_of(scheduler, client, most_jobs)
         described.append(
             {
@@ -103,15 +103,15 @@ def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
     decision = job.decision
     running, waiting = _turns(scheduler, job)
     state, since_s, why = _state(scheduler, job, pin, running, waiting)
-    command = None if decision is None else decision.command
+    command = None if decision is None else job.command_shown
     prompt_tokens = max((turn.num_prompt_tokens for turn in (*running, *waiting)), default=0)
     return {
         "job_id": job.own_id,
-        "parent_job_id": job.parent_job_id and client_and_id(job.parent_job_id)[1],
+        "parent_job_id": job.parent_job_id and JobKey.read(job.parent_job_id).own_id,
         "state": state,
         "for_s": round(max(0.0, scheduler.clock() - since_s), 3),
         "why": why,
-        "held_back": any(turn.is_held_back for turn in waiting),
+        "held_back": any(turn.held_back is not None for turn in waiting),
         "turn": job.num_turns,
         "expected_turns": job.expected_turns,
         "tokens": max(job.context_tokens, prompt_tokens),
@@ -145,22 +145,19 @@ def _state(
     waiting: Sequence[Turn],
 ) -> tuple[str, float, str | None]:
     """The job's state, since when it is in it, and why if that needs a reason."""
-    last = scheduler.retention.events.last
     if running:
         return "running", running[0].admitted_s or running[0].arrived_s, None
     if waiting:
         turn = waiting[0]
-        if turn.is_held_back:
-            held = last(job.job_id, "held")
-            return "waiting", turn.arrived_s, str(held["reason"]) if held else "held back"
+        if turn.held_back is not None:
+            return "waiting", turn.arrived_s, turn.held_back
         why = "in line" if turn.admitted_s is None else "preempted: its memory went to others"
         return "waiting", turn.arrived_s, why
     if pin is not None and job.running:
         return "tool", job.running[0].started_s, pin.reason
     if pin is not None:
         return "held", pin.pinned_s, pin.reason
-    unpinned = last(job.job_id, "unpinned")
-    return "evicted", job.last_activity_s, None if unpinned is None else str(unpinned["reason"])
+    return "evicted", job.last_activity_s, job.hold_end
 
 
 def _num_blocks(
@@ -173,9 +170,10 @@ def _num_blocks(
     return sum(-(-tokens // scheduler.pool.block_tokens) for tokens in num_tokens)
 
 
-def _shown(job_key: str, event: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {"job_id": client_and_id(job_key)[1], **event}
-    command = event.get("command")
+def _shown(key: JobKey, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An event with its job and what it says in words."""
+    shown = {"job_id": key.own_id, **entry, "text": sentence(entry)}
+    command = entry.get("command")
     if command is not None:
         shown["command"] = command[:SHOWN_CHARS]
     return shown

@@ -93,8 +93,8 @@ class RankedQueue(RequestQueue):
 
     def rerank(self, request: Request) -> None:
         """Move a waiting request to its present rank. O(log n)."""
-        rank = self._rank_of(request)
         entry = self._entries.get(request)
+        rank = None if entry is None else self._rank_of(request)
         if entry is not None and rank is not None and rank != entry[0]:
             self._push(request, rank)
 

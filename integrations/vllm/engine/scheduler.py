@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from vllm.logger import init_logger
-from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -22,40 +20,30 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from agentkv.errors import TagError
-from agentkv.guard import MAX_FAULTS, Fault
 from agentkv.policies.base import Policy
 from agentkv.policies.forecast import SharedPrefix
+from agentkv.policies.jobs import Context, Prompt
 from agentkv.policies.names import CONFIG_KEY, make_policy, read_settings
 from agentkv.policies.pins import Pin
-from agentkv.policies.settings import MAX_WEIGHT, Settings
+from agentkv.policies.settings import Settings
 from agentkv.protocol import (
-    CLIENT_FIELD,
-    CLIENT_WEIGHT_FIELD,
-    MAX_ID_CHARS,
     Tags,
-    job_key,
-    parse_tags,
 )
+from agentkv.watchers import EventStream
 
-from ..retention import IN_ORDER, KVPool, QueueRank, Rules
-from ..retention.costs import Step, StepTimeModel
-from ..retention.jobs import Context
+from ..retention import IN_ORDER, KeptBlocks, KVPool, QueueRank
+from ..retention.background import BackgroundWorker, Task
 from ..retention.manager import RetentionManager
-from ..retention.predictor import MAX_REPLY_TOKENS, BackgroundWorker, Reply, Task
-from ..telemetry.counters import StepStats
-from ..telemetry.turn_records import Prompt
+from ..retention.predictor import MAX_REPLY_TOKENS, Reply
+from ..watch.counters import Counters, StepStats
+from ..watch.watchers import FaultLog, RuleFaultLog, Watchers
 from . import seam
 from .queue import RankedQueue
-from .wakeup import EngineClock, EngineWaker
-
-if TYPE_CHECKING:
-    from ..telemetry.spans import DecisionSpans
+from .requests import ReplyDecoder, client_of, tags_of, weight_of
+from .wakeup import EngineClock, EngineWaker, StepTimer
 
 MORE_BLOCKS = 8
 """Blocks taken from pins at once where the first estimate was too low."""
-
-STAND_INS: Mapping[Rules, str] = {"policy": "stock's", "predictor": "the default predictor's"}
-"""Whose answer takes the place of one that cannot be used."""
 
 logger = init_logger(__name__)
 
@@ -71,24 +59,41 @@ class RetainingScheduler(seam.SchedulerSeam):
         given = dict(self.vllm_config.additional_config.get(CONFIG_KEY) or {})
         name = given.pop("policy", "continuum")
         settings = read_settings(given, policy=name).of_engine(seam.engine_number(self.vllm_config))
+        tier = seam.OffloadingTier.of(self)
         self.pool = KVPool(
             self.num_blocks(),
             self.tokens_per_hash(),
             drops_last_block=seam.drops_last_block(self),
             has_one_group=seam.num_cache_groups(self) == 1,
+            has_tier=tier is not None,
         )
-        self._tier = seam.OffloadingTier.of(self)
-        self._waker = EngineWaker()
+        self._tier = tier
         self.clock = EngineClock(self.monotonic)
-        self._failed_rules: set[Rules] = set()
+        self._waker = EngineWaker(self.clock)
+        self.wake_at = self._waker.wake_at
+        self.step_allocated_blocks = 0
+        self.stream = stream = EventStream(FaultLog())
+        counters = Counters()
+        for watcher in (counters, RuleFaultLog()):
+            stream.add(watcher)
         self.retention = RetentionManager(
             self.make_policy(settings, self.pool.num_tokens),
             self,
+            stream,
             BackgroundWorker(self._guard, wake=self._waker.wake),
+        )
+        self.admission = self.retention.admission
+        self.watchers = Watchers(
+            settings,
+            self,
+            self.retention,
+            counters,
+            stream,
+            has_tracing=self.vllm_config.observability_config.otlp_traces_endpoint is not None,
         )
         self.steps = StepStats()
         self.queue = RankedQueue(
-            self._rank, client_of, self.retention.place, self.retention.arrivals
+            self._rank, client_of, self.admission.shares.place, self.retention.arrivals
         )
         if seam.is_first_come_first_served(self):
             self.install_queue(self.queue)
@@ -101,19 +106,9 @@ class RetainingScheduler(seam.SchedulerSeam):
         )
         self._is_running_sorted = False
         self._num_left_waiting = 0
-        self._spans: DecisionSpans | None = None
-        if self.vllm_config.observability_config.otlp_traces_endpoint is not None:
-            self._spans = self._traced()
         self._unplaced: set[str] = set()
         """Requests that vLLM has appended to `running` since it was sorted."""
         self._sent_gauges: tuple[int, int, bool] | None = None
-
-    def _traced(self) -> DecisionSpans:
-        from ..telemetry.spans import DecisionSpans  # OpenTelemetry, which vLLM can do without
-
-        spans = DecisionSpans()
-        self.retention.events.watcher = spans.add
-        return spans
 
     # What the simulator, studies and tests override
 
@@ -148,31 +143,6 @@ class RetainingScheduler(seam.SchedulerSeam):
         """Whether that KV is in the tier, ready to be loaded."""
         return self._tier is not None and self._tier.has(tier_key)
 
-    def wake_at(self, time_s: float) -> None:
-        """Look for expired pins at this time, even if the engine is idle then."""
-        real_s = self.clock.on_monotonic(time_s)
-        if real_s is not None:
-            self._waker.wake_at(real_s)
-
-    def rules_failed(self, rules: Rules, fault: Fault) -> None:
-        """Log the first fault of the policy, or of the predictor, with its traceback, and that it
-        is switched off."""
-        stand_in = STAND_INS[rules]
-        if rules not in self._failed_rules:
-            self._failed_rules.add(rules)
-            logger.error(
-                "agentkv: the %s %s failed in %s; %s answer takes the place of one that cannot be "
-                "used. Further faults are counted in agentkv:%s_faults_total.",
-                *(rules, fault.rules, fault.question, stand_in, rules),
-                exc_info=fault.error,
-            )
-        if fault.is_last:
-            logger.error(
-                "agentkv: the %s %s failed %d times and is switched off: all answers are %s until "
-                "the server is restarted",
-                *(rules, fault.rules, MAX_FAULTS, stand_in),
-            )
-
     def rank_changed(self, job_id: str | None) -> None:
         """Move this job's waiting turns (None: of all jobs) to their present place in the queue."""
         if job_id is None:
@@ -200,26 +170,25 @@ class RetainingScheduler(seam.SchedulerSeam):
         try:
             tags = tags_of(request)
         except TagError:
-            self.retention.counters.add("bad_tags_total")
+            self.watchers.counters.add("bad_tags_total")
             tags = Tags()
         prompt, job_id, client = request.prompt_token_ids, tags.job_id, client_of(request)
         weight = weight_of(request)
         if weight is not None:
-            self.retention.weigh(client, weight)
+            self.admission.shares.weigh(client, weight)
         if job_id is None and prompt is not None:
-            job_id = self.retention.inferred_job_id(
+            job_id = self.retention.inference.job_id_of(
                 request.request_id, prompt, request.block_hashes, client
             )
         if job_id is None or prompt is None:
             self.retention.request_arrived(request.request_id, request.num_prompt_tokens, client)
         else:
-            if self._spans is not None:
-                self._spans.turn_arrives(job_id, request.trace_headers)
+            keys, headers = seam.cache_keys(request), request.trace_headers
             turn = self.retention.turn_arrived(
                 request.request_id,
                 job_id,
                 tags,
-                prompt=Prompt(prompt, request.block_hashes, seam.cache_keys(request)),
+                prompt=Prompt(prompt, request.block_hashes, keys, headers),
                 priority=request.priority,
             )
             if self._limits_offloading:
@@ -236,15 +205,16 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def _before_step(self) -> None:
+        self.step_allocated_blocks = self.num_allocated_blocks
         self.retention.step_begins(self._num_left_waiting)
         self.queue.unlatch()
         self._sort_running()
 
     def _rank(self, request: Request) -> QueueRank | None:
-        return self.retention.rank(request.request_id, is_preempted=seam.is_preempted(request))
+        return self.admission.rank(request.request_id, is_preempted=seam.is_preempted(request))
 
     def _victim_rank(self, request: Request) -> QueueRank:
-        rank = self.retention.victim_rank(request.request_id)
+        rank = self.admission.victim_rank(request.request_id)
         return (IN_ORDER, 1, self.queue.order_of(request), 0) if rank is None else rank
 
     def _sort_running(self) -> None:
@@ -256,7 +226,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         unplaced, self._unplaced = self._unplaced, set()
         if not self.retention.policy.sorts_running():
             return
-        if not self.retention.has_running_turns:
+        if not self.admission.has_running_turns:
             self._is_running_sorted = False
         elif not self._is_running_sorted:
             self.running.sort(key=self._victim_rank)
@@ -291,9 +261,9 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _before_outputs(self, output: ModelRunnerOutput) -> None:
         """Report finished KV loads: some connectors load before a request runs, others in the step
         that runs it."""
-        self.retention.loads_finished(output.req_ids)
+        self.admission.loads_finished(output.req_ids)
         if output.kv_connector_output is not None:
-            self.retention.loads_finished(output.kv_connector_output.finished_recving or ())
+            self.admission.loads_finished(output.kv_connector_output.finished_recving or ())
 
     @seam.guarded(None)
     def _after_outputs(self, output: SchedulerOutput) -> None:
@@ -307,7 +277,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     def may_start(self, request: Request, num_shared: int) -> bool:
         if request.num_computed_tokens:
             return True  # it holds blocks: a connector has loaded some
-        return self.retention.may_start(
+        return self.admission.may_start(
             request.request_id,
             num_running=len(self.running),
             num_free_blocks=self.num_free_blocks(),
@@ -316,7 +286,7 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def load_began(self, request: Request, num_tokens: int) -> None:
-        self.retention.load_began(request.request_id, num_tokens)
+        self.admission.load_began(request.request_id, num_tokens)
 
     def free_memory_for(self, request: Request, missing_blocks: int) -> Iterator[None]:
         pins = self._pins_to_take(request, missing_blocks)
@@ -336,7 +306,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _pins_to_take(self, request: Request, missing_blocks: int) -> Sequence[Pin[Any]]:
         is_running = seam.is_running(request)
         waits_with_blocks = not is_running and request.num_computed_tokens > 0
-        return self.retention.pins_to_take(
+        return self.admission.pins_to_take(
             request.request_id,
             has_blocks=is_running or waits_with_blocks,
             num_running=len(self.running) + waits_with_blocks,
@@ -384,9 +354,7 @@ class RetainingScheduler(seam.SchedulerSeam):
             is_finished_turn=seam.is_finished_turn(request),
             context=context,
             order=self.queue.order_of(request),
-            blocks=blocks,
-            num_exclusive_blocks=seam.num_held_once(blocks),
-            fence=fence,
+            kept=KeptBlocks(blocks, seam.num_held_once(blocks), fence, self.num_free_blocks()),
         )
         return True
 
@@ -443,12 +411,13 @@ class RetainingScheduler(seam.SchedulerSeam):
         has_requests = bool(super().has_requests())
         if not has_requests and self._waker.is_attached:
             has_news = self._sent_gauges != self._gauges()
-            if has_news or self.retention.counters.has_delta:
+            if has_news or self.watchers.counters.has_delta:
                 self._push_stats()
         return has_requests
 
     @seam.guarded(None)
     def _expire_while_idle(self) -> None:
+        self.watchers.listeners.count_news()
         self.retention.do_what_is_due()
         next_due_s = self.retention.next_due_s
         if next_due_s is not None:
@@ -467,7 +436,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     @property
     def _is_under_pressure(self) -> bool:
         """Whether memory ran short lately; an idle engine is not under pressure."""
-        return self.retention.is_memory_short and bool(self.running or self.queue)
+        return self.admission.is_memory_short and bool(self.running or self.queue)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         stats = super().make_stats(*args, **kwargs)
@@ -493,8 +462,15 @@ class RetainingScheduler(seam.SchedulerSeam):
             "under_pressure": int(self._is_under_pressure),
         }
         # also with one engine: those of a dense model do not know that there are others
-        report = self.retention.report()
-        return {"gauges": gauges, "report": report, **self.retention.counters.take_delta()}
+        return {
+            "gauges": gauges,
+            "report": self.load_report(),
+            **self.watchers.counters.take_delta(),
+        }
+
+    def load_report(self) -> tuple[float, list[float]]:
+        """What the balancer weighs: mean wait of returning turns, and seconds of a prefill."""
+        return self.watchers.waits.mean_s, self.retention.costs.step_time.coefficients
 
     def usage(self) -> float:
         """Share of the pool that is not free, as vLLM itself counts it."""
@@ -507,6 +483,7 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     def shutdown(self) -> None:
         self.retention.close()
+        self.watchers.close()
         super().shutdown()
 
 
@@ -522,149 +499,3 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Scheduler:
     is_async = vllm_config.scheduler_config.async_scheduling
     scheduler = AsyncRetainingScheduler if is_async else RetainingScheduler
     return scheduler(vllm_config=vllm_config, **kwargs)
-
-
-NO_TAGS = Tags()
-
-
-def tags_of(request: Request) -> Tags:
-    """The tags in a request's `vllm_xargs`.
-
-    Without a job's id there, a trainer's hint has it, or vLLM's own session id.
-
-    Ids of jobs are those by which the engine knows the jobs of the request's client (`job_key`).
-    Raises TagError for a field of the wrong type or out of range.
-    """
-    sampling = request.sampling_params
-    fields = dict(sampling.extra_args or {}) if sampling is not None else {}
-    if not fields and not request.session_id:
-        return NO_TAGS
-    if fields.get("job_id") is None:
-        fields["job_id"] = _trajectory_in(fields) or request.session_id
-    tags = parse_tags(fields, flags_as_numbers=True)
-    client = client_of(request)
-    if not client or tags.job_id is None:
-        return tags
-    parent_id = tags.parent_job_id
-    return replace(
-        tags,
-        job_id=job_key(client, tags.job_id),
-        parent_job_id=None if parent_id is None else job_key(client, parent_id),
-    )
-
-
-def _trajectory_in(fields: Mapping[str, Any]) -> str | None:
-    """The trajectory that uni-agent, on verl, names for its own KV offloading.
-
-    Of the hint nothing else is read: a lease is no part of its version 2 any more. Source:
-    verl-project/uni-agent, uni_agent/gateway/agent_hint.py, version 2.
-    """
-    params = fields.get("kv_transfer_params")
-    hint = params.get("agent_hint") if isinstance(params, Mapping) else None
-    name = hint.get("trajectory_id") if isinstance(hint, Mapping) else None
-    return name if isinstance(name, str) and 0 < len(name) <= MAX_ID_CHARS else None
-
-
-def client_of(request: Request) -> str:
-    """The client that the API server named; "" without an API server."""
-    sampling = request.sampling_params
-    client = (sampling.extra_args or {}).get(CLIENT_FIELD) if sampling is not None else None
-    return client if isinstance(client, str) else ""
-
-
-def weight_of(request: Request) -> float | None:
-    """The client's weight, if the API server says one."""
-    sampling = request.sampling_params
-    weight = (sampling.extra_args or {}).get(CLIENT_WEIGHT_FIELD) if sampling is not None else None
-    return float(weight) if isinstance(weight, int | float) and 0 < weight <= MAX_WEIGHT else None
-
-
-class ReplyDecoder:
-    """Turns a reply's tokens into text, by the tokenizer of the model that is served.
-
-    The tokenizer is loaded on the first call, in the thread that decodes; it is the instance that
-    vLLM's engine uses for structured outputs. Without one (`--skip-tokenizer-init`), or if it
-    cannot be loaded, every text is empty, after one warning.
-    """
-
-    def __init__(self, model_config: Any) -> None:
-        self._model_config = model_config
-        self._tokenizer: Any = None
-        self._is_loaded = False
-
-    def __call__(self, token_ids: list[int]) -> str:
-        """The text of these tokens, special ones included."""
-        if not self._is_loaded:
-            self._is_loaded = True
-            self._tokenizer = self._load()
-        if self._tokenizer is None:
-            return ""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
-
-    def _load(self) -> Any:
-        reason: object = "--skip-tokenizer-init is given"
-        tokenizer = None
-        try:
-            tokenizer = cached_tokenizer_from_config(self._model_config)
-        except (OSError, ValueError, ImportError, RuntimeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-        if tokenizer is None:
-            logger.warning(
-                "agentkv: replies are not read for tool calls, there is no tokenizer (%s); "
-                "commands are known only where the client reports them",
-                reason,
-            )
-        return tokenizer
-
-
-MAX_UNDER_WAY = 16
-"""Steps scheduled but not yet processed; beyond that some never will be, and all are forgotten."""
-
-
-class TimedScheduler(Protocol):
-    """What StepTimer asks of the scheduler whose steps it times."""
-
-    def monotonic(self) -> float: ...
-
-    def memory_use(self) -> tuple[float, float]: ...
-
-    def num_steps(self, output: SchedulerOutput) -> int: ...
-
-
-class StepTimer:
-    """Follows each step from when it is scheduled, or the one before ends, to its outputs."""
-
-    def __init__(self, model: StepTimeModel, scheduler: TimedScheduler) -> None:
-        self._model = model
-        self._scheduler = scheduler
-        self._prefilling: dict[str, Request] = {}
-        self._under_way: dict[int, tuple[Step, float]] = {}
-        self._processed_s = 0.0
-
-    def step_scheduled(self, output: SchedulerOutput, requests: dict[str, Request]) -> None:
-        """A step begins; one that computes nothing is ignored. O(requests in their prefill)."""
-        if not output.total_num_scheduled_tokens:
-            return
-        for request_id in seam.admitted_ids(output):
-            self._prefilling[request_id] = requests[request_id]
-        num_tokens = squares = 0
-        for request_id, request in list(self._prefilling.items()):
-            num_new = output.num_scheduled_tokens.get(request_id, 0)
-            end = request.num_computed_tokens
-            num_tokens += num_new
-            squares += end**2 - (end - num_new) ** 2
-            if end >= request.num_tokens or not seam.is_running(request):
-                del self._prefilling[request_id]
-        if len(self._under_way) >= MAX_UNDER_WAY:
-            self._under_way.clear()
-        scheduler = self._scheduler
-        step = Step(num_tokens, squares, *scheduler.memory_use(), scheduler.num_steps(output))
-        self._under_way[id(output)] = (step, scheduler.monotonic())
-
-    def step_processed(self, output: SchedulerOutput) -> None:
-        """A step's outputs have been processed: learn from its duration."""
-        now_s = self._scheduler.monotonic()
-        step, began_s = self._under_way.pop(id(output), (None, 0.0))
-        if step is not None:
-            self._model.observe(step, now_s - max(began_s, self._processed_s))
-        self._processed_s = now_s

@@ -1,7 +1,7 @@
 """The only module that touches private names of vLLM's scheduler and engine.
 
 RetainingScheduler overrides the hooks below; how the plugin gets in, by EngineArgs and AsyncLLM, is
-in plugin.py and telemetry/prometheus.py. CONTRACT lists each private name, checked at start, so an
+in plugin.py and watch/prometheus.py. CONTRACT lists each private name, checked at start, so an
 upgrade that moves one fails here by name. S: is vllm/v1/core/sched/scheduler.py; all sources are of
 vLLM 0.32.0, and 0.31 to 0.33 have them all; what earlier ones lack is added by older_vllm.py.
 """

@@ -1,4 +1,4 @@
-"""Engine time, which stands still in a pause, and what wakes an idle engine at such a time.
+"""Engine time: a clock that stands still in a pause, what wakes an idle engine, and timed steps.
 
 An idle EngineCore blocks on its input queue (EngineCoreProc._process_input_queue, core.py:1573 of
 vLLM 0.32.0); without a wake-up nothing would expire there. RetainingScheduler sets the deadlines.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.request import Request
 
+from ..retention.costs import Step, StepTimeModel
 from . import seam
 
 
@@ -80,7 +83,8 @@ class EngineWaker:
     Without an engine, as in the simulator and in most tests, it does nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: EngineClock) -> None:
+        self._clock = clock
         self._engine: Any = None
         self._timer: ExpiryTimer | None = None
 
@@ -99,11 +103,66 @@ class EngineWaker:
             seam.wake(self._engine)
 
     def wake_at(self, time_s: float) -> None:
-        """Wake the engine at a time on the monotonic clock."""
+        """Wake the engine at a time on its clock, if that does not stand still."""
         if self._timer is not None:
-            self._timer.set_deadline(time_s)
+            real_s = self._clock.on_monotonic(time_s)
+            if real_s is not None:
+                self._timer.set_deadline(real_s)
 
     def push_stats(self, stats: SchedulerStats) -> None:
         """Send stats without waiting for a step's outputs."""
         if self._engine is not None:
             seam.push_stats(self._engine, stats)
+
+
+MAX_UNDER_WAY = 16
+"""Steps scheduled but not yet processed; beyond that some never will be, and all are forgotten."""
+
+
+class TimedScheduler(Protocol):
+    """What StepTimer asks of the scheduler whose steps it times."""
+
+    def monotonic(self) -> float: ...
+
+    def memory_use(self) -> tuple[float, float]: ...
+
+    def num_steps(self, output: SchedulerOutput) -> int: ...
+
+
+class StepTimer:
+    """Follows each step from when it is scheduled, or the one before ends, to its outputs."""
+
+    def __init__(self, model: StepTimeModel, scheduler: TimedScheduler) -> None:
+        self._model = model
+        self._scheduler = scheduler
+        self._prefilling: dict[str, Request] = {}
+        self._under_way: dict[int, tuple[Step, float]] = {}
+        self._processed_s = 0.0
+
+    def step_scheduled(self, output: SchedulerOutput, requests: dict[str, Request]) -> None:
+        """A step begins; one that computes nothing is ignored. O(requests in their prefill)."""
+        if not output.total_num_scheduled_tokens:
+            return
+        for request_id in seam.admitted_ids(output):
+            self._prefilling[request_id] = requests[request_id]
+        num_tokens = squares = 0
+        for request_id, request in list(self._prefilling.items()):
+            num_new = output.num_scheduled_tokens.get(request_id, 0)
+            end = request.num_computed_tokens
+            num_tokens += num_new
+            squares += end**2 - (end - num_new) ** 2
+            if end >= request.num_tokens or not seam.is_running(request):
+                del self._prefilling[request_id]
+        if len(self._under_way) >= MAX_UNDER_WAY:
+            self._under_way.clear()
+        scheduler = self._scheduler
+        step = Step(num_tokens, squares, *scheduler.memory_use(), scheduler.num_steps(output))
+        self._under_way[id(output)] = (step, scheduler.monotonic())
+
+    def step_processed(self, output: SchedulerOutput) -> None:
+        """A step's outputs have been processed: learn from its duration."""
+        now_s = self._scheduler.monotonic()
+        step, began_s = self._under_way.pop(id(output), (None, 0.0))
+        if step is not None:
+            self._model.observe(step, now_s - max(began_s, self._processed_s))
+        self._processed_s = now_s

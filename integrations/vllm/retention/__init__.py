@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
-
-from agentkv.guard import Fault
-
-Rules = Literal["policy", "predictor"]
-"""What a user may bring, and the plugin guards."""
+from typing import Any, NamedTuple, Protocol
 
 QueueRank = tuple[int, float, float, float]
 """A request's place among those of its client, the smallest is served first: its band, then the
@@ -35,10 +30,26 @@ class KVPool:
     has_one_group: bool = True
     """All layers share their blocks. Only then are a request's last blocks the KV of its last
     tokens, so that a pin can be trimmed."""
+    has_tier: bool = False
+    """A KV tier can be asked whether it has a context."""
 
     @property
     def num_tokens(self) -> int:
         return self.num_blocks * self.block_tokens
+
+
+class KeptBlocks(NamedTuple):
+    """Blocks that a finished turn keeps, of which it alone holds `num_exclusive_blocks`; they may
+    be reused once the scheduler step `fence` has been processed. `num_free_blocks` others are free
+    then."""
+
+    blocks: Sequence[Any] = ()
+    num_exclusive_blocks: int = 0
+    fence: int = 0
+    num_free_blocks: int = 0
+
+
+NO_BLOCKS = KeptBlocks()
 
 
 class Host(Protocol):
@@ -60,6 +71,12 @@ class Host(Protocol):
     @property
     def num_allocated_blocks(self) -> int:
         """Blocks taken from the free queue since the start; one that is reused counts again."""
+        ...
+
+    @property
+    def step_allocated_blocks(self) -> int:
+        """What `num_allocated_blocks` was when the step began, whose requests find what was in the
+        cache then."""
         ...
 
     def decode(self, token_ids: list[int]) -> str:
@@ -84,10 +101,6 @@ class Host(Protocol):
 
     def rank_changed(self, job_id: str | None) -> None:
         """The waiting turns of this job (None: of all) have another place in the queue."""
-        ...
-
-    def rules_failed(self, rules: Rules, fault: Fault) -> None:
-        """The policy, or the predictor, answered a question late or not as it must."""
         ...
 
     def wake_at(self, time_s: float) -> None:

@@ -8,23 +8,22 @@ sorted once when they must yield.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from agentkv.events import HeldBack, Overdue
 from agentkv.policies.base import UNPINNED, AdmissionRequest, AllocationRequest, Policy
-from agentkv.policies.forecast import JobDemand, KVDemandForecast, SharedPrefix
+from agentkv.policies.forecast import JobDemand, JobGrowth, KVDemandForecast, SharedPrefix
 from agentkv.policies.jobs import Job, Turn
 from agentkv.policies.pins import Pin
+from agentkv.watchers import EventStream
 
-from ..telemetry import Telemetry
 from . import FIRST, IN_ORDER, LAST, Host, QueueRank
 from .costs import RestoreCostModel
-from .growth import JobGrowth
 from .jobs import JobTable
-from .pin_lifecycle import PinTable
+from .pins import PinTable
 from .shares import ClientShares
+from .waiting import AgingQueue, IdleKVDiscount, StarvationGuard
 
 BEHIND_AN_OVERDUE = "a job that came before it has waited for longer than the patience"
 MAX_IDLE_WAITS = 2
@@ -32,149 +31,6 @@ MAX_IDLE_WAITS = 2
 MAX_SHORT_S = 60.0
 """Memory is reported as short for at most this long after it was: the rules of most policies hold
 for ever from the first shortage on, or always, and say nothing of now."""
-DISCOUNT_PRIOR = 0.025
-"""Added to both sums of IdleKVDiscount, as a share of `memory_s`, so that little of either decides
-nothing. With `memory_s` ten break-even times that is a quarter of one: without it the first seconds
-decide, with four times as much short jobs wait too long (studies/policy_grid/findings.md)."""
-
-
-class StarvationGuard:
-    """Finds new jobs, and requests without a job, that too many later turns have overtaken.
-
-    They wait here in order of arrival until they have blocks; only the first can become starved.
-    Every operation but `len` is O(1).
-    """
-
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[str, int] = OrderedDict()
-        self._starved: set[str] = set()
-        self._num_overtakes = 0
-
-    def __len__(self) -> int:
-        """Requests that wait or are starved."""
-        return len(self._waiting.keys() | self._starved)
-
-    def add(self, request_id: str, order: int) -> None:
-        """A request with this arrival number waits from now on."""
-        self._waiting[request_id] = order
-
-    def arrival_of(self, request_id: str) -> int | None:
-        """Arrival number of a waiting request, or None if it does not wait."""
-        return self._waiting.get(request_id)
-
-    def admitted(self, request_id: str) -> None:
-        """A request has its blocks; if it was the first, the count starts again for the next."""
-        if request_id == self._first:
-            self._num_overtakes = 0
-        self._stop_waiting(request_id)
-
-    def ended(self, request_id: str) -> None:
-        """A request is over; if it never had blocks, the next one inherits the count."""
-        self._stop_waiting(request_id)
-        self._starved.discard(request_id)
-
-    def _stop_waiting(self, request_id: str) -> None:
-        self._waiting.pop(request_id, None)
-        if not self._waiting:
-            self._num_overtakes = 0
-
-    @property
-    def _first(self) -> str | None:
-        return next(iter(self._waiting), None)
-
-    def overtaken_by(self, order: int, max_overtakes: float) -> str | None:
-        """A request with this arrival number, which opens no job, has its blocks.
-
-        Returns the first waiting request if that makes it starved.
-        """
-        first = self._first
-        if first is None or first in self._starved or order <= self._waiting[first]:
-            return None
-        self._num_overtakes += 1
-        if self._num_overtakes <= max_overtakes:
-            return None
-        self._starved.add(first)
-        return first
-
-    def is_starved(self, request_id: str) -> bool:
-        """True from when a request is starved until it ends, also while it runs."""
-        return request_id in self._starved
-
-
-class AgingQueue:
-    """Finds turns that have waited for their first blocks longer than the patience.
-
-    A turn that is preempted later does not age again: measured, going first each time lets such
-    turns take memory from each other (studies/policy_grid/findings.md). O(1) on average.
-    """
-
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._waiting: deque[Turn] = deque()
-
-    def add(self, turn: Turn) -> None:
-        """A turn has arrived and waits from now on."""
-        self._waiting.append(turn)
-
-    def pop_aged_out(self, now_s: float) -> Turn | None:
-        """A turn that still waits after `patience_s`, each once; None if there is none."""
-        while self._waiting and now_s - self._waiting[0].arrived_s > self._patience_s:
-            turn = self._waiting.popleft()
-            if turn.admitted_s is None and turn.request_id in turn.job.live:
-                return turn
-        return None
-
-
-class IdleKVDiscount:
-    """Compares what holding idle KV has cost with what restoring contexts has cost.
-
-    Both are sums in seconds of the whole pool: idle memory while a new job was held back, and
-    recomputing (see RestoreCost.pool_seconds) or the memory that waited for a tier's loads. The
-    past decays by 1/e in `memory_s`.
-    """
-
-    def __init__(self) -> None:
-        self._held_s = 0.0
-        self._restored_s = 0.0
-        self._memory_s = 0.0
-        self._now_s = 0.0
-        self._asked_s = 0.0
-        self._is_held_back = False
-
-    def asked(
-        self, now_s: float, *, is_held_back: bool, idle_share: float, memory_s: float
-    ) -> None:
-        """A new job is admitted or held back; pins hold `idle_share` of the pool, 0 to 1."""
-        elapsed_s = now_s - self._asked_s
-        self._memory_s = memory_s
-        self._decay(now_s)
-        if self._is_held_back:
-            self._held_s += idle_share * elapsed_s
-        self._asked_s = now_s
-        self._is_held_back = is_held_back
-
-    def left(self) -> None:
-        """A job that was held back waits no more; if others do, they ask again."""
-        self._is_held_back = False
-
-    def restored(self, now_s: float, pool_seconds: float) -> None:
-        """Record the cost of restoring an evicted context, in pool-seconds."""
-        self._decay(now_s)
-        self._restored_s += pool_seconds
-
-    def _decay(self, now_s: float) -> None:
-        kept = math.exp((self._now_s - now_s) / self._memory_s) if self._memory_s else 0.0
-        self._restored_s *= kept
-        self._held_s *= kept
-        self._now_s = now_s
-
-    @property
-    def idle_kv_weight(self) -> float:
-        """Share of idle KV that counts when a new job asks for memory: restoring cost over holding
-        cost, at most 1."""
-        prior_s = DISCOUNT_PRIOR * self._memory_s
-        held_s = self._held_s + prior_s
-        return min(1.0, (self._restored_s + prior_s) / held_s) if held_s else 1.0
 
 
 class AdmissionController:
@@ -187,7 +43,7 @@ class AdmissionController:
         jobs: JobTable,
         pins: PinTable[Any],
         costs: RestoreCostModel,
-        telemetry: Telemetry,
+        stream: EventStream,
     ) -> None:
         """`host` hears which places in the queue change; the rest is read, and kept by others."""
         self.growth = JobGrowth()
@@ -196,8 +52,7 @@ class AdmissionController:
         self._jobs = jobs
         self._pins = pins
         self._costs = costs
-        self._counters = telemetry.counters
-        self._events = telemetry.events
+        self._emit = stream.emit
         self._forecast = KVDemandForecast()
         self.shares = ClientShares(host, pins, costs.blocks_per_token, policy.settings.client_share)
         self._discount = IdleKVDiscount()
@@ -221,13 +76,14 @@ class AdmissionController:
         self, request_id: str, order: int, num_prompt_tokens: int, client: str = ""
     ) -> None:
         """A request without a job waits from now on."""
-        self.shares.arrived(request_id, client, order, num_prompt_tokens)
+        now_s = self._host.clock()
+        self.shares.arrived(request_id, client, order, num_prompt_tokens, now_s)
         self.guard.add(request_id, order)
 
     def turn_arrived(self, turn: Turn) -> None:
         """A turn of a job waits from now on."""
         client, num_tokens = turn.job.client, turn.num_prompt_tokens
-        self.shares.arrived(turn.request_id, client, turn.order, num_tokens)
+        self.shares.arrived(turn.request_id, client, turn.order, num_tokens, turn.arrived_s)
         self._aging.add(turn)
         if turn.is_first:
             self.guard.add(turn.request_id, turn.order)
@@ -235,10 +91,10 @@ class AdmissionController:
             if client in clients and self._policy.has_admission_control:
                 self._hold_back(turn, BEHIND_AN_OVERDUE)
 
-    def admitted(self, request_id: str, hit_tokens: int) -> None:
-        """A request has its blocks, of which `hit_tokens` were in the cache."""
+    def admitted(self, request_id: str, turn: Turn | None, hit_tokens: int) -> None:
+        """A request has its blocks, of which `hit_tokens` were in the cache; `turn` is None for one
+        without a job."""
         self.shares.admitted(request_id, hit_tokens)
-        turn = self._jobs.turns.get(request_id)
         if turn is None:
             self._overtake(self.guard.arrival_of(request_id))
         elif turn.admitted_s is None and not turn.is_first:
@@ -249,13 +105,26 @@ class AdmissionController:
             self._holds_blocks(turn)
             turn.has_aged_out = False
 
-    def load_began(self, turn: Turn) -> None:
-        """A turn has blocks that a KV connector fills before it runs.
+    def load_began(self, request_id: str, num_tokens: int) -> None:
+        """A request has blocks that a KV connector fills with `num_tokens` before it runs.
 
-        It counts as admitted, even if the load fails: the engine serves it before all that wait.
+        Its turn counts as admitted, even if the load fails: the engine serves it before all that
+        wait. What is loaded counts if it is its job's context.
         """
-        self._holds_blocks(turn)
-        self.kv_changed(turn.job.job_id)
+        turn = self._jobs.turns.get(request_id)
+        if turn is not None:
+            self._holds_blocks(turn)
+            self.kv_changed(turn.job)
+            turn.loaded_tokens += num_tokens
+            if turn.common_tokens:
+                self._costs.offload.load_began(request_id, num_tokens)
+
+    def loads_finished(self, request_ids: Iterable[str]) -> None:
+        """The KV loads of these requests, if any were under way, have finished."""
+        if self._costs.offload.is_loading:
+            waited_token_s = self._costs.offload.loads_finished(request_ids)
+            filled_token_s = waited_token_s * self._costs.blocks_per_token.scale
+            self.restored(filled_token_s / self._policy.pool_tokens)
 
     def has_blocks(self, request_id: str) -> bool:
         """Whether a request of a job runs, or has blocks that a KV connector fills."""
@@ -270,27 +139,30 @@ class AdmissionController:
         """A request has lost its blocks, and waits again."""
         self._admitted.discard(request_id)
 
-    def ended(self, request_id: str, num_tokens: int) -> None:
+    def ended(self, request_id: str, turn: Turn | None, num_tokens: int) -> str:
         """A request is over, with `num_tokens` of prompt and reply, even if it never had blocks.
-        The job table still has its turn."""
-        self.shares.ended(request_id, num_tokens)
-        self.guard.ended(request_id)
-        self._admitted.discard(request_id)
-        turn = self._jobs.turns.get(request_id)
-        if turn is not None:
+
+        Returns its client.
+        """
+        if turn is None or turn.is_first:
+            self.guard.ended(request_id)
+        if request_id in self._admitted:
+            self._admitted.remove(request_id)
+        elif turn is not None:
             self._stop_waiting(turn)
+        return self.shares.ended(request_id, num_tokens)
 
     def _stop_waiting(self, turn: Turn) -> None:
         self._aged_out_newcomers.pop(turn.request_id, None)
         self._gated.pop(turn.request_id, None)
-        if turn.is_held_back:
-            turn.is_held_back = False
+        if turn.held_back is not None:
+            turn.held_back = None
             if turn.is_first:
                 self._discount.left()
 
     def _overtake(self, order: int | None) -> None:
         """A request that opens no job has blocks, which may starve the first that waits."""
-        if order is None or not self._policy.pressure.is_on:
+        if order is None or not (self._policy.pressure.is_on and self.guard.waiting):
             return
         num_jobs = max(1, len(self._admitted) + len(self._pins))
         max_overtakes = self._policy.max_overtakes(self.growth.mean_turns * num_jobs)
@@ -299,7 +171,7 @@ class AdmissionController:
             return
         starved = self._jobs.turns.get(request_id)
         if starved is not None:
-            self._events.add(starved.job.job_id, "due", passed=round(max_overtakes))
+            self._emit(Overdue, starved.job.job_id, round(max_overtakes))
         self._host.rank_changed(None if starved is None else starved.job.job_id)
 
     def step_begins(self, num_left_waiting: int) -> None:
@@ -316,7 +188,7 @@ class AdmissionController:
         for gated in list(self._gated.values()):
             if self._why_wait(gated) is None:
                 del self._gated[gated.request_id]
-                gated.is_held_back = False
+                gated.held_back = None
                 self._host.rank_changed(gated.job.job_id)
         if self._policy.pressure.fall(now_s):
             self._host.rank_changed(None)
@@ -343,20 +215,19 @@ class AdmissionController:
 
     # What jobs hold
 
-    def kv_changed(self, job_id: str) -> None:
+    def kv_changed(self, job: Job) -> None:
         """Update the forecast of a job whose turns or pin have changed. O(turns of the job)."""
         if not self._policy.has_admission_control:
             return
-        job, pin = self._jobs.get(job_id), self._pins.get(job_id)
-        turns = () if job is None else job.live.values()
-        prompts = [turn.num_prompt_tokens for turn in turns if turn.request_id in self._admitted]
-        if job is not None and prompts:
+        live, admitted = job.live.values(), self._admitted
+        prompts = live and [turn.num_prompt_tokens for turn in live if turn.request_id in admitted]
+        if prompts:
             num_blocks = self._costs.blocks_per_token.blocks(max(*prompts, job.context_tokens))
-            self._forecast.put(job_id, self._demand(job, num_blocks))
-        elif job is not None and pin is not None:
-            self._forecast.put(job_id, self._demand(job, len(pin.blocks), is_idle=True))
+            self._forecast.put(job.job_id, self._demand(job, num_blocks))
+        elif (pin := self._pins.get(job.job_id)) is not None:
+            self._forecast.put(job.job_id, self._demand(job, len(pin.blocks), is_idle=True))
         else:
-            self._forecast.remove(job_id)
+            self._forecast.remove(job.job_id)
 
     def job_ended(self, job: Job) -> None:
         """A job is over, or forgotten."""
@@ -376,7 +247,7 @@ class AdmissionController:
         """A job with that many blocks, the turns to come, the present one included, and the blocks
         that each adds."""
         turns_left = self.growth.turns_left(job) + 1.0
-        added_blocks = self._costs.blocks_per_token.added_blocks(self.growth.tokens_per_turn(job))
+        added_blocks = self.growth.tokens_per_turn(job) * self._costs.blocks_per_token.ratio
         return JobDemand(num_blocks, turns_left, added_blocks, is_idle, job.prefix)
 
     # What the scheduler asks
@@ -401,7 +272,7 @@ class AdmissionController:
             return None
         is_pinned = self._pins.get(turn.job.job_id) is not None
         rank = self._policy.rank(turn, is_preempted=is_preempted, is_pinned=is_pinned)
-        return (LAST if is_short and turn.is_held_back else IN_ORDER, *rank)
+        return (LAST if is_short and turn.held_back is not None else IN_ORDER, *rank)
 
     def victim_rank(self, request_id: str) -> QueueRank | None:
         """Place among running requests, of which the largest is preempted first; None without a
@@ -473,7 +344,7 @@ class AdmissionController:
             is_sibling = other is not job and other.fingerprint == job.fingerprint
             if is_sibling and other.has_run and other.prefix is None:
                 other.prefix = job.prefix
-                self.kv_changed(other.job_id)
+                self.kv_changed(other)
 
     def _fits_into_share(self, turn: Turn, num_blocks: float) -> bool:
         """True if there are several clients, and a new job of `num_blocks` fits into what its own
@@ -507,56 +378,40 @@ class AdmissionController:
         return self._policy.why_wait(turn)
 
     def _hold_back(self, turn: Turn, reason: str) -> None:
-        if not turn.is_held_back:
-            turn.is_held_back = True
-            self._counters.add("holds_total")
-            self._events.add(turn.job.job_id, "held", reason=reason)
+        if turn.held_back is None:
+            turn.held_back = reason
+            self._emit(HeldBack, turn.job.job_id, turn, reason)
             self._host.rank_changed(turn.job.job_id)
 
-    def pins_to_take(self, request_id: str, request: AllocationRequest) -> Sequence[Pin[Any]]:
-        """Pins that the policy gives up to an allocation that failed, in order."""
-        num_tokens = request.missing_blocks * self._host.pool.block_tokens
-        if request.turn is not None:
-            num_tokens = request.turn.num_prompt_tokens
+    def pins_to_take(
+        self, request_id: str, *, has_blocks: bool, num_running: int, missing_blocks: int
+    ) -> Sequence[Pin[Any]]:
+        """Pins to take blocks from for an allocation that failed, in order.
+
+        The request's own pin, whose blocks it may be about to use, comes last.
+        """
+        turn = self._jobs.turns.get(request_id)
+        num_tokens, common_tokens = missing_blocks * self._host.pool.block_tokens, 0
+        if turn is not None:
+            num_tokens, common_tokens = turn.num_prompt_tokens, turn.common_tokens
         self._memory_ran_short(num_tokens)
         if not len(self._pins):
-            return []
-        pins = self._pins.newest_first()
-        if not self.shares.are_many:
-            return self._policy.pins_that_yield(pins, request)
-        return self._pins_of_clients(pins, request_id, request)
-
-    def _pins_of_clients(
-        self, pins: Sequence[Pin[Any]], request_id: str, request: AllocationRequest
-    ) -> Sequence[Pin[Any]]:
-        """Pins to give up where several clients hold or want KV: first what each client holds above
-        its share, then those that the policy gives up.
-
-        A waiting request of a client above its share takes none of a client that is not. One of a
-        client that is not takes from all other clients once it has waited out the patience.
-        """
-        live, above = self.shares.get(request_id), self.shares.measure()
-        client = "" if live is None else live.client
-        if request.has_blocks or request.runs_alone:
-            given = self._policy.pins_that_yield(pins, request)
-            return sorted(given, key=lambda pin: pin.client not in above)
-        if client in above:
-            own = [pin for pin in pins if pin.client == client or pin.client in above]
-            return self._policy.pins_that_yield(tuple(own), request)
-        first = self.shares.surplus_pins(pins, client)
-        patience_s = self._policy.settings.patience_s
-        if live is not None and self._host.clock() - live.arrived_s > patience_s:
-            first = [*first, *(pin for pin in pins if pin.client != client and pin not in first)]
-        # Not the exclusive ones: those were counted when another request may have held them, too.
-        missing_blocks = request.missing_blocks - sum(len(pin.blocks) for pin in first)
-        if missing_blocks <= 0:
-            return first
-        chosen = set(map(id, first))
-        rest = self._policy.pins_that_yield(
-            tuple(pin for pin in pins if id(pin) not in chosen),
-            replace(request, missing_blocks=missing_blocks),
+            return ()
+        request = AllocationRequest(
+            turn,
+            has_blocks,
+            num_running,
+            missing_blocks,
+            is_starved=self.is_starved(request_id),
+            common_blocks=round(self._costs.blocks_per_token.blocks(common_tokens)),
         )
-        return [*first, *rest] if rest else []
+        pins = self._pins.newest_first()
+        if self.shares.are_many:
+            pins = self.shares.pins_that_yield(self._policy, pins, request_id, request)
+        else:
+            pins = self._policy.pins_that_yield(pins, request)
+        own = None if turn is None else self._pins.get(turn.job.job_id)
+        return pins if own is None else sorted(pins, key=lambda pin: pin is own)
 
     def _memory_ran_short(self, num_tokens: int) -> None:
         """A context of `num_tokens` did not fit."""

@@ -39,26 +39,22 @@ class BlocksPerToken:
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._num_tokens = self._num_blocks = 0.0
+        self.scale = 1.0
+        """Blocks in all groups per block of tokens; 1 until something was observed."""
+        self.ratio = 1.0 / block_tokens
+        """Mean number of blocks that a context grows by with one more token."""
 
     def observe(self, num_tokens: int, num_blocks: int) -> None:
         """Record a finished context and its blocks in all groups together."""
         self._num_tokens = KEPT * self._num_tokens + num_tokens
         self._num_blocks = KEPT * self._num_blocks + num_blocks
-
-    @property
-    def scale(self) -> float:
-        """Blocks in all groups per block of tokens; 1 until something was observed."""
-        if not self._num_tokens:
-            return 1.0
-        return self._num_blocks * self._block_tokens / self._num_tokens
+        if self._num_tokens:
+            self.ratio = self._num_blocks / self._num_tokens
+            self.scale = self.ratio * self._block_tokens
 
     def blocks(self, num_tokens: int) -> float:
         """Blocks of a context of `num_tokens`."""
         return -(-num_tokens // self._block_tokens) * self.scale
-
-    def added_blocks(self, num_tokens: float) -> float:
-        """Mean number of blocks that a context grows by with `num_tokens` more."""
-        return num_tokens / self._block_tokens * self.scale
 
 
 class Step(NamedTuple):
@@ -108,6 +104,11 @@ class StepTimeModel:
         1 / (p + d / R) turns a second; the weight is the ratio of the derivatives by p and by R,
         with R in pools.
         """
+
+    @property
+    def coefficients(self) -> list[float]:
+        """Seconds of a prefill: constant, per token, per token squared."""
+        return [self.reload.constant_s, self.reload.linear_s, self.reload.quadratic_s]
 
     def observe(self, step: Step, elapsed_s: float) -> None:
         """Record one step and its duration."""
@@ -179,6 +180,10 @@ class OffloadStats:
         self._loading: dict[str, tuple[int, float]] = {}
         self._num_events = 0
         self._loaded_tokens = self._load_s = self._lost_tokens = 0.0
+        self.loaded_share = 0.0
+        """Share of evicted tokens that were loaded back, 0 to 1."""
+        self.load_token_s = 0.0
+        """Mean seconds of loading per token; 0 if nothing was loaded."""
 
     @property
     def is_loading(self) -> bool:
@@ -198,9 +203,7 @@ class OffloadStats:
             if request_id in self._loading:
                 num_tokens, began_s = self._loading.pop(request_id)
                 load_s = self._clock() - began_s
-                self._age()
-                self._loaded_tokens += num_tokens
-                self._load_s += load_s
+                self._add(num_tokens, load_s, 0)
                 waited_token_s += num_tokens * load_s
         return waited_token_s
 
@@ -210,30 +213,21 @@ class OffloadStats:
 
     def lost(self, num_tokens: int) -> None:
         """A turn recomputes `num_tokens` of its job's context."""
-        self._age()
-        self._lost_tokens += num_tokens
+        self._add(0, 0.0, num_tokens)
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
         self._loading.pop(request_id, None)
 
-    @property
-    def loaded_share(self) -> float:
-        """Share of evicted tokens that were loaded back, 0 to 1."""
-        if self._num_events < MIN_EVENTS:
-            return 0.0
-        return self._loaded_tokens / (self._loaded_tokens + self._lost_tokens)
-
-    @property
-    def load_token_s(self) -> float:
-        """Mean seconds of loading per token; 0 if nothing was loaded."""
-        return self._load_s / self._loaded_tokens if self._loaded_tokens else 0.0
-
-    def _age(self) -> None:
+    def _add(self, loaded_tokens: int, load_s: float, lost_tokens: int) -> None:
         self._num_events += 1
-        self._loaded_tokens *= KEPT
-        self._load_s *= KEPT
-        self._lost_tokens *= KEPT
+        self._loaded_tokens = KEPT * self._loaded_tokens + loaded_tokens
+        self._load_s = KEPT * self._load_s + load_s
+        self._lost_tokens = KEPT * self._lost_tokens + lost_tokens
+        if self._loaded_tokens:
+            self.load_token_s = self._load_s / self._loaded_tokens
+        if self._num_events >= MIN_EVENTS:
+            self.loaded_share = self._loaded_tokens / (self._loaded_tokens + self._lost_tokens)
 
 
 class RestoreCostModel:

@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentkv.durations.ttl import TTL
+from agentkv.events import Inferred
 from agentkv.policies.continuum import tool_name
-from agentkv.policies.jobs import Decision, Job
+from agentkv.policies.forecast import JobGrowth
+from agentkv.policies.jobs import Context, Decision, Job
 from agentkv.policies.settings import Settings
-from agentkv.protocol import job_key
+from agentkv.protocol import JobKey
+from agentkv.watchers import EventStream
 
-from .jobs import Context
-from .predictor import BackgroundWorker, Decode, Reply, command_of_reply
+from .background import BackgroundWorker
+from .jobs import JobTable
+from .predictor import Decode, Reply, command_of_reply
 
 MAX_REWRITTEN_TOKENS = 4
 """Tokens at the end of a prompt that may differ in the next one. Templates open a thought for the
@@ -201,17 +205,28 @@ class Opening:
         return job
 
 
-def inferred_id(request_id: str, client: str = "") -> str:
+def inferred_id(request_id: str, client: str = "") -> JobKey:
     """Key of the inferred job that a request opens. No client can guess another's: vLLM makes each
     request's id unique by random digits (vllm/v1/engine/input_processor.py, 0.32.0)."""
-    return job_key(client, f"inferred-{request_id}")
+    return JobKey(client, f"inferred-{request_id}")
 
 
 class JobInference:
     """The inferred jobs of one engine. If it is not `is_on` it never knows any."""
 
-    def __init__(self, settings: Settings, worker: BackgroundWorker, block_tokens: int) -> None:
-        """`worker` reads replies."""
+    def __init__(
+        self,
+        settings: Settings,
+        worker: BackgroundWorker,
+        block_tokens: int,
+        jobs: JobTable,
+        stream: EventStream,
+        growth: JobGrowth,
+    ) -> None:
+        """`worker` reads replies; jobs that are found come into `jobs`, and `growth` learns."""
+        self._jobs = jobs
+        self._emit = stream.emit
+        self._growth = growth
         self.is_on = settings.infer_jobs
         self.turns = OpenTurns(max_turns=settings.max_jobs, lease_s=settings.job_lease_s)
         self._worker = worker
@@ -223,6 +238,24 @@ class JobInference:
         self._ending: deque[tuple[float, int, Job]] = deque()
 
     # A request arrives
+
+    def job_id_of(
+        self, request_id: str, prompt: Sequence[int], block_hashes: Sequence[Any], client: str = ""
+    ) -> JobKey | None:
+        """Key of the job that a request without a `job_id` continues or, where such requests do,
+        opens; None if it does neither."""
+        if not self.may_know(block_hashes):
+            return None
+        job = self.job_continued_by(prompt, block_hashes, client)
+        if job is None:
+            expects_job = self._kind_of(block_hashes).opens_jobs
+            return inferred_id(request_id, client) if expects_job else None
+        if self._jobs.get(job.job_id) is None:
+            self._jobs.add(job)
+            self._growth.turn_ended(job.context_tokens - job.first_prompt_tokens)
+        if job.num_turns == 1:  # its second turn proves it
+            self._emit(Inferred, job.job_id)
+        return job.job_id
 
     def may_know(self, block_hashes: Sequence[Any]) -> bool:
         """False if a request without a `job_id` surely belongs to no job. Two look-ups at most."""
@@ -242,10 +275,6 @@ class JobInference:
             kind.continued()
         turn.kinds = ()
         return turn.job
-
-    def expects_job(self, block_hashes: Sequence[Any]) -> bool:
-        """True if a request that continues nothing is expected to open a job."""
-        return self._kind_of(block_hashes).opens_jobs
 
     # A turn ends
 

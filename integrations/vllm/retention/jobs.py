@@ -1,4 +1,4 @@
-"""All jobs that the engine remembers, and what a finished turn leaves in the cache.
+"""All jobs that the engine remembers.
 
 RetentionManager keeps them. Knows nothing of pins, policies' rules or vLLM; times are seconds on
 the caller's monotonic clock.
@@ -6,9 +6,9 @@ the caller's monotonic clock.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from agentkv.policies.jobs import Job, Turn
@@ -16,32 +16,8 @@ from agentkv.policies.pins import Pin
 
 from . import Host
 
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a finished turn leaves in the cache: its full blocks, by chained hash.
-
-    `token_ids` are its prompt, of `num_prompt_tokens`, and its reply.
-    """
-
-    block_hashes: list[Any]
-    num_blocks: int
-    block_tokens: int
-    token_ids: Sequence[int]
-    num_prompt_tokens: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_blocks * self.block_tokens
-
-    def checkpoints(self) -> tuple[tuple[int, object], ...]:
-        """Up to 9 (index, hash) pairs of its full blocks, ending at its end."""
-        hashes, num_blocks = self.block_hashes, self.num_blocks
-        step = max(1, num_blocks // 8)
-        indices = sorted({*range(step - 1, num_blocks, step), num_blocks - 1}) if num_blocks else []
-        return tuple([(index, hashes[index]) for index in indices if index < len(hashes)])
-
-
+MAX_SUB_AGENTS = 4
+"""Sub-agents that share their parent's place in the queue at a time; a further one is a new job."""
 MAX_SPARED = 64
 """Jobs looked at for one to forget that has had one turn and holds no KV."""
 
@@ -85,22 +61,39 @@ class JobTable:
         return self._jobs.get(job_id)
 
     def add(self, job: Job) -> None:
-        for jobs in self._tables_of(job):
-            jobs[job.job_id] = job
-
-    def _tables_of(self, job: Job) -> Iterator[OrderedDict[str, Job]]:
-        yield self._jobs
-        yield self._by_client.setdefault(job.client, OrderedDict())
+        self._jobs[job.job_id] = job
+        self._by_client.setdefault(job.client, OrderedDict())[job.job_id] = job
         if job.num_turns <= 1:
-            yield self._short.setdefault(job.client, OrderedDict())
+            self._short.setdefault(job.client, OrderedDict())[job.job_id] = job
 
     def touch(self, job: Job, now_s: float) -> None:
         """Note a sign of life: a turn's arrival or end, or a tool signal."""
         job.last_activity_s = now_s
-        if job.num_turns > 1 and job.client in self._short:
-            self._short[job.client].pop(job.job_id, None)
-        for jobs in self._tables_of(job):
-            jobs.move_to_end(job.job_id)
+        self._jobs.move_to_end(job.job_id)
+        self._by_client[job.client].move_to_end(job.job_id)
+        short = self._short.get(job.client)
+        if short is not None and job.job_id in short:
+            if job.num_turns > 1:
+                del short[job.job_id]
+            else:
+                short.move_to_end(job.job_id)
+
+    def lender(self, parent_id: str, job: Job | None) -> Job | None:
+        """The job in whose place a sub-agent's stands: that of its parent, or the parent's lender.
+
+        A parent is another job, of which a turn has run. It lends its place to MAX_SUB_AGENTS at a
+        time, of those that wait, run or are pinned.
+        """
+        parent = self._jobs.get(parent_id)
+        if parent is None or parent is job or not parent.has_run:
+            return None
+        if job is not None and (job.lender is not None or job.has_run):
+            return job.lender
+        lender = parent.lender or parent
+        for job_id, other in list(lender.borrowers.items()):
+            if not other.live and not self._is_pinned(job_id):
+                del lender.borrowers[job_id]
+        return lender if len(lender.borrowers) < MAX_SUB_AGENTS else None
 
     def remove(self, job: Job) -> None:
         self._jobs.pop(job.job_id, None)
@@ -110,6 +103,22 @@ class JobTable:
                 jobs.pop(job.job_id, None)
                 if not jobs:
                     del by_client[job.client]
+
+    @property
+    def next_lease_s(self) -> float:
+        """When the lease of the longest idle job is over; infinity without one, or while it has a
+        request in the engine. O(1)."""
+        oldest = next(iter(self._jobs.values()), None)
+        if oldest is None or oldest.live:
+            return math.inf
+        return oldest.last_activity_s + self._lease_s
+
+    def may_forget(self, now_s: float) -> bool:
+        """True if `next_to_forget` may have a job. O(1)."""
+        if len(self._jobs) > self._max_jobs:
+            return True
+        oldest = next(iter(self._jobs.values()), None)
+        return oldest is not None and now_s - oldest.last_activity_s >= self._lease_s
 
     def next_to_forget(self, now_s: float) -> Job | None:
         """The job to forget now: idle beyond its lease, or one too many. None if there is none.

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,15 +19,15 @@ from agentkv.commands import analyze_command
 from agentkv.durations import DurationPredictor, Prediction
 from agentkv.guard import Fault
 from agentkv.policies.settings import Settings
-from agentkv.protocol import KEPT_COMMAND_CHARS, redact_command
+from agentkv.protocol import KEPT_COMMAND_CHARS
 from agentkv.tool_calls import parse_tool_calls
+
+from .background import BackgroundWorker
 
 MAX_REPLY_TOKENS = 8192
 """Tokens of a reply that are decoded, from its end, where the tool calls are."""
 MAX_REPLY_CHARS = 4 * MAX_REPLY_TOKENS
 """Characters of it that are parsed, from its end: an ordinary token has four."""
-MAX_WAITING_TASKS = 1000
-"""Tasks that may wait for the background thread, of 16 KiB at most each."""
 MAX_TAKEN = 16
 """Answers given at a time: deciding about a pin takes the main thread 25 to 40 microseconds."""
 MAX_CLIENTS = 64
@@ -42,7 +41,6 @@ RequestKey = str | int
 """Names a question: the request id of a reply, or a number."""
 Decode = Callable[[list[int]], str]
 """Turns tokens into text, special ones included."""
-Task = Callable[[], None]
 ToldBy = Literal["client", "reply"]
 
 
@@ -73,122 +71,14 @@ def reply_text(reply: Reply, decode: Decode) -> str:
 
 
 def command_in(text: str) -> str | None:
-    """The commands of a reply's tool calls, one a line and without their secrets; a tool without a
-    command gives its name.
+    """The commands of a reply's tool calls, one a line; a tool without a command gives its name.
 
     Half of a surrogate pair, which JSON may spell (`\\ud83d`), becomes a question mark: no message
     can carry it.
     """
     calls = (call.command or call.name for call in parse_tool_calls(text))
     command = "\n".join(call for call in calls if call)
-    return redact_command(command).encode(errors="replace").decode() or None
-
-
-def _call(task: Task) -> None:
-    task()
-
-
-def _nothing() -> None:
-    pass
-
-
-@dataclass(slots=True)
-class _Line:
-    """The tasks of one client that wait, each with what to call if it is dropped."""
-
-    soon: deque[tuple[Task, Task]] = field(default_factory=deque)
-    later: deque[tuple[Task, Task]] = field(default_factory=deque)
-
-    def __len__(self) -> int:
-        return len(self.soon) + len(self.later)
-
-
-class BackgroundWorker:
-    """Does tasks: at once in the caller, or, once started, in a thread of its own.
-
-    There clients take turns, one task each, so that none waits for all tasks of another. Those of
-    one client are done in order, but what can wait after the rest. Of more than MAX_WAITING_TASKS
-    the newest of the client that has most is dropped.
-    """
-
-    def __init__(
-        self, guard: Callable[[Task], None] = _call, *, wake: Callable[[], None] = _nothing
-    ) -> None:
-        """`guard` runs a task and keeps its errors in. `wake` is for a task to call, from any
-        thread, when it has something for the main thread."""
-        self.wake = wake
-        self._guard = guard
-        self._lines: OrderedDict[str | None, _Line] = OrderedDict()
-        """Of clients with a task, the one whose turn is next first."""
-        self._num_waiting = 0
-        self._is_busy = False
-        self._changed = threading.Condition()
-        """Held to look at the four above, for microseconds."""
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_started(self) -> bool:
-        return self._thread is not None
-
-    def start(self) -> None:
-        """Do all further tasks in a daemon thread."""
-        assert self._thread is None
-        self._thread = threading.Thread(target=self._run, name="agentkv-background", daemon=True)
-        self._thread.start()
-
-    def do(
-        self,
-        task: Task,
-        client: str | None = None,
-        *,
-        can_wait: bool = False,
-        or_else: Task = _nothing,
-    ) -> None:
-        """Do a task of a client (None: the engine's own), now or soon.
-
-        `or_else` is called in its stead if it is dropped, by this call or a later one. Never waits
-        for a task once the thread runs; O(1), or O(clients) while too many tasks wait.
-        """
-        if self._thread is None:
-            self._guard(task)
-            return
-        dropped = _nothing
-        with self._changed:
-            line = self._lines.setdefault(client, _Line())
-            (line.later if can_wait else line.soon).append((task, or_else))
-            self._num_waiting += 1
-            if self._num_waiting > MAX_WAITING_TASKS:
-                # of equals the one that asks, or clients without number would drop each other's
-                most = max(self._lines, key=lambda each: (len(self._lines[each]), each == client))
-                line = self._lines[most]
-                _, dropped = (line.later or line.soon).pop()
-                self._taken_from(most)
-            self._changed.notify_all()
-        dropped()
-
-    def _taken_from(self, client: str | None) -> None:
-        self._num_waiting -= 1
-        if not self._lines[client]:
-            del self._lines[client]
-
-    def finish(self, timeout_s: float) -> None:
-        """Wait until no task is left, for `timeout_s` at most."""
-        with self._changed:
-            self._changed.wait_for(lambda: not (self._lines or self._is_busy), timeout_s)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._lines)
-                client, line = next(iter(self._lines.items()))
-                task, _ = (line.soon or line.later).popleft()
-                self._lines.move_to_end(client)
-                self._taken_from(client)
-                self._is_busy = True
-            self._guard(task)
-            with self._changed:
-                self._is_busy = False
-                self._changed.notify_all()
+    return command[:KEPT_COMMAND_CHARS].encode(errors="replace").decode() or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +264,5 @@ def _unused_name(path: Path) -> Path:
 
 
 def _read_part(command: str) -> str:
-    """The part of a command that predictors read, 2 KiB at most: no secrets, and long
-    here-documents cut out."""
-    return analyze_command(redact_command(command)).text
+    """The part of a command that predictors read, 2 KiB at most: long here-documents cut out."""
+    return analyze_command(command[:KEPT_COMMAND_CHARS]).text

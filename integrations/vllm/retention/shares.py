@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from agentkv.policies.base import AllocationRequest, Policy
 from agentkv.policies.pins import Pin
 
 from . import ClientPlace, Host
 from .costs import BlocksPerToken
-from .pin_lifecycle import PinTable
+from .pins import PinTable
 
 OUTPUT_COST = 2.0
 """Service of a generated token, in prompt tokens. Source: VTC (arXiv 2401.00588), its default."""
@@ -64,17 +65,17 @@ class ServiceCounters:
 
     def add(self, client: str, amount: float) -> None:
         """A client was served."""
-        self._by_client[client] = self[client] + amount
+        self._by_client[client] = self._by_client.get(client, self._floor) + amount
 
     def came(self, client: str, others: Iterable[str]) -> None:
         """A client has a request again; `others` are those that have one. O(others)."""
         self._floor = max(self._floor, min(map(self.__getitem__, others), default=self._floor))
-        self._by_client[client] = max(self[client], self._floor)
+        self._by_client[client] = max(self._by_client.get(client, self._floor), self._floor)
 
     def left(self, client: str, num_others: int) -> None:
         """A client has no request any more, and `num_others` have one. O(1) on average."""
         if not num_others:
-            self._floor = max(self._floor, self[client])
+            self._floor = max(self._floor, self._by_client.get(client, self._floor))
         if len(self._by_client) > 2 * (num_others + MAX_IDLE_COUNTERS):
             least = sorted(self._by_client, key=self.__getitem__)
             for name in least[: -(num_others + MAX_IDLE_COUNTERS)]:
@@ -116,9 +117,11 @@ class ClientShares:
     def weight(self, client: str) -> float:
         return self._weights.get(client, 1.0)
 
-    def arrived(self, request_id: str, client: str, order: int, num_prompt_tokens: int) -> None:
+    def arrived(
+        self, request_id: str, client: str, order: int, num_prompt_tokens: int, now_s: float
+    ) -> None:
         """A request has entered the engine; `order` is its arrival number."""
-        request = LiveRequest(client, order, self._host.clock(), num_prompt_tokens)
+        request = LiveRequest(client, order, now_s, num_prompt_tokens)
         self._requests[request_id] = request
         if client not in self._num_live:
             self.service.came(client, self._num_live)
@@ -132,15 +135,18 @@ class ClientShares:
             request.charged_tokens = request.num_prompt_tokens
             self._pay(request, request.num_prompt_tokens - hit_tokens)
 
-    def ended(self, request_id: str, num_tokens: int) -> None:
-        """A request has left the engine, with `num_tokens` of prompt and reply."""
+    def ended(self, request_id: str, num_tokens: int) -> str:
+        """A request has left the engine, with `num_tokens` of prompt and reply; returns its
+        client."""
         request = self._requests.pop(request_id, None)
-        if request is not None:
-            self._pay_outputs(request, num_tokens)
-            self._num_live[request.client] -= 1
-            if not self._num_live[request.client]:
-                del self._num_live[request.client]
-                self.service.left(request.client, len(self._num_live))
+        if request is None:
+            return ""
+        self._pay_outputs(request, num_tokens)
+        self._num_live[request.client] -= 1
+        if not self._num_live[request.client]:
+            del self._num_live[request.client]
+            self.service.left(request.client, len(self._num_live))
+        return request.client
 
     def _pay_outputs(self, request: LiveRequest, num_tokens: int) -> None:
         if request.charged_tokens is not None and num_tokens > request.charged_tokens:
@@ -148,7 +154,7 @@ class ClientShares:
             request.charged_tokens = num_tokens
 
     def _pay(self, request: LiveRequest, cost: float) -> None:
-        self.service.add(request.client, cost / self.weight(request.client))
+        self.service.add(request.client, cost / self._weights.get(request.client, 1.0))
 
     def get(self, request_id: str) -> LiveRequest | None:
         """A request in the engine."""
@@ -219,7 +225,46 @@ class ClientShares:
         surplus = {name: -self.num_spare_blocks(name) for name in self._above if name != client}
         found = []
         for pin in pins:
-            if surplus.get(pin.client, 0.0) > 0.0:
-                surplus[pin.client] -= len(pin.blocks)
+            if surplus.get(pin.job_id.client, 0.0) > 0.0:
+                surplus[pin.job_id.client] -= len(pin.blocks)
                 found.append(pin)
         return found
+
+    def pins_that_yield(
+        self,
+        policy: Policy,
+        pins: Sequence[Pin[Any]],
+        request_id: str,
+        request: AllocationRequest,
+    ) -> Sequence[Pin[Any]]:
+        """Pins to give up where several clients hold or want KV: first what each client holds above
+        its share, then those that the policy gives up.
+
+        A waiting request of a client above its share takes none of a client that is not. One of a
+        client that is not takes from all other clients once it has waited out the patience.
+        """
+        live, above = self.get(request_id), self.measure()
+        client = "" if live is None else live.client
+        if request.has_blocks or request.runs_alone:
+            given = policy.pins_that_yield(pins, request)
+            return sorted(given, key=lambda pin: pin.job_id.client not in above)
+        if client in above:
+            own = [pin for pin in pins if pin.job_id.client == client or pin.job_id.client in above]
+            return policy.pins_that_yield(tuple(own), request)
+        first = self.surplus_pins(pins, client)
+        patience_s = policy.settings.patience_s
+        if live is not None and self._host.clock() - live.arrived_s > patience_s:
+            first = [
+                *first,
+                *(pin for pin in pins if pin.job_id.client != client and pin not in first),
+            ]
+        # Not the exclusive ones: those were counted when another request may have held them, too.
+        missing_blocks = request.missing_blocks - sum(len(pin.blocks) for pin in first)
+        if missing_blocks <= 0:
+            return first
+        chosen = set(map(id, first))
+        rest = policy.pins_that_yield(
+            tuple(pin for pin in pins if id(pin) not in chosen),
+            replace(request, missing_blocks=missing_blocks),
+        )
+        return [*first, *rest] if rest else []

@@ -2,7 +2,8 @@
 
 In order of precedence: what the client reports, the command read from the reply, the policy's TTL
 for an unknown tool. Called by RetentionManager on the engine's main thread; knows nothing of
-blocks.
+blocks. A command is kept until the job's next turn, to learn how long it took; events have its key
+alone, unless `show_commands` is set.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 
+from agentkv.commands import command_key
 from agentkv.durations import Prediction
 from agentkv.durations.windows import ToolDurations
+from agentkv.events import Decided, ToolEnded, ToolIgnored, ToolMeasured, ToolStarted
 from agentkv.policies.base import Policy
 from agentkv.policies.continuum import tool_name
 from agentkv.policies.jobs import Job
 from agentkv.protocol import Tags, ToolEvent
+from agentkv.watchers import EventStream
 
-from ..telemetry import Telemetry
-from ..telemetry.counters import Counters
-from ..telemetry.event_log import MAX_COMMAND_CHARS
 from .costs import RestoreCostModel
-from .pin_lifecycle import PinManager
+from .pins import PinManager
 from .predictor import (
     Decode,
     DurationService,
@@ -32,6 +33,8 @@ from .predictor import (
     command_of_reply,
 )
 
+MAX_COMMAND_CHARS = 512
+"""Characters shown of a command; the longest allowed would make events of 16 KiB."""
 NEXT_TURN_TTL_S = 5.0
 """TTL once the last tool has finished: an agent that reports its tools sends the next turn within
 milliseconds; seconds pass only if it does work of its own in between."""
@@ -50,11 +53,11 @@ class ToolObservations:
     """
 
     def __init__(
-        self, durations: ToolDurations, predictor: DurationService, counters: Counters
+        self, durations: ToolDurations, predictor: DurationService, stream: EventStream
     ) -> None:
         self._durations = durations
         self._predictor = predictor
-        self._counters = counters
+        self._emit = stream.emit
 
     def from_client(self, job: Job, event: ToolEvent) -> None:
         """Take the client's measurement; a bare tool name leaves the command that was read."""
@@ -62,8 +65,8 @@ class ToolObservations:
             known = job.decision.command if job.decision is not None else None
             text = event.command or event.tool or ""
             command = event.command or known or event.tool
-            self._observe(job, tool_name(text), command, event.duration_s, "client")
-            self._check_prediction(job, command, event.duration_s)
+            reached = self._reached(job, command, event.duration_s)
+            self._observe(job, tool_name(text), command, event.duration_s, "client", reached)
 
     def from_next_turn(self, job: Job, tags: Tags, now_s: float) -> None:
         """Take the duration that the next turn carries, else the gap, if the client said none."""
@@ -73,8 +76,8 @@ class ToolObservations:
         if tags.last_tool_s is not None:
             tool = tool_name(tags.last_tool) if tags.last_tool else job.tool
             command = tags.last_tool or command
-            self._observe(job, tool, command, tags.last_tool_s, "piggyback")
-            self._check_prediction(job, command, tags.last_tool_s)
+            reached = self._reached(job, command, tags.last_tool_s)
+            self._observe(job, tool, command, tags.last_tool_s, "piggyback", reached)
         elif not (job.live or job.has_paused):
             self._observe(job, job.tool, command, now_s - job.finished_s, "gap")
 
@@ -88,27 +91,32 @@ class ToolObservations:
             ran_s = now_s - running.started_s
             if self._predictor.predicts and running.command and ran_s > MIN_BOUND_S:
                 self._predictor.observe(running.command, ran_s, job.client, is_lower_bound=True)
-                self._counters.add("tool_observations_total", "source", "cut_short")
+                self._emit(ToolMeasured, job.job_id, "cut_short", ran_s)
         job.running.clear()
 
     def _observe(
-        self, job: Job, tool: str | None, command: str | None, duration_s: float, source: str
+        self,
+        job: Job,
+        tool: str | None,
+        command: str | None,
+        duration_s: float,
+        source: str,
+        reached: str | None = None,
     ) -> None:
         job.is_tool_observed = True
         self._durations.observe(tool or None, duration_s)
         if command:
             self._predictor.observe(command, duration_s, job.client)
-        self._counters.add("tool_observations_total", "source", source)
-        self._counters.observe("tool_duration_seconds", duration_s)
+        self._emit(ToolMeasured, job.job_id, source, duration_s, reached)
 
-    def _check_prediction(self, job: Job, command: str | None, duration_s: float) -> None:
-        """Count a measured duration as within or beyond what was predicted for this command."""
+    @staticmethod
+    def _reached(job: Job, command: str | None, duration_s: float) -> str | None:
+        """Where a measured duration lies in what was predicted for this command, if it was."""
         known = job.decision
         if known is None or known.command != command or known.p50_s is None or known.p90_s is None:
-            return
+            return None
         quantiles = (("to_p50", known.p50_s), ("to_p90", known.p90_s))
-        reached = next((name for name, s in quantiles if duration_s <= s), "over_p90")
-        self._counters.add("predictions_total", "duration", reached)
+        return next((name for name, s in quantiles if duration_s <= s), "over_p90")
 
 
 class PinDecisions:
@@ -120,7 +128,7 @@ class PinDecisions:
         predictor: DurationService,
         pins: PinManager,
         costs: RestoreCostModel,
-        telemetry: Telemetry,
+        stream: EventStream,
         clock: Callable[[], float],
     ) -> None:
         self.awaiting: dict[RequestKey, Job] = {}
@@ -129,23 +137,19 @@ class PinDecisions:
         self._predictor = predictor
         self._pins = pins
         self._costs = costs
-        self._counters = telemetry.counters
-        self._events = telemetry.events
+        self._emit = stream.emit
         self._clock = clock
-        self._observations = ToolObservations(
-            policy.learned.durations, predictor, telemetry.counters
-        )
+        self._shows_commands = policy.settings.show_commands
+        self._observations = ToolObservations(policy.learned.durations, predictor, stream)
         self._keys = itertools.count()
 
     def turn_finished(self, job: Job, request_id: str) -> None:
         """The job's only turn has ended: wait for what its reply runs, if that is read."""
-        self._stop_awaiting(job)
-        if self.reads_replies_of(job):
-            self._await(job, request_id)
-
-    def reads_replies_of(self, job: Job) -> bool:
-        """True if the replies of a job's turns are read, and decide about its pins."""
-        return self._predictor.predicts or job.is_inferred
+        if job.awaited is not None:
+            self._stop_awaiting(job)
+        if self._predictor.predicts or job.is_inferred:
+            job.awaited = request_id
+            self.awaiting[request_id] = job
 
     def read(self, reply: Reply, decode: Decode) -> None:
         """Have the reply of a finished turn read, soon or now."""
@@ -166,36 +170,31 @@ class PinDecisions:
                 continue
             self._stop_awaiting(job)
             if job.is_inferred and answer.is_read and answer.command is None:
-                ttl = self._policy.capped(NO_TOOL_TTL_S, "the reply calls no tool")
-                self._pins.reprice(job.job_id, ttl, is_from_now=True)
+                self._hold_from_now(job, NO_TOOL_TTL_S, "the reply calls no tool")
                 without_tool.append(job)
             else:
                 self._decide(job, answer.command, answer.prediction, told_by=answer.told_by)
         return without_tool
 
-    def turn_arrived(self, job: Job, tags: Tags, *, is_new: bool) -> None:
+    def turn_arrived(self, job: Job, tags: Tags, now_s: float, *, is_new: bool) -> None:
         """A turn of the job arrives: unless it is a retry, the tools before it are over."""
-        self._stop_awaiting(job)
+        if job.awaited is not None:
+            self._stop_awaiting(job)
         if is_new:
-            self._observations.from_next_turn(job, tags, self._clock())
+            self._observations.from_next_turn(job, tags, now_s)
             job.running.clear()
 
     def tool_signal(self, job: Job, event: ToolEvent) -> bool:
         """Take the client's report about a tool; False if it is not of the last turn."""
         is_taken = event.turn is None or job.last_turn in (None, event.turn)
         command = event.command or event.tool or ""
-        self._events.add(
-            job.job_id,
-            f"tool_{event.state}" if is_taken else "tool_signal_ignored",
-            tool=tool_name(command),
-            command=(event.command or "")[:MAX_COMMAND_CHARS],
-            duration_s=event.duration_s,
-        )
-        if not is_taken:
-            self._counters.add("tool_signals_ignored_total")
-        elif event.state == "finished":
+        kind = ToolStarted if event.state == "started" else ToolEnded
+        shown = self._shown(event.command or "")
+        name = tool_name(command)
+        self._emit(kind if is_taken else ToolIgnored, job.job_id, name, shown, event.duration_s)
+        if is_taken and event.state == "finished":
             self._tool_finished(job, event, command)
-        elif tool_name(command):
+        elif is_taken and name:
             self._tool_started(job, command)
         return is_taken
 
@@ -222,8 +221,12 @@ class PinDecisions:
         # Once a turn, and of a tool that was known to run: no client holds a pin by signals alone.
         if was_running and not job.has_had_grace:
             job.has_had_grace = True
-            ttl = self._policy.capped(NEXT_TURN_TTL_S, "the tool is done, the next turn is near")
-            self._pins.reprice(job.job_id, ttl, is_from_now=True)
+            self._hold_from_now(job, NEXT_TURN_TTL_S, "the tool is done, the next turn is near")
+
+    def _hold_from_now(self, job: Job, seconds: float, reason: str) -> None:
+        pin = self._pins.table.get(job.job_id)
+        if pin is not None:
+            self._pins.reprice(pin, self._policy.capped(seconds, reason), is_from_now=True)
 
     def _decide(
         self,
@@ -237,20 +240,18 @@ class PinDecisions:
         job.decision = decision
         command = decision.command
         job.tool = tool_name(command or "") or None
-        if self.reads_replies_of(job):
-            self._events.add(
-                job.job_id,
-                "decision",
-                told_by=told_by,
-                command=None if command is None else command[:MAX_COMMAND_CHARS],
-                speed=decision.speed,
-                source=decision.source,
-                ttl_s=round(decision.ttl.seconds, 6),
-                reason=decision.ttl.reason,
-            )
-        self._pins.reprice(
-            job.job_id, decision.ttl, speed=decision.speed, is_from_now=decision.is_from_now
-        )
+        job.command_shown = None if command is None else self._shown(command)
+        pin, is_first = self._pins.table.get(job.job_id), False
+        if pin is not None:
+            if decision.speed is not None and not pin.is_decided:
+                pin.is_decided = is_first = True
+            self._pins.reprice(pin, decision.ttl, is_from_now=decision.is_from_now)
+        if self._predictor.predicts or job.is_inferred:
+            self._emit(Decided, job.job_id, pin, decision, told_by, job.command_shown, is_first)
+
+    def _shown(self, command: str) -> str:
+        """What events and routes show of a command."""
+        return command[:MAX_COMMAND_CHARS] if self._shows_commands else command_key(command)
 
     def job_closed(self, job: Job, reason: str) -> None:
         """The job is over: released, at its last step, or forgotten."""

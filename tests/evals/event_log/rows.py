@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agentkv.evals.event_log.jobs import JobRecord, jobs_of
-from agentkv.evals.event_log.reading import Event, JobKey, Record
+from agentkv.evals.event_log.reading import Event, JobKey, Record, jobs_of
+from agentkv.integrations.vllm.watch.job_view import JobView
 
 ROW = dict[str, Any]
 
@@ -67,7 +67,7 @@ def record_of(*rows: ROW, job_id: str = "job") -> Record:
     return Record("test", {JobKey(job_id): events})
 
 
-def job_of(*rows: ROW) -> JobRecord:
+def job_of(*rows: ROW) -> JobView:
     (job,) = jobs_of(record_of(*rows))
     return job
 

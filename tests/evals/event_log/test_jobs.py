@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentkv.evals.event_log.jobs import jobs_of
-from agentkv.evals.event_log.reading import NUMBERS, Event, JobKey, Record
+from agentkv.evals.event_log.reading import NUMBERS, Event, JobKey, Record, jobs_of
 from agentkv.evals.event_log.totals import job_row, totals
 from tests.evals.event_log.rows import (
     CLOSED,
@@ -33,8 +32,8 @@ def test_two_turns_become_turns_a_bubble_a_tool_and_pins() -> None:
     assert [turn.is_continuing for turn in job.turns] == [False, True]
     (bubble,) = job.bubbles
     assert (bubble.seconds, bubble.tool_s, bubble.queued_s) == pytest.approx((3.25, 3.0, 0.25))
-    assert [pin.end for pin in job.pins] == ["returned", "released"]
-    assert job.pins[0].block_seconds == pytest.approx(7 * 3.25)
+    assert [pin.end for pin in job.holds] == ["returned", "released"]
+    assert job.holds[0].block_seconds == pytest.approx(7 * 3.25)
     (ran,) = job.tools
     assert (ran.name, ran.started_s, ran.ended_s) == ("pytest", 2.1, 4.9)
 
@@ -80,7 +79,7 @@ def test_a_record_may_begin_in_mid_job() -> None:
     """A log whose oldest events were dropped gives what the rest tells."""
     (turn,) = job_of(*TWO_TURNS[1:3]).turns
     assert (turn.turn, turn.arrived_s, turn.ended_s) == (None, 1.0, 2.0)
-    (pin,) = job_of(unpinned(5.0, "expired", 4, held_s=2.0), event("closed", 5.0, **CLOSED)).pins
+    (pin,) = job_of(unpinned(5.0, "expired", 4, held_s=2.0), event("closed", 5.0, **CLOSED)).holds
     assert (pin.pinned_s, pin.end) == (3.0, "expired")
     assert job_of(finish(2.0, 1, 112)).turns == []
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from agentkv.evals.event_log.jobs import JobRecord, TurnRecord
 from agentkv.evals.event_log.totals import passed_over
+from agentkv.integrations.vllm.watch.job_view import JobView, TurnView
 
 
-def job(name: str, *turns: tuple[float, float | None], engine: int | None = None) -> JobRecord:
+def job(name: str, *turns: tuple[float, float | None], engine: int | None = None) -> JobView:
     """A job whose turns arrive and start at these times."""
-    return JobRecord(
+    return JobView(
         name,
         engine,
         turns[0][0],
         100.0,
         turns=[
-            TurnRecord(number, arrived_s, 100, started_s=started_s)
+            TurnView(number, arrived_s, 100, started_s=started_s)
             for number, (arrived_s, started_s) in enumerate(turns, start=1)
         ],
     )
 
 
-def counted(jobs: list[JobRecord], kind: str) -> tuple[int, ...]:
+def counted(jobs: list[JobView], kind: str) -> tuple[int, ...]:
     """Turns, those that waited longer than 10 s, those passed over, and the most."""
     count = passed_over(jobs, 10.0)[kind]
     return tuple(count[name] for name in ("turns", "waited_longer", "passed_over", "most"))

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentkv.errors import InputError
-from agentkv.evals.event_log.jobs import jobs_of
-from agentkv.evals.event_log.reading import read_record
+from agentkv.evals.event_log.reading import jobs_of, read_record
 from agentkv.evals.event_log.totals import passed_over
 from agentkv.evals.simulator.cost import Roofline
 from agentkv.evals.simulator.machine import alone_s

@@ -44,7 +44,7 @@ class Engine(SteppedEngine):
 
     @property
     def pin_ends(self) -> dict[str, int]:
-        return dict(self.scheduler.retention.counters.totals().get("pin_ends_total", {}))
+        return dict(self.scheduler.watchers.counters.totals().get("pin_ends_total", {}))
 
     def running(self) -> list[str]:
         return [request.request_id for request in self.scheduler.running]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.protocol import job_key
+from agentkv.protocol import JobKey
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 
@@ -53,7 +53,7 @@ def test_no_secret_of_a_command_is_shown_or_stored(
     make_engine: Callable[..., Engine],
     tmp_path: Path,
 ) -> None:
-    """Routes, the event log and the predictor's state hold the command without its secrets."""
+    """Routes, the event log and the predictor's state do not hold the command's arguments."""
     state = tmp_path / "state.json"
     engine = make_engine(
         policy=policy, run_output_dir=str(tmp_path / "log"), predictor_state=str(state)
@@ -67,12 +67,16 @@ def test_no_secret_of_a_command_is_shown_or_stored(
         assert SECRET not in text
 
 
-def test_what_predicts_a_duration_stays(make_engine: Callable[..., Engine]) -> None:
-    """A redacted command is shown with its program, flags and address."""
-    engine = make_engine(policy="agentkv")
+@pytest.mark.parametrize(("shows_commands", "shown"), [(False, "curl"), (True, COMMAND)])
+def test_commands_are_shown_by_their_key(
+    shows_commands: bool, shown: str, make_engine: Callable[..., Engine]
+) -> None:
+    """A command is shown by its key, or as it was sent if the setting says so."""
+    engine = make_engine(policy="agentkv", show_commands=shows_commands)
     engine.turn(prompt_of(100), reply=REPLY, job_id="a")
     job: dict[str, Any] = engine_side.call(engine.scheduler, "job", ["a"])
-    assert job["command"] == COMMAND.replace(SECRET, "REDACTED")
+    assert job["command"] == shown
+    assert (SECRET in json.dumps(engine.scheduler.watchers.log.as_dict())) is shows_commands
 
 
 def test_files_with_commands_are_for_their_owner_alone(
@@ -98,12 +102,12 @@ def test_with_predictors_of_their_own_no_client_finds_out_what_another_has_run(
 
     def signal(client: str, **event: Any) -> None:
         body = {"command": "frobnicate --all", **event}
-        engine_side.call(engine.scheduler, "tool", [job_key(client, "job"), body])
+        engine_side.call(engine.scheduler, "tool", [JobKey(client, "job"), body])
 
     def predicted_s(client: str, salt: int) -> float:
         engine.turn(prompt_of(100, salt=salt), job_id="job", agentkv_client=client)
         signal(client, state="started")
-        job = engine_side.call(engine.scheduler, "job", [job_key(client, "job")])
+        job = engine_side.call(engine.scheduler, "job", [JobKey(client, "job")])
         p50_s: float = job["predicted_p50_s"]
         return p50_s
 

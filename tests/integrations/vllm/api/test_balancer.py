@@ -16,7 +16,7 @@ from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
 from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.api.balancer import EngineTable
-from agentkv.integrations.vllm.telemetry.load_reports import (
+from agentkv.integrations.vllm.watch.load_reports import (
     EngineLoad,
     EngineReport,
     better_rank,

@@ -9,11 +9,13 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from agentkv.events import ToolStarted
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.routes import add_routes
 from agentkv.integrations.vllm.clients import Clients
-from agentkv.integrations.vllm.telemetry.event_log import MAX_COMMAND_CHARS, EventLog
-from agentkv.protocol import job_key
+from agentkv.integrations.vllm.retention.tool_signals import MAX_COMMAND_CHARS
+from agentkv.integrations.vllm.watch.log import EventLog
+from agentkv.protocol import JobKey
 from tests.integrations.vllm.api.fake_engine import FakeEngineClient, FakeEngineCore
 
 pytestmark = pytest.mark.asyncio
@@ -33,16 +35,16 @@ class Server:
         for job_id, num_events in NUM_EVENTS.items():
             for _ in range(num_events):
                 self.now_s += 1.0
-                key = job_key(name, job_id)
-                self.log.add(key, "tool_started", command="é" * MAX_COMMAND_CHARS)
+                key = JobKey(name, job_id)
+                self.log.on_event(ToolStarted(key, "", "é" * MAX_COMMAND_CHARS, None))
         self.most_bytes = 0
         engine = {"event_counts": self.log.counts, "events": self._events}
         self._app = Starlette()
         core = FakeEngineCore([engine])
         add_routes(self._app, EngineLink(FakeEngineClient(core), timeout_s=5.0), clients)
 
-    def _events(self, slices: Any, since_s: float) -> Any:
-        answer = self.log.part(slices, since_s)
+    def _events(self, slices: Any, since_s: float, viewer: str | None) -> Any:
+        answer = self.log.part(slices, since_s, viewer)
         self.most_bytes = max(self.most_bytes, len(json.dumps(answer)))
         return answer
 

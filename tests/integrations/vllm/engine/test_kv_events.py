@@ -171,7 +171,7 @@ def play(num_events: int, *, seed: int, is_async: bool, tier_blocks: int, policy
     if tier_blocks:
         assert world.engine.num_blocks_loaded > 0
         world.compare_tier()
-    ends = world.engine.scheduler.retention.counters.totals()["pin_ends_total"]
+    ends = world.engine.scheduler.watchers.counters.totals()["pin_ends_total"]
     assert ends["pressure"] > 0
     assert ends["returned"] > 0
     return world

@@ -152,7 +152,7 @@ class Agents(RuleBasedStateMachine):
         )
         assert not engine.scheduler.requests
         assert all(request.is_finished() for request in self.requests.values())
-        counters = engine.scheduler.retention.counters.totals()
+        counters = engine.scheduler.watchers.counters.totals()
         begun = sum(counters.get("pins_total", {}).values())
         assert begun == sum(counters.get("pin_ends_total", {}).values())
 

@@ -35,7 +35,7 @@ def run_turn(engine: Engine, prompt: list[int]) -> tuple[int, int]:
     """Tokens that the job's next turn found, in the pool or loaded, and blocks that were loaded."""
     before = engine.num_blocks_loaded
     engine.turn(prompt, job_id="job")
-    events = engine.scheduler.retention.events.as_dict()["jobs"]["job"]
+    events = engine.scheduler.watchers.log.as_dict()["jobs"]["job"]
     found = [event["hit_length"] for event in events if event["event"] == "waiting_to_running"]
     return found[-1], engine.num_blocks_loaded - before
 
@@ -131,7 +131,7 @@ def test_an_unusable_limit_is_none(make_engine: MakeEngine, answer: object) -> N
     engine.turn(prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), job_id="job")
     engine.turn(prompt_of(38 * BLOCK_TOKENS, salt=20))
     assert run_turn(engine, [*prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), 7])[1] == CONTEXT_BLOCKS
-    assert engine.scheduler.retention.counters.totals()["policy_faults_total"] > 0
+    assert engine.scheduler.watchers.counters.totals()["policy_faults_total"] > 0
 
 
 def come_back_often(engine: Engine) -> None:

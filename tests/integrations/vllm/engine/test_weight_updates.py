@@ -14,6 +14,7 @@ import pytest
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.request import RequestStatus
 
+from agentkv.integrations.vllm.api import engine_side
 from agentkv.protocol import ToolEvent
 from agentkv.testing.stepped_engine import prompt_of
 from agentkv.testing.vllm_scheduler import quiet_vllm
@@ -141,15 +142,15 @@ def test_misses_after_a_reset_are_nobody_s_pressure() -> None:
     engine.add(prompt_of(300, salt=1), job_id="b", max_tokens=20)
     for _ in range(4):
         engine.step()
-    before = retention.learned()
+    before = engine_side.stats(engine.scheduler)["learned"]
     assert engine.scheduler.reset_prefix_cache(True)
     engine.turn(context + prompt_of(40, salt=2), job_id="a")
     engine.run()
-    after = retention.learned()
+    after = engine_side.stats(engine.scheduler)["learned"]
     same = ("queueing_delay_s", "loaded_share", "load_token_s", "idle_weight", "tool_durations")
     assert {key: after[key] for key in same[:-1]} == {key: before[key] for key in same[:-1]}
     assert retention.jobs.get("a").num_evicted == 0
-    misses = retention.history.tally.total.recomputed_tokens
+    misses = engine.scheduler.watchers.misses.tally.total.recomputed_tokens
     assert {reason for reason, tokens in misses.items() if tokens} == {"reset"}
 
 

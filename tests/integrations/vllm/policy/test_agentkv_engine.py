@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from agentkv.integrations.vllm.retention.growth import PRIOR_TURNS
+from agentkv.policies.forecast import PRIOR_TURNS
 from agentkv.testing.stepped_engine import prompt_of
 from studies.grid.ablation import ABLATIONS
 from tests.integrations.vllm.harness import STOCK, Engine
@@ -39,7 +39,7 @@ def press(engine: Engine) -> None:
 
 
 def events(engine: Engine, name: str) -> list[dict[str, Any]]:
-    record = engine.scheduler.retention.events.as_dict()["jobs"]
+    record = engine.scheduler.watchers.log.as_dict()["jobs"]
     return [event for job in record.values() for event in job if event["event"] == name]
 
 
@@ -128,7 +128,7 @@ def test_a_running_turn_takes_idle_blocks_before_anything_is_preempted(
     for name in ("d", "e"):
         engine.add(prompt_of(30, salt=ord(name)), max_tokens=150, job_id=name)
     engine.run()
-    assert engine.scheduler.retention.counters.totals().get("preemptions_total", 0) == 0
+    assert engine.scheduler.watchers.counters.totals().get("preemptions_total", 0) == 0
     assert engine.pinned["a"] == 10
     assert 0 < engine.pinned["b"] < 10
     assert "c" not in engine.pinned
@@ -174,7 +174,7 @@ def test_a_new_job_is_held_back_while_those_there_need_the_room(make_engine: Mak
     assert engine.waiting() == [held]
     (event,) = events(engine, "held")
     assert "blocks expected at the peak, the pool has 60" in event["reason"]
-    assert engine.scheduler.retention.counters.totals()["holds_total"] == 1
+    assert engine.scheduler.watchers.counters.totals()["holds_total"] == 1
     engine.run()
     assert engine.scheduler.retention.jobs.get("b").num_turns == 1
 
@@ -235,9 +235,8 @@ def test_jobs_that_never_end_keep_nobody_out_for_longer_than_four_lifetimes(
             for _ in range(5):
                 engine.step()
             assert engine.running()
-    retention = engine.scheduler.retention
     assert (new not in engine.waiting()) is is_let_in
-    assert retention.counters.totals().get("preemptions_total", 0) == 0
+    assert engine.scheduler.watchers.counters.totals().get("preemptions_total", 0) == 0
     due = events(engine, "due")
     assert [event["passed"] for event in due] == [4 * 2 * PRIOR_TURNS] * (is_let_in and bool(tags))
 

@@ -72,7 +72,7 @@ def test_paper_a_running_turn_takes_a_pin_before_it_preempts(
     engine.add(prompt_of(120, salt=9), max_tokens=80, job_id="d")
     for _ in range(85):
         engine.step()
-    assert engine.scheduler.retention.counters.totals().get("preemptions_total", 0) == 0
+    assert engine.scheduler.watchers.counters.totals().get("preemptions_total", 0) == 0
     assert engine.pin_ends["pressure"] == 1
 
 
@@ -86,7 +86,7 @@ def test_released_a_running_turn_preempts_before_a_pin_yields(
     engine.add(prompt_of(120, salt=9), max_tokens=80, job_id="d")
     for _ in range(60):
         engine.step()
-    assert engine.scheduler.retention.counters.totals()["preemptions_total"] >= 1
+    assert engine.scheduler.watchers.counters.totals()["preemptions_total"] >= 1
     assert {"a", "b"} <= set(engine.pinned)
 
 
@@ -154,7 +154,7 @@ def test_a_turn_keeps_its_own_pin_while_others_can_yield(
     history = engine.turn(prompt_of(160, salt=2), job_id="c")
     engine.add(history + prompt_of(200, salt=3), job_id="c")
     output = engine.step()
-    hit = engine.scheduler.retention.events.as_dict()["jobs"]["c"][-1]
+    hit = engine.scheduler.watchers.log.as_dict()["jobs"]["c"][-2]
     assert (hit["event"], hit["hit_length"]) == ("waiting_to_running", 160)
     assert output.total_num_scheduled_tokens > 0
     assert set(engine.pinned) == {"a"}

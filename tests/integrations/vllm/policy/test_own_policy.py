@@ -133,7 +133,7 @@ def test_a_policy_that_fails_costs_decisions_and_nothing_else(
     engine.run()
     engine.wait(6.0)
     assert (engine.pinned, engine.num_free) == ({}, 39)
-    assert engine.scheduler.retention.counters.totals()["policy_faults_total"] > 0
+    assert engine.scheduler.watchers.counters.totals()["policy_faults_total"] > 0
 
 
 def test_a_policy_that_keeps_failing_is_switched_off(make_engine: MakeEngine) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.integrations.vllm.retention.admission import (
+from agentkv.integrations.vllm.retention.waiting import (
     DISCOUNT_PRIOR,
     IdleKVDiscount,
     StarvationGuard,
@@ -165,8 +165,8 @@ def test_where_all_are_let_in_an_overdue_one_keeps_nobody_out(
     after = engine.add(prompt_of(20, salt=7), job_id="after")
     engine.step()
     turns = engine.scheduler.retention.jobs.turns
-    assert [turns[request_id].is_held_back for request_id in (before, after)] == [False, False]
-    assert not engine.scheduler.retention.counters.totals().get("holds_total")
+    assert [turns[request_id].held_back for request_id in (before, after)] == [None, None]
+    assert not engine.scheduler.watchers.counters.totals().get("holds_total")
 
 
 def test_requests_without_a_job_pass_it_only_so_often(make_engine: MakeEngine) -> None:
@@ -280,7 +280,7 @@ def test_the_gate_counts_the_blocks_of_all_groups(
     engine.step()
     assert (new in engine.running()) is is_let_in
     if not is_let_in:
-        events = engine.scheduler.retention.events.as_dict()["jobs"]["new"]
+        events = engine.scheduler.watchers.log.as_dict()["jobs"]["new"]
         assert "expected at the peak" in events[-1]["reason"]
 
 
@@ -298,7 +298,7 @@ def test_who_is_due_is_preempted_last_whatever_the_priorities(make_engine: MakeE
     for _ in range(250):
         engine.step()
         assert due in engine.running()
-    assert engine.scheduler.retention.counters.totals()["preemptions_total"] > 0
+    assert engine.scheduler.watchers.counters.totals()["preemptions_total"] > 0
 
 
 MOST = 3

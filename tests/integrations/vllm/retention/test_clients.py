@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.protocol import CLIENT_FIELD, client_and_id, job_key
+from agentkv.protocol import CLIENT_FIELD, JobKey
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 
@@ -22,7 +22,7 @@ def test_equal_ids_of_two_clients_are_two_jobs() -> None:
     engine = Engine()
     for client, salt in ((ALICE, 1), (BOB, 2)):
         engine.turn(prompt_of(100, salt=salt), **of(client, job_id="j"))
-    alice, bob = job_key(ALICE, "j"), job_key(BOB, "j")
+    alice, bob = JobKey(ALICE, "j"), JobKey(BOB, "j")
     assert engine.pinned == {alice: 6, bob: 6}
     released = engine_side.call(engine.scheduler, "release", [alice])
     assert (released["job_id"], released["freed_blocks"]) == ("j", 6)
@@ -31,7 +31,7 @@ def test_equal_ids_of_two_clients_are_two_jobs() -> None:
     assert engine_side.call(engine.scheduler, "job", [bob])["job_id"] == "j"
     event = {"state": "started", "command": "ls"}
     assert engine_side.call(engine.scheduler, "tool", [bob, event])["job_id"] == "j"
-    assert engine_side.call(engine.scheduler, "job", [job_key("", "j")]) is None
+    assert engine_side.call(engine.scheduler, "job", [JobKey("", "j")]) is None
 
 
 def test_a_client_s_lists_show_its_own_jobs_alone() -> None:
@@ -60,12 +60,12 @@ def test_who_may_see_all_jobs_finds_one_by_its_id_alone() -> None:
         )
 
     def turns_found(client: str, *of_anybody: bool) -> int | None:
-        job = engine_side.call(engine.scheduler, "job", [job_key(client, "j"), *of_anybody])
+        job = engine_side.call(engine.scheduler, "job", [JobKey(client, "j"), *of_anybody])
         return None if job is None else job["expected_turns"]
 
     assert [turns_found(client, True) for client in (ALICE, BOB, "c" * 16)] == [3, 4, 4]
     assert [turns_found(client) for client in (ALICE, BOB, "c" * 16)] == [3, 4, None]
-    assert engine_side.call(engine.scheduler, "job", [job_key(ALICE, "x"), True]) is None
+    assert engine_side.call(engine.scheduler, "job", [JobKey(ALICE, "x"), True]) is None
 
 
 def test_no_job_has_a_parent_of_another_client() -> None:
@@ -75,9 +75,9 @@ def test_no_job_has_a_parent_of_another_client() -> None:
     for client in (BOB, ALICE):
         engine.turn(prompt_of(50, salt=2), **of(client, job_id="j", parent_job_id="parent"))
     jobs = engine.scheduler.retention.jobs
-    orders = {client: jobs.get(job_key(client, "j")).order for client in (ALICE, BOB)}
-    assert orders[ALICE] == jobs.get(job_key(ALICE, "parent")).order != orders[BOB]
-    described = engine_side.call(engine.scheduler, "job", [job_key(ALICE, "j")])
+    orders = {client: jobs.get(JobKey(client, "j")).order for client in (ALICE, BOB)}
+    assert orders[ALICE] == jobs.get(JobKey(ALICE, "parent")).order != orders[BOB]
+    described = engine_side.call(engine.scheduler, "job", [JobKey(ALICE, "j")])
     assert described["parent_job_id"] == "parent"
 
 
@@ -90,4 +90,4 @@ def test_no_job_is_inferred_across_clients() -> None:
     assert len(engine.scheduler.retention.jobs) == 0
     engine.turn([*first, *prompt_of(40, salt=5)], **of(ALICE))
     (job,) = engine.scheduler.retention.jobs
-    assert client_and_id(job.job_id)[0] == ALICE
+    assert job.job_id.client == ALICE

@@ -243,8 +243,8 @@ def test_replies_are_read_under_every_policy(
     engine = make_engine(policy=policy, prefill_reload_s=[0.0, 1.0, 0.0])
     play(engine, TWO_TURNS)
     (job,) = engine_side.call(engine.scheduler, "jobs", [])
-    assert (job["last_tool"], job["command"], job["turns"]) == ("cat", "cat x", 2)
-    observed = engine.scheduler.retention.counters.totals()["tool_observations_total"]
+    assert (job["last_tool"], job["command"], job["turns"]) == ("cat", "cat", 2)
+    observed = engine.scheduler.watchers.counters.totals()["tool_observations_total"]
     assert observed == {"gap": 1}
     assert len(engine.scheduler.retention.policy.learned.durations.of("ls")) == 1
 
@@ -256,7 +256,7 @@ def test_an_inferred_job_is_marked(make_engine: Callable[..., Engine]) -> None:
     agents.says("b", job_id="named")
     events = engine_side.call(engine.scheduler, "timestamps", [])["jobs"]
     assert events["inferred-a1"][0]["inferred"] is True
-    assert "inferred" not in events["named"][0]
+    assert events["named"][0]["inferred"] is False
     assert engine_side.call(engine.scheduler, "stats", [])["inferred_jobs_total"] == 1
 
 

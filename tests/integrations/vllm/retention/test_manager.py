@@ -189,19 +189,22 @@ def test_a_job_released_in_mid_turn_is_not_pinned(make_engine: Callable[..., Eng
     engine = make_engine()
     engine.add(prompt_of(100), max_tokens=8, job_id="a")
     engine.step()
-    assert engine.scheduler.retention.release("a") == {"job_id": "a", "freed_blocks": 0}
+    assert engine.scheduler.retention.release("a") == 0
     engine.run()
     assert engine.pinned == {}
     assert engine.scheduler.retention.jobs.get("a") is None
 
 
 def test_an_idle_job_loses_its_lease(make_engine: Callable[..., Engine]) -> None:
-    """Jobs end without saying so: they are forgotten, at the latest when the next one arrives."""
-    engine = make_engine(job_lease_s=60.0)
+    """Jobs end without saying so: an engine without requests wakes when a lease is over."""
+    engine = make_engine(job_lease_s=600.0)
     engine.turn(prompt_of(100), job_id="a")
-    engine.wait(61.0)
-    engine.turn(prompt_of(100, salt=1), job_id="b")
-    assert [job.job_id for job in engine.scheduler.retention.jobs] == ["b"]
+    engine.wait(400.0)
+    retention = engine.scheduler.retention
+    assert retention.next_due_s == retention.jobs.get("a").last_activity_s + 600.0
+    engine.wait(201.0)
+    assert not len(retention.jobs)
+    assert retention.next_due_s is None
 
 
 def test_no_more_jobs_are_remembered_than_allowed(make_engine: Callable[..., Engine]) -> None:
@@ -211,7 +214,7 @@ def test_no_more_jobs_are_remembered_than_allowed(make_engine: Callable[..., Eng
         engine.turn(prompt_of(40, salt=index), job_id=f"j{index}")
     engine.scheduler.retention.forget_idle_jobs()
     assert [job.job_id for job in engine.scheduler.retention.jobs] == ["j3", "j4", "j5"]
-    assert engine.pin_ends == {"forgotten": 3}
+    assert engine.pin_ends == {"lease": 3}
     assert set(engine.pinned) == {"j3", "j4", "j5"}
 
 
@@ -234,7 +237,7 @@ def test_bad_tags_are_counted_and_ignored(
     engine.turn(prompt_of(100), **tags)
     assert engine.pinned == {}
     assert engine.num_free == 63
-    assert engine.scheduler.retention.counters.totals()["bad_tags_total"] == 1
+    assert engine.scheduler.watchers.counters.totals()["bad_tags_total"] == 1
 
 
 def test_a_changed_history_is_told_from_an_evicted_one(make_engine: Callable[..., Engine]) -> None:

@@ -16,12 +16,11 @@ import pytest
 
 from agentkv.durations import DurationPredictor
 from agentkv.guard import MAX_FAULTS
+from agentkv.integrations.vllm.retention.background import MAX_WAITING_TASKS, BackgroundWorker
 from agentkv.integrations.vllm.retention.predictor import (
     MAX_CLIENTS,
     MAX_REPLY_CHARS,
     MAX_TAKEN,
-    MAX_WAITING_TASKS,
-    BackgroundWorker,
     DurationService,
     Reply,
     command_in,
@@ -51,7 +50,7 @@ def woken(engine: Engine, wakes: queue.SimpleQueue[Any]) -> None:
 
 
 def pins_total(engine: Engine) -> dict[str, int]:
-    totals = engine.scheduler.retention.counters.totals()
+    totals = engine.scheduler.watchers.counters.totals()
     counted: dict[str, int] = totals.get("pins_total", {})
     return counted
 
@@ -337,7 +336,7 @@ def test_a_predictor_of_ones_own_decides_about_pins(make_engine: Callable[..., E
         event = ToolEvent("finished", command="frobnicate", duration_s=duration_s)
         engine.scheduler.retention.tool_signal("a", event)
         engine.turn([*context, *prompt_of(20)], job_id="a", is_last_step=1)
-    assert "predictor_faults_total" not in engine.scheduler.retention.counters.totals()
+    assert "predictor_faults_total" not in engine.scheduler.watchers.counters.totals()
 
 
 @pytest.mark.parametrize("is_attached", [False, True])
@@ -358,7 +357,7 @@ def test_a_predictor_that_fails_costs_predictions_and_nothing_else(
             wakes.get(timeout=LIMIT_S)
         engine.wait(0.0)
         assert engine.pinned == {}
-    totals = engine.scheduler.retention.counters.totals()
+    totals = engine.scheduler.watchers.counters.totals()
     assert totals["predictor_faults_total"] == MAX_FAULTS
     assert "policy_faults_total" not in totals
     said = [record.getMessage() for record in caplog.records]

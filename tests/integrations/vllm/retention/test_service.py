@@ -97,7 +97,7 @@ def test_what_a_preempted_request_computes_again_is_free() -> None:
         engine.add(prompt_of(48, salt=ord(client[0])), max_tokens=80, **{CLIENT_FIELD: client})
     engine.run()
     retention = engine.scheduler.retention
-    assert retention.counters.totals()["preemptions_total"] > 0
+    assert engine.scheduler.watchers.counters.totals()["preemptions_total"] > 0
     service = retention.admission.shares.service
     assert service[HEAVY] == service[LIGHT] == 48 + 2 * 80
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD, ToolEvent, job_key
+from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD, JobKey, ToolEvent
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 
@@ -40,7 +40,7 @@ def fill(engine: Engine, *, num_jobs: int = 9, **running: Any) -> None:
 
 
 def idle_blocks(engine: Engine, client: str) -> int:
-    prefix = job_key(client, "")
+    prefix = JobKey(client, "")
     return sum(blocks for job_id, blocks in engine.pinned.items() if job_id.startswith(prefix))
 
 
@@ -79,7 +79,7 @@ def test_signals_and_hints_keep_no_idle_kv_from_another_client() -> None:
     for state in ("started", "finished"):
         for salt in range(9):
             event = ToolEvent(state=state, command="ls")
-            key = job_key(GREEDY, f"idle-{salt}")
+            key = JobKey(GREEDY, f"idle-{salt}")
             assert engine.scheduler.retention.tool_signal(key, event) is not None
     engine.add(prompt_of(32, salt=70), max_tokens=2000, **of(GREEDY, **tags))
     new = engine.add(prompt_of(16 * 40, salt=51), **of(OTHER, job_id="new"))
@@ -134,7 +134,7 @@ def test_a_client_within_its_share_keeps_its_pins() -> None:
     engine.add(prompt_of(16 * 12, salt=52), **of(OTHER, job_id="mine"))
     for _ in range(600):
         engine.step()
-    assert engine.pinned[job_key(OTHER, "mine")] == 12
+    assert engine.pinned[JobKey(OTHER, "mine")] == 12
     assert idle_blocks(engine, GREEDY) < 96
 
 
@@ -154,7 +154,7 @@ def test_a_client_above_its_share_is_preempted_first() -> None:
     for _ in range(250):
         engine.step()
         assert new in engine.running()
-    assert engine.scheduler.retention.counters.totals()["preemptions_total"] > 0
+    assert engine.scheduler.watchers.counters.totals()["preemptions_total"] > 0
 
 
 def test_a_request_waits_for_pins_within_their_share_for_the_patience_at_most() -> None:
@@ -199,5 +199,5 @@ def test_a_flood_of_jobs_pushes_out_none_of_another_client() -> None:
     for salt in range(60):
         engine.turn(prompt_of(20, salt=100 + salt), max_tokens=1, **of(GREEDY, job_id=f"{salt}"))
         engine.wait(1.0)
-    assert engine.scheduler.retention.jobs.get(job_key(OTHER, "mine")) is not None
+    assert engine.scheduler.retention.jobs.get(JobKey(OTHER, "mine")) is not None
     assert len(engine.scheduler.retention.jobs) <= 21

@@ -14,16 +14,18 @@ from typing import Any
 import pytest
 
 from agentkv.errors import SettingsError
+from agentkv.events import Overdue
 from agentkv.integrations.vllm.api import engine_side as engine_call
 from agentkv.integrations.vllm.engine.wakeup import ExpiryTimer
-from agentkv.integrations.vllm.telemetry.counters import MAX_PENDING_OBSERVATIONS, Counters
-from agentkv.integrations.vllm.telemetry.event_log import EventLog, EventWriter
+from agentkv.integrations.vllm.watch.counters import MAX_PENDING_OBSERVATIONS, Counters
+from agentkv.integrations.vllm.watch.log import EventLog, EventWriter
+from agentkv.protocol import JobKey
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import STOCK, Engine
 
 
 def observations(engine: Engine) -> dict[str, int]:
-    return dict(engine.scheduler.retention.counters.totals().get("tool_observations_total", {}))
+    return dict(engine.scheduler.watchers.counters.totals().get("tool_observations_total", {}))
 
 
 def test_one_duration_a_turn_the_clients_first(make_engine: Callable[..., Engine]) -> None:
@@ -210,12 +212,12 @@ def test_the_record_is_bounded(tmp_path: Path) -> None:
     """The job recorded to longest ago goes first; one job alone loses its oldest events."""
     record = EventLog(max_events=10, clock=time.monotonic)
     for index in range(6):
-        record.add(f"j{index % 3}", "arrival", turn=index)
+        record.on_event(Overdue(JobKey("", f"j{index % 3}"), index))
     for index in range(20):
-        record.add("big", "arrival", turn=index)
+        record.on_event(Overdue(JobKey("", "big"), index))
     jobs = record.as_dict()["jobs"]
     assert list(jobs) == ["big"]
-    assert [event["turn"] for event in jobs["big"]] == list(range(10, 20))
+    assert [event["passed"] for event in jobs["big"]] == list(range(10, 20))
 
 
 def test_the_record_is_written_as_it_grows(
@@ -229,7 +231,7 @@ def test_the_record_is_written_as_it_grows(
         lines = (tmp_path / "out" / name).read_text().splitlines()
         events = [json.loads(line) for line in lines]
         assert [event["job_id"] for event in events] == ["a"] * len(events)
-        names = [event["event"] for event in events if event["event"] != "kv_state"]
+        names = [event["event"] for event in events]
         assert names[:2] == ["arrival", "waiting_to_running"]
 
 

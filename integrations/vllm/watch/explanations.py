@@ -1,7 +1,7 @@
 """Says in a sentence why a turn missed, and what to do about it.
 
 `/v1/agentkv/explain` and `agentkv explain` show both. Each sentence is made of the facts of a miss
-as `retention.misses` finds them, so that it claims nothing that the engine does not know.
+as MissWatcher finds them, so that it claims nothing that the engine does not know.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _ttl(miss: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _released(miss: Mapping[str, Any]) -> tuple[str, str]:
-    what = "declared its last step" if miss.get("let_go") == "last_step" else "was released"
+    what = "declared its last step" if miss.get("ended_by") == "last_step" else "was released"
     return (
         f"released early: the job {what} {miss.get('evicted_ago_s', 0.0):.1f} s before this turn",
         "keep the session open until the last turn, and let one job be one session",
@@ -132,9 +132,8 @@ def _other(miss: Mapping[str, Any]) -> tuple[str, str]:
     why = {
         "aborted": "a turn of the job was aborted, and its blocks were used for something else",
         "lease": "the job had been idle for longer than job_lease_s and was forgotten",
-        "forgotten": "the job had been idle for longer than job_lease_s and was forgotten",
     }.get(
-        miss.get("let_go") or "",
+        miss.get("ended_by") or "",
         "the blocks were held and yet not used, as for a request with prompt_logprobs",
     )
     return why, "compare the events of the job: agentkv record URL --job JOB"

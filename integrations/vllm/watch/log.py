@@ -1,8 +1,8 @@
 """The event log of each job, served by `GET /v1/agentkv/timestamps` and written to a file.
 
-The retention room adds events on the engine's main thread; a thread of its own writes the file as
-it grows. Not only at shutdown: with its default time-out of 0 s, vLLM kills the engine process
-right after asking it to end (vllm/v1/utils.py, `shutdown`, 0.32.0).
+A watcher on the engine's main thread; a thread of its own writes the file as it grows. Not only at
+shutdown: with its default time-out of 0 s, vLLM kills the engine process right after asking it to
+end (vllm/v1/utils.py, `shutdown`, 0.32.0).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.errors import SettingsError
+from agentkv.events import DETAILS, JobEvent, Trimmed
 from agentkv.policies.settings import Settings
-from agentkv.protocol import client_and_id
+from agentkv.protocol import JobKey
 
-MAX_COMMAND_CHARS = 512
-"""Characters kept of a command; the longest allowed would make events of 16 KiB."""
-MAX_LOOKED_AT = 32
-"""Events of a job looked at for the last one of a kind."""
 MAX_SCANNED = 2000
 """Events looked at for the newest ones: about a millisecond."""
+
+Entry = dict[str, Any]
+"""An event: its name, its time and its details."""
 
 
 class EventLog:
@@ -51,28 +51,35 @@ class EventLog:
         self._clock = clock
         self._started_s = clock()
         self._num_events = 0
-        self._jobs: OrderedDict[str, deque[dict[str, Any]]] = OrderedDict()
-        self.watcher: Callable[[str, str, Mapping[str, object]], None] | None = None
-        """Is told of each event: its job's key, its name and its details."""
+        self._jobs: OrderedDict[JobKey, deque[Entry]] = OrderedDict()
 
-    def add(self, job_id: str, event: str, **details: object) -> None:
-        if self.watcher is not None:
-            self.watcher(job_id, event, details)
-        if not self._max_events and self._writer is None:
+    @property
+    def is_on(self) -> bool:
+        """False if events are neither kept nor written."""
+        return self._max_events > 0 or self._writer is not None
+
+    def on_event(self, event: JobEvent) -> None:
+        """Add an event of a job; a preempted request may have none."""
+        key = event.job_id
+        if key is None:
             return
-        at_s = round(self._clock() - self._started_s, 6)
-        entry = {"event": event, "at_s": at_s, **details}
+        known = DETAILS[type(event)]
+        entry = dict(zip(known.names, known.read(event), strict=False))
+        entry["at_s"] = round(self._clock() - self._started_s, 6)
         if self._writer is not None:
-            self._writer.add({"job_id": client_and_id(job_id)[1], **entry})
+            self._writer.add({"job_id": key.own_id, **shown(entry, None)})
         if self._max_events:
-            self._keep(job_id, entry)
+            self._jobs.setdefault(key, deque()).append(entry)
+            self._jobs.move_to_end(key)
+            self._num_events += 1
+            if self._num_events > self._max_events:
+                self._drop_oldest()
 
-    def _keep(self, job_id: str, entry: dict[str, Any]) -> None:
-        self._jobs.setdefault(job_id, deque()).append(entry)
-        self._jobs.move_to_end(job_id)
-        self._num_events += 1
-        if self._num_events > self._max_events:
-            self._drop_oldest()
+    def on_trimmed(self, event: Trimmed) -> None:
+        """Add the first cut of a pin alone, since a decoding turn takes one block at a time; the
+        `unpinned` event has the sum."""
+        if event.pin.num_trimmed == event.blocks:
+            self.on_event(event)
 
     def _drop_oldest(self) -> None:
         if len(self._jobs) > 1:
@@ -85,18 +92,26 @@ class EventLog:
     def counts(self, of_client: str | None = None) -> list[tuple[str, int]]:
         """Return the keys of jobs, of one client or of all, with their numbers of events."""
         return [
-            (key, len(events))
+            (str(key), len(events))
             for key, events in self._jobs.items()
-            if of_client is None or client_and_id(key)[0] == of_client
+            if of_client is None or key.client == of_client
         ]
 
-    def part(self, slices: Sequence[tuple[str, int, int]], since_s: float) -> dict[str, Any]:
-        """Return the events in these slices (a job's key, start and stop) later than `since_s`."""
-        jobs: dict[str, list[dict[str, Any]]] = {}
-        for key, start, stop in slices:
-            events = itertools.islice(self._jobs.get(key, ()), start, stop)
-            later = [event for event in events if event["at_s"] > since_s]
-            jobs.setdefault(client_and_id(key)[1], []).extend(later)
+    def of_job(self, key: str) -> Sequence[Entry]:
+        """The events of a job, oldest first; none if it is not remembered."""
+        return self._jobs.get(JobKey.read(key), ())
+
+    def part(
+        self, slices: Sequence[tuple[str, int, int]], since_s: float, viewer: str | None = None
+    ) -> dict[str, Any]:
+        """Return the events in these slices (a job's key, start and stop) later than `since_s`, as
+        `viewer` may see them."""
+        jobs: dict[str, list[Entry]] = {}
+        for text, start, stop in slices:
+            key = JobKey.read(text)
+            events = itertools.islice(self.of_job(key), start, stop)
+            later = [shown(event, viewer) for event in events if event["at_s"] > since_s]
+            jobs.setdefault(key.own_id, []).extend(later)
         return {"jobs": jobs}
 
     @property
@@ -104,40 +119,41 @@ class EventLog:
         """The time that an event of this moment would have."""
         return round(self._clock() - self._started_s, 6)
 
-    def last(self, job_id: str, event: str) -> dict[str, Any] | None:
-        """The last event of this kind among the last MAX_LOOKED_AT of a job."""
-        latest = itertools.islice(reversed(self._jobs.get(job_id, ())), MAX_LOOKED_AT)
-        return next((entry for entry in latest if entry["event"] == event), None)
-
     def since(
         self, since_s: float, of_client: str | None, most: int
-    ) -> tuple[list[tuple[str, dict[str, Any]]], int]:
+    ) -> tuple[list[tuple[JobKey, Entry]], int]:
         """The newest events later than `since_s` with their jobs' keys, in order of time; and how
         many were left out, as far as MAX_SCANNED events tell."""
-        found: list[tuple[str, dict[str, Any]]] = []
+        found: list[tuple[JobKey, Entry]] = []
         for key, events in reversed(self._jobs.items()):
             if events[-1]["at_s"] <= since_s or len(found) >= MAX_SCANNED:
                 break
-            if of_client is None or client_and_id(key)[0] == of_client:
+            if of_client is None or key.client == of_client:
                 later = itertools.takewhile(lambda entry: entry["at_s"] > since_s, reversed(events))
                 found += [(key, entry) for entry in itertools.islice(later, MAX_SCANNED)]
         found.reverse()  # so that events of one time keep their order
         found.sort(key=lambda each: float(each[1]["at_s"]))
-        return found[-most:], max(0, len(found) - most)
+        newest = [(key, shown(entry, of_client)) for key, entry in found[-most:]]
+        return newest, max(0, len(found) - most)
 
     def as_dict(self, of_client: str | None = None) -> dict[str, Any]:
         """Return the events by job, of one client or of all."""
-        jobs: dict[str, list[dict[str, Any]]] = {}
+        jobs: dict[str, list[Entry]] = {}
         for key, events in self._jobs.items():
-            client, job_id = client_and_id(key)
-            if of_client is None or client == of_client:
-                jobs.setdefault(job_id, []).extend(events)
+            if of_client is None or key.client == of_client:
+                jobs.setdefault(key.own_id, []).extend(shown(event, of_client) for event in events)
         return {"jobs": jobs}
 
     def close(self) -> None:
         """Write the rest of the file, if there is one."""
         if self._writer is not None:
             self._writer.close()
+
+
+def shown(entry: Entry, viewer: str | None) -> Entry:
+    """An event as plain data, as a client may see it (None: all): a miss names who took the KV."""
+    miss = entry.get("miss")
+    return entry if miss is None else {**entry, "miss": miss.as_dict(viewer)}
 
 
 FILE_STEM = "scheduler_timestamps"
@@ -152,8 +168,8 @@ logger = logging.getLogger(__name__)
 def create_file(folder: Path) -> FileIO:
     """Create the next free of scheduler_timestamps.jsonl, scheduler_timestamps_2.jsonl, ...
 
-    So a second run or a second engine gets a file of its own. It holds commands, and so it is for
-    its owner alone, as is the folder if it is made here. Raises OSError.
+    So a second run or a second engine gets a file of its own. With `show_commands` it holds
+    commands, so it is for its owner alone, as is the folder if it is made here. Raises OSError.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in itertools.count(1):

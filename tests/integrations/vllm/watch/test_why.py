@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from agentkv.integrations.vllm.retention import misses
+from agentkv.integrations.vllm.api import engine_side
+from agentkv.integrations.vllm.watch import why
+from agentkv.protocol import JobKey
 from agentkv.testing.stepped_engine import BLOCK_TOKENS, prompt_of
 from tests.integrations.vllm.harness import Engine
 
@@ -17,12 +20,15 @@ HELD = {"policy": "continuum", "ttl": "fixed", "fixed_ttl_s": 100.0, "rules": "r
 
 
 def history(engine: Engine) -> Any:
-    return engine.scheduler.retention.history
+    return engine.scheduler.watchers.misses
+
+
+def turns_of(engine: Engine, job_id: str, viewer: str | None = None) -> list[dict[str, Any]]:
+    return engine_side.turns_of(engine.scheduler, JobKey.read(job_id), viewer)
 
 
 def last_turn(engine: Engine, job_id: str) -> dict[str, Any]:
-    turn: dict[str, Any] = history(engine).turns_of(job_id, None)[-1]
-    return turn
+    return turns_of(engine, job_id)[-1]
 
 
 def fill(engine: Engine, num_tokens: int, *, salt: int = 99, **tags: Any) -> None:
@@ -65,7 +71,7 @@ def test_a_hit_is_kept_once() -> None:
     for number in range(2):
         engine.add(context + prompt_of(40, salt=number), job_id="a", turn=number + 2)
     engine.run()
-    kept = [turn["kept_tokens"] for turn in history(engine).turns_of("a", None)]
+    kept = [turn["kept_tokens"] for turn in turns_of(engine, "a")]
     assert kept == [0, 192, 0]
 
 
@@ -101,9 +107,9 @@ def lose(engine: Engine, context: list[int], how: str) -> list[int]:
 @pytest.mark.parametrize(
     ("how", "lost_tokens", "facts"),
     [
-        ("pressure", 192, {"taken_by": "taker", "ttl_s": 100.0, "let_go": "pressure"}),
-        ("ttl", 192, {"ttl_s": 100.0, "let_go": "expired", "tool_s": pytest.approx(200, abs=1)}),
-        ("released", 192, {"let_go": "released"}),
+        ("pressure", 192, {"taken_by": "taker", "ttl_s": 100.0, "ended_by": "pressure"}),
+        ("ttl", 192, {"ttl_s": 100.0, "ended_by": "expired", "tool_s": pytest.approx(200, abs=1)}),
+        ("released", 192, {"ended_by": "released"}),
         ("reset", 192, {}),
         ("diverged", 192 - 48, {"diverged_at": 48, "of_tokens": 192}),
     ],
@@ -139,7 +145,7 @@ def test_another_clients_job_is_not_named() -> None:
     engine.turn(context + prompt_of(40, salt=3), job_id="a", agentkv_client="1" * 16)
     job = next(job for job in engine.scheduler.retention.jobs if job.own_id == "a")
     seen = {
-        viewer: history(engine).turns_of(job.job_id, viewer)[-1]["miss"]["taken_by"]
+        viewer: turns_of(engine, job.job_id, viewer)[-1]["miss"]["taken_by"]
         for viewer in ("1" * 16, "2" * 16, None)
     }
     assert seen == {"1" * 16: "another client's job", "2" * 16: "taker", None: "taker"}
@@ -151,34 +157,34 @@ def test_a_preempted_turn_computes_again_under_pressure() -> None:
     engine.add(prompt_of(100), job_id="a", max_tokens=60)
     engine.add(prompt_of(100, salt=1), job_id="b", max_tokens=60)
     engine.run()
-    totals = engine.scheduler.retention.counters.totals()
+    totals = engine.scheduler.watchers.counters.totals()
     assert totals["preemptions_total"] > 0
     assert totals["recomputed_tokens_total"]["pressure"] > 0
 
 
 def test_everything_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns are kept up to a number a job and in all, and block hashes up to their bytes; a job
-    that is forgotten goes on as a new one."""
-    monkeypatch.setattr(misses, "MAX_TURNS", 12)
-    monkeypatch.setattr(misses, "MAX_TURNS_OF_JOB", 5)
-    monkeypatch.setattr(misses, "MAX_PROMPT_BYTES", 30 * 80)
+    """Jobs are kept up to a number, turns up to a number a job, and block hashes up to their
+    bytes."""
+    monkeypatch.setattr(why, "MAX_JOBS", 4)
+    monkeypatch.setattr(engine_side, "MAX_TURNS", 5)
+    monkeypatch.setattr(why, "MAX_PROMPT_BYTES", 30 * 80)
     engine = Engine(num_blocks=POOL, **HELD)
     for job in range(10):
         context = prompt_of(100, salt=job)
         for _ in range(job):
             context = engine.turn(context, job_id=f"j{job}")
     record = history(engine)
-    num_turns = [len(record.turns_of(f"j{job}", None)) for job in range(10)]
-    assert num_turns == [0, 0, 0, 0, 0, 0, 0, 0, 5, 5]
+    assert [job for job in range(10) if record.knows(f"j{job}")] == [6, 7, 8, 9]
+    assert [len(turns_of(engine, f"j{job}")) for job in range(2, 10)] == [2, 3, 4, 5, 5, 5, 5, 5]
     assert sum(len(left.block_hashes) for left in record._prompts.values()) <= 30
-    assert not record._arrivals
+    assert not record._expected
 
 
 def test_without_hashes_a_divergence_is_found_by_checkpoints(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A job whose block hashes were dropped has its divergence at the checkpoint before it."""
-    monkeypatch.setattr(misses, "MAX_PROMPT_BYTES", 0)
+    monkeypatch.setattr(why, "MAX_PROMPT_BYTES", 0)
     engine = Engine(num_blocks=POOL, **HELD)
     context = engine.turn(prompt_of(400), job_id="a")
     engine.turn([*context[:200], 7, *context[201:], 5], job_id="a")
@@ -265,18 +271,6 @@ def test_stripped_thinking_is_recognized() -> None:
     assert "thinking was stripped" in miss["why"]
 
 
-def test_no_secret_is_shown() -> None:
-    """Words that look like a secret are masked on both sides, wherever the difference is."""
-    engine = Engine(num_blocks=POOL, show_prompts=True, **HELD)
-    words = Words(engine)
-    for number in range(2):
-        key = f"API_KEY=hunter{number}"
-        engine.turn(words([*PLAIN[:30], key, f"v{number}", *PLAIN[32:]]), job_id="a")
-    miss = last_turn(engine, "a")["miss"]
-    assert "hunter" not in str(miss)
-    assert (miss["text_was"][:2], miss["text_now"][:2]) == ("v0", "v1")
-
-
 def test_tokens_are_kept_only_of_live_jobs_and_only_if_they_may_be_shown() -> None:
     """Without `show_prompts` no token is kept; with it those of a job go when the job ends."""
     for show_prompts, num_tokens in ((False, 0), (True, 204)):
@@ -298,9 +292,9 @@ def test_the_worst_jobs_are_explained_first() -> None:
         engine.turn(context, job_id=job, agentkv_client="1" * 16)
         for known in list(engine.scheduler.retention.jobs):
             engine.scheduler.retention.release(known.job_id)
-    explained = history(engine).explained
-    assert [job["job_id"] for job in explained("1" * 16, most=2)] == ["worse", "bad"]
-    assert explained("2" * 16, most=2) == []
-    (job,) = explained(None, "bad")
+    explained = partial(engine_side.explain, engine.scheduler)
+    assert [job["job_id"] for job in explained("1" * 16, None, 2)] == ["worse", "bad"]
+    assert explained("2" * 16, None, 2) == explained("2" * 16, "bad", 1) == []
+    (job,) = explained(None, "bad", 1)
     assert [turn["turn"] for turn in job["turns"]] == [1, 2]
     assert job["turns"][1]["miss"]["why"].startswith("diverged at token")

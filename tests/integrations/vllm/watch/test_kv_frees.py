@@ -9,7 +9,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
-from agentkv.integrations.vllm.retention.lifecycle import MAX_REQUESTS, reply_id
+from agentkv.integrations.vllm.api.engine_side import kv_state
+from agentkv.integrations.vllm.watch.listeners import MAX_REQUESTS, reply_id
 from agentkv.listeners import KVListener
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.engine.test_never_leaks import Agents
@@ -19,7 +20,7 @@ BLOCK_BYTES = 4096
 """Of one block in the KV tier, which vLLM rounds up to a page."""
 HOLDS = {"policy": "agentkv", "prefill_reload_s": [0.0, 1.0, 0.0]}
 """A policy that gives up the tails of pins first, and holds them for long."""
-THIS_FILE = __name__
+HERE = {f"{__name__}:Heard": {"where": "here"}}
 
 
 class Heard(KVListener):
@@ -35,7 +36,7 @@ class Heard(KVListener):
 
 
 def events_of(engine: Engine, name: str, job_id: str = "a") -> list[dict[str, Any]]:
-    jobs = engine.scheduler.retention.events.as_dict()["jobs"]
+    jobs = engine.scheduler.watchers.log.as_dict()["jobs"]
     return [event for event in jobs.get(job_id, ()) if event["event"] == name]
 
 
@@ -45,14 +46,9 @@ def frees_of(engine: Engine, job_id: str = "a") -> list[tuple[list[str], str]]:
     return [(event["request_ids"], event["reason"]) for event in found]
 
 
-def states_of(engine: Engine) -> list[str]:
-    found = events_of(engine, "kv_state") + events_of(engine, "kv_freed")
-    return [event["state"] for event in sorted(found, key=lambda event: event["at_s"])]
-
-
 def state(engine: Engine, job_id: str = "a") -> str:
-    retention = engine.scheduler.retention
-    return str(retention.lifecycle.state(retention.jobs.get(job_id)))
+    job = engine.scheduler.retention.jobs.get(job_id)
+    return "FREED" if job is None else kv_state(engine.scheduler, job)
 
 
 # What may happen to a job's KV after its first turn, `r1`, has finished and is pinned
@@ -188,7 +184,7 @@ def engine_with_a_pinned_job(*, has_tier: bool = False, **options: Any) -> tuple
         job_lease_s=30.0,
         max_jobs=3,
         offload_bytes=100 * BLOCK_BYTES if has_tier else 0,
-        listeners={f"{THIS_FILE}:Heard": {"where": "here"}},
+        listeners=HERE,
         **options,
     )
     history = engine.turn(prompt_of(90), job_id="a")
@@ -246,15 +242,21 @@ def test_a_job_that_goes_on_after_an_abort_ends_a_second_time() -> None:
     assert frees_of(engine) == [(["r1", "r2"], "aborted"), (["r3"], "last_step")]
 
 
-def test_the_record_has_each_state_of_a_job_with_a_tier() -> None:
+def test_a_job_with_a_tier_has_each_state() -> None:
     """A job waits, runs, is pinned, is swapped out and in, and ends."""
     engine, history = engine_with_a_pinned_job(has_tier=True)
-    swap_out_and_in(engine, history)
+    assert engine.scheduler.retention.pins.get("a") is not None
+    engine.end_pin("a")
+    seen = [state(engine)]
+    evict(engine)
+    engine.add(history + prompt_of(60, salt=4), job_id="a", max_tokens=4)
+    seen.append(state(engine))
+    engine.step()
+    seen.append(state(engine))
+    engine.run()
+    seen.append(state(engine))
     last_step(engine, history)
-    assert states_of(engine) == [
-        *("ALLOCATED", "ACTIVE", "PINNED", "OFFLOADED"),
-        *("ACTIVE", "PINNED", "ACTIVE", "OFFLOADED", "FREED"),
-    ]
+    assert [*seen, state(engine)] == ["OFFLOADED", "OFFLOADED", "ACTIVE", "PINNED", "FREED"]
 
 
 def test_a_job_is_not_offloaded_before_the_tier_has_its_kv() -> None:
@@ -268,7 +270,7 @@ def test_a_job_is_not_offloaded_before_the_tier_has_its_kv() -> None:
 
 def test_an_inferred_job_names_the_request_that_opened_it() -> None:
     """The request before the one by which the job was found is freed with it."""
-    engine = Engine(num_blocks=64, cold_start_samples=2)
+    engine = Engine(num_blocks=64, cold_start_samples=2, listeners=HERE)
     for salt in (0, 1):
         prompt = prompt_of(200, salt=salt)
         request_id = engine.add(prompt, max_tokens=30, reply="```bash\nls\n```")
@@ -277,7 +279,7 @@ def test_an_inferred_job_names_the_request_that_opened_it() -> None:
         engine.turn([*request.all_token_ids, *prompt_of(20, salt=9)], max_tokens=3)
     engine.wait(10_000.0)
     engine.scheduler.retention.forget_idle_jobs()
-    jobs = engine.scheduler.retention.events.as_dict()["jobs"]
+    jobs = engine.scheduler.watchers.log.as_dict()["jobs"]
     freed = [
         event["request_ids"] for job_id in jobs for event in events_of(engine, "kv_freed", job_id)
     ]
@@ -286,7 +288,7 @@ def test_an_inferred_job_names_the_request_that_opened_it() -> None:
 
 def test_a_free_names_a_bounded_number_of_requests() -> None:
     """A job of very many requests costs bounded memory: its end names the last of them."""
-    engine = Engine(num_blocks=64, infer_jobs=False)
+    engine = Engine(num_blocks=64, infer_jobs=False, listeners=HERE)
     for number in range(MAX_REQUESTS + 5):
         engine.add(prompt_of(4), job_id="a", request_id=f"n{number}", max_tokens=1)
     engine.run(max_steps=5000)
@@ -316,7 +318,7 @@ class Lives(Agents):
     """The same jobs under the same events, with and without a tier, and with a listener."""
 
     def frees(self) -> list[tuple[str, dict[str, Any]]]:
-        jobs = self.engine.scheduler.retention.events.as_dict()["jobs"]
+        jobs = self.engine.scheduler.watchers.log.as_dict()["jobs"]
         found = [
             (job_id, event)
             for job_id, events in jobs.items()
@@ -337,7 +339,7 @@ class Lives(Agents):
         for job in retention.jobs:
             has_blocks = any(manager.req_to_blocks.get(each) for each in job.live)
             is_pinned = retention.pins.get(job.job_id) is not None
-            state = retention.lifecycle.state(job)
+            state = kv_state(self.engine.scheduler, job)
             assert (state == "ACTIVE") == has_blocks
             assert (state == "PINNED") == (is_pinned and not has_blocks)
             assert (state == "FREED") <= (not job.live)
@@ -365,7 +367,7 @@ class Lives(Agents):
 def test_each_request_of_a_job_is_freed_once_and_in_order(is_async: bool, has_tier: bool) -> None:
     """Under any events no request is freed while it lives, and each of a job once in the end."""
     Heard.lists.clear()
-    options: dict[str, Any] = {"listeners": {f"{THIS_FILE}:Heard": {"where": "here"}}}
+    options: dict[str, Any] = {"listeners": HERE}
     if has_tier:
         options["offload_bytes"] = 30 * BLOCK_BYTES
     # With a tier vLLM asserts that a turn which a reset has preempted loads nothing in the next

@@ -1,4 +1,4 @@
-"""Keeps, changes and ends pins. Each end has one of the reasons of `PinEnd`.
+"""Keeps, changes and ends pins; each end has one of the reasons of `agentkv.reasons`.
 
 RetentionManager calls it when a turn, a tool signal, a deadline or memory pressure decides about a
 pin. Knows nothing of policies or of why; blocks are opaque.
@@ -12,12 +12,13 @@ from collections.abc import Iterator, KeysView, Sequence
 from typing import Any, Generic
 
 from agentkv.durations.ttl import TTL
+from agentkv.events import Pinned, Trimmed, Unpinned
 from agentkv.policies.jobs import Job
-from agentkv.policies.pins import Block, Pin, PinEnd
+from agentkv.policies.pins import Block, HoldEnd, Pin
+from agentkv.watchers import EventStream
 
-from ..telemetry import Telemetry
 from . import Host
-from .misses import TurnHistory
+from .jobs import JobTable
 
 
 class PinTable(Generic[Block]):
@@ -54,9 +55,9 @@ class PinTable(Generic[Block]):
         self._newest_first = None
         self.num_exclusive_blocks += pin.num_exclusive_blocks
         self._holders.update(map(id, pin.blocks))
-        self._num_pins_of[pin.client] += 1
-        if pin.client:
-            self._holders_of.setdefault(pin.client, Counter()).update(map(id, pin.blocks))
+        self._num_pins_of[pin.job_id.client] += 1
+        if pin.job_id.client:
+            self._holders_of.setdefault(pin.job_id.client, Counter()).update(map(id, pin.blocks))
         heapq.heappush(self._deadlines, (pin.expires_s, pin.job_id))
 
     def reschedule(self, pin: Pin[Block]) -> None:
@@ -75,10 +76,10 @@ class PinTable(Generic[Block]):
         self._newest_first = None
         self.num_exclusive_blocks -= pin.num_exclusive_blocks
         self._let_go(pin, pin.blocks)
-        self._num_pins_of[pin.client] -= 1
-        if not self._num_pins_of[pin.client]:
-            del self._num_pins_of[pin.client]
-            self._holders_of.pop(pin.client, None)
+        self._num_pins_of[pin.job_id.client] -= 1
+        if not self._num_pins_of[pin.job_id.client]:
+            del self._num_pins_of[pin.job_id.client]
+            self._holders_of.pop(pin.job_id.client, None)
 
     def trim(self, pin: Pin[Block], num_blocks: int) -> Sequence[Block]:
         """Take the last blocks off a pin, which must keep some, and return them."""
@@ -100,7 +101,7 @@ class PinTable(Generic[Block]):
         return self._newest_first
 
     def _let_go(self, pin: Pin[Block], blocks: Sequence[Block]) -> None:
-        of_client = self._holders_of.get(pin.client)
+        of_client = self._holders_of.get(pin.job_id.client)
         for holders in [self._holders] if of_client is None else [self._holders, of_client]:
             for block in map(id, blocks):
                 holders[block] -= 1
@@ -121,7 +122,7 @@ class PinTable(Generic[Block]):
         """Blocks pinned by at least one job of a client."""
         if client:
             return len(self._holders_of.get(client, ()))
-        return sum(len(pin.blocks) for pin in self if not pin.client)
+        return sum(len(pin.blocks) for pin in self if not pin.job_id.client)
 
     @property
     def next_expiry_s(self) -> float | None:
@@ -143,114 +144,69 @@ class PinTable(Generic[Block]):
 
 
 class PinManager:
-    """The life of a pin, from a finished turn to its end, by one of the reasons of `PinEnd`."""
+    """The life of a pin, from a finished turn to its end."""
 
     def __init__(
-        self, host: Host, telemetry: Telemetry, history: TurnHistory, *, max_ttl_s: float
+        self, host: Host, jobs: JobTable, stream: EventStream, *, max_ttl_s: float
     ) -> None:
         """`host` frees blocks and wakes at deadlines; no pin lasts longer than `max_ttl_s`."""
         self.table: PinTable[Any] = PinTable()
         self._host = host
-        self._counters = telemetry.counters
-        self._events = telemetry.events
-        self._history = history
+        self._jobs = jobs
+        self._emit = stream.emit
         self._max_ttl_s = max_ttl_s
 
-    def pin(
-        self,
-        job: Job,
-        blocks: Sequence[Any],
-        fence: int,
-        ttl: TTL,
-        *,
-        num_exclusive_blocks: int,
-        is_decided: bool,
-    ) -> None:
-        """Pin a finished turn's blocks; of two pins of one job the longer context stays.
+    def pin(self, job: Job, pin: Pin[Any]) -> bool:
+        """Hold a finished turn's blocks; of two pins of one job the longer context stays.
 
-        A pin that is not decided counts in `pins_total` once a prediction decides it, or it ends.
+        Returns False if that is the one before.
         """
-        now_s = self._host.clock()
-        expires_s = now_s + ttl.seconds
-        pin = Pin(
-            job.job_id, job.order, blocks, fence, now_s, expires_s, num_exclusive_blocks, ttl.reason
-        )
         other = self.table.get(job.job_id)
         if other is not None:
-            if len(other.blocks) >= len(blocks):
+            if len(other.blocks) >= len(pin.blocks):
                 self._host.free_blocks(pin.blocks, pin.fence)
                 other.expires_s = max(other.expires_s, pin.expires_s)
                 self.reschedule(other)
-                return
+                return False
             self.end(other, "returned")
         self.table.add(pin)
         self._host.wake_at(pin.expires_s)
-        self._events.add(
-            job.job_id, "pinned", blocks=len(blocks), ttl_s=round(ttl.seconds, 6), reason=ttl.reason
-        )
-        if is_decided:
-            self._count(pin, None)
+        ttl_s = round(pin.expires_s - pin.pinned_s, 6)
+        self._emit(Pinned, job.job_id, pin, len(pin.blocks), ttl_s)
+        return True
 
-    def reprice(
-        self, job_id: str, ttl: TTL, *, speed: str | None = None, is_from_now: bool = False
-    ) -> None:
-        """Give a job's pin, if any, another TTL, counted from when it was pinned or from now.
-
-        `speed` is the predicted one: an undecided pin counts by the first.
-        """
-        pin = self.table.get(job_id)
-        if pin is not None:
-            start_s = self._host.clock() if is_from_now else pin.pinned_s
-            pin.expires_s = min(start_s + ttl.seconds, pin.pinned_s + self._max_ttl_s)
-            pin.reason = ttl.reason
-            if speed is not None:
-                self._count(pin, speed)
-            self.reschedule(pin)
-
-    def _count(self, pin: Pin[Any], speed: str | None) -> None:
-        if not pin.is_counted:
-            pin.is_counted = True
-            self._counters.add("pins_total", "speed", speed or "none")
-            self._counters.observe("pin_ttl_seconds", pin.ttl_s)
+    def reprice(self, pin: Pin[Any], ttl: TTL, *, is_from_now: bool = False) -> None:
+        """Give a pin another TTL, counted from when it was pinned or from now."""
+        start_s = self._host.clock() if is_from_now else pin.pinned_s
+        pin.expires_s = min(start_s + ttl.seconds, pin.pinned_s + self._max_ttl_s)
+        pin.reason = ttl.reason
+        self.reschedule(pin)
 
     def reschedule(self, pin: Pin[Any]) -> None:
         """Schedule a pin's expiry again: it changed, or passed while a turn of the job waited."""
         self.table.reschedule(pin)
         self._host.wake_at(pin.expires_s)
 
-    def end(self, pin: Pin[Any], reason: PinEnd, taken_by: str | None = None) -> None:
-        """Free a pin's blocks, and count and log why."""
+    def end(self, pin: Pin[Any], reason: HoldEnd, taken_by: str | None = None) -> None:
+        """Free a pin's blocks and say why; `taken_by` as of `take`."""
         self.table.remove(pin)
-        self._history.pin_ended(pin, reason, taken_by)
         self._host.free_blocks(pin.blocks, pin.fence)
-        self._count(pin, None)
-        held_s = self._host.clock() - pin.pinned_s
-        self._counters.add("pin_ends_total", "reason", reason)
-        self._counters.observe("pin_held_seconds", held_s)
-        self._events.add(
-            pin.job_id,
-            "unpinned",
-            reason=reason,
-            blocks=len(pin.blocks),
-            trimmed=pin.num_trimmed,
-            held_s=round(held_s, 6),
-        )
+        job = self._jobs.get(pin.job_id)
+        if job is not None:
+            job.hold_end = reason
+        held_s = round(self._host.clock() - pin.pinned_s, 6)
+        self._emit(Unpinned, pin.job_id, pin, reason, len(pin.blocks), held_s, taken_by)
 
     def take(self, pin: Pin[Any], num_blocks: int, taken_by: str | None = None) -> int:
         """Free up to `num_blocks` of a pin's last blocks; returns how many were freed.
 
-        `taken_by` is the key of the job that needs them, "" for a request without one.
-
-        The pin ends with its last block. Only the first cut is logged, since a decoding turn takes
-        one block at a time; the `unpinned` event has the sum.
+        `taken_by` is the key of the job that needs them, "" for a request without one. The pin ends
+        with its last block.
         """
         if num_blocks >= len(pin.blocks):
             num_blocks = len(pin.blocks)
             self.end(pin, "pressure", taken_by)
             return num_blocks
-        if taken_by is not None:
-            self._history.pin_ended(pin, "pressure", taken_by)
         self._host.free_blocks(self.table.trim(pin, num_blocks), pin.fence)
-        if pin.num_trimmed == num_blocks:
-            self._events.add(pin.job_id, "trimmed", blocks=num_blocks, left=len(pin.blocks))
+        self._emit(Trimmed, pin.job_id, pin, num_blocks, len(pin.blocks), taken_by)
         return num_blocks

@@ -8,18 +8,28 @@ from typing import Any
 import pytest
 
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.integrations.vllm.telemetry.counters import turn_range
+from agentkv.integrations.vllm.watch.counters import LAST_LABELLED, TURN_LABELS
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 
 
 @pytest.mark.parametrize(
     ("turn", "label"),
-    [(0, "1"), (1, "1"), (2, "2"), (3, "3-5"), (5, "3-5"), (6, "6-10"), (10, "6-10"), (11, "11+")],
+    [
+        (0, "1"),
+        (1, "1"),
+        (2, "2"),
+        (3, "3-5"),
+        (5, "3-5"),
+        (6, "6-10"),
+        (10, "6-10"),
+        (11, "11+"),
+        (99, "11+"),
+    ],
 )
 def test_turns_are_counted_in_five_ranges(turn: int, label: str) -> None:
     """However long a job is, its turns fall in one of five ranges."""
-    assert turn_range(turn) == label
+    assert TURN_LABELS[min(turn, LAST_LABELLED)] == label
 
 
 def test_prompts_and_hits_are_counted_by_turn(make_engine: Callable[..., Engine]) -> None:
@@ -27,7 +37,7 @@ def test_prompts_and_hits_are_counted_by_turn(make_engine: Callable[..., Engine]
     engine = make_engine()
     history = engine.turn(prompt_of(100), job_id="a")
     engine.turn(history + prompt_of(50, salt=7), job_id="a")
-    totals = engine.scheduler.retention.counters.totals()
+    totals = engine.scheduler.watchers.counters.totals()
     assert totals["prompt_tokens_total"] == {"1": 100, "2": 154}
     assert totals["hit_tokens_total"] == {"1": 0, "2": 96}
 
@@ -41,7 +51,7 @@ def test_waits_are_observed_apart_for_turns_that_open_a_job(
     engine.add(history + prompt_of(20, salt=7), job_id="a")
     engine.add(prompt_of(20, salt=8), job_id="b")
     engine.scheduler.schedule()
-    observed = engine.scheduler.retention.counters.take_delta()["observations"]
+    observed = engine.scheduler.watchers.counters.take_delta()["observations"]
     assert len(observed["continuing_turn_wait_seconds"]) == 1
     assert len(observed["first_turn_wait_seconds"]) == 1
 
@@ -62,7 +72,7 @@ def test_a_prediction_is_compared_with_the_duration_of_its_own_command(
     engine.turn(prompt_of(100), reply="```bash\nls -la\n```", job_id="a")
     event: dict[str, Any] = {"state": "finished", "command": command, "duration_s": duration_s}
     engine_side.call(engine.scheduler, "tool", ["a", event])
-    totals = engine.scheduler.retention.counters.totals()
+    totals = engine.scheduler.watchers.counters.totals()
     assert totals.get("predictions_total", {}) == counted
 
 

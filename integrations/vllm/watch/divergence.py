@@ -2,7 +2,7 @@
 
 Without `show_prompts` the place is a block, found by hashes, and its position gives the kind.
 With it the tokens of the last turn are at hand: the place is exact, and a background thread decodes
-a few words around it. Called by TurnHistory.
+a few words around it. Called by MissWatcher.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from agentkv.redaction import redact_secrets
-
 from .explanations import Change, Divergence
 
 MAX_REWRITTEN_TOKENS = 4
 """Tokens at the end of a prompt that belong to the reply: a template opens a thought there."""
 WINDOW_TOKENS = 96
-"""Tokens decoded before and after the first difference, so that a secret is seen whole."""
+"""Tokens decoded before and after the first difference."""
 SHOWN_CHARS = 60
 """Characters shown before it, and of each of both texts."""
 REPLY_TOKENS = 2048
@@ -46,14 +44,13 @@ class Difference:
     prompt: Sequence[int]
 
     def described(self, decode: Callable[[list[int]], str]) -> dict[str, Any]:
-        """Decode a few words of both texts and tell what has changed; secrets are masked.
+        """Decode a few words of both texts, as they are, and tell what has changed.
 
         Takes milliseconds, and on the first call the seconds in which the tokenizer loads.
         """
         first, last = max(0, self.at - WINDOW_TOKENS), self.at + WINDOW_TOKENS
         was, now = (
-            redact_secrets(decode(list(islice(tokens, first, last))))
-            for tokens in (self.known, self.prompt)
+            decode(list(islice(tokens, first, last))) for tokens in (self.known, self.prompt)
         )
         start = first_difference(was, now, 0)
         word = max(was.rfind(" ", 0, start), was.rfind("\n", 0, start)) + 1

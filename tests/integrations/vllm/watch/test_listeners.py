@@ -14,8 +14,8 @@ import pytest
 from agentkv.errors import InputError, SettingsError
 from agentkv.guard import MAX_FAULTS, Fault
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.integrations.vllm.telemetry import listeners
-from agentkv.integrations.vllm.telemetry.listeners import Outbox
+from agentkv.integrations.vllm.watch import listeners
+from agentkv.integrations.vllm.watch.listeners import Outbox
 from agentkv.listeners import KVFree, KVListener, WebhookListener, make_listener
 from agentkv.policies.names import read_settings
 from agentkv.testing.http_front import Answer, HttpFront

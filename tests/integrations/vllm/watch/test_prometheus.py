@@ -11,15 +11,16 @@ import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 from vllm.v1.metrics.stats import SchedulerStats
 
 from agentkv.integrations.vllm.engine.seam import STATS_FIELD
-from agentkv.integrations.vllm.telemetry.counters import CounterName
-from agentkv.integrations.vllm.telemetry.prometheus import AgentKVStatLogger
+from agentkv.integrations.vllm.watch.counters import COUNTERS
+from agentkv.integrations.vllm.watch.prometheus import AgentKVStatLogger
+from agentkv.policies.pins import HOLD_ENDS
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ PAYLOAD = {
 PREAMBLE = f"""
 import os, sys
 from prometheus_client import REGISTRY, generate_latest
-from agentkv.integrations.vllm.telemetry.prometheus import metric_series
+from agentkv.integrations.vllm.watch.prometheus import metric_series
 
 COMMON = {{"model_name": "m", "engine": "0"}}
 PAYLOAD = {PAYLOAD!r}
@@ -77,16 +78,14 @@ def test_all_series_exist_at_zero_from_the_start() -> None:
         assert f"agentkv:{name}{{{common}}}" in series
     for name in ("tool_duration_seconds", "pin_ttl_seconds", "pin_held_seconds"):
         assert f"agentkv:{name}_count{{{common}}}" in series
-    reasons = ["returned", "expired", "slow", "forgotten", "pressure"]
-    reasons += ["last_step", "released", "aborted", "reset"]
-    for reason in reasons:
+    for reason in HOLD_ENDS:
         assert f'agentkv:pin_ends_total{{{common},reason="{reason}"}}' in series
     for speed in ("none", "fast", "slow", "uncertain"):
         assert f'agentkv:pins_total{{{common},speed="{speed}"}}' in series
     for source in ("client", "piggyback", "gap"):
         assert f'agentkv:tool_observations_total{{{common},source="{source}"}}' in series
     shown = {name.partition("{")[0].removeprefix("agentkv:") for name in series}
-    assert set(get_args(CounterName)) <= shown
+    assert set(COUNTERS) <= shown
 
 
 def test_payloads_add_up() -> None:
@@ -166,12 +165,10 @@ def test_the_stat_logger_feeds_the_series_under_our_policy_only() -> None:
     assert pins_after_logging({"agentkv": {"policy": "continuum"}}) == 6
 
 
-def test_a_payload_it_cannot_read_ends_the_series_and_not_the_server(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """vLLM calls the logger in the task that hands every request its output."""
+def logged_by_stat_logger(caplog: pytest.LogCaptureFixture, payload: dict[str, Any]) -> list[str]:
+    """What a logger that is given a payload twice logs."""
     stats = SchedulerStats()
-    setattr(stats, STATS_FIELD, {**PAYLOAD, "counters": [["unheard_of_total", {}, 1]]})
+    setattr(stats, STATS_FIELD, payload)
     config: Any = SimpleNamespace(
         additional_config={"agentkv": {"policy": "continuum"}},
         model_config=SimpleNamespace(served_model_name="unreadable"),
@@ -179,6 +176,21 @@ def test_a_payload_it_cannot_read_ends_the_series_and_not_the_server(
     stat_logger = AgentKVStatLogger(vllm_config=config, engine_indexes=[0])
     for _ in range(2):
         stat_logger.record(stats, None, engine_idx=0)
-    assert [record.message for record in caplog.records] == [
-        "agentkv's Prometheus series end here; serving goes on"
-    ]
+    return [record.message for record in caplog.records]
+
+
+def test_a_counter_that_is_not_declared_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """All other series go on."""
+    labels = {"model_name": "unreadable", "engine": "0"}
+    counters = [["unheard_of_total", {}, 1], ["preemptions_total", {}, 1]]
+    logged = logged_by_stat_logger(caplog, {**PAYLOAD, "counters": counters})
+    assert logged == ["agentkv: the counter unheard_of_total is not declared in COUNTERS"]
+    assert REGISTRY.get_sample_value("agentkv:preemptions_total", labels) == 2
+
+
+def test_a_payload_it_cannot_read_ends_the_series_and_not_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """vLLM calls the logger in the task that hands every request its output."""
+    logged = logged_by_stat_logger(caplog, {**PAYLOAD, "gauges": {"unheard_of": 1}})
+    assert logged == ["agentkv's Prometheus series end here; serving goes on"]

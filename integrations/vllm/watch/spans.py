@@ -12,7 +12,6 @@ EngineCoreProc.run_engine_core (core.py), 0.32.0.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from agentkv.protocol import client_and_id
+from agentkv.events import Arrived, JobEvent, details
 
 TURN, HOLD = "agentkv.turn", "agentkv.hold"
 BEGINS = {"arrival": TURN, "pinned": HOLD}
@@ -29,9 +28,7 @@ OF_HOLDS = frozenset(
     {"pinned", "decision", "trimmed", "unpinned", "tool_started", "tool_finished", "closed"}
 )
 """Events between two turns; the others are of a turn."""
-WITHHELD = frozenset({"command"})
-
-logger = logging.getLogger(__name__)
+WITHHELD = frozenset({"event", "command"})
 
 
 class DecisionSpans:
@@ -42,39 +39,31 @@ class DecisionSpans:
         self._contexts: dict[str, Context] = {}
         """Where a job's trace goes on; that of its newest turn, until the job is over."""
         self._open: dict[tuple[str, str], trace.Span] = {}
-        self._has_failed = False
 
-    def turn_arrives(self, job_id: str, headers: Mapping[str, str] | None) -> None:
-        """Take the trace context of a request whose arrival will be logged next."""
+    def on_arrived(self, event: Arrived) -> None:
+        """Take the trace context of the request, then its arrival."""
+        headers = event.prompt.trace_headers
         if headers:
-            self._contexts[job_id] = TraceContextTextMapPropagator().extract(headers)
+            self._contexts[event.job_id] = TraceContextTextMapPropagator().extract(headers)
         else:
-            self._contexts.pop(job_id, None)
+            self._contexts.pop(event.job_id, None)
+        self.on_event(event)
 
-    def add(self, job_id: str, event: str, details: Mapping[str, object]) -> None:
-        """Take an event of the event log. A failure ends all tracing of decisions, and no more."""
-        if self._has_failed:
-            return
-        try:
-            self._add(job_id, event, details)
-        except Exception:
-            self._has_failed = True
-            logger.exception("agentkv's spans end here; serving goes on")
-
-    def _add(self, job_id: str, event: str, details: Mapping[str, object]) -> None:
-        begun = BEGINS.get(event)
-        context = self._contexts.get(job_id)
+    def on_event(self, event: JobEvent) -> None:
+        """Open, extend or end the spans of a job."""
+        job_id = event.job_id
+        begun, context = BEGINS.get(event.name), self._contexts.get(job_id)
         if begun is not None and context is not None:
             self._end(job_id, begun)
             span = self._tracer.start_span(begun, context)
-            span.set_attribute("agentkv.job.id", client_and_id(job_id)[1])
+            span.set_attribute("agentkv.job.id", job_id.own_id)
             self._open[job_id, begun] = span
-        known = self._open.get((job_id, HOLD if event in OF_HOLDS else TURN))
+        known = self._open.get((job_id, HOLD if event.name in OF_HOLDS else TURN))
         if known is not None:
-            known.add_event(event, _attributes(details))
-        for name in ENDS.get(event, ()):
+            known.add_event(event.name, _attributes(details(event)))
+        for name in ENDS.get(event.name, ()):
             self._end(job_id, name)
-        if event == "closed":
+        if event.name == "closed":
             self._contexts.pop(job_id, None)
 
     def _end(self, job_id: str, name: str) -> None:
@@ -83,9 +72,9 @@ class DecisionSpans:
             span.end()
 
 
-def _attributes(details: Mapping[str, object]) -> dict[str, Any]:
+def _attributes(shown: Mapping[str, object]) -> dict[str, Any]:
     return {
         f"agentkv.{name}": value
-        for name, value in details.items()
+        for name, value in shown.items()
         if name not in WITHHELD and isinstance(value, str | int | float | bool)
     }

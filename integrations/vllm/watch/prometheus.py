@@ -12,7 +12,7 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -22,9 +22,10 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
 from ..server_policy import policy_of
-from .counters import LATER_TURNS, TURN_RANGES, CounterName
+from .counters import COUNTERS, HISTOGRAMS
 from .load_reports import EngineReport, engine_reports
-from .savings import MISS_REASONS
+
+logger = logging.getLogger(__name__)
 
 _COMMON_LABELS = ("model_name", "engine")
 
@@ -38,105 +39,11 @@ _GAUGES: Mapping[str, str] = {
     "under_pressure": "1 while requests are in the engine and memory has run short lately.",
 }
 
-_TURNS = (*(label for _, label in TURN_RANGES), LATER_TURNS)
-
-# name -> help, label, and the label's known values, so that each series exists from the start, at 0
-_COUNTERS: Mapping[CounterName, tuple[str, str | None, Sequence[str]]] = {
-    "pins_total": (
-        "Finished turns whose KV blocks were pinned, by predicted speed of the tool.",
-        "speed",
-        ("none", "fast", "slow", "uncertain"),
-    ),
-    "pin_ends_total": (
-        "Pins that ended, by reason.",
-        "reason",
-        (
-            "returned",
-            "expired",
-            "slow",
-            "forgotten",
-            "pressure",
-            "last_step",
-            "released",
-            "aborted",
-            "reset",
-        ),
-    ),
-    "prompt_tokens_total": ("Prompt tokens of admitted turns, by turn number.", "turn", _TURNS),
-    "hit_tokens_total": (
-        "Prompt tokens of admitted turns that were in the cache, by turn number.",
-        "turn",
-        _TURNS,
-    ),
-    "predictions_total": (
-        "Tools that ran as predicted or not: up to the median, up to the 0.9 quantile, longer.",
-        "duration",
-        ("to_p50", "to_p90", "over_p90"),
-    ),
-    "holds_total": ("Jobs whose first turn had to wait until they were expected to fit.", None, ()),
-    "inferred_jobs_total": ("Jobs found in requests without a job_id.", None, ()),
-    "tool_observations_total": (
-        "Tool durations learned from, by source.",
-        "source",
-        ("client", "piggyback", "gap", "cut_short"),
-    ),
-    "tool_signals_ignored_total": (
-        "Tool events about another turn than the job's last one.",
-        None,
-        (),
-    ),
-    "preemptions_total": ("Requests that were preempted.", None, ()),
-    "bad_tags_total": (
-        "Requests with a tag of a wrong type or out of range.",
-        None,
-        (),
-    ),
-    "policy_faults_total": (
-        "Answers of the policy that failed, could not be used or were late.",
-        None,
-        (),
-    ),
-    "predictor_faults_total": (
-        "Answers of a predictor of your own that failed, could not be used or were late.",
-        None,
-        (),
-    ),
-    "listener_faults_total": ("Calls of KV listeners that raised an exception.", None, ()),
-    "listener_drops_total": ("KV frees that a listener missed.", None, ()),
-    "saved_prefill_tokens_total": (
-        "Prompt tokens not computed because their KV was kept while it was at risk.",
-        None,
-        (),
-    ),
-    "saved_engine_seconds_total": (
-        "Seconds of engine time that computing those would have taken.",
-        None,
-        (),
-    ),
-    "stock_hit_tokens_total": (
-        "Prompt tokens of jobs found in the cache that stock would have found, too.",
-        None,
-        (),
-    ),
-    "recomputed_tokens_total": (
-        "Tokens of earlier turns that had to be computed again, by reason.",
-        "reason",
-        MISS_REASONS,
-    ),
-}
-
 # Tools run from milliseconds (ls) to an hour (a build): about three buckets a decade.
 _SECONDS_BUCKETS = (
     *(0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0),
     *(20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0),
 )
-_HISTOGRAMS: Mapping[str, str] = {
-    "tool_duration_seconds": "Durations of tools between two turns of a job.",
-    "pin_ttl_seconds": "Time-to-live given to each new pin.",
-    "pin_held_seconds": "How long each pin lasted.",
-    "first_turn_wait_seconds": "Waits of turns that open a job, from arrival to their blocks.",
-    "continuing_turn_wait_seconds": "Waits of all other turns, from arrival to their blocks.",
-}
 
 
 class MetricSeries:
@@ -154,12 +61,14 @@ class MetricSeries:
                 text,
                 (*_COMMON_LABELS, label) if label else _COMMON_LABELS,
             )
-            for name, (text, label, _) in _COUNTERS.items()
+            for name, (text, label, _) in COUNTERS.items()
         }
         self._histograms = {
             name: Histogram(f"agentkv:{name}", text, _COMMON_LABELS, buckets=_SECONDS_BUCKETS)
-            for name, text in _HISTOGRAMS.items()
+            for name, text in HISTOGRAMS.items()
         }
+
+        self._undeclared: set[str] = set()
 
     def start(self, common: Mapping[str, str]) -> None:
         """Create every series of an engine at 0; `common` are its labels."""
@@ -167,16 +76,23 @@ class MetricSeries:
             gauge.labels(**common)
         for histogram in self._histograms.values():
             histogram.labels(**common)
-        for name, (_, label, values) in _COUNTERS.items():
+        for name, (_, label, values) in COUNTERS.items():
             for extra in [{label: value} for value in values] if label else [{}]:
                 self._counters[name].labels(**common, **extra)
 
     def apply(self, payload: Mapping[str, Any], common: Mapping[str, str]) -> None:
-        """Apply a stats payload: gauges, counter deltas, histogram observations."""
+        """Apply a stats payload: gauges, counter deltas, histogram observations.
+
+        A name that is not declared is passed over, with one warning.
+        """
         for name, value in payload["gauges"].items():
             self._gauges[name].labels(**common).set(value)
         for name, labels, amount in payload["counters"]:
-            self._counters[name].labels(**common, **labels).inc(amount)
+            if name in self._counters:
+                self._counters[name].labels(**common, **labels).inc(amount)
+            elif name not in self._undeclared:
+                self._undeclared.add(name)
+                logger.warning("agentkv: the counter %s is not declared in COUNTERS", name)
         for name, values in payload["observations"].items():
             histogram = self._histograms[name].labels(**common)
             for value in values:
@@ -187,9 +103,6 @@ class MetricSeries:
 def metric_series() -> MetricSeries:
     """Return this process's series, registered on the first call."""
     return MetricSeries()
-
-
-logger = logging.getLogger(__name__)
 
 
 class AgentKVStatLogger(AggregateStatLoggerBase):

@@ -1,7 +1,7 @@
-"""Hands KV frees from the engine's main thread to the user's listeners, each in its own thread.
+"""Tells the user's KV listeners when the KV of a job is gone for good, each in its own thread.
 
 The main thread only queues; a listener that blocks, raises or cannot reach its receiver costs
-counts and at most one line of log. Knows nothing of jobs beyond what a free says.
+counts and at most one line of log.
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ from __future__ import annotations
 import logging
 import math
 import queue
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentkv.errors import InputError, SettingsError
+from agentkv.events import Aborted, Arrived, Closed, KVFreed
 from agentkv.guard import Fault, Guard
-from agentkv.listeners import KVFree, KVListener, UndeliveredError, make_listener
+from agentkv.listeners import FreeReason, KVFree, KVListener, UndeliveredError, make_listener
+from agentkv.protocol import JobKey
+from agentkv.watchers import EventStream
 
 from .counters import Counters
 
@@ -24,6 +28,8 @@ MAX_WAITING_FREES = 10_000
 """Frees queued for one listener; further ones are dropped."""
 RETRIES_S = (0.5, 1.0, 2.0)
 """Seconds before each further attempt to deliver a batch."""
+MAX_REQUESTS = 1000
+"""Requests of one job that a free names, the last ones."""
 CLOSING_S = 2.0
 """Longest wait of a closing engine for its listeners together."""
 
@@ -136,18 +142,27 @@ class Outbox:
 
 
 class Listeners:
-    """All listeners of one engine."""
+    """Tells KV listeners when the KV of a job is gone for good: its requests, each named once.
+
+    Only the end of a job, or the abort of its only turn, is terminal. A swap to a KV tier and back
+    is none, and blocks that a job loses while it goes on are announced with its end.
+    """
 
     def __init__(
         self,
         named: Mapping[str, Mapping[str, Any]],
         counters: Counters,
+        stream: EventStream,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """`named` are the options of each listener; `wake` is called, from any thread, when there
         is something to count. Raises SettingsError for a listener that cannot be made."""
         self._counters = counters
+        self._emit = stream.emit
         self._wake = wake
+        self._num_frees = 0
+        self._requests: dict[JobKey, dict[str, None]] = {}
+        """Requests of each job since its last free, in order."""
         self._news: deque[Fault | int] = deque()
         try:
             made = {name: make_listener(name, options) for name, options in named.items()}
@@ -159,8 +174,36 @@ class Listeners:
         self._news.append(news)
         self._wake()
 
-    def put(self, free: KVFree) -> None:
-        """Queue a free for every listener."""
+    def on_arrived(self, event: Arrived) -> None:
+        job = event.turn.job
+        requests = self._requests.get(event.job_id)
+        if requests is None:
+            requests = self._requests[event.job_id] = {}
+            if job.is_inferred and job.num_turns <= 2:
+                # The request that opened the job came before it was known to be one.
+                requests[reply_id(job.own_id.removeprefix("inferred-"))] = None
+        requests[reply_id(event.turn.request_id)] = None
+        if len(requests) > MAX_REQUESTS:
+            del requests[next(iter(requests))]
+
+    def on_aborted(self, event: Aborted) -> None:
+        turn, job = event.turn, event.turn.job
+        is_closed_next = turn.is_last_step or job.is_released
+        if not (job.live or turn.is_side_request or is_closed_next):
+            self._free(event.job_id, "aborted")
+
+    def on_closed(self, event: Closed) -> None:
+        self._free(event.job_id, event.reason)
+        self._requests.pop(event.job_id, None)
+
+    def _free(self, job_id: JobKey, reason: FreeReason) -> None:
+        requests = self._requests.get(job_id)
+        if not requests:
+            return
+        self._num_frees += 1
+        free = KVFree(self._num_frees, job_id.own_id, tuple(requests), reason)
+        requests.clear()
+        self._emit(KVFreed, job_id, free.number, reason, list(free.request_ids))
         for outbox in self._outboxes:
             outbox.put(free)
 
@@ -178,5 +221,20 @@ class Listeners:
         for outbox in self._outboxes:
             outbox.close()
         for outbox in self._outboxes:
-            outbox.join(CLOSING_S / len(self._outboxes))
+            outbox.join(CLOSING_S / max(1, len(self._outboxes)))
         self.count_news()
+
+
+_CHILD = re.compile(r"^\d+_(?=(?:chat)?cmpl-)")
+_RANDOM_END = re.compile(r"-[0-9a-f]{8}$")
+_PROMPT_NUMBER = re.compile(r"^(cmpl-.*)-\d+$")
+
+
+def reply_id(request_id: str) -> str:
+    """The `id` of the reply that a request of the engine belongs to.
+
+    vLLM's API server puts the number of a choice before it, and behind it that of a completion's
+    prompt and eight random digits (vllm/v1/engine/input_processor.py:371, 0.32.0).
+    """
+    request_id = _RANDOM_END.sub("", _CHILD.sub("", request_id))
+    return _PROMPT_NUMBER.sub(r"\1", request_id)

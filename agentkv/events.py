@@ -1,0 +1,331 @@
+"""What happens to a job, as typed events: one class for each thing that retention announces.
+
+Watchers take them (see agentkv.watchers); `logged` says what the event log shows of each.
+Events hold the job, turn or pin as they are, live: a watcher must not change them, nor keep them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, ClassVar
+
+from agentkv.guard import Fault
+from agentkv.listeners import FreeReason
+from agentkv.policies.jobs import Context, Decision, Job, Prompt, Turn
+from agentkv.policies.pins import HoldEnd, Pin
+from agentkv.protocol import JobKey, Tags
+
+
+class Event:
+    """Something that has happened in the engine; `name` is that of the event log."""
+
+    __slots__ = ()
+    name: ClassVar[str] = ""
+    """Empty for an event that is not logged."""
+    logged: ClassVar[str] = ""
+    """What the log shows of it, as `key` or `key=path`, with paths as of attrgetter."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReset(Event):
+    """vLLM's prefix cache is about to be reset, as for new weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class RulesFailed(Event):
+    """The policy, or the predictor, answered a question late or not as it must."""
+
+    rules: str
+    """ "policy" or "predictor"."""
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent(Event):
+    """Something that has happened to a job."""
+
+    job_id: JobKey
+
+
+# A turn, from its arrival to its end
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived(JobEvent):
+    """A request of a job waits from now on; `parent` is the id of the job that spawned it."""
+
+    name: ClassVar[str] = "arrival"
+    logged: ClassVar[str] = (
+        "turn=turn.job.num_turns prompt_length=turn.num_prompt_tokens retry=is_retry "
+        "inferred=turn.job.is_inferred parent"
+    )
+    turn: Turn
+    tags: Tags
+    prompt: Prompt
+    is_retry: bool
+    parent: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred(JobEvent):
+    """Requests without a `job_id` have proved to be one job."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack(JobEvent):
+    """The policy keeps a waiting turn out of memory for now."""
+
+    name: ClassVar[str] = "held"
+    logged: ClassVar[str] = "reason"
+    turn: Turn
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue(JobEvent):
+    """A first turn has been passed over so often that it goes before all others."""
+
+    name: ClassVar[str] = "due"
+    logged: ClassVar[str] = "passed"
+    passed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted(JobEvent):
+    """A turn finds less of its job's context in the cache than the turn before left."""
+
+    name: ClassVar[str] = "evicted"
+    logged: ClassVar[str] = "lost_tokens"
+    lost_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted(JobEvent):
+    """A turn has its first blocks."""
+
+    name: ClassVar[str] = "waiting_to_running"
+    logged: ClassVar[str] = (
+        "prompt_length=turn.num_prompt_tokens hit_length=turn.hit_tokens "
+        "expected_hit_length=turn.common_tokens waited_s"
+    )
+    turn: Turn
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted(Event):
+    """A running request has lost its blocks and waits again; `job_id` is None without a job."""
+
+    name: ClassVar[str] = "preempted"
+    job_id: JobKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(JobEvent):
+    """A turn that was preempted, or whose cache was reset, has blocks again."""
+
+    name: ClassVar[str] = "resumed"
+    logged: ClassVar[str] = "hit_length=hit_tokens"
+    turn: Turn
+    hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(JobEvent):
+    """A turn has ended with an answer, and keeps `num_blocks` of what it leaves in the cache."""
+
+    name: ClassVar[str] = "finish"
+    logged: ClassVar[str] = (
+        "turn=turn.job.num_turns context_length=turn.job.context_tokens output_length=output_tokens"
+    )
+    turn: Turn
+    context: Context
+    output_tokens: int
+    num_blocks: int
+    num_exclusive_blocks: int
+    """Of them, those that no other request or pin holds."""
+    num_idle_blocks: int
+    """Blocks that no request holds: free ones, and those that other pins hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted(JobEvent):
+    """A turn has ended without an answer, perhaps before it had blocks."""
+
+    name: ClassVar[str] = "aborted"
+    turn: Turn
+
+
+# Between two turns
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned(JobEvent):
+    """A finished turn's blocks are held."""
+
+    name: ClassVar[str] = "pinned"
+    logged: ClassVar[str] = "blocks ttl_s reason=pin.reason"
+    pin: Pin[Any]
+    blocks: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decided(JobEvent):
+    """It is known what runs between two turns, and how long the KV is held for it."""
+
+    name: ClassVar[str] = "decision"
+    logged: ClassVar[str] = (
+        "told_by command speed=decision.speed source=decision.source "
+        "ttl_s=decision.ttl.seconds reason=decision.ttl.reason"
+    )
+    pin: Pin[Any] | None
+    decision: Decision
+    told_by: str
+    """ "client" or "reply"."""
+    command: str | None
+    """The tool call's key, or its text with `show_commands`."""
+    is_first: bool
+    """It is the first decision about this pin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed(JobEvent):
+    """A pin has given up its last blocks and holds the others.
+
+    `taken_by` is the key of the job that needs them, "" for a request without one, None if the
+    policy did not want to hold them.
+    """
+
+    name: ClassVar[str] = "trimmed"
+    logged: ClassVar[str] = "blocks left"
+    pin: Pin[Any]
+    blocks: int
+    left: int
+    taken_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned(JobEvent):
+    """A hold has ended; `taken_by` as of Trimmed, for a hold that ended under pressure."""
+
+    name: ClassVar[str] = "unpinned"
+    logged: ClassVar[str] = "reason blocks trimmed=pin.num_trimmed held_s"
+    pin: Pin[Any]
+    reason: HoldEnd
+    blocks: int
+    held_s: float
+    taken_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSignal(JobEvent):
+    """The client reports a tool; `command` is its key, or its text with `show_commands`."""
+
+    logged: ClassVar[str] = "tool command duration_s"
+    tool: str
+    command: str
+    duration_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStarted(ToolSignal):
+    """The client reports that a tool has started."""
+
+    name: ClassVar[str] = "tool_started"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEnded(ToolSignal):
+    """The client reports that a tool has finished."""
+
+    name: ClassVar[str] = "tool_finished"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolIgnored(ToolSignal):
+    """A report is about another turn than the job's last one."""
+
+    name: ClassVar[str] = "tool_signal_ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolMeasured(JobEvent):
+    """It is known how long a tool took, or at least took where `source` is "cut_short"."""
+
+    source: str
+    """ "client", "piggyback", "gap" or "cut_short"."""
+    duration_s: float
+    reached: str | None = None
+    """Where the duration lies in what was predicted: "to_p50", "to_p90", "over_p90" or None."""
+
+
+# What the watchers of the plugin find themselves
+
+
+@dataclass(frozen=True, slots=True)
+class Reused(JobEvent):
+    """What a later turn found of what the turn before had left; `miss` is why not all of it."""
+
+    name: ClassVar[str] = "reuse"
+    logged: ClassVar[str] = "turn expected_tokens kept_tokens miss"
+    turn: int
+    expected_tokens: int
+    kept_tokens: int
+    """Tokens found that stock would have overwritten by then."""
+    miss: Any
+
+
+@dataclass(frozen=True, slots=True)
+class KVFreed(JobEvent):
+    """The KV of these requests is given up for good, and KV listeners are called."""
+
+    name: ClassVar[str] = "kv_freed"
+    logged: ClassVar[str] = "state number reason request_ids"
+    number: int
+    reason: FreeReason
+    request_ids: list[str]
+    state: str = "FREED"
+
+
+@dataclass(frozen=True, slots=True)
+class Closed(JobEvent):
+    """A job is over: released, at its last step, aborted, or forgotten."""
+
+    name: ClassVar[str] = "closed"
+    logged: ClassVar[str] = "reason turns=job.num_turns"
+    job: Job
+    reason: FreeReason
+
+
+EVENTS: tuple[type[Event], ...] = (
+    *(CacheReset, RulesFailed, Arrived, Inferred, HeldBack, Overdue, Evicted, Admitted, Preempted),
+    *(Resumed, Finished, Aborted, Pinned, Decided, Trimmed, Unpinned, ToolStarted, ToolEnded),
+    *(ToolIgnored, ToolMeasured, Reused, KVFreed, Closed),
+)
+
+
+class Details:
+    """Reads what the log shows of events of one kind, without a call of Python code for each."""
+
+    def __init__(self, kind: type[Event]) -> None:
+        pairs = [part.partition("=") for part in kind.logged.split()]
+        self.names = ("event", *(key for key, _, _ in pairs))
+        # with two paths or more an attrgetter gives a tuple
+        self.read = attrgetter("name", *(path or key for key, _, path in pairs), "name")
+
+
+DETAILS = {kind: Details(kind) for kind in EVENTS}
+
+
+def details(event: Event) -> dict[str, Any]:
+    """What the log shows of an event, its name among it."""
+    known = DETAILS[type(event)]
+    return dict(zip(known.names, known.read(event), strict=False))
+
+
+def handler_name(kind: type[Event]) -> str:
+    """The method that takes events of this kind: `on_tool_started` for ToolStarted."""
+    return "on_" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()

@@ -1,0 +1,123 @@
+"""Does what takes milliseconds off the engine's main thread, clients in turn.
+
+DurationService reads and predicts in it, MissWatcher decodes. Knows nothing of what it does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+MAX_WAITING_TASKS = 1000
+"""Tasks that may wait for the background thread, of 16 KiB at most each."""
+
+Task = Callable[[], None]
+
+
+def _call(task: Task) -> None:
+    task()
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(slots=True)
+class _Line:
+    """The tasks of one client that wait, each with what to call if it is dropped."""
+
+    soon: deque[tuple[Task, Task]] = field(default_factory=deque)
+    later: deque[tuple[Task, Task]] = field(default_factory=deque)
+
+    def __len__(self) -> int:
+        return len(self.soon) + len(self.later)
+
+
+class BackgroundWorker:
+    """Does tasks: at once in the caller, or, once started, in a thread of its own.
+
+    There clients take turns, one task each, so that none waits for all tasks of another. Those of
+    one client are done in order, but what can wait after the rest. Of more than MAX_WAITING_TASKS
+    the newest of the client that has most is dropped.
+    """
+
+    def __init__(
+        self, guard: Callable[[Task], None] = _call, *, wake: Callable[[], None] = _nothing
+    ) -> None:
+        """`guard` runs a task and keeps its errors in. `wake` is for a task to call, from any
+        thread, when it has something for the main thread."""
+        self.wake = wake
+        self._guard = guard
+        self._lines: OrderedDict[str | None, _Line] = OrderedDict()
+        """Of clients with a task, the one whose turn is next first."""
+        self._num_waiting = 0
+        self._is_busy = False
+        self._changed = threading.Condition()
+        """Held to look at the four above, for microseconds."""
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_started(self) -> bool:
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Do all further tasks in a daemon thread."""
+        assert self._thread is None
+        self._thread = threading.Thread(target=self._run, name="agentkv-background", daemon=True)
+        self._thread.start()
+
+    def do(
+        self,
+        task: Task,
+        client: str | None = None,
+        *,
+        can_wait: bool = False,
+        or_else: Task = _nothing,
+    ) -> None:
+        """Do a task of a client (None: the engine's own), now or soon.
+
+        `or_else` is called in its stead if it is dropped, by this call or a later one. Never waits
+        for a task once the thread runs; O(1), or O(clients) while too many tasks wait.
+        """
+        if self._thread is None:
+            self._guard(task)
+            return
+        dropped = _nothing
+        with self._changed:
+            line = self._lines.setdefault(client, _Line())
+            (line.later if can_wait else line.soon).append((task, or_else))
+            self._num_waiting += 1
+            if self._num_waiting > MAX_WAITING_TASKS:
+                # of equals the one that asks, or clients without number would drop each other's
+                most = max(self._lines, key=lambda each: (len(self._lines[each]), each == client))
+                line = self._lines[most]
+                _, dropped = (line.later or line.soon).pop()
+                self._taken_from(most)
+            self._changed.notify_all()
+        dropped()
+
+    def _taken_from(self, client: str | None) -> None:
+        self._num_waiting -= 1
+        if not self._lines[client]:
+            del self._lines[client]
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until no task is left, for `timeout_s` at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._lines or self._is_busy), timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+                client, line = next(iter(self._lines.items()))
+                task, _ = (line.soon or line.later).popleft()
+                self._lines.move_to_end(client)
+                self._taken_from(client)
+                self._is_busy = True
+            self._guard(task)
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()

@@ -1,0 +1,311 @@
+"""Counters of what happens to jobs, and of what is saved: totals for `/v1/agentkv/stats`, deltas
+for Prometheus.
+
+A watcher of the engine process, which holds the truth. API servers add up the deltas that they
+receive with vLLM's scheduler stats. `COUNTERS` and `HISTOGRAMS` are the one place to declare one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from agentkv.events import (
+    Admitted,
+    Decided,
+    HeldBack,
+    Inferred,
+    Pinned,
+    Preempted,
+    RulesFailed,
+    ToolIgnored,
+    ToolMeasured,
+    Unpinned,
+)
+from agentkv.policies.pins import HOLD_ENDS, MISS_REASONS, MissReason
+
+TURN_LABELS = ("1", "1", "2", *["3-5"] * 3, *["6-10"] * 5, "11+")
+"""By a turn's number, the label of its range; that of the last counts for all later turns."""
+LAST_LABELLED = len(TURN_LABELS) - 1
+_TURNS = tuple(dict.fromkeys(TURN_LABELS))
+
+MAX_PENDING_OBSERVATIONS = 1000
+"""Observations of a histogram kept between two deltas; older ones are dropped."""
+
+
+class CounterSpec(NamedTuple):
+    """What Prometheus shows of a counter: with a label, a series for each of its known values."""
+
+    text: str
+    label: str = ""
+    values: tuple[str, ...] = ()
+
+
+COUNTERS: Mapping[str, CounterSpec] = {
+    "pins_total": CounterSpec(
+        "Finished turns whose KV blocks were pinned, by predicted speed of the tool.",
+        "speed",
+        ("none", "fast", "slow", "uncertain"),
+    ),
+    "pin_ends_total": CounterSpec("Pins that ended, by reason.", "reason", HOLD_ENDS),
+    "prompt_tokens_total": CounterSpec(
+        "Prompt tokens of admitted turns, by turn number.", "turn", _TURNS
+    ),
+    "hit_tokens_total": CounterSpec(
+        "Prompt tokens of admitted turns that were in the cache, by turn number.", "turn", _TURNS
+    ),
+    "predictions_total": CounterSpec(
+        "Tools that ran as predicted or not: up to the median, up to the 0.9 quantile, longer.",
+        "duration",
+        ("to_p50", "to_p90", "over_p90"),
+    ),
+    "holds_total": CounterSpec(
+        "Jobs whose first turn had to wait until they were expected to fit."
+    ),
+    "inferred_jobs_total": CounterSpec("Jobs found in requests without a job_id."),
+    "tool_observations_total": CounterSpec(
+        "Tool durations learned from, by source.",
+        "source",
+        ("client", "piggyback", "gap", "cut_short"),
+    ),
+    "tool_signals_ignored_total": CounterSpec(
+        "Tool events about another turn than the job's last one."
+    ),
+    "preemptions_total": CounterSpec("Requests that were preempted."),
+    "bad_tags_total": CounterSpec("Requests with a tag of a wrong type or out of range."),
+    "policy_faults_total": CounterSpec(
+        "Answers of the policy that failed, could not be used or were late."
+    ),
+    "predictor_faults_total": CounterSpec(
+        "Answers of a predictor of your own that failed, could not be used or were late."
+    ),
+    "listener_faults_total": CounterSpec("Calls of KV listeners that raised an exception."),
+    "listener_drops_total": CounterSpec("KV frees that a listener missed."),
+    "saved_prefill_tokens_total": CounterSpec(
+        "Prompt tokens not computed because their KV was kept while it was at risk."
+    ),
+    "saved_engine_seconds_total": CounterSpec(
+        "Seconds of engine time that computing those would have taken."
+    ),
+    "stock_hit_tokens_total": CounterSpec(
+        "Prompt tokens of jobs found in the cache that stock would have found, too."
+    ),
+    "recomputed_tokens_total": CounterSpec(
+        "Tokens of earlier turns that had to be computed again, by reason.", "reason", MISS_REASONS
+    ),
+}
+
+HISTOGRAMS: Mapping[str, str] = {
+    "tool_duration_seconds": "Durations of tools between two turns of a job.",
+    "pin_ttl_seconds": "Time-to-live given to each new pin.",
+    "pin_held_seconds": "How long each pin lasted.",
+    "first_turn_wait_seconds": "Waits of turns that open a job, from arrival to their blocks.",
+    "continuing_turn_wait_seconds": "Waits of all other turns, from arrival to their blocks.",
+}
+
+SAVINGS_SERIES = (
+    *("saved_prefill_tokens_total", "saved_engine_seconds_total"),
+    *("stock_hit_tokens_total", "recomputed_tokens_total"),
+)
+"""Counters that `/stats` shows as one object, `savings`."""
+
+
+class Counters:
+    """Labelled counters and histogram observations, as events say."""
+
+    def __init__(self) -> None:
+        self._totals: defaultdict[tuple[str, str, str], float] = defaultdict(int)
+        """Until the last delta."""
+        self._pending: defaultdict[tuple[str, str, str], float] = defaultdict(int)
+        """Since then."""
+        self._observations: dict[str, deque[float]] = {}
+
+    def add(self, name: str, label: str = "", value: str = "", amount: float = 1) -> None:
+        """Increase a counter, with at most one label."""
+        self._pending[name, label, value] += amount
+
+    def observe(self, name: str, value: float) -> None:
+        """Add an observation to the histogram `name`."""
+        pending = self._observations.get(name)
+        if pending is None:
+            pending = self._observations[name] = deque(maxlen=MAX_PENDING_OBSERVATIONS)
+        pending.append(value)
+
+    # Events
+
+    def on_admitted(self, event: Admitted) -> None:
+        turn, pending = event.turn, self._pending
+        which = "first_turn" if turn.is_first else "continuing_turn"
+        self.observe(f"{which}_wait_seconds", event.waited_s)
+        if not turn.is_side_request:
+            number = TURN_LABELS[min(turn.job.num_turns, LAST_LABELLED)]
+            pending["prompt_tokens_total", "turn", number] += turn.num_prompt_tokens
+            pending["hit_tokens_total", "turn", number] += turn.hit_tokens
+
+    def on_pinned(self, event: Pinned) -> None:
+        if event.pin.is_decided:
+            self._pending["pins_total", "speed", "none"] += 1
+            self.observe("pin_ttl_seconds", event.ttl_s)
+
+    def on_decided(self, event: Decided) -> None:
+        if event.is_first and event.pin is not None:
+            self._pending["pins_total", "speed", event.decision.speed or "none"] += 1
+            self.observe("pin_ttl_seconds", event.pin.ttl_s)
+
+    def on_unpinned(self, event: Unpinned) -> None:
+        if not event.pin.is_decided:  # it has ended before its reply was read
+            self._pending["pins_total", "speed", "none"] += 1
+            self.observe("pin_ttl_seconds", event.pin.ttl_s)
+        self._pending["pin_ends_total", "reason", event.reason] += 1
+        self.observe("pin_held_seconds", event.held_s)
+
+    def on_held_back(self, event: HeldBack) -> None:
+        self.add("holds_total")
+
+    def on_preempted(self, event: Preempted) -> None:
+        self.add("preemptions_total")
+
+    def on_inferred(self, event: Inferred) -> None:
+        self.add("inferred_jobs_total")
+
+    def on_tool_ignored(self, event: ToolIgnored) -> None:
+        self.add("tool_signals_ignored_total")
+
+    def on_tool_measured(self, event: ToolMeasured) -> None:
+        self._pending["tool_observations_total", "source", event.source] += 1
+        if event.source != "cut_short":
+            self.observe("tool_duration_seconds", event.duration_s)
+        if event.reached is not None:
+            self._pending["predictions_total", "duration", event.reached] += 1
+
+    def on_rules_failed(self, event: RulesFailed) -> None:
+        self.add(f"{event.rules}_faults_total")
+
+    # Answers
+
+    @property
+    def has_delta(self) -> bool:
+        """True if anything was counted since the last `take_delta`."""
+        return bool(self._pending)
+
+    def take_delta(self) -> dict[str, Any]:
+        """Return and forget what was counted since the last call, as plain data."""
+        counters = []
+        for key, amount in self._pending.items():
+            self._totals[key] += amount
+            name, label, value = key
+            counters.append([name, {label: value} if label else {}, amount])
+        observations = {name: list(values) for name, values in self._observations.items()}
+        self._pending.clear()
+        self._observations.clear()
+        return {"counters": counters, "observations": observations}
+
+    def totals(self) -> dict[str, Any]:
+        """Return all totals: a number per counter, or a number per label value."""
+        together = self._totals.copy()
+        for key, amount in self._pending.items():
+            together[key] += amount
+        totals: dict[str, Any] = {}
+        for (name, label, value), amount in sorted(together.items()):
+            if label:
+                totals.setdefault(name, {})[value] = amount
+            else:
+                totals[name] = amount
+        return totals
+
+
+class StepStats:
+    """Running means over scheduler steps that ran at least one request."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self._requests = 0
+        self._tokens = 0
+        self._usage = 0.0
+        self._max_usage = 0.0
+
+    def add(self, num_requests: int, num_tokens: int, kv_cache_usage: float) -> None:
+        if not num_requests:
+            return
+        self.num_steps += 1
+        self._requests += num_requests
+        self._tokens += num_tokens
+        self._usage += kv_cache_usage
+        self._max_usage = max(self._max_usage, kv_cache_usage)
+
+    def as_dict(self) -> dict[str, float]:
+        num = max(self.num_steps, 1)
+        return {
+            "num_steps": self.num_steps,
+            "mean_batch_size": self._requests / num,
+            "mean_batch_tokens": self._tokens / num,
+            "mean_kv_cache_usage": self._usage / num,
+            "max_kv_cache_usage": self._max_usage,
+        }
+
+
+@dataclass(slots=True)
+class Savings:
+    """The sums of one job, or of all."""
+
+    expected_tokens: int = 0
+    """Tokens of prompts that earlier turns of the same job had left in the cache."""
+    kept_tokens: int = 0
+    """Tokens found in the cache that stock would have overwritten by then."""
+    kept_engine_s: float = 0.0
+    """Seconds of engine time that computing those would have taken."""
+    stock_hit_tokens: int = 0
+    """Tokens found in the cache that stock would have found, too."""
+    recomputed_tokens: dict[MissReason, int] = field(
+        default_factory=lambda: dict.fromkeys(MISS_REASONS, 0)
+    )
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        return sum(self.recomputed_tokens.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the sums as plain data."""
+        return {
+            "expected_tokens": self.expected_tokens,
+            "kept_tokens": self.kept_tokens,
+            "kept_engine_s": round(self.kept_engine_s, 6),
+            "stock_hit_tokens": self.stock_hit_tokens,
+            "recomputed_tokens": dict(self.recomputed_tokens),
+        }
+
+
+class SavingsTally:
+    """Adds to a job's sums, to those of all jobs and to the Prometheus series."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.total = Savings()
+        self._counters = counters
+
+    def add_hit(
+        self,
+        job: Savings,
+        expected_tokens: int,
+        kept_tokens: int,
+        stock_tokens: int,
+        kept_engine_s: float,
+    ) -> None:
+        """Count the tokens that a turn found, and how many it was expected to find."""
+        for savings in (job, self.total):
+            savings.expected_tokens += expected_tokens
+            savings.kept_tokens += kept_tokens
+            savings.kept_engine_s += kept_engine_s
+            savings.stock_hit_tokens += stock_tokens
+        if kept_tokens:
+            self._counters.add("saved_prefill_tokens_total", amount=kept_tokens)
+            self._counters.add("saved_engine_seconds_total", amount=kept_engine_s)
+        if stock_tokens:
+            self._counters.add("stock_hit_tokens_total", amount=stock_tokens)
+
+    def add_miss(self, job: Savings, reason: MissReason, num_tokens: int) -> None:
+        """Count tokens that are computed again."""
+        for savings in (job, self.total):
+            savings.recomputed_tokens[reason] += num_tokens
+        self._counters.add("recomputed_tokens_total", "reason", reason, num_tokens)

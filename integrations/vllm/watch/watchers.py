@@ -1,0 +1,131 @@
+"""The watchers of one engine, in the order in which they take an event."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from agentkv.errors import InputError, SettingsError
+from agentkv.events import RulesFailed
+from agentkv.guard import MAX_FAULTS, Fault
+from agentkv.policies.settings import Settings
+from agentkv.watchers import EventStream, Watcher, make_watcher
+
+from ..retention import Host
+from ..retention.manager import RetentionManager
+from .counters import Counters
+from .listeners import Listeners
+from .load_reports import ReturningWaits
+from .log import EventLog, open_writer
+from .why import MissWatcher
+
+if TYPE_CHECKING:
+    from .spans import DecisionSpans
+
+logger = logging.getLogger(__name__)
+
+
+class Watchers:
+    """Counters, event log and misses, and those that a setting or flag asks for."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        host: Host,
+        retention: RetentionManager,
+        counters: Counters,
+        stream: EventStream,
+        *,
+        has_tracing: bool,
+    ) -> None:
+        """`counters` are on the stream already, since a policy may fail at its start.
+
+        Raises SettingsError for a watcher or listener that cannot be made, and for a folder that
+        cannot be written to."""
+        worker = retention.worker
+        self.counters = counters
+        self.log = EventLog(
+            max_events=settings.record_events, clock=host.monotonic, writer=open_writer(settings)
+        )
+        self.misses = MissWatcher(
+            *(host, retention.costs, self.counters, stream, worker),
+            shows_prompts=settings.show_prompts,
+        )
+        self.waits = ReturningWaits()
+        self.listeners = Listeners(settings.listeners, self.counters, stream, worker.wake)
+        try:
+            self._own = [make_watcher(*each) for each in settings.watchers.items()]
+        except InputError as error:
+            raise SettingsError(f"setting 'watchers': {error}") from error
+        asked_for: list[object] = [_spans()] if has_tracing else []
+        if settings.listeners:
+            asked_for.append(self.listeners)
+        if self.log.is_on:
+            asked_for.append(self.log)
+        for watcher in (self.waits, *asked_for, self.misses, *self._own):
+            stream.add(watcher)
+
+    def close(self) -> None:
+        """Write and deliver what must outlive the engine."""
+        self.listeners.close()
+        self.log.close()
+        for watcher in self._own:
+            watcher.close()
+
+
+def _spans() -> DecisionSpans:
+    from .spans import DecisionSpans  # OpenTelemetry, which vLLM can do without
+
+    return DecisionSpans()
+
+
+class FaultLog:
+    """Logs the first fault of each watcher with its traceback, and that it is switched off."""
+
+    def __init__(self) -> None:
+        self._failed: set[object] = set()
+
+    def __call__(self, watcher: object, fault: Fault) -> None:
+        kind = type(watcher)
+        name = f"{kind.__name__} of {kind.__module__}" if isinstance(watcher, Watcher) else ""
+        name = name or f"agentkv's own {kind.__name__}"
+        if watcher not in self._failed:
+            self._failed.add(watcher)
+            logger.error(
+                "agentkv: the watcher %s failed in %s; serving goes on",
+                *(name, fault.question),
+                exc_info=fault.error,
+            )
+        if fault.is_last:
+            logger.error("agentkv: the watcher %s is switched off: it failed often", name)
+
+
+STAND_INS: Mapping[str, str] = {"policy": "stock's", "predictor": "the default predictor's"}
+"""Whose answer takes the place of one that cannot be used."""
+
+
+class RuleFaultLog:
+    """Logs the first fault of the policy, or of the predictor, with its traceback, and that it is
+    switched off."""
+
+    def __init__(self) -> None:
+        self._failed: set[str] = set()
+
+    def on_rules_failed(self, event: RulesFailed) -> None:
+        rules, fault = event.rules, event.fault
+        stand_in = STAND_INS[rules]
+        if rules not in self._failed:
+            self._failed.add(rules)
+            logger.error(
+                "agentkv: the %s %s failed in %s; %s answer takes the place of one that cannot be "
+                "used. Further faults are counted in agentkv:%s_faults_total.",
+                *(rules, fault.rules, fault.question, stand_in, rules),
+                exc_info=fault.error,
+            )
+        if fault.is_last:
+            logger.error(
+                "agentkv: the %s %s failed %d times and is switched off: all answers are %s until "
+                "the server is restarted",
+                *(rules, fault.rules, MAX_FAULTS, stand_in),
+            )

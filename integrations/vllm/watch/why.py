@@ -1,0 +1,445 @@
+"""What each turn of a job was expected to find in the cache, what it found, and why not all of it.
+
+A watcher on the engine's main thread; it emits Reused. One record for each job, kept beyond the
+job's end, so that a job that goes on after its release learns why; bounded in jobs and bytes. Knows
+blocks by their hashes only. Each event is O(1), or O(log blocks) for a prompt that diverges.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from agentkv.events import (
+    Aborted,
+    Admitted,
+    Arrived,
+    CacheReset,
+    Closed,
+    Finished,
+    Resumed,
+    Reused,
+    Trimmed,
+    Unpinned,
+)
+from agentkv.policies.jobs import Prompt, Turn
+from agentkv.policies.pins import ENDINGS, HoldEnd, MissReason
+from agentkv.protocol import JobKey
+from agentkv.watchers import EventStream
+
+from ..retention import Host
+from ..retention.background import BackgroundWorker
+from ..retention.costs import RestoreCostModel
+from .counters import Counters, Savings, SavingsTally
+from .divergence import Difference, first_difference, kind_of_divergence
+from .explanations import explanation
+
+MAX_JOBS = 20_000
+"""Jobs remembered, of 300 to 800 bytes each."""
+MAX_COMPARED = 1000
+"""Jobs among which the worst ones are looked for, so that a question does not stop the engine."""
+MAX_PROMPT_BYTES = 64 << 20
+"""Bytes of block hashes, and of tokens if prompts may be shown, kept of last turns over all jobs;
+without them a divergence is found less exactly."""
+HASH_BYTES = 80
+"""Of one block hash: 32 bytes as a Python object in a list."""
+TOKEN_BYTES = 40
+"""Of one token, likewise."""
+
+
+@dataclass(slots=True)
+class LastHold:
+    """When and why a job's KV, or the last part of it, was held no longer."""
+
+    end: HoldEnd
+    at_s: float
+    ttl_s: float | None = None
+    taken_by: str | None = None
+    """Key of the job whose request took it; "" for a request without a job."""
+
+
+@dataclass(slots=True)
+class LeftContext:
+    """What a job's last finished turn left in the cache."""
+
+    num_tokens: int
+    num_prompt_tokens: int
+    first_prompt_tokens: int
+    finished_s: float
+    cache_keys: object
+    idle_blocks: int
+    """Blocks that no request held just before, in the free queue or pinned."""
+    allocated_blocks: int
+    """Blocks that the engine had allocated until then."""
+    num_blocks: int = 0
+    num_exclusive_blocks: int = 0
+    """The last of them, which no other request or pin holds."""
+    undecided_ttl_s: float = 0.0
+    block_hashes: Sequence[Any] = ()
+    """Empty if they were dropped."""
+    token_ids: Sequence[int] = ()
+    """Of its prompt and reply; only if prompts may be shown."""
+    num_bytes: int = 0
+    """Of its hashes and tokens."""
+    hold: LastHold | None = None
+
+    def tokens_in_stock(self, allocated_blocks: int, block_tokens: int) -> int:
+        """How many of its tokens stock would still have after `allocated_blocks` in all.
+
+        Stock would have put the blocks into its free queue when the turn ended, the last one first,
+        behind all that were idle then, and each allocation takes the head of the queue. Rather too
+        many: blocks ahead that leave the queue by a hit are not counted, nor what stock would
+        compute a second time.
+        """
+        passed = allocated_blocks - self.allocated_blocks - self.idle_blocks
+        num_lost = max(0, min(passed, self.num_exclusive_blocks))
+        if not num_lost:
+            return self.num_tokens
+        share = (self.num_blocks - num_lost) / self.num_blocks
+        return int(self.num_tokens * share) // block_tokens * block_tokens
+
+    def common_blocks(self, block_hashes: Sequence[Any]) -> int | None:
+        """Blocks that a prompt shares with it; None if its hashes are no longer known.
+
+        Each hash covers all blocks before it, so that a binary search finds the first difference.
+        """
+        known = self.block_hashes
+        if not known:
+            return None
+        blocks = range(min(len(known), len(block_hashes)))
+        return bisect_left(blocks, True, key=lambda block: known[block] != block_hashes[block])
+
+
+@dataclass(slots=True)
+class Miss:
+    """Why a turn computed tokens again that were expected in the cache."""
+
+    reason: MissReason
+    num_tokens: int
+    facts: dict[str, Any]
+    taken_by: str | None = None
+
+    def as_dict(self, viewer: str | None) -> dict[str, Any]:
+        """Return it as plain data, with the sentences that explain it; `viewer` is the client that
+        asks, None sees all jobs."""
+        shown = {"reason": self.reason, "tokens": self.num_tokens, **self.facts}
+        taker = None
+        if self.taken_by is not None:
+            key = JobKey.read(self.taken_by)
+            if not key:
+                shown["taken_by"] = taker = "a request without a job"
+            elif viewer is None or key.client == viewer:
+                shown["taken_by"], taker = key.own_id, f"job {key.own_id}"
+            else:
+                shown["taken_by"] = taker = "another client's job"
+        why, advice = explanation(shown, taker)
+        return {**shown, "why": why, "advice": advice}
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """The sums of one job, and what its last turn left."""
+
+    savings: Savings = field(default_factory=Savings)
+    left: LeftContext | None = None
+    cache_keys: object = None
+    """Of the turn that was admitted last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a turn is expected to find, as known when it arrives."""
+
+    turn: int
+    left: LeftContext | None
+    tokens: int = 0
+    common_tokens: int = 0
+    divergence: Mapping[str, Any] | None = None
+    difference: Difference | None = None
+    cache_keys: object = None
+    tool: Mapping[str, Any] = field(default_factory=dict)
+    """The tool between the two turns, its seconds, and those predicted."""
+
+
+class MissWatcher:
+    """Compares what turns find with what the turns before left; the least recent job first."""
+
+    def __init__(
+        self,
+        host: Host,
+        costs: RestoreCostModel,
+        counters: Counters,
+        stream: EventStream,
+        worker: BackgroundWorker,
+        *,
+        shows_prompts: bool = False,
+    ) -> None:
+        """`worker` decodes what prompts differ in, if they may be shown."""
+        self.tally = SavingsTally(counters)
+        self._host = host
+        self._costs = costs
+        self._emit = stream.emit
+        self._jobs: OrderedDict[JobKey, JobRecord] = OrderedDict()
+        self._expected: dict[str, Expected] = {}
+        """By request, from its arrival to its first blocks or its end."""
+        self._worker = worker
+        self._shows_prompts = shows_prompts
+        self._prompts: OrderedDict[JobKey, LeftContext] = OrderedDict()
+        """What last turns left, as far as hashes or tokens are kept."""
+        self._prompt_bytes = 0
+        self._reset_s = 0.0
+
+    # A turn arrives, and has blocks
+
+    def on_arrived(self, event: Arrived) -> None:
+        turn, tags, prompt = event.turn, event.tags, event.prompt
+        record = self._jobs.get(event.job_id)
+        number = tags.turn or turn.job.num_turns
+        if record is None or record.left is None or turn.is_side_request:
+            expected = Expected(number, None, cache_keys=prompt.cache_keys)
+        else:
+            expected = self._compared(event, record.left, number)
+        self._expected[turn.request_id] = expected
+
+    def _compared(self, event: Arrived, left: LeftContext, number: int) -> Expected:
+        turn, prompt, pool, job = event.turn, event.prompt, self._host.pool, event.turn.job
+        block_tokens = pool.block_tokens
+        # vLLM computes at least the last token, and with EAGLE the last block of a hit, too
+        most = (turn.num_prompt_tokens - 1) // block_tokens * block_tokens
+        dropped = block_tokens if pool.drops_last_block else 0
+        tokens = common = min(left.num_tokens, most)
+        divergence, difference = None, None
+        if turn.common_tokens < tokens:
+            num_blocks = left.common_blocks(prompt.block_hashes)
+            if num_blocks is not None:
+                common = min(num_blocks * block_tokens, tokens)
+            elif job.finished_s is not None:  # else it is a new job, which knows nothing of the old
+                common = turn.common_tokens
+        if common < tokens:
+            divergence, difference = self._divergence(left, common, prompt)
+        known, measured_s = job.decision, event.tags.last_tool_s
+        tool = {
+            "tool": job.tool,
+            "tool_s": turn.arrived_s - left.finished_s if measured_s is None else measured_s,
+            "predicted_s": None if known is None else known.p50_s,
+        }
+        least = max(0, tokens - dropped), max(0, common - dropped)
+        return Expected(number, left, *least, divergence, difference, prompt.cache_keys, tool)
+
+    def _divergence(
+        self, left: LeftContext, common_tokens: int, prompt: Prompt
+    ) -> tuple[Mapping[str, Any], Difference | None]:
+        """Where the prompt differs, the first `common_tokens` being equal, and what that tells."""
+        at, within, difference = common_tokens, self._host.pool.block_tokens, None
+        has_other_keys = prompt.cache_keys != left.cache_keys
+        if left.token_ids and not has_other_keys:
+            at, within = first_difference(left.token_ids, prompt.token_ids, common_tokens), 1
+            difference = Difference(
+                at,
+                left.token_ids,
+                left.num_prompt_tokens,
+                left.first_prompt_tokens,
+                prompt.token_ids,
+            )
+        kind = kind_of_divergence(
+            at=at,
+            within=within,
+            num_prompt_tokens=len(prompt.token_ids),
+            last_prompt_tokens=left.num_prompt_tokens,
+            first_prompt_tokens=left.first_prompt_tokens,
+            has_other_keys=has_other_keys,
+        )
+        facts = {"diverged_at": at, "of_tokens": left.num_tokens, "kind": kind}
+        return facts, difference
+
+    def on_admitted(self, event: Admitted) -> None:
+        turn = event.turn
+        expected = self._expected.pop(turn.request_id, None)
+        if expected is None:
+            return
+        record = self._record_of(event.job_id)
+        record.cache_keys = expected.cache_keys
+        left, kept_tokens, kept_s = expected.left, 0, 0.0
+        hit_tokens = max(0, turn.hit_tokens - turn.loaded_tokens)
+        if left is not None:
+            block_tokens = self._host.pool.block_tokens
+            in_stock = left.tokens_in_stock(self._host.step_allocated_blocks, block_tokens)
+            left.num_exclusive_blocks = 0  # from now on a request holds them in stock as well
+            of_job = min(hit_tokens, expected.common_tokens)
+            kept_tokens = max(0, of_job - in_stock)
+            if kept_tokens:
+                reload = self._costs.step_time.reload
+                kept_s = reload.seconds(of_job) - reload.seconds(in_stock)
+        if hit_tokens or expected.tokens:
+            of_stock = hit_tokens - kept_tokens
+            self.tally.add_hit(record.savings, expected.tokens, kept_tokens, of_stock, kept_s)
+        miss = None
+        if turn.hit_tokens < expected.tokens:
+            miss = self._miss(record, turn, expected)
+        if left is not None:
+            number = expected.turn
+            self._emit(Reused, event.job_id, number, expected.tokens, kept_tokens, miss)
+
+    def _miss(self, record: JobRecord, turn: Turn, expected: Expected) -> Miss | None:
+        """Count what was lost; returns the larger of what diverged and what had left the cache."""
+        found = max(turn.hit_tokens, 0)
+        num_gone = max(0, expected.common_tokens - found)
+        num_diverged = max(0, expected.tokens - max(expected.common_tokens, found))
+        if num_diverged:
+            self.tally.add_miss(record.savings, "diverged", num_diverged)
+        gone = self._gone(turn, expected, num_gone) if num_gone else None
+        if gone is not None:
+            self.tally.add_miss(record.savings, gone.reason, num_gone)
+        if num_diverged <= num_gone:
+            return gone
+        miss = Miss("diverged", num_diverged, dict(expected.divergence or {}))
+        if expected.difference is not None:
+            describe = partial(self._describe, miss, expected.difference)
+            self._worker.do(describe, turn.job.client, can_wait=True)
+        return miss
+
+    def _describe(self, miss: Miss, difference: Difference) -> None:
+        miss.facts = {**miss.facts, **difference.described(self._host.decode)}
+
+    def _gone(self, turn: Turn, expected: Expected, num_tokens: int) -> Miss:
+        left = expected.left
+        assert left is not None
+        hold = left.hold
+        if left.finished_s <= self._reset_s:  # equal if it ended in the pause
+            ago_s = max(0.0, turn.arrived_s - self._reset_s)
+            return Miss("reset", num_tokens, {"evicted_ago_s": ago_s})
+        if hold is None:
+            # It was never held, or is missing although it was.
+            reason: MissReason = "other" if left.num_blocks else "ttl"
+            return Miss(reason, num_tokens, {**expected.tool, "ttl_s": left.undecided_ttl_s})
+        facts = {
+            **expected.tool,
+            "ttl_s": left.undecided_ttl_s if hold.ttl_s is None else hold.ttl_s,
+            "ended_by": hold.end,
+            # negative where memory went while the turn waited
+            "evicted_ago_s": max(0.0, turn.arrived_s - hold.at_s),
+        }
+        return Miss(ENDINGS[hold.end].miss or "other", num_tokens, facts, hold.taken_by)
+
+    def on_resumed(self, event: Resumed) -> None:
+        record, turn = self._jobs.get(event.job_id), event.turn
+        num_tokens = turn.num_prompt_tokens - event.hit_tokens
+        if record is not None and num_tokens > 0:
+            reason: MissReason = "reset" if turn.was_reset else "pressure"
+            self.tally.add_miss(record.savings, reason, num_tokens)
+
+    # A turn ends, and what it left is let go
+
+    def on_finished(self, event: Finished) -> None:
+        turn, context, host = event.turn, event.context, self._host
+        if turn.is_side_request:
+            return
+        record = self._record_of(event.job_id)
+        self._forget_prompt(event.job_id)
+        ttl, job = turn.ttl, turn.job
+        token_ids = context.token_ids if self._shows_prompts else ()
+        record.left = left = LeftContext(
+            job.context_tokens,
+            context.num_prompt_tokens,
+            job.first_prompt_tokens,
+            job.finished_s or 0.0,
+            record.cache_keys,
+            event.num_idle_blocks,
+            host.num_allocated_blocks,
+            event.num_blocks,
+            event.num_exclusive_blocks,
+            0.0 if ttl is None else ttl.seconds,
+            context.block_hashes,
+            token_ids,
+            len(context.block_hashes) * HASH_BYTES + len(token_ids) * TOKEN_BYTES,
+        )
+        self._prompts[event.job_id] = left
+        self._prompt_bytes += left.num_bytes
+        while self._prompt_bytes > MAX_PROMPT_BYTES:
+            self._forget_prompt(next(iter(self._prompts)))
+
+    def on_aborted(self, event: Aborted) -> None:
+        if self._expected.pop(event.turn.request_id, None) is None:
+            self._hold_ended(event.job_id, "aborted")
+
+    def on_unpinned(self, event: Unpinned) -> None:
+        if event.reason != "returned":
+            self._note(event, event.reason)
+
+    def on_trimmed(self, event: Trimmed) -> None:
+        if event.taken_by is not None:
+            self._note(event, "pressure")
+
+    def _note(self, event: Unpinned | Trimmed, end: HoldEnd) -> None:
+        record = self._jobs.get(event.job_id)
+        if record is not None and record.left is not None:
+            now_s = self._host.clock()
+            record.left.hold = LastHold(end, now_s, event.pin.ttl_s, event.taken_by)
+
+    def _hold_ended(self, job_id: JobKey, end: HoldEnd) -> None:
+        """A job, or its turn, is over: its KV, if it was not let go before, is from now on."""
+        record = self._jobs.get(job_id)
+        if record is not None and record.left is not None and record.left.hold is None:
+            record.left.hold = LastHold(end, self._host.clock())
+
+    def on_closed(self, event: Closed) -> None:
+        """No tokens of a job that is over are kept."""
+        self._hold_ended(event.job_id, event.reason)
+        left = self._prompts.get(event.job_id)
+        if left is not None:
+            num_freed = len(left.token_ids) * TOKEN_BYTES
+            left.token_ids = ()
+            left.num_bytes -= num_freed
+            self._prompt_bytes -= num_freed
+
+    def on_cache_reset(self, event: CacheReset) -> None:
+        self._reset_s = self._host.clock()
+
+    # What is shown
+
+    def savings_of(self, job_id: str) -> Savings:
+        """The sums of a job; zeros for one that is not remembered."""
+        record = self._jobs.get(JobKey.read(job_id))
+        return Savings() if record is None else record.savings
+
+    def knows(self, job_id: JobKey) -> bool:
+        """True if a turn of the job was admitted, and it is remembered."""
+        return job_id in self._jobs
+
+    def worst(self, client: str | None, most: int) -> list[JobKey]:
+        """Of a client's jobs (None: of all) among the MAX_COMPARED last active ones, those that
+        computed the most tokens again."""
+        found = [
+            (record.savings.num_recomputed_tokens, key)
+            for key, record in islice(reversed(self._jobs.items()), MAX_COMPARED)
+            if client is None or key.client == client
+        ]
+        return [key for _, key in sorted(found, key=lambda each: -each[0])[:most]]
+
+    def named(self, own_id: str) -> list[JobKey]:
+        """The jobs of all clients with this id, the last active first. O(jobs)."""
+        return [key for key in reversed(self._jobs) if key.own_id == own_id]
+
+    # Bounds
+
+    def _record_of(self, job_id: JobKey) -> JobRecord:
+        record = self._jobs.get(job_id)
+        if record is None:
+            record = self._jobs[job_id] = JobRecord()
+            if len(self._jobs) > MAX_JOBS:
+                self._forget_prompt(self._jobs.popitem(last=False)[0])
+        else:
+            self._jobs.move_to_end(job_id)
+        return record
+
+    def _forget_prompt(self, job_id: JobKey) -> None:
+        left = self._prompts.pop(job_id, None)
+        if left is not None:
+            self._prompt_bytes -= left.num_bytes
+            left.block_hashes = left.token_ids = ()
+            left.num_bytes = 0
