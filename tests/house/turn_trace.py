@@ -3,7 +3,8 @@
 `python -m tests.house.turn_trace [--policy NAME ...]` plays a job's turns with the scripted reply
 below and traces one of them: how many calls, into how many files, and how often the file changes
 from one call to the next. A phase is what runs inside one method of RetentionManager, so vLLM's own
-calls and those of the scheduler and the seam are left out. The last line is one JSON document.
+calls and those of the scheduler and the seam are left out. The last line is one JSON document; exit
+status 1 if a figure is above LIMITS.
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ PHASES: Mapping[str, Sequence[str]] = {
 FINISHED = "end"
 """The phase that counts as "a finished turn": from the report that the request ended, to its
 decision about the pin; the reply is read after it, in a background thread."""
+
+LIMITS: Mapping[str, tuple[int, int, int]] = {
+    "agentkv, finished": (92, 22, 59),
+    "agentkv, whole": (523, 48, 302),
+    "continuum, finished": (81, 23, 57),
+    "continuum, whole": (239, 30, 166),
+}
+"""Calls, files and changes of file at most."""
 
 NUM_TURNS = 4
 """The last one is traced: by then nothing is made for the first time."""
@@ -129,6 +138,22 @@ def trace_turn(policy: str) -> Trace:
     return trace
 
 
+def figures_of(policy: str, trace: Trace) -> Iterator[tuple[str, Figure]]:
+    """The two figures of a policy, by their names in LIMITS."""
+    yield f"{policy}, finished", Figure.of(trace.files[FINISHED])
+    yield f"{policy}, whole", trace.whole
+
+
+def above_limits(figures: Mapping[str, Figure]) -> list[str]:
+    """A line for each figure above its limit."""
+    return [
+        f"{name}: {figure}, at most {Figure(*limit)}"
+        for name, limit in LIMITS.items()
+        if (figure := figures.get(name)) is not None
+        and (figure.calls > limit[0] or figure.files > limit[1] or figure.changes > limit[2])
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the figures by phase and policy."""
     from agentkv.testing.vllm_scheduler import quiet_vllm
@@ -143,12 +168,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for phase, files in trace.files.items():
             print(f"  {phase:24}{Figure.of(files)}")
         print(f"  {'a whole turn':24}{trace.whole}")
-    rows = {
-        policy: {"finished": str(Figure.of(trace.files[FINISHED])), "whole": str(trace.whole)}
-        for policy, trace in traces.items()
+    figures = {
+        name: figure for policy in traces for name, figure in figures_of(policy, traces[policy])
     }
-    print(json.dumps(rows))
-    return 0
+    print(json.dumps({name: str(figure) for name, figure in figures.items()}))
+    above = above_limits(figures)
+    print("".join(f"{line}\n" for line in above), end="", file=sys.stderr)
+    return int(bool(above))
 
 
 if __name__ == "__main__":
