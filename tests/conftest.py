@@ -76,7 +76,7 @@ SLOW = (
     "tests/integrations/vllm/engine/test_kv_events.py",
     "tests/integrations/vllm/engine/test_queue.py",
     "tests/integrations/vllm/engine/test_weight_updates.py",
-    "tests/integrations/vllm/retention/test_lifecycle.py",
+    "tests/integrations/vllm/watch/test_kv_frees.py",
     "tests/integrations/test_runs.py::test_many_runs_at_once",
     *("tests/evals/simulator/test_run.py", "tests/evals/commands/test_policy.py"),
     "tests/tool_calls/test_adversarial.py::test_adversarial_replies_take_no_longer",

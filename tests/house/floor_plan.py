@@ -20,57 +20,46 @@ MAX_MODULES = 12
 MIN_SHARED_PREFIX = 3
 MAX_FILE_LINES = 450
 LONG_FUNCTION_LINES = 40
-MAX_LONG_FUNCTIONS = 27
+MAX_LONG_FUNCTIONS = 17
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
-    ("agentkv",): 1_980,
-    ("agentkv/client",): 2_980,
-    ("agentkv/tool_calls",): 2_110,
-    ("agentkv/durations", "agentkv/commands"): 4_000,
-    ("agentkv/policies",): 1_700,
-    ("agentkv/testing", "agentkv/server"): 1_990,
-    ("agents",): 840,
+    ("agentkv",): 2_000,
+    ("agentkv/client",): 3_000,
+    ("agentkv/tool_calls",): 2_200,
+    ("agentkv/durations", "agentkv/commands"): 4_100,
+    ("agentkv/policies",): 1_900,
+    ("agentkv/testing", "agentkv/server"): 2_000,
+    ("agents",): 900,
     ("integrations",): 1_600,
-    ("integrations/vllm",): 1_150,
-    ("integrations/vllm/retention",): 3_860,
-    ("integrations/vllm/watch", "integrations/vllm/telemetry"): 1_530,
-    ("integrations/vllm/api",): 1_790,
-    ("integrations/vllm/engine",): 1_570,
-    ("integrations/vllm/doctor",): 630,
-    ("evals",): 10_070,
-    ("evals/simulator",): 3_040,
-    ("studies",): 3_330,
-    ("tests",): 40_500,
+    ("integrations/vllm",): 1_200,
+    ("integrations/vllm/retention",): 3_200,
+    ("integrations/vllm/watch",): 2_400,
+    ("integrations/vllm/api",): 1_900,
+    ("integrations/vllm/engine",): 1_600,
+    ("integrations/vllm/doctor",): 700,
+    ("evals",): 8_900,
+    ("evals/simulator",): 3_100,
+    ("studies",): 3_400,
+    ("tests",): 40_000,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_WHEEL_LINES = 40_800
-MAX_DOCS_WORDS = 33_700
+MAX_WHEEL_LINES = 39_900
+MAX_DOCS_WORDS = 32_300
 
 LONG_ON_PURPOSE: dict[str, str] = {
     "integrations/vllm/engine/seam.py": "all private names of vLLM's engine stand in one file",
-    "agentkv/redaction.py": "not cut yet",
     "agentkv/testing/promises.py": "not cut yet",
-    "evals/simulator/engine.py": "not cut yet",
-    "evals/simulator/simulate.py": "not cut yet",
     "integrations/vllm/engine/scheduler.py": "not cut yet",
-    "integrations/vllm/retention/admission.py": "not cut yet",
     "integrations/vllm/retention/manager.py": "not cut yet",
 }
 """Files over MAX_FILE_LINES, each with its reason."""
 TWICE_ON_PURPOSE: dict[str, str] = {
     "Job": "what a client's session enters, and what a policy is asked about: two APIs",
     "Answer": "not renamed yet",
-    "Batch": "not renamed yet",
     "Check": "not renamed yet",
     "EngineLink": "not renamed yet",
-    "EngineView": "not renamed yet",
+    "Event": "not renamed yet",
     "JobKey": "not renamed yet",
-    "JobRecord": "not renamed yet",
-    "LogNormal": "not renamed yet",
-    "StepTimer": "not renamed yet",
-    "TurnRecord": "not renamed yet",
-    "_Line": "not renamed yet",
-    "_Scan": "not renamed yet",
 }
 """Class names that stand in two files, each with its reason."""
 

@@ -36,10 +36,10 @@ FINISHED = "end"
 decision about the pin; the reply is read after it, in a background thread."""
 
 LIMITS: Mapping[str, tuple[int, int, int]] = {
-    "agentkv, finished": (92, 22, 59),
-    "agentkv, whole": (523, 48, 302),
-    "continuum, finished": (81, 23, 57),
-    "continuum, whole": (239, 30, 166),
+    "agentkv, finished": (50, 13, 28),
+    "agentkv, whole": (380, 46, 215),
+    "continuum, finished": (40, 13, 26),
+    "continuum, whole": (110, 26, 80),
 }
 """Calls, files and changes of file at most."""
 
