@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from agentkv.integrations.vllm.watch.counters import COUNTERS, HISTOGRAMS
 from agentkv.policies.names import default_settings
+from agentkv.policies.pins import endings_table
 from agentkv.server.process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -147,6 +149,18 @@ def test_the_settings_page_has_each_setting_with_its_default() -> None:
             assert shown in ("none", "measured", "by policy")
         else:
             assert shown in (str(default), f'"{default}"'), name
+
+
+def test_the_page_on_missed_turns_has_the_table_of_ends() -> None:
+    """What ended a hold, what a miss says and what listeners hear stand as the code has them."""
+    page = (DOCS / "how-to/why-a-turn-missed.md").read_text(encoding="utf-8")
+    assert f"\n{endings_table()}\n" in page
+
+
+def test_the_metrics_page_has_a_row_for_each_series() -> None:
+    """Each counter and histogram that is declared is named on the page of metrics."""
+    page = (DOCS / "reference/metrics.md").read_text(encoding="utf-8")
+    assert [name for name in (*COUNTERS, *HISTOGRAMS) if f"`{name}" not in page] == []
 
 
 def test_links_of_the_readme_lead_to_files() -> None:
