@@ -25,7 +25,7 @@ Asked = TypeVar("Asked", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class AnswerCheck:
     """What an answer to one question must be."""
 
     kind: type | tuple[type, ...] = object
@@ -34,7 +34,7 @@ class Check:
     of that kind can be used."""
 
 
-ANYTHING = Check()
+ANYTHING = AnswerCheck()
 
 
 class UnusableAnswerError(Exception):
@@ -76,7 +76,7 @@ class Guard:
         self._faults_at: deque[int] = deque(maxlen=MAX_FAULTS)
 
     def asking(
-        self, question: str, method: Asked, stand_in: Asked, check: Check = ANYTHING
+        self, question: str, method: Asked, stand_in: Asked, check: AnswerCheck = ANYTHING
     ) -> Asked:
         """A function that answers as `method` does, or else as `stand_in`. Costs one call more."""
         kind, is_usable = check.kind, check.is_usable

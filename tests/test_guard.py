@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.guard import AMONG_ANSWERS, MAX_FAULTS, Check, Fault, Guard
+from agentkv.guard import AMONG_ANSWERS, MAX_FAULTS, AnswerCheck, Fault, Guard
 
 
 class Rules:
@@ -29,10 +29,10 @@ def raising(error: BaseException | type[BaseException]) -> Callable[[], Any]:
     return act
 
 
-NUMBER = Check(int)
+NUMBER = AnswerCheck(int)
 
 
-def guarded(check: Check = NUMBER) -> tuple[Callable[..., Any], Guard, list[Fault]]:
+def guarded(check: AnswerCheck = NUMBER) -> tuple[Callable[..., Any], Guard, list[Fault]]:
     """A question whose stand-in answers 0, its guard, and what that reports."""
     faults: list[Fault] = []
     rules = Rules()
@@ -93,7 +93,7 @@ def test_a_signal_that_ends_the_process_gets_out(
 @pytest.mark.parametrize("answer", [None, "7", -7])
 def test_an_answer_of_another_form_is_not_used(answer: Any) -> None:
     """Of another type, or one that the check refuses."""
-    ask, _, faults = guarded(Check(int, lambda answer, args: answer >= 0))
+    ask, _, faults = guarded(AnswerCheck(int, lambda answer, args: answer >= 0))
     assert ask(lambda: answer) == 0
     assert str(faults[0].error) == f"answer answered {answer!r}"
 

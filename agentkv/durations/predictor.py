@@ -38,7 +38,7 @@ from agentkv.durations.prediction import (
 )
 from agentkv.durations.trees import OfflineModels
 from agentkv.errors import InputError
-from agentkv.guard import Check, FaultReport, Guard, was_signalled
+from agentkv.guard import AnswerCheck, FaultReport, Guard, was_signalled
 from agentkv.named_classes import NamedClasses, label_of
 
 logger = logging.getLogger(__name__)
@@ -252,11 +252,11 @@ def _is_json(answer: dict[str, Any], args: tuple[Any, ...]) -> bool:
     return bool(json.dumps(answer))
 
 
-CHECKS: Mapping[str, Check] = {
-    "predict": Check(Prediction, _is_prediction),
-    "p_over": Check(object, _is_share),
-    "observe": Check(),
-    "state": Check(dict, _is_json),
+CHECKS: Mapping[str, AnswerCheck] = {
+    "predict": AnswerCheck(Prediction, _is_prediction),
+    "p_over": AnswerCheck(object, _is_share),
+    "observe": AnswerCheck(),
+    "state": AnswerCheck(dict, _is_json),
 }
 """The questions that a predictor is asked, and what each answer must be."""
 

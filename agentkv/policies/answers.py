@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentkv.durations.ttl import TTL
-from agentkv.guard import ANYTHING, Check, FaultReport, Guard
+from agentkv.guard import ANYTHING, AnswerCheck, FaultReport, Guard
 
 from .base import EngineView, Policy
 from .jobs import Decision
@@ -41,15 +41,15 @@ def _are_pins(answer: Any, args: Args) -> bool:
     return is_complete and len(taken) == len(answer)
 
 
-_AMOUNT, _FLAG = Check((int, float), _is_amount), Check(bool)
-_RANK, _REASON = Check(tuple), Check((str, type(None)))
+_AMOUNT, _FLAG = AnswerCheck((int, float), _is_amount), AnswerCheck(bool)
+_RANK, _REASON = AnswerCheck(tuple), AnswerCheck((str, type(None)))
 
-CHECKS: Mapping[str, Check] = {
-    "undecided_ttl": Check(TTL, _is_ttl),
-    "decide": Check(Decision, _is_decision),
+CHECKS: Mapping[str, AnswerCheck] = {
+    "undecided_ttl": AnswerCheck(TTL, _is_ttl),
+    "decide": AnswerCheck(Decision, _is_decision),
     "held_tokens": _AMOUNT,
     "offloaded_tokens": _AMOUNT,
-    "pins_that_yield": Check(object, _are_pins),
+    "pins_that_yield": AnswerCheck(object, _are_pins),
     "rank": _RANK,
     "victim_rank": _RANK,
     "sorts_running": _FLAG,
@@ -90,7 +90,7 @@ class GuardedPolicy(Policy):
             setattr(self, fact, getattr(rules, fact))
         for question, check in CHECKS.items():
             if check is _RANK:
-                check = Check(tuple, self._is_rank)
+                check = AnswerCheck(tuple, self._is_rank)
             is_own = getattr(type(rules), question) is not getattr(Policy, question)
             if is_own or question in vars(rules):
                 method, stand_in = getattr(rules, question), getattr(self, question)

@@ -93,7 +93,7 @@ class Plugin:
         """The engine's report to the balancer; a stock engine's prefills take `prefill_s`."""
         if self._retention is None:
             return EngineReport(fmean(self._waits_s or [0.0]), prefill_s, now_s)
-        wait_s, learned_s = self._scheduler.load_report()
+        wait_s, learned_s = self._scheduler.gauges.load_report()
         return EngineReport(wait_s, tuple(learned_s), now_s)
 
 

@@ -6,6 +6,7 @@ vllm/v1/core/sched/request_queue.py of vLLM 0.31 to 0.33.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from collections import Counter
@@ -14,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
-from agentkv.policies.base import PREEMPTED, UNPINNED
+from agentkv.policies.base import PREEMPTED, UNPINNED, Policy
 
 from ..retention import IN_ORDER, ClientPlace, QueueRank
+from ..retention.admission import AdmissionController
 
 Entry = tuple[QueueRank, int, Request]
 
@@ -186,3 +188,43 @@ class RankedQueue(RequestQueue):
             for request, (rank, version) in self._entries.items()
         )
         return [key[-1] for key in sorted(keys)]
+
+
+class RunningOrder:
+    """Puts the next victim last among running requests: vLLM's FCFS preempts `running[-1]` (S:834).
+
+    vLLM appends requests that it admits (S:1345): O(log n) for each of those, unless ranks have
+    changed since.
+    """
+
+    def __init__(
+        self, policy: Policy, admission: AdmissionController, order_of: Callable[[Request], int]
+    ) -> None:
+        """`order_of` gives the arrival number of a request without a job."""
+        self._policy = policy
+        self._admission = admission
+        self._order_of = order_of
+        self.is_sorted = False
+        self.unplaced: set[str] = set()
+        """Requests that vLLM has appended since they were sorted."""
+
+    def _rank(self, request: Request) -> QueueRank:
+        rank = self._admission.victim_rank(request.request_id)
+        return (IN_ORDER, 1, self._order_of(request), 0) if rank is None else rank
+
+    def sort(self, running: list[Request]) -> None:
+        """Sort the running requests if the policy decides about victims."""
+        unplaced, self.unplaced = self.unplaced, set()
+        if not self._policy.sorts_running():
+            return
+        if not self._admission.has_running_turns:
+            self.is_sorted = False
+        elif not self.is_sorted:
+            running.sort(key=self._rank)
+            self.is_sorted = True
+        else:
+            appended = []
+            while running and running[-1].request_id in unplaced:
+                appended.append(running.pop())
+            for request in reversed(appended):
+                bisect.insort(running, request, key=self._rank)

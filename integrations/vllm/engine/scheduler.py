@@ -6,7 +6,6 @@ rules are in `agentkv.policies`. Scheduling changes timing and memory, never out
 
 from __future__ import annotations
 
-import bisect
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -31,14 +30,14 @@ from agentkv.protocol import (
 )
 from agentkv.watchers import EventStream
 
-from ..retention import IN_ORDER, KeptBlocks, KVPool, QueueRank
+from ..retention import KeptBlocks, KVPool, QueueRank
 from ..retention.background import BackgroundWorker, Task
 from ..retention.manager import RetentionManager
 from ..retention.predictor import MAX_REPLY_TOKENS, Reply
 from ..watch.counters import Counters, StepStats
-from ..watch.watchers import FaultLog, RuleFaultLog, Watchers
+from ..watch.watchers import FaultLog, Gauges, RuleFaultLog, Watchers
 from . import seam
-from .queue import RankedQueue
+from .queue import RankedQueue, RunningOrder
 from .requests import ReplyDecoder, client_of, tags_of, weight_of
 from .wakeup import EngineClock, EngineWaker, StepTimer
 
@@ -92,9 +91,11 @@ class RetainingScheduler(seam.SchedulerSeam):
             has_tracing=self.vllm_config.observability_config.otlp_traces_endpoint is not None,
         )
         self.steps = StepStats()
+        self.gauges = Gauges(self)
         self.queue = RankedQueue(
             self._rank, client_of, self.admission.shares.place, self.retention.arrivals
         )
+        self.order = RunningOrder(self.retention.policy, self.admission, self.queue.order_of)
         if seam.is_first_come_first_served(self):
             self.install_queue(self.queue)
         self.install_allocator()
@@ -104,10 +105,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         self._limits_offloading = (
             self.retention.policy.limits_offloading and seam.takes_offload_limit(self)
         )
-        self._is_running_sorted = False
         self._num_left_waiting = 0
-        self._unplaced: set[str] = set()
-        """Requests that vLLM has appended to `running` since it was sorted."""
         self._sent_gauges: tuple[int, int, bool] | None = None
 
     # What the simulator, studies and tests override
@@ -146,7 +144,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     def rank_changed(self, job_id: str | None) -> None:
         """Move this job's waiting turns (None: of all jobs) to their present place in the queue."""
         if job_id is None:
-            self._is_running_sorted = False
+            self.order.is_sorted = False
             self.queue.rerank_all()
             return
         job = self.retention.jobs.get(job_id)
@@ -181,7 +179,8 @@ class RetainingScheduler(seam.SchedulerSeam):
                 request.request_id, prompt, request.block_hashes, client
             )
         if job_id is None or prompt is None:
-            self.retention.request_arrived(request.request_id, request.num_prompt_tokens, client)
+            order, num_tokens = next(self.retention.arrivals), request.num_prompt_tokens
+            self.admission.request_arrived(request.request_id, order, num_tokens, client)
         else:
             keys, headers = seam.cache_keys(request), request.trace_headers
             turn = self.retention.turn_arrived(
@@ -206,37 +205,13 @@ class RetainingScheduler(seam.SchedulerSeam):
     @seam.guarded(None)
     def _before_step(self) -> None:
         self.step_allocated_blocks = self.num_allocated_blocks
-        self.retention.step_begins(self._num_left_waiting)
+        self.retention.do_what_is_due()
+        self.admission.step_begins(self._num_left_waiting)
         self.queue.unlatch()
-        self._sort_running()
+        self.order.sort(self.running)
 
     def _rank(self, request: Request) -> QueueRank | None:
         return self.admission.rank(request.request_id, is_preempted=seam.is_preempted(request))
-
-    def _victim_rank(self, request: Request) -> QueueRank:
-        rank = self.admission.victim_rank(request.request_id)
-        return (IN_ORDER, 1, self.queue.order_of(request), 0) if rank is None else rank
-
-    def _sort_running(self) -> None:
-        """Put the next victim last: vLLM's FCFS preempts `running[-1]` (S:834).
-
-        vLLM appends requests that it admits (S:1345): O(log n) for each of those, unless ranks have
-        changed since.
-        """
-        unplaced, self._unplaced = self._unplaced, set()
-        if not self.retention.policy.sorts_running():
-            return
-        if not self.admission.has_running_turns:
-            self._is_running_sorted = False
-        elif not self._is_running_sorted:
-            self.running.sort(key=self._victim_rank)
-            self._is_running_sorted = True
-        else:
-            appended = []
-            while self.running and self.running[-1].request_id in unplaced:
-                appended.append(self.running.pop())
-            for request in reversed(appended):
-                bisect.insort(self.running, request, key=self._victim_rank)
 
     @seam.guarded(None)
     def _after_step(self, output: SchedulerOutput) -> None:
@@ -244,7 +219,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         scheduled = output.num_scheduled_tokens
         self.steps.add(len(scheduled), output.total_num_scheduled_tokens, self.usage())
         for request_id in seam.admitted_ids(output):
-            self._unplaced.add(request_id)
+            self.order.unplaced.add(request_id)
             hit_tokens = self.requests[request_id].num_computed_tokens - scheduled[request_id]
             self.retention.turn_admitted(request_id, hit_tokens=hit_tokens)
         self._timer.step_scheduled(output, self.requests)
@@ -410,7 +385,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         self._expire_while_idle()
         has_requests = bool(super().has_requests())
         if not has_requests and self._waker.is_attached:
-            has_news = self._sent_gauges != self._gauges()
+            has_news = self._sent_gauges != self.gauges.now()
             if has_news or self.watchers.counters.has_delta:
                 self._push_stats()
         return has_requests
@@ -426,51 +401,20 @@ class RetainingScheduler(seam.SchedulerSeam):
     @seam.guarded(None)
     def _push_stats(self) -> None:
         stats = self.make_stats()
-        self._sent_gauges = self._gauges()
+        self._sent_gauges = self.gauges.now()
         if stats is not None:
             self._waker.push_stats(stats)
-
-    def _gauges(self) -> tuple[int, int, bool]:
-        return self.num_free_blocks(), len(self.retention.pins), self._is_under_pressure
-
-    @property
-    def _is_under_pressure(self) -> bool:
-        """Whether memory ran short lately; an idle engine is not under pressure."""
-        return self.admission.is_memory_short and bool(self.running or self.queue)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
-            self._sent_gauges = self._gauges()
+            self._sent_gauges = self.gauges.now()
             setattr(stats, seam.STATS_FIELD, self._payload())
         return stats
 
     @seam.guarded(None)
     def _payload(self) -> dict[str, Any] | None:
-        pins = self.retention.pins
-        usage, num_blocks = self.usage(), max(self.pool.num_blocks, 1)
-        # none of it is used by a request while none is in the engine
-        num_reclaimable = pins.num_exclusive_blocks if self.requests else pins.num_blocks
-        reclaimable = min(usage, num_reclaimable / num_blocks)
-        gauges = {
-            "pinned_jobs": len(pins),
-            "pinned_blocks": pins.num_blocks,
-            "held_kv_perc": pins.num_blocks / num_blocks,
-            "reclaimable_kv_perc": reclaimable,
-            "running_kv_perc": usage - reclaimable,
-            "live_jobs": len(self.retention.jobs),
-            "under_pressure": int(self._is_under_pressure),
-        }
-        # also with one engine: those of a dense model do not know that there are others
-        return {
-            "gauges": gauges,
-            "report": self.load_report(),
-            **self.watchers.counters.take_delta(),
-        }
-
-    def load_report(self) -> tuple[float, list[float]]:
-        """What the balancer weighs: mean wait of returning turns, and seconds of a prefill."""
-        return self.watchers.waits.mean_s, self.retention.costs.step_time.coefficients
+        return self.gauges.payload()
 
     def usage(self) -> float:
         """Share of the pool that is not free, as vLLM itself counts it."""

@@ -234,6 +234,11 @@ class AdmissionController:
         self.growth.job_ended(max(job.num_turns, 1))
         self._forecast.remove(job.job_id)
 
+    def recomputed(self, num_tokens: int) -> None:
+        """Record the cost of computing a context, or its end, again."""
+        if num_tokens > 0:
+            self.restored(self._costs.cost(num_tokens).pool_seconds)
+
     def restored(self, pool_seconds: float) -> None:
         """Record the cost of restoring an evicted context, in pool-seconds."""
         self._discount.restored(self._host.clock(), pool_seconds)

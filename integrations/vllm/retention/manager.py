@@ -42,24 +42,19 @@ class RetentionManager:
         self,
         policy: Policy,
         host: Host,
-        stream: EventStream | None = None,
-        worker: BackgroundWorker | None = None,
+        stream: EventStream,
+        worker: BackgroundWorker,
     ) -> None:
-        """`host` is the scheduler, `stream` takes the events. `worker` reads and predicts in the
-        background once started; without one that happens at once."""
-        settings, clock = policy.settings, host.clock
-        stream = stream or EventStream(lambda watcher, fault: None)
-        self.settings = settings
+        """`host` is the scheduler, `stream` takes the events. `worker` reads and predicts, in the
+        background once it is started."""
+        settings, clock, pool = policy.settings, host.clock, host.pool
+        self.settings, self.worker = settings, worker
         self._emit = stream.emit
-        self._host = host
-        self._clock = clock
+        self._host, self._clock = host, clock
         self.policy = policy = GuardedPolicy(policy, self._policy_failed)
-        self.costs = RestoreCostModel(
-            host.pool.block_tokens, settings.prefill_reload, host.monotonic
-        )
+        self.costs = RestoreCostModel(pool.block_tokens, settings.prefill_reload, host.monotonic)
         self.arrivals = itertools.count()
         """Arrival numbers, one sequence for all requests of the engine."""
-        self.worker = worker or BackgroundWorker()
         self.jobs = JobTable(
             max_jobs=settings.max_jobs,
             lease_s=settings.job_lease_s,
@@ -67,13 +62,12 @@ class RetentionManager:
         )
         self._pin_manager = PinManager(host, self.jobs, stream, max_ttl_s=settings.max_ttl_s)
         self.pins = self._pin_manager.table
-        self.predictor = DurationService(
-            settings, self.worker, clock, predicts=policy.uses_predictions
-        )
+        predicts = policy.uses_predictions
+        self.predictor = DurationService(settings, worker, clock, predicts=predicts)
         self.admission = AdmissionController(host, policy, self.jobs, self.pins, self.costs, stream)
+        growth = self.admission.growth
         self.inference = JobInference(
-            *(settings, self.worker, host.pool.block_tokens, self.jobs, stream),
-            self.admission.growth,
+            settings, worker, pool.block_tokens, self.jobs, stream, growth
         )
         self.decisions = PinDecisions(
             policy, self.predictor, self._pin_manager, self.costs, stream, clock
@@ -96,11 +90,6 @@ class RetentionManager:
             self._host.rank_changed(None)
 
     # A turn arrives
-
-    def request_arrived(self, request_id: str, num_prompt_tokens: int, client: str = "") -> None:
-        """Register a request without a job."""
-        order = next(self.arrivals)
-        self.admission.request_arrived(request_id, order, num_prompt_tokens, client)
 
     def turn_arrived(
         self,
@@ -175,7 +164,7 @@ class RetentionManager:
             self._first_admitted(job, turn, hit_tokens)
             return
         if not turn.was_reset:
-            self._recompute(turn.num_prompt_tokens - hit_tokens)
+            self.admission.recomputed(turn.num_prompt_tokens - hit_tokens)
         self._emit(events.Resumed, job.job_id, turn, hit_tokens)
         turn.was_reset = False
 
@@ -187,16 +176,12 @@ class RetentionManager:
         lost_tokens = turn.common_tokens - dropped_tokens - hit_tokens
         if lost_tokens > 0 and not job.was_reset:
             self.costs.offload.lost(lost_tokens)
-            self._recompute(lost_tokens)
+            self.admission.recomputed(lost_tokens)
             job.num_evicted += 1
             self.policy.learned.queueing.observe(waited_s)
             self._emit(events.Evicted, job.job_id, lost_tokens)
         job.num_diverged += not turn.is_side_request and job.has_diverged(turn)
         self._emit(events.Admitted, job.job_id, turn, round(waited_s, 6))
-
-    def _recompute(self, num_tokens: int) -> None:
-        if num_tokens > 0:
-            self.admission.restored(self.costs.cost(num_tokens).pool_seconds)
 
     def turn_preempted(self, request_id: str) -> None:
         """A running request has lost its blocks and waits again."""
@@ -463,9 +448,3 @@ class RetentionManager:
         for job in self.jobs:
             job.has_paused = True
         self.costs.offload.paused()
-
-    def step_begins(self, num_left_waiting: int) -> None:
-        """Bring everything up to date before the scheduler looks at its queue, in which the step
-        before has left some requests."""
-        self.do_what_is_due()
-        self.admission.step_begins(num_left_waiting)

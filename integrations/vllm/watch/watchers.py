@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentkv.errors import InputError, SettingsError
 from agentkv.events import RulesFailed
@@ -129,3 +129,49 @@ class RuleFaultLog:
                 "the server is restarted",
                 *(rules, fault.rules, MAX_FAULTS, stand_in),
             )
+
+
+class Gauges:
+    """What an engine's scheduler sends with vLLM's statistics, besides what was counted."""
+
+    def __init__(self, scheduler: Any) -> None:
+        """`scheduler` is a RetainingScheduler, whose room lies above this one."""
+        self._scheduler = scheduler
+
+    def now(self) -> tuple[int, int, bool]:
+        """What a change of the gauges is seen by."""
+        scheduler = self._scheduler
+        num_pins = len(scheduler.retention.pins)
+        return scheduler.num_free_blocks(), num_pins, self.is_under_pressure
+
+    @property
+    def is_under_pressure(self) -> bool:
+        """Whether memory ran short lately; an idle engine is not under pressure."""
+        scheduler = self._scheduler
+        has_requests = bool(scheduler.running or scheduler.queue)
+        return has_requests and bool(scheduler.admission.is_memory_short)
+
+    def payload(self) -> dict[str, Any]:
+        """Gauges, the report for the balancer, and what was counted since the last call."""
+        scheduler = self._scheduler
+        pins, counters = scheduler.retention.pins, scheduler.watchers.counters
+        usage, num_blocks = scheduler.usage(), max(scheduler.pool.num_blocks, 1)
+        # none of it is used by a request while none is in the engine
+        num_reclaimable = pins.num_exclusive_blocks if scheduler.requests else pins.num_blocks
+        reclaimable = min(usage, num_reclaimable / num_blocks)
+        gauges = {
+            "pinned_jobs": len(pins),
+            "pinned_blocks": pins.num_blocks,
+            "held_kv_perc": pins.num_blocks / num_blocks,
+            "reclaimable_kv_perc": reclaimable,
+            "running_kv_perc": usage - reclaimable,
+            "live_jobs": len(scheduler.retention.jobs),
+            "under_pressure": int(self.is_under_pressure),
+        }
+        # also with one engine: those of a dense model do not know that there are others
+        return {"gauges": gauges, "report": self.load_report(), **counters.take_delta()}
+
+    def load_report(self) -> tuple[float, list[float]]:
+        """What the balancer weighs: mean wait of returning turns, and seconds of a prefill."""
+        scheduler = self._scheduler
+        return scheduler.watchers.waits.mean_s, scheduler.retention.costs.step_time.coefficients

@@ -33,7 +33,7 @@ TWO_TURNS = job("a", 0.0, (100, 14, 0.5), (50, 5, 0.0))
 def test_the_server_gets_what_a_client_sends() -> None:
     """The server gets each turn, each tool's start and end with its duration, then the release."""
     events = events_of(TWO_TURNS, "continuum")
-    of_memory = ("pinned", "unpinned", "kv_state", "kv_freed")
+    of_memory = ("pinned", "unpinned", "reuse")
     names = [event["event"] for event in events if event["event"] not in of_memory]
     turn = ["arrival", "waiting_to_running", "finish"]
     assert names == [*turn, "tool_started", "tool_finished", *turn, "closed"]

@@ -23,7 +23,7 @@ from agentkv.evals.simulator.plugin import StickySpill
 from agentkv.evals.simulator.run import SimulatedRun
 from agentkv.evals.simulator.turns import ContextHashes, LiveTurn
 from agentkv.evals.workload.plans import Prefix, Workload
-from agentkv.integrations.vllm.telemetry.load_reports import EngineReport
+from agentkv.integrations.vllm.watch.load_reports import EngineReport
 
 from .simulated import durations, job, random_jobs, simulate
 
