@@ -34,7 +34,7 @@ _ENDS = {
     "returned": "took over its pin",
     "expired": "the TTL ran out",
     "slow": "the tool was expected to take longer than a pin is worth",
-    "forgotten": "the server forgot the job",
+    "lease": "the server forgot the job",
     "pressure": "the pin yielded to other requests",
     "last_step": "freed at the last step",
     "reset": "the prefix cache was reset",

@@ -55,9 +55,12 @@ def test_a_job_that_is_not_expected_to_fit_is_held_back_and_shown(
     wait_for(lambda: metric(server, "agentkv:pinned_jobs") == 0)
 
 
-@pytest.mark.parametrize(("command", "is_held"), [("ls -la", True), ("pip install torch", False)])
+@pytest.mark.parametrize(
+    ("command", "key", "is_held"),
+    [("ls -la", "ls", True), ("pip install torch", "pip install", False)],
+)
 def test_a_context_is_held_by_the_price_of_the_tool(
-    demo_server: ServerProcess, command: str, is_held: bool
+    demo_server: ServerProcess, command: str, key: str, is_held: bool
 ) -> None:
     """Read from the reply, which guided decoding makes the model say."""
     server = demo_server
@@ -74,7 +77,7 @@ def test_a_context_is_held_by_the_price_of_the_tool(
     )
     wait_for(lambda: bool(events_of(server, job_id, "decision")))
     (decision,) = events_of(server, job_id, "decision")
-    assert decision["command"] == command
+    assert decision["command"] == key
     assert (decision["ttl_s"] > 0) == is_held
     assert f"coming back is worth {PRICE_S:.2f} s of holding" in decision["reason"]
     chat(server, WORDS, model="demo", job_id=job_id, is_last_step=True)

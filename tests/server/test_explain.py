@@ -84,14 +84,14 @@ def play(server: ServerProcess, case: str) -> None:
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "date": ({"reason": "diverged", "kind": "start", "change": "edited"}, "such as a date"),
     "pressure": ({"reason": "pressure", "taken_by": "the-taker"}, "went to job the-taker"),
-    "ttl": ({"reason": "ttl", "ttl_s": TTL_S, "let_go": "expired"}, "TTL of 8.0 s over"),
+    "ttl": ({"reason": "ttl", "ttl_s": TTL_S, "ended_by": "expired"}, "TTL of 8.0 s over"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_planted_reason_is_named(server: ServerProcess, case: str) -> None:
     """Each planted reason is found, in a fact that a program can read and in a sentence, with
-    something to do about it, and after the job's end. All reasons: the tests of `misses`."""
+    something to do about it, and after the job's end. All reasons: the tests of `why`."""
     play(server, case)
     (job,) = explained(server, case)
     miss = job["turns"][-1]["miss"]

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.server
 ALICE, BOB, ADMIN = "key-of-alice", "key-of-bob", "key-of-admin"
 SECRET = "hunter2"
 COMMAND = f"API_TOKEN={SECRET} curl -u me:{SECRET} https://me:{SECRET}@host/x?api_key={SECRET}"
-SHOWN = COMMAND.replace(SECRET, "REDACTED")
+KEY = "curl"
+"""What the server keeps and shows of it."""
 PROMPT = "List the files of this folder, then read the longest of them. " * 8
 MESSAGES = [{"role": "user", "content": PROMPT}]
 
@@ -138,7 +139,7 @@ def test_no_secret_of_a_command_is_shown_stored_or_logged(
         assert reply.json()["is_ignored"] is False
     generate(client, "j")
     texts = [keys[ADMIN].get(f"/v1/agentkv/{path}").text for path in ("jobs", "timestamps")]
-    assert SHOWN in texts[1]
+    assert f'"{KEY}"' in texts[1]
     assert client.post("/v1/agentkv/jobs/j/release").status_code == 200
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert {path.name for path in files} >= {"scheduler_timestamps.jsonl", "state.json"}

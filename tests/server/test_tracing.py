@@ -46,7 +46,7 @@ def test_decisions_are_spans_of_the_clients_trace(
     assert set(spans) == wanted
     assert {span.parent_span_id.hex() for span in spans.values()} == {SPAN_ID}
     turn, hold = spans["agentkv.turn"], spans["agentkv.hold"]
-    of_turns = [event.name for event in turn.events if event.name != "kv_state"]
+    of_turns = [event.name for event in turn.events]
     assert of_turns == ["arrival", "waiting_to_running", "finish"]
     names = [event.name for event in hold.events]
     assert names[0] == "pinned"
