@@ -22,9 +22,16 @@ from .pins import Pin
 from .settings import Settings
 
 
+_MAX_TOOL_CHARS = 4096
+
+
 def tool_name(text: str) -> str:
-    """The first word of a command: the tool as the published Continuum names it."""
-    return text.split(maxsplit=1)[0][:256] if text.strip() else ""
+    """The first word of a command: the tool as the published Continuum names it.
+
+    Assignments before it, whose values may be secrets, are passed over.
+    """
+    words = text[:_MAX_TOOL_CHARS].split(maxsplit=16)
+    return next((word[:256] for word in words if "=" not in word), "")
 
 
 class ContinuumSettings(Settings):

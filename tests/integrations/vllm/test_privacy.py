@@ -16,7 +16,7 @@ from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 
 SECRET = "hunter2"
-COMMAND = f"curl -H 'X-Api-Key: {SECRET}' http://host/x"
+COMMAND = f"API_TOKEN={SECRET} curl -H 'X-Api-Key: {SECRET}' http://host/x"
 REPLY = f"Let me ask.\n```bash\n{COMMAND}\n```"
 
 
