@@ -91,7 +91,8 @@ def class_name(path: Path) -> str:
 def _check(options: argparse.Namespace) -> int:
     label, settings = read_target(options.target)
     try:
-        from agentkv.testing.promises import PROMISES, check_promises
+        from agentkv.testing.policy_play import PROMISES
+        from agentkv.testing.promises import check_promises
         from agentkv.testing.vllm_scheduler import VLLM_VERSION, quiet_vllm
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":

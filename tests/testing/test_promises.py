@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentkv.evals.commands.policy import STOCK, read_target
-from agentkv.testing.promises import (
+from agentkv.testing.policy_play import (
     ENDS,
     IN_TIME,
     NO_LOSS,
@@ -14,6 +14,8 @@ from agentkv.testing.promises import (
     USABLE,
     WAITS,
     YIELDS,
+)
+from agentkv.testing.promises import (
     BrokenPromiseError,
     CheckResult,
     check_promises,
