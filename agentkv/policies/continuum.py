@@ -21,7 +21,6 @@ from .jobs import Decision, Turn
 from .pins import Pin
 from .settings import Settings
 
-
 _MAX_TOOL_CHARS = 4096
 
 
