@@ -20,7 +20,7 @@ MAX_MODULES = 12
 MIN_SHARED_PREFIX = 3
 MAX_FILE_LINES = 450
 LONG_FUNCTION_LINES = 40
-MAX_LONG_FUNCTIONS = 17
+MAX_LONG_FUNCTIONS = 20
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv",): 2_000,
@@ -39,24 +39,21 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/doctor",): 700,
     ("evals",): 8_900,
     ("evals/simulator",): 3_100,
-    ("studies",): 3_400,
+    ("studies",): 3_500,
     ("tests",): 40_000,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_WHEEL_LINES = 39_900
-MAX_DOCS_WORDS = 32_300
+MAX_DOCS_WORDS = 33_000
 
 LONG_ON_PURPOSE: dict[str, str] = {
     "integrations/vllm/engine/seam.py": "all private names of vLLM's engine stand in one file",
     "agentkv/testing/promises.py": "not cut yet",
-    "integrations/vllm/engine/scheduler.py": "not cut yet",
-    "integrations/vllm/retention/manager.py": "not cut yet",
 }
 """Files over MAX_FILE_LINES, each with its reason."""
 TWICE_ON_PURPOSE: dict[str, str] = {
     "Job": "what a client's session enters, and what a policy is asked about: two APIs",
     "Answer": "not renamed yet",
-    "Check": "not renamed yet",
     "EngineLink": "not renamed yet",
     "Event": "not renamed yet",
     "JobKey": "not renamed yet",
