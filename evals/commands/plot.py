@@ -17,7 +17,7 @@ from typing import Any
 
 from agentkv.errors import InputError
 
-from ..figures.against_load import (
+from ..figures.comparisons import (
     DURATIONS,
     FIRST_TOKENS,
     HITS,

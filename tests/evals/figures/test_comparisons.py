@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.figures.against_load import (
+from agentkv.evals.figures.comparisons import (
     DURATIONS,
     Quantity,
     against_load,
