@@ -11,6 +11,7 @@ import hashlib
 import importlib.resources
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -56,7 +57,7 @@ def write_record_page(
         _engine(number, record, [job for job in jobs if (job.engine or 0) == number], chosen)
         for number in sorted({job.engine or 0 for job in jobs})
     ]
-    engines[0]["stats"] = stats if stats is not None else _pin_ends(jobs)
+    engines[0]["stats"] = stats if stats is not None else _totals(jobs)
     shown = {"title": title, "written": _written(), "summary": summary, "engines": engines}
     data = json.dumps(shown).replace("<", "\\u003c")
     html = (_UI / "index.html").read_text(encoding="utf-8")
@@ -91,9 +92,9 @@ def _engine(
 def _job(job: JobView) -> dict[str, Any]:
     last = job.turns[-1] if job.turns else None
     misses = [
-        f"turn {turn.turn}: {turn.lost_tokens:,} tokens had left the cache"
+        f"turn {turn.turn} computed {turn.miss['tokens']:,} tokens again: {turn.miss['why']}"
         for turn in job.turns
-        if turn.lost_tokens
+        if turn.miss
     ]
     return {
         "job_id": job.job_id,
@@ -101,16 +102,19 @@ def _job(job: JobView) -> dict[str, Any]:
         "state": "over",
         "turn": len(job.turns),
         "tokens": last.prompt_tokens + (last.output_tokens or 0) if last else 0,
-        "blocks": max((pin.blocks for pin in job.holds), default=0),
+        "blocks": max((hold.blocks for hold in job.holds), default=0),
         "why": "; ".join([*misses, job.close_reason or "open"]),
     }
 
 
-def _pin_ends(jobs: Sequence[JobView]) -> dict[str, Any]:
-    ends: dict[str, int] = {}
-    for pin in (pin for job in jobs for pin in job.holds if pin.end is not None):
-        ends[str(pin.end)] = ends.get(str(pin.end), 0) + 1
-    return {"pin_ends_total": ends}
+def _totals(jobs: Sequence[JobView]) -> dict[str, Any]:
+    """What a server's stats say of these jobs, as far as a log does."""
+    ends = Counter(hold.end for job in jobs for hold in job.holds if hold.end is not None)
+    missed: Counter[str] = Counter()
+    for miss in (turn.miss for job in jobs for turn in job.turns):
+        if miss is not None:
+            missed[miss["reason"]] += miss["tokens"]
+    return {"pin_ends_total": ends, "savings": {"recomputed_tokens": missed}}
 
 
 def write_page(path: Path, title: str, parts: Iterable[str]) -> None:

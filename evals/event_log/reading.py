@@ -22,6 +22,7 @@ from ..rows import json_object
 NUMBERS = {
     "arrival": ("turn", "prompt_length"),
     "waiting_to_running": ("prompt_length", "hit_length", "expected_hit_length", "waited_s"),
+    "reuse": ("turn", "expected_tokens", "kept_tokens"),
     "resumed": ("hit_length",),
     "evicted": ("lost_tokens",),
     "finish": ("turn", "context_length"),
@@ -44,7 +45,7 @@ class Event(NamedTuple):
     details: Mapping[str, Any]
 
 
-class JobKey(NamedTuple):
+class LoggedJob(NamedTuple):
     """A job on one engine: the clocks of two engines do not compare. None: there is only one."""
 
     job_id: str
@@ -55,7 +56,7 @@ class Record(NamedTuple):
     """Every job's events in order; `is_cut` if the last line was incomplete."""
 
     source: str
-    events: Mapping[JobKey, list[Event]]
+    events: Mapping[LoggedJob, list[Event]]
     is_cut: bool = False
 
 
@@ -90,7 +91,7 @@ def read_record(source: str, *, api_key: str | None = None) -> Record:
             document = json_object(source, text)
             answer = None if "event" in document else document  # a log of one line
     rows, is_cut = _line_rows(source, text) if answer is None else _answer_rows(source, answer)
-    events: dict[JobKey, list[Event]] = {}
+    events: dict[LoggedJob, list[Event]] = {}
     for place, row in rows:
         key, event = _checked(place, row)
         events.setdefault(key, []).append(event)
@@ -151,7 +152,7 @@ def _object(place: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _checked(place: str, row: Mapping[str, Any]) -> tuple[JobKey, Event]:
+def _checked(place: str, row: Mapping[str, Any]) -> tuple[LoggedJob, Event]:
     for field in ("job_id", "event"):
         if not isinstance(row.get(field), str):
             raise InputError(f"{place}: {field} must be a string, got {row.get(field)!r}")
@@ -161,7 +162,11 @@ def _checked(place: str, row: Mapping[str, Any]) -> tuple[JobKey, Event]:
         if not _is_number(row.get(field)):
             seen = repr(row[field]) if field in row else "nothing"
             raise InputError(f"{place}: {name}: {field} must be a number, got {seen}")
-    key = JobKey(row["job_id"], engine if isinstance(engine, int) else None)
+    if row.get("miss") is not None:
+        miss = _object(f"{place}: {name}: miss", row["miss"])
+        if not _is_number(miss.get("tokens")) or not {"reason", "why"} <= miss.keys():
+            raise InputError(f"{place}: {name}: miss must have tokens, reason and why: {miss}")
+    key = LoggedJob(row["job_id"], engine if isinstance(engine, int) else None)
     return key, Event(name, float(row["at_s"]), row)
 
 

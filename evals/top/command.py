@@ -21,7 +21,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 from agentkv.errors import AgentKVServerError
 
 from ..options import DONE, FAILED, command_parser
-from .feed import Board, JobKey, LiveFeed, sentence
+from .feed import Board, LiveFeed, ShownJob
 
 RETRY_S = 2.0
 POOL = (("running", "█", "blue"), ("held", "█", "green"), ("cached", "▒", "bright_black"))
@@ -29,8 +29,6 @@ POOL = (("running", "█", "blue"), ("held", "█", "green"), ("cached", "▒", 
 STATES = ("running", "waiting", "tool", "held", "evicted")
 COLOURS = {"running": "blue", "waiting": "red", "tool": "green", "held": "green"}
 DECISIONS = frozenset({"decision", "unpinned", "held", "due", "evicted", "trimmed", "preempted"})
-LISTENERS_EVENTS = frozenset({"kv_state", "kv_freed"})
-"""What KV listeners get; other events say the same with reasons."""
 MAX_BARS = 3
 NUM_DECISIONS = 4
 
@@ -41,7 +39,7 @@ COLUMNS = (
 )
 """Columns and their widths in a terminal of 80 characters; in a wider one job and tool grow."""
 
-SORTS: Mapping[str, Callable[[JobKey, Job], Any]] = {
+SORTS: Mapping[str, Callable[[ShownJob, Job], Any]] = {
     "state": lambda key, job: (STATES.index(job["state"]), -job["for_s"]),
     "tokens": lambda key, job: -job["tokens"],
     "for": lambda key, job: -job["for_s"],
@@ -89,7 +87,7 @@ class JobScreen(ModalScreen[None]):
     #pane { border: round green; }
     """
 
-    def __init__(self, board: Board, key: JobKey) -> None:
+    def __init__(self, board: Board, key: ShownJob) -> None:
         super().__init__()
         self._board = board
         self._key = key
@@ -112,11 +110,7 @@ class JobScreen(ModalScreen[None]):
         if job is not None:
             state = f"{job['state']}: {job['why']}" if job["why"] else job["state"]
         pane.border_title = f"{self._key.job_id}  {state}"[: max(10, self.size.width - 6)]
-        lines = [
-            f"{event['at_s']:8.1f} {sentence(event)}"
-            for event in events
-            if event["event"] not in LISTENERS_EVENTS
-        ]
+        lines = [f"{event['at_s']:8.1f} {event['text']}" for event in events]
         is_at_end = pane.max_scroll_y - pane.scroll_y <= 1
         text = "\n".join(lines) or "Nothing has happened to it since the start of top."
         self.query_one("#events", Static).update(Text(text))
@@ -148,7 +142,7 @@ class Top(App[None]):
         self._sort = next(iter(SORTS))
         self._filter = ""
         self._problem = ""
-        self._shown: list[JobKey] = []
+        self._shown: list[ShownJob] = []
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
@@ -243,7 +237,7 @@ class Top(App[None]):
             table.move_cursor(row=self._shown.index(at), animate=False, scroll=False)
         table.scroll_y = top
 
-    def _cells(self, key: JobKey, job: Job) -> tuple[str, ...]:
+    def _cells(self, key: ShownJob, job: Job) -> tuple[str, ...]:
         job_id = key.job_id
         if len(self.board.engines) > 1:
             job_id = f"{key.engine}:{job_id}"
@@ -314,13 +308,13 @@ class Top(App[None]):
         width = max(20, self.size.width)
         lines = [Text("─ decisions ".ljust(width, "─"), style="bright_black")]
         for key, event in latest[-NUM_DECISIONS:]:
-            line = Text(f"{_end(key.job_id, 18):18} {sentence(event)}")
+            line = Text(f"{_end(key.job_id, 18):18} {event['text']}")
             line.truncate(width, overflow="ellipsis")
             lines.append(line)
         return Text("\n").join(lines)
 
 
-def _searched(key: JobKey, job: Job) -> str:
+def _searched(key: ShownJob, job: Job) -> str:
     return " ".join(filter(None, (key.job_id, job["state"], job["tool"], job["command"]))).lower()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
 
 import httpx
@@ -23,8 +23,8 @@ MAX_JOBS_REMEMBERED = 1000
 Event = Mapping[str, Any]
 
 
-class JobKey(NamedTuple):
-    """A job on one engine."""
+class ShownJob(NamedTuple):
+    """A job on one engine, as the screen knows it."""
 
     engine: int
     job_id: str
@@ -104,9 +104,9 @@ class Board:
 
     def __init__(self) -> None:
         self.engines: list[dict[str, Any]] = []
-        self.log: deque[tuple[JobKey, Event]] = deque(maxlen=MAX_EVENTS_OF_JOB)
+        self.log: deque[tuple[ShownJob, Event]] = deque(maxlen=MAX_EVENTS_OF_JOB)
         """What happened last, to any job."""
-        self._events: dict[JobKey, deque[Event]] = {}
+        self._events: dict[ShownJob, deque[Event]] = {}
         self._seen_s: dict[int, float] = {}
 
     def update(self, snapshot: Mapping[str, Any]) -> None:
@@ -119,10 +119,10 @@ class Board:
                 seen_s = -1.0
             for event in engine["events"]:
                 if event["at_s"] > seen_s:
-                    self._add(JobKey(number, event["job_id"]), event)
+                    self._add(ShownJob(number, event["job_id"]), event)
             self._seen_s[number] = now_s
 
-    def _add(self, key: JobKey, event: Event) -> None:
+    def _add(self, key: ShownJob, event: Event) -> None:
         events = self._events.pop(key, None) or deque(maxlen=MAX_EVENTS_OF_JOB)
         events.append(event)
         self._events[key] = events  # the last active one comes last
@@ -131,15 +131,15 @@ class Board:
         self.log.append((key, event))
 
     @property
-    def jobs(self) -> dict[JobKey, dict[str, Any]]:
+    def jobs(self) -> dict[ShownJob, dict[str, Any]]:
         """The jobs of the newest snapshot."""
         return {
-            JobKey(int(engine["engine"]), job["job_id"]): job
+            ShownJob(int(engine["engine"]), job["job_id"]): job
             for engine in self.engines
             for job in engine["jobs"]
         }
 
-    def events_of(self, key: JobKey) -> list[Event]:
+    def events_of(self, key: ShownJob) -> list[Event]:
         """What happened to a job, as far as it was seen."""
         return list(self._events.get(key, ()))
 
@@ -152,44 +152,3 @@ def _number(value: Any, path: tuple[str, ...]) -> float:
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, int | float) else 0.0
-
-
-def sentence(event: Event) -> str:
-    """What an event says, in words; its name for those that say no more."""
-    name = event["event"]
-    write = _SENTENCES.get(name)
-    if write is None:
-        return str(name).replace("_", " ")
-    try:
-        return write(event)
-    except (KeyError, TypeError, ValueError):  # of another version of the plugin
-        return str(name).replace("_", " ")
-
-
-def _decision(event: Event) -> str:
-    what = event.get("command") or "no tool call"
-    speed = f", {event['speed']}" if event.get("speed") else ""
-    return f"{what}{speed}: held for {event['ttl_s']:.1f} s, {event['reason']}"
-
-
-def _started(event: Event) -> str:
-    hit, prompt = event["hit_length"], event["prompt_length"]
-    expected = event.get("expected_hit_length", 0)
-    missed = f", {expected:,} expected" if expected > hit else ""
-    return f"runs after {event['waited_s']:.2f} s: {hit:,} of {prompt:,} tokens cached{missed}"
-
-
-_SENTENCES: Mapping[str, Callable[[Event], str]] = {
-    "arrival": lambda event: f"turn {event['turn']} arrives, {event['prompt_length']:,} tokens",
-    "held": lambda event: f"waits for admission: {event['reason']}",
-    "waiting_to_running": _started,
-    "evicted": lambda event: f"{event['lost_tokens']:,} tokens were gone from the cache",
-    "finish": lambda event: f"turn ends, {event['context_length']:,} tokens of context",
-    "pinned": lambda event: f"held: {event['blocks']} blocks for up to {event['ttl_s']:.1f} s",
-    "decision": _decision,
-    "trimmed": lambda event: f"gives {event['blocks']} blocks for memory, keeps {event['left']}",
-    "unpinned": lambda event: f"let go after {event['held_s']:.1f} s: {event['reason']}",
-    "tool_started": lambda event: f"tool starts: {event.get('command') or event.get('tool')}",
-    "tool_finished": lambda event: f"tool ends after {event['duration_s']:.2f} s",
-    "closed": lambda event: f"job is over: {event['reason']}, {event['turns']} turns",
-}

@@ -53,7 +53,7 @@ function totalsOf(engines) {
   const seen = states.filter(([, n]) => n).map(([state, n]) => `${n} ${state}`);
   const counts = engines.some((engine) => engine.stats.savings);
   return {
-    kept: counts && [kept, count(kept), `${seconds(keptS)} of the engine; ${compact(stock)} hit without us`],
+    kept: engines.some((engine) => savings(engine).kept_tokens !== undefined) && [kept, count(kept), `${seconds(keptS)} of the engine; ${compact(stock)} hit without us`],
     twice: counts && [sum(lost), count(sum(lost)), worst && worst[1] ? `most: ${worst[0].replaceAll("_", " ")}` : "none"],
     pins: [returned, share(returned, ended), `${count(returned)} of ${count(ended)}`],
     predictor: predicted && [within, share(within, predicted), `${count(within)} of ${plural(predicted, "tool")} up to p90`],
@@ -245,7 +245,7 @@ function noteDecisions(card, events, at) {
   const receivedMs = Date.now();
   for (const event of events) {
     const made = decision(event);
-    if (made) decisions.unshift({ ...made, text: event.text ?? made.text, job: event.job_id, at_s: event.at_s, atMs: receivedMs - 1000 * (at - event.at_s) });
+    if (made) decisions.unshift({ ...made, text: event.text, job: event.job_id, at_s: event.at_s, atMs: receivedMs - 1000 * (at - event.at_s) });
   }
   decisions.sort((a, b) => b.atMs - a.atMs);
   decisions.length = Math.min(decisions.length, MAX_DECISIONS);

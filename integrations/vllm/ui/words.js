@@ -1,4 +1,4 @@
-// What numbers, events and errors are called on the page.
+// What numbers, states and reasons are called on the page; events bring their own sentence.
 
 const whole = new Intl.NumberFormat("en");
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -19,48 +19,32 @@ export function seconds(value) {
 const LOST = {
   expired: "the TTL ran out",
   slow: "its tool is too slow to wait for",
+  no_tool_call: "its last reply calls no tool",
   pressure: "memory went to others",
-  forgotten: "its lease ran out",
+  lease: "its lease ran out",
   released: "its client released it",
   last_step: "its last turn has ended",
   aborted: "its turn was aborted",
   reset: "the prefix cache was reset",
 };
-export const whyLost = (reason) => LOST[reason] ?? reason ?? "";
+const whyLost = (reason) => LOST[reason] ?? reason ?? "";
 
-// A sentence for an event that is a decision, its kind, and whether it cost something; else null.
+// Events that are decisions: their kind, and whether they cost something.
+const DECISIONS = {
+  held: { kind: "waits" },
+  due: { kind: "waits" },
+  preempted: { kind: "losses", isLoss: true },
+  evicted: { kind: "losses", isLoss: true },
+  trimmed: { kind: "losses", isLoss: true },
+  pinned: { kind: "" },
+  decision: { kind: "predictions" },
+  unpinned: { kind: "" },
+  closed: { kind: "" },
+};
+
 export function decision(event) {
-  switch (event.event) {
-    case "held":
-      return { kind: "waits", text: `held back: ${event.reason}` };
-    case "due":
-      return { kind: "waits", text: `goes next: ${plural(event.passed, "later turn")} overtook it` };
-    case "preempted":
-      return { kind: "losses", isLoss: true, text: "preempted: its memory went to others" };
-    case "evicted":
-      return { kind: "losses", isLoss: true, text: `${plural(event.lost_tokens, "token")} had left the cache` };
-    case "trimmed":
-      return { kind: "losses", isLoss: true, text: `gives ${plural(event.blocks, "block")} of its KV, keeps ${count(event.left)}` };
-    case "pinned":
-      return { kind: "", text: `${plural(event.blocks, "block")} held for up to ${seconds(event.ttl_s)}: ${event.reason}` };
-    case "decision": {
-      const what = event.command ?? "no command";
-      const speed = event.speed ? `, ${event.speed}` : "";
-      return { kind: "predictions", text: `${what}${speed}: hold for ${seconds(event.ttl_s)}, ${event.reason}` };
-    }
-    case "unpinned": {
-      const blocks = plural(event.blocks, "block");
-      if (event.reason === "returned") {
-        return { kind: "", text: `the next turn took ${blocks} over after ${seconds(event.held_s)}` };
-      }
-      const isLoss = ["pressure", "expired"].includes(event.reason);
-      return { kind: isLoss ? "losses" : "", isLoss, text: `let ${blocks} go after ${seconds(event.held_s)}: ${whyLost(event.reason)}` };
-    }
-    case "closed":
-      return { kind: "", text: `over after ${plural(event.turns, "turn")} (${event.reason})` };
-    default:
-      return null;
-  }
+  const isLoss = event.event === "unpinned" && ["pressure", "expired"].includes(event.reason);
+  return isLoss ? DECISIONS.evicted : DECISIONS[event.event];
 }
 
 export function waiting(job) {

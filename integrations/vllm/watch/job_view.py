@@ -219,7 +219,7 @@ class JobView:
             turn.turn = int(entry["turn"])
             turn.expected_tokens = int(entry["expected_tokens"])
             turn.kept_tokens = int(entry["kept_tokens"])
-            turn.miss = entry["miss"]
+            turn.miss = entry.get("miss")
 
     def _on_preempted(self, entry: Entry) -> None:
         if self._running:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agentkv.evals.event_log.reading import Event, JobKey, Record, jobs_of
+from agentkv.evals.event_log.reading import Event, LoggedJob, Record, jobs_of
 from agentkv.integrations.vllm.watch.job_view import JobView
 
 ROW = dict[str, Any]
@@ -42,6 +42,7 @@ def tool(at_s: float, state: str, command: str, duration_s: float | None = None)
     return event(f"tool_{state}", at_s, **details)
 
 
+MISS = {"tokens": 32, "reason": "pressure", "why": "another request took the memory"}
 CLOSED = {"reason": "released", "turns": 2}
 TWO_TURNS = [
     arrival(1.0, 1, 100),
@@ -54,6 +55,7 @@ TWO_TURNS = [
     unpinned(5.25, "returned", 7, 3.25),
     event("evicted", 5.25, lost_tokens=32),
     start(5.25, 160, 80, 112, 0.25),
+    event("reuse", 5.25, turn=2, expected_tokens=112, kept_tokens=0, miss=MISS),
     finish(6.0, 2, 176),
     pinned(6.0, 11),
     unpinned(6.5, "released", 11, 0.5),
@@ -64,7 +66,7 @@ TWO_TURNS = [
 
 def record_of(*rows: ROW, job_id: str = "job") -> Record:
     events = [Event(row["event"], row["at_s"], row) for row in rows]
-    return Record("test", {JobKey(job_id): events})
+    return Record("test", {LoggedJob(job_id): events})
 
 
 def job_of(*rows: ROW) -> JobView:

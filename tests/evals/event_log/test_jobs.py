@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentkv.evals.event_log.reading import NUMBERS, Event, JobKey, Record, jobs_of
+from agentkv.evals.event_log.reading import NUMBERS, Event, LoggedJob, Record, jobs_of
 from agentkv.evals.event_log.totals import job_row, totals
+from agentkv.integrations.vllm.watch.job_view import sentence
 from tests.evals.event_log.rows import (
     CLOSED,
     TWO_TURNS,
@@ -149,12 +152,36 @@ NAMES = (*NUMBERS, "preempted", "aborted", "tool_started", "tool_finished", "dec
 def test_any_order_of_events_is_told_without_an_exception(names: list[str]) -> None:
     """In any order of events every turn is counted once and ends after it began."""
     events = [
-        Event(name, float(at_s), dict.fromkeys(NUMBERS.get(name, ()), at_s % 5))
+        Event(name, float(at_s), {"event": name, "at_s": at_s} | numbers)
         for at_s, name in enumerate(names)
+        for numbers in [dict.fromkeys(NUMBERS.get(name, ()), at_s % 5)]
     ]
-    jobs = jobs_of(Record("test", {JobKey("job"): events} if events else {}))
+    jobs = jobs_of(Record("test", {LoggedJob("job"): events} if events else {}))
     assert [job_row(job)["turns"] for job in jobs] == [len(job.turns) for job in jobs]
     assert totals(jobs)["turns"] <= names.count("arrival") + names.count("waiting_to_running")
     for job in jobs:
         assert all(bubble.tool_s >= 0 and bubble.queued_s >= 0 for bubble in job.bubbles)
         assert job.started_s <= job.ended_s
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ({"event": "due", "passed": 20}, "due"),
+        ({"event": "unpinned", "held_s": "?"}, "unpinned"),
+        (
+            {"event": "decision", "command": "ls", "speed": "fast", "ttl_s": 3, "reason": "rule"},
+            "ls, fast: held for 3.0 s, rule",
+        ),
+        (
+            {
+                **{"event": "waiting_to_running", "prompt_length": 2000, "hit_length": 0},
+                **{"expected_hit_length": 1500, "waited_s": 0.5},
+            },
+            "runs after 0.50 s: 0 of 2,000 tokens cached, 1,500 expected",
+        ),
+    ],
+)
+def test_an_event_reads_as_a_sentence(entry: dict[str, Any], text: str) -> None:
+    """One that another version sends otherwise is named, and breaks nothing."""
+    assert sentence(entry) == text

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentkv.errors import AgentKVServerError, InputError
-from agentkv.evals.event_log.reading import JobKey, read_record
+from agentkv.evals.event_log.reading import LoggedJob, read_record
 from tests.evals.event_log.rows import TWO_TURNS, arrival, write_record
 
 
@@ -25,8 +25,8 @@ def test_files_answers_and_folders_hold_the_same_events(tmp_path: Path) -> None:
     answer.write_text(json.dumps({"jobs": {"a": TWO_TURNS, "b": TWO_TURNS[:3]}}))
     expected = read_record(str(plain)).events
     assert {key: len(events) for key, events in expected.items()} == {
-        JobKey("a"): len(TWO_TURNS),
-        JobKey("b"): 3,
+        LoggedJob("a"): len(TWO_TURNS),
+        LoggedJob("b"): 3,
     }
     for source in (packed, answer, tmp_path / "server", tmp_path / "run"):
         assert read_record(str(source)).events == expected
@@ -45,7 +45,7 @@ def test_events_of_two_engines_are_kept_apart(tmp_path: Path) -> None:
     answer = tmp_path / "answer.json"
     events = [{**arrival(1.0, 1, 10), "engine": engine} for engine in (0, 1)]
     answer.write_text(json.dumps({"jobs": {"a": events}}), encoding="utf-8")
-    assert list(read_record(str(answer)).events) == [JobKey("a", 0), JobKey("a", 1)]
+    assert list(read_record(str(answer)).events) == [LoggedJob("a", 0), LoggedJob("a", 1)]
 
 
 def test_a_last_line_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_last_line_cut_off_is_left_out(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-20], encoding="utf-8")
     record = read_record(str(path))
     assert record.is_cut
-    assert len(record.events[JobKey("a")]) == len(TWO_TURNS) - 1
+    assert len(record.events[LoggedJob("a")]) == len(TWO_TURNS) - 1
 
 
 OF_A = '{"job_id": "a", "event": '
