@@ -250,8 +250,9 @@ class PinDecisions:
             self._emit(Decided, job.job_id, pin, decision, told_by, job.command_shown, is_first)
 
     def _shown(self, command: str) -> str:
-        """What events and routes show of a command."""
-        return command[:MAX_COMMAND_CHARS] if self._shows_commands else command_key(command)
+        """What events and routes show of a command; reading longer ones would take milliseconds."""
+        start = command[:MAX_COMMAND_CHARS]
+        return start if self._shows_commands else command_key(start)
 
     def job_closed(self, job: Job, reason: str) -> None:
         """The job is over: released, at its last step, or forgotten."""
