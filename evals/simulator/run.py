@@ -79,7 +79,9 @@ class Simulation:
             machine = replace(machine, num_blocks=_blocks_for_all(workload, machine))
         settings = policy.engine_settings
         if settings is not None:
-            settings = {**settings, "record_events": options.record_events}
+            # commands too: the log is a workload that can be played again
+            recorded = {"record_events": options.record_events, "show_commands": True}
+            settings = {**settings, **recorded}
         self.machine = machine
         self._policy = policy
         self._settings = settings

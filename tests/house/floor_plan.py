@@ -28,7 +28,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv/tool_calls",): 2_200,
     ("agentkv/durations", "agentkv/commands"): 4_100,
     ("agentkv/policies",): 1_900,
-    ("agentkv/testing", "agentkv/server"): 2_000,
+    ("agentkv/testing", "agentkv/server"): 2_100,
     ("agents",): 900,
     ("integrations",): 1_600,
     ("integrations/vllm",): 1_200,
@@ -43,12 +43,11 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("tests",): 40_000,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_WHEEL_LINES = 39_900
+MAX_WHEEL_LINES = 40_000
 MAX_DOCS_WORDS = 33_000
 
 LONG_ON_PURPOSE: dict[str, str] = {
     "integrations/vllm/engine/seam.py": "all private names of vLLM's engine stand in one file",
-    "agentkv/testing/promises.py": "not cut yet",
 }
 """Files over MAX_FILE_LINES, each with its reason."""
 TWICE_ON_PURPOSE: dict[str, str] = {
@@ -56,7 +55,6 @@ TWICE_ON_PURPOSE: dict[str, str] = {
     "Answer": "not renamed yet",
     "EngineLink": "not renamed yet",
     "Event": "not renamed yet",
-    "JobKey": "not renamed yet",
 }
 """Class names that stand in two files, each with its reason."""
 
