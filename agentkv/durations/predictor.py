@@ -37,7 +37,6 @@ from agentkv.durations.prediction import (
     Speed,
 )
 from agentkv.durations.trees import OfflineModels
-from agentkv.errors import InputError
 from agentkv.guard import AnswerCheck, FaultReport, Guard, was_signalled
 from agentkv.named_classes import NamedClasses, label_of
 
@@ -56,7 +55,6 @@ _CLASSES = NamedClasses("predictor", Predictor, "agentkv.predictors", KINDS)
 MIN_DURATION_S = 1e-3
 MAX_DURATION_S = 1e6
 """Durations are clipped to these; 0 and a billion seconds are no outliers of a fit."""
-_STUDY_KINDS = ("empirical", "first_word")
 _FORMAT = 1
 _open_for_owner = partial(os.open, mode=0o600)
 _CORRUPT = (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
@@ -74,11 +72,6 @@ def load_predictor(name: str) -> type[Predictor] | None:
     Raises InputError, a ValueError, for a name that leads to no predictor; errors of the
     predictor's own module are raised as InputError too, with the original as its cause.
     """
-    if name in _STUDY_KINDS:
-        raise InputError(
-            f"predictor: got {name!r}, a baseline that is not installed with agentkv, but part of "
-            f"`python -m studies.predictor` in a clone; allowed are {', '.join(predictor_names())}"
-        )
     return None if name in KINDS else _CLASSES.load(name)
 
 
