@@ -6,10 +6,11 @@ the program imports later is replaced then. One table, a framework a section.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
 from agentkv.client import session
@@ -17,6 +18,8 @@ from agentkv.client.patches import Patch
 
 from . import skyrl, verifiers
 from .runs import Arguments, Wrap, a_run, a_tool, a_turn, until
+
+logger = logging.getLogger(__name__)
 
 
 def _smolagents_tool(call: Arguments) -> tuple[str, Any] | None:
@@ -225,6 +228,11 @@ _patches = {
 }
 
 
+GROUP = "agentkv.frameworks"
+"""Entry points by which a package offers hooks of its own, each a mapping like those of HOOKS."""
+_offered: dict[str, list[Patch]] = {}
+
+
 def packages() -> list[str]:
     """The top-level packages of the frameworks."""
     return sorted({target.partition(".")[0] for hooks in HOOKS.values() for target in hooks})
@@ -232,6 +240,9 @@ def packages() -> list[str]:
 
 def instrument() -> None:
     """Patch every supported framework and client library, so that agents' runs become jobs.
+
+    Frameworks of other packages, too, that offer hooks as entry points of the group
+    `agentkv.frameworks`.
 
     Call it once, at start-up; a second call does nothing. From then on each run of a known
     framework's agent is a job: opened when it starts, released when it ends, raises or is
@@ -249,6 +260,15 @@ def instrument() -> None:
         if _is_installed(distribution):
             for patch in patches:
                 patch.install()
+    for point in entry_points(group=GROUP):
+        try:
+            if point.name not in _offered:
+                _offered[point.name] = []  # one that fails is not tried again
+                _offered[point.name] = [Patch(*hook) for hook in point.load().items()]
+            for patch in _offered[point.name]:
+                patch.install()
+        except Exception:  # somebody else's package, which must not end the program
+            logger.warning("agentkv: the hooks %s of %s fail", point.name, GROUP, exc_info=True)
 
 
 def _is_installed(distribution: str) -> bool:
