@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.integrations.vllm.api.balancer import EngineTable, JobBalancer
+from agentkv.integrations.vllm.api.balancer import EngineTable, rank_for
 from agentkv.integrations.vllm.api.engine_client import merge_timestamps
 from agentkv.integrations.vllm.watch.load_reports import EngineLoad, EngineReport
 from agentkv.testing.vllm_scheduler import SchedulerShape, build_scheduler, quiet_vllm
@@ -110,7 +110,6 @@ class StickySpill(Sticky):
         super().__init__()
         self._now_s = 0.0
         self._table = EngineTable.of_this_process(lambda: self._now_s)
-        self._balancer = JobBalancer(self._table)
 
     def choose(self, turn: LiveTurn, engines: Sequence[Upstream], now_s: float) -> int:
         if turn.job_key is None:
@@ -122,12 +121,11 @@ class StickySpill(Sticky):
             loads[engine.rank] = EngineLoad(num_waiting, len(engine.in_flight) - num_waiting)
             if engine.report is not None:
                 reports[engine.rank] = engine.report
-        rank = self._balancer.rank_for(
-            turn.job_key, turn.parent_key, turn.prompt_tokens, loads, reports, now_s
-        )
+        asked = (turn.job_key, turn.parent_key, turn.prompt_tokens)
+        rank = rank_for(self._table, *asked, loads, reports, now_s)
         if rank is None:
             rank = self.next_of(engines)
-        self._balancer.sent(turn.job_key, rank)
+        self._table.put(turn.job_key, rank)
         return rank
 
     def choose_for_signal(self, job_key: str, engines: Sequence[Upstream]) -> int:

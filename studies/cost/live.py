@@ -74,7 +74,7 @@ async def _serve(answers: list[bytes]) -> list[float]:
 
     marks_s: list[float] = []
     has_sent_all = asyncio.Event()
-    hub = LiveHub(Engine(None), interval_s=0.001)  # type: ignore[arg-type]
+    hub = LiveHub(Engine(None), interval_s=0.001)
     streams = [hub.stream("", sees_all=True) for _ in range(NUM_VIEWERS)]
     await asyncio.gather(*(stream({"type": "http"}, receive, send) for stream in streams))
     return [100 * (later - earlier) for earlier, later in pairwise(marks_s)]

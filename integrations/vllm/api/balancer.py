@@ -19,7 +19,6 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ class EngineTable:
             memory = mmap.mmap(file, num_bytes)
         finally:
             os.close(file)
-        atexit.register(_remove, path)
+        atexit.register(path.unlink, missing_ok=True)
         return cls(memory)
 
     def get(self, job_key: str) -> int | None:
@@ -98,61 +97,39 @@ def _hash(job_key: str) -> int:
     return int.from_bytes(hashlib.blake2b(job_key.encode(), digest_size=8).digest(), "little")
 
 
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
+def rank_for(
+    table: EngineTable,
+    job_key: str,
+    parent_key: str | None,
+    num_tokens: int,
+    loads: Mapping[int, EngineLoad],
+    reports: Mapping[int, EngineReport],
+    now_s: float,
+) -> int | None:
+    """Return the engine of a job's request of `num_tokens`, or None where stock chooses.
 
-
-class JobBalancer:
-    """Says which engine a job's request goes to; one for each of vLLM's engine-core clients."""
-
-    def __init__(self, table: EngineTable) -> None:
-        self._table = table
-
-    def rank_for(
-        self,
-        job_key: str,
-        parent_key: str | None,
-        num_tokens: int,
-        loads: Mapping[int, EngineLoad],
-        reports: Mapping[int, EngineReport],
-        now_s: float,
-    ) -> int | None:
-        """Return the engine of a job's request of `num_tokens`, or None where stock chooses.
-
-        loads: of each engine that takes requests, at most 100 ms old. now_s: on the clock of the
-        reports.
-        """
-        rank = self._table.get(job_key)
-        if rank is not None and rank in loads:
-            better = better_rank(rank, num_tokens, loads, reports, now_s)
-            return rank if better is None else better
-        if parent_key is not None:
-            rank = self._table.get(parent_key)
-            if rank is not None and rank in loads and not loads[rank].num_waiting:
-                return rank
-        return None
-
-    def sent(self, job_key: str, rank: int) -> None:
-        """A request of the job went to this engine."""
-        self._table.put(job_key, rank)
+    loads: of each engine that takes requests, at most 100 ms old. now_s: on the clock of the
+    reports.
+    """
+    rank = table.get(job_key)
+    if rank is not None and rank in loads:
+        better = better_rank(rank, num_tokens, loads, reports, now_s)
+        return rank if better is None else better
+    if parent_key is not None:
+        rank = table.get(parent_key)
+        if rank is not None and rank in loads and not loads[rank].num_waiting:
+            return rank
+    return None
 
 
 @guarded(None)
-def _choose(balancer: JobBalancer, request: Any, client: Any) -> int | None:
+def _choose(table: EngineTable, request: Any, client: Any) -> int | None:
     """The engine of a request by its tags, and by what vLLM's client knows of the engines."""
-    tags = tags_of(request)
+    tags, num_tokens = tags_of(request), len(request.prompt_token_ids or ())
     if tags.job_id is None:
         return None
-    num_tokens = len(request.prompt_token_ids or ())
-    return balancer.rank_for(
-        tags.job_id,
-        tags.parent_job_id,
-        num_tokens,
-        _loads(client),
-        engine_reports,
-        time.monotonic(),
-    )
+    known = (_loads(client), engine_reports, time.monotonic())
+    return rank_for(table, tags.job_id, tags.parent_job_id, num_tokens, *known)
 
 
 def _loads(client: Any) -> dict[int, EngineLoad]:
@@ -169,10 +146,10 @@ def _loads(client: Any) -> dict[int, EngineLoad]:
 
 
 @guarded(None)
-def _note(balancer: JobBalancer, request: Any, rank: int) -> None:
+def _note(table: EngineTable, request: Any, rank: int) -> None:
     job_id = tags_of(request).job_id
     if job_id is not None:
-        balancer.sent(job_id, rank)
+        table.put(job_id, rank)
 
 
 def install() -> None:
@@ -183,29 +160,23 @@ def install() -> None:
 
     @functools.wraps(choose)
     def get_core_engine_for_request(self: Any, request: Any) -> Any:
-        balancer = _balancer_of(self)
+        if not hasattr(self, "agentkv_engines"):
+            self.agentkv_engines = _table_for(self)
+        table = self.agentkv_engines
         is_streamed_on = request.request_id in self.reqs_in_flight
-        if balancer is not None and request.data_parallel_rank is None and not is_streamed_on:
-            request.data_parallel_rank = _choose(balancer, request, self)
+        if table is not None and request.data_parallel_rank is None and not is_streamed_on:
+            request.data_parallel_rank = _choose(table, request, self)
         engine = choose(self, request)
-        if balancer is not None:
-            _note(balancer, request, self.core_engines.index(engine))
+        if table is not None:
+            _note(table, request, self.core_engines.index(engine))
         return engine
 
     DPLBAsyncMPClient.get_core_engine_for_request = get_core_engine_for_request
 
 
-def _balancer_of(client: Any) -> JobBalancer | None:
-    """Return the client's balancer, made for its first request; None under other policies."""
-    if not hasattr(client, "agentkv_balancer"):
-        client.agentkv_balancer = _make_balancer(client)
-    balancer: JobBalancer | None = client.agentkv_balancer
-    return balancer
-
-
 @guarded(None)
-def _make_balancer(client: Any) -> JobBalancer | None:
+def _table_for(client: Any) -> EngineTable | None:
+    """Make the table of one of vLLM's engine-core clients; None under other policies."""
     if policy_of(client.vllm_config) is None:
         return None
-    has_others = client.client_count > 1
-    return JobBalancer(EngineTable.of_server() if has_others else EngineTable.of_this_process())
+    return EngineTable.of_server() if client.client_count > 1 else EngineTable.of_this_process()

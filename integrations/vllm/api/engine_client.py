@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.responses import Response
 
@@ -27,31 +27,11 @@ ANSWER_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.25
 """Between two calls to the engine for the same question of a client."""
 
-_METHOD = "agentkv_call"
+UTILITY_METHOD = "agentkv_call"
+"""The utility method that the plugin gives to vLLM's engine core."""
 
 served_client: ContextVar[Client | None] = ContextVar("agentkv_served_client", default=None)
 """Whose HTTP request is served in this task, or in the task that started it."""
-
-
-class EngineCore(Protocol):
-    """The methods of vLLM's asynchronous engine-core client that we call or wrap."""
-
-    async def add_request_async(self, request: Any) -> None:
-        """Send an EngineCoreRequest to an engine; the only way there for the API server."""
-        ...
-
-    async def call_utility_async(self, method: str, *args: Any) -> Any:
-        """Return the answer of the first engine."""
-        ...
-
-
-class EngineClient(Protocol):
-    """The attribute of vLLM's AsyncLLM that we read."""
-
-    @property
-    def engine_core(self) -> EngineCore:
-        """Connection to the engine processes."""
-        ...
 
 
 class EngineUnavailableError(AgentKVServerError):
@@ -62,10 +42,19 @@ class OperationFailedError(AgentKVServerError):
     """Raised when an operation failed inside the engine."""
 
 
-class EngineLink:
-    """Sends operations to all engines behind this API server."""
+async def ask_engines(core: Any, operation: str, args: Sequence[Any]) -> list[Any]:
+    """Return one answer per engine of vLLM's asynchronous engine-core client, by rank."""
+    # Not up to 0.31: there the call runs on all engines and returns the first one's answer.
+    call_all = getattr(core, "call_utility_all_async", None)
+    if call_all is None:
+        return [await core.call_utility_async(UTILITY_METHOD, operation, list(args))]
+    return list(await call_all(UTILITY_METHOD, operation, list(args)))
 
-    def __init__(self, engine_client: EngineClient, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+
+class EngineLink:
+    """Sends operations to all engines behind this API server, by vLLM's AsyncLLM."""
+
+    def __init__(self, engine_client: Any, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._engine_client = engine_client
         self._timeout_s = timeout_s
         self._background: set[asyncio.Task[None]] = set()
@@ -75,15 +64,9 @@ class EngineLink:
 
         Raises EngineUnavailableError or OperationFailedError if any engine gives none.
         """
-        core: Any = self._engine_client.engine_core
-        # Not up to 0.31: there the call runs on all engines and returns the first one's answer.
-        call_all = getattr(core, "call_utility_all_async", None)
         try:
             async with asyncio.timeout(self._timeout_s):
-                if call_all is not None:
-                    answers = list(await call_all(_METHOD, operation, list(args)))
-                else:
-                    answers = [await core.call_utility_async(_METHOD, operation, list(args))]
+                answers = await ask_engines(self._engine_client.engine_core, operation, args)
         except TimeoutError:
             message = f"the engine gave no answer to {operation!r} within {self._timeout_s:g} s"
             raise EngineUnavailableError(message) from None
@@ -139,7 +122,7 @@ class SharedAnswers:
         return await ask()
 
 
-def name_clients(engine_client: EngineClient) -> None:
+def name_clients(engine_client: Any) -> None:
     """Put `served_client` into the sampling parameters of each request on its way to an engine.
 
     Requests of all routes pass here, one for each sample and beam, and what a body said of its

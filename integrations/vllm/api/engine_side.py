@@ -15,12 +15,9 @@ import msgspec
 import vllm
 
 import agentkv
-from agentkv.durations.ttl import TTL
 from agentkv.errors import AgentKVError
 from agentkv.named_classes import label_of
-from agentkv.policies.jobs import Decision, Job
 from agentkv.policies.names import default_settings
-from agentkv.policies.pins import Pin
 from agentkv.protocol import WIRE_VERSION, JobKey, parse_tool_event
 
 from ..engine import seam
@@ -29,7 +26,7 @@ from ..watch.counters import COUNTERS, SAVINGS_SERIES
 from ..watch.job_view import job_views
 from ..watch.log import shown
 from . import snapshot
-from .snapshot import View
+from .job_now import JobNow
 
 MAX_TURNS = 64
 """Turns of a job that are shown, the last ones."""
@@ -92,27 +89,22 @@ def clients(scheduler: RetainingScheduler) -> list[dict[str, Any]]:
 
 def jobs(scheduler: RetainingScheduler, client: str | None = None) -> list[dict[str, Any]]:
     """Describe the jobs of this client, or of all."""
-    return [
-        _describe(scheduler, job)
-        for job in scheduler.retention.jobs
-        if client is None or job.client == client
-    ]
+    own = scheduler.retention.jobs.latest(client)
+    return [JobNow(scheduler, job).as_listed() for job in reversed([*own])]
 
 
 def job(
     scheduler: RetainingScheduler, job_key: str, of_anybody: bool = False
 ) -> dict[str, Any] | None:
     """Describe the job; if there is none, and `of_anybody`, one of another client with that id."""
-    all_jobs = scheduler.retention.jobs
-    found = all_jobs.get(job_key)
+    found = scheduler.retention.jobs.get(job_key)
     if found is None and of_anybody:
-        own_id = JobKey.read(job_key).own_id
-        named = (job for job in all_jobs if job.own_id == own_id)
+        named = scheduler.retention.jobs.named(JobKey.read(job_key).own_id)
         found = max(named, key=attrgetter("last_activity_s"), default=None)
     if found is None:
         return None
     turns = turns_of(scheduler, found.job_id, None if of_anybody else found.client)
-    return {**_describe(scheduler, found), "last_turns": turns}
+    return {**JobNow(scheduler, found).as_listed(), "last_turns": turns}
 
 
 def explain(
@@ -143,62 +135,6 @@ def turns_of(
     events = [shown(entry, viewer) for entry in scheduler.watchers.log.of_job(key)]
     turns = [turn for view in job_views(key.own_id, events) for turn in view.turns]
     return [turn.as_row() for turn in turns if turn.started_s is not None][-MAX_TURNS:]
-
-
-def _describe(scheduler: RetainingScheduler, job: Job) -> dict[str, Any]:
-    pin = scheduler.retention.pins.get(job.job_id)
-    now_s = scheduler.clock()
-    return {
-        "job_id": job.own_id,
-        "parent_job_id": job.parent_job_id and JobKey.read(job.parent_job_id).own_id,
-        "inferred": job.is_inferred,
-        "expected_turns": job.expected_turns,
-        "turns": job.num_turns,
-        "live_requests": len(job.live),
-        "context_tokens": job.context_tokens,
-        "pinned_blocks": 0 if pin is None else len(pin.blocks),
-        "kv_state": kv_state(scheduler, job),
-        "ttl_left_s": None if pin is None else max(0.0, pin.expires_s - now_s),
-        **_describe_decision(job, pin),
-        "last_tool": job.tool,
-        "turns_evicted": job.num_evicted,
-        "turns_diverged": job.num_diverged,
-        "held_back": any(turn.held_back is not None for turn in job.live.values()),
-        "idle_s": now_s - job.last_activity_s,
-        "savings": scheduler.watchers.misses.savings_of(job.job_id).as_dict(),
-    }
-
-
-def kv_state(scheduler: RetainingScheduler, job: Job) -> str:
-    """Where a job's KV is now: ACTIVE while a turn has blocks, PINNED, OFFLOADED if a KV tier has
-    the end of its context, FREED if it is given up for good, else ALLOCATED."""
-    if any(scheduler.admission.has_blocks(request_id) for request_id in job.live):
-        return "ACTIVE"
-    if scheduler.retention.pins.get(job.job_id) is not None:
-        return "PINNED"
-    if not job.live and job.was_aborted:
-        return "FREED"
-    is_offloaded = job.tier_key is not None and scheduler.is_in_tier(job.tier_key)
-    return "OFFLOADED" if is_offloaded else "ALLOCATED"
-
-
-def _describe_decision(job: Job, pin: Pin[Any] | None) -> dict[str, Any]:
-    """A job's last decision and its pin's TTL from the end of the turn; None for the unknown."""
-    decision = job.decision
-    known = decision or Decision(TTL(0.0, ""))
-    ttl = known.ttl if decision is not None else None
-    if pin is not None:
-        ttl = TTL(pin.ttl_s, pin.reason)
-    return {
-        "ttl_s": None if ttl is None else ttl.seconds,
-        "ttl_reason": None if ttl is None else ttl.reason,
-        "command": None if decision is None else job.command_shown,
-        "predicted_speed": known.speed,
-        "predicted_p50_s": known.p50_s,
-        "predicted_p90_s": known.p90_s,
-        "prediction_source": known.source,
-        "prediction_explanation": known.explanation,
-    }
 
 
 def tool(
@@ -246,7 +182,7 @@ def events(
     return scheduler.watchers.log.part(slices, since_s, client)
 
 
-def live(scheduler: RetainingScheduler, views: Sequence[View]) -> dict[str, Any]:
+def live(scheduler: RetainingScheduler, views: Sequence[snapshot.View]) -> dict[str, Any]:
     """Describe the engine at this moment, to each of the clients that watch it."""
     return snapshot.live(scheduler, stats(scheduler), views)
 

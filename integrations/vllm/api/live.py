@@ -28,8 +28,6 @@ MAX_VIEWERS_OF_CLIENT = 8
 MAX_MISSED = 3
 """Snapshots that a viewer may miss in a row because it has not read the one before."""
 
-Answer = dict[str, Any]
-
 
 class TooManyViewersError(AgentKVServerError):
     """Raised when no further stream may be opened."""
@@ -117,7 +115,7 @@ class LiveHub:
             await asyncio.sleep(max(0.0, self._interval_s - (clock() - started_s)))
         self._seen_s.clear()
 
-    def _message(self, client: str | None, index: int, answers: list[Answer]) -> bytes:
+    def _message(self, client: str | None, index: int, answers: list[dict[str, Any]]) -> bytes:
         """Encode what one client sees of each engine."""
         engines = []
         seen_s = self._seen_s[client] = {}

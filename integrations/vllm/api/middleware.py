@@ -12,6 +12,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -31,7 +32,7 @@ from agentkv.protocol import (
 
 from ..clients import Clients, find_token_verifier
 from ..engine.older_vllm import READS_SESSION_HEADER
-from ..server_policy import served_settings
+from ..server_policy import settings_of
 from .engine_client import EngineLink, name_clients, served_client
 from .live import page_file
 from .routes import PREFIX, add_routes, anthropic_error, openai_error
@@ -81,7 +82,8 @@ class AgentKVMiddleware:
             return
         before = served_client.set(self._clients.of(scope))
         try:
-            if _takes_tags(scope):
+            is_post = scope["type"] == "http" and scope["method"] == "POST"
+            if is_post and _path(scope) in _TAGGED_PATHS:
                 await self._fold_tags(self._engine, self._clients, scope, receive, send)
             else:
                 await self._app(scope, receive, send)
@@ -94,10 +96,11 @@ class AgentKVMiddleware:
         """
         self._is_set_up = True
         app = scope["app"]
-        settings = served_settings(app)
-        if settings is not None:
-            self._engine = EngineLink(app.state.engine_client)
-            name_clients(app.state.engine_client)
+        settings = settings_of(getattr(app.state, "vllm_config", None))
+        engine_client = getattr(app.state, "engine_client", None)
+        if settings is not None and engine_client is not None:
+            self._engine = EngineLink(engine_client)
+            name_clients(engine_client)
             self._clients = Clients(find_token_verifier(app), settings)
             add_routes(app, self._engine, self._clients)
 
@@ -118,22 +121,15 @@ class AgentKVMiddleware:
             folded = _fold_request(scope, body)
         except TagError as error:
             engine.count_bad_tag()
-            is_anthropic = _path(scope) == _ANTHROPIC_PATH
-            answer = (
-                anthropic_error(str(error))
-                if is_anthropic
-                else openai_error(400, str(error), field=error.field)
-            )
+            answer = openai_error(400, str(error), field=error.field)
+            if _path(scope) == _ANTHROPIC_PATH:
+                answer = anthropic_error(str(error))
             await answer(scope, receive, send)
             return
         if folded is not body:
             scope = with_content_length(scope, len(folded))
             messages = [{"type": "http.request", "body": folded, "more_body": False}]
         await self._app(scope, replay(messages, receive), send)
-
-
-def _takes_tags(scope: Scope) -> bool:
-    return scope["type"] == "http" and scope["method"] == "POST" and _path(scope) in _TAGGED_PATHS
 
 
 def _page(scope: Scope) -> Response | None:
@@ -163,7 +159,10 @@ def without_session_of_side_request(scope: Scope, body: bytes) -> Scope:
 
 
 def _fold_request(scope: Scope, body: bytes) -> bytes:
-    text = _as_utf8(body)
+    text = body
+    if (encoding := json.detect_encoding(body)) != "utf-8":  # vLLM takes UTF-16 and UTF-32, too
+        with suppress(UnicodeError):
+            text = body.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
     headers = {
         name.decode(): value.decode("latin-1")
         for name, value in scope["headers"]
@@ -175,17 +174,6 @@ def _fold_request(scope: Scope, body: bytes) -> bytes:
     if may_hold_tags(text) or headers.keys() - _NATIVE_HEADERS:
         return fold(text, header_tags)
     return body
-
-
-def _as_utf8(body: bytes) -> bytes:
-    """Return a JSON text in UTF-8, as which it is read here; vLLM takes UTF-16 and UTF-32, too."""
-    encoding = json.detect_encoding(body)
-    if encoding == "utf-8":
-        return body
-    try:
-        return body.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
-    except UnicodeError:
-        return body
 
 
 _SESSION_FIELD = "session_id"
@@ -308,14 +296,9 @@ def _parse_place(place: Mapping[str, object], *, flags_as_numbers: bool = False)
         raise TagError(_SESSION_FIELD, session_id, error.allowed) from None
 
 
-def _as_xargs(
-    tags: dict[str, str | int | float | bool],
-) -> dict[str, str | int | float]:
-    return {
-        name: int(tags[name]) if name == "is_last_step" else tags[name]
-        for name in TAG_FIELDS
-        if name in tags
-    }
+def _as_xargs(tags: dict[str, str | int | float | bool]) -> dict[str, str | int | float]:
+    known = {name: tags[name] for name in TAG_FIELDS if name in tags}
+    return {name: int(tag) if isinstance(tag, bool) else tag for name, tag in known.items()}
 
 
 def _with_member(body: bytes, request: dict[str, Any], name: str, value: dict[str, Any]) -> bytes:

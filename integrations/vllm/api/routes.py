@@ -6,6 +6,7 @@ CORS and metrics apply; under other policies the paths answer vLLM's 404. No sta
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -20,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agentkv.errors import TagError
+from agentkv.errors import AgentKVServerError, TagError
 from agentkv.protocol import JobKey, parse_tags, parse_tool_event
 
 from ..clients import Clients
@@ -47,21 +48,12 @@ FINISH_SESSION = "/finish_session"
 MAX_BODY_BYTES = 8 * 1024 * 1024
 """Holds a command of the largest allowed length with every character escaped, and some room."""
 
-# path below the prefix -> operation of the engine, and the function that merges engines' answers
-_READINGS: Mapping[str, tuple[str, Callable[[list[Any]], Any]]] = {
-    "info": ("info", merge_info),
-    "stats": ("stats", merge_stats),
-    "jobs": ("jobs", lambda answers: {"jobs": merge_jobs(answers)}),
-}
-_READINGS_BY_CLIENT = ("jobs",)
-"""Those in which jobs are named: of the client that asks, unless it may see all."""
 MAX_EXPLAINED = 10
 """Jobs that one answer explains: 100 kB, made between two steps of the engine."""
 EVENTS_AT_ONCE = 50
 """Events that the engine hands over between two of its steps: of the longest texts 150 kB."""
 MAX_TIMESTAMPS_BYTES = 8 * 1024 * 1024
 """Default and largest value of `limit`."""
-_JOB_ACTIONS = ("tool", "release")
 _READ_METHODS = ("GET", "HEAD")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
@@ -78,46 +70,26 @@ def add_routes(app: Starlette, engine: EngineLink, clients: Clients) -> None:
     """Add /v1/agentkv/* to this application; call once."""
     hub, polls = LiveHub(engine), SharedAnswers()
 
-    async def below_prefix(request: Request, client: str) -> Response:
-        sees_all = clients.sees_all_jobs(request.scope)
-        if _raw_segments(request) == ["live"]:
-            _require(request, ("GET",))
-            return hub.stream(client, sees_all=sees_all)
-        if request.method not in _READ_METHODS:
-            return await answer_to(request, client, sees_all)
-        question = (client, sees_all, *_raw_segments(request), request.scope["query_string"])
-        return await polls.get(question, lambda: answer_to(request, client, sees_all))
-
-    async def answer_to(request: Request, client: str, sees_all: bool) -> Response:
-        if _raw_segments(request) == ["clients"] and sees_all:
-            _require(request, _READ_METHODS)
-            found = merge_clients(await engine.call("clients"))
-            named = [{**entry, "client": clients.label(entry["client"])} for entry in found]
-            return _answer({"clients": named})
-        return await _dispatch(request, engine, client, sees_all=sees_all)
-
-    async def finish_session(request: Request, client: str) -> Response:
-        job_id = request.query_params.get("session_id")
-        if job_id is None:
-            raise TagError("session_id", None, "the id of a job, as a query parameter")
-        return await _release(request, engine, client, parse_tags({"job_id": job_id}).job_id or "")
-
-    def answering(handle: Callable[[Request, str], Awaitable[Response]]) -> Any:
-        async def answer(request: Request) -> Response:
+    def answering(answer: Callable[[_Question], Awaitable[Response]]) -> Any:
+        async def answer_or_say_why(request: Request) -> Response:
             try:
-                return await handle(request, clients.of(request.scope).name)
+                return await answer(_Question(request, engine, clients))
             except _RefusedError as refused:
                 return refused.answer
             except TagError as error:
                 return openai_error(400, str(error), field=error.field)
-            except TooManyViewersError as error:
-                return openai_error(429, str(error))
-            except EngineUnavailableError as error:
-                return openai_error(503, str(error))
-            except OperationFailedError as error:
-                return openai_error(500, str(error))
+            except AgentKVServerError as error:
+                return openai_error(_STATUS[type(error)], str(error))
 
-        return answer
+        return answer_or_say_why
+
+    async def below_prefix(question: _Question) -> Response:
+        if question.segments == ["live"]:
+            question.require("GET")
+            return hub.stream(question.client, sees_all=question.sees_all)
+        if question.request.method not in _READ_METHODS:
+            return await question.answer()
+        return await polls.get(question.key, question.answer)
 
     # A single route, because a job id may contain slashes, which only the raw path tells from
     # separators.
@@ -125,123 +97,151 @@ def add_routes(app: Starlette, engine: EngineLink, clients: Clients) -> None:
     # Starlette's `path` ends at a line end, which a job id may hold as well.
     route.path_regex = re.compile(rf"^{PREFIX}(?P<rest>[\s\S]*)\Z")
     app.router.routes.append(route)
-    app.router.routes.append(Route(FINISH_SESSION, answering(finish_session), methods=["POST"]))
+    finish = answering(_Question.finish_session)
+    app.router.routes.append(Route(FINISH_SESSION, finish, methods=["POST"]))
 
 
-async def _dispatch(
-    request: Request, engine: EngineLink, client: str, *, sees_all: bool
-) -> Response:
-    first, *rest = _raw_segments(request)
-    if first in _READINGS and not rest:
-        _require(request, _READ_METHODS)
-        operation, merge = _READINGS[first]
-        is_partial = operation in _READINGS_BY_CLIENT and not sees_all
-        return _answer(merge(await engine.call(operation, *[client] * is_partial)))
-    if first == "timestamps" and not rest:
-        _require(request, _READ_METHODS)
-        return await _timestamps(request, engine, None if sees_all else client)
-    if first == "explain" and not rest:
-        _require(request, _READ_METHODS)
-        return await _explain(request, engine, None if sees_all else client)
-    if first != "jobs" or not any(rest):
-        raise _RefusedError(openai_error(404, f"no such path: {request.url.path}"))
-    if len(rest) > 1 and rest[-1] in _JOB_ACTIONS:
-        _require(request, ("POST",))
-        job_id = _job_id(rest[:-1])
-        if rest[-1] == "tool":
-            return await _report_tool(request, engine, client, job_id)
-        return await _release(request, engine, client, job_id)
-    _require(request, _READ_METHODS)
-    job_id = _job_id(rest)
-    answers = await engine.call("job", str(JobKey(client, job_id)), sees_all)
-    return _found(job_id, merge_job(answers))
+class _Question:
+    """A request of one of our routes: whose it is, whose jobs it may see, and its answer."""
+
+    def __init__(self, request: Request, engine: EngineLink, clients: Clients) -> None:
+        self.request = request
+        self.client = clients.of(request.scope).name
+        self.sees_all = clients.sees_all_jobs(request.scope)
+        self.segments = _raw_segments(request)
+        self.key = (self.client, self.sees_all, *self.segments, request.scope["query_string"])
+        """Equal for two requests that get the same answer."""
+        self._viewer = None if self.sees_all else self.client
+        self._engine = engine
+        self._clients = clients
+
+    def require(self, *allowed: str) -> None:
+        """Refuse a request whose method is not one of these."""
+        request = self.request
+        if request.method not in allowed:
+            message = f"{request.method} is not allowed on {request.url.path}; use {allowed[0]}"
+            allow = {"Allow": ", ".join(allowed)}
+            raise _RefusedError(openai_error(405, message, headers=allow))
+
+    async def answer(self) -> Response:
+        """Answer by the path below the prefix; only who sees all jobs may ask for `clients`."""
+        first, *rest = self.segments
+        if first in _READINGS and not rest and (first != "clients" or self.sees_all):
+            self.require(*_READ_METHODS)
+            return await _READINGS[first](self)
+        if first != "jobs" or not any(rest):
+            message = f"no such path: {self.request.url.path}"
+            raise _RefusedError(openai_error(404, message))
+        if len(rest) > 1 and rest[-1] in ("tool", "release"):
+            self.require("POST")
+            act = self._report_tool if rest[-1] == "tool" else self._release
+            return await act(_job_id(rest[:-1]))
+        self.require(*_READ_METHODS)
+        job_id = _job_id(rest)
+        return _found(job_id, merge_job(await self._ask_of(job_id, "job", self.sees_all)))
+
+    async def finish_session(self) -> Response:
+        job_id = self.request.query_params.get("session_id")
+        if job_id is None:
+            raise TagError("session_id", None, "the id of a job, as a query parameter")
+        return await self._release(parse_tags({"job_id": job_id}).job_id or "")
+
+    async def _info(self) -> Response:
+        return _answer(merge_info(await self._engine.call("info")))
+
+    async def _stats(self) -> Response:
+        return _answer(merge_stats(await self._engine.call("stats")))
+
+    async def _jobs(self) -> Response:
+        return _answer({"jobs": merge_jobs(await self._engine.call("jobs", self._viewer))})
+
+    async def _named_clients(self) -> Response:
+        found = merge_clients(await self._engine.call("clients"))
+        label = self._clients.label
+        return _answer({"clients": [{**each, "client": label(each["client"])} for each in found]})
+
+    async def _explain(self) -> Response:
+        """Return the turns of `?job=`, or of the `?worst=` jobs, and why they missed."""
+        job_id = self.request.query_params.get("job")
+        worst = int(self._number("worst", 1, most=MAX_EXPLAINED, default=1))
+        answers = await self._engine.call("explain", self._viewer, job_id, worst)
+        jobs = merge_explained(answers, None if job_id is not None else worst)
+        return _answer({"jobs": jobs}) if jobs or job_id is None else _found(job_id, None)
+
+    async def _timestamps(self) -> Response:
+        """Return the event log of the jobs that the client sees, read and encoded in parts.
+
+        `?job=` asks for one job, `?since=` for events later than that many seconds, and `?limit=`
+        ends the answer after that many bytes of events: it then says `"truncated": true`.
+        """
+        job_id = self.request.query_params.get("job")
+        since_s = self._number("since", 0.0, most=1e12, default=-1.0)
+        limit = self._number("limit", 1.0, most=MAX_TIMESTAMPS_BYTES, default=MAX_TIMESTAMPS_BYTES)
+        counts: dict[str, int] = {}
+        for answer in await self._engine.call("event_counts", self._viewer):
+            for key, num_events in answer:
+                if job_id is None or JobKey.read(key).own_id == job_id:
+                    counts[key] = max(num_events, counts.get(key, 0))
+        texts: dict[str, list[bytes]] = {}
+        num_bytes, is_truncated = 0, False
+        for slices in _parts_of(counts):
+            if num_bytes >= limit:
+                is_truncated = True
+                break
+            answers = await self._engine.call("events", slices, since_s, self._viewer)
+            for name, events in merge_timestamps(answers)["jobs"].items():
+                if events:
+                    encoded = [msgspec.json.encode(event) for event in events]
+                    texts.setdefault(name, []).extend(encoded)
+                    num_bytes += sum(map(len, encoded))
+        jobs = b",".join(
+            b"%s:[%s]" % (msgspec.json.encode(name), b",".join(each))
+            for name, each in texts.items()
+        )
+        end = b',"truncated":true' if is_truncated else b""
+        return Response(b'{"jobs":{%s}%s}' % (jobs, end), media_type="application/json")
+
+    async def _report_tool(self, job_id: str) -> Response:
+        event = parse_tool_event(await _json_body(self.request)).cut()
+        return _found(job_id, merge_job(await self._ask_of(job_id, "tool", asdict(event))))
+
+    async def _release(self, job_id: str) -> Response:
+        await _json_body(self.request, default={})
+        return _found(job_id, merge_release(await self._ask_of(job_id, "release")))
+
+    async def _ask_of(self, job_id: str, operation: str, *args: Any) -> list[Any]:
+        return await self._engine.call(operation, str(JobKey(self.client, job_id)), *args)
+
+    def _number(self, name: str, least: float, *, most: float, default: float) -> float:
+        text = self.request.query_params.get(name)
+        if text is None:
+            return default
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not least <= number <= most:
+            raise TagError(name, text, f"a number from {least:g} to {most:g}")
+        return number
 
 
-async def _explain(request: Request, engine: EngineLink, client: str | None) -> Response:
-    """Return the turns of `?job=`, or of the `?worst=` jobs, and why they missed."""
-    job_id = request.query_params.get("job")
-    worst = int(_number(request, "worst", 1, most=MAX_EXPLAINED, default=1))
-    answers = await engine.call("explain", client, job_id, worst)
-    jobs = merge_explained(answers, None if job_id is not None else worst)
-    if job_id is not None and not jobs:
-        return _found(job_id, None)
-    return _answer({"jobs": jobs})
-
-
-async def _timestamps(request: Request, engine: EngineLink, client: str | None) -> Response:
-    """Return the event log of a client's jobs (None: of all), read and encoded in parts.
-
-    `?job=` asks for one job, `?since=` for events later than that many seconds, and `?limit=` ends
-    the answer after that many bytes of events: it then says `"truncated": true`.
-    """
-    job_id = request.query_params.get("job")
-    since_s = _number(request, "since", 0.0, most=1e12, default=-1.0)
-    limit = _number(request, "limit", 1.0, most=MAX_TIMESTAMPS_BYTES, default=MAX_TIMESTAMPS_BYTES)
-    counts: dict[str, int] = {}
-    for answer in await engine.call("event_counts", client):
-        for key, num_events in answer:
-            if job_id is None or JobKey.read(key).own_id == job_id:
-                counts[key] = max(num_events, counts.get(key, 0))
-    texts: dict[str, list[bytes]] = {}
-    num_bytes, is_truncated = 0, False
-    for slices in _parts_of(counts):
-        if num_bytes >= limit:
-            is_truncated = True
-            break
-        part = merge_timestamps(await engine.call("events", slices, since_s, client))
-        for name, events in part["jobs"].items():
-            if events:
-                encoded = [msgspec.json.encode(event) for event in events]
-                texts.setdefault(name, []).extend(encoded)
-                num_bytes += sum(map(len, encoded))
-    jobs = b",".join(
-        b"%s:[%s]" % (msgspec.json.encode(name), b",".join(each)) for name, each in texts.items()
-    )
-    end = b',"truncated":true' if is_truncated else b""
-    return Response(b'{"jobs":{%s}%s}' % (jobs, end), media_type="application/json")
+_READINGS: Mapping[str, Callable[[_Question], Awaitable[Response]]] = {
+    "info": _Question._info,
+    "stats": _Question._stats,
+    "jobs": _Question._jobs,
+    "clients": _Question._named_clients,
+    "explain": _Question._explain,
+    "timestamps": _Question._timestamps,
+}
+"""Paths below the prefix at which nothing is changed."""
 
 
 def _parts_of(counts: Mapping[str, int]) -> Iterator[list[tuple[str, int, int]]]:
     """Cut events, given by their number for each job, into slices of EVENTS_AT_ONCE together."""
-    part: list[tuple[str, int, int]] = []
-    room = EVENTS_AT_ONCE
-    for key, num_events in counts.items():
-        start = 0
-        while start < num_events:
-            stop = min(num_events, start + room)
-            part.append((key, start, stop))
-            room -= stop - start
-            start = stop
-            if not room:
-                yield part
-                part, room = [], EVENTS_AT_ONCE
-    if part:
-        yield part
-
-
-def _number(request: Request, name: str, least: float, *, most: float, default: float) -> float:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not least <= number <= most:
-        raise TagError(name, text, f"a number from {least:g} to {most:g}")
-    return number
-
-
-async def _report_tool(request: Request, engine: EngineLink, client: str, job_id: str) -> Response:
-    event = parse_tool_event(await _json_body(request)).cut()
-    answers = await engine.call("tool", str(JobKey(client, job_id)), asdict(event))
-    return _found(job_id, merge_job(answers))
-
-
-async def _release(request: Request, engine: EngineLink, client: str, job_id: str) -> Response:
-    await _json_body(request, default={})
-    answers = await engine.call("release", str(JobKey(client, job_id)))
-    return _found(job_id, merge_release(answers))
+    events = ((key, index) for key, num_events in counts.items() for index in range(num_events))
+    while part := list(itertools.islice(events, EVENTS_AT_ONCE)):
+        first, last = dict(reversed(part)), dict(part)
+        yield [(key, first[key], last[key] + 1) for key in last]
 
 
 def _found(job_id: str, answer: dict[str, Any] | None) -> Response:
@@ -273,26 +273,8 @@ def _job_id(segments: list[str]) -> str:
     return parse_tags({"job_id": job_id}).job_id or ""
 
 
-def _require(request: Request, allowed: tuple[str, ...]) -> None:
-    if request.method not in allowed:
-        message = f"{request.method} is not allowed on {request.url.path}; use {allowed[0]}"
-        allow = {"Allow": ", ".join(allowed)}
-        raise _RefusedError(openai_error(405, message, headers=allow))
-
-
 async def _json_body(request: Request, *, default: object = None) -> object:
     """Return the parsed body, or `default` (if given) for an empty one."""
-    body = await _limited_body(request)
-    if not body.strip() and default is not None:
-        return default
-    try:
-        return json.loads(body.decode())
-    except (ValueError, RecursionError) as error:
-        message = f"body: malformed JSON ({error}); a JSON object is expected"
-        raise _RefusedError(openai_error(400, message, field="body")) from None
-
-
-async def _limited_body(request: Request) -> bytes:
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -300,13 +282,19 @@ async def _limited_body(request: Request) -> bytes:
             if len(body) > MAX_BODY_BYTES:
                 message = f"body: larger than the {MAX_BODY_BYTES} bytes allowed"
                 raise _RefusedError(openai_error(413, message, field="body"))
+        return default if default is not None and not body.strip() else json.loads(body.decode())
     except ClientDisconnect:
-        raise _RefusedError(
-            openai_error(400, "body: the client disconnected before its end")
-        ) from None
-    return bytes(body)
+        message = "body: the client disconnected before its end"
+    except (ValueError, RecursionError) as error:
+        message = f"body: malformed JSON ({error}); a JSON object is expected"
+    raise _RefusedError(openai_error(400, message, field="body"))
 
 
+_STATUS: Mapping[type[AgentKVServerError], int] = {
+    TooManyViewersError: 429,
+    OperationFailedError: 500,
+    EngineUnavailableError: 503,
+}
 _TYPES: Mapping[int, str] = {
     400: "BadRequestError",
     404: "NotFoundError",

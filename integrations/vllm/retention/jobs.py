@@ -13,6 +13,7 @@ from typing import Any
 
 from agentkv.policies.jobs import Job, Turn
 from agentkv.policies.pins import Pin
+from agentkv.protocol import JobKey
 
 from . import Host
 
@@ -59,6 +60,11 @@ class JobTable:
 
     def get(self, job_id: str) -> Job | None:
         return self._jobs.get(job_id)
+
+    def named(self, own_id: str) -> list[Job]:
+        """The jobs of all clients with this id."""
+        keys = [JobKey(client, own_id) for client in self._by_client]
+        return [self._jobs[key] for key in keys if key in self._jobs]
 
     def add(self, job: Job) -> None:
         self._jobs[job.job_id] = job

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
-from agentkv.integrations.vllm.api.engine_side import kv_state
+from agentkv.integrations.vllm.api.job_now import JobNow
 from agentkv.integrations.vllm.watch.listeners import MAX_REQUESTS, reply_id
 from agentkv.listeners import KVListener
 from agentkv.testing.stepped_engine import prompt_of
@@ -48,7 +48,7 @@ def frees_of(engine: Engine, job_id: str = "a") -> list[tuple[list[str], str]]:
 
 def state(engine: Engine, job_id: str = "a") -> str:
     job = engine.scheduler.retention.jobs.get(job_id)
-    return "FREED" if job is None else kv_state(engine.scheduler, job)
+    return "FREED" if job is None else JobNow(engine.scheduler, job).kv_state()
 
 
 # What may happen to a job's KV after its first turn, `r1`, has finished and is pinned
@@ -339,7 +339,7 @@ class Lives(Agents):
         for job in retention.jobs:
             has_blocks = any(manager.req_to_blocks.get(each) for each in job.live)
             is_pinned = retention.pins.get(job.job_id) is not None
-            state = kv_state(self.engine.scheduler, job)
+            state = JobNow(self.engine.scheduler, job).kv_state()
             assert (state == "ACTIVE") == has_blocks
             assert (state == "PINNED") == (is_pinned and not has_blocks)
             assert (state == "FREED") <= (not job.live)
