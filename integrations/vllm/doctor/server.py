@@ -23,16 +23,25 @@ MIN_TURNS = 20
 MAX_DIVERGED_SHARE = 0.2
 
 
+def connect(
+    url: str, api_key: str | None, timeout_s: float, transport: httpx.BaseTransport | None
+) -> httpx.Client:
+    """Return a client of the server at `url`, with or without `/v1`."""
+    return httpx.Client(
+        base_url=url.rstrip("/").removesuffix("/v1"),
+        headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+        timeout=timeout_s,
+        transport=transport,
+    )
+
+
 def check_server(
     url: str, api_key: str | None, *, transport: httpx.BaseTransport | None = None
 ) -> Iterator[Check]:
     """Yield the checks of the server at `url`, with or without `/v1`; `transport` is for tests."""
     root_url = url.rstrip("/").removesuffix("/v1")
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
-        with httpx.Client(
-            base_url=root_url, headers=headers, timeout=TIMEOUT_S, transport=transport
-        ) as client:
+        with connect(url, api_key, TIMEOUT_S, transport) as client:
             yield from _check_with(client, root_url)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         seen = f"{root_url} does not answer ({type(error).__name__}: {error})"
@@ -55,11 +64,7 @@ def _check_with(client: httpx.Client, root_url: str) -> Iterator[Check]:
     if not answer.is_success:
         yield from _without_plugin(answer)
         return
-    info = _json(answer)
-    yield ok("server plugin", f"agentkv {info['version']}, policy {info['policy']}")
-    yield _check_wire(info)
-    yield _check_server_vllm(info)
-    yield _check_engines(info)
+    yield from _check_info(_json(answer))
     metrics = client.get("/metrics").text
     stats = _json(client.get("/v1/agentkv/stats"))
     yield _check_prefix_caching(metrics)
@@ -77,7 +82,10 @@ def _json(answer: httpx.Response) -> dict[str, Any]:
 
 def _without_plugin(answer: httpx.Response) -> Iterator[Check]:
     if answer.status_code == 503:
-        message = _message(answer)
+        try:
+            message = answer.json()["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            message = f"HTTP {answer.status_code}"
         advice = "look into the server's log: its engine is stuck or dead"
         yield fail("server plugin", f"installed, but {message}", advice)
         return
@@ -94,33 +102,25 @@ def _without_plugin(answer: httpx.Response) -> Iterator[Check]:
     )
 
 
-def _message(answer: httpx.Response) -> str:
-    try:
-        return str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {answer.status_code}"
-
-
-def _check_wire(info: dict[str, Any]) -> Check:
+def _check_info(info: dict[str, Any]) -> Iterator[Check]:
+    yield ok("server plugin", f"agentkv {info['version']}, policy {info['policy']}")
     theirs = info["wire_version"]
     if theirs == WIRE_VERSION:
-        return ok("wire version", f"{theirs} on both sides")
-    seen = f"{theirs} on the server, {WIRE_VERSION} here"
-    return warn("wire version", seen, "install the same agentkv on both sides")
-
-
-def _check_server_vllm(info: dict[str, Any]) -> Check:
+        yield ok("wire version", f"{theirs} on both sides")
+    else:
+        seen = f"{theirs} on the server, {WIRE_VERSION} here"
+        yield warn("wire version", seen, "install the same agentkv on both sides")
     problem = version_problem(info["vllm_version"])
     if problem is None:
-        return ok("server vllm", str(info["vllm_version"]))
-    return warn("server vllm", problem, "install a vLLM that agentkv supports")
-
-
-def _check_engines(info: dict[str, Any]) -> Check:
+        yield ok("server vllm", str(info["vllm_version"]))
+    else:
+        yield warn("server vllm", problem, "install a vLLM that agentkv supports")
     num_engines = info.get("num_engines", 1)
-    if num_engines == 1:
-        return ok("engines", "one: every turn of a job finds its blocks")
-    return ok("engines", f"{num_engines}: the turns of a job stay on one of them")
+    one, several = (
+        "one: every turn of a job finds its blocks",
+        "the turns of a job stay on one of them",
+    )
+    yield ok("engines", one if num_engines == 1 else f"{num_engines}: {several}")
 
 
 def _check_prefix_caching(metrics: str) -> Check:
@@ -134,17 +134,12 @@ def _check_prefix_caching(metrics: str) -> Check:
 
 def _check_log_stats(metrics: str, stats: dict[str, Any]) -> Check:
     counted = sum(stats.get("pins_total", {}).values())
-    shown = _sum_of(metrics, "agentkv:pins_total")
-    if shown is None or (counted > 0 and shown == 0):
+    values = re.findall(r"^agentkv:pins_total(?:\{.*\})? (\S+)", metrics, re.M)
+    shown = sum(map(float, values))
+    if not values or (counted > 0 and shown == 0):
         seen = f"the engine counted {counted} pins, /metrics shows {shown or 'none'}"
         return warn("log stats", seen, "remove --disable-log-stats, or read /v1/agentkv/stats")
     return ok("log stats", f"/metrics shows {shown:.0f} of {counted} pins")
-
-
-def _sum_of(metrics: str, name: str) -> float | None:
-    """Return the sum of a series over its labels, or None if it is missing."""
-    values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)", metrics, re.M)
-    return sum(map(float, values)) if values else None
 
 
 def _check_histories(jobs: dict[str, Any]) -> Check:

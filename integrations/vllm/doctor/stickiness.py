@@ -16,6 +16,7 @@ import httpx
 from agentkv.protocol import SESSION_HEADER, Tags
 
 from .check import Check, fail, ok, warn
+from .server import connect
 
 NUM_JOBS, NUM_TURNS = 4, 3
 """A router that sends each request to either of two servers keeps all four jobs together by chance
@@ -33,15 +34,8 @@ def check_stickiness(
     url: str, api_key: str | None, *, transport: httpx.BaseTransport | None = None
 ) -> Iterator[Check]:
     """Yield the checks of jobs through `url`, a server with the plugin or a router before some."""
-    connect = partial(
-        httpx.Client,
-        base_url=url.rstrip("/").removesuffix("/v1"),
-        headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-        timeout=TIMEOUT_S,
-        transport=transport,
-    )
     try:
-        yield from _check_jobs(connect)
+        yield from _check_jobs(partial(connect, url, api_key, TIMEOUT_S, transport))
     except (httpx.HTTPError, ValueError, LookupError) as error:
         seen = f"a turn of one token got no answer ({type(error).__name__}: {error})"
         yield warn("sticky turns", seen, "try again when the server has room for a new job")
