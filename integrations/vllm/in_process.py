@@ -26,10 +26,8 @@ from agentkv.client.tagged_call import TaggedCall, log_failure
 from agentkv.client.transport import ServerTransport
 from agentkv.errors import AgentKVServerError
 
+from .api.engine_client import UTILITY_METHOD, ask_engines
 from .server_policy import policy_of
-
-_METHOD = "agentkv_call"
-"""The utility method that the plugin gives to vLLM's engine core."""
 
 
 class Engine(Server):
@@ -47,12 +45,9 @@ class Engine(Server):
                 "scheduling_policy= or AGENTKV_POLICY"
             )
         self._engine = weakref.ref(engine)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop that runs the engine, if it is an asynchronous one."""
         self._calls: set[asyncio.Task[None]] = set()
-
-    def is_used_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note the event loop that runs the engine, if it is an asynchronous one."""
-        self._loop = loop
 
     def call(self, link: JobLink, operation: str, *args: object) -> None:
         """Make a call into the engine: at once, or on the event loop that runs it. Never waits for
@@ -61,11 +56,11 @@ class Engine(Server):
         if engine is None:
             return
         try:
-            if self._loop is None:
+            if self.loop is None:
                 link.note_savings(self.root_url, _savings(_ask(engine, operation, args)))
-            elif not self._loop.is_closed():
+            elif not self.loop.is_closed():
                 call = self._call(engine, link, operation, args)
-                self._loop.call_soon_threadsafe(self._start, call)
+                self.loop.call_soon_threadsafe(self._start, call)
         except Exception:
             log_failure("could not reach an engine of this process")
 
@@ -78,14 +73,8 @@ class Engine(Server):
         self, engine: Any, link: JobLink, operation: str, args: Sequence[object]
     ) -> None:
         try:
-            core = engine.engine_core
             # a job has its blocks on one of several engines
-            call_all = getattr(core, "call_utility_all_async", None)
-            if call_all is None:
-                answers = [await core.call_utility_async(_METHOD, operation, list(args))]
-            else:
-                answers = await call_all(_METHOD, operation, list(args))
-            for answer in answers:
+            for answer in await ask_engines(engine.engine_core, operation, args):
                 link.note_savings(self.root_url, _savings(answer))
         except Exception:
             log_failure("could not reach an engine of this process")
@@ -95,7 +84,7 @@ def _ask(engine: Any, operation: str, args: Sequence[object]) -> object:
     """The answer of the engine of an `LLM`, which has it in this process or in one of its own."""
     core = engine.llm_engine.engine_core
     if hasattr(core, "call_utility"):
-        return core.call_utility(_METHOD, operation, list(args))
+        return core.call_utility(UTILITY_METHOD, operation, list(args))
     return core.engine_core.agentkv_call(operation, list(args))
 
 
@@ -104,7 +93,7 @@ def _savings(answer: object) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLink(JobLink):
+class EngineJobLink(JobLink):
     """A job's way to an engine of this process."""
 
     def submit(self, method: str, path: str, body: Mapping[str, object] | None = None) -> None:
@@ -123,7 +112,7 @@ class EngineCall(TaggedCall):
         link = job.links.get(server)
         if link is None:
             warns = job.on_missing_server == "warn"
-            link = EngineLink(server, ServerTransport(), warns, job.ledger.note_savings)
+            link = EngineJobLink(server, ServerTransport(), warns, job.ledger.note_savings)
         super().__init__(job, link)
         self.params = params
         self.server = server
@@ -204,7 +193,7 @@ async def _followed(
     """The outputs of a request, which opens a turn when the first one is asked for."""
     call = _call_of(job, engine, params)
     if call is not None:
-        call.server.is_used_on(asyncio.get_running_loop())
+        call.server.loop = asyncio.get_running_loop()
     async with aclosing(send(params if call is None else call.params)) as outputs:
         try:
             async for output in outputs:

@@ -15,6 +15,7 @@ import json
 import os
 import re
 from argparse import SUPPRESS, Action, ArgumentParser
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentkv.errors import AgentKVError, SettingsError, SetupError
@@ -46,7 +47,7 @@ def version_problem(version: str) -> str | None:
     if found is None or OLDEST <= found < NEWEST:
         return None
     supported = f">= {OLDEST[0]}.{OLDEST[1]}, < {NEWEST[0]}.{NEWEST[1]}"
-    age = "older" if is_too_old(version) else "newer"
+    age = "older" if found < OLDEST else "newer"
     return f"vLLM {version} is {age} than what agentkv supports ({supported})"
 
 
@@ -126,49 +127,63 @@ def _wrap_engine_args(engine_args: Any) -> None:
     def from_cli_args_with_ours(cls: Any, args: Any) -> Any:
         made = from_cli_args(cls, args)
         policy = policy_asked_for(made)
-        is_ours = policy is not None
         # the API server reads it from `args`, after this
         if getattr(args, "enable_prompt_tokens_details", False) is None:
-            args.enable_prompt_tokens_details = is_ours
+            args.enable_prompt_tokens_details = policy is not None
         if policy is not None:
             _add_keys(args, read_settings(_given_settings(made), policy=policy))
-        folder = getattr(args, "run_output_dir", None)
-        if folder is not None and is_ours:
-            given = dict(made.additional_config.get(CONFIG_KEY) or {})
-            made.additional_config = {
-                **made.additional_config,
-                CONFIG_KEY: {**given, "run_output_dir": folder},
-            }
+            folder = getattr(args, "run_output_dir", None)
+            if folder is not None:
+                given = dict(made.additional_config.get(CONFIG_KEY) or {})
+                made.additional_config = _with(made, {**given, "run_output_dir": folder})
         return made
 
     @functools.wraps(create_engine_config)
     def create_engine_config_for_policy(self: Any, *args: Any, **kwargs: Any) -> Any:
         policy = policy_asked_for(self)
-        if policy is None:
-            return create_engine_config(self, *args, **kwargs)
-        given = (self.scheduling_policy, self.scheduler_cls, self.additional_config)
-        settings = _settings_for(self, policy)
-        self.scheduling_policy, self.scheduler_cls = "fcfs", SCHEDULER
-        self.additional_config = {**self.additional_config, CONFIG_KEY: settings}
-        try:
-            config = create_engine_config(self, *args, **kwargs)
-        finally:
-            self.scheduling_policy, self.scheduler_cls, self.additional_config = given
-        if not config.cache_config.enable_prefix_caching:
-            raise AgentKVError(
-                f"--scheduling-policy {policy} keeps the prefix cache warm, but prefix caching is "
-                "off: remove --no-enable-prefix-caching, or use --scheduling-policy fcfs"
-            )
-        from .in_process import tag_engines_of_this_process
-        from .watch.prometheus import add_stat_logger
-
-        add_stat_logger()
-        tag_engines_of_this_process()
-        return config
+        create = functools.partial(create_engine_config, self, *args, **kwargs)
+        return create() if policy is None else _create_config(self, policy, create)
 
     engine_args.add_cli_args = staticmethod(add_cli_args_with_policies)
     engine_args.from_cli_args = classmethod(from_cli_args_with_ours)
     engine_args.create_engine_config = create_engine_config_for_policy
+
+
+def _create_config(engine_args: Any, policy: str, create: Callable[[], Any]) -> Any:
+    """Let vLLM make the configuration of an engine with our scheduler, and check both."""
+    check_vllm()
+    scheduler = engine_args.scheduler_cls
+    if scheduler is not None:
+        raise AgentKVError(
+            f"--scheduler-cls {scheduler} and --scheduling-policy {policy} both name a scheduler: "
+            "give one of them"
+        )
+    settings = _given_settings(engine_args)
+    read_settings(settings, policy=policy)  # refuses wrong settings here, before the engine starts
+    given = (engine_args.scheduling_policy, engine_args.additional_config)
+    engine_args.scheduling_policy, engine_args.scheduler_cls = "fcfs", SCHEDULER
+    engine_args.additional_config = _with(engine_args, {**(settings or {}), "policy": policy})
+    try:
+        config = create()
+    finally:
+        engine_args.scheduling_policy, engine_args.additional_config = given
+        engine_args.scheduler_cls = None
+    if not config.cache_config.enable_prefix_caching:
+        raise AgentKVError(
+            f"--scheduling-policy {policy} keeps the prefix cache warm, but prefix caching is "
+            "off: remove --no-enable-prefix-caching, or use --scheduling-policy fcfs"
+        )
+    from .in_process import tag_engines_of_this_process
+    from .watch.prometheus import add_stat_logger
+
+    add_stat_logger()
+    tag_engines_of_this_process()
+    return config
+
+
+def _with(engine_args: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The additional configuration, with these settings as ours."""
+    return {**engine_args.additional_config, CONFIG_KEY: settings}
 
 
 def _add_keys(args: Any, settings: Settings) -> None:
@@ -232,28 +247,11 @@ class _Choices(list[str]):
         return super().__contains__(value) or (isinstance(value, str) and is_policy_name(value))
 
 
-def _settings_for(engine_args: Any, policy: str) -> dict[str, Any]:
-    check_vllm()
-    if engine_args.scheduler_cls is not None:
-        raise AgentKVError(
-            f"--scheduler-cls {engine_args.scheduler_cls} and --scheduling-policy {policy} both "
-            "name a scheduler: give one of them"
-        )
-    given = _given_settings(engine_args)
-    read_settings(given, policy=policy)  # refuses wrong settings here, before the engine starts
-    return {**(given or {}), "policy": policy}
-
-
 def _given_settings(engine_args: Any) -> Any:
-    given = engine_args.additional_config.get(CONFIG_KEY)
-    return _settings_of_environment() if given is None else given
-
-
-def _settings_of_environment() -> Any:
-    """Return the JSON value of AGENTKV_SETTINGS, or None if it is not set."""
-    text = os.environ.get(SETTINGS_VARIABLE)
-    if not text:
-        return None
+    """The settings of `--additional-config`, else the JSON value of AGENTKV_SETTINGS, or None."""
+    given, text = engine_args.additional_config.get(CONFIG_KEY), os.environ.get(SETTINGS_VARIABLE)
+    if given is not None or not text:
+        return given
     try:
         return json.loads(text)
     except ValueError as error:

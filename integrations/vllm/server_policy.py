@@ -1,4 +1,4 @@
-"""Reads from vLLM's configuration and application which of our policies a server runs, and how.
+"""Reads from vLLM's configuration which of our policies a server runs, and how.
 
 Called by the API room and the stat logger of an API server process. Under another policy the
 answer is None, and the rest of the plugin does nothing.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-
-from starlette.applications import Starlette
 
 from agentkv.policies.names import CONFIG_KEY, is_policy_name
 
@@ -28,11 +26,3 @@ def policy_of(vllm_config: object) -> str | None:
     """Return our policy's name, or None under other policies."""
     settings = settings_of(vllm_config)
     return None if settings is None else settings["policy"]
-
-
-def served_settings(app: Starlette) -> Mapping[str, Any] | None:
-    """Return our settings of the engine behind this application, or None."""
-    engine_client: Any = getattr(app.state, "engine_client", None)
-    if engine_client is None:
-        return None
-    return settings_of(getattr(app.state, "vllm_config", None))

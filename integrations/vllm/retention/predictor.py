@@ -82,7 +82,7 @@ def command_in(text: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReadReply:
     """What runs (None: nothing, or not known) and how long it will take."""
 
     key: RequestKey
@@ -128,7 +128,7 @@ class DurationService:
         """Used by the worker alone."""
         self._worker = worker
         self._clock = clock
-        self._answers: deque[Answer] = deque()
+        self._answers: deque[ReadReply] = deque()
         path = None if settings.predictor_state is None else Path(settings.predictor_state)
         self._path = path if predicts and self._by_client is None else None
         """Where to save."""
@@ -158,17 +158,17 @@ class DurationService:
 
         def answer() -> None:
             command = read() if is_awaited(key) else None
-            result = Answer(key, told_by)
+            result = ReadReply(key, told_by)
             if command is not None:
                 command = _read_part(command)
                 predictor = self._predictor_of(client)
                 prediction = None if predictor is None else predictor.predict(command)
-                result = Answer(key, told_by, command, prediction)
+                result = ReadReply(key, told_by, command, prediction)
             self._answers.append(result)
             self._worker.wake()
 
         def refuse() -> None:
-            self._answers.append(Answer(key, told_by, is_read=False))
+            self._answers.append(ReadReply(key, told_by, is_read=False))
 
         self._worker.do(answer, client, or_else=refuse)
 
@@ -182,7 +182,7 @@ class DurationService:
             self._by_client.popitem(last=False)
         return own
 
-    def take(self) -> Iterator[Answer]:
+    def take(self) -> Iterator[ReadReply]:
         """The next MAX_TAKEN of the answers that have come in, oldest first, each once.
 
         If more are left, the main thread is woken for them. O(1) if there are none.
