@@ -14,11 +14,17 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from agentkv.integrations.vllm.engine.older_vllm import HAS_KNOWN_TIER
 from agentkv.policies.names import default_settings, load_policy
+from agentkv.protocol import CLIENT_FIELD, ToolEvent
 from agentkv.testing.stepped_engine import SteppedEngine
 from studies.grid.ablation import ABLATIONS
 from tests.integrations.vllm.vllm_names import NO_TIER
 
 STOCK = {False: Scheduler, True: AsyncScheduler}
+
+
+def of(client: str, **tags: Any) -> dict[str, Any]:
+    """The tags of a client's request as the API server hands them over."""
+    return {CLIENT_FIELD: client, **tags}
 
 
 class Engine(SteppedEngine):
@@ -38,19 +44,37 @@ class Engine(SteppedEngine):
         super().__init__(**{key: value for key, value in options.items() if key not in others})
 
     @property
+    def retention(self) -> Any:
+        return self.scheduler.retention
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """What was counted so far."""
+        return dict(self.scheduler.watchers.counters.totals())
+
+    @property
     def pinned(self) -> dict[str, int]:
         """Pinned blocks per job."""
         return {pin.job_id: len(pin.blocks) for pin in self.scheduler.retention.pins}
 
     @property
     def pin_ends(self) -> dict[str, int]:
-        return dict(self.scheduler.watchers.counters.totals().get("pin_ends_total", {}))
+        return dict(self.totals.get("pin_ends_total", {}))
 
     def running(self) -> list[str]:
         return [request.request_id for request in self.scheduler.running]
 
     def waiting(self) -> list[str]:
         return [request.request_id for request in self.scheduler.waiting]
+
+    def steps(self, num: int) -> None:
+        for _ in range(num):
+            self.step()
+
+    def tool(self, job_id: str, state: Any, command: str = "ls", **told: Any) -> None:
+        """A client's signal for a live job."""
+        event = ToolEvent(state=state, command=command, **told)
+        assert self.scheduler.retention.tool_signal(job_id, event) is not None
 
     def end_pin(self, job_id: str) -> None:
         """End a job's pin as a full pool does."""

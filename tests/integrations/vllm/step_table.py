@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentkv.protocol import ToolEvent
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 
@@ -40,11 +39,10 @@ class Jobs:
         self.engine.wait(0.0)
 
     def release(self, job: str) -> None:
-        assert self.engine.scheduler.retention.release(job) is not None
+        assert self.engine.retention.release(job) is not None
 
     def tool(self, job: str, state: Any, command: str, duration_s: float | None = None) -> None:
-        event = ToolEvent(state=state, command=command, duration_s=duration_s)
-        assert self.engine.scheduler.retention.tool_signal(job, event) is not None
+        self.engine.tool(job, state, command, duration_s=duration_s)
 
     def reset(self) -> None:
         assert self.engine.scheduler.reset_prefix_cache()

@@ -130,48 +130,46 @@ def test_settings_come_from_the_environment_where_the_engine_is_given_none(
             args(model_config).create_engine_config()
 
 
-@pytest.mark.parametrize(("policy", "is_allowed"), [("fcfs", True), ("", True), ("agentvk", False)])
-def test_a_policy_in_the_environment_that_is_none_is_refused(
-    policy: str, is_allowed: bool, model_config: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("named", ["fcfs", "priority", ""])
+@pytest.mark.parametrize("is_flag", [True, False])
+def test_stock_policies_pass_through_untouched(
+    is_flag: bool, named: str, model_config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A misspelled AGENTKV_POLICY is an error with the valid names, not stock without a word."""
-    monkeypatch.setenv(plugin.POLICY_VARIABLE, policy)
-    if is_allowed:
-        assert args(model_config).create_engine_config().scheduler_config.scheduler_cls is None
-        return
-    with pytest.raises(SetupError, match="got 'agentvk', allowed are fcfs, priority, continuum"):
-        args(model_config).create_engine_config()
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_stock_policies_pass_through_untouched(policy: str, model_config: Path) -> None:
-    """fcfs and priority get neither our scheduler class nor our settings."""
-    config = args(model_config, scheduling_policy=policy).create_engine_config()
-    assert config.scheduler_config.policy == policy
+    """They get neither our scheduler class nor our settings, by flag or by AGENTKV_POLICY."""
+    monkeypatch.setenv(plugin.POLICY_VARIABLE, "" if is_flag else named)
+    given = {"scheduling_policy": named} if is_flag and named else {}
+    config = args(model_config, **given).create_engine_config()
+    assert config.scheduler_config.policy == (named if given else "fcfs")
     assert config.scheduler_config.scheduler_cls is None
     assert config.additional_config == {}
 
 
-def test_prefix_caching_off_is_refused(model_config: Path) -> None:
-    """Without prefix caching our policies refuse to start."""
-    engine_args = args(model_config, scheduling_policy="continuum", enable_prefix_caching=False)
-    with pytest.raises(AgentKVError, match="prefix caching is off"):
-        engine_args.create_engine_config()
+def test_a_misspelled_policy_in_the_environment_is_refused(
+    model_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelled AGENTKV_POLICY is an error with the valid names, not stock without a word."""
+    monkeypatch.setenv(plugin.POLICY_VARIABLE, "agentvk")
+    with pytest.raises(SetupError, match="got 'agentvk', allowed are fcfs, priority, continuum"):
+        args(model_config).create_engine_config()
 
 
-def test_two_schedulers_are_refused(model_config: Path) -> None:
-    """--scheduler-cls and one of our policies are refused together."""
-    engine_args = args(model_config, scheduling_policy="continuum", scheduler_cls="x.Y")
-    with pytest.raises(AgentKVError, match="give one of them"):
-        engine_args.create_engine_config()
-
-
-def test_a_typo_in_the_settings_is_refused_before_the_model_loads(model_config: Path) -> None:
-    """A wrong key in the settings is refused by a message with the key and the valid ones."""
-    config = json.loads('{"agentkv": {"tttl": 3}}')
-    engine_args = args(model_config, scheduling_policy="continuum", additional_config=config)
-    with pytest.raises(AgentKVError, match="unknown key 'tttl'; valid keys: rules, ttl"):
-        engine_args.create_engine_config()
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"enable_prefix_caching": False}, "prefix caching is off"),
+        ({"scheduler_cls": "x.Y"}, "give one of them"),
+        (
+            {"additional_config": {"agentkv": {"tttl": 3}}},
+            "unknown key 'tttl'; valid keys: rules, ttl",
+        ),
+    ],
+)
+def test_what_our_policies_cannot_work_with_is_refused(
+    given: dict[str, Any], problem: str, model_config: Path
+) -> None:
+    """Prefix caching off, another scheduler and a wrong key are refused before the model loads."""
+    with pytest.raises(AgentKVError, match=problem):
+        args(model_config, scheduling_policy="continuum", **given).create_engine_config()
 
 
 def test_the_output_folder_flag_reaches_the_settings(model_config: Path, tmp_path: Path) -> None:
@@ -186,26 +184,18 @@ def test_the_output_folder_flag_reaches_the_settings(model_config: Path, tmp_pat
 def test_the_admin_key_is_one_of_the_servers_keys_and_in_no_argument_that_is_logged(
     is_flag: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--agentkv-admin-key, or AGENTKV_ADMIN_KEY, joins --api-key; vLLM masks that in its log."""
+    """--agentkv-admin-key, or AGENTKV_ADMIN_KEY, joins --api-key, or VLLM_API_KEY, which counts as
+    that; vLLM masks it in its log."""
     monkeypatch.setenv(ADMIN_KEY_VARIABLE, "" if is_flag else "root")
-    flags = ["--model", "m", "--scheduling-policy", "agentkv", "--api-key", "one", "two"]
-    flags += ["--agentkv-admin-key", "root"] if is_flag else []
+    monkeypatch.setenv("VLLM_API_KEY", "" if is_flag else "one")
+    flags = ["--model", "m", "--scheduling-policy", "agentkv"]
+    flags += ["--api-key", "one", "--agentkv-admin-key", "root"] if is_flag else []
     arguments = parse_serve(flags)
     assert "root" not in map(str, vars(arguments).values())
     for _ in range(2):  # in each process of the server
         AsyncEngineArgs.from_cli_args(arguments)
-        assert arguments.api_key == ["one", "two", "root"]
+        assert arguments.api_key == ["one", "root"]
     assert os.environ[ADMIN_KEY_VARIABLE] == "root"  # where API servers read it
-
-
-def test_an_admin_key_joins_the_key_of_vllms_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """VLLM_API_KEY counts as vLLM's --api-key does."""
-    monkeypatch.setenv("VLLM_API_KEY", "one")
-    monkeypatch.setenv(ADMIN_KEY_VARIABLE, "root")
-    flags = ["--model", "m", "--scheduling-policy", "agentkv"]
-    arguments = parse_serve(flags)
-    AsyncEngineArgs.from_cli_args(arguments)
-    assert arguments.api_key == ["one", "root"]
 
 
 def test_an_admin_key_without_other_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,16 +48,11 @@ def by_inference(engine: Engine) -> None:
 @pytest.mark.parametrize("policy", ["continuum", "context_serve", "agentkv"])
 @pytest.mark.parametrize("arrives", [by_tag, by_reply, by_inference])
 def test_no_secret_of_a_command_is_shown_or_stored(
-    arrives: Callable[[Engine], None],
-    policy: str,
-    make_engine: Callable[..., Engine],
-    tmp_path: Path,
+    arrives: Callable[[Engine], None], policy: str, tmp_path: Path
 ) -> None:
     """Routes, the event log and the predictor's state do not hold the command's arguments."""
     state = tmp_path / "state.json"
-    engine = make_engine(
-        policy=policy, run_output_dir=str(tmp_path / "log"), predictor_state=str(state)
-    )
+    engine = Engine(policy=policy, run_output_dir=str(tmp_path / "log"), predictor_state=str(state))
     arrives(engine)
     answers = shown(engine)
     engine.scheduler.shutdown()
@@ -68,23 +63,19 @@ def test_no_secret_of_a_command_is_shown_or_stored(
 
 
 @pytest.mark.parametrize(("shows_commands", "shown"), [(False, "curl"), (True, COMMAND)])
-def test_commands_are_shown_by_their_key(
-    shows_commands: bool, shown: str, make_engine: Callable[..., Engine]
-) -> None:
+def test_commands_are_shown_by_their_key(shows_commands: bool, shown: str) -> None:
     """A command is shown by its key, or as it was sent if the setting says so."""
-    engine = make_engine(policy="agentkv", show_commands=shows_commands)
+    engine = Engine(policy="agentkv", show_commands=shows_commands)
     engine.turn(prompt_of(100), reply=REPLY, job_id="a")
     job: dict[str, Any] = engine_side.call(engine.scheduler, "job", ["a"])
     assert job["command"] == shown
     assert (SECRET in json.dumps(engine.scheduler.watchers.log.as_dict())) is shows_commands
 
 
-def test_files_with_commands_are_for_their_owner_alone(
-    make_engine: Callable[..., Engine], tmp_path: Path
-) -> None:
+def test_files_with_commands_are_for_their_owner_alone(tmp_path: Path) -> None:
     """The event log and the predictor's state have mode 0600, folders made for them 0700."""
     log, state = tmp_path / "made" / "log", tmp_path / "made" / "state" / "p.json"
-    engine = make_engine(policy="agentkv", run_output_dir=str(log), predictor_state=str(state))
+    engine = Engine(policy="agentkv", run_output_dir=str(log), predictor_state=str(state))
     by_tag(engine)
     engine.scheduler.shutdown()
     made = [log, log / "scheduler_timestamps.jsonl", state.parent, state]
@@ -94,10 +85,10 @@ def test_files_with_commands_are_for_their_owner_alone(
 
 @pytest.mark.parametrize("is_own", [False, True])
 def test_with_predictors_of_their_own_no_client_finds_out_what_another_has_run(
-    is_own: bool, make_engine: Callable[..., Engine]
+    is_own: bool,
 ) -> None:
     """Bob asks how long Alice's command takes, before and after she has run it."""
-    engine = make_engine(policy="agentkv", predictor_per_client=is_own)
+    engine = Engine(policy="agentkv", predictor_per_client=is_own)
     alice, bob = "a" * 16, "b" * 16
 
     def signal(client: str, **event: Any) -> None:

@@ -127,13 +127,6 @@ async def test_headers_are_tags(headers: dict[str, str], xargs: dict[str, Any]) 
     assert (await seen(make_app(), {"model": "m"}, headers=headers))["vllm_xargs"] == xargs
 
 
-async def test_an_empty_object_takes_header_tags() -> None:
-    """`{}` grows a member without a stray comma."""
-    assert await seen(make_app(), b"{}", headers={"session-id": "c"}) == {
-        "vllm_xargs": {"job_id": "c"}
-    }
-
-
 async def test_the_native_header_alone_changes_nothing() -> None:
     """X-Session-ID reaches the engine as vLLM's own session_id: the body stays as it was, unless
     vLLM does not read the header."""
@@ -158,14 +151,6 @@ async def test_a_wrong_field_gets_a_400_that_names_it(path: str) -> None:
         assert answer["error"]["code"] == 400
     await core.was_asked.wait()
     assert core.asked == [("bad_tag", [])]
-
-
-@pytest.mark.parametrize("path", TAGGED_PATHS)
-async def test_the_body_comes_before_the_headers(path: str) -> None:
-    """A field is taken from the body where both have it, and else from the header."""
-    headers = Tags(job_id="h", turn=7, last_tool="ls").as_headers()
-    tagged = await seen(make_app(), {"job_id": "b", "turn": 2}, path=path, headers=headers)
-    assert tagged["vllm_xargs"] == {"job_id": "b", "turn": 2, "last_tool": "ls"}
 
 
 @pytest.mark.parametrize(

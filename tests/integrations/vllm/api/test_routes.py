@@ -22,7 +22,6 @@ from tests.integrations.vllm.vllm_names import AuthenticationMiddleware
 pytestmark = pytest.mark.asyncio
 
 AWKWARD_ID = "a/b c?d#é%2F/tool"
-AWKWARD_PATH = "/jobs/a%2Fb%20c%3Fd%23%C3%A9%252F%2Ftool"
 
 INFO = {"policy": "continuum", "block_size": 128, "num_blocks": 100}
 
@@ -187,22 +186,15 @@ async def test_everybody_reads_all_jobs_where_no_key_is_asked_for() -> None:
     assert (jobs, counts, of_anybody) == ([None], [None], True)
 
 
-@pytest.mark.parametrize("job_id", ["a\nb", "a\n", "\n", "\x00\x1f", "a\r\nb/tool"])
-async def test_a_job_id_may_hold_control_characters(job_id: str) -> None:
-    """A job whose id holds a line end can be read, signalled and released."""
+@pytest.mark.parametrize("job_id", ["a\nb", "a\n", "\n", "\x00\x1f", "a\r\nb/tool", AWKWARD_ID])
+async def test_a_job_id_may_hold_any_character(job_id: str) -> None:
+    """A job whose id holds line ends, slashes, spaces, `?`, `#`, `%` and a final `/tool` can be
+    read, signalled and released."""
     ask = Server(engine_of(job_id))
     path = f"/jobs/{quote(job_id, safe='')}"
     assert (await ask("GET", path)).json()["job_id"] == job_id
     assert (await ask("POST", f"{path}/tool", {"state": "started"})).json()["job_id"] == job_id
     assert (await ask("POST", f"{path}/release")).json()["freed_blocks"] == 3
-
-
-async def test_a_job_id_may_hold_any_character() -> None:
-    """Slashes, spaces, `?`, `#`, `%` and a final `/tool` come through percent-encoded."""
-    ask = Server(engine_of(AWKWARD_ID))
-    assert (await ask("GET", AWKWARD_PATH)).json()["job_id"] == AWKWARD_ID
-    assert (await ask("POST", AWKWARD_PATH + "/release")).json()["freed_blocks"] == 3
-    assert (await ask("POST", AWKWARD_PATH + "/tool", {"state": "started"})).status_code == 200
 
 
 async def test_unescaped_slashes_are_forgiven() -> None:
@@ -253,13 +245,10 @@ async def test_a_wrong_method_is_a_405(method: str, path: str, allow: str) -> No
     ("body", "field"),
     [
         *((b"", "body"), (b"{", "body"), (b"\xff", "body"), (b"[" * 100_000, "body"), ([], "body")),
-        *(({}, "state"), ({"state": "paused"}, "state"), ({"state": "started", "tool": 5}, "tool")),
+        *(({}, "state"), ({"state": "paused"}, "state")),
         ({"state": "started", "command": "x" * (1024 * 1024 + 1)}, "command"),
-        ({"state": "finished", "duration_s": -1}, "duration_s"),
         (b'{"state": "finished", "duration_s": NaN}', "duration_s"),
         (b'{"state": "finished", "duration_s": 1e999}', "duration_s"),
-        ({"state": "finished", "duration_s": "1"}, "duration_s"),
-        ({"state": "finished", "turn": 0}, "turn"),
     ],
 )
 async def test_a_bad_tool_event_is_a_400(body: object, field: str) -> None:
@@ -293,36 +282,34 @@ async def test_a_body_without_end_is_a_413() -> None:
     assert reply.status_code == 413
 
 
-async def test_a_dead_engine_is_a_503() -> None:
-    """A dead engine is a 503 that carries the message of vLLM's engine client."""
-
-    class DeadCore:
-        async def call_utility_all_async(self, method: str, *args: object) -> list[object]:
-            raise RuntimeError("EngineCore encountered an issue")
-
-    reply = await Server(core=DeadCore())("GET", "/info")
-    assert reply.status_code == 503
-    assert "EngineCore encountered an issue" in error_of(reply)["message"]
+class DeadCore:
+    async def call_utility_all_async(self, method: str, *args: object) -> list[object]:
+        raise RuntimeError("EngineCore encountered an issue")
 
 
-async def test_a_silent_engine_is_a_503() -> None:
-    """An engine stuck in a step is not waited for without end."""
-
-    class SilentCore:
-        async def call_utility_all_async(self, method: str, *args: object) -> list[object]:
-            await asyncio.Event().wait()
-            return []
-
-    reply = await Server(core=SilentCore(), timeout_s=0.01)("GET", "/stats")
-    assert reply.status_code == 503
-    assert "no answer" in error_of(reply)["message"]
+class SilentCore:
+    async def call_utility_all_async(self, method: str, *args: object) -> list[object]:
+        await asyncio.Event().wait()
+        return []
 
 
-async def test_a_failed_operation_is_a_500() -> None:
-    """An error answered by the engine becomes a 500, not data."""
-    reply = await Server({"info": lambda: {"error": "boom"}})("GET", "/info")
-    assert reply.status_code == 500
-    assert "boom" in error_of(reply)["message"]
+@pytest.mark.parametrize(
+    ("core", "status", "problem"),
+    [
+        (DeadCore(), 503, "EngineCore encountered an issue"),
+        (SilentCore(), 503, "no answer"),
+        (FakeEngineCore([{"info": lambda: {"error": "boom"}}]), 500, "boom"),
+    ],
+    ids=["dead", "silent", "failed operation"],
+)
+async def test_an_engine_that_does_not_answer_is_an_error(
+    core: Any, status: int, problem: str
+) -> None:
+    """A dead engine's has the message of vLLM's client; one stuck in a step is not waited for
+    without end; an error answered by the engine is not data."""
+    reply = await Server(core=core, timeout_s=0.01)("GET", "/info")
+    assert reply.status_code == status
+    assert problem in error_of(reply)["message"]
 
 
 async def test_the_first_engine_answers_where_vllm_cannot_ask_all() -> None:

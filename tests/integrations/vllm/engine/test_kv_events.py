@@ -142,11 +142,11 @@ class World:
         self.engine.wait(self.random.choice([0.5, 2.1, 31.0]))
 
     def release(self) -> None:
-        self.engine.scheduler.retention.release(self.random.choice(JOBS))
+        self.engine.retention.release(self.random.choice(JOBS))
 
     def tool(self) -> None:
         event = ToolEvent(state=self.random.choice(["started", "finished"]), command="make it")
-        self.engine.scheduler.retention.tool_signal(self.random.choice(JOBS), event)
+        self.engine.retention.tool_signal(self.random.choice(JOBS), event)
 
     def reset(self) -> None:
         if self.random.random() < 0.05 and not self.engine.in_flight:
@@ -171,7 +171,7 @@ def play(num_events: int, *, seed: int, is_async: bool, tier_blocks: int, policy
     if tier_blocks:
         assert world.engine.num_blocks_loaded > 0
         world.compare_tier()
-    ends = world.engine.scheduler.watchers.counters.totals()["pin_ends_total"]
+    ends = world.engine.totals["pin_ends_total"]
     assert ends["pressure"] > 0
     assert ends["returned"] > 0
     return world

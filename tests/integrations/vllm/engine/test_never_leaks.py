@@ -112,7 +112,7 @@ class Agents(RuleBasedStateMachine):
 
     @rule(job=st.sampled_from("abcd"))
     def release(self, job: str) -> None:
-        self.engine.scheduler.retention.release(job)
+        self.engine.retention.release(job)
 
     @rule(
         job=st.sampled_from("abcd"),
@@ -121,7 +121,7 @@ class Agents(RuleBasedStateMachine):
     )
     def tool(self, job: str, state: Any, duration_s: float | None) -> None:
         event = ToolEvent(state=state, command="make it", duration_s=duration_s)
-        self.engine.scheduler.retention.tool_signal(job, event)
+        self.engine.retention.tool_signal(job, event)
 
     @rule(reset_running=st.booleans())
     def reset(self, reset_running: bool) -> None:
@@ -144,15 +144,13 @@ class Agents(RuleBasedStateMachine):
         assert engine.pinned == {}
         assert engine.num_free == engine.pool.num_gpu_blocks - 1
         assert all(block.ref_cnt == 0 for block in engine.pool.blocks[1:])
-        assert not engine.scheduler.retention.jobs.turns
-        assert not engine.scheduler.retention.admission.guard
-        assert engine.scheduler.retention.inference.next_end_s is None
-        assert len(engine.scheduler.retention.decisions.awaiting) <= len(
-            engine.scheduler.retention.jobs
-        )
+        assert not engine.retention.jobs.turns
+        assert not engine.retention.admission.guard
+        assert engine.retention.inference.next_end_s is None
+        assert len(engine.retention.decisions.awaiting) <= len(engine.retention.jobs)
         assert not engine.scheduler.requests
         assert all(request.is_finished() for request in self.requests.values())
-        counters = engine.scheduler.watchers.counters.totals()
+        counters = engine.totals
         begun = sum(counters.get("pins_total", {}).values())
         assert begun == sum(counters.get("pin_ends_total", {}).values())
 

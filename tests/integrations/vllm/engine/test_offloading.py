@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 
 from agentkv.integrations.vllm.retention.costs import MIN_EVENTS
 from agentkv.policies import Policy, Turn
-from agentkv.protocol import ToolEvent
 from agentkv.testing.stepped_engine import BLOCK_TOKENS, prompt_of
 from tests.integrations.vllm.harness import Engine
 
-MakeEngine = Callable[..., Engine]
-POLICIES = ["continuum", "context_serve", "agentkv"]
 DRAM_BYTES = 64 * 1024**2
 CONTEXT_BLOCKS = 10
 HOLD_FOR_LONG = {"prefill_reload_s": [0.0, 1.0, 0.0], "ttl": "fixed", "fixed_ttl_s": 60.0}
-
-
-def engine_of(make_engine: MakeEngine, policy: str) -> Engine:
-    return make_engine(num_blocks=40, policy=policy, offload_bytes=DRAM_BYTES, **HOLD_FOR_LONG)
 
 
 def fill_the_pool(engine: Engine) -> None:
@@ -40,39 +32,26 @@ def run_turn(engine: Engine, prompt: list[int]) -> tuple[int, int]:
     return found[-1], engine.num_blocks_loaded - before
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_held_context_is_found_and_not_loaded(make_engine: MakeEngine, policy: str) -> None:
-    """Keep: the blocks are still there."""
-    engine = engine_of(make_engine, policy)
+@pytest.mark.parametrize(("wait_s", "is_held"), [(0.0, True), (4000.0, False)])
+def test_a_context_is_found_if_held_and_else_loaded(wait_s: float, is_held: bool) -> None:
+    """Of a pin the blocks are still there; of one let go, which frees the pool for other uses, the
+    tier has a copy, and nothing is computed."""
+    engine = Engine(num_blocks=40, offload_bytes=DRAM_BYTES, **HOLD_FOR_LONG)
     history = engine.turn(prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), job_id="job")
+    engine.wait(wait_s)
     fill_the_pool(engine)
-    assert engine.pinned == {"job": CONTEXT_BLOCKS}
-    assert run_turn(engine, [*history, 7]) == (CONTEXT_BLOCKS * BLOCK_TOKENS, 0)
+    assert engine.pinned == ({"job": CONTEXT_BLOCKS} if is_held else {})
+    found, num_loaded = run_turn(engine, [*history, 7])
+    assert (found, num_loaded == 0) == (CONTEXT_BLOCKS * BLOCK_TOKENS, is_held)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_context_let_go_is_loaded_and_not_computed(make_engine: MakeEngine, policy: str) -> None:
-    """Demote: the pool has other uses meanwhile, the tier has a copy."""
-    engine = engine_of(make_engine, policy)
-    history = engine.turn(prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), job_id="job")
-    engine.wait(4000.0)
-    assert engine.pinned == {}
-    fill_the_pool(engine)
-    found, loaded = run_turn(engine, [*history, 7])
-    assert loaded > 0
-    assert found == CONTEXT_BLOCKS * BLOCK_TOKENS
-
-
-def test_a_tool_predicted_to_be_long_lets_the_context_go_to_the_tier(
-    make_engine: MakeEngine,
-) -> None:
+def test_a_tool_predicted_to_be_long_lets_the_context_go_to_the_tier() -> None:
     """The price of recomputing decides that, not an expiry."""
-    engine = make_engine(
+    engine = Engine(
         num_blocks=40, policy="agentkv", offload_bytes=DRAM_BYTES, prefill_reload_s=[0.0, 1e-4, 0.0]
     )
     history = engine.turn(prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), job_id="job")
-    event = ToolEvent("started", command="pip install torch")
-    assert engine.scheduler.retention.tool_signal("job", event) is not None
+    engine.tool("job", "started", "pip install torch")
     engine.wait(0.0)
     assert engine.pinned == {}
     fill_the_pool(engine)
@@ -102,11 +81,11 @@ class Limited(Policy):
     ],
 )
 def test_a_policy_says_what_of_a_turn_goes_to_the_tier(
-    make_engine: MakeEngine, limit_tokens: float, given: object, num_loaded: int
+    limit_tokens: float, given: object, num_loaded: int
 ) -> None:
     """The head of the context is copied and loaded back; a client's own limit counts if smaller."""
     policy = type("Limited", (Limited,), {"limit_tokens": limit_tokens})
-    engine = make_engine(policy_class=policy, num_blocks=40, offload_bytes=DRAM_BYTES)
+    engine = Engine(policy_class=policy, num_blocks=40, offload_bytes=DRAM_BYTES)
     tags = {} if given is None else {"kv_transfer_params": {"max_offload_tokens": given}}
     engine.turn(prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), job_id="job", **tags)
     engine.turn(prompt_of(38 * BLOCK_TOKENS, salt=20))
@@ -114,9 +93,9 @@ def test_a_policy_says_what_of_a_turn_goes_to_the_tier(
     assert run_turn(engine, prompt) == (num_loaded * BLOCK_TOKENS, num_loaded)
 
 
-def test_other_requests_go_to_the_tier_as_stock_has_it(make_engine: MakeEngine) -> None:
+def test_other_requests_go_to_the_tier_as_stock_has_it() -> None:
     """A limit is a matter of jobs."""
-    engine = make_engine(policy_class=Limited, num_blocks=40, offload_bytes=DRAM_BYTES)
+    engine = Engine(policy_class=Limited, num_blocks=40, offload_bytes=DRAM_BYTES)
     engine.turn(prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS))
     engine.turn(prompt_of(38 * BLOCK_TOKENS, salt=20))
     engine.turn([*prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), 7])
@@ -124,14 +103,14 @@ def test_other_requests_go_to_the_tier_as_stock_has_it(make_engine: MakeEngine) 
 
 
 @pytest.mark.parametrize("answer", [-1.0, None, math.nan, "all"])
-def test_an_unusable_limit_is_none(make_engine: MakeEngine, answer: object) -> None:
+def test_an_unusable_limit_is_none(answer: object) -> None:
     """All of the context goes to the tier, and the fault is counted."""
     policy = type("Bad", (Limited,), {"limit_tokens": answer})
-    engine = make_engine(policy_class=policy, num_blocks=40, offload_bytes=DRAM_BYTES)
+    engine = Engine(policy_class=policy, num_blocks=40, offload_bytes=DRAM_BYTES)
     engine.turn(prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), job_id="job")
     engine.turn(prompt_of(38 * BLOCK_TOKENS, salt=20))
     assert run_turn(engine, [*prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), 7])[1] == CONTEXT_BLOCKS
-    assert engine.scheduler.watchers.counters.totals()["policy_faults_total"] > 0
+    assert engine.totals["policy_faults_total"] > 0
 
 
 def come_back_often(engine: Engine) -> None:
@@ -143,15 +122,15 @@ def come_back_often(engine: Engine) -> None:
         fill_the_pool(engine)
 
 
-def test_kv_is_held_for_as_long_as_loading_takes(make_engine: MakeEngine) -> None:
+def test_kv_is_held_for_as_long_as_loading_takes() -> None:
     """By what was measured: a load takes a step here, computing as long as the settings say."""
-    engine = make_engine(
+    engine = Engine(
         num_blocks=40,
         policy="agentkv",
         offload_bytes=DRAM_BYTES,
         prefill_reload_s=[0.0, 1.0, 0.0],
     )
-    retention = engine.scheduler.retention
+    retention = engine.retention
     num_tokens = CONTEXT_BLOCKS * BLOCK_TOKENS
     assert retention.policy.rules.price_s(retention.costs.cost(num_tokens)) > 100
     come_back_often(engine)
@@ -163,12 +142,12 @@ def test_kv_is_held_for_as_long_as_loading_takes(make_engine: MakeEngine) -> Non
     assert retention.policy.rules.price_s(retention.costs.cost(num_tokens)) == load_s
 
 
-def test_a_load_within_the_step_ends_with_the_step(make_engine: MakeEngine) -> None:
+def test_a_load_within_the_step_ends_with_the_step() -> None:
     """Connectors that load while the request runs report no end of it."""
-    engine = make_engine(num_blocks=40, policy="agentkv")
+    engine = Engine(num_blocks=40, policy="agentkv")
     history = engine.turn(prompt_of(4 * BLOCK_TOKENS), job_id="job")
     request_id = engine.add([*history, 7], job_id="job")
-    tier = engine.scheduler.retention.costs.offload
+    tier = engine.retention.costs.offload
     engine.scheduler.load_began(engine.scheduler.requests[request_id], 2 * BLOCK_TOKENS)
     assert tier.is_loading
     engine.run()
@@ -176,9 +155,9 @@ def test_a_load_within_the_step_ends_with_the_step(make_engine: MakeEngine) -> N
     assert tier.load_token_s > 0
 
 
-def test_only_loads_of_a_jobs_own_past_count(make_engine: MakeEngine) -> None:
+def test_only_loads_of_a_jobs_own_past_count() -> None:
     """What others left in the tier says nothing of what becomes of a job's context."""
-    engine = engine_of(make_engine, "agentkv")
+    engine = Engine(num_blocks=40, policy="agentkv", offload_bytes=DRAM_BYTES, **HOLD_FOR_LONG)
     prompt = prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS)
     engine.turn(prompt)
     fill_the_pool(engine)
@@ -186,41 +165,22 @@ def test_only_loads_of_a_jobs_own_past_count(make_engine: MakeEngine) -> None:
     fill_the_pool(engine)
     engine.turn([*prompt, 7], job_id="first turn")
     assert engine.num_blocks_loaded > 0
-    assert engine.scheduler.retention.costs.offload.load_token_s == 0.0
+    assert engine.retention.costs.offload.load_token_s == 0.0
 
 
-def test_without_a_connector_nothing_comes_back(make_engine: MakeEngine) -> None:
+def test_without_a_connector_nothing_comes_back() -> None:
     """All that leaves the GPU is lost."""
-    engine = make_engine(num_blocks=40, policy="agentkv", prefill_reload_s=[0.0, 1.0, 0.0])
+    engine = Engine(num_blocks=40, policy="agentkv", prefill_reload_s=[0.0, 1.0, 0.0])
     come_back_often(engine)
-    assert engine.scheduler.retention.costs.offload.loaded_share == 0.0
+    assert engine.retention.costs.offload.loaded_share == 0.0
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_under_pressure_jobs_end_and_nothing_leaks(make_engine: MakeEngine, policy: str) -> None:
-    """Preempted turns, trimmed pins and loads side by side."""
-    engine = engine_of(make_engine, policy)
-    histories = {f"job-{number}": prompt_of(60, salt=number) for number in range(8)}
-    for _ in range(4):
-        requests = [
-            (name, engine.scheduler.requests[engine.add(history, max_tokens=30, job_id=name)])
-            for name, history in histories.items()
-        ]
-        engine.run(max_steps=3000)
-        histories = {name: [*request.all_token_ids, 7] for name, request in requests}
-    for name in histories:
-        engine.scheduler.retention.release(name)
-    assert engine.num_free == 39
-    assert engine.num_blocks_loaded > 0
-
-
-MakeEngine = Callable[..., Engine]
 SHARED = prompt_of(20 * BLOCK_TOKENS, salt=7)
 
 
-def tiered(make_engine: MakeEngine, *, num_blocks: int = 129, token_s: float = 0.005) -> Engine:
+def tiered(*, num_blocks: int = 129, token_s: float = 0.005) -> Engine:
     """An engine whose tier has SHARED, and its pool other things."""
-    engine = make_engine(
+    engine = Engine(
         policy="agentkv",
         num_blocks=num_blocks,
         max_num_batched_tokens=2048,
@@ -241,9 +201,9 @@ def steps_until_done(engine: Engine, *request_ids: str) -> int:
     raise AssertionError(f"running {engine.running()}, waiting {engine.waiting()}")
 
 
-def test_a_new_job_whose_load_failed_keeps_nobody_waiting(make_engine: MakeEngine) -> None:
+def test_a_new_job_whose_load_failed_keeps_nobody_waiting() -> None:
     """It was let in when it got its blocks; held back now it would hold back all."""
-    engine = tiered(make_engine)
+    engine = tiered()
     engine.is_link_open = False
     new = engine.add(SHARED + prompt_of(20 * BLOCK_TOKENS, salt=3), max_tokens=20, job_id="new")
     engine.step()
@@ -258,11 +218,11 @@ def test_a_new_job_whose_load_failed_keeps_nobody_waiting(make_engine: MakeEngin
     assert steps_until_done(engine, new) < 40
 
 
-def test_new_jobs_count_at_the_gate_while_a_tier_loads_for_them(make_engine: MakeEngine) -> None:
+def test_new_jobs_count_at_the_gate_while_a_tier_loads_for_them() -> None:
     """As many are let in as if their prompts were computed."""
     running = {}
     for is_loaded in (False, True):
-        engine = tiered(make_engine, num_blocks=400)
+        engine = tiered(num_blocks=400)
         prefixes = [prompt_of(10 * BLOCK_TOKENS, salt=60 + number) for number in range(12)]
         for prefix in prefixes if is_loaded else ():
             engine.turn(prefix + prompt_of(BLOCK_TOKENS, salt=8))
@@ -276,16 +236,15 @@ def test_new_jobs_count_at_the_gate_while_a_tier_loads_for_them(make_engine: Mak
             engine.add(prompt, max_tokens=64, job_id=f"job-{number}")
             engine.step()
         engine.is_link_open = True
-        for _ in range(3):
-            engine.step()
+        engine.steps(3)
         running[is_loaded] = len(engine.running())
     assert 1 < running[True] <= running[False] < 12
 
 
-def test_a_loaded_turn_takes_what_it_still_needs(make_engine: MakeEngine) -> None:
+def test_a_loaded_turn_takes_what_it_still_needs() -> None:
     """A request that has blocks must proceed: all that wait stand behind it, also the job whose
     idle KV it may not have."""
-    engine = make_engine(
+    engine = Engine(
         policy="agentkv",
         num_blocks=129,
         max_num_batched_tokens=2048,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,41 +19,43 @@ def fill(engine: Engine) -> None:
     engine.step()
 
 
-def test_later_turns_of_an_earlier_job_pass_a_later_job(make_engine: Callable[..., Engine]) -> None:
+def test_later_turns_of_an_earlier_job_pass_a_later_job() -> None:
     """Jobs are served in the order in which they arrived, at any of their turns."""
-    engine = make_engine(max_num_seqs=1)
+    engine = Engine(max_num_seqs=1)
     engine.turn(prompt_of(20, salt=1), job_id="first")
-    engine.scheduler.retention.cache_reset()
+    engine.retention.cache_reset()
     fill(engine)
     engine.add(prompt_of(20, salt=2), request_id="second-1", job_id="second")
     engine.add(prompt_of(30, salt=1), request_id="first-2", job_id="first")
     assert engine.waiting() == ["first-2", "second-1"]
 
 
-def test_a_pinned_job_passes_an_earlier_one_without_a_pin(
-    make_engine: Callable[..., Engine],
-) -> None:
-    """Tiers: turns whose blocks are pinned come before turns that must prefill."""
-    engine = make_engine(max_num_seqs=1)
+def engine_with_two_waiting() -> Engine:
+    """A turn whose blocks are pinned waits, and one of an earlier job without a pin."""
+    engine = Engine(max_num_seqs=1)
     engine.turn(prompt_of(20, salt=1), job_id="early")
-    engine.scheduler.retention.cache_reset()
+    engine.retention.cache_reset()
     engine.turn(prompt_of(40, salt=2), job_id="pinned")
     fill(engine)
     engine.add(prompt_of(30, salt=1), request_id="early-2", job_id="early")
     engine.add(prompt_of(60, salt=2), request_id="pinned-2", job_id="pinned")
+    return engine
+
+
+def test_a_pinned_job_passes_an_earlier_one_without_a_pin() -> None:
+    """Tiers: turns whose blocks are pinned come before turns that must prefill."""
+    engine = engine_with_two_waiting()
     assert engine.waiting() == ["pinned-2", "early-2"]
-    engine.scheduler.retention.cache_reset()
+    engine.retention.cache_reset()
     assert engine.waiting() == ["early-2", "pinned-2"]
 
 
 @pytest.mark.parametrize(
     ("rules", "order"), [("paper", ["old", "pin-2"]), ("released", ["pin-2", "old"])]
 )
-def test_a_preempted_turn_comes_first_in_the_paper_only(
-    rules: str, order: list[str], make_engine: Callable[..., Engine]
-) -> None:
+def test_a_preempted_turn_comes_first_in_the_paper_only(rules: str, order: list[str]) -> None:
     """The paper serves preempted turns before pinned ones; the released code has no such tier."""
-    engine = make_engine(rules=rules)
+    engine = Engine(rules=rules)
     engine.turn(prompt_of(40, salt=2), job_id="pin")
     engine.add(prompt_of(40, salt=1), max_tokens=50, request_id="old", job_id="old")
     engine.step()
@@ -64,33 +65,25 @@ def test_a_preempted_turn_comes_first_in_the_paper_only(
     assert engine.waiting() == order
 
 
-def test_the_head_stays_the_head_between_peek_and_pop(make_engine: Callable[..., Engine]) -> None:
+def test_the_head_stays_the_head_between_peek_and_pop() -> None:
     """`schedule()` peeks, allocates, pops: a pin that ends in between must not swap the head."""
-    engine = make_engine(max_num_seqs=1)
-    engine.turn(prompt_of(20, salt=1), job_id="early")
-    engine.scheduler.retention.cache_reset()
-    engine.turn(prompt_of(40, salt=2), job_id="pinned")
-    fill(engine)
-    engine.add(prompt_of(30, salt=1), request_id="early-2", job_id="early")
-    engine.add(prompt_of(60, salt=2), request_id="pinned-2", job_id="pinned")
+    engine = engine_with_two_waiting()
     queue: RankedQueue = engine.scheduler.waiting
     head = queue.peek_request()
-    engine.scheduler.retention.cache_reset()
+    engine.retention.cache_reset()
     assert queue.pop_request() is head
     assert head.request_id == "pinned-2"
 
 
-def test_the_queue_stays_small_however_often_ranks_change(
-    make_engine: Callable[..., Engine],
-) -> None:
+def test_the_queue_stays_small_however_often_ranks_change() -> None:
     """Also while nothing leaves it."""
-    engine = make_engine(policy="agentkv", max_num_seqs=1, without=["switch"])
+    engine = Engine(policy="agentkv", max_num_seqs=1, without=["switch"])
     fill(engine)
     for number in range(50):
         engine.add(prompt_of(20, salt=number), job_id=f"job-{number}")
     queue: RankedQueue = engine.scheduler.waiting
     for number in range(100):
-        for job in engine.scheduler.retention.jobs:
+        for job in engine.retention.jobs:
             job.order = -job.order - number
         queue.rerank_all()
     assert len(queue) == 50

@@ -79,8 +79,7 @@ def test_what_is_held_follows_the_reset_and_nothing_else(
     engine.turn(prompt_of(200), job_id="held")
     running = engine.add(prompt_of(300, salt=1), job_id="running", max_tokens=20)
     request = engine.scheduler.requests[running]
-    for _ in range(4):
-        engine.step()
+    engine.steps(4)
     trainer.pause_scheduler(mode, clear)
     settle(engine, trainer)
     held = {} if clear else {"held": 12}
@@ -118,8 +117,7 @@ def test_a_reset_frees_what_stock_s_would(with_running: bool, with_tier: bool) -
     scheduler = engine.scheduler
     engine.turn(prompt_of(200), job_id="a")
     engine.add(prompt_of(300, salt=1), job_id="b", max_tokens=20)
-    for _ in range(4):
-        engine.step()
+    engine.steps(4)
     # The tier too: from one that is kept the preempted request loads at once, which trips an
     # assertion of vLLM's (offloading/scheduler.py:1862).
     assert scheduler.reset_prefix_cache(with_running, with_running) == with_running
@@ -137,11 +135,10 @@ def test_misses_after_a_reset_are_nobody_s_pressure() -> None:
     """Neither the turn that comes back nor the one that was preempted counts as evicted; neither
     prices, queueing delay nor the balance of admission learn from them."""
     engine = Engine(num_blocks=129, policy="agentkv", prefill_reload_s=[0.0, 1.0, 0.0])
-    retention = engine.scheduler.retention
+    retention = engine.retention
     context = engine.turn(prompt_of(200), job_id="a")
     engine.add(prompt_of(300, salt=1), job_id="b", max_tokens=20)
-    for _ in range(4):
-        engine.step()
+    engine.steps(4)
     before = engine_side.stats(engine.scheduler)["learned"]
     assert engine.scheduler.reset_prefix_cache(True)
     engine.turn(context + prompt_of(40, salt=2), job_id="a")
@@ -168,13 +165,13 @@ def test_no_time_passes_in_a_pause() -> None:
     assert engine.pinned == {"a": 12}
     engine.wait(2.0)
     assert engine.pinned == {}
-    assert engine.scheduler.retention.jobs.get("a") is not None
+    assert engine.retention.jobs.get("a") is not None
 
 
 def test_a_gap_that_overlaps_a_pause_teaches_nothing() -> None:
     """The time between two turns counts as the tool's only if the engine could take the second."""
     engine = Engine(num_blocks=129, **HELD)
-    trainer, window = Trainer(engine), engine.scheduler.retention.policy.learned.durations
+    trainer, window = Trainer(engine), engine.retention.policy.learned.durations
     context = engine.turn(prompt_of(200), job_id="a")
     engine.wait(1.0)
     context = engine.turn(context + prompt_of(40, salt=2), job_id="a")
@@ -198,15 +195,14 @@ def test_an_aborted_turn_that_comes_back_is_the_same_turn(tags: dict[str, Any]) 
     for number in range(3):  # aborted twice
         request_id = engine.add(prompt, job_id="a", max_tokens=20, **tags)
         request = engine.scheduler.requests[request_id]
-        for _ in range(6):
-            engine.step()
+        engine.steps(6)
         if number < 2:
             trainer.pause_scheduler("abort", clear_cache=True)
             settle(engine, trainer)
             trainer.resume_scheduler()
             prompt = list(request.all_token_ids)
     engine.run()
-    job = engine.scheduler.retention.jobs.get("a")
+    job = engine.retention.jobs.get("a")
     assert job.num_turns == 2
     engine.turn(list(request.all_token_ids) + prompt_of(40, salt=3), job_id="a")
     assert job.num_turns == 3
@@ -215,10 +211,10 @@ def test_an_aborted_turn_that_comes_back_is_the_same_turn(tags: dict[str, Any]) 
 def test_an_id_that_comes_back_after_its_job_is_a_new_job() -> None:
     """The next epoch's trajectory has its own place in line, turns and tools."""
     engine = Engine(num_blocks=129, **HELD)
-    retention = engine.scheduler.retention
+    retention = engine.retention
     engine.turn(prompt_of(200), job_id="a_0", turn=1)
     engine.turn(prompt_of(200, salt=1), job_id="other")
-    retention.tool_signal("a_0", ToolEvent(state="started", command="make it"))
+    engine.tool("a_0", "started")
     old = retention.jobs.get("a_0")
     retention.release("a_0")
     engine.turn(prompt_of(200), job_id="a_0", turn=1)
@@ -257,7 +253,7 @@ class Fuzz:
 
         def noted_reset() -> bool:
             is_done = bool(reset())
-            assert len(self.engine.scheduler.retention.pins) == 0
+            assert len(self.engine.retention.pins) == 0
             if is_done:
                 self.num_resets += 1
                 self.stale = {block.block_id for block in pool.blocks[1:]}
@@ -279,7 +275,7 @@ class Fuzz:
             self.check()
 
     def check(self) -> None:
-        retention, engine = self.engine.scheduler.retention, self.engine
+        retention, engine = self.engine.retention, self.engine
         for pin in retention.pins:
             assert not self.stale.intersection(block.block_id for block in pin.blocks), pin
         assert engine.lost_blocks() == []
@@ -309,13 +305,13 @@ class Fuzz:
     def tool(self) -> None:
         event = ToolEvent(state=self.random.choice(["started", "finished"]), command="make it")
         job = f"uid_{self.random.randrange(6)}"
-        self.engine.scheduler.retention.tool_signal(job, event)
+        self.engine.retention.tool_signal(job, event)
 
     def wait(self) -> None:
         self.engine.wait(self.random.choice([0.1, 2.1, 61.0]))
 
     def release(self) -> None:
-        self.engine.scheduler.retention.release(f"uid_{self.random.randrange(6)}")
+        self.engine.retention.release(f"uid_{self.random.randrange(6)}")
 
     @property
     def can_preempt(self) -> bool:

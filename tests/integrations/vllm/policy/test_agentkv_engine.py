@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentkv.policies.forecast import PRIOR_TURNS
 from agentkv.testing.stepped_engine import prompt_of
-from studies.grid.ablation import ABLATIONS
 from tests.integrations.vllm.harness import STOCK, Engine
 
-MakeEngine = Callable[..., Engine]
 
-
-def engine_of(make_engine: MakeEngine, **options: Any) -> Engine:
+def engine_of(**options: Any) -> Engine:
     """With a price of recomputing that makes it worth holding for seconds."""
-    return make_engine(
+    return Engine(
         policy="agentkv",
         max_num_batched_tokens=1024,
         prefill_reload_s=[0.0, 0.05, 0.0],
@@ -34,7 +29,7 @@ def pin_jobs(engine: Engine, *names: str, tokens: int = 160) -> None:
 
 def press(engine: Engine) -> None:
     """Memory counts as contended from now on."""
-    engine.scheduler.retention.policy.pressure.rise(engine.clock.now_s, 1e9)
+    engine.retention.policy.pressure.rise(engine.clock.now_s, 1e9)
     engine.scheduler.rank_changed(None)
 
 
@@ -43,15 +38,12 @@ def events(engine: Engine, name: str) -> list[dict[str, Any]]:
     return [event for job in record.values() for event in job if event["event"] == name]
 
 
-def test_with_ample_memory_every_step_is_exactly_stocks(make_engine: MakeEngine) -> None:
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_with_ample_memory_every_step_is_exactly_stocks(is_async: bool) -> None:
     """Tagged jobs, three turns each, more than run at once: the same tokens in the same steps."""
-    ours = engine_of(make_engine, num_blocks=400, max_num_seqs=3)
-    stock = make_engine(
-        num_blocks=400,
-        max_num_seqs=3,
-        max_num_batched_tokens=1024,
-        scheduler_class=STOCK[isinstance(ours.scheduler, AsyncScheduler)],
-    )
+    given: dict[str, Any] = {"num_blocks": 400, "max_num_seqs": 3, "is_async": is_async}
+    ours = engine_of(**given)
+    stock = Engine(**given, max_num_batched_tokens=1024, scheduler_class=STOCK[is_async])
     seen = []
     for engine, is_tagged in ((ours, True), (stock, False)):
         histories = {name: prompt_of(50, salt=salt) for salt, name in enumerate("abcde")}
@@ -76,9 +68,9 @@ def test_with_ample_memory_every_step_is_exactly_stocks(make_engine: MakeEngine)
     assert not ours.scheduler.retention.policy.pressure.is_on
 
 
-def test_a_waiting_turn_takes_the_tail_of_the_newest_jobs_pin(make_engine: MakeEngine) -> None:
+def test_a_waiting_turn_takes_the_tail_of_the_newest_jobs_pin() -> None:
     """No more blocks than it needs, and the job's first blocks stay."""
-    engine = engine_of(make_engine)
+    engine = engine_of()
     pin_jobs(engine, "a", "b", "c")
     assert engine.pinned == {"a": 10, "b": 10, "c": 10}
     engine.add(prompt_of(15 * 16, salt=9))
@@ -87,9 +79,9 @@ def test_a_waiting_turn_takes_the_tail_of_the_newest_jobs_pin(make_engine: MakeE
     assert [(event["blocks"], event["left"]) for event in events(engine, "trimmed")] == [(5, 5)]
 
 
-def test_what_is_left_of_a_pin_is_found_by_the_next_turn(make_engine: MakeEngine) -> None:
+def test_what_is_left_of_a_pin_is_found_by_the_next_turn() -> None:
     """The tail that was taken is recomputed, the rest of the context is not."""
-    engine = engine_of(make_engine)
+    engine = engine_of()
     pin_jobs(engine, "a", "b", "c")
     engine.turn(prompt_of(15 * 16, salt=9))
     left_blocks = engine.pinned["c"]
@@ -99,11 +91,9 @@ def test_what_is_left_of_a_pin_is_found_by_the_next_turn(make_engine: MakeEngine
     assert event["hit_length"] == left_blocks * 16
 
 
-def test_a_waiting_turn_leaves_earlier_jobs_alone_while_anything_runs(
-    make_engine: MakeEngine,
-) -> None:
+def test_a_waiting_turn_leaves_earlier_jobs_alone_while_anything_runs() -> None:
     """It waits; once nothing runs it takes what it needs."""
-    engine = engine_of(make_engine)
+    engine = engine_of()
     pin_jobs(engine, "a", "b")
     engine.add(prompt_of(100, salt=8), max_tokens=12, job_id="x")
     engine.step()
@@ -117,26 +107,24 @@ def test_a_waiting_turn_leaves_earlier_jobs_alone_while_anything_runs(
 
 
 @pytest.mark.parametrize("is_pressed", [False, True])
-def test_a_running_turn_takes_idle_blocks_before_anything_is_preempted(
-    make_engine: MakeEngine, is_pressed: bool
-) -> None:
+def test_a_running_turn_takes_idle_blocks_before_anything_is_preempted(is_pressed: bool) -> None:
     """Even those of earlier jobs, the newest's first, from the end; though another turn runs."""
-    engine = engine_of(make_engine, without=["admission"])
+    engine = engine_of(without=["admission"])
     pin_jobs(engine, "a", "b", "c")
     if is_pressed:
         press(engine)
     for name in ("d", "e"):
         engine.add(prompt_of(30, salt=ord(name)), max_tokens=150, job_id=name)
     engine.run()
-    assert engine.scheduler.watchers.counters.totals().get("preemptions_total", 0) == 0
+    assert engine.totals.get("preemptions_total", 0) == 0
     assert engine.pinned["a"] == 10
     assert 0 < engine.pinned["b"] < 10
     assert "c" not in engine.pinned
 
 
-def test_what_running_turns_need_in_one_step_is_taken_at_once(make_engine: MakeEngine) -> None:
+def test_what_running_turns_need_in_one_step_is_taken_at_once() -> None:
     """Four turns fill a block in the same step, and two do not: one cut takes four blocks."""
-    engine = engine_of(make_engine, num_blocks=33, without=["admission"])
+    engine = engine_of(num_blocks=33, without=["admission"])
     pin_jobs(engine, "a", "b")
     for index in range(6):
         num_tokens = 30 if index < 4 else 25
@@ -149,22 +137,22 @@ def test_what_running_turns_need_in_one_step_is_taken_at_once(make_engine: MakeE
     assert (sum(engine.pinned.values()), engine.num_free) == (16, 0)
 
 
-def test_a_pin_cut_block_by_block_leaves_one_event(make_engine: MakeEngine) -> None:
+def test_a_pin_cut_block_by_block_leaves_one_event() -> None:
     """A turn that decodes takes a block every 16 tokens; the pin's end has the sum."""
-    engine = engine_of(make_engine)
+    engine = engine_of()
     pin_jobs(engine, "a", "b", "c")
     engine.turn(prompt_of(150, salt=9), max_tokens=100)
     left_blocks = engine.pinned["c"]
     assert [event["blocks"] for event in events(engine, "trimmed")] == [1]
-    engine.scheduler.retention.release("c")
+    engine.retention.release("c")
     (end,) = events(engine, "unpinned")
     assert (end["blocks"], end["trimmed"]) == (left_blocks, 10 - left_blocks)
     assert end["trimmed"] > 1
 
 
-def test_a_new_job_is_held_back_while_those_there_need_the_room(make_engine: MakeEngine) -> None:
+def test_a_new_job_is_held_back_while_those_there_need_the_room() -> None:
     """It says why, counts, and starts when the others are over."""
-    engine = engine_of(make_engine, num_blocks=61)
+    engine = engine_of(num_blocks=61)
     press(engine)
     first = engine.add(prompt_of(300, salt=1), max_tokens=40, job_id="a")
     engine.step()
@@ -174,9 +162,9 @@ def test_a_new_job_is_held_back_while_those_there_need_the_room(make_engine: Mak
     assert engine.waiting() == [held]
     (event,) = events(engine, "held")
     assert "blocks expected at the peak, the pool has 60" in event["reason"]
-    assert engine.scheduler.watchers.counters.totals()["holds_total"] == 1
+    assert engine.totals["holds_total"] == 1
     engine.run()
-    assert engine.scheduler.retention.jobs.get("b").num_turns == 1
+    assert engine.retention.jobs.get("b").num_turns == 1
 
 
 @pytest.mark.parametrize(
@@ -185,10 +173,10 @@ def test_a_new_job_is_held_back_while_those_there_need_the_room(make_engine: Mak
     ids=["holding costs more", "loading costs more", "not weighed"],
 )
 def test_a_job_is_let_in_once_holding_has_cost_more_than_coming_back(
-    make_engine: MakeEngine, without: list[str], loaded_tokens: int, is_let_in: bool
+    without: list[str], loaded_tokens: int, is_let_in: bool
 ) -> None:
     """Half of the pool is idle; as much as all of it is being loaded, or nothing."""
-    engine = engine_of(make_engine, num_blocks=61, without=without)
+    engine = engine_of(num_blocks=61, without=without)
     engine.turn(prompt_of(480, salt=1), job_id="idle", expected_turns=2)
     history = engine.turn(prompt_of(40, salt=2), job_id="busy")
     busy = engine.add([*history, 7], max_tokens=400, job_id="busy")
@@ -212,16 +200,12 @@ def test_a_job_is_let_in_once_holding_has_cost_more_than_coming_back(
     ids=["held by the gate", "held by the order", "without a job"],
 )
 def test_jobs_that_never_end_keep_nobody_out_for_longer_than_four_lifetimes(
-    make_engine: MakeEngine,
-    tags: dict[str, str],
-    has_gate: bool,
-    without: list[str],
-    is_let_in: bool,
+    tags: dict[str, str], has_gate: bool, without: list[str], is_let_in: bool
 ) -> None:
     """Two that take turns, so that one runs at any time, and leave no room for a third."""
     if not has_gate:
         without = [*without, "admission"]
-    engine = engine_of(make_engine, num_blocks=61, without=without)
+    engine = engine_of(num_blocks=61, without=without)
     prompts = {"a": prompt_of(400, salt=1), "b": prompt_of(400, salt=2)}
     for name, prompt in prompts.items():
         engine.turn(prompt, job_id=name)
@@ -232,43 +216,17 @@ def test_jobs_that_never_end_keep_nobody_out_for_longer_than_four_lifetimes(
     for number in range(60):
         for name, prompt in prompts.items():
             engine.add([*prompt, number], max_tokens=8, job_id=name)
-            for _ in range(5):
-                engine.step()
+            engine.steps(5)
             assert engine.running()
     assert (new not in engine.waiting()) is is_let_in
-    assert engine.scheduler.watchers.counters.totals().get("preemptions_total", 0) == 0
+    assert engine.totals.get("preemptions_total", 0) == 0
     due = events(engine, "due")
     assert [event["passed"] for event in due] == [4 * 2 * PRIOR_TURNS] * (is_let_in and bool(tags))
 
 
-def test_no_claim_of_one_job_keeps_another_out(make_engine: MakeEngine) -> None:
-    """The second job fits, however many turns the first one claims."""
-    engine = engine_of(make_engine, num_blocks=201)
-    first = engine.add(prompt_of(200, salt=1), max_tokens=99, job_id="a", expected_turns=10**6)
-    engine.step()
-    second = engine.add(prompt_of(200, salt=2), max_tokens=99, job_id="b", expected_turns=10**6)
-    engine.step()
-    assert engine.running() == [first, second]
-
-
-def test_a_request_without_a_job_passes_one_that_is_held_back(make_engine: MakeEngine) -> None:
-    """A request that fits does not wait for a job that is held back."""
-    engine = engine_of(make_engine, num_blocks=61)
-    press(engine)
-    engine.add(prompt_of(300, salt=1), max_tokens=40, job_id="a")
-    engine.step()
-    held = engine.add(prompt_of(300, salt=2), job_id="b")
-    engine.step()
-    plain = engine.add(prompt_of(50, salt=3), max_tokens=40)
-    engine.step()
-    engine.step()
-    assert plain in engine.running()
-    assert engine.waiting() == [held]
-
-
-def test_turns_behind_a_job_that_is_held_back_go_on_at_once(make_engine: MakeEngine) -> None:
+def test_turns_behind_a_job_that_is_held_back_go_on_at_once() -> None:
     """Also those that arrived after it, and though no allocation has failed so far."""
-    engine = engine_of(make_engine, num_blocks=61)
+    engine = engine_of(num_blocks=61)
     engine.turn(prompt_of(50, salt=1), job_id="early")
     engine.add(prompt_of(300, salt=2), max_tokens=40, job_id="a")
     engine.step()
@@ -280,61 +238,25 @@ def test_turns_behind_a_job_that_is_held_back_go_on_at_once(make_engine: MakeEng
     assert engine.waiting() == [held]
 
 
-def test_a_sub_agent_stands_where_its_parent_does(make_engine: MakeEngine) -> None:
-    """The parent waits for it, so that it is neither held back nor behind later jobs."""
-    engine = engine_of(make_engine, max_num_seqs=1)
-    engine.turn(prompt_of(40, salt=1), job_id="parent")
-    engine.turn(prompt_of(40, salt=2), job_id="later")
-    engine.add(prompt_of(20, salt=3), max_tokens=60, request_id="busy")
-    engine.step()
-    press(engine)
-    engine.add(prompt_of(60, salt=2), request_id="later-2", job_id="later")
-    engine.add(prompt_of(30, salt=4), request_id="child", job_id="child", parent_job_id="parent")
-    assert engine.waiting() == ["child", "later-2"]
-
-
-def test_pressure_ends_and_the_order_is_stocks_again(make_engine: MakeEngine) -> None:
+def test_pressure_ends_and_the_order_is_stocks_again() -> None:
     """After a time without a shortage turns go by their own arrival."""
-    engine = engine_of(make_engine, max_num_seqs=1)
+    engine = engine_of(max_num_seqs=1)
     engine.turn(prompt_of(40, salt=1), job_id="early")
     engine.add(prompt_of(20, salt=3), max_tokens=60, request_id="busy")
     engine.step()
-    engine.scheduler.retention.policy.pressure.rise(engine.clock.now_s, 0.05)
+    engine.retention.policy.pressure.rise(engine.clock.now_s, 0.05)
     engine.add(prompt_of(60, salt=2), request_id="other", job_id="other")
     engine.add(prompt_of(60, salt=1), request_id="early-2", job_id="early")
     assert engine.waiting() == ["early-2", "other"]
-    for _ in range(8):
-        engine.step()
+    engine.steps(8)
     assert engine.waiting() == ["other", "early-2"]
 
 
-@pytest.mark.parametrize("without", ABLATIONS)
-def test_each_mechanism_can_be_left_out(make_engine: MakeEngine, without: str) -> None:
-    """All jobs end with each of the rules left out."""
-    engine = engine_of(make_engine, without=[without])
-    pin_jobs(engine, "a", "b", "c")
-    for number, name in enumerate(("d", "e", "a", "b")):
-        engine.add(prompt_of(200, salt=20 + number), max_tokens=30, job_id=name)
-    engine.run()
-    assert not engine.waiting()
-
-
-def test_without_tails_a_pin_yields_whole(make_engine: MakeEngine) -> None:
-    """The ablation of partial reclaim."""
-    engine = engine_of(make_engine, without=["tails"])
-    pin_jobs(engine, "a", "b", "c")
-    engine.add(prompt_of(15 * 16, salt=9))
-    engine.step()
-    assert engine.pinned == {"a": 10, "b": 10}
-
-
 @pytest.mark.parametrize("window_tokens", [None, 8192])
-def test_nothing_is_taken_in_vain_from_later_jobs(
-    make_engine: MakeEngine, window_tokens: int | None
-) -> None:
+def test_nothing_is_taken_in_vain_from_later_jobs(window_tokens: int | None) -> None:
     """Cached blocks of the turn's own context are free, and yet no room for the rest of it; and
     with two groups of blocks it needs twice as many."""
-    engine = make_engine(
+    engine = Engine(
         policy="agentkv",
         num_blocks=201 if window_tokens is None else 401,
         window_tokens=window_tokens,
@@ -348,7 +270,6 @@ def test_nothing_is_taken_in_vain_from_later_jobs(
     engine.step()
     before = engine.pinned
     back = engine.add(old + prompt_of(16 * 60, salt=4), job_id="old")
-    for _ in range(3):
-        engine.step()
+    engine.steps(3)
     assert engine.waiting() == [back]
     assert engine.pinned == before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -106,25 +106,11 @@ TABLES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             (2.1, ("wait",), {}, 63),
         ],
     ),
-    "the next turn takes the pin over": (
-        {},
-        [
-            (0, ("says", "a", FAST), {"a": 6}, 57),
-            (0.1, ("says", "a", UNKNOWN), {"a": 12}, 51),
-        ],
-    ),
-    "a request without a job is not pinned": ({}, [(0, ("untagged", 100), {}, 63)]),
 }
 
 
-@pytest.fixture
-def serve(make_engine: Callable[..., Engine]) -> Callable[..., Engine]:
-    """Makes engines under the policy."""
-
-    def make(**settings: Any) -> Engine:
-        return make_engine(policy="context_serve", **settings)
-
-    return make
+serve = partial(Engine, policy="context_serve")
+"""Makes engines under the policy."""
 
 
 def ask(engine: Engine, op: str, *args: Any) -> Any:
@@ -138,13 +124,13 @@ def says(engine: Engine, job: str, command: str, *, salt: int = 0, **tags: Any) 
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_dispatch(name: str, serve: Callable[..., Engine]) -> None:
-    """Each table of TABLES holds on vLLM's real scheduler, sync and async."""
+def test_dispatch(name: str) -> None:
+    """Each table of TABLES holds on vLLM's real scheduler."""
     settings, rows = TABLES[name]
     check(serve(**settings), rows)
 
 
-def test_each_pin_counts_once_by_its_first_prediction(serve: Callable[..., Engine]) -> None:
+def test_each_pin_counts_once_by_its_first_prediction() -> None:
     """A later signal reprices without a second count; none is for those that ended without one."""
     engine = serve()
     for job, command in (("a", FAST), ("b", SLOW), ("c", UNKNOWN), ("d", "")):
@@ -158,64 +144,49 @@ def test_each_pin_counts_once_by_its_first_prediction(serve: Callable[..., Engin
     assert engine.pin_ends == {"expired": 3, "slow": 2}
 
 
-def test_a_made_up_tool_is_slow_after_ten_slow_runs(serve: Callable[..., Engine]) -> None:
-    """Uncertain at first; what the client measures makes it SLOW, for every job."""
+@pytest.mark.parametrize(
+    ("signal", "tags", "source"),
+    [
+        ({"command": UNKNOWN}, {}, "client"),
+        ({"tool": "bash"}, {}, "client"),
+        (None, {"last_tool_s": 60.0, "last_tool": UNKNOWN}, "piggyback"),
+        (None, {}, "gap"),
+    ],
+    ids=["command", "tool without its command", "tag of the next turn", "gap"],
+)
+def test_a_made_up_tool_is_slow_after_ten_slow_runs(
+    signal: dict[str, str] | None, tags: dict[str, Any], source: str
+) -> None:
+    """Uncertain at first; what the client measures makes it SLOW, for every job. Without a client
+    that reports, the command that was read and the gap to the next turn will do."""
     engine = serve()
-    says(engine, "a", UNKNOWN)
-    assert ask(engine, "job", "a")["predicted_speed"] == "uncertain"
-    for index in range(10):
-        finished = {"state": "finished", "command": UNKNOWN, "duration_s": 60.0 + index}
-        ask(engine, "tool", "a", finished)
+    for number in range(10):
+        says(engine, "a", UNKNOWN)
+        assert number or ask(engine, "job", "a")["predicted_speed"] == "uncertain"
+        if signal is not None:
+            ask(engine, "tool", "a", {"state": "finished", "duration_s": 60.0 + number, **signal})
+        engine.wait(60.0)
+        says(engine, "a", UNKNOWN, salt=50, **tags)
+        engine.retention.release("a")
+    assert ask(engine, "stats")["tool_observations_total"] == {source: 10}
     says(engine, "b", UNKNOWN)
     assert ask(engine, "job", "b")["predicted_speed"] == "slow"
     assert "b" not in engine.pinned
 
 
-@pytest.mark.parametrize(
-    ("tags", "source"), [({"last_tool_s": 60.0, "last_tool": UNKNOWN}, "piggyback"), ({}, "gap")]
-)
-def test_the_predictor_learns_from_the_next_turn(
-    tags: dict[str, Any], source: str, serve: Callable[..., Engine]
-) -> None:
-    """Without a client that reports, the read command and the gap will do."""
-    engine = serve()
-    for _ in range(10):
-        says(engine, "a", UNKNOWN)
-        engine.wait(60.0)
-        says(engine, "a", UNKNOWN, salt=50, **tags)
-        engine.scheduler.retention.release("a")
-    assert ask(engine, "stats")["tool_observations_total"] == {source: 10}
-    says(engine, "b", UNKNOWN)
-    assert ask(engine, "job", "b")["predicted_speed"] == "slow"
-
-
-def test_a_finished_tool_named_without_its_command_teaches_the_command_read(
-    serve: Callable[..., Engine],
-) -> None:
-    """A client that says `bash` took 60 s tells about what the reply ran in it."""
-    engine = serve()
-    for _ in range(10):
-        says(engine, "a", UNKNOWN)
-        ask(engine, "tool", "a", {"state": "finished", "tool": "bash", "duration_s": 60.0})
-    says(engine, "b", UNKNOWN)
-    assert ask(engine, "job", "b")["predicted_speed"] == "slow"
-
-
-def test_a_gap_after_a_reply_without_a_call_teaches_nothing(serve: Callable[..., Engine]) -> None:
+def test_a_gap_after_a_reply_without_a_call_teaches_nothing() -> None:
     """That is the user's time, not a tool's."""
     engine = serve()
     engine.turn(prompt_of(100), reply="Which of them?", job_id="a")
     engine.wait(60.0)
     engine.turn(prompt_of(100, salt=1), reply="I see.", job_id="a")
-    assert engine.scheduler.retention.predictor.predictor.num_observed == 0
+    assert engine.retention.predictor.predictor.num_observed == 0
 
 
-def test_a_release_tells_how_long_a_running_tool_took_at_least(
-    serve: Callable[..., Engine],
-) -> None:
+def test_a_release_tells_how_long_a_running_tool_took_at_least() -> None:
     """Ten tools cut off after a minute are slow; a lease that runs out tells nothing."""
     engine = serve(job_lease_s=100.0)
-    predictor = engine.scheduler.retention.predictor.predictor
+    predictor = engine.retention.predictor.predictor
     for _ in range(10):
         says(engine, "a", UNKNOWN)
         ask(engine, "tool", "a", {"state": "started", "command": UNKNOWN})
@@ -232,7 +203,7 @@ def test_a_release_tells_how_long_a_running_tool_took_at_least(
     assert predictor.num_observed == 10
 
 
-def test_a_decision_is_explained(serve: Callable[..., Engine]) -> None:
+def test_a_decision_is_explained() -> None:
     """The job and its record show command, speed, quantiles, source, TTL and the reasons."""
     engine = serve()
     says(engine, "a", FAST)
@@ -251,7 +222,7 @@ def test_a_decision_is_explained(serve: Callable[..., Engine]) -> None:
     assert decision["ttl_s"] == pytest.approx(job["ttl_s"], abs=1e-6)
 
 
-def test_a_freed_turn_is_explained_too(serve: Callable[..., Engine]) -> None:
+def test_a_freed_turn_is_explained_too() -> None:
     """SLOW leaves no pin, but says why."""
     engine = serve()
     says(engine, "a", SLOW)
@@ -262,9 +233,9 @@ def test_a_freed_turn_is_explained_too(serve: Callable[..., Engine]) -> None:
     assert events[-3:] == ["pinned", "decision", "unpinned"]
 
 
-def test_continuum_predicts_nothing(make_engine: Callable[..., Engine]) -> None:
+def test_continuum_predicts_nothing() -> None:
     """It reads no reply, and its jobs have no predicted speed."""
-    engine = make_engine(policy="continuum")
+    engine = Engine(policy="continuum")
     says(engine, "a", SLOW)
     ask(engine, "tool", "a", {"state": "started", "command": SLOW})
     job = ask(engine, "job", "a")
@@ -275,9 +246,7 @@ def test_continuum_predicts_nothing(make_engine: Callable[..., Engine]) -> None:
 
 @pytest.mark.parametrize("turn", [1, 3, 1_000_000])
 @pytest.mark.parametrize("state", ["started", "finished"])
-def test_a_signal_of_another_turn_is_ignored_and_counted(
-    state: str, turn: int, serve: Callable[..., Engine]
-) -> None:
+def test_a_signal_of_another_turn_is_ignored_and_counted(state: str, turn: int) -> None:
     """One that comes late, or of a turn that never was, moves no pin and teaches nothing."""
     engine = serve()
     says(engine, "a", FAST, turn=2)
@@ -295,9 +264,7 @@ def test_a_signal_of_another_turn_is_ignored_and_counted(
     "command", ["", "\n", "x" * 2**20, "\x00\ufffd", "((((" * 9999, "é" * 5000]
 )
 @pytest.mark.parametrize("duration_s", [0, 1e-9, 31_536_000])
-def test_odd_commands_and_durations_are_survived(
-    command: str, duration_s: float, serve: Callable[..., Engine]
-) -> None:
+def test_odd_commands_and_durations_are_survived(command: str, duration_s: float) -> None:
     """Nothing a client may send reaches the engine's loop as an exception."""
     engine = serve()
     says(engine, "a", "true")
@@ -308,60 +275,30 @@ def test_odd_commands_and_durations_are_survived(
     assert len(ask(engine, "job", "a")["command"] or "") <= 512
 
 
-@pytest.mark.parametrize("duration_s", [-1, float("nan"), float("inf"), 1e9, "60", True])
-def test_impossible_durations_are_refused_by_name(
-    duration_s: object, serve: Callable[..., Engine]
-) -> None:
-    """The error names the field; nothing is learned."""
-    engine = serve()
-    says(engine, "a", FAST)
-    event = {"state": "finished", "command": SLOW, "duration_s": duration_s}
-    error = engine_call.call(engine.scheduler, "tool", ["a", event])["error"]
-    assert error.startswith("duration_s: ")
-    assert engine.scheduler.retention.predictor.predictor.num_observed == 0
-
-
-def test_a_lone_surrogate_in_a_reply_is_survived(serve: Callable[..., Engine]) -> None:
-    """Tokens of invalid text decode to replacement characters, or worse."""
-    engine = serve()
-    engine.turn(prompt_of(100), reply="```bash\necho \ud800\n```", job_id="a")
-    assert engine.pinned == {"a": 6}
-
-
-@pytest.mark.parametrize("op", ["jobs", "job", "timestamps"])
-def test_a_lone_surrogate_in_a_call_does_not_get_into_answers(
-    serve: Callable[..., Engine], op: str
-) -> None:
-    """JSON may spell one in plain ASCII; the engine's output thread would die of it."""
+def test_a_lone_surrogate_does_not_get_into_answers() -> None:
+    """Tokens of invalid text may decode to one, and JSON may spell one in plain ASCII; the engine's
+    output thread would die of it."""
     engine = serve(show_commands=True)
     call = '{"name": "bash", "arguments": {"command": "echo \\ud83d; sleep 900"}}'
     engine.turn(prompt_of(100), reply=f"<tool_call>\n{call}\n</tool_call>", job_id="a")
-    answer = engine_call.call(engine.scheduler, op, ["a"] if op == "job" else [])
-    assert "echo ?; sleep 900" in msgspec.msgpack.encode(answer).decode(errors="replace")
+    engine.turn(prompt_of(100, salt=1), reply="```bash\necho \ud800\n```", job_id="b")
+    for op, args in (("jobs", []), ("job", ["a"]), ("timestamps", [])):
+        answer = engine_call.call(engine.scheduler, op, args)
+        assert "echo ?; sleep 900" in msgspec.msgpack.encode(answer).decode(errors="replace")
+    assert set(engine.pinned) == {"b"}
 
 
-def test_an_answer_that_cannot_be_sent_is_an_error(serve: Callable[..., Engine]) -> None:
+def test_an_answer_that_cannot_be_sent_is_an_error() -> None:
     """Wherever its text comes from."""
     engine = serve()
     engine.turn(prompt_of(100), job_id="a")
-    engine.scheduler.retention.jobs.get("a").tool = "\ud83d"
+    engine.retention.jobs.get("a").tool = "\ud83d"
     assert "surrogates not allowed" in ask(engine, "jobs")["error"]
 
 
-def test_a_token_that_stops_a_reply_does_not_hide_its_last_fence(
-    serve: Callable[..., Engine],
-) -> None:
+def test_a_token_that_stops_a_reply_does_not_hide_its_last_fence() -> None:
     """It follows the closing fence on the same line."""
     engine = serve()
     reply = f"```bash\n{SLOW}\n```"
     engine.turn(prompt_of(100), reply=reply, ending="<|im_end|>", job_id="a")
     assert (ask(engine, "job", "a")["predicted_speed"], engine.pinned) == ("slow", {})
-
-
-def test_the_tool_of_a_call_without_a_command_is_its_name(serve: Callable[..., Engine]) -> None:
-    """`{"name": "search_files", ...}` is known by `search_files`."""
-    engine = serve()
-    call = '<tool_call>\n{"name": "search_files", "arguments": {"pattern": "x"}}\n</tool_call>'
-    engine.turn(prompt_of(100), reply=call, job_id="a")
-    job = ask(engine, "job", "a")
-    assert (job["command"], job["last_tool"]) == ("search_files", "search_files")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
-
-RULES = ["paper", "released"]
 
 
 def pin_jobs(engine: Engine, *names: str, tokens: int = 160) -> None:
@@ -19,11 +16,9 @@ def pin_jobs(engine: Engine, *names: str, tokens: int = 160) -> None:
         engine.turn(prompt_of(tokens, salt=salt), job_id=name)
 
 
-def test_paper_a_waiting_turn_takes_pins_of_the_latest_jobs_first(
-    make_engine: Callable[..., Engine],
-) -> None:
+def test_paper_a_waiting_turn_takes_pins_of_the_latest_jobs_first() -> None:
     """The deadlock rule: the job that arrived latest is unpinned, one by one, until it fits."""
-    engine = make_engine(num_blocks=41, max_num_batched_tokens=1024)
+    engine = Engine(num_blocks=41, max_num_batched_tokens=1024)
     pin_jobs(engine, "a", "b", "c")
     assert engine.pinned == {"a": 10, "b": 10, "c": 10}
     engine.add(prompt_of(15 * 16, salt=9), job_id="d")
@@ -32,11 +27,9 @@ def test_paper_a_waiting_turn_takes_pins_of_the_latest_jobs_first(
     assert engine.pin_ends == {"pressure": 1}
 
 
-def test_released_a_waiting_turn_waits_while_anything_runs(
-    make_engine: Callable[..., Engine],
-) -> None:
+def test_released_a_waiting_turn_waits_while_anything_runs() -> None:
     """Released rules: no pin yields to a waiting turn until nothing runs."""
-    engine = make_engine(num_blocks=41, max_num_batched_tokens=1024, rules="released")
+    engine = Engine(num_blocks=41, max_num_batched_tokens=1024, rules="released")
     pin_jobs(engine, "a", "b")
     engine.add(prompt_of(100, salt=8), max_tokens=12)
     engine.step()
@@ -44,58 +37,49 @@ def test_released_a_waiting_turn_waits_while_anything_runs(
     engine.step()
     assert engine.waiting() == [waiting]
     assert engine.pinned == {"a": 10, "b": 10}
-    for _ in range(14):
-        engine.step()
+    engine.steps(14)
     assert engine.running() == [waiting]
     assert engine.pin_ends == {"pressure": 1}
 
 
-def test_released_the_latest_expiry_yields_first(make_engine: Callable[..., Engine]) -> None:
+def test_released_the_latest_expiry_yields_first() -> None:
     """With nothing running, the pin that would last longest goes."""
-    engine = make_engine(num_blocks=41, max_num_batched_tokens=1024, rules="released")
+    engine = Engine(num_blocks=41, max_num_batched_tokens=1024, rules="released")
     pin_jobs(engine, "a", "b", "c")
-    pin = engine.scheduler.retention.pins.get("a")
+    pin = engine.retention.pins.get("a")
     pin.expires_s += 100.0
-    engine.scheduler.retention.pins.reschedule(pin)
+    engine.retention.pins.reschedule(pin)
     engine.add(prompt_of(15 * 16, salt=9))
     engine.step()
     assert set(engine.pinned) == {"b", "c"}
 
 
-def test_paper_a_running_turn_takes_a_pin_before_it_preempts(
-    make_engine: Callable[..., Engine],
-) -> None:
+def test_paper_a_running_turn_takes_a_pin_before_it_preempts() -> None:
     """Memory pressure wins over a pin: nothing that runs is preempted while pins hold memory."""
-    engine = make_engine(num_blocks=41)
+    engine = Engine(num_blocks=41)
     pin_jobs(engine, "a", "b")
     engine.add(prompt_of(120, salt=8), max_tokens=80, job_id="c")
     engine.add(prompt_of(120, salt=9), max_tokens=80, job_id="d")
-    for _ in range(85):
-        engine.step()
-    assert engine.scheduler.watchers.counters.totals().get("preemptions_total", 0) == 0
+    engine.steps(85)
+    assert engine.totals.get("preemptions_total", 0) == 0
     assert engine.pin_ends["pressure"] == 1
 
 
-def test_released_a_running_turn_preempts_before_a_pin_yields(
-    make_engine: Callable[..., Engine],
-) -> None:
+def test_released_a_running_turn_preempts_before_a_pin_yields() -> None:
     """The released code preempts the newest job's running turn while idle pins sit in memory."""
-    engine = make_engine(num_blocks=41, rules="released", fixed_ttl_s=100.0)
+    engine = Engine(num_blocks=41, rules="released", fixed_ttl_s=100.0)
     pin_jobs(engine, "a", "b")
     engine.add(prompt_of(120, salt=8), max_tokens=80, job_id="c")
     engine.add(prompt_of(120, salt=9), max_tokens=80, job_id="d")
-    for _ in range(60):
-        engine.step()
-    assert engine.scheduler.watchers.counters.totals()["preemptions_total"] >= 1
+    engine.steps(60)
+    assert engine.totals["preemptions_total"] >= 1
     assert {"a", "b"} <= set(engine.pinned)
 
 
 @pytest.mark.parametrize(("rules", "victim"), [("paper", "old-last"), ("released", "new")])
-def test_the_newest_job_is_the_victim(
-    rules: str, victim: str, make_engine: Callable[..., Engine]
-) -> None:
+def test_the_newest_job_is_the_victim(rules: str, victim: str) -> None:
     """Jobs old < mid < new; the last step of `new-last` is spared by the released code only."""
-    engine = make_engine(num_blocks=41, rules=rules)
+    engine = Engine(num_blocks=41, rules=rules)
     first = {"paper": ["old", "mid", "old-last"], "released": ["old", "new", "new-last"]}[rules]
     ids = {}
     for salt, name in enumerate(first):
@@ -111,11 +95,9 @@ def test_the_newest_job_is_the_victim(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_victims_go_by_arrival_of_their_jobs_whoever_was_admitted_when(
-    seed: int, make_engine: Callable[..., Engine]
-) -> None:
+def test_victims_go_by_arrival_of_their_jobs_whoever_was_admitted_when(seed: int) -> None:
     """Jobs that have all had a turn come back one by one in any order, and outgrow the memory."""
-    engine = make_engine(num_blocks=41)
+    engine = Engine(num_blocks=41)
     names = [f"job {number}" for number in range(6)]
     for salt, name in enumerate(names):
         engine.turn(prompt_of(30, salt=salt), job_id=name)
@@ -132,24 +114,9 @@ def test_victims_go_by_arrival_of_their_jobs_whoever_was_admitted_when(
     assert victims == names[:-4:-1]
 
 
-@pytest.mark.parametrize("rules", RULES)
-def test_no_waiting_turn_waits_for_ever_while_only_pins_hold_memory(
-    rules: str, make_engine: Callable[..., Engine]
-) -> None:
-    """A prompt as large as the pool gets in at once, though every block was pinned."""
-    engine = make_engine(num_blocks=41, rules=rules, fixed_ttl_s=300.0)
-    pin_jobs(engine, "a", "b", "c", "d", tokens=156)
-    assert sum(engine.pinned.values()) == 36
-    engine.add(prompt_of(38 * 16, salt=20), max_tokens=4)
-    engine.run(max_steps=20)
-    assert engine.pin_ends["pressure"] >= 3
-
-
-def test_a_turn_keeps_its_own_pin_while_others_can_yield(
-    make_engine: Callable[..., Engine],
-) -> None:
+def test_a_turn_keeps_its_own_pin_while_others_can_yield() -> None:
     """The head's own pin yields last: its blocks are the ones it is about to use."""
-    engine = make_engine(num_blocks=41, max_num_batched_tokens=1024)
+    engine = Engine(num_blocks=41, max_num_batched_tokens=1024)
     pin_jobs(engine, "a", "b")
     history = engine.turn(prompt_of(160, salt=2), job_id="c")
     engine.add(history + prompt_of(200, salt=3), job_id="c")

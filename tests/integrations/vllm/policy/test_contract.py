@@ -80,8 +80,7 @@ def test_an_arbitrary_policy_within_the_contract_starves_and_leaks_nothing(
     for turn, job in itertools.product(range(4), range(8)):
         prompt = prompt_of(60 + 60 * turn, salt=job)
         engine.add(prompt, max_tokens=20, job_id=f"job-{job}", is_last_step=turn == 3)
-        for _ in range(5):
-            engine.step()
+        engine.steps(5)
     engine.run(max_steps=4000)
     engine.wait(3600.0)
     assert (engine.pinned, engine.num_free) == ({}, engine.pool.num_gpu_blocks - 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,16 +16,15 @@ from agentkv.integrations.vllm.retention.waiting import (
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 
-MakeEngine = Callable[..., Engine]
 BIG = prompt_of(16 * 40, salt=51)
 
 
-def busy_engine(make_engine: MakeEngine, **options: Any) -> Engine:
+def busy_engine(**options: Any) -> Engine:
     """A long answer of one job runs; another as big as BIG is not expected to fit next to it."""
     given = {"num_blocks": 129, "max_num_batched_tokens": 2048, **options}
     if "prefill_reload_s" not in given:
         given["prefill_reload_s"] = [0.0, 0.005, 0.0]
-    engine = make_engine(policy="agentkv", **given)
+    engine = Engine(policy="agentkv", **given)
     engine.add(prompt_of(16 * 50, salt=50), max_tokens=900, job_id="busy")
     engine.step()
     return engine
@@ -46,21 +44,19 @@ def new_jobs(engine: Engine, num: int, *, num_shared: int, max_tokens: int = 60)
 
 
 @pytest.mark.parametrize(("num_shared", "num_admitted"), [(40, 3), (0, 2)])
-def test_a_prompt_that_jobs_share_takes_memory_once(
-    make_engine: MakeEngine, num_shared: int, num_admitted: int
-) -> None:
+def test_a_prompt_that_jobs_share_takes_memory_once(num_shared: int, num_admitted: int) -> None:
     """Three jobs of 41 blocks that are expected to grow by ten each are admitted to 120 blocks
     together if 40 of the 41 are the same, and only two of them if none are."""
-    engine = make_engine(num_blocks=121, max_num_batched_tokens=2048, policy="agentkv")
+    engine = Engine(num_blocks=121, max_num_batched_tokens=2048, policy="agentkv")
     jobs = new_jobs(engine, 3, num_shared=num_shared)
     assert engine.running() == jobs[:num_admitted]
 
 
 @pytest.mark.parametrize("are_siblings", [True, False])
-def test_a_group_is_let_in_together(make_engine: MakeEngine, are_siblings: bool) -> None:
+def test_a_group_is_let_in_together(are_siblings: bool) -> None:
     """A group of one prompt counts its prompt once from the start, also while its first job runs;
     of jobs with prompts of their own two do not fit."""
-    engine = make_engine(num_blocks=76, max_num_batched_tokens=2048, policy="agentkv")
+    engine = Engine(num_blocks=76, max_num_batched_tokens=2048, policy="agentkv")
     for number in range(4):
         prompt = prompt_of(16 * 30 + 1, salt=0 if are_siblings else number)
         engine.add(prompt, max_tokens=60, job_id=f"uid_{number}", expected_turns=1)
@@ -69,77 +65,67 @@ def test_a_group_is_let_in_together(make_engine: MakeEngine, are_siblings: bool)
     assert len(engine.running()) == (4 if are_siblings else 1)
 
 
-def test_a_shared_prompt_counts_once_for_jobs_that_wait_for_their_tools(
-    make_engine: MakeEngine,
-) -> None:
+def test_a_shared_prompt_counts_once_for_jobs_that_wait_for_their_tools() -> None:
     """Once their turns have ended, all of them know what they share, the first one included; the
     last one that is left counts in full again."""
-    engine = make_engine(num_blocks=300, max_num_batched_tokens=2048, policy="agentkv")
+    engine = Engine(num_blocks=300, max_num_batched_tokens=2048, policy="agentkv")
     new_jobs(engine, 3, num_shared=40, max_tokens=8)
     engine.run()
-    jobs = engine.scheduler.retention.jobs
+    jobs = engine.retention.jobs
     prefixes = [jobs.get(f"new-{number}").prefix for number in range(3)]
     assert [prefix.num_blocks for prefix in prefixes] == [40, 40, 40]
     assert len(set(prefixes)) == 1
     for number in range(2):
-        engine.scheduler.retention.release(f"new-{number}")
+        engine.retention.release(f"new-{number}")
     prompt = BIG + prompt_of(16, salt=2)
     engine.turn([*prompt, *prompt_of(30, salt=9)], job_id="new-2")
     assert jobs.get("new-2").prefix is None
 
 
-def test_to_try_again_does_not_pass_the_gate(make_engine: MakeEngine) -> None:
+def test_to_try_again_does_not_pass_the_gate() -> None:
     """A client that gives up and sends its first turn once more opens the job all the same."""
-    engine = busy_engine(make_engine)
-    first = engine.add(BIG, job_id="big")
-    engine.step()
-    assert engine.waiting() == [first]
-    engine.abort(first)
-    again = engine.add(BIG, job_id="big")
-    engine.step()
-    assert engine.waiting() == [again]
+    engine = busy_engine()
+    for _ in range(2):
+        request_id = engine.add(BIG, job_id="big")
+        engine.step()
+        assert engine.waiting() == [request_id]
+        engine.abort(request_id)
 
 
-def test_nor_do_siblings_of_the_turn_that_waits(make_engine: MakeEngine) -> None:
+def test_nor_do_siblings_of_the_turn_that_waits() -> None:
     """Children of n > 1; once one of them is let in, all are."""
-    engine = busy_engine(make_engine)
+    engine = busy_engine()
     siblings = [engine.add(BIG, job_id="big", max_tokens=9) for _ in range(2)]
     engine.step()
     assert set(engine.waiting()) == set(siblings)
     for running in engine.running():
         engine.abort(running)
-    for _ in range(3):
-        engine.step()
+    engine.steps(3)
     assert set(siblings) <= set(engine.running())
 
 
 @pytest.mark.parametrize("prefill_reload_s", [[0.0, 0.0, 0.0], [0.0, 0.005, 0.0]])
-def test_small_requests_pass_whatever_computing_costs(
-    make_engine: MakeEngine, prefill_reload_s: list[float]
-) -> None:
+def test_small_requests_pass_whatever_computing_costs(prefill_reload_s: list[float]) -> None:
     """Where it costs nothing, shortages are over at once, and come again with each step."""
-    engine = busy_engine(make_engine, prefill_reload_s=prefill_reload_s)
+    engine = busy_engine(prefill_reload_s=prefill_reload_s)
     held = engine.add(BIG, job_id="big")
-    for _ in range(3):
-        engine.step()
+    engine.steps(3)
     small = [engine.add(prompt_of(20, salt=salt), max_tokens=2) for salt in range(60, 65)]
-    for _ in range(6):
-        engine.step()
+    engine.steps(6)
     assert engine.waiting() == [held]
     assert not set(small) & set(engine.scheduler.requests)
 
 
-def test_an_overdue_one_keeps_later_jobs_out_and_nobody_else(make_engine: MakeEngine) -> None:
+def test_an_overdue_one_keeps_later_jobs_out_and_nobody_else() -> None:
     """A job that came later would fit, and waits; a request without a job does not."""
-    engine = busy_engine(make_engine, patience_s=5.0)
+    engine = busy_engine(patience_s=5.0)
     held = engine.add(BIG, job_id="big")
     engine.step()
     engine.clock.now_s += 6.0
     engine.step()
     later = engine.add(prompt_of(20, salt=7), job_id="later", expected_turns=1)
     plain = engine.add(prompt_of(20, salt=8), max_tokens=50)
-    for _ in range(3):
-        engine.step()
+    engine.steps(3)
     assert plain in engine.running()
     assert engine.waiting() == [held, later]
 
@@ -149,11 +135,9 @@ def test_an_overdue_one_keeps_later_jobs_out_and_nobody_else(make_engine: MakeEn
     [{"without": ["admission"]}, {"admission": False}, {"policy": "continuum"}],
     ids=["without admission", "left to the trainer", "continuum"],
 )
-def test_where_all_are_let_in_an_overdue_one_keeps_nobody_out(
-    make_engine: MakeEngine, lets_all_in: dict[str, Any]
-) -> None:
+def test_where_all_are_let_in_an_overdue_one_keeps_nobody_out(lets_all_in: dict[str, Any]) -> None:
     """It waits because there is no room for it; who came later is not held back by that."""
-    engine = make_engine(num_blocks=129, patience_s=5.0, **{"policy": "agentkv", **lets_all_in})
+    engine = Engine(num_blocks=129, patience_s=5.0, **{"policy": "agentkv", **lets_all_in})
     engine.add(prompt_of(16 * 120, salt=50), max_tokens=100, job_id="busy")
     while not engine.running():
         engine.step()
@@ -164,27 +148,27 @@ def test_where_all_are_let_in_an_overdue_one_keeps_nobody_out(
     engine.step()
     after = engine.add(prompt_of(20, salt=7), job_id="after")
     engine.step()
-    turns = engine.scheduler.retention.jobs.turns
+    turns = engine.retention.jobs.turns
     assert [turns[request_id].held_back for request_id in (before, after)] == [None, None]
-    assert not engine.scheduler.watchers.counters.totals().get("holds_total")
+    assert not engine.totals.get("holds_total")
 
 
-def test_requests_without_a_job_pass_it_only_so_often(make_engine: MakeEngine) -> None:
+def test_requests_without_a_job_pass_it_only_so_often() -> None:
     """They count as passes: then it is due, and goes before them."""
-    engine = busy_engine(make_engine, patience_s=5.0)
+    engine = busy_engine(patience_s=5.0)
     held = engine.add(BIG, job_id="big")
     for number in range(200):
         engine.add(prompt_of(20, salt=100 + number), max_tokens=2)
         engine.step()
-        if engine.scheduler.retention.admission.guard.is_starved(held):
+        if engine.retention.admission.guard.is_starved(held):
             break
     else:
         pytest.fail("200 later requests went before it")
 
 
-def test_a_job_whose_prefix_is_loaded_is_past_the_gate(make_engine: MakeEngine) -> None:
+def test_a_job_whose_prefix_is_loaded_is_past_the_gate() -> None:
     """It has its blocks; asked again, it would count them as taken, and all others would wait."""
-    engine = busy_engine(make_engine, offload_bytes=10_000_000)
+    engine = busy_engine(offload_bytes=10_000_000)
     for running in engine.running():
         engine.abort(running)
     prefix = prompt_of(16 * 30, salt=5)
@@ -195,15 +179,14 @@ def test_a_job_whose_prefix_is_loaded_is_past_the_gate(make_engine: MakeEngine) 
     engine.step()
     new = engine.add(prefix + prompt_of(40, salt=7), max_tokens=60, job_id="new")
     plain = engine.add(prompt_of(16, salt=8), max_tokens=60)
-    for _ in range(5):
-        engine.step()
+    engine.steps(5)
     assert engine.num_blocks_loaded >= 30
     assert {new, plain} <= set(engine.running())
 
 
-def test_a_pin_ends_in_time_though_a_sibling_of_its_turn_runs(make_engine: MakeEngine) -> None:
+def test_a_pin_ends_in_time_though_a_sibling_of_its_turn_runs() -> None:
     """Only a turn that waits keeps it for longer: it is about to take over."""
-    engine = make_engine(policy="agentkv", num_blocks=129, max_ttl_s=1.0)
+    engine = Engine(policy="agentkv", num_blocks=129, max_ttl_s=1.0)
     engine.add(prompt_of(40, salt=2), max_tokens=1000, job_id="a")
     engine.step()
     short = engine.add(prompt_of(16 * 40, salt=3), job_id="a")
@@ -216,11 +199,9 @@ def test_a_pin_ends_in_time_though_a_sibling_of_its_turn_runs(make_engine: MakeE
     assert engine.pin_ends == {"expired": 1}
 
 
-def test_a_pin_ends_in_time_though_a_turn_that_waited_for_it_was_aborted(
-    make_engine: MakeEngine,
-) -> None:
+def test_a_pin_ends_in_time_though_a_turn_that_waited_for_it_was_aborted() -> None:
     """Beside another that runs: its deadline went by while the aborted one waited."""
-    engine = make_engine(policy="agentkv", num_blocks=400, max_ttl_s=1.0, max_num_seqs=2)
+    engine = Engine(policy="agentkv", num_blocks=400, max_ttl_s=1.0, max_num_seqs=2)
     engine.add(prompt_of(40, salt=2), max_tokens=1500, job_id="a")
     engine.step()
     short = engine.add(prompt_of(16 * 40, salt=3), job_id="a")
@@ -239,11 +220,9 @@ def test_a_pin_ends_in_time_though_a_turn_that_waited_for_it_was_aborted(
 
 
 @pytest.mark.parametrize("jobs", [["big", "big"], ["big", "other"]])
-def test_only_a_job_that_has_run_lets_its_sub_agents_in(
-    make_engine: MakeEngine, jobs: list[str]
-) -> None:
+def test_only_a_job_that_has_run_lets_its_sub_agents_in(jobs: list[str]) -> None:
     """Jobs that name themselves or each other as parent wait like all others."""
-    engine = busy_engine(make_engine)
+    engine = busy_engine()
     waiting = []
     for job_id, parent in zip(jobs, reversed(jobs), strict=True):
         waiting.append(engine.add(BIG, job_id=job_id, parent_job_id=parent))
@@ -252,9 +231,9 @@ def test_only_a_job_that_has_run_lets_its_sub_agents_in(
     assert set(engine.waiting()) == set(waiting)
 
 
-def test_with_several_groups_of_blocks_a_pin_yields_whole(make_engine: MakeEngine) -> None:
+def test_with_several_groups_of_blocks_a_pin_yields_whole() -> None:
     """Its last blocks are those of one group, for all tokens: without them the rest is nothing."""
-    engine = make_engine(
+    engine = Engine(
         policy="agentkv", num_blocks=41, window_tokens=64, prefill_reload_s=[0.0, 0.05, 0.0]
     )
     for salt, name in enumerate("ab"):
@@ -268,10 +247,10 @@ def test_with_several_groups_of_blocks_a_pin_yields_whole(make_engine: MakeEngin
 
 @pytest.mark.parametrize(("window_tokens", "is_let_in"), [(None, True), (128, True), (4096, False)])
 def test_the_gate_counts_the_blocks_of_all_groups(
-    make_engine: MakeEngine, window_tokens: int | None, is_let_in: bool
+    window_tokens: int | None, is_let_in: bool
 ) -> None:
     """A job that fits next to another, unless layers with a long window have as much again."""
-    engine = make_engine(policy="agentkv", num_blocks=240, window_tokens=window_tokens)
+    engine = Engine(policy="agentkv", num_blocks=240, window_tokens=window_tokens)
     engine.turn(prompt_of(16 * 60, salt=1), job_id="before", is_last_step=True)
     engine.add(prompt_of(16 * 60, salt=2), max_tokens=300, job_id="busy", expected_turns=1)
     engine.step()
@@ -284,11 +263,11 @@ def test_the_gate_counts_the_blocks_of_all_groups(
         assert "expected at the peak" in events[-1]["reason"]
 
 
-def test_who_is_due_is_preempted_last_whatever_the_priorities(make_engine: MakeEngine) -> None:
+def test_who_is_due_is_preempted_last_whatever_the_priorities() -> None:
     """Also a request without a job, among jobs that the client puts first."""
-    engine = make_engine(policy="agentkv", num_blocks=65, without=["admission"])
+    engine = Engine(policy="agentkv", num_blocks=65, without=["admission"])
     due = engine.add(prompt_of(16 * 14, salt=1), max_tokens=300)
-    guard = engine.scheduler.retention.admission.guard
+    guard = engine.retention.admission.guard
     for _ in range(1000):
         guard.overtaken_by(10**6, 10)
     assert guard.is_starved(due)
@@ -298,7 +277,7 @@ def test_who_is_due_is_preempted_last_whatever_the_priorities(make_engine: MakeE
     for _ in range(250):
         engine.step()
         assert due in engine.running()
-    assert engine.scheduler.watchers.counters.totals()["preemptions_total"] > 0
+    assert engine.totals["preemptions_total"] > 0
 
 
 MOST = 3
@@ -326,6 +305,20 @@ def test_the_first_in_line_is_due_after_so_many_passes(newcomers: StarvationGuar
     assert not newcomers.is_starved("a")
 
 
+@pytest.mark.parametrize(
+    ("happens", "name", "due"),
+    [("admitted", "a", [None, None, None, "b"]), ("admitted", "b", ["a"]), ("ended", "a", ["b"])],
+)
+def test_who_is_let_in_or_gone_is_not_due(
+    newcomers: StarvationGuard, happens: str, name: str, due: list[str | None]
+) -> None:
+    """When the first is let in the count begins anew with the next; when it is gone, the next was
+    passed over as often; another that is let in does not put the first off."""
+    passes(newcomers, MOST)
+    getattr(newcomers, happens)(name)
+    assert passes(newcomers, len(due)) == due
+
+
 def test_who_is_first_does_not_pass_itself(newcomers: StarvationGuard) -> None:
     """Nor does who came before it; who came later does, in line or not."""
     orders = [newcomers.arrival_of("a"), newcomers.arrival_of("a"), -1]
@@ -333,27 +326,6 @@ def test_who_is_first_does_not_pass_itself(newcomers: StarvationGuard) -> None:
     for order in orders:
         assert newcomers.overtaken_by(order, 0) is None
     assert newcomers.overtaken_by(newcomers.arrival_of("b"), 0) == "a"
-
-
-def test_the_count_begins_anew_when_the_first_is_let_in(newcomers: StarvationGuard) -> None:
-    """With the next in line."""
-    passes(newcomers, MOST)
-    newcomers.admitted("a")
-    assert passes(newcomers, 4) == [None, None, None, "b"]
-
-
-def test_another_that_is_let_in_does_not_put_the_first_off(newcomers: StarvationGuard) -> None:
-    """However many go before it."""
-    passes(newcomers, MOST)
-    newcomers.admitted("b")
-    assert passes(newcomers, 1) == ["a"]
-
-
-def test_one_that_is_gone_is_not_due(newcomers: StarvationGuard) -> None:
-    """The next in line was passed over as often."""
-    passes(newcomers, MOST)
-    newcomers.ended("a")
-    assert passes(newcomers, 1) == ["b"]
 
 
 def test_turns_that_came_before_do_not_count(newcomers: StarvationGuard) -> None:
@@ -432,15 +404,6 @@ def test_the_past_is_forgotten() -> None:
     assert held_back(balance, until_s=20, idle_share=0.9) < 0.2
     balance.left()
     assert ask(balance, 20 + 10 * MEMORY_S, idle_share=0.9) == pytest.approx(1.0, abs=0.01)
-
-
-def test_where_computing_costs_nothing_idle_kv_counts_in_full() -> None:
-    """No prefill has been measured: there is nothing to weigh."""
-    balance = IdleKVDiscount()
-    for second in range(9):
-        balance.asked(float(second), is_held_back=True, idle_share=1.0, memory_s=0.0)
-    balance.restored(9.0, 0.0)
-    assert 0.0 <= balance.idle_kv_weight <= 1.0
 
 
 @given(

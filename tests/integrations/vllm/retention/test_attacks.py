@@ -8,25 +8,19 @@ import pytest
 
 from agentkv.integrations.vllm.retention.admission import MAX_IDLE_WAITS
 from agentkv.integrations.vllm.retention.tool_signals import NEXT_TURN_TTL_S
-from agentkv.protocol import ToolEvent
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 
 NEW = prompt_of(16 * 40, salt=51)
 
 
-def signal(engine: Engine, job_id: str, state: Any) -> None:
-    event = ToolEvent(state=state, command="ls")
-    assert engine.scheduler.retention.tool_signal(job_id, event) is not None
-
-
 def test_a_tool_that_never_started_prolongs_no_pin() -> None:
     """`finished` alone holds a pin for no longer than it would have lasted."""
     engine = Engine(policy="agentkv", prefill_reload_s=[0.0, 0.01, 0.0])
     engine.turn(prompt_of(100), job_id="idle")
-    ttl_s = engine.scheduler.retention.pins.get("idle").ttl_s
+    ttl_s = engine.retention.pins.get("idle").ttl_s
     for _ in range(round(ttl_s) + 2):
-        signal(engine, "idle", "finished")
+        engine.tool("idle", "finished")
         engine.wait(1.0)
     assert engine.pinned == {}
 
@@ -37,14 +31,14 @@ def test_the_next_turn_has_its_own_grace() -> None:
     history = prompt_of(100)
     for _ in range(2):
         history = engine.turn([*history, *prompt_of(20)], job_id="a")
-        signal(engine, "a", "started")
+        engine.tool("a", "started")
         engine.wait(0.5)
-        signal(engine, "a", "finished")
-        signal(engine, "a", "finished")
-        pin = engine.scheduler.retention.pins.get("a")
+        engine.tool("a", "finished")
+        engine.tool("a", "finished")
+        pin = engine.retention.pins.get("a")
         assert pin.expires_s == pytest.approx(engine.clock.now_s + NEXT_TURN_TTL_S)
         engine.wait(1.0)
-        signal(engine, "a", "finished")
+        engine.tool("a", "finished")
         assert pin.expires_s == pytest.approx(engine.clock.now_s - 1.0 + NEXT_TURN_TTL_S)
 
 
@@ -84,11 +78,11 @@ def test_idle_kv_keeps_a_new_job_out_for_a_bounded_time() -> None:
 def test_idle_kv_that_costs_more_than_it_saves_keeps_no_overdue_job_out() -> None:
     """A new job that has waited out its patience takes idle KV that counts for little."""
     engine, new = idle_pool(patience_s=20.0, prefill_reload_s=[0.0, 2e-4, 0.0])
-    for pin in engine.scheduler.retention.pins:
+    for pin in engine.retention.pins:
         pin.expires_s = 1e9
     waited_s = wait_for(engine, new, most_s=40.0)
     assert 20.0 < waited_s < 21.0
-    assert engine.scheduler.retention.admission.idle_kv_weight < 0.3
+    assert engine.retention.admission.idle_kv_weight < 0.3
 
 
 @pytest.mark.parametrize("is_chain", [False, True])
@@ -104,7 +98,7 @@ def test_a_parent_lends_its_place_to_few_sub_agents_at_a_time(is_chain: bool) ->
             parent_job_id=f"sub-{salt - 1}" if is_chain and salt else "parent",
         )
         engine.step()
-    jobs = engine.scheduler.retention.jobs
+    jobs = engine.retention.jobs
     parent_order = jobs.get("parent").order
     borrowed = [salt for salt in range(8) if jobs.get(f"sub-{salt}").order == parent_order]
     assert borrowed == [0, 1, 2, 3]
@@ -114,7 +108,7 @@ def test_sub_agents_one_after_the_other_all_have_their_parents_place() -> None:
     """A sub-agent that holds no KV any more makes room for the next, released or not."""
     engine = Engine(policy="agentkv", num_blocks=257, max_num_batched_tokens=4096)
     engine.turn(prompt_of(64, salt=9), job_id="parent")
-    jobs = engine.scheduler.retention.jobs
+    jobs = engine.retention.jobs
     for salt in range(12):
         engine.turn(prompt_of(64, salt=20 + salt), job_id=f"sub-{salt}", parent_job_id="parent")
         assert jobs.get(f"sub-{salt}").order == jobs.get("parent").order
@@ -132,10 +126,10 @@ def test_a_flood_of_jobs_of_one_turn_pushes_out_no_other(is_pinned: bool) -> Non
         engine.turn([*history, *prompt_of(40, salt=2)], job_id="old")
         engine.wait(20.0)
     else:
-        engine.scheduler.retention.pins.get("old").expires_s = 1e9
-        engine.scheduler.retention.pins.reschedule(engine.scheduler.retention.pins.get("old"))
+        engine.retention.pins.get("old").expires_s = 1e9
+        engine.retention.pins.reschedule(engine.retention.pins.get("old"))
     for salt in range(60):
         engine.turn(prompt_of(20, salt=100 + salt), max_tokens=1, job_id=f"flood-{salt}")
         engine.wait(10.0)
-    assert engine.scheduler.retention.jobs.get("old") is not None
-    assert len(engine.scheduler.retention.jobs) <= 21
+    assert engine.retention.jobs.get("old") is not None
+    assert len(engine.retention.jobs) <= 21

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.protocol import CLIENT_FIELD, JobKey
+from agentkv.protocol import JobKey
 from agentkv.testing.stepped_engine import prompt_of
-from tests.integrations.vllm.harness import Engine
+from tests.integrations.vllm.harness import Engine, of
 
 ALICE, BOB = "a" * 16, "b" * 16
-
-
-def of(client: str, **tags: Any) -> dict[str, Any]:
-    """The tags of a request as the API server hands them over."""
-    return {CLIENT_FIELD: client, **tags}
 
 
 def test_equal_ids_of_two_clients_are_two_jobs() -> None:
@@ -74,7 +67,7 @@ def test_no_job_has_a_parent_of_another_client() -> None:
     engine.turn(prompt_of(100, salt=1), **of(ALICE, job_id="parent"))
     for client in (BOB, ALICE):
         engine.turn(prompt_of(50, salt=2), **of(client, job_id="j", parent_job_id="parent"))
-    jobs = engine.scheduler.retention.jobs
+    jobs = engine.retention.jobs
     orders = {client: jobs.get(JobKey(client, "j")).order for client in (ALICE, BOB)}
     assert orders[ALICE] == jobs.get(JobKey(ALICE, "parent")).order != orders[BOB]
     described = engine_side.call(engine.scheduler, "job", [JobKey(ALICE, "j")])
@@ -87,7 +80,7 @@ def test_no_job_is_inferred_across_clients() -> None:
     call = "So:\n```bash\nls\n```"
     first = engine.turn(prompt_of(100, salt=3), max_tokens=30, reply=call, **of(ALICE))
     engine.turn([*first, *prompt_of(40, salt=4)], **of(BOB))
-    assert len(engine.scheduler.retention.jobs) == 0
+    assert len(engine.retention.jobs) == 0
     engine.turn([*first, *prompt_of(40, salt=5)], **of(ALICE))
-    (job,) = engine.scheduler.retention.jobs
+    (job,) = engine.retention.jobs
     assert job.job_id.client == ALICE

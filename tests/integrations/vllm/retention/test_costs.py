@@ -177,13 +177,10 @@ def prompt(number: int, num_tokens: int) -> list[int]:
     return [1000 * (number + 1) + position for position in range(num_tokens)]
 
 
-@pytest.mark.parametrize("policy", ["agentkv", "continuum", "context_serve"])
-def test_an_engine_learns_what_its_machine_takes(
-    make_engine: Callable[..., Engine], policy: str
-) -> None:
-    """Prompts in chunks, several in a step, next to requests that decode; for every policy, as
-    Continuum's PrefillReload is of prompts alone, too: a step's fixed part is in it."""
-    engine = make_engine(num_blocks=400, policy=policy)
+def test_an_engine_learns_what_its_machine_takes(make_engine: Callable[..., Engine]) -> None:
+    """Prompts in chunks, several in a step, next to requests that decode; Continuum's PrefillReload
+    is of prompts alone, so that a step's fixed part is in it, too."""
+    engine = make_engine(num_blocks=400)
     chance = random.Random(3)
     for number in range(60):
         engine.add(prompt(number, chance.randrange(20, 900)), max_tokens=chance.randrange(2, 20))
@@ -191,7 +188,7 @@ def test_an_engine_learns_what_its_machine_takes(
             engine.step(step_s=step_s)
     while engine.scheduler.has_requests():
         engine.step(step_s=step_s)
-    rebuild = engine.scheduler.retention.costs.cost(600)
+    rebuild = engine.retention.costs.cost(600)
     assert rebuild.compute_s == pytest.approx(0.06, rel=0.1)
     assert rebuild.alone_s == pytest.approx(0.07, rel=0.1)
 

@@ -115,7 +115,7 @@ def play(engine: Engine, steps: Sequence[Step]) -> Agents:
 
 
 def live_jobs(engine: Engine) -> dict[str, int]:
-    return {job.job_id: job.num_turns for job in engine.scheduler.retention.jobs}
+    return {job.job_id: job.num_turns for job in engine.retention.jobs}
 
 
 TABLES: dict[str, list[Row]] = {
@@ -236,22 +236,20 @@ TWO_TURNS: list[Step] = [("says", "a", "ls"), ("says", "a", "cat x")]
 
 
 @pytest.mark.parametrize("policy", ["continuum", "context_serve", "agentkv"])
-def test_replies_are_read_under_every_policy(
-    make_engine: Callable[..., Engine], policy: str
-) -> None:
+def test_replies_are_read_under_every_policy(policy: str) -> None:
     """An inferred job's tool is known from its reply, and its duration from the next turn's gap."""
-    engine = make_engine(policy=policy, prefill_reload_s=[0.0, 1.0, 0.0])
+    engine = Engine(policy=policy, prefill_reload_s=[0.0, 1.0, 0.0])
     play(engine, TWO_TURNS)
     (job,) = engine_side.call(engine.scheduler, "jobs", [])
     assert (job["last_tool"], job["command"], job["turns"]) == ("cat", "cat", 2)
-    observed = engine.scheduler.watchers.counters.totals()["tool_observations_total"]
+    observed = engine.totals["tool_observations_total"]
     assert observed == {"gap": 1}
-    assert len(engine.scheduler.retention.policy.learned.durations.of("ls")) == 1
+    assert len(engine.retention.policy.learned.durations.of("ls")) == 1
 
 
-def test_an_inferred_job_is_marked(make_engine: Callable[..., Engine]) -> None:
+def test_an_inferred_job_is_marked() -> None:
     """The event log and the counter tell it from one that a client named."""
-    engine = make_engine()
+    engine = Engine()
     agents = play(engine, TWO_TURNS)
     agents.says("b", job_id="named")
     events = engine_side.call(engine.scheduler, "timestamps", [])["jobs"]
@@ -260,21 +258,19 @@ def test_an_inferred_job_is_marked(make_engine: Callable[..., Engine]) -> None:
     assert engine_side.call(engine.scheduler, "stats", [])["inferred_jobs_total"] == 1
 
 
-def test_an_inferred_job_has_the_place_of_its_first_request(
-    make_engine: Callable[..., Engine],
-) -> None:
+def test_an_inferred_job_has_the_place_of_its_first_request() -> None:
     """Its turns stand before those of jobs that came after that request."""
-    engine = make_engine()
+    engine = Engine()
     agents = play(engine, [("says", "a")])
     agents.says("b", job_id="later")
     agents.says("a")
-    jobs = engine.scheduler.retention.jobs
+    jobs = engine.retention.jobs
     assert jobs.get("inferred-a1").order < jobs.get("later").order
 
 
-def test_inference_can_be_turned_off(make_engine: Callable[..., Engine]) -> None:
+def test_inference_can_be_turned_off() -> None:
     """With `infer_jobs` false no request without a `job_id` belongs to a job."""
-    engine = make_engine(infer_jobs=False)
+    engine = Engine(infer_jobs=False)
     play(engine, TWO_TURNS)
     assert (live_jobs(engine), engine.pinned) == ({}, {})
 
@@ -289,12 +285,10 @@ def open_jobs(engine: Engine, num_jobs: int) -> Agents:
     return agents
 
 
-def test_where_requests_open_jobs_a_first_turn_is_pinned(
-    make_engine: Callable[..., Engine],
-) -> None:
+def test_where_requests_open_jobs_a_first_turn_is_pinned() -> None:
     """Once enough requests with the same system prompt have, the next one counts as a job's first
     turn."""
-    engine = make_engine(num_blocks=257, fixed_ttl_s=60.0)
+    engine = Engine(num_blocks=257, fixed_ttl_s=60.0)
     agents = open_jobs(engine, MIN_JOBS)
     agents.says("a")
     assert engine.pinned == {"inferred-a1": (120 + REPLY_TOKENS - 1) // BLOCK_TOKENS}
@@ -303,50 +297,43 @@ def test_where_requests_open_jobs_a_first_turn_is_pinned(
     assert (live_jobs(engine), list(engine.pinned)) == ({"inferred-a1": 1}, ["inferred-a1"])
 
 
-def test_one_job_less_is_not_enough_for_a_first_turn(make_engine: Callable[..., Engine]) -> None:
-    """Before that, first turns are as under stock."""
-    engine = make_engine(num_blocks=257)
-    agents = open_jobs(engine, MIN_JOBS - 1)
-    agents.says("a")
+@pytest.mark.parametrize(
+    ("num_jobs", "steps"),
+    [
+        (MIN_JOBS - 1, [("says", "a")]),
+        (MIN_JOBS, [("aborts", "a")]),
+        (MIN_JOBS, [("says", "x", None), ("says", "y", None), ("wait", GRACE_S), ("says", "a")]),
+    ],
+    ids=["one job less", "the turn is aborted", "a fifth of all requests opened no job"],
+)
+def test_where_requests_do_not_open_jobs_a_first_turn_is_as_under_stock(
+    num_jobs: int, steps: list[Step]
+) -> None:
+    """Too few jobs are no expectation, too many single requests end it, and a turn that is cut off
+    leaves no job."""
+    engine = Engine(num_blocks=257)
+    open_jobs(engine, num_jobs)
+    play(engine, steps)
     assert (live_jobs(engine), engine.pinned) == ({}, {})
 
 
-def test_a_first_turn_that_is_aborted_leaves_no_job(make_engine: Callable[..., Engine]) -> None:
-    """Where one was expected to open a job."""
-    engine = make_engine(num_blocks=257)
-    agents = open_jobs(engine, MIN_JOBS)
-    agents.aborts("a")
-    assert (live_jobs(engine), engine.pinned) == ({}, {})
-
-
-def test_single_requests_of_a_kind_end_the_expectation(make_engine: Callable[..., Engine]) -> None:
-    """Where a fifth of them open no job, none is expected to."""
-    engine = make_engine(num_blocks=257)
-    agents = open_jobs(engine, MIN_JOBS)
-    for number in range(2):
-        agents.says(f"single-{number}-", None)
-    agents.wait(GRACE_S)
-    agents.says("a")
-    assert live_jobs(engine) == {}
-
-
-def test_single_turn_chat_leaves_nothing_behind(make_engine: Callable[..., Engine]) -> None:
+def test_single_turn_chat_leaves_nothing_behind() -> None:
     """Requests that continue nothing and call no tool: no look-up finds them, and no wake-up is
     due."""
-    engine = make_engine(policy="agentkv")
+    engine = Engine(policy="agentkv")
     for number in range(20):
         engine.turn(prompt_of(100, salt=number), reply="Paris (France).", max_tokens=4)
-    inference = engine.scheduler.retention.inference
+    inference = engine.retention.inference
     assert len(inference.turns) == 0
     assert not inference.may_know(make_request("x", prompt_of(100)).block_hashes)
-    assert engine.scheduler.retention.next_due_s is None
+    assert engine.retention.next_due_s is None
 
 
-def test_the_number_of_open_turns_is_bounded(make_engine: Callable[..., Engine]) -> None:
+def test_the_number_of_open_turns_is_bounded() -> None:
     """By `max_jobs`, the oldest first; and none outlives `job_lease_s`."""
-    engine = make_engine(max_jobs=3, job_lease_s=100.0)
+    engine = Engine(max_jobs=3, job_lease_s=100.0)
     agents = play(engine, [("says", agent) for agent in "abcde"])
-    turns = engine.scheduler.retention.inference.turns
+    turns = engine.retention.inference.turns
     assert len(turns) == 3
     agents.says("a")
     assert live_jobs(engine) == {}
@@ -407,9 +394,9 @@ def test_what_is_part_of_a_block_s_hash_is_part_of_the_prompt(
     assert bool(live_jobs(engine)) == is_continued
 
 
-def test_a_prompt_that_fills_no_block_opens_no_job(make_engine: Callable[..., Engine]) -> None:
+def test_a_prompt_that_fills_no_block_opens_no_job() -> None:
     """It has no hash to be found by."""
-    engine = make_engine()
+    engine = Engine()
     first = engine.turn(prompt_of(15), reply="```bash\nls\n```", max_tokens=4)
     engine.turn(first + prompt_of(100), reply="```bash\nls\n```", max_tokens=4)
     assert live_jobs(engine) == {}

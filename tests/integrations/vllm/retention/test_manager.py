@@ -61,40 +61,24 @@ def test_pin_rule(name: str, make_engine: Callable[..., Engine]) -> None:
     check(make_engine(), TABLES[name])
 
 
-FIXED_TABLES: dict[str, list[Row]] = {
-    "fixed TTL: pinned for two seconds": [
-        (0, ("turn", "a", 100), {"a": 6}, 57),
-        (1.99, ("wait",), {"a": 6}, 57),
-        (0.02, ("wait",), {}, 63),
-    ],
-    "fixed TTL: a tool whose mean exceeds it is not pinned for": [
-        (0, ("turn", "a", 100), {"a": 6}, 57),
-        (0, ("tool", "a", "finished", "pytest -q", 9.0), {"a": 6}, 57),
-        (0, ("turn", "b", 100), {"a": 6, "b": 6}, 51),
-        (0, ("tool", "b", "started", "pytest -x"), {"a": 6}, 57),
-    ],
-}
-
-
-@pytest.mark.parametrize("name", FIXED_TABLES)
-def test_fixed_ttl_rule(name: str, make_engine: Callable[..., Engine]) -> None:
-    """The released code's TTL: 2.0 s, and none for slow tools."""
-    check(make_engine(ttl="fixed"), FIXED_TABLES[name])
-
-
-def learned_engine(make_engine: Callable[..., Engine], **settings: Any) -> Engine:
-    """An engine past its cold start: `ls` takes 0.1 s, `make` 50 s; 10 s to rebuild a context."""
-    engine = make_engine(cold_start_samples=3, prefill_reload_s=(10.0, 0.0, 0.0), **settings)
-    for _ in range(3):
-        engine.scheduler.retention.policy.learned.durations.observe("ls", 0.1)
-        engine.scheduler.retention.policy.learned.durations.observe("make", 50.0)
-    return engine
-
-
-def test_the_paper_ttl_prices_the_tool_once_it_is_known(make_engine: Callable[..., Engine]) -> None:
-    """`started` moves the pin to the tool's own TTL: 0.1 s for ls, none for make."""
-    check(
-        learned_engine(make_engine),
+LEARNED = {"cold_start_samples": 3, "prefill_reload_s": (10.0, 0.0, 0.0)}
+"""Past its cold start the paper's TTL weighs how long a tool takes against 10 s to rebuild."""
+TTL_TABLES: dict[str, tuple[dict[str, Any], list[Row]]] = {
+    "fixed TTL: a tool whose mean exceeds it is not pinned for": (
+        {"ttl": "fixed"},
+        [
+            (0, ("turn", "a", 100), {"a": 6}, 57),
+            (0, ("tool", "a", "finished", "pytest -q", 9.0), {"a": 6}, 57),
+            (0, ("turn", "b", 100), {"a": 6, "b": 6}, 51),
+            (0, ("tool", "b", "started", "pytest -x"), {"a": 6}, 57),
+        ],
+    ),
+    "no pin outlives max_ttl_s": (
+        {"fixed_ttl_s": 100.0, "max_ttl_s": 1.0},
+        [(0, ("turn", "a", 100), {"a": 6}, 57), (1.01, ("wait",), {}, 63)],
+    ),
+    "paper: once the tool is known the pin has its TTL, 0.1 s for ls and none for make": (
+        LEARNED,
         [
             (0, ("turn", "a", 100), {"a": 6}, 57),
             (0, ("tool", "a", "started", "ls -la"), {"a": 6}, 57),
@@ -102,15 +86,19 @@ def test_the_paper_ttl_prices_the_tool_once_it_is_known(make_engine: Callable[..
             (0, ("turn", "b", 100), {"b": 6}, 57),
             (0, ("tool", "b", "started", "make all"), {}, 63),
         ],
-    )
+    ),
+}
 
 
-def test_no_pin_outlives_the_largest_ttl_allowed(make_engine: Callable[..., Engine]) -> None:
-    """max_ttl_s bounds every rule."""
-    check(
-        make_engine(fixed_ttl_s=100.0, max_ttl_s=1.0),
-        [(0, ("turn", "a", 100), {"a": 6}, 57), (1.01, ("wait",), {}, 63)],
-    )
+@pytest.mark.parametrize("name", TTL_TABLES)
+def test_ttl_rule(name: str) -> None:
+    """Each table of TTL_TABLES holds, where `ls` took 0.1 s and `make` 50 s so far."""
+    settings, rows = TTL_TABLES[name]
+    engine = Engine(**settings)
+    for _ in range(3 if settings is LEARNED else 0):
+        engine.retention.policy.learned.durations.observe("ls", 0.1)
+        engine.retention.policy.learned.durations.observe("make", 50.0)
+    check(engine, rows)
 
 
 def test_an_aborted_turn_is_freed_and_ends_the_jobs_pin(make_engine: Callable[..., Engine]) -> None:
@@ -128,8 +116,7 @@ def test_a_stop_string_ends_a_turn_like_any_other(make_engine: Callable[..., Eng
     """Stop strings reach the scheduler as an abort with `stop` set and some output."""
     engine = make_engine()
     request_id = engine.add(prompt_of(100), max_tokens=50, stop=["```"], job_id="a")
-    for _ in range(6):
-        engine.step()
+    engine.steps(6)
     engine.abort(request_id)
     assert engine.pinned == {"a": 6}
 
@@ -145,9 +132,9 @@ def test_an_abort_before_any_output_is_not_a_turn(make_engine: Callable[..., Eng
     assert engine.num_free == 63
 
 
-def test_a_pin_waits_for_a_turn_that_is_already_queued(make_engine: Callable[..., Engine]) -> None:
+def test_a_pin_waits_for_a_turn_that_is_already_queued() -> None:
     """The TTL runs out while the next turn waits for a slot: the pin is kept for it."""
-    engine = make_engine(max_num_seqs=1)
+    engine = Engine(max_num_seqs=1)
     history = engine.turn(prompt_of(100), job_id="a")
     engine.add(prompt_of(64, salt=5), max_tokens=300)
     engine.step()
@@ -160,120 +147,93 @@ def test_a_pin_waits_for_a_turn_that_is_already_queued(make_engine: Callable[...
     assert engine.pin_ends == {"returned": 1}
 
 
-def test_pins_of_siblings_never_hold_a_block_twice(make_engine: Callable[..., Engine]) -> None:
+def test_pins_of_siblings_never_hold_a_block_twice() -> None:
     """n > 1, sub-agents and retries: one pin a job, the longer context, all else freed."""
-    engine = make_engine()
+    engine = Engine()
     for index, max_tokens in enumerate((4, 40, 8)):
         engine.add(prompt_of(100), max_tokens=max_tokens, request_id=f"{index}_x", job_id="a")
     engine.add(prompt_of(60, salt=9), max_tokens=4, job_id="a")
     engine.run()
     assert engine.pinned == {"a": (100 + 40 - 1) // 16}
     assert engine.num_free == 63 - engine.pinned["a"]
-    assert engine.scheduler.retention.jobs.get("a").num_turns == 2
+    assert engine.retention.jobs.get("a").num_turns == 2
     engine.wait(3.0)
     assert engine.num_free == 63
 
 
-def test_a_repeated_turn_number_is_a_retry(make_engine: Callable[..., Engine]) -> None:
-    """The same (job_id, turn) twice counts one turn and leaves one pin."""
-    engine = make_engine()
+def test_a_repeated_turn_number_is_a_retry() -> None:
+    """The same (job_id, turn) twice counts one turn, leaves one pin and tells of no tool."""
+    engine = Engine()
     engine.turn(prompt_of(100), job_id="a", turn=1)
     engine.turn(prompt_of(100), job_id="a", turn=1)
+    assert "tool_observations_total" not in engine.totals
     engine.turn(prompt_of(130), job_id="a", turn=2)
-    assert engine.scheduler.retention.jobs.get("a").num_turns == 2
+    assert engine.retention.jobs.get("a").num_turns == 2
     assert list(engine.pinned) == ["a"]
 
 
-def test_a_job_released_in_mid_turn_is_not_pinned(make_engine: Callable[..., Engine]) -> None:
+def test_a_job_released_in_mid_turn_is_not_pinned() -> None:
     """release while a turn runs: the turn ends normally and leaves nothing pinned."""
-    engine = make_engine()
+    engine = Engine()
     engine.add(prompt_of(100), max_tokens=8, job_id="a")
     engine.step()
-    assert engine.scheduler.retention.release("a") == 0
+    assert engine.retention.release("a") == 0
     engine.run()
     assert engine.pinned == {}
-    assert engine.scheduler.retention.jobs.get("a") is None
+    assert engine.retention.jobs.get("a") is None
 
 
-def test_an_idle_job_loses_its_lease(make_engine: Callable[..., Engine]) -> None:
+def test_an_idle_job_loses_its_lease() -> None:
     """Jobs end without saying so: an engine without requests wakes when a lease is over."""
-    engine = make_engine(job_lease_s=600.0)
+    engine = Engine(job_lease_s=600.0)
     engine.turn(prompt_of(100), job_id="a")
     engine.wait(400.0)
-    retention = engine.scheduler.retention
+    retention = engine.retention
     assert retention.next_due_s == retention.jobs.get("a").last_activity_s + 600.0
     engine.wait(201.0)
     assert not len(retention.jobs)
     assert retention.next_due_s is None
 
 
-def test_no_more_jobs_are_remembered_than_allowed(make_engine: Callable[..., Engine]) -> None:
+def test_no_more_jobs_are_remembered_than_allowed() -> None:
     """max_jobs bounds the table; the job idle for longest goes, and its pin with it."""
-    engine = make_engine(max_jobs=3)
+    engine = Engine(max_jobs=3)
     for index in range(6):
         engine.turn(prompt_of(40, salt=index), job_id=f"j{index}")
-    engine.scheduler.retention.forget_idle_jobs()
-    assert [job.job_id for job in engine.scheduler.retention.jobs] == ["j3", "j4", "j5"]
+    engine.retention.forget_idle_jobs()
+    assert [job.job_id for job in engine.retention.jobs] == ["j3", "j4", "j5"]
     assert engine.pin_ends == {"lease": 3}
     assert set(engine.pinned) == {"j3", "j4", "j5"}
 
 
-@pytest.mark.parametrize(
-    "tags",
-    [
-        {"job_id": ""},
-        {"job_id": 7},
-        {"job_id": "a", "turn": 0},
-        {"job_id": "a", "is_last_step": 2},
-        {"job_id": "a", "last_tool_s": -1.0},
-        {"job_id": "a", "last_tool_s": float("nan")},
-    ],
-)
-def test_bad_tags_are_counted_and_ignored(
-    tags: dict[str, Any], make_engine: Callable[..., Engine]
-) -> None:
+@pytest.mark.parametrize("tags", [{"job_id": ""}, {"job_id": "a", "turn": 0}])
+def test_bad_tags_are_counted_and_ignored(tags: dict[str, Any]) -> None:
     """What slips past the API server (no middleware there) costs the request its tags only."""
-    engine = make_engine()
+    engine = Engine()
     engine.turn(prompt_of(100), **tags)
     assert engine.pinned == {}
     assert engine.num_free == 63
-    assert engine.scheduler.watchers.counters.totals()["bad_tags_total"] == 1
+    assert engine.totals["bad_tags_total"] == 1
 
 
-def test_a_changed_history_is_told_from_an_evicted_one(make_engine: Callable[..., Engine]) -> None:
+def test_a_changed_history_is_told_from_an_evicted_one() -> None:
     """A prompt that no longer repeats the context is `diverged`; a lost cache is `evicted`."""
-    engine = make_engine()
+    engine = Engine()
     history = engine.turn(prompt_of(200), job_id="a")
     engine.turn(history[:100] + prompt_of(100, salt=7), job_id="a")
-    job = engine.scheduler.retention.jobs.get("a")
+    job = engine.retention.jobs.get("a")
     assert (job.num_diverged, job.num_evicted) == (1, 0)
     history = engine.turn(prompt_of(200, salt=8), job_id="b")
     engine.end_pin("b")
     engine.turn(prompt_of(950, salt=9))
     engine.turn(history + prompt_of(10), job_id="b")
-    job = engine.scheduler.retention.jobs.get("b")
+    job = engine.retention.jobs.get("b")
     assert (job.num_diverged, job.num_evicted) == (0, 1)
 
 
-def test_blocks_shared_by_two_jobs_count_once(make_engine: Callable[..., Engine]) -> None:
-    """Two jobs with one prompt pin the same blocks; the gauge counts memory, not references."""
-    engine = make_engine()
-    for job_id in ("a", "b"):
-        engine.turn(prompt_of(100), job_id=job_id)
-    pins = engine.scheduler.retention.pins
-    assert (len(pins), pins.num_blocks, engine.num_free) == (2, 6, 57)
-    engine.scheduler.retention.release("a")
-    assert (len(pins), pins.num_blocks, engine.num_free) == (1, 6, 57)
-    engine.wait(3.0)
-    assert (len(pins), pins.num_blocks, engine.num_free) == (0, 0, 63)
-
-
-@pytest.mark.parametrize("policy", ["continuum", "context_serve", "agentkv"])
-def test_a_short_prompt_of_its_own_leaves_the_jobs_context_pinned(
-    make_engine: Callable[..., Engine], policy: str
-) -> None:
+def test_a_short_prompt_of_its_own_leaves_the_jobs_context_pinned() -> None:
     """Agents ask for titles and summaries in between, under the same job."""
-    engine = make_engine(policy=policy, num_blocks=129, prefill_reload_s=[0.0, 1.0, 0.0])
+    engine = Engine(num_blocks=129, prefill_reload_s=[0.0, 1.0, 0.0])
     history = engine.turn(prompt_of(16 * 60, salt=1), job_id="a")
     pinned = engine.pinned
     engine.turn(prompt_of(40, salt=9), job_id="a")
@@ -287,11 +247,9 @@ def test_a_short_prompt_of_its_own_leaves_the_jobs_context_pinned(
     assert engine.pin_ends == {"returned": 1}
 
 
-def test_a_context_that_starts_anew_takes_the_pins_place(
-    make_engine: Callable[..., Engine],
-) -> None:
+def test_a_context_that_starts_anew_takes_the_pins_place() -> None:
     """Once it is the longer one, or the old one's pin is over."""
-    engine = make_engine(num_blocks=129, prefill_reload_s=[0.0, 1.0, 0.0])
+    engine = Engine(num_blocks=129, prefill_reload_s=[0.0, 1.0, 0.0])
     engine.turn(prompt_of(16 * 20, salt=1), job_id="a")
     engine.turn(prompt_of(16 * 30, salt=2), job_id="a")
     assert engine.pinned == {"a": 30}

@@ -12,7 +12,7 @@ from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.retention.shares import MAX_IDLE_COUNTERS, ServiceCounters
 from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD
 from agentkv.testing.stepped_engine import prompt_of
-from tests.integrations.vllm.harness import Engine
+from tests.integrations.vllm.harness import Engine, of
 
 HEAVY, LIGHT = "a" * 16, "b" * 16
 
@@ -65,14 +65,14 @@ def test_while_all_are_served_at_once_nothing_changes() -> None:
     """In a roomy engine requests of several clients run in the order in which they came."""
     engine = Engine()
     first = [
-        engine.add(prompt_of(num_tokens, salt=99), max_tokens=100, **{CLIENT_FIELD: client})
+        engine.add(prompt_of(num_tokens, salt=99), max_tokens=100, **of(client))
         for client, num_tokens in ((LIGHT, 32), (HEAVY, 320))
     ]
     engine.step()
-    service = engine.scheduler.retention.admission.shares.service
+    service = engine.retention.admission.shares.service
     assert service[HEAVY] > service[LIGHT]
     names = [
-        engine.add(prompt_of(32, salt=number), **{CLIENT_FIELD: client})
+        engine.add(prompt_of(32, salt=number), **of(client))
         for number, client in enumerate([HEAVY, HEAVY, LIGHT, HEAVY, LIGHT])
     ]
     engine.step()
@@ -83,10 +83,10 @@ def test_what_was_in_the_cache_is_free() -> None:
     """A client pays for the tokens of a prompt that are computed, and twice for those generated."""
     engine = Engine()
     prompt = prompt_of(160, salt=1)
-    service = engine.scheduler.retention.admission.shares.service
-    engine.turn(prompt, **{CLIENT_FIELD: HEAVY})
+    service = engine.retention.admission.shares.service
+    engine.turn(prompt, **of(HEAVY))
     assert service[HEAVY] == 160 + 2 * 4
-    engine.turn([*prompt, *prompt_of(16, salt=2)], **{CLIENT_FIELD: HEAVY})
+    engine.turn([*prompt, *prompt_of(16, salt=2)], **of(HEAVY))
     assert service[HEAVY] == 168 + 16 + 2 * 4
 
 
@@ -94,10 +94,10 @@ def test_what_a_preempted_request_computes_again_is_free() -> None:
     """Losing its blocks to others costs a client nothing."""
     engine = Engine(num_blocks=13)
     for client in (HEAVY, LIGHT):
-        engine.add(prompt_of(48, salt=ord(client[0])), max_tokens=80, **{CLIENT_FIELD: client})
+        engine.add(prompt_of(48, salt=ord(client[0])), max_tokens=80, **of(client))
     engine.run()
-    retention = engine.scheduler.retention
-    assert engine.scheduler.watchers.counters.totals()["preemptions_total"] > 0
+    retention = engine.retention
+    assert engine.totals["preemptions_total"] > 0
     service = retention.admission.shares.service
     assert service[HEAVY] == service[LIGHT] == 48 + 2 * 80
 
@@ -162,7 +162,6 @@ def test_everybody_is_served(requests: list[tuple[str, int, int, int]], policy: 
         if number % 3:
             fields["job_id"] = f"job-{number % 5}"
         engine.add(prompt_of(num_prompt, salt=number), max_tokens=num_output, **fields)
-        for _ in range(num_steps):
-            engine.step()
+        engine.steps(num_steps)
     engine.run(max_steps=5000)
     assert engine.lost_blocks() == []

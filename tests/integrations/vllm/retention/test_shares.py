@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 
-from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD, JobKey, ToolEvent
+from agentkv.protocol import CLIENT_WEIGHT_FIELD, JobKey
 from agentkv.testing.stepped_engine import prompt_of
-from tests.integrations.vllm.harness import Engine
+from tests.integrations.vllm.harness import Engine, of
 
 GREEDY, OTHER = "a" * 16, "b" * 16
 POLICIES = ["agentkv", "continuum", "context_serve"]
-
-
-def of(client: str, **tags: Any) -> dict[str, Any]:
-    """The tags of a request as the API server hands them over."""
-    return {CLIENT_FIELD: client, **tags}
 
 
 def engine_of(policy: str = "agentkv", **settings: Any) -> Engine:
@@ -78,9 +73,7 @@ def test_signals_and_hints_keep_no_idle_kv_from_another_client() -> None:
         engine.turn(prompt_of(16 * 12, salt=salt), **job)
     for state in ("started", "finished"):
         for salt in range(9):
-            event = ToolEvent(state=state, command="ls")
-            key = JobKey(GREEDY, f"idle-{salt}")
-            assert engine.scheduler.retention.tool_signal(key, event) is not None
+            engine.tool(JobKey(GREEDY, f"idle-{salt}"), state)
     engine.add(prompt_of(32, salt=70), max_tokens=2000, **of(GREEDY, **tags))
     new = engine.add(prompt_of(16 * 40, salt=51), **of(OTHER, job_id="new"))
     engine.step()
@@ -101,7 +94,7 @@ def test_pins_shared_with_a_tiny_running_request_count_in_full() -> None:
         while turn in engine.scheduler.requests:
             engine.step()
         engine.abort(tiny)
-    assert all(pin.num_exclusive_blocks < 2 for pin in engine.scheduler.retention.pins)
+    assert all(pin.num_exclusive_blocks < 2 for pin in engine.retention.pins)
     engine.add(prompt_of(32, salt=70), max_tokens=2000, **of(GREEDY))
     new = engine.add(prompt_of(16 * 40, salt=51), **of(OTHER))
     engine.step()
@@ -132,8 +125,7 @@ def test_a_client_within_its_share_keeps_its_pins() -> None:
     engine = engine_of()
     fill(engine, num_jobs=8)
     engine.add(prompt_of(16 * 12, salt=52), **of(OTHER, job_id="mine"))
-    for _ in range(600):
-        engine.step()
+    engine.steps(600)
     assert engine.pinned[JobKey(OTHER, "mine")] == 12
     assert idle_blocks(engine, GREEDY) < 96
 
@@ -154,7 +146,7 @@ def test_a_client_above_its_share_is_preempted_first() -> None:
     for _ in range(250):
         engine.step()
         assert new in engine.running()
-    assert engine.scheduler.watchers.counters.totals()["preemptions_total"] > 0
+    assert engine.totals["preemptions_total"] > 0
 
 
 def test_a_request_waits_for_pins_within_their_share_for_the_patience_at_most() -> None:
@@ -199,5 +191,5 @@ def test_a_flood_of_jobs_pushes_out_none_of_another_client() -> None:
     for salt in range(60):
         engine.turn(prompt_of(20, salt=100 + salt), max_tokens=1, **of(GREEDY, job_id=f"{salt}"))
         engine.wait(1.0)
-    assert engine.scheduler.retention.jobs.get(JobKey(OTHER, "mine")) is not None
-    assert len(engine.scheduler.retention.jobs) <= 21
+    assert engine.retention.jobs.get(JobKey(OTHER, "mine")) is not None
+    assert len(engine.retention.jobs) <= 21

@@ -25,12 +25,12 @@ from tests.integrations.vllm.harness import STOCK, Engine
 
 
 def observations(engine: Engine) -> dict[str, int]:
-    return dict(engine.scheduler.watchers.counters.totals().get("tool_observations_total", {}))
+    return dict(engine.totals.get("tool_observations_total", {}))
 
 
-def test_one_duration_a_turn_the_clients_first(make_engine: Callable[..., Engine]) -> None:
+def test_one_duration_a_turn_the_clients_first() -> None:
     """client, then piggyback, then the gap; never two for one turn."""
-    engine = make_engine()
+    engine = Engine()
     history = engine.turn(prompt_of(40), job_id="a")
     engine_call.call(
         engine.scheduler, "tool", ["a", {"state": "finished", "command": "ls", "duration_s": 0.5}]
@@ -42,24 +42,16 @@ def test_one_duration_a_turn_the_clients_first(make_engine: Callable[..., Engine
     engine.clock.now_s += 1.5
     engine.turn(history + prompt_of(20), job_id="a")
     assert observations(engine) == {"client": 1, "piggyback": 1, "gap": 1}
-    durations = engine.scheduler.retention.policy.learned.durations
+    durations = engine.retention.policy.learned.durations
     assert (len(durations.of("ls")), len(durations.over_all)) == (2, 3)
 
 
-def test_a_retry_is_not_a_tool_gap(make_engine: Callable[..., Engine]) -> None:
-    """The same turn sent again teaches nothing about tools."""
-    engine = make_engine()
-    for _ in range(2):
-        engine.turn(prompt_of(40), job_id="a", turn=1)
-    assert observations(engine) == {}
-
-
-def test_the_queueing_delay_counts_evicted_turns_only(make_engine: Callable[..., Engine]) -> None:
+def test_the_queueing_delay_counts_evicted_turns_only() -> None:
     """T is the wait of turns whose cache was gone; a hit leaves it alone."""
-    engine = make_engine(max_num_seqs=1)
+    engine = Engine(max_num_seqs=1)
     history = engine.turn(prompt_of(64), job_id="a")
     history = engine.turn(history + prompt_of(30), job_id="a")
-    queueing = engine.scheduler.retention.policy.learned.queueing
+    queueing = engine.retention.policy.learned.queueing
     assert queueing.mean_s == 0.0
     engine.end_pin("a")
     engine.turn(prompt_of(950, salt=51))
@@ -69,14 +61,18 @@ def test_the_queueing_delay_counts_evicted_turns_only(make_engine: Callable[...,
     assert queueing.mean_s == pytest.approx(0.49, abs=0.03)
 
 
-def test_operations_answer_with_plain_data(make_engine: Callable[..., Engine]) -> None:
-    """Everything that leaves the engine is JSON."""
-    engine = make_engine()
-    engine.turn(prompt_of(100), job_id="a", expected_turns=5, parent_job_id="p")
+def test_operations_answer_with_plain_data() -> None:
+    """Everything that leaves the engine is JSON; totals are there from the start."""
+    engine = Engine()
 
     def ask(op: str, *args: Any) -> Any:
         return json.loads(json.dumps(engine_call.call(engine.scheduler, op, list(args))))
 
+    totals = ("holds_total", "tool_signals_ignored_total", "preemptions_total", "bad_tags_total")
+    assert [ask("stats")[name] for name in totals] == [0, 0, 0, 0]
+    engine.turn(prompt_of(100), job_id="a", expected_turns=5, parent_job_id="p")
+    assert ask("event_counts")
+    assert ask("clients")
     assert ask("info")["num_blocks"] == 63
     assert ask("stats")["pinned_blocks"] == 6
     (job,) = ask("jobs")
@@ -110,11 +106,9 @@ def test_operations_answer_with_plain_data(make_engine: Callable[..., Engine]) -
         ("tool", ["a", {"state": "finished", "duration_s": float("nan")}], "duration_s"),
     ],
 )
-def test_a_wrong_operation_comes_back_as_an_error(
-    op: str, args: list[Any], message: str, make_engine: Callable[..., Engine]
-) -> None:
+def test_a_wrong_operation_comes_back_as_an_error(op: str, args: list[Any], message: str) -> None:
     """No exception reaches the engine's loop."""
-    engine = make_engine()
+    engine = Engine()
     engine.turn(prompt_of(40), job_id="a")
     assert message in engine_call.call(engine.scheduler, op, args)["error"]
 
@@ -125,27 +119,30 @@ def test_a_stock_scheduler_refuses_operations() -> None:
     assert "not one of agentkv's" in engine_call.call(engine.scheduler, "info", [])["error"]
 
 
-def test_gauges_tell_reclaimable_kv_from_what_runs(make_engine: Callable[..., Engine]) -> None:
-    """A controller that trims by memory in use sees what pins would give up, apart; siblings that
-    share a prompt count it once."""
-    engine = make_engine()
+def test_gauges_tell_reclaimable_kv_from_what_runs() -> None:
+    """A controller that trims by memory in use sees what pins would give up, apart; jobs that share
+    a prompt count it once, and vLLM's own usage counts pins as used."""
+    engine = Engine()
 
     def shares() -> tuple[float, ...]:
         gauges = engine.scheduler.make_stats().agentkv["gauges"]
         names = ("held_kv_perc", "reclaimable_kv_perc", "running_kv_perc")
         return tuple(round(gauges[name] * 63, 6) for name in names)
 
+    assert engine.scheduler.make_stats().kv_cache_usage == 0.0
+
     engine.turn(prompt_of(100), job_id="a")
     assert shares() == (6, 6, 0)
+    assert engine.scheduler.make_stats().kv_cache_usage == 1 - 57 / 63
     engine.add(prompt_of(100), job_id="b", max_tokens=20)
-    for _ in range(5):
-        engine.step()
+    engine.steps(5)
     assert shares() == (6, 6, 1)
     engine.run()
     assert shares() == (7, 7, 0)
-    engine.scheduler.retention.release("a")
-    engine.scheduler.retention.release("b")
-    assert shares() == (0, 0, 0)
+    assert len(engine.pinned) == 2
+    for job_id, left in (("a", (7, 7, 0)), ("b", (0, 0, 0))):
+        engine.retention.release(job_id)
+        assert shares() == left
 
 
 def test_stats_carry_gauges_and_each_delta_once(make_engine: Callable[..., Engine]) -> None:
@@ -180,21 +177,14 @@ def test_stats_carry_gauges_and_each_delta_once(make_engine: Callable[..., Engin
     assert engine.scheduler.make_stats().agentkv["counters"] == []
 
 
-def test_stats_have_every_total_from_the_start(make_engine: Callable[..., Engine]) -> None:
-    """A script that reads one finds 0 and not nothing, as on `/metrics`."""
-    stats = engine_call.call(make_engine().scheduler, "stats", [])
-    names = ("holds_total", "tool_signals_ignored_total", "preemptions_total", "bad_tags_total")
-    assert [stats.get(name) for name in names] == [0, 0, 0, 0]
-
-
-def test_a_flood_of_signals_leaves_nothing_behind(make_engine: Callable[..., Engine]) -> None:
+def test_a_flood_of_signals_leaves_nothing_behind() -> None:
     """10,000 `started` signals for one pin: the schedule stays as small as the pins are few."""
-    engine = make_engine()
+    engine = Engine()
     engine.turn(prompt_of(40), job_id="a")
     for index in range(10_000):
         body = {"state": "started", "command": f"tool{index % 7}"}
         engine_call.call(engine.scheduler, "tool", ["a", body])
-    assert len(engine.scheduler.retention.pins._deadlines) <= 66
+    assert len(engine.retention.pins._deadlines) <= 66
     engine.wait(3.0)
     assert engine.pinned == {}
 
@@ -220,12 +210,10 @@ def test_the_record_is_bounded(tmp_path: Path) -> None:
     assert [event["passed"] for event in jobs["big"]] == list(range(10, 20))
 
 
-def test_the_record_is_written_as_it_grows(
-    make_engine: Callable[..., Engine], tmp_path: Path
-) -> None:
+def test_the_record_is_written_as_it_grows(tmp_path: Path) -> None:
     """run_output_dir gets every event, and a second run its own file."""
     for name in ("scheduler_timestamps.jsonl", "scheduler_timestamps_2.jsonl"):
-        engine = make_engine(run_output_dir=str(tmp_path / "out"))
+        engine = Engine(run_output_dir=str(tmp_path / "out"))
         engine.turn(prompt_of(40), job_id="a")
         engine.scheduler.shutdown()
         lines = (tmp_path / "out" / name).read_text().splitlines()
@@ -235,13 +223,11 @@ def test_the_record_is_written_as_it_grows(
         assert names[:2] == ["arrival", "waiting_to_running"]
 
 
-def test_an_unwritable_folder_is_refused_at_start(
-    make_engine: Callable[..., Engine], tmp_path: Path
-) -> None:
+def test_an_unwritable_folder_is_refused_at_start(tmp_path: Path) -> None:
     """The message names the flag and the folder."""
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match=r"--run-output-dir .*file/below: cannot write"):
-        make_engine(run_output_dir=str(tmp_path / "file" / "below"))
+        Engine(run_output_dir=str(tmp_path / "file" / "below"))
 
 
 class FullDisk(io.BytesIO):

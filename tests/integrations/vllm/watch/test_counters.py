@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,40 +12,25 @@ from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 
 
-@pytest.mark.parametrize(
-    ("turn", "label"),
-    [
-        (0, "1"),
-        (1, "1"),
-        (2, "2"),
-        (3, "3-5"),
-        (5, "3-5"),
-        (6, "6-10"),
-        (10, "6-10"),
-        (11, "11+"),
-        (99, "11+"),
-    ],
-)
-def test_turns_are_counted_in_five_ranges(turn: int, label: str) -> None:
+def test_turns_are_counted_in_five_ranges() -> None:
     """However long a job is, its turns fall in one of five ranges."""
-    assert TURN_LABELS[min(turn, LAST_LABELLED)] == label
+    labels = [TURN_LABELS[min(turn, LAST_LABELLED)] for turn in (0, 1, 2, 3, 5, 6, 10, 11, 99)]
+    assert labels == ["1", "1", "2", "3-5", "3-5", "6-10", "6-10", "11+", "11+"]
 
 
-def test_prompts_and_hits_are_counted_by_turn(make_engine: Callable[..., Engine]) -> None:
+def test_prompts_and_hits_are_counted_by_turn() -> None:
     """A second turn's prompt counts as such, and what it found in the cache as a hit."""
-    engine = make_engine()
+    engine = Engine()
     history = engine.turn(prompt_of(100), job_id="a")
     engine.turn(history + prompt_of(50, salt=7), job_id="a")
-    totals = engine.scheduler.watchers.counters.totals()
+    totals = engine.totals
     assert totals["prompt_tokens_total"] == {"1": 100, "2": 154}
     assert totals["hit_tokens_total"] == {"1": 0, "2": 96}
 
 
-def test_waits_are_observed_apart_for_turns_that_open_a_job(
-    make_engine: Callable[..., Engine],
-) -> None:
+def test_waits_are_observed_apart_for_turns_that_open_a_job() -> None:
     """One histogram holds the first turns' waits, another those of all later turns."""
-    engine = make_engine()
+    engine = Engine()
     history = engine.turn(prompt_of(40), job_id="a")
     engine.add(history + prompt_of(20, salt=7), job_id="a")
     engine.add(prompt_of(20, salt=8), job_id="b")
@@ -65,20 +49,20 @@ def test_waits_are_observed_apart_for_turns_that_open_a_job(
     ],
 )
 def test_a_prediction_is_compared_with_the_duration_of_its_own_command(
-    command: str, duration_s: float, counted: dict[str, int], make_engine: Callable[..., Engine]
+    command: str, duration_s: float, counted: dict[str, int]
 ) -> None:
     """The duration of another command than the predicted one says nothing about the prediction."""
-    engine = make_engine(policy="context_serve")
+    engine = Engine(policy="context_serve")
     engine.turn(prompt_of(100), reply="```bash\nls -la\n```", job_id="a")
     event: dict[str, Any] = {"state": "finished", "command": command, "duration_s": duration_s}
     engine_side.call(engine.scheduler, "tool", ["a", event])
-    totals = engine.scheduler.watchers.counters.totals()
+    totals = engine.totals
     assert totals.get("predictions_total", {}) == counted
 
 
-def test_an_idle_engine_is_not_under_pressure(make_engine: Callable[..., Engine]) -> None:
+def test_an_idle_engine_is_not_under_pressure() -> None:
     """The gauge is 1 while a turn waits for memory, and 0 once nothing is in the engine."""
-    engine = make_engine(policy="agentkv", num_blocks=16)
+    engine = Engine(policy="agentkv", num_blocks=16)
     for job in ("a", "b"):
         engine.add(prompt_of(200, salt=ord(job)), job_id=job, max_tokens=20)
     seen = set()

@@ -47,7 +47,7 @@ def frees_of(engine: Engine, job_id: str = "a") -> list[tuple[list[str], str]]:
 
 
 def state(engine: Engine, job_id: str = "a") -> str:
-    job = engine.scheduler.retention.jobs.get(job_id)
+    job = engine.retention.jobs.get(job_id)
     return "FREED" if job is None else JobNow(engine.scheduler, job).kv_state()
 
 
@@ -59,13 +59,13 @@ def last_step(engine: Engine, history: list[int]) -> None:
 
 
 def release(engine: Engine, history: list[int]) -> None:
-    engine.scheduler.retention.release("a")
+    engine.retention.release("a")
 
 
 def release_while_a_turn_runs(engine: Engine, history: list[int]) -> None:
     engine.add(history, job_id="a")
     engine.step()
-    engine.scheduler.retention.release("a")
+    engine.retention.release("a")
     assert frees_of(engine) == []
     engine.run()
 
@@ -134,7 +134,7 @@ def ttl_over(engine: Engine, history: list[int]) -> None:
 def rollback(engine: Engine, history: list[int]) -> None:
     """The agent cuts its history back and goes on from there: the tail of the KV is given up."""
     engine.turn(history[:40] + prompt_of(20, salt=7), job_id="a")
-    assert engine.scheduler.retention.jobs.get("a").num_diverged == 1
+    assert engine.retention.jobs.get("a").num_diverged == 1
 
 
 def reset(engine: Engine, history: list[int]) -> None:
@@ -206,7 +206,7 @@ def test_a_terminal_end_frees_once(
     happening(engine, history)
     assert frees_of(engine) == [(request_ids, reason)]
     engine.wait(100.0)
-    engine.scheduler.retention.forget_idle_jobs()
+    engine.retention.forget_idle_jobs()
     assert frees_of(engine) == [(request_ids, reason)]
     engine.scheduler.shutdown()
     assert [free for free in heard if free[0] == "a"] == [("a", tuple(request_ids), reason)]
@@ -226,7 +226,7 @@ def test_what_is_not_terminal_waits_for_the_end_of_the_job(
     happening(engine, history)
     assert frees_of(engine) == []
     num_requests = len(events_of(engine, "arrival"))
-    engine.scheduler.retention.release("a")
+    engine.retention.release("a")
     expected = [f"r{number}" for number in range(1, num_requests + 1)]
     assert frees_of(engine) == [(expected, "released")]
     engine.scheduler.shutdown()
@@ -245,7 +245,7 @@ def test_a_job_that_goes_on_after_an_abort_ends_a_second_time() -> None:
 def test_a_job_with_a_tier_has_each_state() -> None:
     """A job waits, runs, is pinned, is swapped out and in, and ends."""
     engine, history = engine_with_a_pinned_job(has_tier=True)
-    assert engine.scheduler.retention.pins.get("a") is not None
+    assert engine.retention.pins.get("a") is not None
     engine.end_pin("a")
     seen = [state(engine)]
     evict(engine)
@@ -278,7 +278,7 @@ def test_an_inferred_job_names_the_request_that_opened_it() -> None:
         engine.run()
         engine.turn([*request.all_token_ids, *prompt_of(20, salt=9)], max_tokens=3)
     engine.wait(10_000.0)
-    engine.scheduler.retention.forget_idle_jobs()
+    engine.retention.forget_idle_jobs()
     jobs = engine.scheduler.watchers.log.as_dict()["jobs"]
     freed = [
         event["request_ids"] for job_id in jobs for event in events_of(engine, "kv_freed", job_id)
@@ -292,7 +292,7 @@ def test_a_free_names_a_bounded_number_of_requests() -> None:
     for number in range(MAX_REQUESTS + 5):
         engine.add(prompt_of(4), job_id="a", request_id=f"n{number}", max_tokens=1)
     engine.run(max_steps=5000)
-    engine.scheduler.retention.release("a")
+    engine.retention.release("a")
     ((request_ids, _),) = frees_of(engine)
     assert len(request_ids) == MAX_REQUESTS
     assert request_ids[-1] == f"n{MAX_REQUESTS + 4}"
@@ -331,7 +331,7 @@ class Lives(Agents):
     def states_are_true_and_no_live_request_is_freed(self) -> None:
         if not hasattr(self, "engine"):
             return
-        retention = self.engine.scheduler.retention
+        retention = self.engine.retention
         freed = [each for _, free in self.frees() for each in free["request_ids"]]
         assert len(freed) == len(set(freed))
         assert not set(freed) & set(self.engine.scheduler.requests)
@@ -348,7 +348,7 @@ class Lives(Agents):
         super().teardown()
         if not hasattr(self, "engine"):
             return
-        retention = self.engine.scheduler.retention
+        retention = self.engine.retention
         retention.forget_idle_jobs()
         assert not len(retention.jobs)
         frees = self.frees()

@@ -104,42 +104,32 @@ def test_payloads_add_up() -> None:
     assert series[f"agentkv:tool_duration_seconds_sum{{{common}}}"] == 8.4
 
 
-def test_two_api_servers_show_one_truth(tmp_path: Path) -> None:
-    """With two API servers counters add up over both, and gauges are those of the later stats."""
-    directory = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+@pytest.mark.parametrize(
+    ("news", "num_pins", "num_blocks"),
+    [('{**PAYLOAD, "gauges": {"pinned_jobs": 1, "pinned_blocks": 4}}', 6, 4), ("{}", 3, 9)],
+    ids=["both hear", "one hears nothing"],
+)
+def test_two_api_servers_show_one_truth(
+    news: str, num_pins: int, num_blocks: int, tmp_path: Path
+) -> None:
+    """With two API servers counters add up over both, and gauges are those of the later stats; one
+    that starts later and hears nothing leaves the value of the other standing."""
     series = series_after(
         "metric_series().start(COMMON); metric_series().apply(PAYLOAD, COMMON)",
-        """
+        f"""
         from prometheus_client import CollectorRegistry, multiprocess
         metric_series().start(COMMON)
-        later = {**PAYLOAD, "gauges": {"pinned_jobs": 1, "pinned_blocks": 4}}
-        metric_series().apply(later, COMMON)
+        if news := {news}:
+            metric_series().apply(news, COMMON)
         registry = CollectorRegistry()
         multiprocess.MultiProcessCollector(registry)
         show(registry)
         """,
-        **directory,
+        PROMETHEUS_MULTIPROC_DIR=str(tmp_path),
     )
     common = 'engine="0",model_name="m"'
-    assert series[f'agentkv:pins_total{{{common},speed="none"}}'] == 6
-    assert series[f"agentkv:pinned_blocks{{{common}}}"] == 4
-
-
-def test_an_api_server_without_news_does_not_clear_a_gauge(tmp_path: Path) -> None:
-    """A process that starts later, and hears nothing, leaves the value of the other standing."""
-    directory = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    series = series_after(
-        "metric_series().start(COMMON); metric_series().apply(PAYLOAD, COMMON)",
-        """
-        from prometheus_client import CollectorRegistry, multiprocess
-        metric_series().start(COMMON)
-        registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry)
-        show(registry)
-        """,
-        **directory,
-    )
-    assert series['agentkv:pinned_blocks{engine="0",model_name="m"}'] == 9
+    assert series[f'agentkv:pins_total{{{common},speed="none"}}'] == num_pins
+    assert series[f"agentkv:pinned_blocks{{{common}}}"] == num_blocks
 
 
 def test_the_stat_logger_feeds_the_series_under_our_policy_only() -> None:

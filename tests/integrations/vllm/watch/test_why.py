@@ -94,7 +94,7 @@ def lose(engine: Engine, context: list[int], how: str) -> list[int]:
     elif how == "ttl":
         engine.wait(200.0)
     elif how == "released":
-        engine.scheduler.retention.release("a")
+        engine.retention.release("a")
     elif how == "reset":
         assert engine.scheduler.reset_prefix_cache()
     elif how == "diverged":
@@ -143,7 +143,7 @@ def test_another_clients_job_is_not_named() -> None:
     context = engine.turn(prompt_of(200), job_id="a", agentkv_client="1" * 16)
     fill(engine, 950, job_id="taker", agentkv_client="2" * 16)
     engine.turn(context + prompt_of(40, salt=3), job_id="a", agentkv_client="1" * 16)
-    job = next(job for job in engine.scheduler.retention.jobs if job.own_id == "a")
+    job = next(job for job in engine.retention.jobs if job.own_id == "a")
     seen = {
         viewer: turns_of(engine, job.job_id, viewer)[-1]["miss"]["taken_by"]
         for viewer in ("1" * 16, "2" * 16, None)
@@ -157,7 +157,7 @@ def test_a_preempted_turn_computes_again_under_pressure() -> None:
     engine.add(prompt_of(100), job_id="a", max_tokens=60)
     engine.add(prompt_of(100, salt=1), job_id="b", max_tokens=60)
     engine.run()
-    totals = engine.scheduler.watchers.counters.totals()
+    totals = engine.totals
     assert totals["preemptions_total"] > 0
     assert totals["recomputed_tokens_total"]["pressure"] > 0
 
@@ -278,7 +278,7 @@ def test_tokens_are_kept_only_of_live_jobs_and_only_if_they_may_be_shown() -> No
         engine.turn(prompt_of(200), job_id="a")
         (left,) = history(engine)._prompts.values()
         assert len(left.token_ids) == num_tokens
-        engine.scheduler.retention.release("a")
+        engine.retention.release("a")
         assert not left.token_ids
         assert history(engine)._prompt_bytes == left.num_bytes
 
@@ -290,8 +290,8 @@ def test_the_worst_jobs_are_explained_first() -> None:
         context = engine.turn(prompt_of(200, salt=number), job_id=job, agentkv_client="1" * 16)
         context = context[: 200 - 50 * number] + prompt_of(99, salt=7)
         engine.turn(context, job_id=job, agentkv_client="1" * 16)
-        for known in list(engine.scheduler.retention.jobs):
-            engine.scheduler.retention.release(known.job_id)
+        for known in list(engine.retention.jobs):
+            engine.retention.release(known.job_id)
     explained = partial(engine_side.explain, engine.scheduler)
     assert [job["job_id"] for job in explained("1" * 16, None, 2)] == ["worse", "bad"]
     assert explained("2" * 16, None, 2) == explained("2" * 16, "bad", 1) == []
