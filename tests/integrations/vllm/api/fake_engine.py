@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 from fastapi import FastAPI, Request
+from starlette.applications import Starlette
 from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
+from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
+from agentkv.integrations.vllm.api.routes import add_routes
+from agentkv.integrations.vllm.clients import Clients
+from tests.integrations.vllm.vllm_names import AuthenticationMiddleware
 
 Answers = dict[str, Callable[..., Any]]
 
@@ -93,3 +99,33 @@ async def add_request(core: Any, body: bytes) -> None:
     await core.add_request_async(
         EngineCoreRequest("r", [1], None, sampling, None, 0.0, None, None, None)
     )
+
+
+class Server:
+    """An application with nothing but the agentkv routes, and the engines behind it."""
+
+    def __init__(
+        self,
+        *engines: dict[str, Any],
+        core: Any = None,
+        timeout_s: float = 5.0,
+        keys: Sequence[str] = (),
+    ) -> None:
+        self.core = core or FakeEngineCore(list(engines))
+        self.app = Starlette()
+        verifier = AuthenticationMiddleware(self.app, tokens=[*keys]) if keys else None
+        link = EngineLink(FakeEngineClient(self.core), timeout_s=timeout_s)
+        add_routes(self.app, link, Clients(verifier, {}))
+
+    async def __call__(
+        self, method: str, path: str, body: object = None, *, key: str = "", **params: str
+    ) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            if path != "/finish_session":
+                path = "/v1/agentkv" + path
+            return await client.request(
+                method, path, content=content, headers=headers, params=params or None
+            )

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 
-from agentkv.integrations.vllm.api.engine_client import POLL_INTERVAL_S, EngineLink
-from agentkv.integrations.vllm.api.routes import MAX_BODY_BYTES, add_routes
+from agentkv.integrations.vllm.api.engine_client import POLL_INTERVAL_S
+from agentkv.integrations.vllm.api.routes import MAX_BODY_BYTES
 from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE, Clients
 from agentkv.protocol import KEPT_COMMAND_CHARS, JobKey
-from tests.integrations.vllm.api.fake_engine import Answers, FakeEngineClient, FakeEngineCore
-from tests.integrations.vllm.vllm_names import AuthenticationMiddleware
+from tests.integrations.vllm.api.fake_engine import Answers, FakeEngineCore, Server
 
 pytestmark = pytest.mark.asyncio
 
@@ -45,36 +41,6 @@ def engine_of(*job_ids: str) -> dict[str, Any]:
         "tool": lambda key, event: known(key) and {"job_id": known(key)},
         "release": lambda key: known(key) and {"job_id": known(key), "freed_blocks": 3},
     }
-
-
-class Server:
-    """An application with nothing but the agentkv routes, and the engines behind it."""
-
-    def __init__(
-        self,
-        *engines: dict[str, Any],
-        core: Any = None,
-        timeout_s: float = 5.0,
-        keys: Sequence[str] = (),
-    ) -> None:
-        self.core = core or FakeEngineCore(list(engines))
-        self.app = Starlette()
-        verifier = AuthenticationMiddleware(self.app, tokens=[*keys]) if keys else None
-        link = EngineLink(FakeEngineClient(self.core), timeout_s=timeout_s)
-        add_routes(self.app, link, Clients(verifier, {}))
-
-    async def __call__(
-        self, method: str, path: str, body: object = None, *, key: str = "", **params: str
-    ) -> httpx.Response:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        transport = httpx.ASGITransport(self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            if path != "/finish_session":
-                path = "/v1/agentkv" + path
-            return await client.request(
-                method, path, content=content, headers=headers, params=params or None
-            )
 
 
 def error_of(reply: httpx.Response) -> dict[str, Any]:

@@ -7,16 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 
 from agentkv.events import ToolStarted
-from agentkv.integrations.vllm.api.engine_client import EngineLink
-from agentkv.integrations.vllm.api.routes import add_routes
 from agentkv.integrations.vllm.clients import Clients
 from agentkv.integrations.vllm.retention.tool_signals import MAX_COMMAND_CHARS
 from agentkv.integrations.vllm.watch.log import EventLog
 from agentkv.protocol import JobKey
-from tests.integrations.vllm.api.fake_engine import FakeEngineClient, FakeEngineCore
+from tests.integrations.vllm.api.fake_engine import Server
 
 pytestmark = pytest.mark.asyncio
 
@@ -24,24 +21,21 @@ NUM_EVENTS = {"long": 180, "short": 3, "other": 40}
 MAX_ANSWER_BYTES = 160_000
 
 
-class Server:
+class LogServer:
     """The routes before an event log full of the longest commands; counts what the engine says."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.log = EventLog(max_events=10_000, clock=lambda: self.now_s)
-        clients = Clients(None, {})
-        name = clients.of({"type": "http", "headers": [], "client": ("127.0.0.1", 1)}).name
+        scope = {"type": "http", "headers": [], "client": ("127.0.0.1", 1)}
+        name = Clients(None, {}).of(scope).name
         for job_id, num_events in NUM_EVENTS.items():
             for _ in range(num_events):
                 self.now_s += 1.0
                 key = JobKey(name, job_id)
                 self.log.on_event(ToolStarted(key, "", "é" * MAX_COMMAND_CHARS, None))
         self.most_bytes = 0
-        engine = {"event_counts": self.log.counts, "events": self._events}
-        self._app = Starlette()
-        core = FakeEngineCore([engine])
-        add_routes(self._app, EngineLink(FakeEngineClient(core), timeout_s=5.0), clients)
+        self._ask = Server({"event_counts": self.log.counts, "events": self._events})
 
     def _events(self, slices: Any, since_s: float, viewer: str | None) -> Any:
         answer = self.log.part(slices, since_s, viewer)
@@ -49,34 +43,32 @@ class Server:
         return answer
 
     async def get(self, query: str = "") -> httpx.Response:
-        transport = httpx.ASGITransport(self._app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            return await client.get("/v1/agentkv/timestamps" + query)
+        return await self._ask("GET", "/timestamps" + query)
 
 
 async def test_a_long_log_is_read_in_parts() -> None:
     """The answer is the whole log, and no answer of the engine is longer than 160 kB."""
-    server = Server()
+    server = LogServer()
     assert (await server.get()).json() == server.log.as_dict()
     assert server.most_bytes < MAX_ANSWER_BYTES
 
 
 async def test_one_job_can_be_asked_for() -> None:
     """`job` names one job; of an unknown one there are no events."""
-    server = Server()
+    server = LogServer()
     assert list((await server.get("?job=short")).json()["jobs"]) == ["short"]
     assert (await server.get("?job=nobody")).json() == {"jobs": {}}
 
 
 async def test_only_later_events_can_be_asked_for() -> None:
     """`since` is the time of the last event that is known already."""
-    jobs = (await Server().get("?since=182")).json()["jobs"]
+    jobs = (await LogServer().get("?since=182")).json()["jobs"]
     assert {job_id: len(events) for job_id, events in jobs.items()} == {"short": 1, "other": 40}
 
 
 async def test_an_answer_ends_after_its_limit_and_says_so() -> None:
     """`limit` is in bytes, exceeded by one part at most; the log is not read further."""
-    server = Server()
+    server = LogServer()
     reply = await server.get("?limit=1000")
     assert reply.json()["truncated"] is True
     assert len(reply.content) < 1000 + MAX_ANSWER_BYTES
@@ -86,6 +78,6 @@ async def test_an_answer_ends_after_its_limit_and_says_so() -> None:
 @pytest.mark.parametrize("query", ["?limit=0", "?limit=9e9", "?limit=x", "?since=-1", "?since=nan"])
 async def test_wrong_limits_are_refused(query: str) -> None:
     """The 400 names the parameter."""
-    reply = await Server().get(query)
+    reply = await LogServer().get(query)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == query[1:6]

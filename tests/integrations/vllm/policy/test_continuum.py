@@ -54,26 +54,19 @@ def test_released_the_latest_expiry_yields_first() -> None:
     assert set(engine.pinned) == {"b", "c"}
 
 
-def test_paper_a_running_turn_takes_a_pin_before_it_preempts() -> None:
-    """Memory pressure wins over a pin: nothing that runs is preempted while pins hold memory."""
-    engine = Engine(num_blocks=41)
+@pytest.mark.parametrize(("rules", "is_preempted"), [("paper", False), ("released", True)])
+def test_a_running_turn_takes_a_pin_before_it_preempts_in_the_paper_only(
+    rules: str, is_preempted: bool
+) -> None:
+    """The paper preempts nothing while pins hold memory; the released code preempts the newest
+    job's running turn while idle pins sit in memory."""
+    engine = Engine(num_blocks=41, rules=rules, fixed_ttl_s=100.0)
     pin_jobs(engine, "a", "b")
     engine.add(prompt_of(120, salt=8), max_tokens=80, job_id="c")
     engine.add(prompt_of(120, salt=9), max_tokens=80, job_id="d")
-    engine.steps(85)
-    assert engine.totals.get("preemptions_total", 0) == 0
-    assert engine.pin_ends["pressure"] == 1
-
-
-def test_released_a_running_turn_preempts_before_a_pin_yields() -> None:
-    """The released code preempts the newest job's running turn while idle pins sit in memory."""
-    engine = Engine(num_blocks=41, rules="released", fixed_ttl_s=100.0)
-    pin_jobs(engine, "a", "b")
-    engine.add(prompt_of(120, salt=8), max_tokens=80, job_id="c")
-    engine.add(prompt_of(120, salt=9), max_tokens=80, job_id="d")
-    engine.steps(60)
-    assert engine.totals["preemptions_total"] >= 1
-    assert {"a", "b"} <= set(engine.pinned)
+    engine.steps(60 if is_preempted else 85)
+    assert (engine.totals.get("preemptions_total", 0) > 0) == is_preempted
+    assert engine.pin_ends.get("pressure", 0) == (0 if is_preempted else 1)
 
 
 @pytest.mark.parametrize(("rules", "victim"), [("paper", "old-last"), ("released", "new")])

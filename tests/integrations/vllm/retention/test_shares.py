@@ -162,26 +162,25 @@ def test_a_request_waits_for_pins_within_their_share_for_the_patience_at_most() 
     assert engine.clock.now_s - began_s > 5.0
 
 
-@pytest.mark.parametrize(("client_share", "left"), [(0.25, (20, 32)), (0.9, (108, 108))])
-def test_the_share_can_be_set(client_share: float, left: tuple[int, int]) -> None:
-    """`client_share` is what a client keeps while others want memory."""
-    engine = engine_of(client_share=client_share)
+@pytest.mark.parametrize(
+    ("settings", "num_blocks", "tags", "left"),
+    [
+        ({"client_share": 0.25}, 100, {}, (20, 32)),
+        ({"client_share": 0.9}, 25, {}, (108, 108)),
+        ({}, 94, {"job_id": "new", CLIENT_WEIGHT_FIELD: 3.0}, (20, 32)),
+    ],
+    ids=["a quarter", "nine tenths", "another of three times the weight"],
+)
+def test_a_client_keeps_its_share_while_others_want_memory(
+    settings: dict[str, Any], num_blocks: int, tags: dict[str, Any], left: tuple[int, int]
+) -> None:
+    """It is `client_share`, or what its weight is of all; the rest goes to the others."""
+    engine = engine_of(**settings)
     fill(engine)
-    engine.add(prompt_of(16 * 100 if client_share < 0.5 else 16 * 25, salt=51), **of(OTHER))
+    new = engine.add(prompt_of(16 * num_blocks, salt=51), **of(OTHER, **tags))
     engine.step()
     assert left[0] <= idle_blocks(engine, GREEDY) <= left[1]
-
-
-def test_the_share_goes_by_weight() -> None:
-    """A client of three times the weight may hold three quarters of the pool."""
-    engine = engine_of()
-    fill(engine)
-    new = engine.add(
-        prompt_of(16 * 94, salt=51), **of(OTHER, job_id="new", **{CLIENT_WEIGHT_FIELD: 3.0})
-    )
-    engine.step()
-    assert new in engine.running()
-    assert 20 <= idle_blocks(engine, GREEDY) <= 32
+    assert (new in engine.running()) or left == (108, 108)
 
 
 def test_a_flood_of_jobs_pushes_out_none_of_another_client() -> None:
