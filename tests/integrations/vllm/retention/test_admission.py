@@ -312,7 +312,7 @@ def test_the_first_in_line_is_due_after_so_many_passes(newcomers: StarvationGuar
 def test_who_is_let_in_or_gone_is_not_due(
     newcomers: StarvationGuard, happens: str, name: str, due: list[str | None]
 ) -> None:
-    """When the first is let in the count begins anew with the next; when it is gone, the next was
+    """When the first is let in the count begins again with the next; when it is gone, the next was
     passed over as often; another that is let in does not put the first off."""
     passes(newcomers, MOST)
     getattr(newcomers, happens)(name)
