@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentkv.guard import MAX_FAULTS
 from agentkv.policies import TTL, Policy, RestoreCost, Turn
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
@@ -128,3 +129,17 @@ def test_a_policy_that_fails_costs_decisions_and_nothing_else(faults: dict[str, 
     engine.wait(6.0)
     assert (engine.pinned, engine.num_free) == ({}, 39)
     assert engine.totals["policy_faults_total"] > 0
+
+
+def test_a_policy_that_keeps_failing_is_switched_off() -> None:
+    """After MAX_FAULTS nothing is asked of it any more."""
+    asked: list[int] = []
+
+    def fails(*args: Any) -> Any:
+        asked.append(1)
+        raises()
+
+    engine = Engine(policy_class=type("Bad", (Holds,), {"undecided_ttl": fails}))
+    for turn in range(MAX_FAULTS + 10):
+        engine.turn(prompt_of(40, salt=turn), job_id=f"job-{turn}")
+    assert (len(asked), engine.retention.policy.guard.is_off) == (MAX_FAULTS, True)
