@@ -30,7 +30,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv/policies",): 1_900,
     ("agentkv/testing", "agentkv/server"): 2_100,
     ("agents",): 900,
-    ("integrations",): 1_600,
+    ("integrations",): 1_620,
     ("integrations/vllm",): 1_140,
     ("integrations/vllm/retention",): 3_200,
     ("integrations/vllm/watch",): 2_400,
@@ -40,10 +40,10 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals",): 8_900,
     ("evals/simulator",): 3_100,
     ("studies",): 3_500,
-    ("tests",): 40_000,
+    ("tests",): 39_500,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_WHEEL_LINES = 40_000
+MAX_WHEEL_LINES = 39_800
 MAX_DOCS_WORDS = 33_000
 
 LONG_ON_PURPOSE: dict[str, str] = {
