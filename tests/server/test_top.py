@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentkv.evals.top.command import Top
-from agentkv.evals.top.feed import JobKey, LiveFeed
+from agentkv.evals.top.feed import LiveFeed, ShownJob
 from agentkv.server.process import ServerProcess
 from tests.server.chat import WORDS, agentkv_get, chat
 
@@ -22,7 +22,7 @@ async def test_the_jobs_of_a_server_are_on_the_screen(tiny_continuum_server: Ser
     async with app.run_test(size=(80, 24)) as pilot, asyncio.timeout(60.0):
         for turn in (1, 2):
             await asyncio.to_thread(chat, server, WORDS, job_id="watched", turn=turn)
-        key = JobKey(0, "watched")
+        key = ShownJob(0, "watched")
         while app.board.jobs.get(key, {}).get("turn") != 2:
             await pilot.pause(0.1)
         shown = app.board.jobs[key]
