@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from agentkv.policies.pins import ENDINGS
+
 Entry = Mapping[str, Any]
 """An event of the log: `event`, `at_s` and its details."""
 
@@ -338,6 +340,12 @@ def _started(entry: Entry) -> str:
     return f"runs after {entry['waited_s']:.2f} s: {hit:,} of {prompt:,} tokens cached{missed}"
 
 
+def _why(entry: Entry) -> str:
+    """The reason of an end in words, by the one table of them."""
+    ending = ENDINGS.get(entry["reason"])
+    return str(entry["reason"]) if ending is None else ending.words
+
+
 def _reuse(entry: Entry) -> str:
     if entry["miss"]:
         return f"computes {entry['miss']['tokens']:,} tokens again: {entry['miss']['why']}"
@@ -354,8 +362,8 @@ _SENTENCES: Mapping[str, Callable[[Entry], str]] = {
     "pinned": lambda entry: f"held: {entry['blocks']} blocks for up to {entry['ttl_s']:.1f} s",
     "decision": _decision,
     "trimmed": lambda entry: f"gives {entry['blocks']} blocks for memory, keeps {entry['left']}",
-    "unpinned": lambda entry: f"let go after {entry['held_s']:.1f} s: {entry['reason']}",
+    "unpinned": lambda entry: f"let go after {entry['held_s']:.1f} s: {_why(entry)}",
     "tool_started": lambda entry: f"tool starts: {entry.get('command') or entry.get('tool')}",
     "tool_finished": lambda entry: f"tool ends after {entry['duration_s']:.2f} s",
-    "closed": lambda entry: f"job is over: {entry['reason']}, {entry['turns']} turns",
+    "closed": lambda entry: f"job is over after {entry['turns']} turns: {_why(entry)}",
 }
