@@ -334,8 +334,7 @@ def _decision(entry: Entry) -> str:
 
 
 def _started(entry: Entry) -> str:
-    hit, prompt = entry["hit_length"], entry["prompt_length"]
-    expected = entry.get("expected_hit_length", 0)
+    hit, prompt, expected = (entry[f"{each}_length"] for each in ("hit", "prompt", "expected_hit"))
     missed = f", {expected:,} expected" if expected > hit else ""
     return f"runs after {entry['waited_s']:.2f} s: {hit:,} of {prompt:,} tokens cached{missed}"
 

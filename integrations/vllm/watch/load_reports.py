@@ -25,8 +25,7 @@ class ReturningWaits:
         self._waits = DurationWindow(RETURNING_WINDOW)
 
     def on_admitted(self, event: Admitted) -> None:
-        if event.turn.job.num_turns:
-            self._waits.observe(event.waited_s)
+        self._waits.observe(event.waited_s)
 
     @property
     def mean_s(self) -> float:
