@@ -79,10 +79,13 @@ class Batch(RunBatchProgressManager):
         for thread in threads:
             thread.start()
         with Live(self.render_group):
-            while running := [thread for thread in threads if thread.is_alive()]:
+            is_over = False
+            while not is_over:
                 try:
-                    running[0].join(CHECK_SERVER_EVERY_S)
-                    self._check_server()
+                    for thread in threads:
+                        thread.join(CHECK_SERVER_EVERY_S)
+                        self._check_server()
+                    is_over = not any(thread.is_alive() for thread in threads)
                 except KeyboardInterrupt:
                     if self.stopped_because:
                         break
