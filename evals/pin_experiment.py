@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any, NamedTuple
 
+from agentkv.policies.pins import ENDINGS
+
 from .server import BlockPool, ChatAnswer, ServerFacts, ServerUnderTest, Snapshot
 
 READING_EVERY_S = 0.3
@@ -30,16 +32,6 @@ _CHARS_PER_TOKEN = 4
 _BLOCKS_PER_TURN = 1.5
 
 SYSTEM_PROMPT = "You write bash commands. Answer with only a bash block, without any explanation."
-_ENDS = {
-    "returned": "took over its pin",
-    "expired": "the TTL ran out",
-    "slow": "the tool was expected to take longer than a pin is worth",
-    "lease": "the server forgot the job",
-    "pressure": "the pin yielded to other requests",
-    "last_step": "freed at the last step",
-    "reset": "the prefix cache was reset",
-}
-"""Reasons for which a pin ends, in words, where the name alone does not say it."""
 
 
 class TurnScript(NamedTuple):
@@ -308,5 +300,5 @@ def what_happened(
 
 
 def _ends_between(earlier: Snapshot, later: Snapshot) -> list[str]:
-    num_before = earlier.pin_ends.get
-    return [_ENDS.get(name, name) for name, n in later.pin_ends.items() if n > num_before(name, 0)]
+    before, after = earlier.pin_ends, later.pin_ends
+    return [each.words for end, each in ENDINGS.items() if after.get(end, 0) > before.get(end, 0)]

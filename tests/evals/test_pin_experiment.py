@@ -74,9 +74,15 @@ def test_the_whole_conversation_fits_the_demo_server() -> None:
     ("before", "after", "gap_end", "is_last_step", "words"),
     [
         (IDLE, PINNED, PINNED, False, "pinned 5 blocks"),
-        (PINNED, GROWN, GROWN, False, "took over its pin; pinned 9 blocks"),
-        (PINNED, GROWN, EXPIRED, False, "took over its pin; pinned 9 blocks; the TTL ran out"),
-        (PINNED, OVER, OVER, True, "took over its pin; freed: last step"),
+        (PINNED, GROWN, GROWN, False, "the job's next turn has its blocks; pinned 9 blocks"),
+        (
+            PINNED,
+            GROWN,
+            EXPIRED,
+            False,
+            "the job's next turn has its blocks; pinned 9 blocks; the TTL is over",
+        ),
+        (PINNED, OVER, OVER, True, "the job's next turn has its blocks; freed: last step"),
         (IDLE, IDLE, IDLE, False, "not pinned"),
         (STOCK, STOCK, STOCK, False, "freed at once"),
         (STOCK, STOCK, STOCK, True, "freed: last step"),

@@ -1,6 +1,6 @@
 """What data-parallel engines report of their load, and when a job is worth moving for it.
 
-ReturningWaits, a watcher of the engine, has what is reported. Prometheus's stat logger receives the
+RecentWaits, a watcher of the engine, has what is reported. Prometheus's stat logger receives the
 reports; the balancer and the simulator's routers read them. Knows nothing of vLLM.
 """
 
@@ -12,24 +12,24 @@ from dataclasses import dataclass, replace
 from agentkv.durations.windows import DurationWindow
 from agentkv.events import Admitted
 
-RETURNING_WINDOW = 20
+WAITS_WINDOW = 20
 """The last waits of returning turns, whose mean is reported to the balancer."""
 REPORT_LIFE_S = 30.0
 """Age up to which an engine's report counts; without one, a job stays where it is."""
 
 
-class ReturningWaits:
-    """How long returning turns have lately waited for their first blocks."""
+class RecentWaits:
+    """How long turns have lately waited for their first blocks."""
 
     def __init__(self) -> None:
-        self._waits = DurationWindow(RETURNING_WINDOW)
+        self._waits = DurationWindow(WAITS_WINDOW)
 
     def on_admitted(self, event: Admitted) -> None:
         self._waits.observe(event.waited_s)
 
     @property
     def mean_s(self) -> float:
-        """Seconds on average; 0 before any turn has returned."""
+        """Seconds on average; 0 before any turn was admitted."""
         return self._waits.mean_s
 
 

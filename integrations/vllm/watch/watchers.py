@@ -16,7 +16,7 @@ from ..retention import Host
 from ..retention.manager import RetentionManager
 from .counters import Counters
 from .listeners import Listeners
-from .load_reports import ReturningWaits
+from .load_reports import RecentWaits
 from .log import EventLog, open_writer
 from .why import MissWatcher
 
@@ -52,7 +52,7 @@ class Watchers:
             *(host, retention.costs, self.counters, stream, worker),
             shows_prompts=settings.show_prompts,
         )
-        self.waits = ReturningWaits()
+        self.waits = RecentWaits()
         self.listeners = Listeners(settings.listeners, self.counters, stream, worker.wake)
         try:
             self._own = [make_watcher(*each) for each in settings.watchers.items()]
