@@ -49,14 +49,13 @@ def main(argv: Sequence[str]) -> int:
     """0: all jobs done; 1: some failed or were cut. Raises before the first request."""
     options = _parser().parse_args(argv)
     fill_in(options, DEFAULTS)
-    if options.policy is not None:
-        server_policy(options.policy)
+    policy = None if options.policy is None else server_policy(options.policy)
     workload = workload_of(options)
     html = html_file(options.html, force=options.force)
     config = {name: value for name, value in vars(options).items() if name != "api_key"}
     load = LoadOptions(
         base_url=options.base_url,
-        policy=options.policy,
+        policy=policy,
         model=options.model,
         api_key=options.api_key,
         mode=options.mode,

@@ -277,8 +277,7 @@ def _run(plan: ComparePlan, policy: Contestant, repeat: int) -> tuple[RunOutcome
             processes.append(stack.enter_context(proxy))
         options = LoadOptions(
             base_url=server.base_url,
-            policy=policy.name,
-            is_rival=isinstance(policy, Rival),
+            policy=policy.name if isinstance(policy, Rival) else policy,
             turns_url=processes[-1].root_url,
             limit_s=plan.limit_s,
             out=folder,

@@ -29,7 +29,7 @@ import httpx
 from agentkv.client import feedback
 from agentkv.client.server import forget_servers
 from agentkv.errors import InputError
-from agentkv.policies.names import STOCK_POLICIES, server_policy
+from agentkv.policies.names import STOCK_POLICIES, PolicyChoice
 
 from ..outcomes import JobOutcome, RunOutcome, TurnOutcome
 from ..progress import progress
@@ -56,15 +56,14 @@ MakeConversation = Callable[[str, JobPlan], Conversation]
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a workload is put on a server; `policy` None accepts any policy the server runs.
+    """How a workload is put on a server.
 
-    is_rival: `policy` is the name of a rival, whose server may run anything.
+    policy: what the server must run; None accepts anything, and so does the name of a rival.
     turns_url: a proxy in front of the server, to which the turns go in its place.
     """
 
     base_url: str
-    policy: str | None = None
-    is_rival: bool = False
+    policy: PolicyChoice | str | None = None
     turns_url: str | None = None
     model: str | None = None
     api_key: str | None = None
@@ -90,8 +89,9 @@ def load_server(
         server = stack.enter_context(ServerUnderTest(options.base_url, api_key=options.api_key))
         facts = server.facts(options.model)
         policy = options.policy or facts.policy or STOCK_POLICIES[0]
-        if not options.is_rival:
-            server_policy(policy).check_server(facts.info)
+        if isinstance(policy, PolicyChoice):
+            policy.check_server(facts.info)
+            policy = policy.name
         _check_lengths(workload, facts)
         metadata = _metadata(facts, options, repeat)
         conversation = _conversation(workload, options, server, facts)
@@ -185,7 +185,9 @@ async def _drive(
 
     async with _client(options.turns_url or server.root_url, options) as client:
         converse = partial(conversation, run_id)
-        player = JobPlayer(client, converse, run_id, clock, keep_row, for_rival=options.is_rival)
+        player = JobPlayer(
+            client, converse, run_id, clock, keep_row, for_rival=isinstance(options.policy, str)
+        )
         run = LoadRun(workload, player.play, clock, is_alive)
         jobs = await _watched(run, policy, options.limit_s)
     return (*jobs, *player.children), {

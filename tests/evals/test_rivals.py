@@ -79,7 +79,6 @@ def test_the_turns_of_a_rival_name_its_programs() -> None:
         options = LoadOptions(
             server.base_url,
             policy="theirs",
-            is_rival=True,
             turns_url=proxy.base_url.removesuffix("/v1"),
         )
         run, reason = load_server(workload, {}, options)

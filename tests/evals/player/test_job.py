@@ -9,6 +9,7 @@ import pytest
 from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.player.run import LoadOptions, load_server
 from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
+from agentkv.policies.names import server_policy
 from tests.evals.fake_vllm import FakeVllm
 
 LAST = TurnPlan(10, 2, "", 0.0)
@@ -30,7 +31,7 @@ CHAT = JobPlan("chat", 0.0, (TurnPlan(30, 2, "", 0.0, pause_s=0.3), LAST), role=
 def play(*jobs: JobPlan, **options: Any) -> tuple[RunOutcome, list[dict[str, Any]], str | None]:
     """The run, the bodies of its requests, and why it ended early."""
     with FakeVllm(policy="agentkv") as server:
-        load = LoadOptions(server.base_url, policy="agentkv", **options)
+        load = LoadOptions(server.base_url, policy=server_policy("agentkv"), **options)
         run, reason = load_server(Workload("made", 0, jobs, None), {}, load)
     return run, server.requests, reason
 
@@ -73,3 +74,13 @@ def test_jobs_and_children_are_cut_together(plan: JobPlan, num_jobs: int) -> Non
     assert len(run.jobs) == num_jobs
     assert {job.status for job in run.jobs} <= {"cut", "done"}
     assert run.jobs[0].status == "cut"
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_policy_of_a_file_is_measured_by_its_class_name(*, is_named: bool) -> None:
+    """A server under a policy of one's own is loaded, whether the policy is asked for or not."""
+    policy = server_policy("examples/policies/tail_lru.py:TailLRU") if is_named else None
+    with FakeVllm(policy="TailLRU") as server:
+        load = LoadOptions(server.base_url, policy=policy)
+        run, reason = load_server(Workload("made", 0, (CHAT,), None), {}, load)
+    assert (reason, run.policy) == (None, "TailLRU")
