@@ -10,9 +10,12 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from importlib import resources
+from string import Template
+from typing import Any
 from urllib.parse import urlsplit
 
 from agentkv.client.transport import root_of, send_request
@@ -22,127 +25,29 @@ NO_KEY = "none"
 """Stands for the server's API key: agents want one, and most servers have none."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSettings:
-    """The settings that an agent needs, and how it is started then."""
-
-    run: str
-    environment: Mapping[str, str] = field(default_factory=dict)
-    setup: str | None = None
-    """A command of the agent's own that stores the settings."""
-    path: str | None = None
-    """The file that must hold `text`."""
-    text: str | None = None
+_AGENTS = tomllib.loads(resources.files("agentkv").joinpath("agents.toml").read_text("utf-8"))
+AGENTS = tuple(_AGENTS)
 
 
-def settings_by_agent(root_url: str, model: str) -> dict[str, AgentSettings]:
-    """The settings of every agent, for a server's root URL and the name of a model it serves."""
-    api_url = f"{root_url}/v1"
-    openai = {"OPENAI_BASE_URL": api_url, "OPENAI_API_KEY": NO_KEY}
-    # Claude Code names models by tier, too, for its sub-agents and titles
-    tiers = [f"ANTHROPIC_DEFAULT_{tier}_MODEL" for tier in ("OPUS", "SONNET", "HAIKU")]
-    files = _config_files(api_url, model)
-    cline = ["cline", "auth", "-p", "openai-compatible", "-k", NO_KEY, "-m", model, "-b", api_url]
+def settings_of(agent: str, root_url: str, model: str) -> dict[str, Any]:
+    """An agent's entry in `agents.toml`, for a server's root URL and a model that it serves."""
+    values = {"url": root_url, "api_url": f"{root_url}/v1", "model": model, "key": NO_KEY}
+    for_shell = {name: shlex.quote(text) for name, text in values.items()}
+    # strings of TOML, YAML and JSON are written alike
+    for_file = {name: json.dumps(text, ensure_ascii=False)[1:-1] for name, text in values.items()}
+    entry = _AGENTS[agent]
+    text = entry.get("text") or _AGENTS.get(entry.get("like"), {}).get("text")
     return {
-        "claude": AgentSettings(
-            "claude",
-            {
-                "ANTHROPIC_BASE_URL": root_url,
-                "ANTHROPIC_AUTH_TOKEN": NO_KEY,
-                **dict.fromkeys(("ANTHROPIC_MODEL", *tiers), model),
-            },
-        ),
-        "codex": AgentSettings("codex", path="~/.codex/config.toml", text=files["codex"]),
-        "opencode": AgentSettings(
-            "opencode", path="~/.config/opencode/opencode.json", text=files["opencode"]
-        ),
-        "qwen": AgentSettings("qwen --auth-type openai", {**openai, "OPENAI_MODEL": model}),
-        "aider": AgentSettings(
-            shlex.join(["aider", "--model", f"openai/{model}"]),
-            {"OPENAI_API_BASE": api_url, "OPENAI_API_KEY": NO_KEY},
-        ),
-        "cline": AgentSettings("cline", setup=shlex.join(cline)),
-        "continue": AgentSettings(
-            "cn --config ~/.continue/config.yaml",
-            path="~/.continue/config.yaml",
-            text=files["continue"],
-        ),
-        "gptme": AgentSettings(shlex.join(["gptme", "-m", f"local/{model}"]), openai),
-        "kilo": AgentSettings("kilo", path="~/.config/kilo/kilo.json", text=files["opencode"]),
-        "openhands": AgentSettings(
-            "openhands --override-with-envs",
-            {"LLM_BASE_URL": api_url, "LLM_API_KEY": NO_KEY, "LLM_MODEL": f"openai/{model}"},
-        ),
-        "pi": AgentSettings(
-            shlex.join(["pi", "--provider", "agentkv", "--model", model]),
-            path="~/.pi/agent/models.json",
-            text=files["pi"],
-        ),
-    }
-
-
-def _config_files(api_url: str, model: str) -> dict[str, str]:
-    """The texts of the files in which some agents keep their settings."""
-    codex = f"""\
-model = {_quoted(model)}
-model_provider = "agentkv"
-
-[model_providers.agentkv]
-name = "agentkv"
-base_url = {_quoted(api_url)}
-wire_api = "responses"
-"""
-    continue_ = f"""\
-name: agentkv
-version: 0.0.1
-schema: v1
-models:
-  - name: {_quoted(model)}
-    provider: openai
-    model: {_quoted(model)}
-    apiBase: {_quoted(api_url)}
-    apiKey: {NO_KEY}
-    roles: [chat]
-"""
-    opencode = {
-        **dict.fromkeys(("model", "small_model"), f"agentkv/{model}"),
-        "provider": {
-            "agentkv": {
-                "npm": "@ai-sdk/openai-compatible",
-                "name": "agentkv",
-                "options": {"baseURL": api_url, "apiKey": NO_KEY},
-                "models": {model: {}},
-            }
+        "run": Template(entry["run"]).substitute(for_shell),
+        "environment": {
+            name: Template(value).substitute(values)
+            for name, value in entry.get("environment", {}).items()
         },
+        "setup": Template(entry["setup"]).substitute(for_shell) if "setup" in entry else None,
+        "path": entry.get("path"),
+        "text": Template(text).substitute(for_file).strip() if text else None,
+        "note": entry.get("note"),
     }
-    pi = {
-        "providers": {
-            "agentkv": {
-                "baseUrl": api_url,
-                "apiKey": NO_KEY,
-                "api": "openai-completions",
-                "models": [{"id": model}],
-            }
-        }
-    }
-    return {
-        "codex": codex,
-        "continue": continue_,
-        "opencode": _json(opencode),
-        "pi": _json(pi),
-    }
-
-
-def _quoted(text: str) -> str:
-    """A string as TOML and YAML write it."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
-
-
-AGENTS = tuple(settings_by_agent("", ""))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -150,16 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     root_url = _root_url(options.url)
     model = options.model or _served_model(root_url)
-    settings = settings_by_agent(root_url, model)[options.agent]
+    settings = settings_of(options.agent, root_url, model)
     if options.json:
-        print(
-            json.dumps({"agent": options.agent, "url": root_url, "model": model} | asdict(settings))
-        )
+        print(json.dumps({"agent": options.agent, "url": root_url, "model": model} | settings))
         return 0
-    exports = [f"export {name}={shlex.quote(text)}" for name, text in settings.environment.items()]
-    print(settings.text or "\n".join([*exports, settings.setup or ""]).rstrip())
-    place = f"put this into {settings.path}" if settings.path else "run this in your shell"
-    print(f"agentkv env: {place}, then start `{settings.run}`", file=sys.stderr)
+    variables = settings["environment"].items()
+    exports = [f"export {name}={shlex.quote(text)}" for name, text in variables]
+    print(settings["text"] or "\n".join([*exports, settings["setup"] or ""]).rstrip())
+    path, run = settings["path"], settings["run"]
+    place = f"put this into {path}" if path else "run this in your shell"
+    print(f"agentkv env: {place}, then start `{run}`", file=sys.stderr)
+    if settings["note"]:
+        print(f"agentkv env: {settings['note']}", file=sys.stderr)
     return 0
 
 

@@ -58,6 +58,18 @@ def test_codex_gets_toml(capsys: pytest.CaptureFixture[str]) -> None:
     assert config["model_providers"][config["model_provider"]]["base_url"] == f"{URL}/v1"
 
 
+def test_agents_that_change_the_start_of_prompts_are_told_not_to(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Claude Code writes neither its billing line nor git's state, aider keeps its map."""
+    claude, aider = (settings_of(capsys, agent)["environment"] for agent in ("claude", "aider"))
+    assert claude["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+    assert claude["CLAUDE_CODE_DISABLE_GIT_INSTRUCTIONS"] == "1"
+    assert aider["AIDER_MAP_REFRESH"] == "files"
+    assert main(["env", "claude", URL, "--model", MODEL]) == 0
+    assert '"includeGitInstructions": false' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("agent", ["opencode", "kilo", "pi"])
 def test_others_get_json(agent: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The text is JSON that names URL and model."""
