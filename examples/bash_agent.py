@@ -33,9 +33,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import openai
+from sandbox import CommandResult, Sandbox, open_sandbox
 
 import agentkv
-from agentkv.agents.sandbox import CommandResult, Sandbox, open_sandbox
 from agentkv.evals.server import ServerUnderTest
 from agentkv.evals.tables import text_table
 from agentkv.server.process import ServerProcess

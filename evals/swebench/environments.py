@@ -17,7 +17,7 @@ from typing import Any
 
 from minisweagent.run.benchmarks.swebench import get_sb_environment
 
-from agentkv.agents.sandbox import CLEAN_ENVIRONMENT, find_bubblewrap, sandboxed_argv
+from agentkv.agents.sandbox import CLEAN_ENVIRONMENT, bubblewrap_options, find_bubblewrap
 
 from .instances import SANDBOX, SUITE_FILE, Instance, SwebenchError, image_name
 
@@ -112,17 +112,9 @@ def _sandbox(instance: Instance, folder: Path) -> dict[str, Any]:
     git("init", "--quiet", "--initial-branch=main", clone)
     git("-C", clone, "fetch", "--quiet", "--depth=1", source, instance["base_commit"])
     git("-C", clone, "reset", "--quiet", "--hard", "FETCH_HEAD")
-    program, *arguments = sandboxed_argv(
-        str(find_bubblewrap()),
-        ["--new-session"],
-        workspace=own / "testbed",
-        environment=CLEAN_ENVIRONMENT,
-        inside=own / "testbed",
-        scratch=own / "tmp",
-    )
-    place = arguments.index("--chdir")  # mini-swe-agent adds its own, and bwrap warns of two
-    linked = ["--symlink", clone, TESTBED, *arguments[:place], *arguments[place + 2 :]]
-    return {"executable": program, "wrapper_args": linked, "cwd": clone}
+    options = bubblewrap_options(Path(clone), Path(clone), CLEAN_ENVIRONMENT, own / "tmp")
+    wrapper = ["--symlink", clone, TESTBED, *options, "--new-session"]
+    return {"executable": str(find_bubblewrap()), "wrapper_args": wrapper, "cwd": clone}
 
 
 @contextmanager

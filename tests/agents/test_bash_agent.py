@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -12,9 +11,9 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import bash_agent
 import pytest
 
 from agentkv.agents.sandbox import find_bubblewrap
@@ -27,18 +26,6 @@ OPTIONS = ("--model", "scripted", "--yes", "--json")
 pytestmark = pytest.mark.usefixtures("clean_slate")
 
 
-@pytest.fixture(scope="module")
-def bash_agent() -> ModuleType:
-    """The example as a module."""
-    spec = importlib.util.spec_from_file_location("bash_agent", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bash_agent"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 def bash(command: str) -> str:
     """A reply that calls bash."""
     return f"```bash\n{command}\n```"
@@ -48,7 +35,7 @@ Play = Callable[..., tuple[int, dict[str, Any], str]]
 
 
 @pytest.fixture
-def play(bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]) -> Play:
+def play(capsys: pytest.CaptureFixture[str]) -> Play:
     """Runs the agent; gives its exit status, JSON document and the text on standard error."""
 
     def play(server: ScriptedServer, *options: str) -> tuple[int, dict[str, Any], str]:
@@ -59,7 +46,7 @@ def play(bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]) -> Play:
     return play
 
 
-def test_the_tour_is_one_growing_job(bash_agent: ModuleType, play: Play) -> None:
+def test_the_tour_is_one_growing_job(play: Play) -> None:
     """Each prompt begins with the one before and adds the output; all turns are one job's."""
     command = "echo 40 + 2 is $((40 + 2))"
     with ScriptedServer([bash(command)]) as server:
@@ -78,7 +65,7 @@ def test_the_tour_is_one_growing_job(bash_agent: ModuleType, play: Play) -> None
     assert set(commands) == {command}
 
 
-def test_the_copy_is_a_clean_repository_of_its_own(bash_agent: ModuleType) -> None:
+def test_the_copy_is_a_clean_repository_of_its_own() -> None:
     """Everything copied is committed, changes stay in the copy, and it is gone afterwards."""
     project = EXAMPLE.parent / "project"
     before = (project / "main.py").read_text()
@@ -101,7 +88,7 @@ def test_a_reply_without_a_command_is_shown_and_the_tour_goes_on(play: Play) -> 
     assert [turn["exit_status"] for turn in others] == [0] * 4
 
 
-def test_the_table_has_a_row_per_turn(bash_agent: ModuleType) -> None:
+def test_the_table_has_a_row_per_turn() -> None:
     """Numbers are as they are, times in milliseconds, texts clipped, and a dash is unknown."""
     known = bash_agent.TurnRecord(1, "List " * 20, "", "ls", "", 164, 0, 7, 0.408, 0.0159, 0)
     unknown = bash_agent.TurnRecord(2, "", "Hm.", None, "", None, None, None, 1.5, 0.0, None)
@@ -142,7 +129,7 @@ def test_a_server_that_refuses_a_turn_ends_the_job_with_its_table(play: Play) ->
 
 
 def test_without_isolation_and_terminal_commands_are_refused_and_the_tour_goes_on(
-    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without bubblewrap and without `--yes` nothing runs, and each turn says why."""
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -167,7 +154,7 @@ def test_without_isolation_and_terminal_commands_are_refused_and_the_tour_goes_o
     ],
 )
 def test_bad_usage_is_named(
-    arguments: list[str], words: str, bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A server or model that cannot be had gives status 2 and its name before any turn."""
     pages: dict[str, Any] = {"PAGE": "<html></html>", "LIST": [], "NOTHING": None}

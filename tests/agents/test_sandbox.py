@@ -11,8 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from sandbox import Sandbox, ask_on_terminal
 
-from agentkv.agents.sandbox import Sandbox, ask_on_terminal, find_bubblewrap
+from agentkv.agents.sandbox import find_bubblewrap
 
 SandboxMaker = Callable[..., Sandbox]
 

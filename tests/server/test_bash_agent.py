@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import bash_agent
 import httpx
 import pytest
 
@@ -21,34 +19,21 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "bash_agent.py"
 BLOCK_SIZE = 32
 
 
-@pytest.fixture(scope="module")
-def bash_agent() -> ModuleType:
-    """The example as a module."""
-    spec = importlib.util.spec_from_file_location("bash_agent", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bash_agent"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 def play(
-    agent: ModuleType, base_url: str, capsys: pytest.CaptureFixture[str], *options: str
+    base_url: str, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[int, dict[str, Any], str]:
     """Exit status, JSON document and the text on standard error."""
-    status = agent.main(["--base-url", base_url, "--json", *options])
+    status = bash_agent.main(["--base-url", base_url, "--json", *options])
     captured = capsys.readouterr()
     return status, json.loads(captured.out), captured.err
 
 
 def test_the_tour_is_one_job_of_five_turns(
-    bash_agent: ModuleType,
     demo_server: ServerProcess,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The tour's five turns find their context cached and pinned; the last one leaves nothing."""
-    status, document, text = play(bash_agent, demo_server.base_url, capsys)
+    status, document, text = play(demo_server.base_url, capsys)
     turns = document["turns"]
     assert status == 0, text
     assert [turn["user_prompt"] for turn in turns] == list(bash_agent.TOUR)
@@ -67,9 +52,7 @@ def test_the_tour_is_one_job_of_five_turns(
 
 
 @pytest.mark.long
-def test_with_a_tier_a_lost_cache_comes_back(
-    bash_agent: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_with_a_tier_a_lost_cache_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
     """Each later turn of the tour finds its context although another prompt took the cache."""
     status = bash_agent.main(["--tier", "--json"])
     captured = capsys.readouterr()
@@ -81,23 +64,21 @@ def test_with_a_tier_a_lost_cache_comes_back(
 
 
 def test_a_limit_ends_the_tour_early(
-    bash_agent: ModuleType,
     demo_server: ServerProcess,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`--max-turns` is kept."""
-    status, document, _ = play(bash_agent, demo_server.base_url, capsys, "--max-turns", "2")
+    status, document, _ = play(demo_server.base_url, capsys, "--max-turns", "2")
     assert (status, len(document["turns"])) == (0, 2)
 
 
 def test_a_task_goes_on_until_no_tool_is_called(
-    bash_agent: ModuleType,
     demo_server: ServerProcess,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A free task takes as many turns as the model calls tools, up to the limit."""
     options = ("--task", "List the files with ls.", "--max-turns", "3")
-    status, document, text = play(bash_agent, demo_server.base_url, capsys, *options)
+    status, document, text = play(demo_server.base_url, capsys, *options)
     turns = document["turns"]
     assert status == 0, text
     assert [turn["user_prompt"] for turn in turns] == ["List the files with ls.", "", ""][
@@ -108,7 +89,6 @@ def test_a_task_goes_on_until_no_tool_is_called(
 
 
 def test_a_wrong_model_is_named_with_the_right_ones(
-    bash_agent: ModuleType,
     demo_server: ServerProcess,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
