@@ -71,15 +71,12 @@ class ChatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One reading of `/metrics`. The agentkv parts are empty on a server without the plugin."""
+    """One reading of `/metrics`."""
 
     usage_by_engine: Mapping[str, float]
     num_unfinished: int
     num_finished: int
     cached_tokens: int
-    pinned_blocks: int | None
-    num_pins: int
-    pin_ends: Mapping[str, int]
 
     def held_blocks(self, pool: BlockPool) -> int:
         """Blocks in use over all engines, from usage = 1 - free / (blocks - 1)."""
@@ -202,13 +199,12 @@ class ServerUnderTest:
                 latency_s=latency_s,
             )
 
-    def ttl_left_s(self, job_id: str) -> float | None:
-        """Seconds until the job's pin expires; None if nothing is pinned or known of it."""
+    def job(self, job_id: str) -> dict[str, Any]:
+        """What the server says of the job; empty if it has no plugin, or knows no such job."""
         try:
-            ttl_left_s = self._api.job(job_id).get("ttl_left_s")
+            return self._api.job(job_id)
         except AgentKVServerError:
-            return None
-        return None if ttl_left_s is None else float(ttl_left_s)
+            return {}
 
     def release(self, job_id: str) -> None:
         """Free the job's pinned blocks, if the server has the plugin and knows the job."""
@@ -323,11 +319,6 @@ def parse_snapshot(page: str) -> Snapshot:
         num_unfinished=total("vllm:num_requests_running") + total("vllm:num_requests_waiting"),
         num_finished=total("vllm:request_success_total"),
         cached_tokens=total("vllm:prefix_cache_hits_total"),
-        pinned_blocks=total("agentkv:pinned_blocks") if samples["agentkv:pinned_blocks"] else None,
-        num_pins=total("agentkv:pins_total"),
-        pin_ends={
-            labels["reason"]: int(value) for labels, value in samples["agentkv:pin_ends_total"]
-        },
     )
 
 

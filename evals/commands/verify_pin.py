@@ -10,18 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import agentkv
 
 from ..options import DONE, FAILED, add_json, add_kept, add_server, command_parser, seconds
-from ..pin_experiment import PinExperiment, PinRun, TTLTrial, TurnRow
 from ..rows import require_writable, write_whole
-from ..server import ServerUnderTest, TurnError
+from ..server import BlockPool, ChatAnswer, ServerFacts, ServerUnderTest, Snapshot, TurnError
 
 NO_POLICY_HINT = (
     "the server has no agentkv routes, so it runs a stock policy, which frees a turn's blocks when"
@@ -36,6 +39,242 @@ LEGEND = (
     "\nfull = whole blocks, the ones that can stay (the last token sampled has no KV yet);"
     "\ngap = largest change while the tool ran"
 )
+READING_EVERY_S = 0.3
+_TTL_READING_EVERY_S = 0.1
+# Pins of earlier runs end by themselves; a server busy for longer is in use.
+_MAX_WAIT_FOR_IDLE_S = 10.0
+# How much later than promised a pin may be seen to end.
+_TTL_MARGIN_S = 2.0
+# A turn's answer can arrive a moment before its numbers do.
+_SETTLE_S = 0.05
+# Tokenizers make 2.5 to 4.5 characters of such text into one token; a low guess gives text that
+# is rather too long than too short.
+_CHARS_PER_TOKEN = 4
+# Each turn must fill at least one block more than the one before it.
+_BLOCKS_PER_TURN = 1.5
+
+
+class TurnScript(NamedTuple):
+    """A user's request, and one line of the tool output that comes before the next turn.
+
+    `output_tokens` is the size of the output that the reference experiment added.
+    """
+
+    user_prompt: str
+    output_line: str
+    output_tokens: int
+
+    def simulated_output(self, block_size: int) -> str:
+        """Output of the turn's tool: the reference's size, or more if blocks are larger."""
+        num_tokens = max(self.output_tokens, _BLOCKS_PER_TURN * block_size)
+        num_lines = ceil(_CHARS_PER_TOKEN * num_tokens / len(self.output_line.format(0)))
+        return "\n".join(map(self.output_line.format, range(num_lines)))
+
+
+SYSTEM_PROMPT = "You write bash commands. Answer with only a bash block, without any explanation."
+TURNS = (
+    TurnScript("List files in the project.", "src/module_{:03d}.py", 33),
+    TurnScript("Read main.py.", "def step_{0}(value): return value + {0}", 115),
+    TurnScript("Search for TODO comments.", "src/module_{0:03d}.py:7: # TODO: case {0}", 82),
+    TurnScript("Check git status.", "        modified:   src/module_{:03d}.py", 78),
+    TurnScript("Run pytest.", "tests/test_module_{:03d}.py PASSED", 0),
+)
+_NOTES = TurnScript(SYSTEM_PROMPT, "Note {0}: module_{0:03d} depends on nothing.", 66)
+
+
+def first_messages(block_size: int) -> list[dict[str, str]]:
+    """The system prompt, with enough notes on the project that the first turn fills a block."""
+    text = f"{SYSTEM_PROMPT}\n{_NOTES.simulated_output(block_size)}"
+    return [{"role": "system", "content": text}]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    """One turn: blocks in use before it, after it, and at each reading of the gap that follows.
+
+    `blocks_touched`, ceil(tokens / block size), is what the reference experiment expected to stay.
+    `blocks_full` can stay: only full blocks have a hash by which the next turn finds them, and the
+    last token sampled has no KV yet. `happened` is what the server says of the job.
+    """
+
+    turn: int
+    user_prompt: str
+    reply: str
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    latency_s: float
+    blocks_touched: int
+    blocks_full: int
+    blocks_before: int
+    blocks_after: int
+    gap_blocks: tuple[int, ...]
+    is_last_step: bool
+    happened: str
+
+    @property
+    def change_in_gap_blocks(self) -> int:
+        """The largest change in the gap from the reading after the turn, with its sign."""
+        return max((blocks - self.blocks_after for blocks in self.gap_blocks), key=abs, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class TTLTrial:
+    """A second job, left alone after its first turn until its pin expires.
+
+    `ttl_s` is what the server said was left right after the turn, None if it did not say;
+    `held_s` is when the blocks were seen free, None if they were not within `waited_s`.
+    """
+
+    blocks_before: int
+    blocks_after: int
+    blocks_at_end: int
+    ttl_s: float | None
+    held_s: float | None
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PinRun:
+    """A whole run. `policy` is None on a server without the agentkv routes."""
+
+    base_url: str
+    model: str
+    policy: str | None
+    block_size: int
+    num_blocks: int
+    gap_s: float
+    blocks_at_start: int
+    turns: tuple[TurnRow, ...]
+    ttl_trial: TTLTrial
+    num_foreign_requests: int
+
+
+class PinExperiment:
+    """The reference's experiment against one server; `on_row` gets each row once it is complete."""
+
+    def __init__(
+        self,
+        server: ServerUnderTest,
+        facts: ServerFacts,
+        options: argparse.Namespace,
+        on_row: Callable[[TurnRow, int], None],
+    ) -> None:
+        self._server = server
+        self._facts = facts
+        self._options = options
+        self._on_row = on_row
+        self.pool: BlockPool = server.block_pool(facts)
+        self._num_requests = 0
+        self._max_foreign_running = 0
+
+    def run(self) -> PinRun:
+        """Raises TurnError if a turn gets no answer, after releasing what is pinned."""
+        start, deadline_s = self._server.snapshot(), time.monotonic() + _MAX_WAIT_FOR_IDLE_S
+        while self._held(start) and time.monotonic() < deadline_s:
+            time.sleep(READING_EVERY_S)
+            start = self._server.snapshot()
+        turns = tuple(self._five_turns())
+        trial = self._leave_to_ttl()
+        num_finished = self._server.snapshot().num_finished - start.num_finished
+        return PinRun(
+            base_url=self._options.base_url,
+            model=self._facts.model,
+            policy=self._facts.policy,
+            block_size=self.pool.block_size,
+            num_blocks=self.pool.num_blocks,
+            gap_s=self._options.gap_s,
+            blocks_at_start=self._held(start),
+            turns=turns,
+            ttl_trial=trial,
+            num_foreign_requests=max(num_finished - self._num_requests, self._max_foreign_running),
+        )
+
+    def _five_turns(self) -> Iterator[TurnRow]:
+        job_id = f"verify-pin-{uuid.uuid4().hex[:12]}"
+        messages = first_messages(self.pool.block_size)
+        before_prompt = ""
+        try:
+            for turn, script in enumerate(TURNS, start=1):
+                messages.append({"role": "user", "content": before_prompt + script.user_prompt})
+                row = self._turn(turn, messages, job_id)
+                self._on_row(row, self.pool.block_size)
+                yield row
+                messages.append({"role": "assistant", "content": row.reply})
+                before_prompt = f"Output:\n{script.simulated_output(self.pool.block_size)}\n\n"
+        finally:
+            self._server.release(job_id)
+
+    def _turn(self, turn: int, messages: list[dict[str, str]], job_id: str) -> TurnRow:
+        is_last_step, block_size = turn == len(TURNS), self.pool.block_size
+        before = self._server.snapshot()
+        reply = self._chat(messages, job_id, is_last_step=is_last_step)
+        after, job = self._server.snapshot(), self._server.job(job_id)
+        cached_tokens = reply.cached_tokens
+        if cached_tokens is None:  # as by default: vLLM tells them on request only
+            cached_tokens = after.cached_tokens - before.cached_tokens
+        num_tokens = reply.prompt_tokens + reply.output_tokens
+        happened = "freed: last step" if is_last_step else "not pinned"
+        if job.get("pinned_blocks"):
+            happened = f"pinned {job['pinned_blocks']} blocks: {job['ttl_reason']}"
+        return TurnRow(
+            turn=turn,
+            user_prompt=TURNS[turn - 1].user_prompt,
+            reply=reply.text,
+            prompt_tokens=reply.prompt_tokens,
+            output_tokens=reply.output_tokens,
+            cached_tokens=cached_tokens,
+            latency_s=reply.latency_s,
+            blocks_touched=ceil(num_tokens / block_size),
+            blocks_full=(num_tokens - 1) // block_size,
+            blocks_before=self._held(before),
+            blocks_after=self._held(after),
+            gap_blocks=() if is_last_step else tuple(map(self._held, self._read_gap())),
+            is_last_step=is_last_step,
+            happened=happened,
+        )
+
+    def _read_gap(self) -> Iterator[Snapshot]:
+        """Readings every 0.3 s and one at the gap's end."""
+        started_s, gap_s = time.monotonic(), self._options.gap_s
+        for number in range(1, ceil(gap_s / READING_EVERY_S) + 1):
+            due_s = started_s + min(number * READING_EVERY_S, gap_s)
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            yield self._read_idle()
+
+    def _leave_to_ttl(self) -> TTLTrial:
+        job_id = f"verify-pin-{uuid.uuid4().hex[:12]}"
+        prompt = {"role": "user", "content": TURNS[0].user_prompt}
+        before = self._held(self._server.snapshot())
+        self._chat([*first_messages(self.pool.block_size), prompt], job_id, is_last_step=False)
+        started_s = time.monotonic()
+        ttl_s = self._server.job(job_id).get("ttl_left_s")
+        after = at_end = self._held(self._server.snapshot())
+        limit_s = _TTL_MARGIN_S + (self._options.ttl if ttl_s is None else ttl_s)
+        held_s = None
+        while after > before and held_s is None and time.monotonic() - started_s < limit_s:
+            time.sleep(_TTL_READING_EVERY_S)
+            at_end = self._held(self._read_idle())
+            held_s = time.monotonic() - started_s if at_end <= before else None
+        waited_s = time.monotonic() - started_s
+        self._server.release(job_id)
+        return TTLTrial(before, after, at_end, ttl_s, held_s, waited_s)
+
+    def _chat(self, messages: Any, job_id: str, *, is_last_step: bool) -> ChatAnswer:
+        model = self._facts.model
+        reply = self._server.chat(model, messages, job_id=job_id, is_last_step=is_last_step)
+        self._num_requests += 1
+        time.sleep(_SETTLE_S)
+        return reply
+
+    def _read_idle(self) -> Snapshot:
+        """A reading while none of our requests runs: any request that does is someone else's."""
+        snapshot = self._server.snapshot()
+        self._max_foreign_running = max(self._max_foreign_running, snapshot.num_unfinished)
+        return snapshot
+
+    def _held(self, snapshot: Snapshot) -> int:
+        return snapshot.held_blocks(self.pool)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,21 +286,27 @@ def main(argv: Sequence[str]) -> int:
     if result_file is not None:
         require_writable(result_file, force=options.force)
     try:
-        run = _experiment(options, say)
+        with ServerUnderTest(options.base_url, api_key=options.api_key) as server:
+            facts = server.facts(options.model)
+            rows = PinExperiment(server, facts, options, lambda *row: say(row_line(*row)))
+            policy = "no agentkv routes" if facts.policy is None else f"policy {facts.policy}"
+            pool = rows.pool
+            say(f"{facts.model}, {policy}, {pool.num_blocks} blocks of {pool.block_size} tokens")
+            say(f"{LEGEND}\n{table_line(HEADINGS, 'what happened')}")
+            run = rows.run()
     except TurnError as error:
         print(f"the run broke off: {error}", file=sys.stderr)
         return FAILED
     checks = judge(run)
     say("\n".join([ttl_line(run.ttl_trial), "", *verdict_lines(run, checks)]))
-    has_passed = not any(checks.values())
     document = {
         "agentkv_version": agentkv.__version__,
-        "passed": has_passed,
+        "passed": not any(checks.values()),
         "checks": [
             {"name": name, "passed": not problems, "problems": problems}
             for name, problems in checks.items()
         ],
-        **run.as_dict(),
+        **asdict(run),
     }
     if options.json:
         print(json.dumps(document))
@@ -72,34 +317,14 @@ def main(argv: Sequence[str]) -> int:
             print(f"{result_file} cannot be written: {error}", file=sys.stderr)
             return FAILED
         say(f"written to {result_file}")
-    return DONE if has_passed else FAILED
-
-
-def _experiment(options: argparse.Namespace, say: Callable[..., None]) -> PinRun:
-    with ServerUnderTest(options.base_url, api_key=options.api_key) as server:
-        facts = server.facts(options.model)
-        pool = server.block_pool(facts)
-        policy = "no agentkv routes" if facts.policy is None else f"policy {facts.policy}"
-        say(f"{facts.model}, {policy}, {pool.num_blocks} blocks of {pool.block_size} tokens")
-        say(LEGEND)
-        say(table_line(HEADINGS, "what happened"))
-        return PinExperiment(
-            server,
-            facts,
-            pool,
-            gap_s=options.gap_s,
-            fallback_ttl_s=options.ttl,
-            on_row=lambda row: say(row_line(row, pool.block_size)),
-        ).run(options.base_url)
+    return DONE if document["passed"] else FAILED
 
 
 def row_line(row: TurnRow, block_size: int) -> str:
     """One turn as a line under the headings."""
-    usage = row.usage
-    tokens = (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens)
-    expected = (usage.blocks_touched(block_size), usage.blocks_full(block_size))
+    tokens = (row.prompt_tokens, row.cached_tokens, row.output_tokens)
     gap = "-" if row.is_last_step else f"{row.change_in_gap_blocks:+d}"
-    blocks = (row.blocks_before, row.blocks_after, *expected, gap)
+    blocks = (row.blocks_before, row.blocks_after, row.blocks_touched, row.blocks_full, gap)
     values = (row.turn, *tokens, f"{row.latency_s * 1e3:.0f}", *blocks)
     return table_line(values, f"{row.user_prompt} {row.happened}")
 
@@ -123,8 +348,13 @@ def judge(run: PinRun) -> dict[str, list[str]]:
     """What speaks against each claim, in the order in which the experiment meets them."""
     *turns, last = run.turns
     held = [run.blocks_at_start, *(row.blocks_after for row in turns)]
+    traffic = []
+    if run.blocks_at_start:
+        traffic.append(f"{run.blocks_at_start} blocks were held before the run began")
+    if (number := run.num_foreign_requests) > 0:
+        traffic.append(f"{number} other requests ran, so usage is not this job's alone")
     left = last.blocks_after - run.blocks_at_start
-    problems = {
+    return {
         "usage constant in every gap": [
             problem for row in turns if (problem := _move_in_gap(row, run.blocks_at_start))
         ],
@@ -138,18 +368,12 @@ def judge(run: PinRun) -> dict[str, list[str]]:
         else [],
         "usage zero after a TTL runs out": _left_after_ttl(run.ttl_trial),
         "cached tokens on the next turn": [
-            f"turn {row.turn}: none of {row.usage.prompt_tokens} prompt tokens were cached"
+            f"turn {row.turn}: none of {row.prompt_tokens} prompt tokens were cached"
             for row in run.turns[1:]
-            if row.usage.cached_tokens <= 0
+            if row.cached_tokens <= 0
         ],
-        "no other traffic during the run": [],
+        "no other traffic during the run": traffic,
     }
-    traffic = problems["no other traffic during the run"]
-    if run.blocks_at_start:
-        traffic.append(f"{run.blocks_at_start} blocks were held before the run began")
-    if (number := run.num_foreign_requests) > 0:
-        traffic.append(f"{number} other requests ran, so usage is not this job's alone")
-    return problems
 
 
 def _move_in_gap(row: TurnRow, blocks_at_start: int) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentkv.evals.pin_experiment import TURNS, PinRun, TTLTrial, TurnRow, TurnTokens
+from agentkv.evals.commands.verify_pin import TURNS, PinRun, TTLTrial, TurnRow
 
 TOKENS = ((136, 0), (308, 160), (550, 320), (791, 576), (958, 800))
 """Tokens of each turn's prompt, and those found in the cache; every output has 32."""
@@ -15,8 +15,12 @@ def recorded_run(policy: str | None, blocks_after: tuple[int, ...], trial: TTLTr
             turn=turn + 1,
             user_prompt=TURNS[turn].user_prompt,
             reply="```bash\nls\n```",
-            usage=TurnTokens(prompt_tokens, 32, cached_tokens),
+            prompt_tokens=prompt_tokens,
+            output_tokens=32,
+            cached_tokens=cached_tokens,
             latency_s=1.0,
+            blocks_touched=-(-(prompt_tokens + 32) // 32),
+            blocks_full=(prompt_tokens + 31) // 32,
             blocks_before=blocks_after[turn - 1] if turn else 0,
             blocks_after=blocks_after[turn],
             gap_blocks=() if turn == 4 else (blocks_after[turn],) * 4,

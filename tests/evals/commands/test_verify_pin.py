@@ -13,12 +13,15 @@ from agentkv.cli import main as agentkv
 from agentkv.evals.commands.verify_pin import (
     HEADINGS,
     NO_POLICY_HINT,
+    TURNS,
+    PinRun,
+    TTLTrial,
+    first_messages,
     judge,
     row_line,
     ttl_line,
     verdict_lines,
 )
-from agentkv.evals.pin_experiment import PinRun, TTLTrial, TurnTokens
 from agentkv.testing.http_front import Answer
 from tests.evals.fake_vllm import answering
 
@@ -67,7 +70,7 @@ def test_a_run_passes_if_it_held_something() -> None:
             "5 blocks are still held 4.0 s after the turn",
         ),
         (
-            with_row(2, usage=TurnTokens(79, 32, 0)),
+            with_row(2, prompt_tokens=79, cached_tokens=0),
             HITS,
             "turn 2: none of 79 prompt tokens were cached",
         ),
@@ -137,3 +140,28 @@ def test_an_out_that_cannot_be_used_is_bad_usage_before_the_run(
     assert agentkv(["verify-pin", "--base-url", NOBODY, "--out", str(tmp_path)]) == 2
     assert "--force" in capsys.readouterr().err
     assert (tmp_path / "verify_pin.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("gap_blocks", "change"), [((), 0), ((5, 5), 0), ((5, 0), -5), ((6, 1, 9), -4), ((5, 9), 4)]
+)
+def test_the_change_in_a_gap_is_the_largest_one(gap_blocks: tuple[int, ...], change: int) -> None:
+    """Of all readings the one farthest from the first counts, with its sign."""
+    row = replace(CONTINUUM.turns[0], gap_blocks=gap_blocks)
+    assert row.change_in_gap_blocks == change
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 128, 256])
+def test_every_text_fills_a_block(block_size: int) -> None:
+    """Even at 4.5 characters a token, system prompt and outputs are longer than one block."""
+    texts = [turn.simulated_output(block_size) for turn in TURNS]
+    texts.append(first_messages(block_size)[0]["content"])
+    assert all(len(text) / 4.5 > block_size for text in texts)
+
+
+def test_the_whole_conversation_fits_the_demo_server() -> None:
+    """At 2.5 characters a token and blocks of 128 it stays below 4,096 tokens."""
+    texts = [turn.simulated_output(128) for turn in TURNS[:-1]]
+    texts.append(first_messages(128)[0]["content"])
+    assert sum(map(len, texts)) / 2.5 + len(TURNS) * 60 < 4096
+    assert TURNS[1].simulated_output(32).startswith("def step_0(value): return value + 0\ndef")
