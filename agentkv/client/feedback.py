@@ -65,7 +65,8 @@ class FeedbackSender:
         self._changed = threading.Condition()
         self._queued: deque[Delivery] = deque()
         self._num_unsent = 0
-        self._start_lock = threading.Lock()
+        # re-entered where the garbage collector ends a job in here
+        self._start_lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._is_silent = False
         self._warned: set[str] = set()

@@ -5,7 +5,6 @@ class adds what a model alone cannot know, above all the end of the loop; `pytho
 agentkv.agents.mini_swe` is mini-swe-agent's SWE-bench batch with both in place.
 """
 
-from .agent import AgentKVAgent
-from .models import AgentKVModel, AgentKVTextModel
+from .models import AgentKVAgent, AgentKVModel, AgentKVTextModel
 
 __all__ = ["AgentKVAgent", "AgentKVModel", "AgentKVTextModel"]

@@ -13,8 +13,7 @@ from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
 from minisweagent.run.benchmarks import swebench
 from minisweagent.run.benchmarks.utils.common import ProgressTrackingAgent
 
-from .agent import AgentKVAgent
-from .models import AgentKVModel, AgentKVTextModel
+from .models import AgentKVAgent, AgentKVModel, AgentKVTextModel
 
 _OURS = {LitellmModel: AgentKVModel, LitellmTextbasedModel: AgentKVTextModel}
 

@@ -5,20 +5,16 @@ Used by the model classes and by the agent class. Knows nothing of mini-swe-agen
 
 from __future__ import annotations
 
-import atexit
 import contextvars
-import os
 import threading
 import time
 import uuid
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any
 
 import agentkv
-from agentkv.client.context import job_made_current
 from agentkv.client.feedback import flush_at_exit
 from agentkv.client.job import Job, ToolRun
 from agentkv.client.replies import Usage
@@ -53,7 +49,7 @@ class JobOfModel:
         self._run_id = run_id
         self._num_made = 0
         self._entered: Job[Any] | None = None
-        self._own: _OwnJob | None = None
+        self._own: Job[Any] | None = None
         agentkv.session(job_id=job_id)
 
     def session(self, instance_id: str = "") -> Session[None]:
@@ -88,64 +84,25 @@ class JobOfModel:
             outer = agentkv.current_job()
             if outer is not None and self._job_id is None:
                 return outer
-            self._own = _OwnJob(self.session())
-            weakref.finalize(self, _dropped.put, self._own).atexit = False
-        return self._own.job
+            session = self.session()
+            # Entered in a context of its own: a worker thread goes on to other instances.
+            self._own = contextvars.copy_context().run(session.__enter__)
+            self._end_own = weakref.finalize(self, _end, session, self._own)
+        return self._own
 
     def end_own(self) -> None:
         """Release the model's own job; the next call begins another one."""
         if self._own is not None:
-            self._own.end()
             self._own = None
+            self._end_own()
 
 
-class _OwnJob:
-    """A job that is current in no context, and lasts until `end` is called."""
-
-    def __init__(self, session: Session[None]) -> None:
-        self._session = session
-        # Entered in a context of its own: a worker thread goes on to other instances.
-        self.job = contextvars.copy_context().run(session.__enter__)
-        _watch_over_own_jobs()
-        _live.add(self)
-
-    def end(self) -> None:
-        """Release the job; a second call, also in another thread, does nothing."""
-        try:
-            _live.remove(self)
-        except KeyError:
-            return
-        if not self.job.is_over:
-            contextvars.copy_context().run(self._session.__exit__, None, None, None)
-
-
-_live: set[_OwnJob] = set()
-_watched_in: set[int] = set()  # by process id: a forked child has no thread of ours
-
-# What is dropped is ended by a thread: the garbage collector may come in the middle of anything,
-# also while the queue of releases is locked. Putting into this queue is safe even then.
-_dropped: SimpleQueue[_OwnJob] = SimpleQueue()
-
-
-def _watch_over_own_jobs() -> None:
-    """Release jobs whose model is collected, and at exit those of the process."""
-    if os.getpid() not in _watched_in:
-        _watched_in.add(os.getpid())
-        atexit.register(_end_all)
-        with job_made_current(None):  # or the thread would keep the caller's job alive
-            threading.Thread(target=_end_dropped, name="agentkv-dropped", daemon=True).start()
-
-
-def _end_dropped() -> None:
-    while True:
-        _dropped.get().end()
-
-
-def _end_all() -> None:
-    """Release the remaining jobs when the interpreter exits."""
-    for own in list(_live):
-        own.end()
-    flush_at_exit()
+def _end(session: Session[None], job: Job[Any]) -> None:
+    """Release a job that is current in no context."""
+    if not job.is_over:
+        contextvars.copy_context().run(session.__exit__, None, None, None)
+    if not threading.main_thread().is_alive():  # the process ends
+        flush_at_exit()
 
 
 SUBMIT_MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
