@@ -14,9 +14,9 @@ from typing import Any
 from agentkv.errors import InputError
 
 from .rows import require_free
-from .workload.jobs import TOOLS
+from .workload.kinds import TOOLS
 from .workload.plans import ARRIVALS, RECORDED, Workload
-from .workload.recorded import is_event_log
+from .workload.traces import is_event_log
 from .workload.workloads import WORKLOADS, make_workload
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
@@ -115,22 +115,23 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
 
     None of them but `--seed` has a default of its own: see `fill_in`.
     """
-    add = parser.add_argument_group("workload").add_argument
+    add, count = parser.add_argument_group("workload").add_argument, whole_number(1)
     add("--workload", metavar="NAME", help=f"one of {', '.join(WORKLOADS)} (default reference)")
     trace = "jobs as JSON lines, a line a turn, or a server's event log; implies trace"
     add("--trace", metavar="FILE", help=trace)
-    add("--jobs", type=int, metavar="N", help="how many jobs")
-    add("--duration", type=float, metavar="S", help="instead: all that arrive within S seconds")
-    add("--jps", type=float, metavar="R", help="jobs that arrive per second")
-    add("--concurrency", type=int, metavar="N", help="instead: always N jobs at once")
+    add("--jobs", type=count, metavar="N", help="how many jobs")
+    add("--duration", type=seconds, metavar="S", help="instead: all that arrive within S seconds")
+    add("--jps", type=positive, metavar="R", help="jobs that arrive per second")
+    add("--concurrency", type=count, metavar="N", help="instead: always N jobs at once")
     arrivals = f"{' or '.join(ARRIVALS)} at --jps, or the times themselves, such as 0,0.5,3"
     default = "default: poisson, burst of the workload burst, recorded of an event log"
     add("--arrivals", metavar="HOW", help=f"{arrivals} ({default})")
-    add("--turns", type=int, metavar="N", help="turns a job at most")
+    add("--turns", type=count, metavar="N", help="turns a job at most")
     tools = f"{' or '.join(TOOLS)}, or a trace file to draw commands and times from"
     add("--tools", metavar="HOW", help=f"{tools} (default recorded, longtail of longtail)")
-    add("--max-context-tokens", type=int, metavar="N", help="a job ends before it has more")
-    add("--token-scale", type=float, metavar="X", help="multiplies all token counts (default 1)")
+    add("--max-context-tokens", type=count, metavar="N", help="a job ends before it has more")
+    scaled = "multiplies all token counts (default 1)"
+    add("--token-scale", type=positive, metavar="X", help=scaled)
     add("--seed", type=int, default=0, help="of jobs and arrivals (default %(default)s)")
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agentkv.protocol import (
     CLIENT_FIELD,
@@ -27,6 +27,10 @@ from ..outcomes import JobOutcome, JobStatus, TurnOutcome
 from ..workload.plans import JobPlan, TurnPlan, Workload
 from .machine import Machine
 from .turns import ContextHashes, LiveTurn
+
+if TYPE_CHECKING:
+    from .engine import SimulatedEngine
+    from .fleet import Fleet
 
 NO_COMMAND = 0
 """Token of a reply that runs nothing."""
@@ -54,19 +58,6 @@ class Timeline:
         """Go to the next event and handle it."""
         self.now_s, _, action = heapq.heappop(self._events)
         action()
-
-
-class SimulatedServer(Protocol):
-    """One engine, or several behind a router, which clients reach at the timeline's time."""
-
-    def send(self, turn: LiveTurn, now_s: float) -> None:
-        """Take in the request of a turn."""
-
-    def signal(self, op: str, job_key: str, *args: Any, now_s: float) -> None:
-        """Take in a tool event or the release of a job."""
-
-    def reset(self, now_s: float) -> None:
-        """Drop all KV."""
 
 
 class Replies:
@@ -148,7 +139,7 @@ class Agents:
         self,
         workload: Workload,
         machine: Machine,
-        server: SimulatedServer,
+        server: SimulatedEngine | Fleet,
         timeline: Timeline,
         replies: Replies,
         *,

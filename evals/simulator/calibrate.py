@@ -30,8 +30,7 @@ from ..options import BAD_USAGE, DONE, FAILED, add_server, whole_number
 from ..rows import require_free
 from ..server import ServerUnderTest
 from ..workload.sample_text import sample_text
-from . import catalog
-from .cost import FittedLine, StepBatch
+from .cost import BATCH_TOKENS, NUM_SEQS, FittedLine, StepBatch
 from .machine import ServerProfile
 
 MAX_TRUSTED_ERROR = 0.25
@@ -47,6 +46,8 @@ MAX_PROBE_STEPS = 8
 DECODE_S = 1.0
 """Approximate time for which a completion decodes."""
 MIN_DECODE_TOKENS, MAX_DECODE_TOKENS = 32, 256
+_STARTED_AS = ("name", "max_num_seqs", "max_num_batched_tokens", "kv_token_bytes")
+"""Flags with the fields of the profile that a server does not tell."""
 _TIMEOUT_S = 300.0
 _SAMPLE_CHARS = 30_000
 Probe = tuple[int, int, int]
@@ -61,13 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         require_free(out, force=options.force)
         out.parent.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
-        started_as = StartedAs(
-            *(options.name, options.max_num_seqs, options.max_num_batched_tokens),
-            kv_token_bytes=options.kv_token_bytes,
-        )
         profile = measure(
             options.base_url,
-            started_as,
+            {name: getattr(options, name) for name in _STARTED_AS},
             model=options.model,
             api_key=options.api_key,
             num_rounds=options.rounds,
@@ -93,20 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return DONE
 
 
-@dataclass(frozen=True, slots=True)
-class StartedAs:
-    """What a server does not tell: flags that it was started with; and a name for the profile."""
-
-    name: str
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    kv_token_bytes: int
-    """0 if unknown: only the offload tier needs it."""
-
-
 def measure(
     base_url: str,
-    started_as: StartedAs,
+    started_as: Mapping[str, Any],
     *,
     model: str | None = None,
     api_key: str | None = None,
@@ -116,6 +102,7 @@ def measure(
 ) -> ServerProfile:
     """Time a running, otherwise idle server, and fit a profile to it.
 
+    `started_as` has the fields of the profile that a server does not tell: its flags, and a name.
     Raises AgentKVError and httpx.HTTPError.
     """
     with ServerUnderTest(base_url, api_key=api_key) as server:
@@ -130,61 +117,46 @@ def measure(
         steps = ProbeTimer(
             partial(complete, http, facts.model),
             token_ids,
-            max_tokens=min(max_tokens, started_as.max_num_batched_tokens),
+            max_tokens=min(max_tokens, started_as["max_num_batched_tokens"]),
             pool_tokens=pool_tokens,
-            max_num_seqs=started_as.max_num_seqs,
+            max_num_seqs=started_as["max_num_seqs"],
             seed=seed,
         ).time_all(num_rounds, report)
     return fit_profile(
         steps,
-        started_as,
+        facts.vllm_version,
+        **started_as,
         model=facts.model,
         num_blocks=pool.num_blocks + 1,  # and the null block
         block_tokens=pool.block_size,
         max_model_tokens=max_tokens,
-        vllm_version=facts.vllm_version,
     )
 
 
 def fit_profile(
-    steps: Sequence[TimedStep],
-    started_as: StartedAs,
-    *,
-    model: str,
-    num_blocks: int,
-    block_tokens: int,
-    max_model_tokens: int,
-    vllm_version: str | None,
+    steps: Sequence[TimedStep], vllm_version: str | None, **known: Any
 ) -> ServerProfile:
     """The profile of a server with these times, with every point that was measured."""
     found = fit(steps)
-    return ServerProfile(
-        name=started_as.name,
-        model=model,
-        step=found.cost,
-        request_s=found.request_s,
-        num_blocks=num_blocks,
-        block_tokens=block_tokens,
-        kv_token_bytes=started_as.kv_token_bytes,
-        max_num_seqs=started_as.max_num_seqs,
-        max_num_batched_tokens=started_as.max_num_batched_tokens,
-        max_model_tokens=max_model_tokens,
-        measured={
-            "vllm_version": vllm_version,
-            "mean_error": found.mean_error,
-            "max_error": found.max_error,
-            "steps": [
-                {
-                    "prefill_tokens": step.batch.prefill_tokens,
-                    "decodes": step.batch.num_decodes,
-                    "context_tokens": step.batch.context_tokens,
-                    "measured_s": step.seconds,
-                    "fitted_s": found.cost.step_s(step.batch) + step.has_request * found.request_s,
-                }
-                for step in steps
-            ],
-        },
+    fitted_s = (
+        found.cost.step_s(step.batch) + step.has_request * found.request_s for step in steps
     )
+    measured = {
+        "vllm_version": vllm_version,
+        "mean_error": found.mean_error,
+        "max_error": found.max_error,
+        "steps": [
+            {
+                "prefill_tokens": step.batch.prefill_tokens,
+                "decodes": step.batch.num_decodes,
+                "context_tokens": step.batch.context_tokens,
+                "measured_s": step.seconds,
+                "fitted_s": seconds,
+            }
+            for step, seconds in zip(steps, fitted_s, strict=True)
+        ],
+    }
+    return ServerProfile(**known, step=found.cost, request_s=found.request_s, measured=measured)
 
 
 def _summary(profile: ServerProfile) -> str:
@@ -370,8 +342,8 @@ def _parser() -> argparse.ArgumentParser:
     add_server(parser)
     count: dict[str, Any] = {"type": whole_number(1), "metavar": "N"}
     as_started = "as the server was started; it does not tell (default %(default)s)"
-    add("--max-num-seqs", default=catalog.NUM_SEQS, help=as_started, **count)
-    add("--max-num-batched-tokens", default=catalog.BATCH_TOKENS, help=as_started, **count)
+    add("--max-num-seqs", default=NUM_SEQS, help=as_started, **count)
+    add("--max-num-batched-tokens", default=BATCH_TOKENS, help=as_started, **count)
     size = "bytes of KV per token, which only +offload needs"
     add("--kv-token-bytes", type=whole_number(0), default=0, metavar="N", help=size)
     rounds = "times each probe is sent; the fastest counts (default %(default)s)"

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agentkv.errors import InputError
 
@@ -101,28 +101,21 @@ class Upstream:
     """What the plugin's balancer reads (see plugin.py); None before the first poll."""
 
 
-class Router(Protocol):
-    """Chooses among the engines that are up, of which there is at least one."""
-
-    def choose(self, turn: LiveTurn, engines: Sequence[Upstream], now_s: float) -> int:
-        """Rank of the engine that gets the turn's request, which is then sent there."""
-        ...
-
-    def choose_for_signal(self, job_key: str, engines: Sequence[Upstream]) -> int:
-        """Rank of the engine that gets a tool event or the release of a job."""
-        ...
-
-
 class RoundRobin:
-    """One engine after the other, for requests and signals alike."""
+    """One engine after the other, for requests and signals alike.
+
+    Routers choose by rank among the engines that are up, of which there is at least one.
+    """
 
     def __init__(self) -> None:
         self._last = -1
 
     def choose(self, turn: LiveTurn, engines: Sequence[Upstream], now_s: float) -> int:
+        """The engine that gets the turn's request, which is then sent there."""
         return self.next_of(engines)
 
     def choose_for_signal(self, job_key: str, engines: Sequence[Upstream]) -> int:
+        """The engine that gets a tool event or the release of a job."""
         return self.next_of(engines)
 
     def next_of(self, engines: Sequence[Upstream]) -> int:
@@ -167,7 +160,7 @@ class Sticky(LeastLoaded):
         return rank if rank is not None and is_up else self.next_of(engines)
 
 
-def sticky_spill() -> Router:
+def sticky_spill() -> RoundRobin:
     """The plugin's own balancer."""
     from .plugin import StickySpill  # vLLM: not before the flags are known to be good
 
@@ -236,7 +229,7 @@ def _branches(turn: LiveTurn) -> Iterable[tuple[tuple[str, str], int]]:
     yield ("context", turn.context), turn.prompt_tokens
 
 
-ROUTERS: dict[str, Callable[[], Router]] = {
+ROUTERS: dict[str, Callable[[], RoundRobin]] = {
     "round-robin": RoundRobin,
     "least-loaded": LeastLoaded,
     "sticky": Sticky,

@@ -18,9 +18,25 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentkv.errors import InputError
 
 from ..workload.plans import JobPlan
-from . import catalog
-from .catalog import ACHIEVED, GPU, GPUS, MODELS, ModelShape
-from .cost import CostModel, FittedLine, StepBatch, kv_token_bytes, roofline
+from .cost import (
+    ACHIEVED,
+    BATCH_TOKENS,
+    BIG_BATCH_TOKENS,
+    BIG_MEMORY_GIB,
+    BIG_NUM_SEQS,
+    BLOCK_TOKENS,
+    GPU,
+    GPU_MEMORY_UTILIZATION,
+    GPUS,
+    MODELS,
+    NUM_SEQS,
+    CostModel,
+    FittedLine,
+    ModelShape,
+    StepBatch,
+    kv_token_bytes,
+    roofline,
+)
 
 GIB = 1024**3
 DEFAULT_DRAM_GIB = 64.0
@@ -39,7 +55,7 @@ class Limits:
     max_num_batched_tokens: int | None = None
     max_model_tokens: int | None = None
     num_gpus: int = 1
-    memory_utilization: float = catalog.GPU_MEMORY_UTILIZATION
+    memory_utilization: float = GPU_MEMORY_UTILIZATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +164,11 @@ def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
     if model_name not in MODELS:
         raise InputError(f"--model: got {model_name!r}, allowed are {', '.join(MODELS)}")
     gpu, model = GPUS[gpu_name], MODELS[model_name]
-    block_tokens = limits.block_tokens or catalog.BLOCK_TOKENS
+    block_tokens = limits.block_tokens or BLOCK_TOKENS
     num_blocks = limits.num_blocks or blocks_that_fit(gpu, model, block_tokens, limits)
     if num_blocks < 2:
         raise InputError(_too_big(gpu_name, gpu, model_name, model, limits))
-    is_big = gpu.memory_gib >= catalog.BIG_MEMORY_GIB
+    is_big = gpu.memory_gib >= BIG_MEMORY_GIB
     return Machine(
         name=gpu_name if limits.num_gpus == 1 else f"{limits.num_gpus}x{gpu_name}",
         model=model_name,
@@ -160,8 +176,8 @@ def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
         num_blocks=num_blocks,
         block_tokens=block_tokens,
         block_bytes=kv_token_bytes(model) * block_tokens,
-        max_num_seqs=catalog.BIG_NUM_SEQS if is_big else catalog.NUM_SEQS,
-        max_num_batched_tokens=catalog.BIG_BATCH_TOKENS if is_big else catalog.BATCH_TOKENS,
+        max_num_seqs=BIG_NUM_SEQS if is_big else NUM_SEQS,
+        max_num_batched_tokens=BIG_BATCH_TOKENS if is_big else BATCH_TOKENS,
         max_model_tokens=model.max_context_tokens,
         request_s=ACHIEVED.request_s,
         pcie_bytes_s=gpu.pcie_gb_s * 1e9 * limits.num_gpus,

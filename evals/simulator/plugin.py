@@ -32,7 +32,6 @@ def make_scheduler(
     clock: Callable[[], float],
     decode: Callable[[list[int]], str],
     connector: Mapping[str, Any] | None = None,
-    policy_class: Callable[..., Any] | None = None,
 ) -> Any:
     """A scheduler of this machine with the plugin's settings; None for vLLM's own.
 
@@ -48,7 +47,7 @@ def make_scheduler(
         settings=settings,
         connector=connector,
     )
-    scheduler = build_scheduler(shape, clock=clock, decode=decode, policy_class=policy_class)
+    scheduler = build_scheduler(shape, clock=clock, decode=decode)
     if settings is not None:
         scheduler.retention.policy.guard.max_answer_s = math.inf
     return scheduler

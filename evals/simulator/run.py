@@ -29,16 +29,12 @@ from .turns import LiveTurn
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """With jumps or step by step, DRAM of an offload tier, events of the event log to keep; whether
-    clients tag their requests and report tools; several engines with their router.
-
-    `policy_class` replaces the class of the plugin's policy, for studies.
-    """
+    clients tag their requests and report tools; several engines with their router."""
 
     has_jumps: bool = True
     dram_gib: float = DEFAULT_DRAM_GIB
     record_events: int = 0
     has_tags: bool = True
-    policy_class: Callable[..., Any] | None = None
     fleet: FleetPlan | None = None
 
 
@@ -129,7 +125,6 @@ class Simulation:
                 clock=clock,
                 decode=self._replies.decode,
                 connector=CONNECTOR if has_offload else None,
-                policy_class=options.policy_class,
             )
 
         engine = SimulatedEngine(

@@ -35,13 +35,12 @@ from ..options import (
     whole_number,
     workload_of,
 )
-from ..outcomes import JobOutcome, RunOutcome
+from ..outcomes import ROLE_KEYS, JobOutcome, RunOutcome, summarize
 from ..progress import progress
 from ..rows import RUN_FILE, TURNS_FILE, RunWriter, provenance, require_free, row_facts
-from ..summary import ROLE_KEYS, summarize
 from ..tables import cell, text_table
 from ..workload.plans import Workload, deal_jobs, with_children
-from . import catalog
+from .cost import GPU_MEMORY_UTILIZATION, GPUS, MODELS
 from .fleet import ROUTERS, FleetPlan, parse_failure
 from .machine import DEFAULT_DRAM_GIB, Limits, Machine, alone_s, make_machine
 
@@ -367,7 +366,7 @@ def _parser() -> argparse.ArgumentParser:
     add_workload_options(parser)
     group = parser.add_argument_group("run")
     add = group.add_argument
-    add("--max-turns", dest="turns", type=int, metavar="N", help="the same as --turns")
+    add("--max-turns", dest="turns", type=whole_number(1), metavar="N", help="the same as --turns")
     add(
         "--policy",
         action="append",
@@ -395,9 +394,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("machine").add_argument
     count = whole_number(1)
-    gpus = f"one of {', '.join(catalog.GPUS)}, or a profile written by calibrate"
+    gpus = f"one of {', '.join(GPUS)}, or a profile written by calibrate"
     add("--gpu", required=True, metavar="NAME|FILE", help=gpus)
-    models = f"one of {', '.join(catalog.MODELS)} (default llama-3.1-8b)"
+    models = f"one of {', '.join(MODELS)} (default llama-3.1-8b)"
     add("--model", metavar="NAME", help=models)
     add("--num-gpus", type=count, default=1, metavar="N", help="tensor parallel (default 1)")
     pool = "KV blocks in the pool, as --num-gpu-blocks-override (default: what fits the GPU)"
@@ -406,7 +405,7 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--gpu-memory-utilization",
         type=share,
-        default=catalog.GPU_MEMORY_UTILIZATION,
+        default=GPU_MEMORY_UTILIZATION,
         metavar="X",
         help="share of the memory that the server takes (default %(default)s, vLLM's)",
     )

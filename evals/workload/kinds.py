@@ -1,29 +1,271 @@
-"""Workloads by name: the jobs of each, and how they arrive where nothing else is said.
+"""Jobs that are made up, drawn to published figures, and the named workloads that they make.
 
 A job depends on the workload's name, the seed and its number alone. Each figure has its source, or
-is "chosen"; studies/workloads.md has them in one table.
+is "chosen"; studies/workloads.md has them in one table. A command tells its duration only roughly,
+as with real ones: most fit the duration they stand for, some do not, so that a predictor can be
+right often and not always.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from statistics import NormalDist
 
-from .jobs import (
-    BFCL,
-    SWEBENCH,
-    Counts,
-    EvenCounts,
-    JobKind,
-    LogNormalDraw,
-    NormalCounts,
-    bash_command,
-    function_call,
-    reference_turns,
-)
+from agentkv.errors import InputError
+
 from .plans import JobPlan, Prefix, Steps, TurnPlan
+from .traces import read_trace
+
+TOOLS = ("recorded", "longtail")
+MISLEADING_SHARE = 0.1
+"""Commands whose name says nothing of how long they take. Assumed: no source tells this share."""
+
+Tool = tuple[str, float]
+"""A command and its seconds."""
+ToolSource = Callable[[random.Random], Tool]
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormalDraw:
+    """ln(x) is normal: the `median` of x, and the deviation `sigma` of ln(x)."""
+
+    median: float
+    sigma: float
+
+    @classmethod
+    def from_mean(cls, mean: float, deviation: float) -> LogNormalDraw:
+        """From the mean and standard deviation of the values themselves."""
+        variance = math.log(1.0 + (deviation / mean) ** 2)
+        return cls(mean * math.exp(-variance / 2.0), math.sqrt(variance))
+
+    @classmethod
+    def from_quantiles(cls, p50: float, p90: float) -> LogNormalDraw:
+        return cls(p50, math.log(p90 / p50) / NormalDist().inv_cdf(0.9))
+
+    @classmethod
+    def through(cls, low: tuple[float, float], high: tuple[float, float]) -> LogNormalDraw:
+        """The one with these shares of the values below these values: (share, value) each."""
+        (low_z, low_ln), (high_z, high_ln) = (
+            (NormalDist().inv_cdf(share), math.log(value)) for share, value in (low, high)
+        )
+        sigma = (high_ln - low_ln) / (high_z - low_z)
+        return cls(math.exp(low_ln - sigma * low_z), sigma)
+
+    def draw(self, rng: random.Random) -> float:
+        return self.median * math.exp(self.sigma * rng.gauss(0.0, 1.0))
+
+
+LONG_TAIL_BODY, LONG_TAIL = LogNormalDraw(1.0283, 1.0209), LogNormalDraw(24.370, 0.8)
+LONG_TAIL_SHARE = 0.05
+"""Tools with p50 1.1 s, p90 5.3 s, p99 48 s: a log-normal body and a tail of 5%.
+
+Source: the three quantiles are this project's figures for long-tailed tools; share and width of the
+tail (0.05, 0.8) are chosen, the other three numbers solved for the quantiles.
+"""
+
+_LOOKS = (
+    "cd /testbed && grep -rn 'def {word}' src",
+    "cat src/{word}.py",
+    "ls -la src/{word}",
+    "cd /testbed && git diff src/{word}.py",
+    "sed -n '40,80p' src/{word}.py",
+    "find . -maxdepth 2 -name '{word}*'",
+)
+_RUNS = (
+    "cd /testbed && python reproduce_{word}.py",
+    "cd /testbed && python -c 'import {word}; print({word})'",
+    "cd /testbed && python -m pytest -x tests/test_{word}.py::test_{word}",
+    "cd /testbed && find / -name '{word}*'",
+)
+_BUILDS = (
+    "cd /testbed && python -m pytest -q tests",
+    "cd /testbed && python -m pytest tests/{word}",
+    "pip install -e .[{word}]",
+    "cd /testbed && make {word}",
+)
+_BASH_COMMANDS = ((0.6, _LOOKS), (4.0, _RUNS), (math.inf, _BUILDS))
+"""Commands by the longest duration, in seconds, that they are for."""
+_WORDS = ("parser", "model", "query", "schema", "cache", "router", "loader", "signal", "table")
+_FUNCTIONS = ("get_stock_info", "book_flight", "list_files", "send_message", "search_hotels")
+
+
+def bash_command(duration_s: float, rng: random.Random) -> str:
+    """A bash command that plausibly takes `duration_s`."""
+    usual = next(texts for limit_s, texts in _BASH_COMMANDS if duration_s <= limit_s)
+    is_misleading = rng.random() < MISLEADING_SHARE
+    texts = rng.choice(_BASH_COMMANDS)[1] if is_misleading else usual
+    return rng.choice(texts).format(word=rng.choice(_WORDS))
+
+
+def function_call(tool_s: float, rng: random.Random) -> str:
+    """A function call, which tells nothing of how long it takes."""
+    return f"{rng.choice(_FUNCTIONS)} --id {rng.randrange(100, 1000)}"
+
+
+def tool_source(tools: str | Path) -> ToolSource | None:
+    """A function that draws a command with its time; None to keep the recorded tools.
+
+    A recorded command says nothing of a time drawn elsewhere, so both are drawn together. Raises
+    InputError for a name that is unknown and a file that cannot be used.
+    """
+    if tools == "recorded":
+        return None
+    if tools == "longtail":
+        return _long_tail_tool
+    if isinstance(tools, str):
+        allowed = " or ".join(TOOLS)
+        raise InputError(f"tools: got {tools!r}, allowed is {allowed}, or a trace file's path")
+    try:
+        rows = [row for row in read_trace(tools).rows if row.bound == "exact"]
+    except InputError as error:
+        raise InputError(f"tools: {error}") from error
+    if not rows:
+        raise InputError(f"tools: {tools}: no command in it whose duration is known exactly")
+    pairs = [(row.command, row.duration_s) for row in rows]
+    return lambda rng: rng.choice(pairs)
+
+
+def _long_tail_tool(rng: random.Random) -> Tool:
+    part = LONG_TAIL if rng.random() < LONG_TAIL_SHARE else LONG_TAIL_BODY
+    tool_s = part.draw(rng)
+    return bash_command(tool_s, rng), tool_s
+
+
+def redraw_tools(job: JobPlan, draw: ToolSource, rng: random.Random) -> JobPlan:
+    """The same job, and its children, with other tools; the last turn has none.
+
+    A person's conversation has none at all, and a turn that waits for children keeps its call.
+    """
+    if job.role == "chat":
+        return job
+    redrawn = []
+    for turn in job.turns[:-1]:
+        if turn.children:
+            children = tuple(redraw_tools(child, draw, rng) for child in turn.children)
+            redrawn.append(replace(turn, children=children))
+            continue
+        command, tool_s = draw(rng)
+        redrawn.append(replace(turn, command=command, tool_s=tool_s))
+    return replace(job, turns=(*redrawn, *job.turns[-1:]))
+
+
+PROMPT_TOKENS = (92, 469, 811, 1343, 1655, 2241, 2665, 2915)
+"""Source: the reference experiment's A/B run on vLLM-Continuum (RTX 5090, Llama-3.1-8B)."""
+OUTPUT_TOKENS = (24, 16, 12, 24, 16, 12, 64, 24)
+"""Assumed: the reference tells no output lengths. In proportion to its mean latency by turn at 8
+jobs per second (1263, 735, 574, 1005, 749, 641, 3732, 1236 ms); in all what fits its 6.65 s a job
+at 2 jobs per second less 3.9 s of tools, at 11 to 14 ms a token."""
+REFERENCE_TOOLS = (
+    ("ls -la", 0.050, 0.150),
+    ("cat main.py", 0.050, 0.100),
+    ("grep -rn TODO .", 0.050, 0.100),
+    ("git status", 0.080, 0.200),
+    ("python -m pytest -q", 2.0, 5.0),
+    ("cat tests/test_main.py", 0.050, 0.100),
+    ("git diff", 0.100, 0.300),
+    ("", 0.0, 0.0),
+)
+"""Command, and the range of its seconds, drawn evenly. Source: the ranges are the reference's."""
+
+
+def reference_turns(rng: random.Random) -> tuple[TurnPlan, ...]:
+    """Eight turns that read, search, test and report; only the tools' times differ by job."""
+    turns = []
+    context_tokens = 0
+    for prompt_tokens, output_tokens, (command, low_s, high_s) in zip(
+        PROMPT_TOKENS, OUTPUT_TOKENS, REFERENCE_TOOLS, strict=True
+    ):
+        tool_s = rng.uniform(low_s, high_s)
+        turns.append(TurnPlan(prompt_tokens - context_tokens, output_tokens, command, tool_s))
+        context_tokens = prompt_tokens + output_tokens
+    return tuple(turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """A log-normal number, by median and 90% quantile; never below 1 nor above `most`."""
+
+    p50: float
+    p90: float
+    most: int
+
+    def draw(self, rng: random.Random) -> int:
+        number = LogNormalDraw.from_quantiles(self.p50, self.p90).draw(rng)
+        return min(max(1, round(number)), self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class NormalCounts:
+    """A normal number, by mean and deviation; never below 1."""
+
+    mean: float
+    deviation: float
+
+    def draw(self, rng: random.Random) -> int:
+        return max(1, round(rng.gauss(self.mean, self.deviation)))
+
+
+@dataclass(frozen=True, slots=True)
+class EvenCounts:
+    """Any whole number from `least` to `most`, each as likely."""
+
+    least: int
+    most: int
+
+    def draw(self, rng: random.Random) -> int:
+        return rng.randint(self.least, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class JobKind:
+    """Distributions of a kind of job, each drawn by itself; no tool runs longer than its limit."""
+
+    num_turns: Counts | NormalCounts | EvenCounts
+    first_tokens: Counts
+    added_tokens: Counts
+    output_tokens: Counts
+    tool_times: LogNormalDraw
+    command: Callable[[float, random.Random], str]
+    tool_limit_s: float = math.inf
+
+    def turns(self, rng: random.Random) -> tuple[TurnPlan, ...]:
+        """The turns of one job, two or more."""
+        turns = []
+        for number in range(max(2, self.num_turns.draw(rng))):
+            counts = self.added_tokens if number else self.first_tokens
+            added_tokens, output_tokens = counts.draw(rng), self.output_tokens.draw(rng)
+            tool_s = min(self.tool_times.draw(rng), self.tool_limit_s)
+            turns.append(TurnPlan(added_tokens, output_tokens, self.command(tool_s, rng), tool_s))
+        return (*turns[:-1], turns[-1].as_last())
+
+
+SWEBENCH = JobKind(
+    num_turns=NormalCounts(10.9, 2.1),
+    first_tokens=Counts(1640, 2354, 4655),
+    added_tokens=Counts(92, 755, 3435),
+    output_tokens=Counts(89, 681, 2465),
+    tool_times=LogNormalDraw.from_mean(0.925, 3.55),
+    command=bash_command,
+)
+"""Turns and tools: Continuum (arXiv 2511.02230 v6), SWE-bench 10.9+-2.1 turns, tools 0.925+-3.55 s.
+Tokens: 393 mini-swe-agent runs on SWE-bench Verified (gruckion/mini-swe-agent, MIT): first prompt,
+tokens that a tool's output adds, output; p50 and p90, cut at the p99."""
+
+BFCL = JobKind(
+    num_turns=NormalCounts(6.3, 2.3),
+    first_tokens=Counts(1500, 3000, 6000),
+    added_tokens=Counts(80, 300, 1500),
+    output_tokens=Counts(50, 120, 400),
+    tool_times=LogNormalDraw.from_mean(1.923, 2.133),
+    command=function_call,
+)
+"""Turns and tools: Continuum (arXiv 2511.02230 v6), BFCL 6.3+-2.3 turns, tools 1.923+-2.133 s.
+Tokens are assumed (the paper has none): function definitions first, then short calls, results."""
 
 
 @dataclass(frozen=True, slots=True)

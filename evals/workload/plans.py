@@ -168,8 +168,8 @@ def arrival_times_s(
     if arrivals not in ARRIVALS:
         allowed = " or ".join(ARRIVALS)
         raise InputError(f"arrivals: got {arrivals!r}, allowed is {allowed}, or a list of times")
-    if jps is None or not 0.0 < jps < math.inf:
-        raise InputError(f"jps: got {jps}, allowed is a number of jobs per second above 0")
+    if jps is None:
+        raise InputError("jps: got None, allowed is a number of jobs per second above 0")
     num_at_once = 1 if arrivals == "poisson" else BURST_JOBS
     times = _random_times(random.Random(f"{seed} arrivals"), jps, num_at_once)
     if num_jobs is not None:

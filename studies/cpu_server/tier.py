@@ -22,11 +22,10 @@ from typing import Any
 from agentkv.evals.commands import compare
 from agentkv.evals.commands.compare import CORES, CPU, all_cores
 from agentkv.evals.options import positive, whole_number
-from agentkv.evals.outcomes import RunOutcome
+from agentkv.evals.outcomes import RunOutcome, Spread, summarize
 from agentkv.evals.rows import read_runs
 from agentkv.evals.simulator import calibrate, simulate
 from agentkv.evals.simulator.machine import ServerProfile
-from agentkv.evals.summary import Spread, summarize
 from agentkv.evals.tables import text_table
 from agentkv.server.process import ServerProcess
 

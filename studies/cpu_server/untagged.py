@@ -26,13 +26,11 @@ import openai
 
 from agentkv.errors import RunError
 from agentkv.evals.commands.compare import BASELINE
-from agentkv.evals.outcomes import JobOutcome, RunOutcome
-from agentkv.evals.player.conversations import CHARS_PER_TOKEN, Windows
-from agentkv.evals.player.job import JobPlayer
+from agentkv.evals.outcomes import JobOutcome, RunOutcome, Spread, compare, summarize
+from agentkv.evals.player.job import CHARS_PER_TOKEN, JobPlayer, Windows
 from agentkv.evals.player.run import LoadRun
 from agentkv.evals.rows import RUN_FILE, RunWriter, provenance, read_runs, row_facts
 from agentkv.evals.server import ServerUnderTest
-from agentkv.evals.summary import Spread, compare, summarize
 from agentkv.evals.tables import markdown_table
 from agentkv.evals.workload.plans import JobPlan, Workload
 from agentkv.evals.workload.sample_text import sample_text

@@ -25,8 +25,8 @@ from agentkv.evals.commands import compare
 from agentkv.evals.options import BAD_USAGE
 from agentkv.evals.rivals import Rival
 from agentkv.evals.rows import write_whole
-from agentkv.evals.simulator import catalog
-from agentkv.evals.simulator.calibrate import StartedAs, measure
+from agentkv.evals.simulator import cost
+from agentkv.evals.simulator.calibrate import measure
 from agentkv.evals.simulator.machine import Limits, Machine, make_machine
 from agentkv.evals.tables import text_table
 from agentkv.integrations.vllm.serve import value_of
@@ -64,9 +64,9 @@ ON_A_GPU = Regime(
         *("--num-gpu-blocks-override", str(NUM_BLOCKS), "--dram-gib", "64"),
     ),
     (
-        *("--block-size", str(catalog.BLOCK_TOKENS), "--max-model-len", "32768"),
-        *("--max-num-seqs", str(catalog.BIG_NUM_SEQS), "--gpu-memory-utilization", "0.85"),
-        *("--max-num-batched-tokens", str(catalog.BIG_BATCH_TOKENS)),
+        *("--block-size", str(cost.BLOCK_TOKENS), "--max-model-len", "32768"),
+        *("--max-num-seqs", str(cost.BIG_NUM_SEQS), "--gpu-memory-utilization", "0.85"),
+        *("--max-num-batched-tokens", str(cost.BIG_BATCH_TOKENS)),
     ),
 )
 """The pool and jobs of the studies' regime that is short of memory; no file is downloaded."""
@@ -103,7 +103,7 @@ class Experiment:
     @property
     def profile(self) -> Path | None:
         """Where the times of the measured server go; None if --gpu names a profile."""
-        is_named = self.gpu in (*catalog.GPUS, CPU_CARD)
+        is_named = self.gpu in (*cost.GPUS, CPU_CARD)
         return self.out / "profile.json" if is_named else None
 
     def calibrate(self) -> None:
@@ -130,24 +130,23 @@ class Experiment:
         except (AgentKVError, httpx.HTTPError, OSError) as error:
             report(f"not calibrated: {error}")
 
-    def started_as(self) -> StartedAs:
+    def started_as(self) -> dict[str, Any]:
         """What a server of this comparison does not tell of itself."""
         limits = _limits(self.plan.server_flags)
-        assert limits.max_num_seqs is not None
-        assert limits.max_num_batched_tokens is not None
         number_bytes = _CPU_BYTES if self.gpu == CPU_CARD else _GPU_BYTES
-        return StartedAs(
-            f"{self.gpu}, measured",
-            limits.max_num_seqs,
-            limits.max_num_batched_tokens,
-            kv_token_bytes(self.model, number_bytes) if self.model in CONFIGS else 0,
-        )
+        token_bytes = kv_token_bytes(self.model, number_bytes) if self.model in CONFIGS else 0
+        return {
+            "name": f"{self.gpu}, measured",
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "kv_token_bytes": token_bytes,
+        }
 
     def machines(self) -> list[Machine]:
         """The machines to simulate: the data sheet's or the given profile's, and the measured."""
         limits, found = _limits(self.plan.server_flags), []
-        if self.gpu != CPU_CARD and (self.gpu not in catalog.GPUS or self.model in catalog.MODELS):
-            named = self.model if self.model in catalog.MODELS else None
+        if self.gpu != CPU_CARD and (self.gpu not in cost.GPUS or self.model in cost.MODELS):
+            named = self.model if self.model in cost.MODELS else None
             found.append(make_machine(self.gpu, named, limits))
         if self.profile is not None and self.profile.exists():
             found.append(make_machine(str(self.profile), None, limits))

@@ -21,8 +21,8 @@ import httpx
 
 from agentkv.errors import AgentKVError
 from agentkv.evals.rows import write_whole
-from agentkv.evals.simulator.calibrate import ProbeTimer, StartedAs, fit_profile
-from agentkv.evals.simulator.catalog import BIG_BATCH_TOKENS, NUM_SEQS
+from agentkv.evals.simulator.calibrate import ProbeTimer, fit_profile
+from agentkv.evals.simulator.cost import BIG_BATCH_TOKENS, NUM_SEQS
 from agentkv.evals.simulator.machine import ServerProfile
 from agentkv.server.process import ServerProcess
 
@@ -191,12 +191,14 @@ def calibrate_in_process(
     steps = timer.time_all(num_rounds, partial(print, file=sys.stderr, flush=True))
     return fit_profile(
         steps,
-        StartedAs("in process, measured", NUM_SEQS, batch_tokens, kv_token_bytes=0),
+        vllm.__version__,
+        name="in process, measured",
+        max_num_seqs=NUM_SEQS,
+        max_num_batched_tokens=batch_tokens,
         model=model.name,
         num_blocks=num_blocks,
         block_tokens=block_tokens,
         max_model_tokens=max_model_tokens,
-        vllm_version=vllm.__version__,
     )
 
 

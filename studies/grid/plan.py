@@ -20,7 +20,7 @@ from typing import Any
 from agentkv.errors import InputError
 from agentkv.evals.simulator.cost import StepBatch
 from agentkv.evals.simulator.machine import Limits, Machine, alone_s, make_machine, turns_alone
-from agentkv.evals.workload.jobs import TOOLS
+from agentkv.evals.workload.kinds import TOOLS
 from agentkv.evals.workload.plans import JobPlan, Workload, deal_jobs, with_children
 from agentkv.evals.workload.workloads import make_workload
 

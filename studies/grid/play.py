@@ -21,12 +21,11 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from agentkv.errors import InputError
-from agentkv.evals.outcomes import JobOutcome, RunOutcome
+from agentkv.evals.outcomes import JobOutcome, RunOutcome, summarize
 from agentkv.evals.progress import progress
 from agentkv.evals.rows import RowFile, provenance, read_rows
 from agentkv.evals.simulator.fleet import FleetPlan, parse_failure
 from agentkv.evals.simulator.simulate import policy_entry
-from agentkv.evals.summary import summarize
 
 from .plan import Unit
 from .policies import parse_grid_policy

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentkv.evals.simulator.catalog import GPUS, MODELS
-from agentkv.evals.simulator.cost import FittedLine, StepBatch, roofline
+from agentkv.evals.simulator.cost import GPUS, MODELS, FittedLine, StepBatch, roofline
 
 step_s = roofline(GPUS["rtx-5090"], MODELS["llama-3.1-8b"], 1).step_s
 

@@ -14,7 +14,6 @@ from agentkv.evals.simulator.fleet import (
     LeastLoaded,
     PrefixAware,
     RoundRobin,
-    Router,
     Sticky,
     Upstream,
     parse_failure,
@@ -60,7 +59,7 @@ def test_least_loaded_takes_equals_in_turn() -> None:
 
 
 @pytest.mark.parametrize("make", [Sticky, StickySpill])
-def test_a_job_stays_and_moves_when_its_engine_is_down(make: type[Router]) -> None:
+def test_a_job_stays_and_moves_when_its_engine_is_down(make: type[RoundRobin]) -> None:
     """Turns and signals of a job stay together, after a failure too; other requests go by load."""
     router, up = make(), upstreams(5, 0, 5)
     assert router.choose(turn("a"), up, 0.0) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.simulator.catalog import GPUS, MODELS
+from agentkv.evals.simulator.cost import GPUS, MODELS
 from agentkv.evals.simulator.machine import Limits, make_machine
 
 STEP = {

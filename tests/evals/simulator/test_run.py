@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentkv.errors import InputError
-from agentkv.evals.event_log.reading import jobs_of, read_record
-from agentkv.evals.event_log.totals import passed_over
+from agentkv.evals.event_log import jobs_of, passed_over, read_record
 from agentkv.evals.simulator.cost import Roofline
 from agentkv.evals.simulator.machine import alone_s
 from agentkv.evals.simulator.run import Simulation
@@ -105,17 +104,19 @@ def test_our_policy_learns_the_price_of_the_machine(has_jumps: bool) -> None:
     assert 1.0 < learned.compute_weight < 5.0
 
 
+class Slow(AgentKVPolicy):
+    """The default rules, but for one answer that takes too long."""
+
+    tick_s = 1e9  # once
+
+    def tick(self) -> bool:
+        time.sleep(1.5 * MAX_ANSWER_S)
+        return False
+
+
 def test_a_busy_machine_changes_no_result() -> None:
     """An answer that comes late in real time is no fault where time is virtual."""
-
-    class Slow(AgentKVPolicy):
-        tick_s = 1e9  # once
-
-        def tick(self) -> bool:
-            time.sleep(1.5 * MAX_ANSWER_S)
-            return False
-
-    _, run = simulate(BUSY, "agentkv", policy_class=Slow)
+    _, run = simulate(BUSY, f"{__name__}:Slow")
     assert run.counters.get("policy_faults_total", 0) == 0
 
 

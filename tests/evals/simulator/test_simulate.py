@@ -180,7 +180,6 @@ def test_several_engines_are_in_the_document(
         (["--trace", "/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--gpu", "abacus", "--jps", "1"], "--gpu: got 'abacus', allowed are rtx-6000"),
         (["--jps", "1", "--policy", "lifo"], "allowed are fcfs, continuum"),
-        (["--jps", "1", "--jobs", "0"], "num_jobs: got 0"),
         (["--jps", "1", "--clients", "alice=0"], "such as alice=10"),
         (["--jps", "1", "--blocks", "few"], "--blocks: got 'few'"),
         (["--jps", "1", "--trace", "TRACE"], "line 1"),

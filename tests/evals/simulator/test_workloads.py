@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from agentkv.evals.outcomes import JobOutcome, RunOutcome
+from agentkv.evals.outcomes import JobOutcome, RunOutcome, summarize
 from agentkv.evals.simulator.machine import alone_s
 from agentkv.evals.simulator.run import SimulatedRun
 from agentkv.evals.simulator.turns import ContextHashes
-from agentkv.evals.summary import summarize
 from agentkv.evals.workload.plans import JobPlan, Prefix, TurnPlan, Workload, with_children
 from agentkv.evals.workload.workloads import make_workload
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentkv.evals.workload.jobs import LogNormalDraw
+from agentkv.evals.workload.kinds import LogNormalDraw
 from agentkv.evals.workload.plans import BURST_JOBS, JobPlan, with_children
 from agentkv.evals.workload.workloads import WORKLOADS, make_workload
 

@@ -11,7 +11,7 @@ import pytest
 
 from agentkv.errors import InputError
 from agentkv.evals.workload.plans import JobPlan, TurnPlan, with_children
-from agentkv.evals.workload.recorded import is_event_log, read_recorded_jobs
+from agentkv.evals.workload.traces import is_event_log, read_recorded_jobs
 from agentkv.evals.workload.workloads import make_workload
 from tests.evals.event_log.rows import (
     ROW,

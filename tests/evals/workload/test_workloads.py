@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.workload.jobs import OUTPUT_TOKENS
+from agentkv.evals.workload.kinds import OUTPUT_TOKENS
 from agentkv.evals.workload.plans import Workload, with_children
 from agentkv.evals.workload.workloads import WORKLOADS, make_workload
 
@@ -105,18 +105,11 @@ def test_rates_scale_arrivals_and_token_scales_scale_tokens() -> None:
             {"name": "gsm8k"},
             "'gsm8k', allowed is one of reference, swebench, longtail, bfcl, deep-research",
         ),
-        ({"num_jobs": 0}, "num_jobs: got 0"),
         ({"num_jobs": None}, "num_jobs and duration_s"),
-        ({"num_jobs": None, "duration_s": -1.0}, "duration_s: got -1.0"),
         ({"num_jobs": None, "duration_s": 1e-9}, "no job arrives"),
-        ({"jps": -2.0}, "jps: got -2.0"),
-        ({"jps": float("nan")}, "jps: got nan"),
         ({"jps": None}, "jps: got None"),
         ({"concurrency": 2}, "not both"),
-        ({"jps": None, "concurrency": 0}, "concurrency: got 0"),
-        ({"max_turns": 0}, "max_turns: got 0"),
         ({"max_context_tokens": 50}, "max_context_tokens"),
-        ({"token_scale": 0.0}, "token_scale: got 0.0"),
         ({"tools": "fast"}, "tools: got 'fast'"),
         ({"tools": Path("nowhere.jsonl")}, "nowhere.jsonl"),
         ({"arrivals": "uniform"}, "arrivals: got 'uniform'"),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from agentkv.evals.outcomes import JobOutcome, RunOutcome, TurnOutcome
-from agentkv.evals.player.conversations import Windows
+from agentkv.evals.player.job import Windows
 from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
 from agentkv.evals.workload.sample_text import sample_text
 from studies.cpu_server.untagged import SHELL, QwenCode, found_share, without_tags

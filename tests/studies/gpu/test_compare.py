@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.simulator.calibrate import StartedAs
+from agentkv.evals.outcomes import compare
 from agentkv.evals.simulator.cost import FittedLine
 from agentkv.evals.simulator.machine import ServerProfile
-from agentkv.evals.summary import compare
 from studies.gpu.compare import (
     Experiment,
     read_experiment,
@@ -40,7 +39,7 @@ def test_a_gpu_run_downloads_nothing(tmp_path: Path) -> None:
     assert flags.endswith("--max-num-seqs 32")
     [machine] = made.machines()
     assert (machine.name, machine.num_blocks, machine.max_num_seqs) == ("h100", 3000, 32)
-    assert made.started_as() == StartedAs("h100, measured", 32, 8192, 131_072)
+    assert list(made.started_as().values()) == ["h100, measured", 32, 8192, 131_072]
     assert [policy.name for policy in plan.policies[4:7]] == [
         "agentkv",
         "fcfs+offload",

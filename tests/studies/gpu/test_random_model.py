@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.simulator.catalog import MODELS
+from agentkv.evals.simulator.cost import MODELS
 from agentkv.evals.simulator.cost import kv_token_bytes as kv_token_bytes_of
 from studies.gpu.random_model import END, REAL_CONFIGS, kv_token_bytes, write_random_model
 
