@@ -47,7 +47,7 @@ COMMANDS = {
         "bench,vllm",
         "begin a policy of your own, and hold any to its promises",
     ),
-    "top": ("evals.top.command", "top", "watch a server's memory, jobs and decisions"),
+    "top": ("evals.top", "top", "watch a server's memory, jobs and decisions"),
     "record": ("evals.commands.record", "bench", "show what a server noted of each job"),
     "report": (
         "evals.commands.report",

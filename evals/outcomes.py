@@ -1,13 +1,19 @@
-"""What happened to each job of a run: the same rows from a real server and from the simulator.
+"""What happened to each job of a run, one flat table of numbers a run, and runs set side by side.
 
-All times are seconds since the start of the run.
+The same rows and functions for a real server and for the simulator, so the two can be compared.
+Knows nothing of files or of how a run was made. Times are seconds since the start of the run;
+durations are of jobs that are done, latencies of turns that were answered; a number without a
+measurement behind it is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
+
+import numpy as np
 
 from .workload.plans import JobRole
 
@@ -109,3 +115,278 @@ class RunOutcome:
         if not self.jobs:
             return 0.0
         return max(job.ended_s for job in self.jobs) - min(job.arrived_s for job in self.jobs)
+
+
+COMPARED = (
+    *("mean_s", "p50_s", "p90_s", "p99_s", "max_s", "ttft_mean_s", "ttft_first_p99_s"),
+    *("ttft_continuing_p99_s", "ttft_continuing_max_s", "duration_s", "tokens_per_s"),
+    *("hit_rate", "recomputed_tokens", "preemptions"),
+)
+"""Numbers of a run's summary that `compare` averages over repeats and sets against a baseline's."""
+JOB_PARTS = ("to_first_token_s", "decode_s", "tools_s", "other_s")
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The value below which `share` of the values lie, interpolated linearly."""
+    return float(np.quantile(values, share)) if len(values) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean over repeats; standard deviation (None for one), smallest and largest."""
+
+    mean: float
+    deviation: float | None
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        if not values:
+            return None
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return cls(float(np.mean(values)), deviation, min(values), max(values))
+
+
+def summarize(run: RunOutcome) -> dict[str, Any]:
+    """Everything that tables and figures show of one run.
+
+    Jobs are those of agents: sub-agents are part of them, and conversations have keys of their
+    own. All count among the tokens.
+    """
+    jobs = [job for job in run.jobs if job.is_whole]
+    done = [job for job in jobs if job.status == "done"]
+    durations_s = [job.duration_s for job in done]
+    answered = _answered(job for job in run.jobs if job.role != "chat")
+    return {
+        "policy": run.policy,
+        "jps": run.workload.get("jps"),
+        "concurrency": run.workload.get("concurrency"),
+        "jobs": len(jobs),
+        "completed": len(done),
+        "failed": sum(job.status == "failed" for job in jobs),
+        "cut": sum(job.status == "cut" for job in jobs),
+        "duration_s": run.duration_s,
+        **describe_durations(durations_s),
+        **_slowdowns(done),
+        **_times_to_first_token(answered),
+        **_tokens(run, answered),
+        # the mean job taken apart; the four add up to mean_s
+        **{f"mean_{name}": mean([job.parts[name] for job in done]) for name in JOB_PARTS},
+        **_by_turn(answered),
+        # the names that the reference experiment's result files have
+        "avg_duration_s": mean(durations_s),
+        "p90_duration_s": quantile(durations_s, 0.9),
+        "p95_duration_s": quantile(durations_s, 0.95),
+        "job_durations": durations_s,
+        **_roles(run),
+    }
+
+
+def _answered(jobs: Iterable[JobOutcome]) -> list[TurnOutcome]:
+    return [turn for job in jobs for turn in job.turns if turn.error is None]
+
+
+ROLE_KEYS = (
+    *("sub_agents", "chats", "chat_turns", "chat_ttft_mean_s", "chat_ttft_p99_s"),
+    *("chat_ttft_max_s", "steps", "step_mean_s", "step_max_s", "clients"),
+)
+"""Keys of a summary that only runs with sub-agents, conversations, steps or clients have."""
+
+
+def _roles(run: RunOutcome) -> dict[str, Any]:
+    """Numbers of sub-agents and conversations, the seconds of each step, and each client's jobs."""
+    jobs = run.jobs
+    found: dict[str, Any] = {}
+    if num_children := sum(job.role == "sub-agent" for job in jobs):
+        found["sub_agents"] = num_children
+    if chats := [job for job in jobs if job.role == "chat"]:
+        waits_s = [turn.to_first_token_s for turn in _answered(chats)]
+        described = describe_durations(waits_s)
+        found |= {"chats": len(chats), "chat_turns": len(waits_s)}
+        found |= {f"chat_ttft_{key}": described[key] for key in ("mean_s", "p99_s", "max_s")}
+    if samples := [job for job in jobs if job.role == "sample"]:
+        per_step = run.workload.get("jobs_per_step") or run.workload.get("concurrency")
+        steps_s = _step_times_s(samples, per_step or len(samples))
+        found |= {"steps": len(steps_s), "step_mean_s": mean(steps_s), "step_max_s": max(steps_s)}
+    if clients := sorted({job.client for job in jobs if job.client}):
+        found["clients"] = {
+            name: _describe_client([job for job in jobs if job.client == name and job.is_whole])
+            for name in clients
+        }
+    return found
+
+
+def _describe_client(jobs: Sequence[JobOutcome]) -> dict[str, Any]:
+    durations_s = [job.duration_s for job in jobs if job.status == "done"]
+    return {
+        "jobs": len(jobs),
+        "completed": len(durations_s),
+        **describe_durations(durations_s),
+    }
+
+
+def _step_times_s(samples: Sequence[JobOutcome], jobs_per_step: int) -> list[float]:
+    """A step ends with its last job; the next one begins at once."""
+    ends_s = sorted(job.ended_s for job in samples)
+    steps_end_s = ends_s[jobs_per_step - 1 :: jobs_per_step]
+    if len(ends_s) % jobs_per_step:
+        steps_end_s.append(ends_s[-1])
+    begun_s = min(job.arrived_s for job in samples)
+    return [end_s - start_s for start_s, end_s in pairwise([begun_s, *steps_end_s])]
+
+
+def describe_durations(durations_s: Sequence[float]) -> dict[str, float | None]:
+    """Mean, quantiles and maximum, in seconds."""
+    shares = {"p50_s": 0.5, "p90_s": 0.9, "p95_s": 0.95, "p99_s": 0.99, "max_s": 1.0}
+    return {
+        "mean_s": mean(durations_s),
+        **{name: quantile(durations_s, share) for name, share in shares.items()},
+    }
+
+
+def _slowdowns(done: Sequence[JobOutcome]) -> dict[str, float | None]:
+    """Durations over the same job's duration alone; None unless that is known of every job."""
+    slowdowns = [job.duration_s / job.alone_s for job in done if job.alone_s]
+    if len(slowdowns) < len(done):
+        slowdowns = []
+    return {"slowdown_p99": quantile(slowdowns, 0.99), "slowdown_max": quantile(slowdowns, 1.0)}
+
+
+def _times_to_first_token(answered: Sequence[TurnOutcome]) -> dict[str, float | None]:
+    first = [turn.to_first_token_s for turn in answered if turn.turn == 0]
+    continuing = [turn.to_first_token_s for turn in answered if turn.turn > 0]
+    found = {"ttft_mean_s": mean([*first, *continuing])}
+    for name, times_s in (("first", first), ("continuing", continuing)):
+        described = describe_durations(times_s)
+        found |= {f"ttft_{name}_{key}": described[key] for key in ("mean_s", "p99_s", "max_s")}
+    return found
+
+
+def _tokens(run: RunOutcome, answered: Sequence[TurnOutcome]) -> dict[str, Any]:
+    """Token counts of all jobs, and the hit rate of the turns given.
+
+    Recomputed tokens are the server's own count where it has one.
+    """
+    continuing = [turn for turn in answered if turn.turn > 0]
+    continuing_prompt_tokens = sum(turn.prompt_tokens for turn in continuing)
+    answered = _answered(run.jobs)
+    output_tokens = sum(turn.output_tokens for turn in answered)
+    recomputed = run.server.get("recomputed_tokens")
+    has_rate = continuing_prompt_tokens and run.metadata.get("reports_cached_tokens", True)
+    hit_tokens = sum(turn.cached_tokens for turn in continuing)
+    return {
+        "hit_rate": hit_tokens / continuing_prompt_tokens if has_rate else None,
+        "preemptions": run.server.get("preemptions"),
+        "recomputed_tokens": _recomputed_tokens(run.jobs) if recomputed is None else recomputed,
+        "prompt_tokens": sum(turn.prompt_tokens for turn in answered),
+        "cached_tokens": sum(turn.cached_tokens for turn in answered),
+        "output_tokens": output_tokens,
+        "tokens_per_s": output_tokens / run.duration_s if run.duration_s else None,
+    }
+
+
+def _recomputed_tokens(jobs: Sequence[JobOutcome]) -> int:
+    """Tokens that an earlier turn of the job had computed, and a later one computed again.
+
+    The last block of a turn is not full and cannot be found again, so it counts here.
+    """
+    return sum(
+        max(0, earlier.prompt_tokens + earlier.output_tokens - later.cached_tokens)
+        for job in jobs
+        for earlier, later in pairwise(turn for turn in job.turns if turn.error is None)
+    )
+
+
+def _by_turn(answered: Sequence[TurnOutcome]) -> dict[str, list[float | None]]:
+    """A list per number with one entry a turn, up to the last turn that any job had."""
+    num_turns = max((turn.turn for turn in answered), default=-1) + 1
+    turns: list[list[TurnOutcome]] = [[] for _ in range(num_turns)]
+    for turn in answered:
+        turns[turn.turn].append(turn)
+    ttfts_ms = [[turn.to_first_token_s * 1000.0 for turn in same] for same in turns]
+    return {
+        "per_turn_avg_latency_ms": [mean([t.latency_s * 1000.0 for t in same]) for same in turns],
+        "per_turn_avg_prompt_tokens": [mean([t.prompt_tokens for t in same]) for same in turns],
+        "per_turn_avg_cached_tokens": [mean([t.cached_tokens for t in same]) for same in turns],
+        "per_turn_avg_ttft_ms": [mean(times) for times in ttfts_ms],
+        "per_turn_p99_ttft_ms": [quantile(times, 0.99) for times in ttfts_ms],
+        "per_turn_max_ttft_ms": [quantile(times, 1.0) for times in ttfts_ms],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """One policy over all its repeats; `ratios` are to the baseline, repeat by repeat.
+
+    `turns_compared` turns had the same prompt under both policies; `turns_differing` of them got
+    another output, which floating point alone can do: sums over other batches round otherwise.
+    """
+
+    policy: str
+    repeats: int
+    jobs: int
+    completed: int
+    failed: int
+    cut: int
+    values: Mapping[str, Spread | None]
+    ratios: Mapping[str, Spread | None]
+    turns_compared: int
+    turns_differing: int
+
+
+def compare(runs: Iterable[RunOutcome], baseline: str) -> list[PolicyResult]:
+    """A result per policy, in the order in which the policies first ran.
+
+    A ratio is taken within one repeat, between runs made one after the other, so what drifts on a
+    machine over an hour drops out of it.
+    """
+    by_policy: dict[str, dict[int, RunOutcome]] = {}
+    for run in runs:
+        by_policy.setdefault(run.policy, {})[int(run.metadata.get("repeat", 0))] = run
+    base = by_policy.get(baseline, {})
+    return [_result(policy, repeats, base) for policy, repeats in by_policy.items()]
+
+
+def _result(
+    policy: str, repeats: Mapping[int, RunOutcome], base: Mapping[int, RunOutcome]
+) -> PolicyResult:
+    summaries = [summarize(run) for run in repeats.values()]
+    pairs = [(run, base[repeat]) for repeat, run in repeats.items() if repeat in base]
+    paired = [(summarize(run), summarize(other)) for run, other in pairs]
+    outputs = [_same_outputs(run, other) for run, other in pairs]
+    values: dict[str, Spread | None] = {}
+    ratios: dict[str, Spread | None] = {}
+    for name in COMPARED:
+        values[name] = Spread.of([s[name] for s in summaries if s[name] is not None])
+        both = [(found[name], other[name]) for found, other in paired]
+        ratios[name] = Spread.of([mine / its for mine, its in both if its and mine is not None])
+    counts = ("jobs", "completed", "failed", "cut")
+    return PolicyResult(
+        policy=policy,
+        repeats=len(repeats),
+        **{name: sum(s[name] for s in summaries) for name in counts},
+        values=values,
+        ratios=ratios,
+        turns_compared=sum(compared for compared, _ in outputs),
+        turns_differing=sum(differing for _, differing in outputs),
+    )
+
+
+def _same_outputs(run: RunOutcome, base: RunOutcome) -> tuple[int, int]:
+    """Turns compared and turns that differ; behind a turn that differs prompts differ, too."""
+    expected = {job.job_id: job.turns for job in base.jobs}
+    compared = differing = 0
+    for job in run.jobs:
+        for turn, other in zip(job.turns, expected.get(job.job_id, ()), strict=False):
+            if turn.output_digest is None or other.output_digest is None:
+                break
+            compared += 1
+            if turn.output_digest != other.output_digest:
+                differing += 1
+                break
+    return compared, differing

@@ -20,7 +20,7 @@ from typing import Any
 from agentkv import __version__
 from agentkv.integrations.vllm.watch.job_view import JobView, sentence
 
-from .event_log.reading import Record
+from .event_log import Record
 from .rows import time_stamp, write_whole
 
 _UI = importlib.resources.files("agentkv.integrations.vllm") / "ui"
@@ -73,7 +73,7 @@ def _engine(
 ) -> dict[str, Any]:
     """One engine as the live stream has it, but for its pool: at the end of its log."""
     events = [
-        {**event.details, "job_id": key.job_id, "text": sentence(event.details)}
+        {**event, "job_id": key.job_id, "text": sentence(event)}
         for key, events in record.events.items()
         if (key.engine or 0) == number and key in chosen
         for event in events

@@ -22,8 +22,7 @@ from typing import Any, Self
 import agentkv
 from agentkv.errors import InputError
 
-from .outcomes import JobOutcome, JobStatus, RunOutcome, TurnOutcome
-from .summary import summarize
+from .outcomes import JobOutcome, JobStatus, RunOutcome, TurnOutcome, summarize
 
 RUN_FILE, TURNS_FILE = "run.json", "turns.jsonl"
 RECORD_FILE = "timestamps.json"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from uuid import uuid4
 
 from agentkv import testing
-from agentkv.testing.scripted_replies import (
+from agentkv.testing.scripted_server import (
     MODEL,
     SHAPES,
     Body,

@@ -1,7 +1,6 @@
 """Public fakes for tests of code that uses agentkv: no model, no vLLM, no network."""
 
 from agentkv.client.server import forget_servers
-from agentkv.testing.scripted_replies import ScriptedReply
-from agentkv.testing.scripted_server import RecordedRequest, ScriptedServer
+from agentkv.testing.scripted_server import RecordedRequest, ScriptedReply, ScriptedServer
 
 __all__ = ["RecordedRequest", "ScriptedReply", "ScriptedServer", "forget_servers"]

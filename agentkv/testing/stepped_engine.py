@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -26,6 +27,7 @@ from .vllm_scheduler import (
 )
 
 BLOCK_TOKENS = 16
+_SHAPE = {field.name for field in fields(SchedulerShape)} - {"settings", "connector"}
 
 
 class Vocabulary:
@@ -80,40 +82,29 @@ class SteppedEngine:
 
     With `offload_bytes` it has vLLM's own KV offloading to that much DRAM, whose worker here does
     every transfer within the step, but loads only while `is_link_open`; those for the requests in
-    `failing` fail. With `window_tokens` it has a layer with such a sliding window next to the one
-    with full attention: a second group of KV blocks. `policy_class` makes its policy; `settings`
-    are agentkv's.
+    `failing` fail. `policy_class` makes its policy. `options` are fields of SchedulerShape, and
+    agentkv's settings.
     """
 
     def __init__(
         self,
         *,
-        num_blocks: int = 64,
-        max_num_seqs: int = 16,
-        max_num_batched_tokens: int = 512,
-        is_async: bool = False,
         scheduler_class: type[Scheduler] | None = None,
         offload_bytes: int = 0,
-        window_tokens: int | None = None,
-        has_kv_events: bool = False,
         policy_class: Callable[..., Any] | None = None,
-        **settings: Any,
+        **options: Any,
     ) -> None:
+        shape = {name: options.pop(name) for name in _SHAPE & options.keys()}
         self.clock = Clock()
         self.vocabulary = Vocabulary()
         self._replies: dict[str, list[int]] = {}
         self._hasher = sha256_hasher(BLOCK_TOKENS)
         self.scheduler = build_scheduler(
             SchedulerShape(
-                num_blocks=num_blocks,
+                **{"num_blocks": 64, **shape},
                 block_tokens=BLOCK_TOKENS,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                window_tokens=window_tokens,
-                settings=settings,
+                settings=options,
                 connector=_offloading(offload_bytes) if offload_bytes else None,
-                is_async=is_async,
-                has_kv_events=has_kv_events,
                 log_stats=True,
             ),
             clock=self.clock,
@@ -127,7 +118,7 @@ class SteppedEngine:
         self.is_link_open = True
         self.failing: set[str] = set()
         self._loads: dict[int, Any] = {}
-        self.is_async = is_async
+        self.is_async = bool(shape.get("is_async"))
         self._num_requests = 0
 
     # What to look at

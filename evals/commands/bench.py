@@ -33,9 +33,8 @@ from ..options import (
     whole_number,
     workload_of,
 )
-from ..outcomes import RunOutcome
+from ..outcomes import RunOutcome, summarize
 from ..player.run import MODES, LoadOptions, load_server
-from ..summary import summarize
 from ..tables import cell, text_table
 
 DEFAULTS = {"jps": 1.0, "duration": 60.0}

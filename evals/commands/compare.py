@@ -47,11 +47,10 @@ from ..options import (
     whole_number,
     workload_of,
 )
-from ..outcomes import RunOutcome
+from ..outcomes import PolicyResult, RunOutcome, Spread, compare, summarize
 from ..player.run import LoadOptions, load_server
 from ..rivals import Contestant, Rival, read_rivals
 from ..rows import RUN_FILE, TURNS_FILE, read_runs, time_stamp, write_whole
-from ..summary import PolicyResult, Spread, compare, summarize
 from ..tables import text_table
 from ..workload.plans import Workload
 

@@ -17,16 +17,16 @@ from typing import Any
 
 from agentkv.errors import InputError
 
-from ..figures.comparisons import (
+from ..figures.drawing import (
     DURATIONS,
     FIRST_TOKENS,
     HITS,
     SAVED,
     draw_side_by_side,
     draw_sweep,
+    in_order,
 )
 from ..figures.runs import Group, grouped, load_runs
-from ..figures.style import in_order
 from ..options import BAD_USAGE, DONE, FAILED, add_kept, command_parser
 from ..rows import require_free
 

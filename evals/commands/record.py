@@ -18,8 +18,7 @@ from typing import Any
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import JobView
 
-from ..event_log.reading import Record, jobs_of, read_record
-from ..event_log.totals import DEFAULT_AFTER_S, job_row, passed_over, totals
+from ..event_log import DEFAULT_AFTER_S, Record, job_row, jobs_of, passed_over, read_record, totals
 from ..options import DONE, FAILED, add_json, command_parser, seconds, whole_number
 from ..page import write_record_page
 from ..rows import require_free

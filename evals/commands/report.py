@@ -20,15 +20,13 @@ from typing import Any
 from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.errors import InputError
 
-from ..event_log.reading import jobs_of, read_record
-from ..event_log.totals import DEFAULT_AFTER_S, passed_over, totals
+from ..event_log import DEFAULT_AFTER_S, jobs_of, passed_over, read_record, totals
+from ..figures.drawing import in_order
 from ..figures.runs import Group, Run, grouped, load_runs, run_of, without_jobs
-from ..figures.style import in_order
 from ..options import DONE, command_parser
-from ..outcomes import RunOutcome
+from ..outcomes import RunOutcome, mean
 from ..page import figure, table, write_page, write_record_page
 from ..rows import TURNS_FILE, require_free
-from ..summary import mean
 from ..tables import cell
 from .plot import DEFAULT_BASELINE, KINDS, drawings
 from .record import summary

@@ -17,10 +17,9 @@ from typing import Any
 
 from agentkv.errors import InputError
 
-from ..outcomes import RunOutcome
+from ..outcomes import RunOutcome, summarize
 from ..rows import RUN_FILE, TURNS_FILE, read_runs
-from ..simulator.catalog import GPU_MEMORY_UTILIZATION
-from ..summary import summarize
+from ..simulator.cost import GPU_MEMORY_UTILIZATION
 
 LOADS = {"jps": "jobs per second", "concurrency": "jobs at once"}
 """What can be swept, with the label of its axis."""

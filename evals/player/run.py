@@ -37,8 +37,7 @@ from ..rows import RunWriter, provenance, row_facts
 from ..server import ServerFacts, ServerUnderTest, preemptions_between
 from ..workload.plans import JobPlan, Workload, with_children
 from ..workload.sample_text import sample_text, sections
-from .conversations import Conversation, LiveConversation, ReplayConversation, Windows
-from .job import JobPlayer
+from .job import Conversation, JobPlayer, LiveConversation, ReplayConversation, Windows
 
 MODES = ("replay", "live")
 MAX_IDLE_CONNECTION_S = 2.0

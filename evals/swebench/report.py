@@ -15,9 +15,9 @@ from typing import Any
 import pandas as pd
 from scipy.stats import binomtest
 
-from ..figures.style import in_order
+from ..figures.drawing import in_order
+from ..outcomes import describe_durations, mean
 from ..rows import require_free, write_whole
-from ..summary import describe_durations, mean
 from ..tables import cell, markdown_table
 from .folder import ERROR_PREFIX, EVAL_FILE, SwebenchRun, read_object, read_run
 from .grading import STATUSES, patch_sha256

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from agentkv.testing.http_front import Answer, HttpFront
-from agentkv.testing.scripted_replies import openai_error
+from agentkv.testing.scripted_server import openai_error
 
 BLOCK_TOKENS = 16
 MAX_CONTEXT_TOKENS = 4096

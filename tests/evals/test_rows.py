@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentkv.errors import InputError
+from agentkv.evals.outcomes import summarize
 from agentkv.evals.rows import RUN_FILE, TURNS_FILE, RunWriter, read_runs, row_facts
-from agentkv.evals.summary import summarize
 from tests.evals.made_runs import job, run, turn, write_run
 
 

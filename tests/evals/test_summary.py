@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from agentkv.evals.commands.compare import table
-from agentkv.evals.outcomes import RunOutcome
-from agentkv.evals.summary import Spread, compare, summarize
+from agentkv.evals.outcomes import RunOutcome, Spread, compare, summarize
 from tests.evals.made_runs import job, run, turn
 
 REFERENCE_KEYS = {

@@ -28,8 +28,8 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv/tool_calls",): 2_200,
     ("agentkv/durations", "agentkv/commands"): 4_100,
     ("agentkv/policies",): 1_900,
-    ("agentkv/testing", "agentkv/server"): 2_100,
-    ("agents",): 900,
+    ("agentkv/testing", "agentkv/server"): 2_000,
+    ("agents",): 600,
     ("integrations",): 1_620,
     ("integrations/vllm",): 1_140,
     ("integrations/vllm/retention",): 3_200,
@@ -37,8 +37,8 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/api",): 1_760,
     ("integrations/vllm/engine",): 1_600,
     ("integrations/vllm/doctor",): 590,
-    ("evals",): 8_900,
-    ("evals/simulator",): 3_100,
+    ("evals",): 8_600,
+    ("evals/simulator",): 3_020,
     ("studies",): 3_500,
     ("tests",): 39_500,
 }
@@ -52,7 +52,6 @@ LONG_ON_PURPOSE: dict[str, str] = {
 """Files over MAX_FILE_LINES, each with its reason."""
 TWICE_ON_PURPOSE: dict[str, str] = {
     "Job": "what a client's session enters, and what a policy is asked about: two APIs",
-    "Event": "not renamed yet",
 }
 """Class names that stand in two files, each with its reason."""
 

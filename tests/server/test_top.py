@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from agentkv.evals.top.command import Top
-from agentkv.evals.top.feed import LiveFeed, ShownJob
+from agentkv.evals.top import LiveFeed, ShownJob, Top
 from agentkv.server.process import ServerProcess
 from tests.server.chat import WORDS, agentkv_get, chat
 
@@ -26,7 +25,7 @@ async def test_the_jobs_of_a_server_are_on_the_screen(tiny_continuum_server: Ser
         while app.board.jobs.get(key, {}).get("turn") != 2:
             await pilot.pause(0.1)
         shown = app.board.jobs[key]
-        events = [event["event"] for event in app.board.events_of(key)]
+        events = [event["event"] for event in app.board.events.get(key)]
         assert key in app._shown
     described = agentkv_get(server, "jobs/watched")
     assert shown["tokens"] == described["context_tokens"] or shown["state"] == "running"

@@ -162,11 +162,6 @@ def release(scheduler: RetainingScheduler, job_key: str) -> dict[str, Any] | Non
     return {"job_id": key.own_id, "freed_blocks": freed_blocks, "savings": savings}
 
 
-def timestamps(scheduler: RetainingScheduler, client: str | None = None) -> dict[str, Any]:
-    """Return the events of this client's jobs, or of all."""
-    return scheduler.watchers.log.as_dict(client)
-
-
 def event_counts(scheduler: RetainingScheduler, client: str | None = None) -> list[tuple[str, int]]:
     """Return the keys of this client's jobs, or of all, with their numbers of events."""
     return scheduler.watchers.log.counts(client)
@@ -194,7 +189,7 @@ def bad_tag(scheduler: RetainingScheduler) -> None:
 OPERATIONS: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
     for operation in (
-        *(info, stats, jobs, job, explain, tool, release, timestamps),
+        *(info, stats, jobs, job, explain, tool, release),
         *(event_counts, events, live, bad_tag, clients),
     )
 }

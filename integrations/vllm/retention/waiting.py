@@ -20,7 +20,7 @@ class StarvationGuard:
     """Finds new jobs, and requests without a job, that too many later turns have overtaken.
 
     They wait here in order of arrival until they have blocks; only the first can become starved.
-    Every operation but `len` is O(1).
+    Every operation is O(1).
     """
 
     def __init__(self) -> None:
@@ -28,10 +28,6 @@ class StarvationGuard:
         """Arrival numbers of those that wait, by request."""
         self._starved: set[str] = set()
         self._num_overtakes = 0
-
-    def __len__(self) -> int:
-        """Requests that wait or are starved."""
-        return len(self.waiting.keys() | self._starved)
 
     def add(self, request_id: str, order: int) -> None:
         """A request with this arrival number waits from now on."""

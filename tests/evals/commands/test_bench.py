@@ -166,8 +166,6 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
     [
         (("--policy", "lifo"), "'lifo', allowed are fcfs"),
         (("--policy", "continuum"), "none of agentkv's policies"),
-        (("--jobs", "0"), "num_jobs: got 0"),
-        (("--jps", "-1"), "jps: got -1.0"),
         (("--workload", "gsm8k"), "allowed is one of reference"),
         (("--trace", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--arrivals", "now"), "--arrivals: got 'now'"),

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agentkv.evals.event_log.reading import Event, LoggedJob, Record, jobs_of
+from agentkv.evals.event_log import LoggedJob, Record, jobs_of
 from agentkv.integrations.vllm.watch.job_view import JobView
 
 ROW = dict[str, Any]
@@ -65,8 +65,7 @@ TWO_TURNS = [
 
 
 def record_of(*rows: ROW, job_id: str = "job") -> Record:
-    events = [Event(row["event"], row["at_s"], row) for row in rows]
-    return Record("test", {LoggedJob(job_id): events})
+    return Record("test", {LoggedJob(job_id): [*rows]})
 
 
 def job_of(*rows: ROW) -> JobView:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentkv.evals.event_log.reading import NUMBERS, Event, LoggedJob, Record, jobs_of
-from agentkv.evals.event_log.totals import job_row, totals
+from agentkv.evals.event_log import NUMBERS, LoggedJob, Record, job_row, jobs_of, totals
 from agentkv.integrations.vllm.watch.job_view import sentence
 from tests.evals.event_log.rows import (
     CLOSED,
@@ -152,7 +151,7 @@ NAMES = (*NUMBERS, "preempted", "aborted", "tool_started", "tool_finished", "dec
 def test_any_order_of_events_is_told_without_an_exception(names: list[str]) -> None:
     """In any order of events every turn is counted once and ends after it began."""
     events = [
-        Event(name, float(at_s), {"event": name, "at_s": at_s} | numbers)
+        {"event": name, "at_s": at_s} | numbers
         for at_s, name in enumerate(names)
         for numbers in [dict.fromkeys(NUMBERS.get(name, ()), at_s % 5)]
     ]

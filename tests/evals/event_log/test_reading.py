@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentkv.errors import AgentKVServerError, InputError
-from agentkv.evals.event_log.reading import LoggedJob, read_record
+from agentkv.evals.event_log import LoggedJob, read_record
 from tests.evals.event_log.rows import TWO_TURNS, arrival, write_record
 
 

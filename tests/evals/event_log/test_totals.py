@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentkv.evals.event_log.totals import passed_over
+from agentkv.evals.event_log import passed_over
 from agentkv.integrations.vllm.watch.job_view import JobView, TurnView
 
 

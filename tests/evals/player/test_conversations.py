@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.evals.player.conversations import LiveConversation, ReplayConversation, Windows
+from agentkv.evals.player.job import LiveConversation, ReplayConversation, Windows
 from agentkv.evals.workload.plans import JobPlan, Prefix, TurnPlan
 from agentkv.evals.workload.sample_text import sample_text, sections
 

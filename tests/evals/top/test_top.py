@@ -17,9 +17,8 @@ from textual.widgets import DataTable
 
 from agentkv.cli import main
 from agentkv.errors import AgentKVServerError
-from agentkv.evals.top import command
-from agentkv.evals.top.command import Top
-from agentkv.evals.top.feed import Board, LiveFeed, ShownJob
+from agentkv.evals import top as command
+from agentkv.evals.top import Board, LiveFeed, ShownJob, Top
 
 SIZE = (80, 24)
 
@@ -216,6 +215,6 @@ def test_events_that_are_sent_twice_are_kept_once() -> None:
     board = Board()
     for now_s in (60.0, 61.0):
         board.update({"engines": [engine(0, at_s=now_s, events=list(EVENTS))]})
-    assert len(board.events_of(ShownJob(0, "build"))) == 2
+    assert len(board.events.get(ShownJob(0, "build"))) == 2
     board.update({"engines": [engine(0, at_s=45.0, events=[{**EVENTS[0], "at_s": 44.0}])]})
-    assert len(board.events_of(ShownJob(0, "build"))) == 3
+    assert len(board.events.get(ShownJob(0, "build"))) == 3

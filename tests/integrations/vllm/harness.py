@@ -61,6 +61,11 @@ class Engine(SteppedEngine):
     def pin_ends(self) -> dict[str, int]:
         return dict(self.totals.get("pin_ends_total", {}))
 
+    @property
+    def events(self) -> dict[str, Any]:
+        """The event log, by job."""
+        return dict(self.scheduler.watchers.log.as_dict()["jobs"])
+
     def running(self) -> list[str]:
         return [request.request_id for request in self.scheduler.running]
 

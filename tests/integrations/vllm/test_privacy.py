@@ -22,8 +22,8 @@ REPLY = f"Let me ask.\n```bash\n{COMMAND}\n```"
 
 def shown(engine: Engine) -> str:
     """All that the reading routes answer."""
-    answers = [engine_side.call(engine.scheduler, op, []) for op in ("jobs", "timestamps", "stats")]
-    return json.dumps(answers)
+    answers = [engine_side.call(engine.scheduler, op, []) for op in ("jobs", "stats")]
+    return json.dumps([*answers, engine.events])
 
 
 def by_tag(engine: Engine) -> None:

@@ -214,7 +214,7 @@ def test_a_decision_is_explained() -> None:
     assert job["prediction_explanation"]
     assert job["ttl_s"] > 0
     assert job["ttl_reason"].startswith("fast, by ")
-    events = {event["event"]: event for event in ask(engine, "timestamps")["jobs"]["a"]}
+    events = {event["event"]: event for event in engine.events["a"]}
     assert list(events)[-3:] == ["finish", "pinned", "decision"]
     decision = events["decision"]
     assert (decision["command"], decision["speed"], decision["told_by"]) == ("ls", "fast", "reply")
@@ -229,7 +229,7 @@ def test_a_freed_turn_is_explained_too() -> None:
     job = ask(engine, "job", "a")
     assert (job["predicted_speed"], job["ttl_s"], job["pinned_blocks"]) == ("slow", 0.0, 0)
     assert job["ttl_reason"].startswith("slow, by ")
-    events = [event["event"] for event in ask(engine, "timestamps")["jobs"]["a"]]
+    events = [event["event"] for event in engine.events["a"]]
     assert events[-3:] == ["pinned", "decision", "unpinned"]
 
 
@@ -241,7 +241,7 @@ def test_continuum_predicts_nothing() -> None:
     job = ask(engine, "job", "a")
     assert (job["predicted_speed"], job["prediction_source"]) == (None, None)
     assert engine.pinned == {"a": 6}
-    assert "decision" not in [event["event"] for event in ask(engine, "timestamps")["jobs"]["a"]]
+    assert "decision" not in [event["event"] for event in engine.events["a"]]
 
 
 @pytest.mark.parametrize("turn", [1, 3, 1_000_000])
@@ -282,7 +282,7 @@ def test_a_lone_surrogate_does_not_get_into_answers() -> None:
     call = '{"name": "bash", "arguments": {"command": "echo \\ud83d; sleep 900"}}'
     engine.turn(prompt_of(100), reply=f"<tool_call>\n{call}\n</tool_call>", job_id="a")
     engine.turn(prompt_of(100, salt=1), reply="```bash\necho \ud800\n```", job_id="b")
-    for op, args in (("jobs", []), ("job", ["a"]), ("timestamps", [])):
+    for op, args in (("jobs", []), ("job", ["a"]), ("events", [[("a", 0, 99)], 0.0])):
         answer = engine_call.call(engine.scheduler, op, args)
         assert "echo ?; sleep 900" in msgspec.msgpack.encode(answer).decode(errors="replace")
     assert engine.pinned["b"] == 6

@@ -35,7 +35,7 @@ def test_a_client_s_lists_show_its_own_jobs_alone() -> None:
 
     def seen_by(*client: str) -> list[list[str]]:
         jobs = engine_side.call(engine.scheduler, "jobs", [*client])
-        events = engine_side.call(engine.scheduler, "timestamps", [*client])
+        events = engine.scheduler.watchers.log.as_dict(*client)
         return [[job["job_id"] for job in jobs], [*events["jobs"]]]
 
     assert seen_by(ALICE) == [["a-job"], ["a-job"]]

@@ -252,7 +252,7 @@ def test_an_inferred_job_is_marked() -> None:
     engine = Engine()
     agents = play(engine, TWO_TURNS)
     agents.says("b", job_id="named")
-    events = engine_side.call(engine.scheduler, "timestamps", [])["jobs"]
+    events = engine.events
     assert events["inferred-a1"][0]["inferred"] is True
     assert events["named"][0]["inferred"] is False
     assert engine_side.call(engine.scheduler, "stats", [])["inferred_jobs_total"] == 1

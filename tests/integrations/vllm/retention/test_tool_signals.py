@@ -91,7 +91,7 @@ def test_operations_answer_with_plain_data() -> None:
     assert released == {"job_id": "a", "freed_blocks": 6}
     ask("bad_tag")
     assert ask("stats")["bad_tags_total"] == 1
-    events = [event["event"] for event in ask("timestamps")["jobs"]["a"]]
+    events = [event["event"] for event in engine.events["a"]]
     of_the_job = [event for event in events if event not in ("kv_state", "kv_freed")]
     assert of_the_job[:4] == ["arrival", "waiting_to_running", "finish", "pinned"]
     assert of_the_job[-2:] == ["unpinned", "closed"]

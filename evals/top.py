@@ -1,15 +1,18 @@
 """`agentkv top`: a server's memory, jobs and decisions in the terminal, as they change.
 
-Reads the server's stream of snapshots and nothing else; `feed` keeps what it says.
+Reads the server's stream of snapshots (docs/reference/routes.md) and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
+import httpx
 from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
@@ -20,8 +23,130 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from agentkv.errors import AgentKVServerError
 
-from ..options import DONE, FAILED, command_parser
-from .feed import Board, LiveFeed, ShownJob
+from .options import DONE, FAILED, command_parser
+
+SILENCE_S = 30.0
+"""A server that is alive sends a snapshot a second; after this much silence it is given up."""
+MAX_EVENTS_OF_JOB = 200
+MAX_JOBS_REMEMBERED = 1000
+
+Entry = Mapping[str, Any]
+"""A job or an event of a snapshot."""
+
+
+class ShownJob(NamedTuple):
+    """A job on one engine, as the screen knows it."""
+
+    engine: int
+    job_id: str
+
+
+class LiveFeed:
+    """The stream of one server, with or without `/v1` in its URL; `transport` is for tests."""
+
+    def __init__(
+        self, url: str, api_key: str | None, *, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        self.root_url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._transport = transport
+
+    async def snapshots(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield snapshots as they come. Raises AgentKVServerError when there are no more, with
+        what happened and what to do."""
+        timeout = httpx.Timeout(SILENCE_S)
+        try:
+            async with (
+                httpx.AsyncClient(
+                    headers=self._headers, timeout=timeout, transport=self._transport
+                ) as client,
+                client.stream("GET", f"{self.root_url}/v1/agentkv/live") as answer,
+            ):
+                await self._require_stream(answer)
+                async for name, data in _events(answer):
+                    if name == "gone":
+                        raise AgentKVServerError(f"{self.root_url}: {data.get('problem')}")
+                    yield data
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise AgentKVServerError(
+                f"{self.root_url} does not answer ({type(error).__name__}: {error}): start the "
+                "server, or give its address with --url"
+            ) from error
+        raise AgentKVServerError(f"{self.root_url} has ended the stream")
+
+    async def _require_stream(self, answer: httpx.Response) -> None:
+        if answer.is_success and "event-stream" in answer.headers.get("content-type", ""):
+            return
+        status = answer.status_code
+        if status in (401, 403):
+            problem = f"HTTP {status}: give the server's key with --api-key"
+        elif status == 404 or answer.is_success:
+            problem = (
+                "it has no /v1/agentkv/live. Its policy is a stock one (fcfs or priority), or its "
+                "agentkv is older than this one: start it with --scheduling-policy agentkv or "
+                "continuum"
+            )
+        else:
+            await answer.aread()
+            problem = f"HTTP {status}: {answer.text[:200]}"
+        raise AgentKVServerError(f"{self.root_url} answers, but {problem}")
+
+
+async def _events(answer: httpx.Response) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """The server-sent events of a response: name and data."""
+    name = ""
+    async for line in answer.aiter_lines():
+        field, _, value = line.partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            yield name, json.loads(value)
+
+
+class Board:
+    """The newest snapshot, and the events of all jobs since the stream was opened."""
+
+    def __init__(self) -> None:
+        self.engines: list[dict[str, Any]] = []
+        self.log: deque[tuple[ShownJob, Entry]] = deque(maxlen=MAX_EVENTS_OF_JOB)
+        """What happened last, to any job."""
+        self.events: dict[ShownJob, deque[Entry]] = {}
+        """What happened to each job, as far as it was seen."""
+        self._seen_s: dict[int, float] = {}
+
+    def update(self, snapshot: Mapping[str, Any]) -> None:
+        """Take a snapshot; events that were in an earlier one are passed over."""
+        self.engines = list(snapshot.get("engines", ()))
+        for engine in self.engines:
+            number, now_s = int(engine["engine"]), float(engine["at_s"])
+            seen_s = self._seen_s.get(number, -1.0)
+            seen_s = -1.0 if now_s < seen_s else seen_s  # the server was started again
+            for event in engine["events"]:
+                if event["at_s"] > seen_s:
+                    self._add(ShownJob(number, event["job_id"]), event)
+            self._seen_s[number] = now_s
+
+    def _add(self, key: ShownJob, event: Entry) -> None:
+        events = self.events.pop(key, None) or deque(maxlen=MAX_EVENTS_OF_JOB)
+        events.append(event)
+        self.events[key] = events  # the last active one comes last
+        if len(self.events) > MAX_JOBS_REMEMBERED:
+            del self.events[next(iter(self.events))]
+        self.log.append((key, event))
+
+    @property
+    def jobs(self) -> dict[ShownJob, dict[str, Any]]:
+        """The jobs of the newest snapshot."""
+        return {
+            ShownJob(int(engine["engine"]), job["job_id"]): job
+            for engine in self.engines
+            for job in engine["jobs"]
+        }
+
+    def total(self, group: str, name: str) -> float:
+        """A number of a group of `stats`, added up over engines; 0 where there is none."""
+        return sum(engine.get("stats", {}).get(group, {}).get(name, 0) for engine in self.engines)
+
 
 RETRY_S = 2.0
 POOL = (("running", "█", "blue"), ("held", "█", "green"), ("cached", "▒", "bright_black"))
@@ -32,14 +157,13 @@ DECISIONS = frozenset({"decision", "unpinned", "held", "due", "evicted", "trimme
 MAX_BARS = 3
 NUM_DECISIONS = 4
 
-Job = Mapping[str, Any]
 COLUMNS = (
     *(("job", 20), ("state", 10), ("turn", 7), ("tokens", 9), ("tool", 15)),
     *(("for", 8), ("predicted", 11)),
 )
 """Columns and their widths in a terminal of 80 characters; in a wider one job and tool grow."""
 
-SORTS: Mapping[str, Callable[[ShownJob, Job], Any]] = {
+SORTS: Mapping[str, Callable[[ShownJob, Entry], Any]] = {
     "state": lambda key, job: (STATES.index(job["state"]), -job["for_s"]),
     "tokens": lambda key, job: -job["tokens"],
     "for": lambda key, job: -job["for_s"],
@@ -51,9 +175,8 @@ SORTS: Mapping[str, Callable[[ShownJob, Job], Any]] = {
 def main(argv: Sequence[str]) -> int:
     """0: shown until the user quits; 1: the server cannot be watched."""
     parser = command_parser("top", __doc__)
-    parser.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)"
-    )
+    address = "the server (default: %(default)s)"
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help=address)
     parser.add_argument("--api-key", help="sent as a bearer token")
     options = parser.parse_args(argv)
     if not sys.stdout.isatty():
@@ -79,13 +202,8 @@ async def _first(feed: LiveFeed) -> None:
 class JobScreen(ModalScreen[None]):
     """The turns of one job, and why each thing was done, newest last."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,enter,q", "dismiss", "Back"),
-    ]
-    CSS = """
-    JobScreen { align: center middle; }
-    #pane { border: round green; }
-    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q", "dismiss", "Back")]
+    CSS = "JobScreen { align: center middle; } #pane { border: round green; }"
 
     def __init__(self, board: Board, key: ShownJob) -> None:
         super().__init__()
@@ -104,7 +222,7 @@ class JobScreen(ModalScreen[None]):
     def show(self) -> None:
         """Bring the events up to date, and stay at their end."""
         pane = self.query_one("#pane")
-        events = self._board.events_of(self._key)
+        events = self._board.events.get(self._key, ())
         job = self._board.jobs.get(self._key)
         state = "gone"
         if job is not None:
@@ -237,7 +355,7 @@ class Top(App[None]):
             table.move_cursor(row=self._shown.index(at), animate=False, scroll=False)
         table.scroll_y = top
 
-    def _cells(self, key: ShownJob, job: Job) -> tuple[str, ...]:
+    def _cells(self, key: ShownJob, job: Entry) -> tuple[str, ...]:
         job_id = key.job_id
         if len(self.board.engines) > 1:
             job_id = f"{key.engine}:{job_id}"
@@ -314,7 +432,7 @@ class Top(App[None]):
         return Text("\n").join(lines)
 
 
-def _searched(key: ShownJob, job: Job) -> str:
+def _searched(key: ShownJob, job: Entry) -> str:
     return " ".join(filter(None, (key.job_id, job["state"], job["tool"], job["command"]))).lower()
 
 

@@ -1,0 +1,319 @@
+"""Reads the event log of a server with the plugin, and adds it up.
+
+The log is a file, the one in a folder, or a running server's. The sums are per job and over all
+jobs, as JSON values; a share or a mean of nothing is None.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
+from agentkv.errors import InputError
+from agentkv.integrations.vllm.watch.job_view import (
+    KEPT_ENDS,
+    WASTED_ENDS,
+    HoldView,
+    JobView,
+    TurnView,
+    job_views,
+)
+from agentkv.policies.settings import Settings
+
+from .outcomes import mean, quantile
+from .rows import json_object
+
+NUMBERS = {
+    "arrival": ("turn", "prompt_length"),
+    "waiting_to_running": ("prompt_length", "hit_length", "expected_hit_length", "waited_s"),
+    "reuse": ("turn", "expected_tokens", "kept_tokens"),
+    "resumed": ("hit_length",),
+    "evicted": ("lost_tokens",),
+    "finish": ("turn", "context_length"),
+    "pinned": ("blocks", "ttl_s"),
+    "unpinned": ("blocks", "held_s"),
+    "closed": ("turns",),
+}
+"""Numbers that each event must carry; further events and fields are let through."""
+OPTIONAL_NUMBERS = {"tool_finished": ("duration_s",), "finish": ("output_length",)}
+"""Numbers that an event may carry; null is none."""
+_FILE_PATTERNS = ("scheduler_timestamps*.jsonl*", "timestamps.json")
+"""Names in a server's --run-output-dir and in the folder of a run."""
+
+
+class LoggedJob(NamedTuple):
+    """A job on one engine: the clocks of two engines do not compare. None: there is only one."""
+
+    job_id: str
+    engine: int | None = None
+
+
+class Record(NamedTuple):
+    """Every job's events in order, as they are logged; `is_cut` if the last line was incomplete."""
+
+    source: str
+    events: Mapping[LoggedJob, list[Mapping[str, Any]]]
+    is_cut: bool = False
+
+
+def jobs_of(record: Record) -> list[JobView]:
+    """All jobs of the log in the order of their first event; an id used after its close is new."""
+    jobs = [
+        view
+        for key, events in record.events.items()
+        for view in job_views(key.job_id, events, key.engine)
+    ]
+    return sorted(jobs, key=lambda job: (job.engine or 0, job.started_s))
+
+
+def read_record(source: str, *, api_key: str | None = None) -> Record:
+    """Read the event log of a server (its URL), a file, or the one log in a folder.
+
+    Raises InputError for one that cannot be read, is misshapen or empty, AgentKVServerError for a
+    server without an answer.
+    """
+    answer, text = None, ""
+    if source.startswith(("http://", "https://")):
+        server = ServerAPI(source, api_key=api_key, timeout_s=COMMAND_TIMEOUT_S)
+        answer = server.timestamps()
+    else:
+        path = _file_of(Path(source))
+        source, text = str(path), _text_of(path)
+        with suppress(InputError):
+            document = json_object(source, text)
+            answer = None if "event" in document else document  # a log of one line
+    rows, is_cut = _line_rows(source, text) if answer is None else _answer_rows(source, answer)
+    events: dict[LoggedJob, list[Mapping[str, Any]]] = {}
+    for place, row in rows:
+        events.setdefault(_job_in(place, row), []).append(row)
+    if not events:
+        raise InputError(f"{source}: no event of any job in it")
+    return Record(source, events, is_cut)
+
+
+def _file_of(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    found = sorted(file for pattern in _FILE_PATTERNS for file in path.glob(pattern))
+    if len(found) != 1:
+        seen = ", ".join(file.name for file in found) or "none"
+        due = " or ".join(_FILE_PATTERNS)
+        raise InputError(f"{path}: needs exactly one {due}, found {seen}; name the file")
+    return found[0]
+
+
+def _text_of(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot read this record: {error}") from error
+
+
+_Rows = list[tuple[str, Mapping[str, Any]]]
+"""Places for messages, and rows with the id of their job."""
+
+
+def _line_rows(source: str, text: str) -> tuple[_Rows, bool]:
+    """The rows, and whether a last line without its line feed is incomplete."""
+    rows: _Rows = []
+    *lines, last = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            place = f"{source}: line {number}"
+            rows.append((place, json_object(place, line)))
+    with suppress(InputError):
+        rows.append((f"{source}: last line", json_object(source, last)))
+        last = ""
+    return rows, bool(last.strip())
+
+
+def _answer_rows(source: str, answer: Mapping[str, Any]) -> tuple[_Rows, bool]:
+    rows: _Rows = []
+    for job_id, events in _object(f"{source}: 'jobs'", answer.get("jobs")).items():
+        for number, row in enumerate(events if isinstance(events, list) else [events], start=1):
+            place = f"{source}: job {job_id!r}, event {number}"
+            rows.append((place, {**_object(place, row), "job_id": job_id}))
+    return rows, False
+
+
+def _object(place: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"{place}: needs a JSON object, got {str(value)[:80]!r}")
+    return value
+
+
+def _job_in(place: str, row: Mapping[str, Any]) -> LoggedJob:
+    """The job of a row; InputError for a row that cannot be read."""
+    for field in ("job_id", "event"):
+        if not isinstance(row.get(field), str):
+            raise InputError(f"{place}: {field} must be a string, got {row.get(field)!r}")
+    name, engine = row["event"], row.get("engine")
+    optional = [field for field in OPTIONAL_NUMBERS.get(name, ()) if row.get(field) is not None]
+    for field in ("at_s", *NUMBERS.get(name, ()), *optional):
+        if not _is_number(row.get(field)):
+            seen = repr(row[field]) if field in row else "nothing"
+            raise InputError(f"{place}: {name}: {field} must be a number, got {seen}")
+    if row.get("miss") is not None:
+        miss = _object(f"{place}: {name}: miss", row["miss"])
+        if not _is_number(miss.get("tokens")) or not {"reason", "why"} <= miss.keys():
+            raise InputError(f"{place}: {name}: miss must have tokens, reason and why: {miss}")
+    return LoggedJob(row["job_id"], engine if isinstance(engine, int) else None)
+
+
+def _is_number(value: Any) -> bool:
+    """True for a number that a float holds; false for NaN, which compares with nothing."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max
+
+
+DEFAULT_AFTER_S: float = Settings.model_fields["patience_s"].default
+"""The patience of the `agentkv` policy where nothing else is set."""
+
+
+def totals(jobs: Sequence[JobView]) -> dict[str, Any]:
+    """One document over all jobs."""
+    turns = [turn for job in jobs for turn in job.turns]
+    bubbles = [bubble for job in jobs for bubble in job.bubbles]
+    return {
+        "jobs": len(jobs),
+        **_turn_counts(turns),
+        "bubble_s": _spread(bubble.seconds for bubble in bubbles),
+        "bubble_tool_s": _spread(bubble.tool_s for bubble in bubbles),
+        "bubble_queued_s": _spread(bubble.queued_s for bubble in bubbles),
+        **_hits(turns),
+        "queued_first_s": _spread(_waits(t for t in turns if t.turn == 1)),
+        "queued_evicted_s": _spread(_waits(t for t in turns if t.lost_tokens)),
+        "queued_kept_s": _spread(_waits(t for t in turns if t.is_continuing and not t.lost_tokens)),
+        **_pins([pin for job in jobs for pin in job.holds]),
+        "closed": dict(Counter(job.close_reason or "open" for job in jobs)),
+    }
+
+
+def job_row(job: JobView) -> dict[str, Any]:
+    """One job: the same counts, and its turns one by one."""
+    return {
+        "job_id": job.job_id,
+        "engine": job.engine,
+        "life": job.life,
+        "started_s": round(job.started_s, 6),
+        "ended_s": round(job.ended_s, 6),
+        "close_reason": job.close_reason,
+        **_turn_counts(job.turns),
+        "bubbles_s": [round(bubble.seconds, 6) for bubble in job.bubbles],
+        "bubble_tools_s": [round(bubble.tool_s, 6) for bubble in job.bubbles],
+        "bubble_queued_s": [round(bubble.queued_s, 6) for bubble in job.bubbles],
+        **_hits(job.turns),
+        "queued_evicted_s": [round(s, 6) for s in _waits(t for t in job.turns if t.lost_tokens)],
+        **_pins(job.holds),
+        "turn_rows": [_turn_row(turn) for turn in job.turns],
+    }
+
+
+_TURN_FIELDS = (
+    *("turn", "arrived_s", "started_s", "ended_s", "prompt_tokens", "hit_tokens"),
+    *("expected_hit_tokens", "lost_tokens", "is_diverged", "is_aborted", "is_retry"),
+)
+
+
+def _turn_row(turn: TurnView) -> dict[str, Any]:
+    return {
+        **{name: getattr(turn, name) for name in _TURN_FIELDS},
+        "waited_s": None if turn.waited_s is None else round(turn.waited_s, 6),
+        "preemptions": len(turn.preempted_s),
+    }
+
+
+def _turn_counts(turns: Sequence[TurnView]) -> dict[str, int]:
+    return {
+        "turns": len(turns),
+        "turns_finished": sum(t.ended_s is not None and not t.is_aborted for t in turns),
+        "turns_aborted": sum(turn.is_aborted for turn in turns),
+        "turns_evicted": sum(turn.lost_tokens > 0 for turn in turns),
+        "turns_diverged": sum(turn.is_diverged for turn in turns),
+        "preemptions": sum(len(turn.preempted_s) for turn in turns),
+    }
+
+
+def _hits(turns: Sequence[TurnView]) -> dict[str, Any]:
+    """Tokens of continuing turns: a first turn has nothing of its own to find."""
+    continuing = [turn for turn in turns if turn.is_continuing]
+    prompt_tokens = sum(turn.prompt_tokens for turn in continuing)
+    hit_tokens = sum(turn.hit_tokens for turn in continuing)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "hit_tokens": hit_tokens,
+        "expected_hit_tokens": sum(turn.expected_hit_tokens for turn in continuing),
+        "lost_tokens": sum(turn.lost_tokens for turn in turns),
+        "hit_rate": round(hit_tokens / prompt_tokens, 6) if prompt_tokens else None,
+    }
+
+
+def _pins(pins: Sequence[HoldView]) -> dict[str, Any]:
+    kept = [pin for pin in pins if pin.end in KEPT_ENDS]
+    wasted = [pin for pin in pins if pin.end in WASTED_ENDS]
+    return {
+        "pins": len(pins),
+        "pins_kept": len(kept),
+        "pins_wasted": len(wasted),
+        "pin_ends": dict(Counter(pin.end for pin in pins if pin.end is not None)),
+        "kept_block_s": round(sum(pin.block_seconds for pin in kept), 6),
+        "wasted_block_s": round(sum(pin.block_seconds for pin in wasted), 6),
+    }
+
+
+def _waits(turns: Iterable[TurnView]) -> list[float]:
+    return [turn.waited_s for turn in turns if turn.waited_s is not None]
+
+
+def _spread(values: Iterable[float]) -> dict[str, Any]:
+    times_s = list(values)
+    shares = {"p50": 0.5, "p90": 0.9, "max": 1.0}
+    found = {"mean": mean(times_s)} | {key: quantile(times_s, at) for key, at in shares.items()}
+    return {"n": len(times_s)} | {
+        key: None if value is None else round(value, 6) for key, value in found.items()
+    }
+
+
+def passed_over(jobs: Iterable[JobView], after_s: float) -> dict[str, Any]:
+    """Count turns that waited longer than `after_s` and then saw turns of later jobs start.
+
+    A job is later than another of its engine if its first event is; parents and priorities of jobs
+    are not in the log. `first` turns are compared with other first turns alone, `continuing` ones
+    with all. `most` is the largest number of later turns that one of them saw. Turns that were due,
+    which go before all, do not count as later.
+    """
+    rows = [
+        (job.engine or 0, job.started_s, t.arrived_s, t.started_s, t.turn == 1, t.is_due)
+        for job in jobs
+        for t in job.turns
+        if t.started_s is not None
+    ]
+    engine, known_s, arrived_s, started_s, first, due = np.array(rows, float).reshape(-1, 6).T
+    is_first, overdue_s = first == 1, arrived_s + after_s
+    counts = {}
+    groups = {"continuing": (~is_first, due == 0), "first": (is_first, is_first & (due == 0))}
+    for name, (is_counted, may_pass) in groups.items():
+        late = np.flatnonzero(is_counted & (started_s > overdue_s))
+        num_later = []
+        for turn in late:
+            is_later = may_pass & (engine == engine[turn]) & (known_s > known_s[turn])
+            is_between = (started_s > overdue_s[turn]) & (started_s < started_s[turn])
+            num_later.append(int(np.sum(is_later & is_between)))
+        counts[name] = {
+            "after_s": after_s,
+            "turns": int(is_counted.sum()),
+            "waited_longer": len(late),
+            "passed_over": sum(count > 0 for count in num_later),
+            "most": max(num_later, default=0),
+        }
+    return counts

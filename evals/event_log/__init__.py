@@ -1,1 +1,0 @@
-"""Reads what a server with the plugin recorded of each job, and adds it up."""

@@ -1,1 +1,0 @@
-"""`agentkv top`: a running server in the terminal."""
