@@ -145,7 +145,8 @@ class Board:
 
     def total(self, group: str, name: str) -> float:
         """A number of a group of `stats`, added up over engines; 0 where there is none."""
-        return sum(engine.get("stats", {}).get(group, {}).get(name, 0) for engine in self.engines)
+        groups = ((engine.get("stats") or {}).get(group, {}) for engine in self.engines)
+        return float(sum(numbers.get(name, 0) for numbers in groups))
 
 
 RETRY_S = 2.0
@@ -356,9 +357,8 @@ class Top(App[None]):
         table.scroll_y = top
 
     def _cells(self, key: ShownJob, job: Entry) -> tuple[str, ...]:
-        job_id = key.job_id
-        if len(self.board.engines) > 1:
-            job_id = f"{key.engine}:{job_id}"
+        is_one = len(self.board.engines) == 1
+        job_id = key.job_id if is_one else f"{key.engine}:{key.job_id}"
         p50, p90 = job["predicted_p50_s"], job["predicted_p90_s"]
         expected = f"/{job['expected_turns']}" if job["expected_turns"] else ""
         return (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.metrics.stats import SchedulerStats
@@ -17,6 +17,9 @@ from vllm.v1.request import Request
 
 from ..retention.costs import Step, StepTimeModel
 from . import seam
+
+if TYPE_CHECKING:
+    from .scheduler import RetainingScheduler
 
 
 class EngineClock:
@@ -119,20 +122,10 @@ MAX_UNDER_WAY = 16
 """Steps scheduled but not yet processed; beyond that some never will be, and all are forgotten."""
 
 
-class TimedScheduler(Protocol):
-    """What StepTimer asks of the scheduler whose steps it times."""
-
-    def monotonic(self) -> float: ...
-
-    def memory_use(self) -> tuple[float, float]: ...
-
-    def num_steps(self, output: SchedulerOutput) -> int: ...
-
-
 class StepTimer:
     """Follows each step from when it is scheduled, or the one before ends, to its outputs."""
 
-    def __init__(self, model: StepTimeModel, scheduler: TimedScheduler) -> None:
+    def __init__(self, model: StepTimeModel, scheduler: RetainingScheduler) -> None:
         self._model = model
         self._scheduler = scheduler
         self._prefilling: dict[str, Request] = {}
