@@ -43,7 +43,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("tests",): 39_500,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_WHEEL_LINES = 39_800
+MAX_WHEEL_LINES = 39_720
 MAX_DOCS_WORDS = 33_000
 
 LONG_ON_PURPOSE: dict[str, str] = {
