@@ -24,17 +24,16 @@ Source = Literal[
     "mistral",  # [TOOL_CALLS]
     "glm",  # <arg_key>...</arg_key><arg_value>...</arg_value>
     "kimi_k2",  # <|tool_call_begin|>functions.name:0
-    "kimi_k3",  # <|open|>call tool="name"<|sep|>
-    "k2_horizon",  # <ifm|tool_call>name<ifm|arg_key>
     "minimax_m3",  # ]<]minimax[>[<invoke name="name">
     "react",  # Action: name, Action Input: ...
     "deepseek",  # tool-call tokens spelled with full-width bars
+    "terminus",  # {"commands": [{"keystrokes": "..."}]}
     "gemma",  # call:name{key:<|"|>...<|"|>}
     "harmony",  # <|channel|>commentary to=functions.name
 ]
 """Which reader found a call."""
 
-COMMAND_ARGUMENTS = ("command", "cmd", "script", "code", "argv")
+COMMAND_ARGUMENTS = ("command", "cmd", "script", "code", "argv", "keystrokes")
 """Arguments in which a bash-like tool takes its command, as text or as a list of words. The first
 one present counts; without any, `commands` does: a text, or a list of texts to run in turn."""
 
@@ -48,6 +47,8 @@ _BARE_NAMES = frozenset({"run", "exec", "execute", "command", "cmd", "console"})
 _NAMESPACE = re.compile(r".*(?:[.:/]|__)")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _NAME_CHARS = 200
+# Tokens of a chat template that a server left in a name: `bash<|channel|>commentary`.
+_CONTROL_TOKEN = re.compile(r"<[^<>]*+>|\[[A-Z_]++\]|<")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,12 @@ class ToolCall:
 def call_of(
     name: str, arguments: Mapping[str, object], source: Source, call_id: str | None = None
 ) -> ToolCall:
-    """Make a call, with the command that its arguments hold if the tool runs bash."""
+    """Make a call, with the command that its arguments hold if the tool runs bash.
+
+    Control tokens cut a name into parts, of which the first that is not blank counts.
+    """
+    parts = (part.strip() for part in _CONTROL_TOKEN.split(name))
+    name = next(filter(None, parts), name)
     command = _command_in(arguments) if is_bash_like(name) else None
     return ToolCall(name, command, arguments, call_id, source)
 

@@ -8,12 +8,11 @@ end and a fence in a here-document closes its block, both wrong for commands to 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-from agentkv.commands.syntax import HEREDOC_OPENER
-from agentkv.tool_calls.call import bash_calls
+from agentkv.tool_calls.call import ToolCall, bash_calls
+from agentkv.tool_calls.json_calls import calls_of_answer
 from agentkv.tool_calls.reply_text import Reading, ReplyText, ShellQuotes
-from agentkv.tool_calls.thoughts import thought_that_ends
+from agentkv.tool_calls.thoughts import ends_a_thought, thought_that_ends
 
 OPENERS = (r"`(?<!``)``++[^`\n]*+(?=\n)", r"~(?<!~~)~~++[^\n]*+(?=\n)")
 
@@ -22,8 +21,17 @@ _LANGUAGE = re.compile(r"\s*+\{?\s*+\.?([A-Za-z_]++(?:-session)?+)(?![\w+#-])")
 _SESSIONS = frozenset({"bash-session", "sh-session", "shell-session", "shellsession"})
 """Without a prompt, these hold output only; a console without prompts holds only commands."""
 _CONSOLES = _SESSIONS | {"console"}
+_TYPED = re.compile(
+    r"(?m)^(?:\([^()\n]{1,60}\)[ \t]?)?"
+    r"(?:\[?[\w.-]{1,60}@[^$#%\u276f\n]{1,150}+[$#%\u276f]|[$%\u276f])[ \t]((?:.*\\\n)*+.*)"
+)
+"""What stands behind a prompt, with the lines that continue it."""
 _BASH = _CONSOLES | {"bash", "sh", "shell", "zsh", "mswea_bash_command"}
 _MARKDOWN = frozenset({"markdown", "md"})
+_ANSWERS = frozenset({"", "json"})
+"""Languages of a block that may be the whole answer of an agent."""
+_DISCUSSION = re.compile(r"[\s*#]*+(?i:discussion|thoughts?)[*]*+(?::|[*]*+[ \t]*+\n)")
+_END_OF_TEXT = re.compile(r"\s*+\Z")
 _PREFIX = re.compile(r"[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+")
 _CLOSER_AT_LINE_END = re.compile(r"`(?<!``)``++(?=[ \t]{0,20}(?:<[|\uff5c/]|\n|\Z))")
 _MAX_TRIES = 10
@@ -47,20 +55,6 @@ _KNOWN_LANGUAGE = re.compile(
     r"|plaintext|powershell|py|python|python3|r|rb|ruby|rust|scala|scss|sh|shell|sql|swift|terraform"
     r"|text|toml|ts|tsx|txt|typescript|xml|yaml|yml|zsh)"
 )
-
-# `user@host:~/x`, `[user@host x]`, `bash-5.1`, `~/x (main)`, behind environments such as `(venv)`.
-_PLACE = (
-    r"(?:\[[^\]\s][^\]\n]{0,99}+\]"
-    r"|[\w.-]{1,60}@[\w.-]{1,100}+[^\n$#%>\u276f]{0,200}+"
-    r"|(?:ba|da|k|z)?sh-[\d.]{1,8}"
-    r"|[~/][^\s$#%>\u276f]{0,200}(?:[ \t]\([^()\n]{1,80}\))?)[ \t]?"
-)
-_PROMPT = re.compile(
-    rf"(?:\([\w.+/-]{{1,60}}\)[ \t]?){{0,3}}+(?P<place>{_PLACE})?"
-    # by itself a number sign begins a comment
-    r"(?P<sign>[$%\u276f]|(?(place)#|(?!)))(?:[ \t]|$)"
-)
-_CONTINUATION = "> "
 
 
 def read_fence(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
@@ -193,17 +187,29 @@ class _Block:
         return None
 
     def _closed(self, end: int, after: int) -> Reading:
-        if not self.is_bash:
-            return Reading(after)
         body = self.reply.text[self.start + 1 : end]
+        if not self.is_bash:
+            return Reading(after, self._answer(body, after) if self.language in _ANSWERS else ())
         if self.indent:
             body = re.sub(rf"(?m)^[ \t]{{1,{self.indent}}}+", "", body)
         if self.language in _CONSOLES:
-            typed = _typed_in(body)
-            if typed is None and self.language in _SESSIONS:
+            typed = _TYPED.findall(body)
+            if not typed and self.language in _SESSIONS:
                 return Reading(after)
-            body = body if typed is None else typed
+            body = "\n".join(typed) or body
         return Reading(after, bash_calls(body, "fenced"))
+
+    def _answer(self, body: str, after: int) -> list[ToolCall]:
+        """The calls of a reply's one block, at its end: JSON, or a command behind a discussion, as
+        SWE-agent's prompts want it."""
+        reply = self.reply
+        is_first = not reply.floor or ends_a_thought(reply.text, reply.floor)
+        if not is_first or not _END_OF_TEXT.match(reply.text, after):
+            return []
+        before = reply.text[reply.floor : self.opener.start()]
+        if not self.language and _DISCUSSION.match(before):
+            return bash_calls(body, "fenced")
+        return calls_of_answer(body)
 
     def _heredoc_end_past(self, line: re.Match[str]) -> int | None:
         """The end of the here-document around a fence; None if there is none, or it has no end.
@@ -262,39 +268,3 @@ def _names_language(line: re.Match[str]) -> bool:
     if info["blank"]:
         return is_known and has_attributes
     return is_known or (has_attributes and info["token"][-1] not in ".,;:!?")
-
-
-def _typed_in(session: str) -> str | None:
-    """The commands typed in a terminal session, one after the other; None if it has no prompt."""
-    lines = session.split("\n")
-    first = next(filter(None, map(_PROMPT.match, lines)), None)
-    return None if first is None else "\n".join(_typed_lines(lines, first))
-
-
-def _typed_lines(lines: list[str], first: re.Match[str]) -> Iterator[str]:
-    """The lines typed behind prompts like the first one; other prompts are output."""
-    is_typing = is_continued = False
-    delimiter: str | None = None
-    for line in lines:
-        if is_typing and line.startswith(_CONTINUATION):
-            line = line.removeprefix(_CONTINUATION)
-        elif delimiter is None and not is_continued:
-            prompt = _PROMPT.match(line)
-            is_typing = prompt is not None and _is_alike(prompt, first)
-            line = line[prompt.end() :] if prompt else line
-        if not is_typing:
-            continue
-        yield line
-        is_continued = line.endswith("\\")
-        if delimiter is None:
-            heredoc = HEREDOC_OPENER.search(line)
-            delimiter = heredoc["delimiter"] if heredoc else None
-        elif line.strip() == delimiter:
-            delimiter = None
-
-
-def _is_alike(prompt: re.Match[str], first: re.Match[str]) -> bool:
-    """Whether both prompts name a place, or neither does and they end in the same sign."""
-    if first["place"] is None:
-        return prompt["place"] is None and prompt["sign"] == first["sign"]
-    return prompt["place"] is not None

@@ -15,6 +15,7 @@ from agentkv.tool_calls.call import ToolCall, call_of, is_bash_like
 _OWN_FIELDS = ("content", "tool_calls", "function_call", "output")
 """A message with one of these holds calls or text itself."""
 _MAX_WRAPPERS = 4
+_MAX_ENCODINGS = 3
 _TEXT_PARTS = ("text", "output_text")
 _DECODER = json.JSONDecoder(strict=False)
 
@@ -78,17 +79,26 @@ def texts(message: object) -> Iterator[str]:
 
 
 def arguments_of(raw: object) -> Mapping[str, object] | None:
-    """Arguments as a mapping: JSON text is decoded, absent ones are empty; None if broken."""
+    """Arguments as a mapping: JSON text is decoded, absent ones are empty; None if broken.
+
+    Models write JSON in JSON, and Python's quotes.
+    """
     if raw is None:
         return {}
-    if isinstance(raw, str):
-        if not raw.strip():
-            return {}
-        try:
-            raw = _DECODER.decode(raw)
-        except (ValueError, RecursionError):
-            return None
+    for _ in range(_MAX_ENCODINGS):
+        if isinstance(raw, str):
+            raw = _decoded(raw) if raw.strip() else {}
     return raw if isinstance(raw, Mapping) else None
+
+
+def _decoded(text: str) -> object:
+    """The value of JSON or of a dict in Python; None if it is neither."""
+    try:
+        return _DECODER.decode(text.strip())
+    except (ValueError, RecursionError):
+        from agentkv.tool_calls.pythonic_calls import literal_of  # compiles patterns
+
+        return literal_of(text)
 
 
 def _member(holder: object, name: str) -> object:

@@ -22,9 +22,9 @@ _MAX_CALLS, _MAX_KEYWORDS, _MAX_ITEMS = 100, 50, 1000
 """In a row, per call, and per value; a list that has more is noise, and slow to parse."""
 _NAME, _KEY = r"[A-Za-z_][\w.]{0,100}+", r"[A-Za-z_]\w{0,100}+"
 _HEAD = rf"(?:{_NAME}\(\s*+(?:{_KEY}\s*+=(?!=)|\)))"
-TOKEN_OPENER = rf"<\|python_(?:start|tag)\|>\s*+(?=\[\s*+{_HEAD})"
-BARE_OPENER = rf"\[(?=\s*+{_HEAD})"
+TOKEN_OPENER = rf"<\|(?:python_(?:start|tag)|tool_call_start)\|>\s*+(?=\[\s*+{_HEAD})"
 TAG_OPENER = rf"<function_calls>\s*+(?={_HEAD})"
+BARE_OPENER = rf"\[(?=\s*+{_HEAD})"
 
 _STRING = (
     r"[rR]?(?:'''[^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*+'''"
@@ -53,10 +53,11 @@ _CUT_OFF_IN_A_STRING = (
     rf"\[\s*+(?:{_CALL},\s*+)*+{_NAME}\(\s*+(?:{_KEYWORD},\s*+)*+{_KEY}\s*+=\s*+(?!{_STRING})['\"]"
 )
 _END_OF_CALLS = re.compile(r"\s*+(?:<\||\Z)")
-_END_TOKEN = re.compile(r"<\|python_end\|>")
-_END_TAG = re.compile(r"</function_calls>")
+_END_TOKEN = re.compile(r"<\|(?:python|tool_call)_end\|>|</function_calls>")
 _BEFORE_CALLS = re.compile(r"(?:\s|<\|\w{1,40}\|>|assistant)*+")
 
+# No operators, so that `ast` never nests deep.
+_LITERAL = rf"\s*+\{{(?:{_CONSTANT}|[\s,:\[\]{{}}])*+"
 _TOKEN = re.compile(rf"{_STRING}|\b(?:true|false|null)\b", re.DOTALL)
 _PYTHON_NAMES = {"true": "True", "false": "False", "null": "None"}
 # Escapes that Python knows, backslashes that are none, and line ends.
@@ -67,12 +68,17 @@ _ESCAPES = {"\\": "\\\\", "\n": "\\n"}
 
 
 def read_token(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """Read the lists behind the token; anything but a list of calls is skipped."""
-    if lists := _compiled(_LISTS).match(reply.text, opener.end()):
-        return Reading(lists.end(), _calls_in(lists[0]))
-    token = reply.next(_END_TOKEN, opener.end())
-    limit = token.end() if token else len(reply.text)
-    return thought_that_ends(reply, opener.end(), limit) or Reading(limit)
+    """Read the lists behind a token, or OLMo 3's calls, one a line, in its tag; anything else is
+    skipped."""
+    start = opener.end()
+    if found := _compiled(_LISTS).match(reply.text, start):
+        return Reading(found.end(), _calls_in(found[0]))
+    end = reply.next(_END_TOKEN, start)
+    limit = end.start() if end else len(reply.text)
+    if _compiled(_CALLS).fullmatch(reply.text, start, limit):
+        calls = _compiled(_CALL).finditer(reply.text, start, limit)
+        return Reading(limit, _calls_in("".join(f"[{call[0]}]" for call in calls)))
+    return thought_that_ends(reply, start, limit) or Reading(limit)
 
 
 def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
@@ -93,18 +99,6 @@ def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
         is_noise = _compiled(_LIST).match(reply.text, end)  # more than are read in a row
         return reply.cut_off if is_noise else Reading(end)
     return Reading(end, _calls_in(lists[0]) if is_answer else ())
-
-
-def read_tag(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """Read OLMo 3's calls, one a line, up to the closing tag; cut off without it."""
-    calls = _compiled(_CALLS).match(reply.text, opener.end())
-    closer = reply.next(_END_TAG, calls.end() if calls else opener.end())
-    if closer is None:
-        return reply.cut_off
-    if calls is None or calls.end() < closer.start():
-        return Reading(closer.end())
-    lists = "".join(f"[{call[0]}]" for call in _compiled(_CALL).finditer(calls[0]))
-    return Reading(closer.end(), _calls_in(lists))
 
 
 def _calls_in(lists: str) -> list[ToolCall]:
@@ -128,6 +122,17 @@ def _call(node: ast.expr) -> ToolCall:
     if len(arguments) < len(node.keywords):
         raise ValueError("a keyword is given twice")
     return call_of(ast.unparse(node.func), arguments, "llama")
+
+
+def literal_of(text: str) -> dict[str, object] | None:
+    """The dict that a text writes in Python's quotes; None if it is no such text."""
+    if not _compiled(_LITERAL).fullmatch(text):
+        return None
+    try:
+        value = ast.literal_eval(_TOKEN.sub(_as_python, text.strip()))
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 @cache

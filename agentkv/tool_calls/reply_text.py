@@ -42,6 +42,10 @@ _END_TOKENS = (
     *("<end_of_turn>", "<turn|>", "<|tool_response>", "<eos>", "<seed:eos>", "</s>", "[e~["),
 )
 """Tokens that end a turn, as servers that keep special tokens decode them."""
+# What is left of a closing tag or token when the reply ends within it.
+_PART_OF_TAG = re.compile(r"(?<=[\n>\[\]}])[ \t]{0,20}<(?:[/|\uff5c\w][^<>\n]{0,60})?\Z")
+_JSON_SIGN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.DOTALL)
+_CLOSING = {"{": "}", "[": "]"}
 # Escapes, comments and closed quotes come first, so that a lone quote is an open one.
 _SPAN = re.compile(
     r"\\.|(?<![^\s;&|()])#[^\n]*+|\$'[^'\\]*+(?:\\.[^'\\]*+)*+'|'[^']*+'"
@@ -71,7 +75,9 @@ class ReplyText:
     """
 
     def __init__(self, text: str) -> None:
-        self.text = _without_end_tokens(text.replace("\r\n", "\n"))
+        text = _without_end_tokens(text.replace("\r\n", "\n"))
+        part = _PART_OF_TAG.search(text, max(0, len(text) - 100))
+        self.text = text[: part.start()] if part else text
         self.floor = 0
         self.num_unbalanced = 0
         self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
@@ -97,15 +103,33 @@ class ReplyText:
         return match
 
     def json_at(self, start: int) -> tuple[object, int] | None:
-        """The JSON value at `start` and the index of its end; None if it is broken."""
+        """The JSON value at `start` and the index of its end; None if it is broken.
+
+        Closing brackets may be missing at the end of the reply.
+        """
         self._num_json += 1
         if self._num_json > MAX_JSON or self._num_broken >= MAX_BROKEN_JSON:
             return None
         try:
             return _DECODER.raw_decode(self.text, start)
+        except json.JSONDecodeError as error:
+            self._num_broken += 1
+            is_open = error.msg.startswith("Expecting ','") and not self.text[error.pos :].strip()
+            return self._closed_json(start) if is_open else None
         except (ValueError, RecursionError):
             self._num_broken += 1
             return None
+
+    def _closed_json(self, start: int) -> tuple[object, int] | None:
+        """The JSON value that takes up the rest of the reply, its open brackets closed."""
+        closing: list[str] = []
+        for sign in _JSON_SIGN.finditer(self.text, start):
+            if sign[0] in _CLOSING:
+                closing.append(_CLOSING[sign[0]])
+            elif closing and sign[0] == closing[-1]:
+                closing.pop()
+        value = json_or_text(self.text[start:] + "".join(reversed(closing)))
+        return None if isinstance(value, str) else (value, len(self.text))
 
     def line_prefix(self, index: int) -> str | None:
         """The unread text before `index` on its line; None if it is long.

@@ -36,27 +36,21 @@ _DIALECTS: tuple[tuple[_Reader, tuple[str, ...]], ...] = (
     (json_calls.read_tag, (json_calls.TAG_OPENER,)),
     (xml_calls.read_glm, (xml_calls.GLM_OPENER,)),
     (xml_calls.read_invoke, (xml_calls.INVOKE_OPENER,)),
-    (pythonic_calls.read_token, (pythonic_calls.TOKEN_OPENER,)),
-    (pythonic_calls.read_tag, (pythonic_calls.TAG_OPENER,)),
+    (xml_calls.read_minimax_m3, (xml_calls.MINIMAX_M3_OPENER,)),
+    (pythonic_calls.read_token, (pythonic_calls.TOKEN_OPENER, pythonic_calls.TAG_OPENER)),
     (pythonic_calls.read_bare, (pythonic_calls.BARE_OPENER,)),
     (json_calls.read_token, json_calls.TOKEN_OPENERS),
-    (json_calls.read_named, (json_calls.NAMED_OPENER,)),
     (json_calls.read_react, (json_calls.REACT_OPENER,)),
-    (token_calls.read_kimi, (token_calls.KIMI_OPENER,)),
-    (token_calls.read_kimi_bare, (token_calls.KIMI_BARE_OPENER,)),
-    (token_calls.read_kimi_k3, (token_calls.KIMI_K3_OPENER,)),
-    (token_calls.read_k2_horizon, (token_calls.K2_HORIZON_OPENER,)),
-    (token_calls.read_minimax_m3, (token_calls.MINIMAX_M3_OPENER,)),
-    (token_calls.read_deepseek, (token_calls.DEEPSEEK_OPENER,)),
+    (token_calls.read_named, token_calls.NAMED_OPENERS),
     (token_calls.read_gemma, token_calls.GEMMA_OPENERS),
     (token_calls.read_harmony, (token_calls.HARMONY_OPENER,)),
-    (token_calls.read_mistral, (token_calls.MISTRAL_OPENER,)),
-    (token_calls.read_mistral_args, (token_calls.MISTRAL_ARGS_OPENER,)),
     (bash_tags.read_bash_tag, (bash_tags.BASH_OPENER,)),
     (bash_tags.read_cline_tag, (bash_tags.CLINE_OPENER,)),
     (json_calls.read_bare, json_calls.BARE_OPENERS),
 )
 _BLOCKS = ("fenced", "tagged")
+_TALK_IN_THOUGHT = (*_BLOCKS, "react", "llama", "terminus")
+"""Sources that count in no thought; a call between tags or tokens ends a thought never closed."""
 _QUOTES = "'\"`"
 
 
@@ -80,6 +74,7 @@ class _Scan:
         self._reply = ReplyText(token_calls.with_harmony_tokens(text))
         self._calls: list[ToolCall] = []
         self._num_calls_before_thought = 0
+        self._is_in_open_thought = False
 
     def calls(self) -> list[ToolCall]:
         position = 0
@@ -102,12 +97,19 @@ class _Scan:
         if reading.is_end_of_thought:
             self._drop_thought()
         elif not self._is_quoted(opener.start(), reading.end):
-            self._calls += reading.calls
+            is_open = self._is_in_open_thought
+            self._calls += [
+                call for call in reading.calls if not (is_open and call.source in _TALK_IN_THOUGHT)
+            ]
         self._reply.floor = reading.end
         return reading.end
 
     def _read_thought(self, opener: re.Match[str]) -> int:
-        """Skip a thought; one that opens within a line is taken for talk unless it is closed."""
+        """Skip a thought; one that opens within a line is taken for talk unless it is closed.
+
+        In one that is never closed, calls of the model's own format are read: vLLM's reasoning
+        parsers end a thought there.
+        """
         reply = self._reply
         if not reply.is_at_line_start(opener.start()):
             if thoughts.is_mention(reply.text, opener.start(), opener.end()):
@@ -116,7 +118,8 @@ class _Scan:
                 self._num_calls_before_thought = len(self._calls)
                 return opener.end()
         end = thoughts.end_of_thought(reply, opener)
-        reply.floor = len(reply.text) if end is None else end
+        self._is_in_open_thought |= end is None
+        reply.floor = end or opener.end()
         return reply.floor
 
     def _end_thought(self, closer: re.Match[str]) -> int:

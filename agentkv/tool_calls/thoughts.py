@@ -64,11 +64,16 @@ def opens_within_line(reply: ReplyText, opener: re.Match[str]) -> bool:
     mention has one.
     """
     text, start = reply.text, opener.start()
-    if _END_OF_SENTENCE.search(text, max(0, start - 12), start):
+    if ends_a_sentence(text, start):
         return True
     if text[start - 1] in " \t" and text[opener.end() : opener.end() + 1].isalpha():
         return True
     return _LABEL.fullmatch(text, 0, min(start, 40)) is not None and start <= 40
+
+
+def ends_a_sentence(text: str, index: int) -> bool:
+    """Whether a whole sentence ends before `index`."""
+    return _END_OF_SENTENCE.search(text, max(0, index - 12), index) is not None
 
 
 def thought_that_ends(reply: ReplyText, start: int, end: int) -> Reading | None:

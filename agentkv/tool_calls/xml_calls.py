@@ -1,4 +1,5 @@
-"""Calls written as XML-like elements: Qwen3-Coder's functions, Anthropic's invokes, GLM's pairs.
+"""Calls written as XML-like elements: functions of Qwen3-Coder, invokes of Anthropic, pairs of GLM,
+and elements between the marks of MiniMax M3.
 
 These dialects escape nothing, and a command may write a file in the very dialect of its call. So a
 value ends at a closing tag that another parameter or the end of the call follows, nothing in a
@@ -9,7 +10,7 @@ readers.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from functools import partial
 
 from agentkv.tool_calls.call import COMMAND_ARGUMENTS, Source, call_of, is_bash_like
 from agentkv.tool_calls.messages import arguments_of
@@ -20,20 +21,22 @@ MAX_UNBALANCED = 3
 """Values per reply whose tags do not pair; after them the first closing tag ends a value."""
 _BEFORE_CHARS = 40
 
-# Anthropic and Step 3 write invokes with a namespace, DeepSeek V3.2 to V4.1 with a token.
-_PREFIX = r"(?:(?:antml|steptml):|[|\uff5c]DSML[|\uff5c] ?)?"
+# Anthropic, Step 3 and others write invokes with a namespace, DeepSeek V3.2 to V4.1 with a token.
+_PREFIX = r"(?:[a-z]{1,20}:|[|\uff5c]{1,2}DSML[|\uff5c]{1,2} ?)?"
 _NAME = r"[\"']?(?P<{}>[^\"'<>\n]{{1,200}})[\"']?"
 _CALL = rf"{_PREFIX}(?:function|invoke)"
+_MARK = r"<\]minimax\[>\["  # what MiniMax M3 writes before each tag, behind a bracket
 
 FUNCTION_OPENER = (
     r"<(?:tool_call>\s*+<)?"
-    rf"function(?:=|\s++name\s*+=\s*+){_NAME.format('function_name')}\s*+>"
+    rf"function(?:=|\s++name\s*+=\s*+){_NAME.format('qwen3_coder_name')}\s*+>"
 )
 INVOKE_OPENER = rf"<{_PREFIX}invoke\s++name\s*+=\s*+{_NAME.format('invoke_name')}\s*+>"
 GLM_OPENER = (
     r"<tool_call>\s*+(?P<glm_name>[\w.:/-]{1,100}+)\s*+(?:<tool_sep>\s*+)?+"  # Hunyuan's separator
     r"(?=<arg_key>|</tool_call>)"
 )
+MINIMAX_M3_OPENER = rf"(?:\]{_MARK})<invoke\s++name\s*+=\s*+{_NAME.format('minimax_m3_name')}\s*+>"
 
 _CALL_OPENER = re.compile(rf"<tool_call>|<{_CALL}[=\s]")
 _FRESH_CALL = re.compile(
@@ -41,89 +44,96 @@ _FRESH_CALL = re.compile(
 )
 # A list of words in JSON; a test of bash has a blank behind its bracket.
 _WORDS = re.compile(r"\s*+\[(?:\n\s*+)?\"")
-_END_OF_WRAPPER = re.compile(r"\s*+\Z")
+_CDATA = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)  # of MiniCPM 5
+_JSON_KEY = re.compile(r"DSML(?!.*string=\"true\")", re.DOTALL)  # DeepSeek's, else text
+_END_OF_TEXT = re.compile(r"\s*+\Z")
 _PARAM = rf"{_PREFIX}param(?:eter)?+"
 _PARAMETER = rf"{_PARAM}(?:=|\s++name\s*+=\s*+)"
-# No element that closes itself, as in files of other dialects.
-_INNER_PARAMETER = rf"{_PARAMETER}[^<>\n]{{1,300}}+(?<!/)>"
 
 
-@dataclass(frozen=True, slots=True)
 class _Dialect:
     """The patterns of a dialect.
 
     `key` is a parameter's name with the tag that opens its value. `tag` is any tag within a value,
     its group one of value, end_of_value, call, end_of_call. `end_of_value` is a tag that ends a
     value by what follows it, with a group `closes` unless the value's own closing tag is missing.
+    `after` is what may follow a call whose closing tag is missing.
     """
 
-    key: re.Pattern[str]
-    tag: re.Pattern[str]
-    end_of_value: re.Pattern[str]
-    end_of_call: re.Pattern[str]
+    def __init__(
+        self,
+        *,
+        key: str,
+        parameter: str,
+        value: str,
+        end_of_value: str,
+        call: str,
+        end_of_call: str,
+        after: str,
+        first: str = "<",
+    ) -> None:
+        """All tags without their `first` sign; `parameter` opens one, `value` its value, and
+        `after` are tags around or between calls."""
+        after = rf"\s*+(?:\Z|{first}(?:{after}))"
+        self.key = re.compile(rf"\s*+{first}{key}")
+        self.tag = re.compile(
+            rf"{first}(?:(?P<value>{value})|(?P<end_of_value>{end_of_value}(?!['\"`]))"
+            rf"|(?P<call>{call})|(?P<end_of_call>{end_of_call}(?!['\"`])))"
+        )
+        self.end_of_value = re.compile(
+            rf"{first}(?:(?P<closes>{end_of_value})"
+            rf"(?=\s*+{first}(?:{parameter}|{end_of_call})|{after})"
+            # closing tags that the model forgot
+            rf"|(?<=\n{first}){parameter}|{end_of_call}(?={after}))"
+        )
+        self.end_of_call = re.compile(rf"\s*+{first}{end_of_call}")
+        self.after = re.compile(after)
 
 
+# No element that closes itself, as in files of other dialects.
+_INNER_PARAMETER = rf"{_PARAMETER}[^<>\n]{{1,300}}+(?<!/)>"
 _ELEMENTS = _Dialect(
-    key=re.compile(rf"\s*+<{_PARAMETER}{_NAME.format('key')}(?P<typing>[^>\n]{{0,100}})>"),
-    tag=re.compile(
-        rf"<(?:(?P<value>{_INNER_PARAMETER})"
-        rf"|(?P<end_of_value>/{_PARAM}>(?!['\"`]))"
-        rf"|(?P<call>{_CALL}(?:=|\s++name\s*+=)[^<>\n]{{1,300}}+>)"
-        rf"|(?P<end_of_call>/{_CALL}>(?!['\"`])))"
-    ),
-    end_of_value=re.compile(
-        rf"<(?:(?P<closes>/{_PARAM}>)(?=\s*+(?:<{_PARAM}[=\s]|</{_CALL}>))"
-        # a closing tag that the model forgot
-        rf"|(?<=\n<){_INNER_PARAMETER}"
-        rf"|/{_CALL}>(?=\s*+(?:</?(?:\w{{1,20}}:)?tool_call|<{_CALL}[=\s]|</\S*+function_calls"
-        r"|\Z)))"
-    ),
-    end_of_call=re.compile(rf"\s*+</{_CALL}>"),
+    key=rf"{_PARAMETER}{_NAME.format('key')}[^>\n]{{0,100}}>",
+    parameter=_INNER_PARAMETER,
+    value=_INNER_PARAMETER,
+    end_of_value=rf"/{_PARAM}>",
+    call=rf"{_CALL}(?:=|\s++name\s*+=)[^<>\n]{{1,300}}+>",
+    end_of_call=rf"/{_CALL}>",
+    after=rf"/?{_PREFIX}\w{{0,20}}calls?>|{_CALL}[=\s]",
 )
 _GLM = _Dialect(
-    key=re.compile(r"\s*+<arg_key>(?P<key>[^<\n]{1,200})</arg_key>\s*+<arg_value>(?P<typing>)"),
-    tag=re.compile(
-        r"<(?:(?P<value>arg_value>)|(?P<end_of_value>/arg_value>(?!['\"`]))"
-        r"|(?P<call>tool_call>(?=\s*+[\w.:/-]{1,100}+\s*+<arg_key>))"
-        r"|(?P<end_of_call>/tool_call>(?!['\"`])))"
-    ),
-    end_of_value=re.compile(
-        r"<(?:(?P<closes>/arg_value>)(?=\s*+(?:<arg_key>|</tool_call>))"
-        r"|/tool_call>(?=\s*+(?:<tool_call>|\Z)))"
-    ),
-    end_of_call=re.compile(r"\s*+</tool_call>"),
+    key=r"arg_key>(?P<key>[^<\n]{1,200})</arg_key>\s*+<arg_value>",
+    parameter="arg_key>",
+    value="arg_value>",
+    end_of_value="/arg_value>",
+    call=r"tool_call>(?=\s*+[\w.:/-]{1,100}+\s*+<arg_key>)",
+    end_of_call="/tool_call>",
+    after="/?tool_calls?>",
 )
-
-
-def read_function(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """Read Qwen3-Coder's `<function=bash><parameter=command>`, in `<tool_call>` or without."""
-    reading = _read_call(reply, opener, opener["function_name"], "qwen3_coder")
-    is_wrapped = opener[0].startswith("<tool_call>")
-    is_open = is_wrapped and _END_OF_WRAPPER.match(reply.text, reading.end)
-    return reply.cut_off if is_open else reading
-
-
-def read_invoke(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """Read an invoke of Anthropic, MiniMax M2, Step 3 or DeepSeek, in any element around it."""
-    return _read_call(reply, opener, opener["invoke_name"], "invoke")
-
-
-def read_glm(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """Read GLM's name and its keys and values in turn, all of them text."""
-    return _read_call(reply, opener, opener["glm_name"], "glm", _GLM)
+# Elements named after the arguments. Source: vllm/parser/minimax_m3.py of vLLM 0.32.
+_MINIMAX_M3 = _Dialect(
+    first=r"\]",
+    key=rf"{_MARK}<(?P<key>[^<>/\s]{{1,200}}+)>",
+    parameter=rf"{_MARK}<[^<>/\s]{{1,200}}+>",
+    value=rf"{_MARK}<(?!invoke)[^<>/\s]{{1,200}}+>",
+    end_of_value=rf"{_MARK}</(?!invoke|tool_call)[^<>/\s]{{1,200}}+>",
+    call=rf"{_MARK}<invoke\s",
+    end_of_call=rf"{_MARK}</invoke>",
+    after=rf"{_MARK}(?:\Z|<(?:/tool_call>|invoke\s))",
+)
 
 
 def _read_call(
-    reply: ReplyText,
-    opener: re.Match[str],
-    name: str,
-    source: Source,
-    dialect: _Dialect = _ELEMENTS,
+    dialect: _Dialect, source: Source, reply: ReplyText, opener: re.Match[str]
 ) -> Reading:
-    """Read a call up to its closing tag; a key given twice makes it none, as one is misread."""
-    name = name.strip()
+    """Read a call up to its closing tag; a key given twice makes it none, as one is misread.
+
+    Without that tag it is a call if it has an argument, and nothing but another call, the end of
+    what is around it or the end of the reply follows.
+    """
+    name = opener[f"{source}_name"].strip()
     arguments: dict[str, object] = {}
-    position = opener.end()
+    start = position = opener.end()
     is_broken = False
     # Llama's form: the arguments as one JSON object
     decoded = reply.json_at(position) if reply.text.startswith("{", position) else None
@@ -139,13 +149,31 @@ def _read_call(
         argument = key["key"].strip()
         is_broken |= bool(arguments.get(argument))
         value = reply.text[key.end() : end.start()].removeprefix("\n").removesuffix("\n")
-        is_command = argument in (*COMMAND_ARGUMENTS, "commands") and is_bash_like(name)
-        arguments[argument] = _typed(value, key["typing"], is_command=is_command)
+        if cdata := _CDATA.fullmatch(value):
+            value = cdata[1]
+        is_list = argument in (*COMMAND_ARGUMENTS, "commands") and is_bash_like(name)
+        is_json = _JSON_KEY.search(key[0]) or (is_list and _WORDS.match(value))
+        arguments[argument] = json_or_text(value) if is_json else value
         position = end.end() if end["closes"] else end.start()
-    if not (closer := dialect.end_of_call.match(reply.text, position)):
-        return Reading(position)
-    call = call_of(name, arguments, source)
-    return Reading(closer.end(), () if is_broken else [call])
+    closer = dialect.end_of_call.match(reply.text, position)
+    end_of_call = closer.end() if closer else position
+    is_open = closer is None or (
+        opener[0].startswith("<tool_call>") and _END_OF_TEXT.match(reply.text, end_of_call)
+    )
+    if is_open and reply.opens_unclosed_heredoc(start, position):
+        return reply.cut_off
+    is_whole = closer or (arguments and dialect.after.match(reply.text, position))
+    calls = [call_of(name, arguments, source)] if is_whole and not is_broken else []
+    return Reading(end_of_call, calls)
+
+
+read_function = partial(_read_call, _ELEMENTS, "qwen3_coder")
+"""Reads Qwen3-Coder's `<function=bash><parameter=command>`, in `<tool_call>` or without."""
+read_invoke = partial(_read_call, _ELEMENTS, "invoke")
+"""Reads an invoke of Anthropic, MiniMax M2, Step 3 or DeepSeek, in any element around it."""
+read_glm = partial(_read_call, _GLM, "glm")
+"""Reads GLM's name and its keys and values in turn, all of them text."""
+read_minimax_m3 = partial(_read_call, _MINIMAX_M3, "minimax_m3")
 
 
 def _cut_off(reply: ReplyText, start: int) -> Reading:
@@ -170,13 +198,6 @@ def _abandoned(reply: ReplyText, start: int, end: int) -> Reading | None:
         return None
     reply.num_unbalanced += 1
     return thought
-
-
-def _typed(value: str, typing: str, *, is_command: bool) -> object:
-    """Decode a value that DeepSeek V3.2 marks as JSON, or a command that is a list of words."""
-    if 'string="false"' not in typing and not (is_command and _WORDS.match(value)):
-        return value
-    return json_or_text(value)
 
 
 def _end_of_value(reply: ReplyText, start: int, dialect: _Dialect) -> re.Match[str] | None:

@@ -25,7 +25,7 @@ MAX_LONG_FUNCTIONS = 20
 ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv",): 2_000,
     ("agentkv/client",): 3_000,
-    ("agentkv/tool_calls",): 2_200,
+    ("agentkv/tool_calls",): 2_140,
     ("agentkv/durations", "agentkv/commands"): 4_100,
     ("agentkv/policies",): 1_900,
     ("agentkv/testing", "agentkv/server"): 2_000,
@@ -35,12 +35,12 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/retention",): 3_200,
     ("integrations/vllm/watch",): 2_400,
     ("integrations/vllm/api",): 1_760,
-    ("integrations/vllm/engine",): 1_600,
+    ("integrations/vllm/engine",): 1_660,
     ("integrations/vllm/doctor",): 590,
     ("evals",): 8_600,
     ("evals/simulator",): 3_020,
     ("studies",): 3_500,
-    ("tests",): 39_500,
+    ("tests",): 39_650,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_WHEEL_LINES = 39_720

@@ -159,6 +159,32 @@ def test_arguments_that_are_no_object_give_no_call(arguments: object) -> None:
     assert commands(message) == ["ls -la"]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        json.dumps(json.dumps({"command": "make"})),
+        json.dumps(json.dumps(json.dumps({"command": "make"}))),
+        "{'command': 'make'}",
+        json.dumps("{'command': 'make', 'wait': True}"),
+    ],
+)
+def test_arguments_encoded_twice_or_as_in_python_are_read(arguments: str) -> None:
+    """JSON within JSON and the quotes of Python hide no command."""
+    assert commands(chat_call("bash", arguments)) == ["make"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bash<|channel|>commentary", "<|constrain|>bash", "bash <|end|>", "[TOOL_CALLS]bash"),
+        "bash<\uff5ctool\u2581sep\uff5c>",
+    ],
+)
+def test_control_tokens_are_no_part_of_a_name(name: str) -> None:
+    """A token that a server left before or behind a tool's name is dropped."""
+    assert [call.name for call in parse_tool_calls(chat_call(name, "{}"))] == ["bash"]
+
+
 @pytest.mark.parametrize("name", [None, "", 7, [], {}])
 def test_a_call_without_a_name_is_none(name: object) -> None:
     """A call whose name is missing or not a text is dropped."""
