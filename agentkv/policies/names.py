@@ -33,6 +33,9 @@ SHIPPED: dict[str, type[Policy]] = {
 """Name -> class of the policies that agentkv brings."""
 CONFIG_KEY = "agentkv"
 """Key of the settings inside vLLM's `--additional-config`."""
+PARSER_KEY = "agentkv_parser"
+"""Key next to it, set by the plugin: the API server's parser of tool calls by name, and the file of
+a plugin that brings it."""
 
 RULES: Mapping[str, Mapping[str, Any]] = {
     "paper": {"rules": "paper", "ttl": "paper"},

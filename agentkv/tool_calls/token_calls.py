@@ -71,8 +71,8 @@ def read_named(reply: ReplyText, opener: re.Match[str]) -> Reading:
     if fence := _CLOSING_FENCE.match(reply.text, decoded[1]):
         decoded = decoded[0], fence.end()
     if call_id := opener["kimi_id"] or (opener["kimi_name"] and opener[0].strip()):
-        name = _KIMI_NAME.fullmatch(call_id)
-        return _named(name[1] if name else call_id, decoded, "kimi_k2", call_id)
+        match = _KIMI_NAME.fullmatch(call_id)
+        return _named(match[1] if match else call_id, decoded, "kimi_k2", call_id)
     if name := opener["mistral_name"]:
         return _named(name, decoded, "mistral", opener["mistral_id"])
     if name := opener["harmony_name"]:

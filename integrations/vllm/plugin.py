@@ -22,6 +22,7 @@ from agentkv.errors import AgentKVError, SettingsError, SetupError
 from agentkv.named_classes import absolute_name
 from agentkv.policies.names import (
     CONFIG_KEY,
+    PARSER_KEY,
     STOCK_POLICIES,
     is_policy_name,
     policy_names,
@@ -132,6 +133,9 @@ def _wrap_engine_args(engine_args: Any) -> None:
             args.enable_prompt_tokens_details = policy is not None
         if policy is not None:
             _add_keys(args, read_settings(_given_settings(made), policy=policy))
+            if getattr(args, "enable_auto_tool_choice", False):
+                parser = [args.tool_call_parser, args.tool_parser_plugin]
+                made.additional_config = {**made.additional_config, PARSER_KEY: parser}
             folder = getattr(args, "run_output_dir", None)
             if folder is not None:
                 given = dict(made.additional_config.get(CONFIG_KEY) or {})

@@ -1,15 +1,20 @@
-"""What a request of vLLM's says to agentkv, and the text of its reply."""
+"""What a request of vLLM's says to agentkv, the text of its reply, and the calls in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from vllm.logger import init_logger
+from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.request import Request
 
+from agentkv.policies.names import PARSER_KEY
 from agentkv.policies.settings import MAX_WEIGHT
 from agentkv.protocol import (
     CLIENT_FIELD,
@@ -19,10 +24,16 @@ from agentkv.protocol import (
     Tags,
     parse_tags,
 )
+from agentkv.tool_calls import ToolCall, parse_tool_calls
 
 logger = init_logger(__name__)
 
 NO_TAGS = Tags()
+MAX_PARSED_CHARS = 32_768
+"""Characters of the longest reply that the server's parser is asked about."""
+SLOW_S, MAX_FAULTS = 0.25, 5
+"""Seconds of processor time that a parser may take for a reply, and how often in a row it may take
+more or raise: the engine's steps wait for the interpreter meanwhile."""
 
 
 def tags_of(request: Request) -> Tags:
@@ -86,19 +97,16 @@ class ReplyDecoder:
 
     def __init__(self, model_config: Any) -> None:
         self._model_config = model_config
-        self._tokenizer: Any = None
-        self._is_loaded = False
 
-    def __call__(self, token_ids: list[int]) -> str:
-        """The text of these tokens, special ones included."""
-        if not self._is_loaded:
-            self._is_loaded = True
-            self._tokenizer = self._load()
-        if self._tokenizer is None:
+    def __call__(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of these tokens, special ones included or not."""
+        if self.tokenizer is None:
             return ""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
-    def _load(self) -> Any:
+    @cached_property
+    def tokenizer(self) -> Any:
+        """None if there is none."""
         reason: object = "--skip-tokenizer-init is given"
         tokenizer = None
         try:
@@ -112,3 +120,73 @@ class ReplyDecoder:
                 reason,
             )
         return tokenizer
+
+
+class ReplyParser:
+    """Asks the server's own parsers, by which its clients get tool calls, for those of a reply.
+
+    They are of vLLM or a plugin, as `--tool-call-parser` and `--reasoning-parser` name them; loaded
+    on the first call, in the thread that reads replies. There are no calls without such flags, and
+    none any more once a parser has raised or was slow MAX_FAULTS times in a row.
+    """
+
+    def __init__(self, vllm_config: Any, decoder: ReplyDecoder) -> None:
+        self._config = vllm_config
+        self._decoder = decoder
+        self._num_faults = 0 if vllm_config.additional_config.get(PARSER_KEY) else MAX_FAULTS
+
+    def calls(
+        self, token_ids: list[int], stop_token_id: int | None, sampling: SamplingParams
+    ) -> Sequence[ToolCall]:
+        """The calls that a client gets of a reply. Takes milliseconds: for the background."""
+        if self._num_faults >= MAX_FAULTS:
+            return ()
+        text = self._decoder(token_ids, skip_special_tokens=sampling.skip_special_tokens)
+        ended = token_ids if stop_token_id is None else [*token_ids, stop_token_id]
+        calls, start_s = None, time.thread_time()
+        try:
+            if len(text) <= MAX_PARSED_CHARS:
+                tokenizer, model = self._decoder.tokenizer, self._config.model_config
+                _, _, calls = self._class(tokenizer, model_config=model).parse(
+                    text, self._request, enable_auto_tools=True, model_output_token_ids=ended
+                )
+            is_fault = time.thread_time() - start_s > SLOW_S
+        except Exception:  # of another vLLM, of a plugin, or of a reply that they do not expect
+            is_fault = True
+        self._num_faults = self._num_faults + 1 if is_fault else 0
+        if self._num_faults == MAX_FAULTS:
+            logger.warning(
+                "agentkv: the server's tool parser raised or was slow for %d replies in a row; "
+                "from now on replies are read by agentkv's own dialects",
+                MAX_FAULTS,
+            )
+        named = [{"name": call.name, "arguments": call.arguments} for call in calls or ()]
+        return parse_tool_calls({"tool_calls": named})
+
+    @cached_property
+    def _request(self) -> Any:
+        """One whose reply may call tools; which ones is not known here."""
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        request = ChatCompletionRequest(messages=[])
+        request.tool_choice = "auto"
+        return request
+
+    @cached_property
+    def _class(self) -> Any:
+        from vllm.parser import ParserManager
+        from vllm.tool_parsers import ToolParserManager
+
+        for room in ("parser", "reasoning", "tool_parsers"):  # the API server logs the same
+            logging.getLogger(f"vllm.{room}").setLevel(logging.CRITICAL)
+        name, plugin = self._config.additional_config[PARSER_KEY]
+        if plugin:
+            ToolParserManager.import_tool_parser(plugin)
+        model = self._config.model_config
+        return ParserManager.get_parser(
+            tool_parser_name=name,
+            reasoning_parser_name=self._config.structured_outputs_config.reasoning_parser,
+            enable_auto_tools=True,
+            model_name=model.model,
+            is_harmony=model.hf_config.model_type == "gpt_oss",
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from vllm.logger import init_logger
@@ -38,7 +39,7 @@ from ..watch.counters import Counters, StepStats
 from ..watch.watchers import FaultLog, Gauges, RuleFaultLog, Watchers
 from . import seam
 from .queue import RankedQueue, RunningOrder
-from .requests import ReplyDecoder, client_of, tags_of, weight_of
+from .requests import ReplyDecoder, ReplyParser, client_of, tags_of, weight_of
 from .wakeup import EngineClock, EngineWaker, StepTimer
 
 MORE_BLOCKS = 8
@@ -102,6 +103,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         self.count_allocations()
         self._timer = StepTimer(self.retention.costs.step_time, self)
         self._decoder = ReplyDecoder(self.vllm_config.model_config)
+        self._parser = ReplyParser(self.vllm_config, self._decoder)
         self._limits_offloading = (
             self.retention.policy.limits_offloading and seam.takes_offload_limit(self)
         )
@@ -340,7 +342,9 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _read_reply(self, request: Request) -> None:
         if self.retention.wants_reply(request.request_id):
             token_ids, stop_token_id = seam.end_of_reply(request, MAX_REPLY_TOKENS)
-            self.retention.read(Reply(request.request_id, token_ids, stop_token_id), self.decode)
+            parse = partial(self._parser.calls, token_ids, stop_token_id, request.sampling_params)
+            reply = Reply(request.request_id, token_ids, stop_token_id, parse)
+            self.retention.read(reply, self.decode)
 
     @seam.guarded(None)
     def _guard(self, task: Task) -> None:

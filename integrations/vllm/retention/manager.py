@@ -28,7 +28,7 @@ from . import NO_BLOCKS, Host, KeptBlocks
 from .admission import AdmissionController
 from .background import BackgroundWorker
 from .costs import RestoreCostModel
-from .inference import JobInference
+from .inference import JobInference, Opening
 from .jobs import JobTable, RetainedEngine
 from .pins import PinManager
 from .predictor import Decode, DurationService, Reply
@@ -67,7 +67,7 @@ class RetentionManager:
         self.admission = AdmissionController(host, policy, self.jobs, self.pins, self.costs, stream)
         growth = self.admission.growth
         self.inference = JobInference(
-            settings, worker, clock, pool.block_tokens, self.jobs, stream, growth
+            settings, worker, pool.block_tokens, self.jobs, stream, growth
         )
         self.decisions = PinDecisions(
             policy, self.predictor, self._pin_manager, self.costs, stream, clock
@@ -223,8 +223,9 @@ class RetentionManager:
         turn = self.jobs.turns.pop(request_id, None)
         client = self.admission.ended(request_id, turn, len(context.token_ids))
         if turn is None:
-            if is_finished_turn:
-                self.inference.request_ended(request_id, order, context, client)
+            if is_finished_turn and self.inference.is_on:
+                opening = Opening(request_id, order, self._clock(), context, client)
+                self.inference.request_ended(opening)
             return
         job, now_s = turn.job, self._clock()
         if turn.loaded_tokens:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +20,7 @@ from agentkv.durations import DurationPredictor, Prediction
 from agentkv.guard import Fault
 from agentkv.policies.settings import Settings
 from agentkv.protocol import KEPT_COMMAND_CHARS
-from agentkv.tool_calls import parse_tool_calls
+from agentkv.tool_calls import ToolCall, parse_tool_calls
 
 from .background import BackgroundWorker
 
@@ -51,11 +51,13 @@ class Reply:
     request_id: str
     token_ids: list[int]
     stop_token_id: int | None = None
+    parse: Callable[[], Sequence[ToolCall]] = tuple
+    """Gives its calls as the server's own parser finds them; none if the server has none."""
 
 
 def command_of_reply(reply: Reply, decode: Decode) -> str | None:
-    """What a reply runs, as `command_in` gives it."""
-    return command_in(reply_text(reply, decode))
+    """What a reply runs: what the server gives its client, else what our dialects find."""
+    return command_of(reply.parse() or parse_tool_calls(reply_text(reply, decode)))
 
 
 def reply_text(reply: Reply, decode: Decode) -> str:
@@ -70,14 +72,13 @@ def reply_text(reply: Reply, decode: Decode) -> str:
     return text[-MAX_REPLY_CHARS:]
 
 
-def command_in(text: str) -> str | None:
-    """The commands of a reply's tool calls, one a line; a tool without a command gives its name.
+def command_of(calls: Sequence[ToolCall]) -> str | None:
+    """The commands of tool calls, one a line; a tool without a command gives its name.
 
     Half of a surrogate pair, which JSON may spell (`\\ud83d`), becomes a question mark: no message
     can carry it.
     """
-    calls = (call.command or call.name for call in parse_tool_calls(text))
-    command = "\n".join(call for call in calls if call)
+    command = "\n".join(filter(None, (call.command or call.name for call in calls)))
     return command[:KEPT_COMMAND_CHARS].encode(errors="replace").decode() or None
 
 

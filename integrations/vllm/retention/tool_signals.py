@@ -169,11 +169,9 @@ class PinDecisions:
             if job is None:
                 continue
             self._stop_awaiting(job)
-            has_no_call = job.is_inferred and answer.is_read and answer.command is None
-            if has_no_call:
-                without_tool.append(job)
-            if has_no_call and not job.goes_on_without_call:
+            if job.is_inferred and answer.is_read and answer.command is None:
                 self._hold_from_now(job, NO_TOOL_TTL_S, "the reply calls no tool")
+                without_tool.append(job)
             else:
                 self._decide(job, answer.command, answer.prediction, told_by=answer.told_by)
         return without_tool

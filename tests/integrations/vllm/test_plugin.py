@@ -15,7 +15,7 @@ from agentkv.errors import AgentKVError, SettingsError, SetupError
 from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE
 from agentkv.integrations.vllm.engine import seam
-from agentkv.policies.names import SHIPPED
+from agentkv.policies.names import PARSER_KEY, SHIPPED
 from tests.integrations.vllm.vllm_names import serve_parser
 
 
@@ -178,6 +178,15 @@ def test_the_output_folder_flag_reaches_the_settings(model_config: Path, tmp_pat
     parsed = parse(*flags, "--skip-tokenizer-init", "--run-output-dir", str(tmp_path))
     config = EngineArgs.from_cli_args(parsed).create_engine_config()
     assert config.additional_config["agentkv"]["run_output_dir"] == str(tmp_path)
+
+
+def test_the_parser_of_tool_calls_reaches_the_engine() -> None:
+    """Under our policies the engine learns which parser the API server has, with its plugin."""
+    chosen = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    for policy, expected in (("agentkv", ["hermes", ""]), ("fcfs", None)):
+        arguments = parse_serve(["--model", "m", "--scheduling-policy", policy, *chosen])
+        made = AsyncEngineArgs.from_cli_args(arguments)
+        assert made.additional_config.get(PARSER_KEY) == expected
 
 
 @pytest.mark.parametrize("is_flag", [True, False])

@@ -23,11 +23,12 @@ from agentkv.integrations.vllm.retention.predictor import (
     MAX_TAKEN,
     DurationService,
     Reply,
-    command_in,
+    command_of,
     reply_text,
 )
 from agentkv.policies.settings import Settings
 from agentkv.testing.stepped_engine import prompt_of
+from agentkv.tool_calls import parse_tool_calls
 from tests.integrations.vllm.harness import Engine
 
 SLOW = "So:\n```bash\npip install torch\n```"
@@ -252,7 +253,7 @@ def test_questions_that_pile_up_are_refused(held: Held) -> None:
 )
 def test_the_commands_of_a_reply_go_one_a_line(text: str, command: str | None) -> None:
     """A thought is no call, nor is a call cut short."""
-    assert command_in(text) == command
+    assert command_of(parse_tool_calls(text)) == command
 
 
 def test_only_the_end_of_a_long_reply_is_parsed() -> None:
