@@ -23,7 +23,7 @@ LONG_FUNCTION_LINES = 40
 MAX_LONG_FUNCTIONS = 20
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
-    ("agentkv",): 2_000,
+    ("agentkv",): 1_910,
     ("agentkv/client",): 3_000,
     ("agentkv/tool_calls",): 2_140,
     ("agentkv/durations", "agentkv/commands"): 4_100,
@@ -36,11 +36,11 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/watch",): 2_400,
     ("integrations/vllm/api",): 1_760,
     ("integrations/vllm/engine",): 1_660,
-    ("integrations/vllm/doctor",): 590,
+    ("integrations/vllm/doctor",): 1_040,
     ("evals",): 8_600,
     ("evals/simulator",): 3_020,
     ("studies",): 3_500,
-    ("tests",): 39_650,
+    ("tests",): 39_770,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_WHEEL_LINES = 39_720

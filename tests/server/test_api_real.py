@@ -12,7 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from agentkv.integrations.vllm.doctor.server import check_server
+from agentkv.integrations.vllm.doctor.server import check_served_template, check_server
 from agentkv.protocol import Tags
 from agentkv.server.process import ServerProcess
 from tests.conftest import TINY_ARGS, ServerPool
@@ -194,6 +194,25 @@ def test_the_doctor_finds_nothing_wrong(tiny_continuum_server: ServerProcess) ->
     assert "log stats" in [check.name for check in found]
 
 
+def test_the_doctor_checks_the_template_without_a_trace(
+    tiny_continuum_server: ServerProcess,
+) -> None:
+    """The tokenizer's routes render the template; nothing is generated, counted or learned."""
+
+    def traces(client: httpx.Client) -> list[object]:
+        metrics = client.get("/metrics").text
+        generated = re.findall(r"^(?:vllm:prompt_tokens_total|agentkv:\S+) .*$", metrics, re.M)
+        jobs = client.get("/v1/agentkv/jobs").json()["jobs"]
+        return [jobs, sorted(client.get("/v1/agentkv/timestamps").json()["jobs"]), generated]
+
+    server = tiny_continuum_server
+    with httpx.Client(base_url=server.root_url, timeout=PATIENCE_S) as client:
+        before = traces(client)
+        found = list(check_served_template(server.base_url, None))
+        assert traces(client) == before
+    assert [(check.name, check.status) for check in found] == [("chat template", "OK")]
+
+
 def test_stock_policies_are_stock(tiny_fcfs_server: ServerProcess) -> None:
     """Under fcfs: vLLM's own 404, no series of ours, no check of our fields."""
     server = tiny_fcfs_server
@@ -202,11 +221,8 @@ def test_stock_policies_are_stock(tiny_fcfs_server: ServerProcess) -> None:
         assert (ours.status_code, ours.content) == (404, unknown.content)
         assert generate(client, job_id=5, turn="x").status_code == 200
         assert "agentkv:" not in client.get("/metrics").text
-        assert {check.name for check in check_server(server.base_url, None)} == {
-            "server",
-            "server plugin",
-            "strict endpoint",
-        }
+        names = [check.name for check in check_server(server.base_url, None)]
+        assert names == ["server", "server plugin"]
 
 
 @pytest.fixture

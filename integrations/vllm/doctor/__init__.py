@@ -9,12 +9,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import get_args
 
 from .check import Check, Status
 from .installation import check_installation
-from .server import check_server
+from .server import check_served_template, check_server
 from .stickiness import check_stickiness
+from .templates import check_folder
 
 
 def main(argv: list[str]) -> int:
@@ -42,21 +44,28 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         description="Check what is installed here, and a running server.",
     )
     parser.add_argument("--url", help="address of a server, or of a router, to check")
+    parser.add_argument("--model", metavar="DIR", help="a model's folder: check only its template")
     parser.add_argument("--api-key", help="the server's API key, if it asks for one")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(argv)
     if options.url is not None and not options.url.startswith(("http://", "https://")):
         parser.error(f"--url {options.url!r}: must start with http:// or https://")
+    if options.model is not None and not Path(options.model).exists():
+        parser.error(f"--model {options.model!r}: no such folder")
     return options
 
 
 def _all_checks(options: argparse.Namespace) -> Iterator[Check]:
-    yield from check_installation(os.environ)
+    if options.model is not None:
+        yield from check_folder(Path(options.model))
+    else:
+        yield from check_installation(os.environ)
     if options.url is not None:
         has_plugin = False
         for check in check_server(options.url, options.api_key):
             has_plugin |= (check.name, check.status) == ("server plugin", "OK")
             yield check
+        yield from check_served_template(options.url, options.api_key)
         if has_plugin:
             yield from check_stickiness(options.url, options.api_key)
 

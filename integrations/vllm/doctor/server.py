@@ -6,7 +6,8 @@ Only reads; sends no request that generates tokens or is counted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -16,6 +17,18 @@ from agentkv.protocol import WIRE_VERSION
 
 from ..plugin import version_problem
 from .check import Check, fail, ok, warn
+from .templates import (
+    LEFT_OUT,
+    LIMIT_S,
+    TOOLS,
+    Message,
+    NotRenderedError,
+    Rendered,
+    Settings,
+    Template,
+    check_template,
+    is_rendered,
+)
 
 TIMEOUT_S = 10.0
 MIN_TURNS = 20
@@ -33,6 +46,35 @@ def connect(
         timeout=timeout_s,
         transport=transport,
     )
+
+
+def check_served_template(
+    url: str, api_key: str | None, *, transport: httpx.BaseTransport | None = None
+) -> Iterator[Check]:
+    """Yield the checks of any vLLM server's chat template; asks only its tokenizer."""
+    until = time.monotonic() + LIMIT_S
+    with connect(url, api_key, TIMEOUT_S, transport) as client:
+
+        def ask(path: str, **body: Any) -> Any:
+            if time.monotonic() > until:
+                raise NotRenderedError(f"no end after {LIMIT_S} s")
+            answer = client.post(path, json=body)
+            if not answer.is_success:
+                raise NotRenderedError(f"{path}: HTTP {answer.status_code} {answer.text[:300]!r}")
+            return answer.json()
+
+        def render(messages: Sequence[Message], settings: Settings, is_prompt: bool) -> Rendered:
+            chat = {"messages": messages, "tools": TOOLS, "chat_template_kwargs": settings}
+            try:
+                tokens = ask("/tokenize", **chat, add_generation_prompt=is_prompt)["tokens"]
+                text = ask("/detokenize", tokens=tokens)["prompt"]
+                if is_rendered(text):
+                    return Rendered(text, list(tokens))
+            except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+                raise NotRenderedError(f"{type(error).__name__}: {error}") from None
+            raise NotRenderedError(LEFT_OUT)
+
+        yield from check_template(lambda: Template(render))
 
 
 def check_server(
@@ -95,11 +137,6 @@ def _without_plugin(answer: httpx.Response) -> Iterator[Check]:
         f"start it with --scheduling-policy {' or '.join(SHIPPED)} where agentkv is installed, "
         "without VLLM_USE_RUST_FRONTEND=1 and with agentkv in VLLM_PLUGINS if that is set",
     )
-    yield warn(
-        "strict endpoint",
-        "the client sends this server no tags: a strict one answers unknown fields with 400",
-        "nothing to do; sessions work, without effect on the server",
-    )
 
 
 def _check_info(info: dict[str, Any]) -> Iterator[Check]:
@@ -115,12 +152,6 @@ def _check_info(info: dict[str, Any]) -> Iterator[Check]:
         yield ok("server vllm", str(info["vllm_version"]))
     else:
         yield warn("server vllm", problem, "install a vLLM that agentkv supports")
-    num_engines = info.get("num_engines", 1)
-    one, several = (
-        "one: every turn of a job finds its blocks",
-        "the turns of a job stay on one of them",
-    )
-    yield ok("engines", one if num_engines == 1 else f"{num_engines}: {several}")
 
 
 def _check_prefix_caching(metrics: str) -> Check:
