@@ -123,6 +123,21 @@ COMPARED = (
     *("hit_rate", "recomputed_tokens", "preemptions"),
 )
 """Numbers of a run's summary that `compare` averages over repeats and sets against a baseline's."""
+_SECONDS, _SHARE, _COUNT = ".2f", ".1%", ",.0f"
+COLUMNS: Mapping[str, tuple[str, str]] = {
+    **{name: (name.replace("_", " "), _SECONDS) for name in COMPARED[:5]},
+    "slowdown_p99": ("slowdown p99", _SECONDS),
+    "ttft_first_p99_s": ("first TTFT p99 s", _SECONDS),
+    "ttft_continuing_p99_s": ("next TTFT p99 s", _SECONDS),
+    "hit_rate": ("hits", _SHARE),
+    "preemptions": ("preempted", _COUNT),
+    "recomputed_tokens": ("recomputed", _COUNT),
+    "chat_ttft_p99_s": ("chat TTFT p99 s", _SECONDS),
+    "step_mean_s": ("step s", _SECONDS),
+    "moved_turns": ("moved turns", _COUNT),
+    "resent_turns": ("sent again", _COUNT),
+}
+"""Numbers that tables show: heading, and how a number looks."""
 JOB_PARTS = ("to_first_token_s", "decode_s", "tools_s", "other_s")
 
 

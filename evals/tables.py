@@ -26,13 +26,13 @@ def text_table(
     return "\n".join(lines)
 
 
-def markdown_table(
-    header: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1
-) -> str:
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table whose source is aligned, too; a `|` inside a cell is escaped."""
     safe = [[str(value).replace("|", "\\|") for value in row] for row in rows]
-    head, *body = _aligned(header, safe, left)
-    marks = ["-" * len(c) if i < left else "-" * (len(c) - 1) + ":" for i, c in enumerate(head)]
+    head, *body = _aligned(header, safe, 1)
+    marks = [
+        "-" * len(text) if not i else "-" * (len(text) - 1) + ":" for i, text in enumerate(head)
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, marks, *body))
 
 

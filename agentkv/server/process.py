@@ -95,16 +95,15 @@ class HTTPProcess:
                 start_new_session=True,
             )
 
-    def wait_until_ready(self, timeout_s: float | None = None) -> None:
+    def wait_until_ready(self) -> None:
         """Wait until the server answers; raises ServerStartError with the end of its log."""
         assert self._process is not None, "start() comes first"
-        limit_s = self.ready_timeout_s if timeout_s is None else timeout_s
-        deadline_s = time.monotonic() + limit_s
+        deadline_s = time.monotonic() + self.ready_timeout_s
         while not self._is_healthy():
             if self._process.poll() is not None:
                 problem = f"ended with status {self._process.returncode} before it was ready"
             elif time.monotonic() > deadline_s:
-                problem = f"was not ready after {limit_s:.0f} s"
+                problem = f"was not ready after {self.ready_timeout_s:.0f} s"
             else:
                 time.sleep(POLL_S)
                 continue

@@ -47,7 +47,7 @@ from ..options import (
     whole_number,
     workload_of,
 )
-from ..outcomes import PolicyResult, RunOutcome, Spread, compare, summarize
+from ..outcomes import COLUMNS, PolicyResult, RunOutcome, Spread, compare, summarize
 from ..player.run import LoadOptions, load_server
 from ..rivals import Contestant, Rival, read_rivals
 from ..rows import RUN_FILE, TURNS_FILE, read_runs, time_stamp, write_whole
@@ -62,16 +62,10 @@ CORES = "VLLM_CPU_OMP_THREADS_BIND"
 """Variable of vLLM's CPU build with the cores that a worker computes on. Left to itself vLLM 0.32
 keeps one core for other processes, two if there is a KV connector, and none where that would leave
 none: on two cores a server with a tier would compute on twice the cores of one without."""
-_COLUMNS = {
-    "mean_s": ("mean s", ".2f"),
-    "p90_s": ("p90 s", ".2f"),
-    "max_s": ("max s", ".2f"),
-    "ttft_continuing_p99_s": ("ttft p99 s", ".2f"),
-    "hit_rate": ("hit rate", ".3f"),
-    "recomputed_tokens": ("recomputed", ".0f"),
-    "preemptions": ("preempted", ".1f"),
-}
-"""Name in the summary: heading, how a number looks. `ttft` is of turns that continue a job."""
+_SHOWN = (
+    *("mean_s", "p90_s", "max_s", "ttft_continuing_p99_s"),
+    *("hit_rate", "recomputed_tokens", "preemptions"),
+)
 _RATIOS = ("mean_s", "p90_s")
 
 
@@ -324,11 +318,11 @@ def _rival_facts(policy: Contestant) -> dict[str, Any] | None:
 def table(results: Sequence[PolicyResult], baseline: str) -> str:
     """A line a policy: jobs, means over the repeats, ratios to the baseline with their range."""
     ratios = [f"{name.removesuffix('_s')} / {baseline}" for name in _RATIOS]
-    headings = [heading for heading, _ in _COLUMNS.values()]
+    headings = [COLUMNS[name][0] for name in _SHOWN]
     rows = [
         [
             *(result.policy, result.repeats, f"{result.completed}/{result.jobs}"),
-            *(_with_deviation(result.values[name], form) for name, (_, form) in _COLUMNS.items()),
+            *(_with_deviation(result.values[name], COLUMNS[name][1]) for name in _SHOWN),
             *(_with_range(result.ratios[name]) for name in _RATIOS),
         ]
         for result in results

@@ -24,7 +24,7 @@ from ..event_log import DEFAULT_AFTER_S, jobs_of, passed_over, read_record, tota
 from ..figures.drawing import in_order
 from ..figures.runs import Group, Run, grouped, load_runs, run_of, without_jobs
 from ..options import DONE, command_parser
-from ..outcomes import RunOutcome, mean
+from ..outcomes import COLUMNS, RunOutcome, mean
 from ..page import figure, table, write_page, write_record_page
 from ..rows import TURNS_FILE, require_free
 from ..tables import cell
@@ -32,17 +32,11 @@ from .plot import DEFAULT_BASELINE, KINDS, drawings
 from .record import summary
 
 SWEBENCH_PAGE, SWEBENCH_FIGURE = "report.md", "report.png"
-NUMBERS = {
-    "mean_s": ("mean s", ".1f"),
-    "p50_s": ("p50 s", ".1f"),
-    "p99_s": ("p99 s", ".1f"),
-    "ttft_first_p99_s": ("first token p99 s", ".2f"),
-    "ttft_continuing_p99_s": ("later turns p99 s", ".2f"),
-    "hit_rate": ("hits", ".1%"),
-    "recomputed_tokens": ("recomputed tok", ",.0f"),
-    "preemptions": ("preemptions", ",.1f"),
-}
-"""Numbers of a run's summary that are shown: heading, and how a number looks."""
+SHOWN = (
+    *("mean_s", "p50_s", "p99_s", "ttft_first_p99_s", "ttft_continuing_p99_s"),
+    *("hit_rate", "recomputed_tokens", "preemptions"),
+)
+"""Numbers of a run's summary that are shown."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -131,15 +125,15 @@ def _table_of(group: Group) -> str:
             for policy in in_order(run.policy for run in same):
                 yield _row(load, [run for run in same if run.policy == policy])
 
-    heads = [name for name, _ in NUMBERS.values()]
+    heads = [COLUMNS[name][0] for name in SHOWN]
     return table(["policy", "load", "runs", "jobs done", *heads], rows())
 
 
 def _row(load: float | None, runs: Sequence[Run]) -> list[str]:
     numbers = []
-    for name, (_, form) in NUMBERS.items():
+    for name in SHOWN:
         values = [run.summary[name] for run in runs if run.summary.get(name) is not None]
-        numbers.append(cell(mean(values), form))
+        numbers.append(cell(mean(values), COLUMNS[name][1]))
     done, jobs = (sum(run.summary[name] for run in runs) for name in ("completed", "jobs"))
     return [runs[0].policy, cell(load, "g"), str(len(runs)), f"{done} of {jobs}", *numbers]
 

@@ -35,7 +35,7 @@ from ..options import (
     whole_number,
     workload_of,
 )
-from ..outcomes import ROLE_KEYS, JobOutcome, RunOutcome, summarize
+from ..outcomes import COLUMNS, ROLE_KEYS, JobOutcome, RunOutcome, summarize
 from ..progress import progress
 from ..rows import RUN_FILE, TURNS_FILE, RunWriter, provenance, require_free, row_facts
 from ..tables import cell, text_table
@@ -61,22 +61,7 @@ KEYS = (
 """What the document says of each policy."""
 FLEET_KEYS = ("turns_by_engine", "moved_turns", "resent_turns")
 """What it says of several engines, too."""
-_COLUMNS = (
-    ("mean s", "mean_s", ".2f"),
-    ("p50 s", "p50_s", ".2f"),
-    ("p99 s", "p99_s", ".2f"),
-    ("max s", "max_s", ".2f"),
-    ("slowdown p99", "slowdown_p99", ".2f"),
-    ("first TTFT p99 s", "ttft_first_p99_s", ".2f"),
-    ("next TTFT p99 s", "ttft_continuing_p99_s", ".2f"),
-    ("hits", "hit_rate", ".1%"),
-    ("preempted", "preemptions", "d"),
-    ("recomputed", "recomputed_tokens", ",d"),
-    ("chat TTFT p99 s", "chat_ttft_p99_s", ".2f"),
-    ("step s", "step_mean_s", ".1f"),
-    ("moved turns", "moved_turns", "d"),
-    ("sent again", "resent_turns", "d"),
-)
+_SHOWN = tuple(name for name in COLUMNS if name != "p90_s")
 """The table's columns; those of conversations, steps and fleets only where there are any."""
 _FLEET_FLAGS = ("engines", "router", "fail")
 _NOT_OF_THE_RUN = ("out", "force", "html", "json", "policy", *_FLEET_FLAGS)
@@ -340,16 +325,16 @@ def _table(policies: Mapping[str, Mapping[str, Any]]) -> str:
     """A line per policy, with the mean relative to the first policy's."""
     first = next(iter(policies.values()), {})
     first_s = first.get("mean_s")
-    columns = [column for column in _COLUMNS if column[1] in first]
+    columns = [name for name in _SHOWN if name in first]
     clients = list(first.get("clients", ()))
     rows = []
     for name, entry in policies.items():
         mean_s = entry["mean_s"]
         change = mean_s / first_s - 1.0 if mean_s is not None and first_s else None
-        cells = [cell(entry[key], form) for _, key, form in columns]
+        cells = [cell(entry[key], COLUMNS[key][1]) for key in columns]
         cells += [cell(entry["clients"][client]["mean_s"], ".2f") for client in clients]
         rows.append([name, f"{entry['completed']}/{entry['jobs']}", cell(change, "+.1%"), *cells])
-    titles = [*(title for title, *_ in columns), *(f"{client} mean s" for client in clients)]
+    titles = [*(COLUMNS[key][0] for key in columns), *(f"{client} mean s" for client in clients)]
     return text_table(["policy", "jobs", "vs first", *titles], rows)
 
 
