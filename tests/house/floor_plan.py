@@ -37,13 +37,13 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/api",): 1_760,
     ("integrations/vllm/engine",): 1_660,
     ("integrations/vllm/doctor",): 1_040,
-    ("evals",): 8_600,
-    ("evals/simulator",): 3_020,
+    ("evals",): 8_570,
+    ("evals/simulator",): 3_000,
     ("studies",): 3_500,
     ("tests",): 39_770,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_WHEEL_LINES = 39_720
+MAX_WHEEL_LINES = 39_800
 MAX_DOCS_WORDS = 33_000
 
 LONG_ON_PURPOSE: dict[str, str] = {
