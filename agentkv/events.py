@@ -74,6 +74,13 @@ class Inferred(JobEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class IdShared(JobEvent):
+    """A job's id has proved to be that of several conversations at once."""
+
+    name: ClassVar[str] = "id_shared"
+
+
+@dataclass(frozen=True, slots=True)
 class HeldBack(JobEvent):
     """The policy keeps a waiting turn out of memory for now."""
 
@@ -301,9 +308,9 @@ class Closed(JobEvent):
 
 
 EVENTS: tuple[type[Event], ...] = (
-    *(CacheReset, RulesFailed, Arrived, Inferred, HeldBack, Overdue, Evicted, Admitted, Preempted),
-    *(Resumed, Finished, Aborted, Pinned, Decided, Trimmed, Unpinned, ToolStarted, ToolEnded),
-    *(ToolIgnored, ToolMeasured, Reused, KVFreed, Closed),
+    *(CacheReset, RulesFailed, Arrived, Inferred, IdShared, HeldBack, Overdue, Evicted, Admitted),
+    *(Preempted, Resumed, Finished, Aborted, Pinned, Decided, Trimmed, Unpinned, ToolStarted),
+    *(ToolEnded, ToolIgnored, ToolMeasured, Reused, KVFreed, Closed),
 )
 
 

@@ -28,6 +28,7 @@ from agentkv.integrations.vllm.watch.job_view import (
     job_views,
 )
 from agentkv.policies.settings import Settings
+from agentkv.protocol import routing_headers
 
 from .outcomes import mean, quantile
 from .rows import json_object
@@ -75,15 +76,18 @@ def jobs_of(record: Record) -> list[JobView]:
     return sorted(jobs, key=lambda job: (job.engine or 0, job.started_s))
 
 
-def read_record(source: str, *, api_key: str | None = None) -> Record:
+def read_record(source: str, *, api_key: str | None = None, near: str | None = None) -> Record:
     """Read the event log of a server (its URL), a file, or the one log in a folder.
+
+    near: the id of a job; of several servers behind a router the one is asked that has it.
 
     Raises InputError for one that cannot be read, is misshapen or empty, AgentKVServerError for a
     server without an answer.
     """
     answer, text = None, ""
     if source.startswith(("http://", "https://")):
-        server = ServerAPI(source, api_key=api_key, timeout_s=COMMAND_TIMEOUT_S)
+        headers = routing_headers(near)
+        server = ServerAPI(source, api_key=api_key, headers=headers, timeout_s=COMMAND_TIMEOUT_S)
         answer = server.timestamps()
     else:
         path = _file_of(Path(source))

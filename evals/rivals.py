@@ -7,13 +7,12 @@ a stock server. Reads what the command line says of one, and knows what its requ
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shlex
 import shutil
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.serve import value_of
@@ -52,15 +51,6 @@ class Rival:
 
 Contestant = PolicyChoice | Rival
 """What one run of a comparison is made with."""
-
-
-def agentic_context(job_id: str, *, is_last_step: bool) -> dict[str, Any]:
-    """The `vllm_xargs` by which AgentInfer and vllm-router know a job; stock vLLM ignores them.
-
-    Source: agentinfer 0.2.0, scheduling/identity.py; vllm-router 0.1.17 reads the same field.
-    """
-    context = {"program_id": job_id, "task_id": job_id, "expected_resume": not is_last_step}
-    return {"agentic_context": json.dumps(context)}
 
 
 def read_rivals(flags: Sequence[str], proxies: Sequence[str]) -> list[Rival]:

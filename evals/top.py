@@ -22,6 +22,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from agentkv.errors import AgentKVServerError
+from agentkv.protocol import routing_headers
 
 from .options import DONE, FAILED, command_parser
 
@@ -47,9 +48,8 @@ class LiveFeed:
     def __init__(
         self, url: str, api_key: str | None, *, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        self.root_url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._transport = transport
+        self.root_url, self._transport = url.rstrip("/").removesuffix("/v1"), transport
+        self.headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
     async def snapshots(self) -> AsyncIterator[dict[str, Any]]:
         """Yield snapshots as they come. Raises AgentKVServerError when there are no more, with
@@ -58,7 +58,7 @@ class LiveFeed:
         try:
             async with (
                 httpx.AsyncClient(
-                    headers=self._headers, timeout=timeout, transport=self._transport
+                    headers=self.headers, timeout=timeout, transport=self._transport
                 ) as client,
                 client.stream("GET", f"{self.root_url}/v1/agentkv/live") as answer,
             ):
@@ -176,14 +176,15 @@ SORTS: Mapping[str, Callable[[ShownJob, Entry], Any]] = {
 def main(argv: Sequence[str]) -> int:
     """0: shown until the user quits; 1: the server cannot be watched."""
     parser = command_parser("top", __doc__)
-    address = "the server (default: %(default)s)"
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help=address)
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server")
     parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument("--job", help="behind a router, watch the server that has this job")
     options = parser.parse_args(argv)
     if not sys.stdout.isatty():
         print("agentkv top: needs a terminal; GET /v1/agentkv/live has the data", file=sys.stderr)
         return FAILED
     feed = LiveFeed(options.url, options.api_key)
+    feed.headers |= routing_headers(options.job)
     try:
         asyncio.run(_first(feed))
     except AgentKVServerError as error:
@@ -208,8 +209,7 @@ class JobScreen(ModalScreen[None]):
 
     def __init__(self, board: Board, key: ShownJob) -> None:
         super().__init__()
-        self._board = board
-        self._key = key
+        self._board, self._key = board, key
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="pane"):

@@ -31,6 +31,8 @@ from agentkv.client.tagged_call import (
     tagging_patch,
 )
 from agentkv.client.transport import spelled_as, texts_of
+from agentkv.protocol import WIRE_FIELD, WIRE_VERSION
+from agentkv.protocol.foreign import CONTEXT_FIELD, agentic_context
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +76,18 @@ class SDKCall(TaggedCall):
             tags = spelled_as({**self._default_headers, **given}, self.headers)
             update["headers"] = {**tags, **given}
         if self.fields:
-            update["extra_json"] = {**self.fields, **(options.extra_json or {})}
+            update["extra_json"] = self._body_fields(options.extra_json or {})
         self.args = (self._cast_to, options.model_copy(update=update) if update else options)
+
+    def _body_fields(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The tags, and the caller's own fields."""
+        fields = {**self.fields, **own}
+        if not self.headers:
+            fields[WIRE_FIELD] = WIRE_VERSION
+        xargs = own.get("vllm_xargs") or {}
+        if self.link.server.has_agentic_router and isinstance(xargs, Mapping):
+            fields["vllm_xargs"] = {CONTEXT_FIELD: agentic_context(self.fields), **xargs}
+        return fields
 
     def describe(self) -> tuple[str, str | None]:
         options = self._options

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,6 +49,8 @@ class Server:
         self.root_url = root_url
         self.info: dict[str, Any] | None = None
         self.missing: str | None = None
+        self.has_agentic_router = False
+        """A router in front of it reads `agentic_context`, as the server says."""
         self.feedback = sender_to(root_url)
         self._lock = threading.Lock()
         self._ask_at_s: float | None = 0.0
@@ -166,6 +168,9 @@ class Server:
         version = info.get("wire_version")
         if version == WIRE_VERSION:
             self.info, self.missing = info, None
+            settings = info.get("settings")
+            if isinstance(settings, dict):
+                self.has_agentic_router = settings.get("agentic_router") is True
             return
         self._ask_at_s = None
         self.missing = without_password(
@@ -212,7 +217,14 @@ class JobLink:
             if self.warns and self.server.missing is not None:
                 self.server.warn_once()  # perhaps no other call follows that would
         elif self.server.has_plugin:
-            answer = self.transport.send(method, route(self.root_url, path), body)
+            try:
+                answer = self.transport.send(method, route(self.root_url, path), body)
+            finally:
+                if path.endswith("/release") and self.server.has_agentic_router:
+                    with suppress(AgentKVServerError):  # it is the job's server that matters
+                        job_id = path.split("/")[2]
+                        finish = f"{self.root_url}/finish_session?session_id={job_id}"
+                        self.transport.send("POST", finish, {})
             if isinstance(answer, dict):
                 self.note_savings(self.root_url, answer.get("savings"))
 

@@ -21,7 +21,8 @@ from agentkv.client.patches import Method, Patch
 from agentkv.client.replies import OnComplete, Usage, when_complete
 from agentkv.client.server import JobLink
 from agentkv.errors import AgentKVServerError
-from agentkv.protocol import SESSION_HEADER, fields_from_headers
+from agentkv.protocol import OUR_HEADERS, SESSION_HEADER
+from agentkv.protocol.foreign import fields_from_headers
 from agentkv.tracing import JobTrace, RequestShape, Span
 
 logger = logging.getLogger(__name__)
@@ -247,7 +248,7 @@ def is_tagged_by_hand(job: Job[Any], body: Any, headers: Mapping[str, str]) -> b
     """
     own_id = job.routing_headers.get(SESSION_HEADER)
     if own_id is not None and headers.get(SESSION_HEADER.lower()) == own_id:
-        headers = {name: headers[name] for name in headers if name.startswith("x-agentkv-")}
+        headers = {name: headers[name] for name in headers if name.startswith(OUR_HEADERS)}
     if isinstance(body, Mapping):
         for holder in (body, body.get("extra_body"), body.get("vllm_xargs")):
             if isinstance(holder, Mapping) and ("job_id" in holder or "session_id" in holder):

@@ -6,6 +6,7 @@ seconds on the caller's monotonic clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,8 +111,8 @@ class Turn:
     held_back: str | None = None
     """Why admission control keeps the turn waiting; None if it does not."""
     is_side_request: bool = False
-    """The prompt is shorter than the pinned context and shares none of it, as for a title. It
-    changes nothing of what is known about the job."""
+    """The prompt is shorter than the job's and starts otherwise, as for a title. It changes nothing
+    of what is known about the job."""
     has_aged_out: bool = False
     """It has waited for longer than `patience_s`."""
     common_tokens: int = 0
@@ -153,6 +154,8 @@ class Job:
     """No request names it: each of its turns continues one that called a tool."""
     priority: int = 0
     """The client's priority: lower goes first."""
+    max_ttl_s: float = math.inf
+    """No pin of its last turn lasts longer."""
     first_prompt_tokens: int = 0
     num_turns: int = 0
     last_turn: int | None = None
@@ -250,6 +253,7 @@ class Job:
         self.last_turn = max(self.last_turn or 0, tags.turn) if tags.turn else self.last_turn
         self.parent_job_id = tags.parent_job_id or self.parent_job_id
         self.expected_turns = tags.expected_turns or self.expected_turns
+        self.max_ttl_s = math.inf if tags.max_ttl_s is None else tags.max_ttl_s
         self.is_released = False
         return is_new
 
@@ -275,13 +279,15 @@ class Job:
         expected = min(self.context_tokens, turn.num_prompt_tokens - 1)
         return self.finished_s is not None and turn.common_tokens < expected
 
-    def common_tokens(self, block_hashes: list[object], block_tokens: int) -> int:
+    def common_tokens(self, prompt: Prompt, block_tokens: int) -> int:
         """Tokens of a new prompt that equal the context the last finished turn left.
 
         Block hashes are chained, so one equal hash proves the whole prefix before it. Exact at the
-        checkpoints (the end and up to 8 places before it), else the next lower one.
+        checkpoints (the end and up to 8 places before it), else the next lower one. vLLM computes
+        at least the prompt's last token.
         """
+        block_hashes, most = prompt.block_hashes, (len(prompt.token_ids) - 1) // block_tokens
         for index, block_hash in reversed(self.checkpoints):
             if index < len(block_hashes) and block_hashes[index] == block_hash:
-                return (index + 1) * block_tokens
+                return min(index + 1, most) * block_tokens
         return 0

@@ -43,6 +43,9 @@ class Settings(PredictorSettings):
     """Header by which a trusted proxy in front of a server without keys names clients."""
     infer_jobs: bool = True
     """Requests without a `job_id` that continue a turn which called a tool belong to a job."""
+    agentic_router: bool = False
+    """A router in front goes by `vllm_xargs.agentic_context` and `POST /finish_session`, as
+    vllm-router does: clients send both, too."""
     job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)
     """A job with no turn and no tool signal for this many seconds is forgotten."""
     max_jobs: int = Field(10_000, ge=1, le=1_000_000)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import unquote
 
-from agentkv.protocol import TAG_FIELDS, WIRE_VERSION, fields_from_headers
+from agentkv.protocol import TAG_FIELDS, WIRE_VERSION
+from agentkv.protocol.foreign import fields_from_headers
 from agentkv.testing.http_front import MALFORMED, Answer, HttpFront
 
 Body = dict[str, Any]

@@ -1,8 +1,8 @@
 """`agentkv explain`: why turns of a job missed the cache, and what to do about it.
 
-Asks a running server for one job, or with --worst N for the jobs that computed the most tokens a
-second time. For each turn that missed: what it was expected to find, what it found, and the reason.
-A job is known for a while after its end.
+Asks a running server, behind a router that of the job, for one job, or with --worst N for the jobs
+that computed the most tokens a second time. For each turn that missed: what it was expected to
+find, what it found, and the reason. A job is known for a while after its end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.errors import InputError, StatusError
+from agentkv.protocol import routing_headers
 
 from ..options import DONE, FAILED, add_json, command_parser, whole_number
 
@@ -26,7 +27,8 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     if (options.job is None) == (options.worst is None):
         raise InputError("give either a JOB or --worst N")
-    server = ServerAPI(options.url, api_key=options.api_key, timeout_s=COMMAND_TIMEOUT_S)
+    by = {"api_key": options.api_key, "headers": routing_headers(options.job)}
+    server = ServerAPI(options.url, **by, timeout_s=COMMAND_TIMEOUT_S)
     try:
         jobs = server.explained(options.job, worst=options.worst or 1)
     except StatusError as error:
@@ -53,6 +55,8 @@ def report(job: Mapping[str, Any]) -> str:
         f"{savings['kept_engine_s']:.2f} s of engine time",
         "  computed again: " + (", ".join(f"{n:,} {name}" for name, n in lost.items()) or "none"),
     ]
+    if job.get("is_id_shared"):
+        lines.append("  this id names several conversations at once -> give each its own")
     for turn in job["turns"]:
         if turn["miss"] is not None:
             lines += _turn_lines(turn, turn["miss"])

@@ -43,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"--timeline: got {page}, allowed is a name with .html")
     if page is not None:
         require_free(page, force=options.force, flag="--timeline")
-    record = read_record(options.source, api_key=options.api_key)
+    near = options.job[0] if options.job else None
+    record = read_record(options.source, api_key=options.api_key, near=near)
     all_jobs = jobs_of(record)
     jobs = _chosen(all_jobs, options.job)
     if record.is_cut:

@@ -21,9 +21,9 @@ import agentkv
 from agentkv import parse_tool_calls
 from agentkv.client.replies import Usage, read_usage
 from agentkv.errors import RunError
+from agentkv.protocol.foreign import CONTEXT_FIELD, agentic_context
 
 from ..outcomes import JobOutcome, JobStatus, TurnOutcome
-from ..rivals import agentic_context
 from ..workload.plans import JobPlan, TurnPlan
 
 CHARS_PER_TOKEN = 3
@@ -263,8 +263,8 @@ class JobPlayer:
             request = conversation.request(number)
             if self.for_rival and job is not None:
                 is_last = number == len(plan.turns) - 1
-                xargs = agentic_context(job.job_id, is_last_step=is_last)
-                request.setdefault("extra_body", {})["vllm_xargs"] = xargs
+                context = agentic_context({"job_id": job.job_id, "is_last_step": is_last})
+                request.setdefault("extra_body", {})["vllm_xargs"] = {CONTEXT_FIELD: context}
             await self._exchange(client, conversation, request, reply)
             command = conversation.end_turn(number)
         except asyncio.CancelledError:

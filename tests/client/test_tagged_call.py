@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,7 +19,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 import agentkv
-from agentkv.protocol import READ_HEADERS, TAG_FIELDS, parse_header_tags, parse_tags
+from agentkv.protocol import TAG_FIELDS, parse_header_tags, parse_tags
+from agentkv.protocol.foreign import READ_HEADERS
 from tests.scripted_apis import ScriptedReply, ScriptedServer
 
 TEXT = '{"word": "two"}'
@@ -277,7 +279,7 @@ def test_every_tag_travels_as_a_header_too(server: ScriptedServer, client: OpenA
     for turn in server.turns:
         assert parse_header_tags(turn.headers) == parse_tags(turn.body)
     assert server.turns[1].headers["x-agentkv-parent"] == "ty%C3%B6"
-    assert server.turns[1].body.keys() > set(TAG_FIELDS)
+    assert server.turns[1].body.keys() > set(TAG_FIELDS) - {"max_ttl_s"}
 
 
 @pytest.mark.parametrize("has_plugin", [True, False])
@@ -291,8 +293,23 @@ def test_without_headers_a_job_travels_in_bodies_alone(has_plugin: bool, client:
                 pass
         assert agentkv.flush(timeout_s=20)
     assert ("job_id" in server.turns[0].body) is has_plugin
+    assert ("agentkv_wire_version" in server.turns[0].body) is has_plugin
     assert len(server.requests) == (5 if has_plugin else 2)
     assert not any(READ_HEADERS & request.headers.keys() for request in server.requests)
+
+
+def test_a_router_that_reads_agentic_context_gets_it(client: OpenAI) -> None:
+    """Where the server says so, with the caller's own arguments; the release goes there, too."""
+    with ScriptedServer(info={"settings": {"agentic_router": True}}) as server:
+        client = client.with_options(base_url=server.base_url)
+        with agentkv.session(client, job_id="a/1") as job:
+            job.client.chat.completions.create(**CHAT, extra_body={"vllm_xargs": {"mine": 1}})
+        assert agentkv.flush(timeout_s=20)
+    xargs = server.turns[0].body["vllm_xargs"]
+    context = json.loads(xargs.pop("agentic_context"))
+    assert (context["program_id"], context["step_id"], xargs) == ("a/1", 1, {"mine": 1})
+    paths = [request.path for request in server.requests]
+    assert paths[-2:] == ["/v1/agentkv/jobs/a%2F1/release", "/finish_session?session_id=a%2F1"]
 
 
 def test_a_retry_has_the_number_of_the_turn(server: ScriptedServer, client: OpenAI) -> None:

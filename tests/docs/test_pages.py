@@ -20,6 +20,7 @@ import pytest
 from agentkv.integrations.vllm.watch.counters import COUNTERS, HISTOGRAMS
 from agentkv.policies.names import default_settings
 from agentkv.policies.pins import endings_table
+from agentkv.protocol.foreign import sources_table
 from agentkv.server.process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -155,6 +156,12 @@ def test_the_page_on_missed_turns_has_the_table_of_ends() -> None:
     """What ended a hold, what a miss says and what listeners hear stand as the code has them."""
     page = (DOCS / "how-to/why-a-turn-missed.md").read_text(encoding="utf-8")
     assert f"\n{endings_table()}\n" in page
+
+
+def test_the_page_of_wire_fields_has_the_table_of_foreign_ones() -> None:
+    """What is read of other software stands as the code has it."""
+    page = (DOCS / "reference/wire.md").read_text(encoding="utf-8")
+    assert f"\n{sources_table()}\n" in page
 
 
 def test_the_metrics_page_has_a_row_for_each_series() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from agentkv.errors import InputError
 from agentkv.evals.player.run import LoadOptions, load_server
-from agentkv.evals.rivals import Rival, agentic_context, read_rivals
+from agentkv.evals.rivals import Rival, read_rivals
 from agentkv.evals.workload.workloads import make_workload
 from tests.evals.fake_vllm import FakeVllm
 
@@ -90,9 +90,3 @@ def test_the_turns_of_a_rival_name_its_programs() -> None:
     for job in workload.jobs:
         ofjob = [one for one in contexts if one["program_id"].endswith(f"-{job.job_id}")]
         assert [one["expected_resume"] for one in ofjob] == [True] * (len(job.turns) - 1) + [False]
-
-
-def test_the_context_is_text() -> None:
-    """vLLM takes numbers, text and lists in `vllm_xargs`, so the context travels as JSON text."""
-    [(name, value)] = agentic_context("job", is_last_step=False).items()
-    assert (name, json.loads(value)["task_id"]) == ("agentic_context", "job")

@@ -23,8 +23,8 @@ LONG_FUNCTION_LINES = 40
 MAX_LONG_FUNCTIONS = 20
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
-    ("agentkv",): 1_910,
-    ("agentkv/client",): 3_000,
+    ("agentkv",): 2_020,
+    ("agentkv/client",): 3_020,
     ("agentkv/tool_calls",): 2_140,
     ("agentkv/durations", "agentkv/commands"): 4_100,
     ("agentkv/policies",): 1_900,
@@ -32,15 +32,15 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agents",): 600,
     ("integrations",): 1_620,
     ("integrations/vllm",): 1_140,
-    ("integrations/vllm/retention",): 3_200,
-    ("integrations/vllm/watch",): 2_400,
+    ("integrations/vllm/retention",): 3_330,
+    ("integrations/vllm/watch",): 2_410,
     ("integrations/vllm/api",): 1_760,
     ("integrations/vllm/engine",): 1_660,
     ("integrations/vllm/doctor",): 1_040,
     ("evals",): 8_570,
     ("evals/simulator",): 3_000,
     ("studies",): 3_500,
-    ("tests",): 39_770,
+    ("tests",): 40_020,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_WHEEL_LINES = 39_800

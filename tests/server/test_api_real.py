@@ -94,14 +94,13 @@ def test_tags_in_headers_reach_the_engine_from_every_route(
 
 
 def test_a_sub_agent_of_claude_code_is_a_child_of_its_session(client: httpx.Client) -> None:
-    """Session and sub-agent are two jobs; the request for a title, without tools, is none."""
+    """Session and sub-agent are two jobs."""
     session = {"x-claude-code-session-id": new_job_id()}
     session_id = session["x-claude-code-session-id"]
     bash = {"name": "Bash", "input_schema": {"type": "object", "properties": {}}}
     turn = {"tools": [bash], "tool_choice": {"type": "none"}}
     for headers in (session, {**session, "x-claude-code-agent-id": "a1"}):
         assert generate(client, "/v1/messages", headers, **turn).status_code == 200
-    assert generate(client, "/v1/messages", session).status_code == 200
     assert job(client, session_id)["turns"] == 1
     child = job(client, f"{session_id}/a1")
     assert (child["turns"], child["parent_job_id"]) == (1, session_id)
@@ -153,7 +152,8 @@ def test_a_wrong_tag_is_a_400_and_the_server_lives_on(
     """The field is named; the rejection is counted, also while the engine is idle."""
     server = tiny_continuum_server
     before = metric(server, "agentkv:bad_tags_total")
-    reply = generate(client, route, **{field: value})
+    assert generate(client, route, {"X-Session-ID": "s" * 300}, turn=1).status_code == 200
+    reply = generate(client, route, **{field: value, "agentkv_wire_version": 1})
     assert reply.status_code == 400
     assert reply.json()["error"]["message"].startswith(f"{field}: got ")
     assert len(reply.content) < 500
@@ -241,7 +241,7 @@ def test_two_api_servers_are_one_server(two_api_servers: ServerProcess) -> None:
     for job_id in job_ids:  # a connection each, which the kernel hands to either process
         with httpx.Client(base_url=root_url, headers=key, timeout=PATIENCE_S) as client:
             assert generate(client, job_id=job_id).status_code == 200
-            assert generate(client, job_id=5).status_code == 400
+            assert generate(client, headers={"X-AgentKV-Turn": "0"}).status_code == 400
     log = two_api_servers.log_path.read_text()
     assert {"ApiServer_0", "ApiServer_1"} <= set(re.findall(r"ApiServer_\d", log))
     with httpx.Client(base_url=root_url, headers=key, timeout=PATIENCE_S) as client:

@@ -57,7 +57,8 @@ class EngineLink:
     def __init__(self, engine_client: Any, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._engine_client = engine_client
         self._timeout_s = timeout_s
-        self._background: set[asyncio.Task[None]] = set()
+        self._num_bad_tags = 0
+        self._counting: asyncio.Task[None] | None = None
 
     async def call(self, operation: str, *args: Any) -> list[Any]:
         """Return one answer per engine, ordered by rank.
@@ -80,15 +81,17 @@ class EngineLink:
         return answers
 
     def count_bad_tag(self) -> None:
-        """Count one rejected request without waiting for the engine."""
-        task = asyncio.create_task(self._count_bad_tag())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        """Count one request without waiting for the engine, which gets many at once."""
+        self._num_bad_tags += 1
+        if self._counting is None:
+            self._counting = asyncio.create_task(self._count_bad_tags())
 
-    async def _count_bad_tag(self) -> None:
-        # The client already has its 400; a dead engine is reported by the requests themselves.
-        with suppress(AgentKVServerError):
-            await self.call("bad_tag")
+    async def _count_bad_tags(self) -> None:
+        while self._num_bad_tags:
+            number, self._num_bad_tags = self._num_bad_tags, 0
+            with suppress(AgentKVServerError):  # a dead engine is reported by the requests
+                await self.call("bad_tags", number)
+        self._counting = None
 
 
 class SharedAnswers:

@@ -112,7 +112,7 @@ def explain(
 ) -> list[dict[str, Any]]:
     """Return the turns of this client's jobs, or of anybody's, and why they missed: of those with
     that id, or of the worst. Jobs that are over are among them."""
-    misses = scheduler.watchers.misses
+    misses, log = scheduler.watchers.misses, scheduler.watchers.log
     if job_id is None:
         keys = misses.worst(client, worst)
     else:
@@ -120,6 +120,7 @@ def explain(
     return [
         {
             "job_id": key.own_id,
+            "is_id_shared": any(entry["event"] == "id_shared" for entry in log.of_job(key)),
             "savings": misses.savings_of(key).as_dict(),
             "turns": turns_of(scheduler, key, client),
         }
@@ -182,15 +183,15 @@ def live(scheduler: RetainingScheduler, views: Sequence[snapshot.View]) -> dict[
     return snapshot.live(scheduler, stats(scheduler), views)
 
 
-def bad_tag(scheduler: RetainingScheduler) -> None:
-    scheduler.watchers.counters.add("bad_tags_total")
+def bad_tags(scheduler: RetainingScheduler, number: int) -> None:
+    scheduler.watchers.counters.add("bad_tags_total", amount=number)
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
     for operation in (
         *(info, stats, jobs, job, explain, tool, release),
-        *(event_counts, events, live, bad_tag, clients),
+        *(event_counts, events, live, bad_tags, clients),
     )
 }
 

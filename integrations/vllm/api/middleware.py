@@ -1,34 +1,37 @@
 """The plugin's ASGI middleware: brings the tags of a request to the engine.
 
-vLLM instantiates it through its own `--middleware` option. It reads the tags of a request, checks
-them and folds them into `vllm_xargs`, the one channel from an HTTP body to vLLM's scheduler; a
-request without tags keeps its bytes. Whose request it is goes to the engine by itself. At
-start-up it adds the routes under /v1/agentkv. Under other policies it forwards every call.
+vLLM instantiates it through its own `--middleware` option. It reads the tags of a request and folds
+them into `vllm_xargs`, the one channel from an HTTP body to vLLM's scheduler; a request without
+tags keeps its bytes. Only who evidently speaks to agentkv gets a 400 for a wrong one. Whose request
+it is goes to the engine by itself. At start-up it adds the routes under /v1/agentkv. Under other
+policies it forwards every call.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.logger import init_logger
 
 from agentkv.errors import TagError
 from agentkv.protocol import (
-    READ_HEADERS,
-    SESSION_HEADERS,
-    SUB_AGENT_HEADER,
+    OUR_HEADERS,
     TAG_FIELDS,
+    WIRE_FIELD,
+    WIRE_VERSION,
     Tags,
     parse_header_tags,
     parse_tags,
+    read_tags,
 )
+from agentkv.protocol.foreign import BODY_KEYS, CONTEXT_FIELD, READ_HEADERS, add_foreign
 
 from ..clients import Clients, find_token_verifier
 from ..engine.older_vllm import READS_SESSION_HEADER
@@ -36,6 +39,8 @@ from ..server_policy import settings_of
 from .engine_client import EngineLink, name_clients, served_client
 from .live import page_file
 from .routes import PREFIX, add_routes, anthropic_error, openai_error
+
+logger = init_logger(__name__)
 
 _ANTHROPIC_PATH = "/v1/messages"
 _OPEN_PATH = "/invocations"
@@ -49,12 +54,6 @@ _TAGGED_PATHS = frozenset(
     )
 )
 _HEADER_NAMES = frozenset(name.encode() for name in READ_HEADERS)
-_SESSION_HEADER_NAMES = frozenset(name.encode() for name in (*SESSION_HEADERS, SUB_AGENT_HEADER))
-
-# Claude Code and OpenCode send one of these with every request, also with those for a title, which
-# run during the session's first turn and offer no tools.
-_AGENTS_WITH_TITLES = frozenset((b"x-claude-code-session-id", b"x-session-affinity"))
-_OFFERED_TOOL = re.compile(rb'"tools"\s*:\s*\[\s*\{')
 
 # vLLM takes this header into `request.session_id` itself, on all four routes, and the scheduler
 # falls back to that: alone it needs no folding, and so no parsing of the body.
@@ -116,9 +115,9 @@ class AgentKVMiddleware:
         if body is None:
             await self._app(scope, replay(messages, receive), send)
             return
+        passed_over: list[TagError] = []
         try:
-            scope = without_session_of_side_request(scope, body)
-            folded = _fold_request(scope, body)
+            folded = _fold_request(scope, body, passed_over)
         except TagError as error:
             engine.count_bad_tag()
             answer = openai_error(400, str(error), field=error.field)
@@ -126,6 +125,12 @@ class AgentKVMiddleware:
                 answer = anthropic_error(str(error))
             await answer(scope, receive, send)
             return
+        if passed_over:
+            engine.count_bad_tag()
+            names = ", ".join(sorted({error.field for error in passed_over}))
+            logger.warning_once(
+                "agentkv: passed over fields of strangers with our names: %s", names
+            )
         if folded is not body:
             scope = with_content_length(scope, len(folded))
             messages = [{"type": "http.request", "body": folded, "more_body": False}]
@@ -145,20 +150,7 @@ def _path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def without_session_of_side_request(scope: Scope, body: bytes) -> Scope:
-    """Return the scope without session headers if this is a side request of a coding agent.
-
-    Such a request is no turn of the session: it shares none of its context, and would replace what
-    the session's first turn leaves in the cache.
-    """
-    names = {name for name, _ in scope["headers"]}
-    if not names & _AGENTS_WITH_TITLES or _OFFERED_TOOL.search(body):
-        return scope
-    kept = [header for header in scope["headers"] if header[0] not in _SESSION_HEADER_NAMES]
-    return {**scope, "headers": kept}
-
-
-def _fold_request(scope: Scope, body: bytes) -> bytes:
+def _fold_request(scope: Scope, body: bytes, passed_over: list[TagError]) -> bytes:
     text = body
     if (encoding := json.detect_encoding(body)) != "utf-8":  # vLLM takes UTF-16 and UTF-32, too
         with suppress(UnicodeError):
@@ -166,27 +158,25 @@ def _fold_request(scope: Scope, body: bytes) -> bytes:
     headers = {
         name.decode(): value.decode("latin-1")
         for name, value in scope["headers"]
-        if name in _HEADER_NAMES and value
+        if value and (name in _HEADER_NAMES or name.startswith(OUR_HEADERS.encode()))
     }
-    header_tags = parse_header_tags(headers)
-    if _path(scope) == _TOKENS_PATH:
-        return fold_into_sampling(text, header_tags) if headers.keys() - _NATIVE_HEADERS else body
-    if may_hold_tags(text) or headers.keys() - _NATIVE_HEADERS:
-        return fold(text, header_tags)
-    return body
+    parse_header_tags(headers)  # also where the body is not read
+    if not headers.keys() - _NATIVE_HEADERS and (
+        _path(scope) == _TOKENS_PATH or not may_hold_tags(text)
+    ):
+        return body
+    folds = fold_into_sampling if _path(scope) == _TOKENS_PATH else fold
+    try:
+        return folds(text, headers, passed_over)
+    except RecursionError:  # of what was parsed just so, deeper than it can be written
+        return body
 
 
-_SESSION_FIELD = "session_id"
-_CACHE_KEY_FIELD = "prompt_cache_key"
 _XARGS = "vllm_xargs"
 
 # The ends of all keys that we read, with the closing quote: `job_id"` also finds parent_job_id. A
 # key quoted inside a prompt ends in `\"` and does not match.
-_KEY_ENDS = tuple(
-    f'{name}"'.encode()
-    for name in (*TAG_FIELDS, _SESSION_FIELD, _CACHE_KEY_FIELD)
-    if name != "parent_job_id"
-)
+_KEY_ENDS = tuple(f'{name}"'.encode() for name in {*TAG_FIELDS, *BODY_KEYS} - {"parent_job_id"})
 
 
 def may_hold_tags(body: bytes) -> bool:
@@ -194,14 +184,16 @@ def may_hold_tags(body: bytes) -> bool:
     return any(key_end in body for key_end in _KEY_ENDS)
 
 
-def fold(body: bytes, header_tags: Tags) -> bytes:
+def fold(body: bytes, headers: Mapping[str, str], passed_over: list[TagError]) -> bytes:
     """Return the body with its tags and those of the headers under `vllm_xargs`.
 
     A tag given twice is taken from the top level first, then from a nested `extra_body`, then from
-    `vllm_xargs`, then from the headers; without any job, ids of Codex and OpenHands in the body
-    count. The rest of the body stays byte for byte the same; a body that vLLM will reject (no JSON
-    object, `vllm_xargs` of a wrong type) is returned unchanged. Takes about 2 ms per MB of body.
-    Raises TagError for the first wrong tag.
+    `vllm_xargs`, then from our headers, then from what other software sends (`foreign_tags`). The
+    rest of the body stays byte for byte the same; a body that vLLM will reject (no JSON object,
+    `vllm_xargs` of a wrong type) is returned unchanged. Takes about 2 ms per MB of body.
+
+    Raises TagError for the first wrong tag of a caller who knows agentkv; those of others are added
+    to `passed_over`.
     """
     request = _parse_object(body)
     if request is None:
@@ -211,24 +203,27 @@ def fold(body: bytes, header_tags: Tags) -> bytes:
         xargs = {}
     elif not isinstance(xargs, dict):
         return body
-    folded = _as_xargs(_collect(request, xargs, header_tags))
+    nested = request.get("extra_body")
+    places = (request, nested if isinstance(nested, dict) else {}, xargs)
+    folded = _as_xargs(_collect(places, headers, passed_over))
+    if isinstance(context := xargs.get(CONTEXT_FIELD), dict):  # vLLM takes no objects there
+        folded[CONTEXT_FIELD] = json.dumps(context)
     if folded.items() <= xargs.items():
         return body
     return _with_member(body, request, _XARGS, {**xargs, **folded})
 
 
-def fold_into_sampling(body: bytes, header_tags: Tags) -> bytes:
+def fold_into_sampling(
+    body: bytes, headers: Mapping[str, str], passed_over: list[TagError]
+) -> bytes:
     """Return the body with the tags of the headers under `sampling_params.extra_args`, whose own
-    come first.
-
-    Raises TagError for a wrong tag there.
-    """
+    come first; TagError and `passed_over` as of `fold`."""
     request = _parse_object(body)
     params = request.get("sampling_params") if request is not None else None
     own = (params.get("extra_args") or {}) if isinstance(params, dict) else None
     if request is None or not isinstance(own, dict):
         return body
-    extra_args = {**own, **_as_xargs(_collect({}, own, header_tags))}
+    extra_args = {**own, **_as_xargs(_collect(({}, {}, own), headers, passed_over))}
     sampling = {**request["sampling_params"], "extra_args": extra_args}
     return _with_member(body, request, "sampling_params", sampling)
 
@@ -242,63 +237,28 @@ def _parse_object(body: bytes) -> dict[str, Any] | None:
 
 
 def _collect(
-    request: dict[str, Any], xargs: dict[str, Any], header_tags: Tags
-) -> dict[str, str | int | float | bool]:
-    nested = request.get("extra_body")
-    by_rising_precedence = (
-        header_tags,
-        _parse_place(xargs, flags_as_numbers=True),
-        _parse_place(nested) if isinstance(nested, dict) else Tags(),
-        _parse_place(request),
+    places: Sequence[Mapping[str, Any]], headers: Mapping[str, str], passed_over: list[TagError]
+) -> Tags:
+    """The tags of a request, by the places of its body from the top level to `vllm_xargs`."""
+    is_ours = any(name.startswith(OUR_HEADERS) for name in headers) or any(
+        place.get(WIRE_FIELD) == WIRE_VERSION for place in places
     )
-    found = {
-        name: value for tags in by_rising_precedence for name, value in tags.as_fields().items()
-    }
-    return found if "job_id" in found else {**_agent_tags(request).as_fields(), **found}
+    found = parse_header_tags(headers).as_fields()
+    for place in reversed(places):
+        takes_numbers = place is places[-1]
+        tags = (
+            parse_tags(place, flags_as_numbers=takes_numbers)
+            if is_ours
+            else read_tags(place, passed_over, flags_as_numbers=takes_numbers)
+        )
+        found |= tags.as_fields()
+    return add_foreign(Tags(**found), places, headers)  # type: ignore[arg-type]
 
 
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_CODEX_METADATA = {
-    "thread-id": "thread_id",
-    "session-id": "session_id",
-    "x-codex-parent-thread-id": "x-codex-parent-thread-id",
-}
-
-
-def _agent_tags(request: dict[str, Any]) -> Tags:
-    """Read the ids that Codex and OpenHands send in the body.
-
-    A proxy may have dropped Codex' headers. OpenHands has only `prompt_cache_key`, the same for its
-    sub-agents; other callers give unrelated requests one key, so it is a job's id only as a UUID
-    and with tools.
-    """
-    metadata, cache_key = request.get("client_metadata"), request.get(_CACHE_KEY_FIELD)
-    if not isinstance(cache_key, str):
-        return Tags()
-    if isinstance(metadata, dict):
-        ids = {header: metadata.get(field) for header, field in _CODEX_METADATA.items()}
-        named = {name: text for name, text in ids.items() if isinstance(text, str)}
-        return parse_header_tags(named)
-    is_job_id = _UUID.fullmatch(cache_key) and request.get("tools")
-    return Tags(job_id=cache_key) if is_job_id else Tags()
-
-
-def _parse_place(place: Mapping[str, object], *, flags_as_numbers: bool = False) -> Tags:
-    """Parse the tags in one place, with vLLM's own `session_id` as a fallback for `job_id`."""
-    session_id = place.get(_SESSION_FIELD)
-    if place.get("job_id") is not None or not isinstance(session_id, str) or not session_id:
-        return parse_tags(place, flags_as_numbers=flags_as_numbers)
-    try:
-        return parse_tags({**place, "job_id": session_id}, flags_as_numbers=flags_as_numbers)
-    except TagError as error:
-        if error.field != "job_id":
-            raise
-        raise TagError(_SESSION_FIELD, session_id, error.allowed) from None
-
-
-def _as_xargs(tags: dict[str, str | int | float | bool]) -> dict[str, str | int | float]:
-    known = {name: tags[name] for name in TAG_FIELDS if name in tags}
-    return {name: int(tag) if isinstance(tag, bool) else tag for name, tag in known.items()}
+def _as_xargs(tags: Tags) -> dict[str, str | int | float]:
+    """The tags, with flags as the numbers that vLLM makes of them."""
+    fields = tags.as_fields().items()
+    return {name: int(tag) if isinstance(tag, bool) else tag for name, tag in fields}
 
 
 def _with_member(body: bytes, request: dict[str, Any], name: str, value: dict[str, Any]) -> bytes:

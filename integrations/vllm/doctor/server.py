@@ -112,6 +112,7 @@ def _check_with(client: httpx.Client, root_url: str) -> Iterator[Check]:
     yield _check_prefix_caching(metrics)
     yield _check_log_stats(metrics, stats)
     yield _check_histories(_json(client.get("/v1/agentkv/jobs")))
+    yield _check_ids(stats.get("shared_ids_total", 0))
 
 
 def _json(answer: httpx.Response) -> dict[str, Any]:
@@ -185,3 +186,9 @@ def _check_histories(jobs: dict[str, Any]) -> Check:
         "(thinking stripped): a pin is worth only the common part"
     )
     return warn("histories", seen, advice)
+
+
+def _check_ids(num_shared: int) -> Check:
+    seen = f"{num_shared} have named several conversations at once"
+    advice = "give each conversation an id of its own"
+    return warn("job ids", seen, advice) if num_shared else ok("job ids", seen)

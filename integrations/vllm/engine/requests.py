@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -14,16 +14,18 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.request import Request
 
+from agentkv.errors import TagError
 from agentkv.policies.names import PARSER_KEY
 from agentkv.policies.settings import MAX_WEIGHT
 from agentkv.protocol import (
     CLIENT_FIELD,
     CLIENT_WEIGHT_FIELD,
-    MAX_ID_CHARS,
     JobKey,
     Tags,
-    parse_tags,
+    bounded_id,
+    read_tags,
 )
+from agentkv.protocol.foreign import BODY_KEYS, add_foreign
 from agentkv.tool_calls import ToolCall, parse_tool_calls
 
 logger = init_logger(__name__)
@@ -36,41 +38,30 @@ SLOW_S, MAX_FAULTS = 0.25, 5
 more or raise: the engine's steps wait for the interpreter meanwhile."""
 
 
-def tags_of(request: Request) -> Tags:
-    """The tags in a request's `vllm_xargs`.
+def tags_of(request: Request, passed_over: list[TagError] | None = None) -> Tags:
+    """The tags in a request's `vllm_xargs`, by the rules for callers who may not know agentkv.
 
-    Without a job's id there, a trainer's hint has it, or vLLM's own session id.
-
-    Ids of jobs are those by which the engine knows the jobs of the request's client (`JobKey`).
-    Raises TagError for a field of the wrong type or out of range.
+    Without a job's id there, what other software says there counts, or vLLM's own session id. Wrong
+    fields are passed over, and added to `passed_over`. Ids of jobs are those by which the engine
+    knows the jobs of the request's client (`JobKey`).
     """
     sampling = request.sampling_params
-    fields = dict(sampling.extra_args or {}) if sampling is not None else {}
+    fields = (sampling.extra_args or {}) if sampling is not None else {}
     if not fields and not request.session_id:
         return NO_TAGS
-    if fields.get("job_id") is None:
-        fields["job_id"] = _trajectory_in(fields) or request.session_id
-    tags = parse_tags(fields, flags_as_numbers=True)
-    if tags.job_id is None:
+    wrong: list[TagError] = [] if passed_over is None else passed_over
+    tags = read_tags(fields, wrong, flags_as_numbers=True)
+    if not BODY_KEYS.isdisjoint(fields):
+        tags = add_foreign(tags, (fields,), {})
+    job_id = tags.job_id or (request.session_id and bounded_id(request.session_id))
+    if not job_id:
         return tags
     client, parent_id = client_of(request), tags.parent_job_id
     return replace(
         tags,
-        job_id=JobKey(client, tags.job_id),
+        job_id=JobKey(client, job_id),
         parent_job_id=None if parent_id is None else JobKey(client, parent_id),
     )
-
-
-def _trajectory_in(fields: Mapping[str, Any]) -> str | None:
-    """The trajectory that uni-agent, on verl, names for its own KV offloading.
-
-    Of the hint nothing else is read: a lease is no part of its version 2 any more. Source:
-    verl-project/uni-agent, uni_agent/gateway/agent_hint.py, version 2.
-    """
-    params = fields.get("kv_transfer_params")
-    hint = params.get("agent_hint") if isinstance(params, Mapping) else None
-    name = hint.get("trajectory_id") if isinstance(hint, Mapping) else None
-    return name if isinstance(name, str) and 0 < len(name) <= MAX_ID_CHARS else None
 
 
 def client_of(request: Request) -> str:

@@ -167,30 +167,29 @@ class RetainingScheduler(seam.SchedulerSeam):
         if self.waiting is not self.queue:
             return  # vLLM's own `priority` order: everything is stock, no jobs
         self.retention.apply_predictions()
-        try:
-            tags = tags_of(request)
-        except TagError:
+        passed_over: list[TagError] = []
+        tags, client = tags_of(request, passed_over), client_of(request)
+        if passed_over:
             self.watchers.counters.add("bad_tags_total")
-            tags = Tags()
-        prompt, job_id, client = request.prompt_token_ids, tags.job_id, client_of(request)
         weight = weight_of(request)
         if weight is not None:
             self.admission.shares.weigh(client, weight)
-        if job_id is None and prompt is not None:
-            job_id = self.retention.inference.job_id_of(
-                request.request_id, prompt, request.block_hashes, client
-            )
+        name, token_ids, hashes = request.request_id, request.prompt_token_ids, request.block_hashes
+        keys, headers = seam.cache_keys(request), request.trace_headers
+        prompt = None if token_ids is None else Prompt(token_ids, hashes, keys, headers)
+        kind = self.retention.conversations.kind(tags.job_id, prompt)
+        if kind == "another":
+            tags = Tags()
+        job_id = tags.job_id
+        if job_id is None and token_ids is not None:
+            job_id = self.retention.inference.job_id_of(name, token_ids, hashes, client)
         if job_id is None or prompt is None:
             order, num_tokens = next(self.retention.arrivals), request.num_prompt_tokens
-            self.admission.request_arrived(request.request_id, order, num_tokens, client)
+            self.admission.request_arrived(name, order, num_tokens, client)
         else:
-            keys, headers = seam.cache_keys(request), request.trace_headers
+            is_aside, priority = kind == "aside", request.priority
             turn = self.retention.turn_arrived(
-                request.request_id,
-                job_id,
-                tags,
-                prompt=Prompt(prompt, request.block_hashes, keys, headers),
-                priority=request.priority,
+                name, job_id, tags, prompt=prompt, priority=priority, is_aside=is_aside
             )
             if self._limits_offloading:
                 num_tokens = self.retention.policy.offloaded_tokens(turn)

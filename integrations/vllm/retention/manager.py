@@ -13,6 +13,7 @@ import math
 from typing import Any
 
 from agentkv import events
+from agentkv.durations.ttl import TTL
 from agentkv.guard import Fault
 from agentkv.listeners import FreeReason
 from agentkv.policies.answers import GuardedPolicy
@@ -27,6 +28,7 @@ from agentkv.watchers import EventStream
 from . import NO_BLOCKS, Host, KeptBlocks
 from .admission import AdmissionController
 from .background import BackgroundWorker
+from .conversations import Conversations
 from .costs import RestoreCostModel
 from .inference import JobInference, Opening
 from .jobs import JobTable, RetainedEngine
@@ -62,6 +64,7 @@ class RetentionManager:
         )
         self._pin_manager = PinManager(host, self.jobs, stream, max_ttl_s=settings.max_ttl_s)
         self.pins = self._pin_manager.table
+        self.conversations = Conversations(pool.block_tokens, self.jobs, self.pins, stream)
         predicts = policy.uses_predictions
         self.predictor = DurationService(settings, worker, clock, predicts=predicts)
         self.admission = AdmissionController(host, policy, self.jobs, self.pins, self.costs, stream)
@@ -99,9 +102,10 @@ class RetentionManager:
         *,
         prompt: Prompt,
         priority: int = 0,
+        is_aside: bool = False,
     ) -> Turn:
-        """Register a turn of a job, which is inferred unless `tags` name it; `priority` is the
-        client's, lower first. Returns the turn."""
+        """Register a turn of a job, which is inferred unless `tags` name it, or a side request;
+        `priority` is the client's, lower first. Returns the turn."""
         now_s, num_prompt_tokens = self._clock(), len(prompt.token_ids)
         order = next(self.arrivals)
         job = self.jobs.get(job_id)
@@ -125,15 +129,9 @@ class RetentionManager:
         is_new = job.take_tags(tags, num_prompt_tokens, prompt.block_hashes)
         turn = Turn(request_id, job, order, now_s, num_prompt_tokens, bool(tags.is_last_step))
         turn.is_first = is_first
-        if job.checkpoints:
-            block_tokens = self._host.pool.block_tokens
-            turn.common_tokens = min(
-                job.common_tokens(prompt.block_hashes, block_tokens),
-                (num_prompt_tokens - 1) // block_tokens * block_tokens,
-            )
-        # as for a title: shorter than the job's context, and nothing of it
-        is_own = not turn.common_tokens and num_prompt_tokens < job.context_tokens
-        turn.is_side_request = is_own and self.pins.get(job_id) is not None
+        turn.common_tokens = job.common_tokens(prompt, self._host.pool.block_tokens)
+        turn.is_side_request = is_aside
+        self.conversations.arrived(job, prompt, is_aside=is_aside)
         # watchers see the job before what is known of its tool goes
         parent = None if tags.parent_job_id is None else JobKey.read(tags.parent_job_id).own_id
         self._emit(events.Arrived, job.job_id, turn, tags, prompt, not is_new, parent)
@@ -204,7 +202,8 @@ class RetentionManager:
             return False
         if turn.is_last_step or turn.is_side_request or turn.job.is_released:
             return False
-        turn.ttl = self.policy.undecided_ttl(self.costs.cost(num_tokens))
+        ttl = self.policy.undecided_ttl(self.costs.cost(num_tokens))
+        turn.ttl = TTL(min(ttl.seconds, turn.job.max_ttl_s), ttl.reason)
         return turn.ttl.seconds > 0
 
     def turn_ended(
@@ -427,6 +426,7 @@ class RetentionManager:
         self.decisions.job_closed(job, reason)
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
         self.jobs.remove(job)
+        self.conversations.forget(job.job_id)
         self.inference.forget(job)
         self.policy.job_ended(job)
         self.admission.job_ended(job)

@@ -178,7 +178,9 @@ class PinManager:
     def reprice(self, pin: Pin[Any], ttl: TTL, *, is_from_now: bool = False) -> None:
         """Give a pin another TTL, counted from when it was pinned or from now."""
         start_s = self._host.clock() if is_from_now else pin.pinned_s
-        pin.expires_s = min(start_s + ttl.seconds, pin.pinned_s + self._max_ttl_s)
+        job = self._jobs.get(pin.job_id)
+        most_s = self._max_ttl_s if job is None else min(self._max_ttl_s, job.max_ttl_s)
+        pin.expires_s = min(start_s + ttl.seconds, pin.pinned_s + most_s)
         pin.reason = ttl.reason
         self.reschedule(pin)
 

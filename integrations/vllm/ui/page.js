@@ -335,6 +335,7 @@ byId("pause").addEventListener("click", () => {
   setText(byId("pause"), isPaused ? "Go on" : "Pause");
   if (!isPaused) draw();
 });
+byId("find").value = stream.job ?? "";
 byId("find").addEventListener("input", draw);
 byId("kind").addEventListener("change", draw);
 // Nobody looks at a hidden tab: the server need not send.

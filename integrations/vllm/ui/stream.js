@@ -3,11 +3,13 @@
 const KEY = "agentkv-key";
 const MAX_WAIT_MS = 8000;
 const SILENT_MS = 6000;
+const UNSENDABLE = /[^\x20-\x7e]|%|^ | $/gu; // in a header, as the client has it
 
 export class Stream {
   // `take(name, data)` gets each event; `say(state, problem)` what the connection is like.
   constructor(url, take, say) {
     this.url = url;
+    this.job = new URLSearchParams(location.search).get("job");
     this.take = take;
     this.say = say;
     this.isWanted = false;
@@ -40,6 +42,8 @@ export class Stream {
   async connect() {
     const abort = (this.abort = new AbortController());
     const headers = this.key ? { Authorization: `Bearer ${this.key}` } : {};
+    // a router in front then asks the server that has this job
+    if (this.job) headers["X-Session-ID"] = this.job.replace(UNSENDABLE, encodeURIComponent);
     try {
       const response = await fetch(this.url, { headers, signal: abort.signal, cache: "no-store" });
       if (response.status === 401) {

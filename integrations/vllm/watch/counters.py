@@ -16,6 +16,7 @@ from agentkv.events import (
     Admitted,
     Decided,
     HeldBack,
+    IdShared,
     Inferred,
     Pinned,
     Preempted,
@@ -65,6 +66,7 @@ COUNTERS: Mapping[str, CounterSpec] = {
         "Jobs whose first turn had to wait until they were expected to fit."
     ),
     "inferred_jobs_total": CounterSpec("Jobs found in requests without a job_id."),
+    "shared_ids_total": CounterSpec("Ids that named several conversations at once."),
     "tool_observations_total": CounterSpec(
         "Tool durations learned from, by source.",
         "source",
@@ -169,6 +171,9 @@ class Counters:
 
     def on_inferred(self, event: Inferred) -> None:
         self.add("inferred_jobs_total")
+
+    def on_id_shared(self, event: IdShared) -> None:
+        self.add("shared_ids_total")
 
     def on_tool_ignored(self, event: ToolIgnored) -> None:
         self.add("tool_signals_ignored_total")

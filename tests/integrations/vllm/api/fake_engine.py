@@ -93,7 +93,7 @@ async def add_request(core: Any, body: bytes) -> None:
     """Add a request as vLLM does, with the body's `vllm_xargs` among its sampling parameters."""
     try:
         xargs = json.loads(body.decode(json.detect_encoding(body), "surrogatepass"))["vllm_xargs"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         xargs = None
     sampling = SamplingParams(extra_args=xargs)
     await core.add_request_async(

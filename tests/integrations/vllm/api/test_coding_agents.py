@@ -19,7 +19,6 @@ pytestmark = pytest.mark.asyncio
 
 SESSION = "0c0ffee0-1111-4222-8333-444455556666"
 THREAD = "0c0ffee0-7777-4888-8999-aaaabbbbcccc"
-NOTHING: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -88,14 +87,20 @@ CHILD_OF_CLAUDE = {"job_id": f"{SESSION}/a1b2", "parent_job_id": SESSION}
 CHILD_OF_CODEX = {"job_id": THREAD, "parent_job_id": SESSION}
 SENT = [
     claude_code("main", ["Bash", "Agent"], {"job_id": SESSION}),
-    claude_code("title", [], NOTHING),
+    claude_code("title", [], {"job_id": SESSION}),
     claude_code("sub-agent", ["Bash"], CHILD_OF_CLAUDE, **{"x-claude-code-agent-id": "a1b2"}),
+    claude_code(
+        "sub-agent's sub-agent",
+        ["Bash"],
+        {"job_id": f"{SESSION}/c3", "parent_job_id": f"{SESSION}/a1b2"},
+        **{"x-claude-code-agent-id": "c3", "x-claude-code-parent-agent-id": "a1b2"},
+    ),
     codex("main", SESSION, {"job_id": SESSION}),
     codex("sub-agent", THREAD, CHILD_OF_CODEX),
     codex("main behind a proxy", SESSION, {"job_id": SESSION}, proxied=True),
     codex("sub-agent behind a proxy", THREAD, CHILD_OF_CODEX, proxied=True),
     opencode("main", "ses_main", "bash", {"job_id": "ses_main"}),
-    opencode("title", "ses_main", None, NOTHING),
+    opencode("title", "ses_main", None, {"job_id": "ses_main"}),
     opencode(
         "sub-agent", "ses_child", "bash", {"job_id": "ses_child", "parent_job_id": "ses_main"}
     ),
@@ -124,14 +129,8 @@ async def tags_in_engine(sent: Sent) -> dict[str, Any]:
 
 @pytest.mark.parametrize("sent", SENT, ids=lambda sent: sent.what)
 async def test_an_agents_request_gets_its_tags(sent: Sent) -> None:
-    """Sub-agents are jobs of their own with a parent; requests for a title belong to no job."""
+    """Sub-agents are jobs of their own with a parent; the engine tells titles from turns."""
     assert await tags_in_engine(sent) == sent.tags
-
-
-async def test_a_tag_of_our_own_counts_for_a_title_too() -> None:
-    """Only the agent's own session headers are dropped from a request that offers no tools."""
-    title = claude_code("title", [], NOTHING, **{"X-AgentKV-Job": "mine"})
-    assert await tags_in_engine(title) == {"job_id": "mine"}
 
 
 @pytest.mark.parametrize(

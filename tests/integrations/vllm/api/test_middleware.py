@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 from agentkv.integrations.vllm.clients import CLIENTS_VARIABLE
 from agentkv.integrations.vllm.engine.older_vllm import READS_SESSION_HEADER
-from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD, Tags
+from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD, Tags, bounded_id
 from tests.integrations.vllm.api.fake_engine import (
     TAGGED_PATHS,
     UNTAGGED_PATHS,
@@ -27,10 +27,11 @@ from tests.integrations.vllm.vllm_names import AuthenticationMiddleware
 pytestmark = pytest.mark.asyncio
 
 JOB_ID_NAME = "django-11451"
+OURS = {"agentkv_wire_version": 1}
 
 
 def counting_engine() -> FakeEngineCore:
-    return FakeEngineCore([{"bad_tag": lambda: None}])
+    return FakeEngineCore([{"bad_tags": lambda number: None}])
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:
@@ -139,7 +140,7 @@ async def test_the_native_header_alone_changes_nothing() -> None:
 async def test_a_wrong_field_gets_a_400_that_names_it(path: str) -> None:
     """A wrong field gets a 400 with field, value and allowed range, in the route's shape."""
     core = counting_engine()
-    reply = await post(make_app(core=core), {"job_id": "j", "turn": "seven"}, path=path)
+    reply = await post(make_app(core=core), {**OURS, "job_id": "j", "turn": "seven"}, path=path)
     assert reply.status_code == 400
     answer = reply.json()
     for part in ("turn", "'seven'", "1 to 1000000"):
@@ -150,20 +151,55 @@ async def test_a_wrong_field_gets_a_400_that_names_it(path: str) -> None:
         assert answer["error"]["param"] == "turn"
         assert answer["error"]["code"] == 400
     await core.was_asked.wait()
-    assert core.asked == [("bad_tag", [])]
+    assert core.asked == [("bad_tags", [1])]
+
+
+@pytest.mark.parametrize("path", TAGGED_PATHS)
+async def test_what_strangers_send_breaks_no_call(path: str) -> None:
+    """Fields that happen to be called as ours, and ids of any length, are passed over or hashed;
+    what was passed over is counted."""
+    core = counting_engine()
+    app, token = make_app(core=core), "eyJ" + "s" * 600
+    body = {"turn": {"of": "a game"}, "is_last_step": "no", "expected_turns": 3}
+    found = await seen(app, body, path=path, headers={"X-Session-ID": token, "thread-id": token})
+    assert found == {**body, "vllm_xargs": {"job_id": bounded_id(token), "expected_turns": 3}}
+    await core.was_asked.wait()
+    assert core.asked == [("bad_tags", [1])]
+
+
+DEEP = "[" * 3000 + "]" * 3000
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *(f'"{name}": {DEEP}' for name in ("job_id", "nvext", "agentic_context", "agent_hint")),
+        *(f'"vllm_xargs": {{"turn": 1, "x": {"[" * n + "]" * n}}}' for n in range(900, 1000, 3)),
+        f'"agentic_context": {json.dumps(DEEP)}',
+        f'"agentic_context": {json.dumps(json.dumps({"program_id": "p" * 17_000}))}',
+        *(f'"nvext": {wrong}' for wrong in ("1", '"{"', "[{}]", '{"agent_hints": [1]}', "{}")),
+        '"agent_hint": {"session_id": {}, "cache_control": {"ttl": "9" }, "expected_resume": 0}',
+        '"session_params": {"session_id": "\\ud800"}, "client_metadata": {"thread_id": true}',
+    ],
+    ids=lambda field: field[:40],
+)
+async def test_hostile_fields_break_no_call(field: str) -> None:
+    """Any value of a field that is read, of any depth and length, arrives."""
+    answer = await post(make_app(), b"{" + field.encode() + b"}")
+    assert answer.status_code == 200
+    assert answer.json()["text"].startswith("{" + field[:30])
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("x-session-id", "s" * 257),
-        ("x-dynamo-session-final", "?"),
+        ("X-AgentKV-Parent", "s" * 257),
         ("X-AgentKV-Turn", "seven"),
         ("X-AgentKV-Job", "%FF"),
     ],
 )
 async def test_a_wrong_header_gets_a_400_that_names_it(name: str, text: str) -> None:
-    """Headers are held to the limits of the fields, the native one included."""
+    """Our headers are held to the limits of the fields, for every body."""
     for body in ({}, {"job_id": "j", "turn": 1}):
         reply = await post(make_app(core=counting_engine()), body, headers={name: text})
         assert reply.status_code == 400
@@ -178,7 +214,7 @@ async def test_a_bad_tag_is_answered_when_the_engine_is_dead() -> None:
         async def call_utility_all_async(self, method: str, *args: object) -> list[object]:
             raise RuntimeError("EngineCore encountered an issue")
 
-    assert (await post(make_app(core=DeadCore([])), {"turn": 0})).status_code == 400
+    assert (await post(make_app(core=DeadCore([])), {**OURS, "turn": 0})).status_code == 400
 
 
 async def test_a_root_path_is_respected() -> None:
@@ -193,10 +229,11 @@ async def test_without_the_key_nothing_is_read_or_shown() -> None:
     app = make_app(core=counting_engine())
     # inside of ours: vLLM adds user middleware last, and so outermost
     app.user_middleware.append(Middleware(AuthenticationMiddleware, tokens=["one", "two"]))
-    assert (await post(app, {"turn": 0})).status_code == 401
-    assert (await post(app, {"turn": 0}, headers={"authorization": "Bearer x"})).status_code == 401
+    wrong = {**OURS, "turn": 0}
+    assert (await post(app, wrong)).status_code == 401
+    assert (await post(app, wrong, headers={"authorization": "Bearer x"})).status_code == 401
     with_key = {"authorization": "Bearer two"}
-    assert (await post(app, {"turn": 0}, headers=with_key)).status_code == 400
+    assert (await post(app, wrong, headers=with_key)).status_code == 400
     assert "vllm_xargs" in await seen(app, {"job_id": "j"}, headers=with_key)
     async with client_of(app) as client:
         assert (await client.get("/v1/agentkv/info")).status_code == 401

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentkv.integrations.vllm.api import engine_side as engine_call
+from agentkv.protocol import bounded_id
 from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 from tests.integrations.vllm.step_table import Row, check
@@ -206,14 +207,20 @@ def test_no_more_jobs_are_remembered_than_allowed() -> None:
     assert set(engine.pinned) == {"j3", "j4", "j5"}
 
 
-@pytest.mark.parametrize("tags", [{"job_id": ""}, {"job_id": "a", "turn": 0}])
-def test_bad_tags_are_counted_and_ignored(tags: dict[str, Any]) -> None:
-    """What slips past the API server (no middleware there) costs the request its tags only."""
+@pytest.mark.parametrize(
+    ("tags", "pinned"),
+    [
+        ({"job_id": ""}, {}),
+        ({"job_id": "a", "turn": 0}, {"a": 6}),
+        ({"job_id": "a" * 300}, {bounded_id("a" * 300): 6}),
+    ],
+)
+def test_bad_tags_are_counted_and_ignored(tags: dict[str, Any], pinned: dict[str, int]) -> None:
+    """What slips past the API server (no middleware there) costs the request that tag only."""
     engine = Engine()
     engine.turn(prompt_of(100), **tags)
-    assert engine.pinned == {}
-    assert engine.num_free == 63
-    assert engine.totals["bad_tags_total"] == 1
+    assert engine.pinned == pinned
+    assert engine.totals.get("bad_tags_total", 0) == (len(tags["job_id"]) <= 256)
 
 
 def test_a_changed_history_is_told_from_an_evicted_one() -> None:

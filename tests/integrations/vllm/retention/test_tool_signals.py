@@ -89,7 +89,7 @@ def test_operations_answer_with_plain_data() -> None:
     released = ask("release", "a")
     assert released.pop("savings") == job["savings"]
     assert released == {"job_id": "a", "freed_blocks": 6}
-    ask("bad_tag")
+    ask("bad_tags", 1)
     assert ask("stats")["bad_tags_total"] == 1
     events = [event["event"] for event in engine.events["a"]]
     of_the_job = [event for event in events if event not in ("kv_state", "kv_freed")]

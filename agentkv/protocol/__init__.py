@@ -6,10 +6,12 @@ names, types and ranges; knows nothing about connections, sessions or vLLM.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, cast
 from urllib.parse import quote, unquote_to_bytes
@@ -40,28 +42,12 @@ TAG_HEADERS: Mapping[str, str] = {
     "expected_turns": "X-AgentKV-Expected-Turns",
     "last_tool": "X-AgentKV-Last-Tool",
     "last_tool_s": "X-AgentKV-Last-Tool-S",
+    "max_ttl_s": "X-AgentKV-Max-TTL-S",
 }
-
-# Session headers of coding agents, lower case, with the tag that each one sets. If a request
-# carries several for one tag, the first in this order counts.
-SESSION_HEADERS: Mapping[str, str] = {
-    "x-session-id": "job_id",  # vLLM's own, also sent by OpenCode
-    "x-claude-code-session-id": "job_id",
-    "thread-id": "job_id",  # Codex: one a sub-agent
-    "session-id": "job_id",  # Codex: one for all threads of a run
-    "x-dynamo-session-id": "job_id",
-    "x-parent-session-id": "parent_job_id",
-    "x-codex-parent-thread-id": "parent_job_id",
-    "x-dynamo-parent-session-id": "parent_job_id",
-    "x-dynamo-session-final": "is_last_step",
-}
-SUB_AGENT_HEADER = "x-claude-code-agent-id"
-"""Claude Code names a sub-agent with it, next to the session's id."""
-
-READ_HEADERS = frozenset(
-    (*(name.lower() for name in TAG_HEADERS.values()), *SESSION_HEADERS, SUB_AGENT_HEADER)
-)
-"""All headers that can set a tag, lower case."""
+OUR_HEADERS = "x-agentkv-"
+"""Start of the names of our headers, lower case: who sends one knows agentkv."""
+WIRE_FIELD = "agentkv_wire_version"
+"""Field of a body whose tags are not in headers as well; who sends it knows agentkv, too."""
 
 _HEADER_FLAGS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
 
@@ -97,6 +83,7 @@ class Tags(_Fields):
     expected_turns: int | None = None
     last_tool: str | None = None
     last_tool_s: float | None = None
+    max_ttl_s: float | None = None
 
     def as_headers(self) -> dict[str, str]:
         """The fields that are set as headers, and the job's id as `X-Session-ID`, too.
@@ -115,8 +102,8 @@ class Tags(_Fields):
 TAG_FIELDS = tuple(field.name for field in fields(Tags))
 
 
-def routing_headers(job_id: str, affinity: str | None = None) -> dict[str, str]:
-    """Return the headers by which routers choose a server, for every request of a job.
+def routing_headers(job_id: str | None, affinity: str | None = None) -> dict[str, str]:
+    """Return the headers by which routers choose a server, for every request of a job; {} of none.
 
     Its tool events and its release carry them, too, so that they reach the same server.
     """
@@ -187,53 +174,54 @@ def parse_tags(raw: Mapping[str, object], *, flags_as_numbers: bool = False) -> 
         expected_turns=_count(raw, "expected_turns"),
         last_tool=_text(raw, "last_tool", MAX_TOOL_CHARS),
         last_tool_s=_duration(raw, "last_tool_s"),
+        max_ttl_s=_duration(raw, "max_ttl_s"),
     )
 
 
-def fields_from_headers(headers: Mapping[str, str]) -> dict[str, object]:
-    """Read the tags that the headers of a request set, without checking them.
+def read_tags(
+    raw: Mapping[str, object], passed_over: list[TagError], *, flags_as_numbers: bool = False
+) -> Tags:
+    """Read likewise what can be used of what somebody sent who may not know agentkv.
 
-    `headers` has lower-case names; an empty header counts as absent. Our own headers come before
-    those of coding agents. A number or flag that is none stays text, which `parse_tags` rejects.
+    A wrong field is passed over, and its error added to `passed_over`; too long an id is hashed.
     """
-    return {tag: value for tag, (_, value) in _read_headers(headers).items()}
+    with suppress(TagError):  # as nearly always
+        return parse_tags(raw, flags_as_numbers=flags_as_numbers)
+    found: dict[str, Any] = {}
+    for name in TAG_FIELDS:
+        value = raw.get(name)
+        if name in ("job_id", "parent_job_id") and isinstance(value, str):
+            value = bounded_id(value)
+        try:
+            found |= parse_tags({name: value}, flags_as_numbers=flags_as_numbers).as_fields()
+        except TagError as error:
+            passed_over.append(error)
+    return Tags(**found)
+
+
+def bounded_id(text: str) -> str:
+    """The id by which a job is known whose id elsewhere may be of any length, such as a token."""
+    if len(text) <= MAX_ID_CHARS:
+        return text
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def header_fields(headers: Mapping[str, str]) -> dict[str, object]:
+    """Read the tags that our headers set, without checking them; names are in lower case.
+
+    An empty header counts as absent. A number or flag that is none stays text, which `parse_tags`
+    rejects.
+    """
+    given = {tag: headers.get(name.lower()) for tag, name in TAG_HEADERS.items()}
+    return {tag: _from_header(tag, text) for tag, text in given.items() if text}
 
 
 def parse_header_tags(headers: Mapping[str, str]) -> Tags:
-    """Read and check the tags that the headers of a request set; names are in lower case.
-
-    Raises TagError for the first wrong value; it names the header.
-    """
-    found = _read_headers(headers)
+    """Read and check them. Raises TagError for the first wrong value; it names the header."""
     try:
-        return parse_tags({tag: value for tag, (_, value) in found.items()})
+        return parse_tags(header_fields(headers))
     except TagError as error:
-        header, _ = found[error.field]
-        raise TagError(header, error.value, error.allowed) from None
-
-
-def _read_headers(headers: Mapping[str, str]) -> dict[str, tuple[str, object]]:
-    """Return, by tag, the header that sets it and its value."""
-    found: dict[str, tuple[str, object]] = {}
-    for tag, header in TAG_HEADERS.items():
-        if text := headers.get(header.lower()):
-            found[tag] = (header, _from_header(tag, text))
-    for header, tag in SESSION_HEADERS.items():
-        if (text := headers.get(header)) and tag not in found:
-            found[tag] = (header, _as_flag(text) if tag == "is_last_step" else text)
-    _find_sub_agent(headers, found)
-    return found
-
-
-def _find_sub_agent(headers: Mapping[str, str], found: dict[str, tuple[str, object]]) -> None:
-    """Make a sub-agent of Claude Code or Codex a job of its own, whose parent is the session."""
-    job_header, job_id = found.get("job_id", ("", ""))
-    agent_id, session_id = headers.get(SUB_AGENT_HEADER), headers.get("session-id")
-    if job_header == "x-claude-code-session-id" and agent_id:
-        found["job_id"] = (SUB_AGENT_HEADER, f"{job_id}/{agent_id}")
-        found.setdefault("parent_job_id", (job_header, job_id))
-    elif job_header == "thread-id" and session_id and session_id != job_id:
-        found.setdefault("parent_job_id", ("session-id", session_id))
+        raise TagError(TAG_HEADERS[error.field], error.value, error.allowed) from None
 
 
 # What a header cannot hold as it is: "%" itself, anything but printable ASCII, and a blank at
@@ -262,8 +250,8 @@ def _encode(text: str) -> str:
 def _from_header(tag: str, text: str) -> object:
     """Decode one of our own headers; text that should be a number or flag stays as it is."""
     if tag == "is_last_step":
-        return _as_flag(text)
-    if tag in ("turn", "expected_turns", "last_tool_s"):
+        return _HEADER_FLAGS.get(text.strip().lower(), text)
+    if tag in ("turn", "expected_turns", "last_tool_s", "max_ttl_s"):
         try:
             number = json.loads(text)
         except (ValueError, RecursionError):
@@ -273,10 +261,6 @@ def _from_header(tag: str, text: str) -> object:
     # which `parse_tags` rejects.
     raw = text.encode("latin-1", errors="replace")
     return unquote_to_bytes(raw).decode(errors="surrogateescape")
-
-
-def _as_flag(text: str) -> bool | str:
-    return _HEADER_FLAGS.get(text.strip().lower(), text)
 
 
 def parse_tool_event(body: object) -> ToolEvent:
