@@ -125,9 +125,9 @@ def agentic_context(tags: Mapping[str, object]) -> str:
 
 def sources_table() -> str:
     """The table as docs/reference/wire.md has it."""
-    rows = ["| sent by | in | field: read as |", "|---|---|---|"]
+    rows = ["| sent by | in | field=reading |", "|---|---|---|"]
     for sent_by, place, fields in SOURCES:
-        read = ", ".join(f"`{path}`: {reading}" for path, reading in fields)
+        read = ", ".join(f"`{path}`={reading}" for path, reading in fields)
         rows.append(f"| {sent_by} | {place} | {read} |")
     return "\n".join(rows)
 

@@ -80,3 +80,13 @@ def test_a_cap_of_the_caller_bounds_every_ttl() -> None:
     assert engine.pinned == {}
     engine.turn([*history, 2], job_id="j")
     assert engine.pinned == {"j": 20}
+
+
+def test_a_minimal_last_request_ends_the_job() -> None:
+    """Dynamo's clients end a session by a request of a few tokens: the pin goes, and the job."""
+    engine = an_engine()
+    engine.turn(prompt_of(16 * 20), job_id="d")
+    assert engine.pinned == {"d": 20}
+    engine.turn(prompt_of(3, salt=9), job_id="d", is_last_step=True, max_tokens=1)
+    assert engine.pinned == {}
+    assert engine.retention.jobs.get("d") is None
