@@ -40,7 +40,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals",): 8_570,
     ("evals/simulator",): 3_000,
     ("studies",): 3_500,
-    ("tests",): 40_020,
+    ("tests",): 40_060,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_WHEEL_LINES = 39_800
