@@ -151,7 +151,9 @@ class Job:
     """Sub-agents that stood in its place when they last had a turn, by job id."""
     expected_turns: int | None = None
     is_inferred: bool = False
-    """No request names it: each of its turns continues one that called a tool."""
+    """No request names it: each of its turns continues the one before."""
+    goes_on_without_call: bool = False
+    """It is inferred, and such jobs go on after replies in which no tool call is read."""
     priority: int = 0
     """The client's priority: lower goes first."""
     max_ttl_s: float = math.inf

@@ -42,7 +42,7 @@ class Settings(PredictorSettings):
     client_header: str | None = Field(None, pattern=r"^[A-Za-z0-9-]{1,100}$")
     """Header by which a trusted proxy in front of a server without keys names clients."""
     infer_jobs: bool = True
-    """Requests without a `job_id` that continue a turn which called a tool belong to a job."""
+    """Requests without a `job_id` that continue an earlier one, as agents do, belong to a job."""
     agentic_router: bool = False
     """A router in front goes by `vllm_xargs.agentic_context` and `POST /finish_session`, as
     vllm-router does: clients send both, too."""

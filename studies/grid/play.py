@@ -48,7 +48,8 @@ def simulate(unit: Unit) -> Row:
         has_tags=policy.has_tags,
         fleet=FleetPlan(regime.engines, regime.router, tuple(map(parse_failure, regime.failures))),
     )
-    result = Simulation(workload, machine, policy.choice, options, alone_s=alone_s).run()
+    played = policy.played(workload)
+    result = Simulation(played, machine, policy.choice, options, alone_s=alone_s).run()
     described = {"jobs_per_step": workload.jobs_per_step, "concurrency": regime.concurrency}
     summary = summarize(RunOutcome(unit.policy, described, result.jobs, result.counters))
     computed = result.counters["computed_tokens"]

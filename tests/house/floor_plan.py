@@ -40,10 +40,10 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals",): 8_570,
     ("evals/simulator",): 3_000,
     ("studies",): 3_500,
-    ("tests",): 40_060,
+    ("tests",): 40_140,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_WHEEL_LINES = 39_800
+MAX_WHEEL_LINES = 39_890
 MAX_DOCS_WORDS = 33_000
 
 LONG_ON_PURPOSE: dict[str, str] = {

@@ -1,15 +1,19 @@
 """Finds the jobs of agents that send no `job_id`, by prompts that continue an earlier turn.
 
-A finished request whose reply calls a tool is remembered by its prompt. A later request whose
-prompt starts with all of that prompt, and goes on, is the next turn of the same agent: both are
-turns of one job. Runs on the engine's main thread, but for the reading of replies; knows nothing of
-pins or policies.
+A request that has finished is remembered for a while. A later one whose prompt repeats all of its
+prompt and its reply, and goes on, is the next turn of the same conversation; the seconds between
+the two tell agents from people. Runs on the engine's main thread, but for the reading of replies;
+knows nothing of pins or policies.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
+from array import array
+from bisect import bisect_left
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +34,12 @@ MAX_REWRITTEN_TOKENS = 4
 """Tokens at the end of a prompt that may differ in the next one. Templates open a thought for the
 model there and leave it out of earlier turns: at most `<think>`, blank, `</think>`, blank."""
 MAX_REPLY_TOKENS = 32
-"""Tokens of a reply that distinguish samples of one prompt."""
+"""Tokens kept of a reply's start, which also distinguish samples of one prompt, and of its end."""
+RUN_TOKENS = 4
+"""Tokens in a row of a reply's start or end that prove, anywhere behind the repeated prompt, that
+the reply is repeated: templates leave thoughts out, write calls again, and move what follows."""
+MAX_SEARCHED_TOKENS = 2048
+"""Tokens behind the repeated prompt in which the reply is looked for."""
 START_TOKENS = 64
 """Tokens at the start of a prompt that distinguish kinds of requests: more than the default system
 prompt of a chat template, fewer than an agent's."""
@@ -39,25 +48,38 @@ END_TOKENS = 64
 _CLOSERS = frozenset("`~}>])")
 """Characters of which a call ends with one, in every dialect."""
 MAX_KINDS = 1000
-"""Kinds of requests remembered that have opened jobs."""
+"""Kinds of requests remembered that have been continued."""
 MAX_OUTCOMES = 64
 """Requests of a kind that count; beyond that, each counts by half as much."""
 MIN_JOBS, MIN_SHARE = 4, 0.8
 """Jobs that requests of a kind must have opened, and their share, until the next one is expected to
 open a job. Chosen: a request that is wrongly expected to may be held back by admission control."""
 GRACE_S = 5.0
-"""Seconds after a reply without a tool call in which its job may go on: an agent that could not
-read a call says so sooner, a person answers later."""
+"""Seconds in which an agent goes on after a reply in which no tool call was read, as a rule: of
+recorded coding agents' tools 9 in 10 take less, people hardly ever answer sooner."""
+SILENCE_S = 60.0
+"""Seconds without a next turn that end a job whose tool calls cannot be read."""
+MAX_ENDED, ENDED_LEASE_S = 4096, 300.0
+"""Finished requests of no job that are remembered, and for how long: 3 KiB each."""
+MAX_SIBLINGS = 128
+"""Open turns remembered of prompts that are equal up to their last full block."""
 
 
 @dataclass(slots=True)
 class Kind:
-    """Requests that start alike and continued nothing: how many ended, and opened a job."""
+    """Requests that start alike: how those that continued nothing ended, and what came after
+    replies."""
 
     num_ended: int = 0
     num_jobs: int = 0
     opens_jobs: bool = False
     """The next one is expected to open a job."""
+    num_called: int = 0
+    """Turns that followed a reply in which a tool call was read."""
+    num_soon: int = 0
+    """Turns that followed any other reply within GRACE_S."""
+    num_late: int = 0
+    """Turns that followed any other reply later."""
 
     def ended(self) -> None:
         """A request of the kind has ended; so far nothing continues it."""
@@ -67,7 +89,7 @@ class Kind:
             self.num_jobs //= 2
         self._judge()
 
-    def continued(self) -> None:
+    def opened_job(self) -> None:
         """One that has ended opened a job, which goes on."""
         self.num_jobs += 1
         self._judge()
@@ -76,81 +98,142 @@ class Kind:
         is_usual = self.num_jobs >= MIN_SHARE * self.num_ended
         self.opens_jobs = is_usual and self.num_jobs >= MIN_JOBS
 
+    def went_on(self, *, has_call: bool, is_soon: bool) -> None:
+        """A conversation of the kind went on after a reply."""
+        self.num_called += has_call
+        self.num_soon += is_soon and not has_call
+        self.num_late += not (is_soon or has_call)
+        if self.num_called + self.num_soon + self.num_late > MAX_OUTCOMES:
+            self.num_called //= 2
+            self.num_soon //= 2
+            self.num_late //= 2
+
+    @property
+    def is_of_agents(self) -> bool:
+        """At least half of its replies were not followed by a person's pause."""
+        return self.num_called + self.num_soon >= self.num_late
+
+    @property
+    def hides_calls(self) -> bool:
+        """Its conversations go on although no tool call is read in most replies."""
+        return self.num_soon > self.num_called
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+_TOKEN_BYTES = array("i").itemsize
+
 
 @dataclass(slots=True, eq=False)
 class OpenTurn:
-    """A job's last turn, which called a tool, and the tokens with which the next prompt starts.
+    """The last turn of a job, or of what may become one, and what a next prompt repeats of it.
 
     `last_hash` is of the last full block of its prompt that no chat template rewrites, after
-    `num_hashed_tokens`; `tail` are the tokens from there on, with the first of the reply.
+    `num_hashed_tokens`; `tail` has the tokens from there on, with the first of the reply.
     """
 
     job: Job
     last_hash: Any
     num_hashed_tokens: int
     num_prompt_tokens: int
-    tail: Sequence[int]
+    tail: bytes
+    reply_end: bytes
     kinds: Sequence[Kind]
-    """Of a first turn: the kinds for which it counts once it is continued."""
+    """The kinds for which a first turn counts once it is continued."""
 
     @classmethod
-    def of(cls, job: Job, context: Context, kinds: Sequence[Kind]) -> OpenTurn | None:
+    def of(cls, job: Job, context: Context, kinds: Sequence[Kind] = ()) -> OpenTurn | None:
         """The turn that ended with this context; None if its prompt fills no block."""
         num_prompt_tokens = context.num_prompt_tokens
         num_blocks = (num_prompt_tokens - MAX_REWRITTEN_TOKENS) // context.block_tokens
         if num_blocks < 1:
             return None
-        num_hashed_tokens = num_blocks * context.block_tokens
-        tail = context.token_ids[num_hashed_tokens : num_prompt_tokens + MAX_REPLY_TOKENS]
+        num_hashed_tokens, tokens = num_blocks * context.block_tokens, context.token_ids
+        tail = _packed(tokens[num_hashed_tokens : num_prompt_tokens + MAX_REPLY_TOKENS])
+        reply_end = _packed(tokens[max(num_prompt_tokens, len(tokens) - MAX_REPLY_TOKENS) :])
         last_hash = context.block_hashes[num_blocks - 1]
-        return cls(job, last_hash, num_hashed_tokens, num_prompt_tokens, tail, kinds)
+        return cls(job, last_hash, num_hashed_tokens, num_prompt_tokens, tail, reply_end, kinds)
 
-    def num_repeated_tokens(self, prompt: Sequence[int]) -> int:
-        """Tokens with which a prompt that has `last_hash` repeats this turn."""
-        start = self.num_hashed_tokens
-        others = prompt[start : start + len(self.tail)]
-        pairs = enumerate(zip(self.tail, others, strict=False))
-        return start + next((index for index, (a, b) in pairs if a != b), len(others))
+    @property
+    def has_call(self) -> bool:
+        """A tool call was read in its reply: that the prompt is repeated is proof enough."""
+        decision = self.job.decision
+        return decision is not None and decision.command is not None
 
-    def is_continued_by(self, prompt: Sequence[int]) -> bool:
-        """True if a prompt that has `last_hash` repeats this turn's prompt and goes on.
+    def num_repeated_bytes(self, rest: bytes) -> int:
+        """Bytes of the tail that a prompt repeats whose tokens behind `last_hash` are `rest`."""
+        sizes = range(1, len(self.tail) + 1)
+        return bisect_left(sizes, True, key=lambda size: not rest.startswith(self.tail[:size]))
+
+    def is_continued_by(self, num_tokens: int, rest: bytes) -> bool:
+        """True if a prompt of `num_tokens`, of which `rest` is behind `last_hash`, repeats this
+        turn's prompt and reply and goes on.
 
         A job with a turn in the engine is not continued: that is a fork of it, or a retry.
         """
-        if self.job.live or len(prompt) <= self.num_prompt_tokens:
+        if self.job.live or num_tokens <= self.num_prompt_tokens:
             return False
-        needed = self.num_prompt_tokens - MAX_REWRITTEN_TOKENS
-        return self.num_repeated_tokens(prompt) >= needed
+        needed = self.num_prompt_tokens - MAX_REWRITTEN_TOKENS - self.num_hashed_tokens
+        prompt_end = self.tail[: needed * _TOKEN_BYTES]
+        if not rest.startswith(prompt_end):
+            return False
+        return self.has_call or self._is_reply_in(rest[len(prompt_end) :])
+
+    def _is_reply_in(self, tokens: bytes) -> bool:
+        num_tail_tokens = self.num_prompt_tokens - self.num_hashed_tokens
+        reply_start = self.tail[num_tail_tokens * _TOKEN_BYTES :]
+        num_tokens = len(reply_start) // _TOKEN_BYTES
+        size = min(RUN_TOKENS, max(1, num_tokens - 1)) * _TOKEN_BYTES  # the last ends the turn
+        return any(
+            part[start : start + size] in tokens
+            for part in (reply_start, self.reply_end)
+            for start in range(0, len(part) - size + 1, _TOKEN_BYTES)
+        )
 
 
 class OpenTurns:
-    """The open turns of one engine, at most one a job; the oldest first."""
+    """The open turns of one engine, at most one a job; the oldest first.
 
-    def __init__(self, *, max_turns: int, lease_s: float) -> None:
-        self._max_turns = max_turns
+    Those of jobs are kept apart from those of requests that may have opened one, of which any
+    traffic leaves many.
+    """
+
+    def __init__(self, *, max_jobs: int, lease_s: float) -> None:
+        self._max_jobs = max_jobs
         self._lease_s = lease_s
-        self._by_job: OrderedDict[str, OpenTurn] = OrderedDict()
+        self._of_jobs: OrderedDict[str, OpenTurn] = OrderedDict()
+        self._of_requests: OrderedDict[str, OpenTurn] = OrderedDict()
         self._by_hash: defaultdict[Any, list[OpenTurn]] = defaultdict(list)
 
     def __len__(self) -> int:
-        return len(self._by_job)
+        return len(self._of_jobs) + len(self._of_requests)
 
-    def put(self, turn: OpenTurn) -> None:
-        """Add a job's last turn in place of the one before; drops those that are too old, or too
-        many."""
+    def get(self, job_id: str) -> OpenTurn | None:
+        return self._of_jobs.get(job_id) or self._of_requests.get(job_id)
+
+    def put(self, turn: OpenTurn, now_s: float, *, is_of_job: bool) -> None:
+        """Add a last turn in place of the one before; drops those that are too old, or too many."""
         self.remove(turn.job.job_id)
-        self._by_job[turn.job.job_id] = turn
+        siblings = self._by_hash[turn.last_hash]
+        if len(siblings) >= MAX_SIBLINGS:
+            self.remove(siblings[0].job.job_id)
         self._by_hash[turn.last_hash].append(turn)
-        now_s = turn.job.last_activity_s
-        while (oldest := next(iter(self._by_job.values()))) is not turn:
+        turns, most, lease_s = self._of_jobs, self._max_jobs, self._lease_s
+        if not is_of_job:
+            turns = self._of_requests
+            most, lease_s = min(most, MAX_ENDED), min(lease_s, ENDED_LEASE_S)
+        turns[turn.job.job_id] = turn
+        while (oldest := next(iter(turns.values()))) is not turn:
             age_s = now_s - oldest.job.last_activity_s
-            if age_s < self._lease_s and len(self._by_job) <= self._max_turns:
+            if age_s < lease_s and len(turns) <= most:
                 return
             self.remove(oldest.job.job_id)
 
     def remove(self, job_id: str) -> None:
         """Drop a job's open turn, if there is one."""
-        turn = self._by_job.pop(job_id, None)
+        turn = self._of_jobs.pop(job_id, None) or self._of_requests.pop(job_id, None)
         if turn is not None:
             turns = self._by_hash[turn.last_hash]
             turns.remove(turn)
@@ -164,45 +247,20 @@ class OpenTurns:
         then the oldest.
 
         One look-up for each block of the prompt that is new since that turn's prompt; for each of
-        all its blocks if there is no such turn.
+        all its blocks, 0.03 microseconds each, if there is no such turn.
         """
-        for block_hash in reversed(block_hashes):
-            if block_hash in self._by_hash:
-                turns = [
-                    each
-                    for each in self._by_hash[block_hash]
-                    if each.job.client == client and each.is_continued_by(prompt)
-                ]
-                if turns:
-                    return max(turns, key=lambda turn: turn.num_repeated_tokens(prompt))
+        for block_hash in filter(self._by_hash.__contains__, reversed(block_hashes)):
+            siblings = self._by_hash[block_hash]
+            start = siblings[0].num_hashed_tokens
+            rest = _packed(prompt[start : start + MAX_SEARCHED_TOKENS])
+            turns = [
+                turn
+                for turn in siblings
+                if turn.job.client == client and turn.is_continued_by(len(prompt), rest)
+            ]
+            if turns:
+                return max(turns, key=lambda turn: turn.num_repeated_bytes(rest))
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """A finished request that continued nothing; `order` is its arrival number.
-
-    If its reply calls a tool, it may have opened a job.
-    """
-
-    request_id: str
-    order: int
-    finished_s: float
-    context: Context
-    client: str = ""
-
-    def as_job(self, command: str) -> Job:
-        """The job that it opened, whose tool runs `command` now."""
-        job = Job(inferred_id(self.request_id, self.client), self.order, is_inferred=True)
-        job.first_prompt_tokens = self.context.num_prompt_tokens
-        job.num_turns = 1
-        job.has_run = True
-        context = self.context
-        job.finish_turn(self.finished_s, context.num_tokens, context.checkpoints())
-        job.tool = tool_name(command) or None
-        job.decision = Decision(TTL(0.0, "not pinned: no job was known"), command)
-        job.last_activity_s = self.finished_s
-        return job
 
 
 def inferred_id(request_id: str, client: str = "") -> JobKey:
@@ -218,6 +276,7 @@ class JobInference:
         self,
         settings: Settings,
         worker: BackgroundWorker,
+        clock: Callable[[], float],
         block_tokens: int,
         jobs: JobTable,
         stream: EventStream,
@@ -225,17 +284,20 @@ class JobInference:
     ) -> None:
         """`worker` reads replies; jobs that are found come into `jobs`, and `growth` learns."""
         self._jobs = jobs
+        self._clock = clock
         self._emit = stream.emit
         self._growth = growth
         self.is_on = settings.infer_jobs
-        self.turns = OpenTurns(max_turns=settings.max_jobs, lease_s=settings.job_lease_s)
+        self.turns = OpenTurns(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
         self._worker = worker
         self._start = max(1, START_TOKENS // block_tokens) - 1
         self._kinds: OrderedDict[Any, Kind] = OrderedDict()
         self._others = Kind()
-        self._ended: Opening | None = None
-        self._found: deque[tuple[Opening, list[Kind], str]] = deque()
-        self._ending: deque[tuple[float, int, Job]] = deque()
+        """Requests whose start no continued one had."""
+        self._ended: tuple[str, OpenTurn] | None = None
+        self._found: deque[tuple[OpenTurn, str]] = deque()
+        self._ending: list[tuple[float, int, int, Job]] = []
+        self._numbers = itertools.count()
 
     # A request arrives
 
@@ -244,103 +306,124 @@ class JobInference:
     ) -> JobKey | None:
         """Key of the job that a request without a `job_id` continues or, where such requests do,
         opens; None if it does neither."""
-        if not self.may_know(block_hashes):
+        if not self.is_on or len(block_hashes) <= self._start:
             return None
-        job = self.job_continued_by(prompt, block_hashes, client)
+        job = self._job_continued_by(prompt, block_hashes, client)
         if job is None:
             expects_job = self._kind_of(block_hashes).opens_jobs
             return inferred_id(request_id, client) if expects_job else None
         if self._jobs.get(job.job_id) is None:
             self._jobs.add(job)
-            self._growth.turn_ended(job.context_tokens - job.first_prompt_tokens)
+            if job.num_turns == 1:
+                self._growth.turn_ended(job.context_tokens - job.first_prompt_tokens)
         if job.num_turns == 1:  # its second turn proves it
             self._emit(Inferred, job.job_id)
         return job.job_id
 
-    def may_know(self, block_hashes: Sequence[Any]) -> bool:
-        """False if a request without a `job_id` surely belongs to no job. Two look-ups at most."""
-        start = self._start
-        return len(block_hashes) > start and (
-            self._others.opens_jobs or block_hashes[start] in self._kinds
-        )
-
-    def job_continued_by(
-        self, prompt: Sequence[int], block_hashes: Sequence[Any], client: str = ""
+    def _job_continued_by(
+        self, prompt: Sequence[int], block_hashes: Sequence[Any], client: str
     ) -> Job | None:
-        """The client's job whose last turn a request continues."""
+        """The client's job whose last turn a request continues, unless a person does.
+
+        A first turn counts for its kind as it was when it ended, too.
+        """
         turn = self.turns.continued_by(prompt, block_hashes, client)
         if turn is None:
             return None
-        for kind in turn.kinds:
-            kind.continued()
-        turn.kinds = ()
+        now_s, finished_s = self._clock(), turn.job.finished_s
+        is_soon = finished_s is not None and now_s - finished_s <= GRACE_S
+        was_expected = any(kind.opens_jobs for kind in turn.kinds)
+        kind = self._continued_kind(block_hashes[self._start])
+        others = [other for other in turn.kinds if other is not kind]
+        for each in (kind, *others):
+            each.went_on(has_call=turn.has_call, is_soon=is_soon)
+        if not (turn.has_call or was_expected or kind.is_of_agents):
+            self.turns.remove(turn.job.job_id)
+            return None
+        if turn.kinds:
+            for each in (kind, *others):
+                each.opened_job()
+            if others:  # it did not count for this kind when it ended
+                kind.ended()
+            turn.kinds = ()
+        self.turns.put(turn, now_s, is_of_job=True)
         return turn.job
+
+    def _kind_of(self, block_hashes: Sequence[Any]) -> Kind:
+        return self._kinds.get(block_hashes[self._start], self._others)
+
+    def _continued_kind(self, start_hash: Any) -> Kind:
+        kind = self._kinds.setdefault(start_hash, Kind())
+        self._kinds.move_to_end(start_hash)
+        if len(self._kinds) > MAX_KINDS:
+            self._kinds.popitem(last=False)
+        return kind
 
     # A turn ends
 
-    def request_ended(self, opening: Opening) -> None:
-        """A request that continued nothing has finished, and its reply can be read."""
-        if len(opening.context.block_hashes) > self._start:
-            self._ended = opening
+    def request_ended(self, request_id: str, order: int, context: Context, client: str) -> None:
+        """A request of no job has finished: it may have opened one."""
+        if not self.is_on or len(context.block_hashes) <= self._start:
+            return
+        now_s, kind = self._clock(), self._kind_of(context.block_hashes)
+        job = Job(inferred_id(request_id, client), order, is_inferred=True)
+        job.first_prompt_tokens = context.num_prompt_tokens
+        job.num_turns, job.has_run, job.last_activity_s = 1, True, now_s
+        turn = OpenTurn.of(job, context, [kind])
+        if turn is None:
+            return
+        kind.ended()
+        job.finish_turn(now_s, context.num_tokens, context.checkpoints())
+        self._ended = request_id, turn
+        self.turns.put(turn, now_s, is_of_job=False)
 
     def wants_reply(self, request_id: str) -> bool:
         """True if the request that ended last may have opened a job."""
-        return self._ended is not None and self._ended.request_id == request_id
+        return self._ended is not None and self._ended[0] == request_id
 
     def read(self, reply: Reply, decode: Decode) -> None:
         """Look for a tool call in the reply of the request that ended last, soon or now."""
-        opening, self._ended = self._ended, None
-        assert opening is not None
-        kinds = self._count_ended(opening.context)
+        assert self._ended is not None
+        (_, turn), self._ended = self._ended, None
 
         def look() -> None:
             if _CLOSERS.isdisjoint(decode(reply.token_ids[-END_TOKENS:])):
                 return
             command = command_of_reply(reply, decode)
             if command is not None:
-                self._found.append((opening, kinds, command))
+                self._found.append((turn, command))
 
-        self._worker.do(look, opening.client)
+        self._worker.do(look, turn.job.client)
 
     def take_found(self) -> None:
-        """Remember the turns that were found to call a tool. O(1) if there are none."""
+        """Note which ended requests were found to call a tool. O(1) if there are none."""
         while self._found:
-            opening, kinds, command = self._found.popleft()
-            self._put(opening.as_job(command), opening.context, kinds)
+            turn, command = self._found.popleft()
+            if self.turns.get(turn.job.job_id) is turn and turn.kinds:
+                turn.job.tool = tool_name(command) or None
+                turn.job.decision = Decision(TTL(0.0, "not pinned: no job was known"), command)
+                self.turns.put(turn, self._clock(), is_of_job=True)
 
     def turn_finished(self, job: Job, context: Context) -> None:
         """A turn of an inferred job has finished, and its reply is being read."""
-        self._put(job, context, self._count_ended(context) if job.num_turns == 1 else [])
-
-    def _count_ended(self, context: Context) -> list[Kind]:
-        """Count a request that continued nothing; returns the kinds it counts for."""
-        kind = self._kind_of(context.block_hashes)
-        kind.ended()
-        return [kind]
-
-    def _kind_of(self, block_hashes: Sequence[Any]) -> Kind:
-        return self._kinds.get(block_hashes[self._start], self._others)
-
-    def _put(self, job: Job, context: Context, kinds: list[Kind]) -> None:
-        turn = OpenTurn.of(job, context, kinds)
-        if turn is None:
+        if len(context.block_hashes) <= self._start:
             return
-        start_hash = context.block_hashes[self._start]
-        kind = self._kinds.get(start_hash)
-        if kind is None:
-            kind = self._kinds[start_hash] = Kind()
+        kind = self._kind_of(context.block_hashes)
+        job.goes_on_without_call = kind.hides_calls
+        is_first = job.num_turns == 1
+        turn = OpenTurn.of(job, context, [kind] if is_first else [])
+        if turn is not None:
+            self.turns.put(turn, self._clock(), is_of_job=True)
+        if is_first:
             kind.ended()
-            kinds.append(kind)
-            if len(self._kinds) > MAX_KINDS:
-                self._kinds.popitem(last=False)
-        self._kinds.move_to_end(start_hash)
-        self.turns.put(turn)
 
     # A job ends
 
     def no_tool_called(self, job: Job, now_s: float) -> None:
         """The last reply of an inferred job calls no tool: it is over if it does not go on soon."""
-        self._ending.append((now_s + GRACE_S, job.num_turns, job))
+        grace_s = SILENCE_S if job.goes_on_without_call else GRACE_S
+        entry = (now_s + grace_s, next(self._numbers), job.num_turns, job)
+        heapq.heappush(self._ending, entry)
 
     @property
     def next_end_s(self) -> float | None:
@@ -348,11 +431,17 @@ class JobInference:
         return self._ending[0][0] if self._ending else None
 
     def pop_ended(self, now_s: float) -> Iterator[Job]:
-        """Jobs that have not gone on since a reply without a tool call. O(1) if there are none."""
+        """Jobs that have not gone on since a reply without a tool call. O(1) if there are none.
+
+        One whose calls cannot be read may go on all the same: its turn stays open.
+        """
         while self._ending and self._ending[0][0] <= now_s:
-            _, num_turns, job = self._ending.popleft()
+            *_, num_turns, job = heapq.heappop(self._ending)
             if job.num_turns == num_turns and not job.live:
+                turn = self.turns.get(job.job_id) if job.goes_on_without_call else None
                 yield job
+                if turn is not None:
+                    self.turns.put(turn, now_s, is_of_job=False)
 
     def forget(self, job: Job) -> None:
         """A job is over, or no longer inferred."""

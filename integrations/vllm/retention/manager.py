@@ -30,7 +30,7 @@ from .admission import AdmissionController
 from .background import BackgroundWorker
 from .conversations import Conversations
 from .costs import RestoreCostModel
-from .inference import JobInference, Opening
+from .inference import JobInference
 from .jobs import JobTable, RetainedEngine
 from .pins import PinManager
 from .predictor import Decode, DurationService, Reply
@@ -70,7 +70,7 @@ class RetentionManager:
         self.admission = AdmissionController(host, policy, self.jobs, self.pins, self.costs, stream)
         growth = self.admission.growth
         self.inference = JobInference(
-            settings, worker, pool.block_tokens, self.jobs, stream, growth
+            settings, worker, clock, pool.block_tokens, self.jobs, stream, growth
         )
         self.decisions = PinDecisions(
             policy, self.predictor, self._pin_manager, self.costs, stream, clock
@@ -222,9 +222,8 @@ class RetentionManager:
         turn = self.jobs.turns.pop(request_id, None)
         client = self.admission.ended(request_id, turn, len(context.token_ids))
         if turn is None:
-            if is_finished_turn and self.inference.is_on:
-                opening = Opening(request_id, order, self._clock(), context, client)
-                self.inference.request_ended(opening)
+            if is_finished_turn:
+                self.inference.request_ended(request_id, order, context, client)
             return
         job, now_s = turn.job, self._clock()
         if turn.loaded_tokens:

@@ -169,9 +169,11 @@ class PinDecisions:
             if job is None:
                 continue
             self._stop_awaiting(job)
-            if job.is_inferred and answer.is_read and answer.command is None:
-                self._hold_from_now(job, NO_TOOL_TTL_S, "the reply calls no tool")
+            has_no_call = job.is_inferred and answer.is_read and answer.command is None
+            if has_no_call:
                 without_tool.append(job)
+            if has_no_call and not job.goes_on_without_call:
+                self._hold_from_now(job, NO_TOOL_TTL_S, "the reply calls no tool")
             else:
                 self._decide(job, answer.command, answer.prediction, told_by=answer.told_by)
         return without_tool

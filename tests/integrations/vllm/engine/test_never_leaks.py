@@ -51,6 +51,7 @@ class Agents(RuleBasedStateMachine):
         )
         self.histories: dict[str, list[int]] = {}
         self.requests: dict[str, Any] = {}
+        self.last_request: dict[str, Any] = {}
         self.of_named_jobs: set[str] = set()
 
     @rule(
@@ -62,6 +63,7 @@ class Agents(RuleBasedStateMachine):
         repeats=st.sampled_from([1, 1, 2, 3]),
         turn=st.sampled_from([None, None, 1, 2]),
         command=st.sampled_from([None, "ls", "pip install torch", "frobnicate"]),
+        repeats_reply=st.booleans(),
     )
     def arrive(
         self,
@@ -73,9 +75,12 @@ class Agents(RuleBasedStateMachine):
         repeats: int,
         turn: int | None,
         command: str | None,
+        repeats_reply: bool,
     ) -> None:
         reply = None if command is None else f"```bash\n{command}\n```"
         history = self.histories.get(job, [])
+        if repeats_reply and job in self.last_request:
+            history = history + list(self.last_request[job].output_token_ids)
         prompt = (history + prompt_of(new_tokens, salt=len(history)))[:180]
         tags: dict[str, Any] = {}
         if job not in UNTAGGED:
@@ -90,7 +95,8 @@ class Agents(RuleBasedStateMachine):
                 reply=reply,
                 **tags,
             )
-            self.requests[request_id] = self.engine.scheduler.requests[request_id]
+            request = self.requests[request_id] = self.engine.scheduler.requests[request_id]
+            self.last_request[job] = request
             if tags:
                 self.of_named_jobs.add(request_id)
         self.histories[job] = prompt
@@ -145,7 +151,7 @@ class Agents(RuleBasedStateMachine):
         assert engine.num_free == engine.pool.num_gpu_blocks - 1
         assert all(block.ref_cnt == 0 for block in engine.pool.blocks[1:])
         assert not engine.retention.jobs.turns
-        assert not engine.retention.admission.guard
+        assert not engine.retention.admission.guard.waiting
         assert engine.retention.inference.next_end_s is None
         assert len(engine.retention.decisions.awaiting) <= len(engine.retention.jobs)
         assert not engine.scheduler.requests

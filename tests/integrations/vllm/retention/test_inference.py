@@ -12,7 +12,12 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.integrations.vllm.retention.inference import GRACE_S, MIN_JOBS
+from agentkv.integrations.vllm.retention.inference import (
+    GRACE_S,
+    MAX_SIBLINGS,
+    MIN_JOBS,
+    SILENCE_S,
+)
 from agentkv.integrations.vllm.retention.tool_signals import NO_TOOL_TTL_S
 from agentkv.testing.stepped_engine import BLOCK_TOKENS, prompt_of
 from agentkv.testing.vllm_scheduler import sha256_hasher
@@ -79,6 +84,15 @@ class Agents:
         """The chat template had ended the prompt with tokens that it does not repeat."""
         del self.histories[agent][-num_tokens:]
 
+    def drops_start_of_reply(self, agent: str) -> None:
+        """The chat template leaves the first half of the agent's last reply out, as a thought."""
+        del self.replies[agent][: REPLY_TOKENS // 2]
+
+    def chats(self, agent: str, pause_s: float = 0.0) -> None:
+        """A whole turn, after a pause, with a reply in which no tool call can be read."""
+        self.wait(pause_s)
+        self.says(agent, None)
+
     def forks(self, agent: str, other: str) -> None:
         """Another agent goes on from the same history."""
         self.histories[other] = list(self.histories[agent])
@@ -124,10 +138,59 @@ TABLES: dict[str, list[Row]] = {
         (("says", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
         (("says", "a"), {"inferred-a1": 3}, ["inferred-a1"]),
     ],
-    "a conversation without tool calls is no job": [
-        (("says", "a", None), {}, []),
-        (("says", "a", None), {}, []),
-        (("says", "a"), {}, []),
+    "an agent whose tool calls cannot be read is known by its next turn": [
+        (("chats", "a"), {}, []),
+        (("chats", "a", 1.5), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("chats", "a", 3.0), {"inferred-a1": 3}, ["inferred-a1"]),
+        (("wait", 2 * GRACE_S), {"inferred-a1": 3}, ["inferred-a1"]),
+    ],
+    "a person, who answers after a pause, has no job": [
+        (("chats", "a"), {}, []),
+        (("chats", "a", 28.0), {}, []),
+        (("chats", "a", 12.0), {}, []),
+        (("chats", "a", 2.0), {}, []),
+    ],
+    "a person who answers fast once has a job until the next pauses": [
+        (("chats", "a"), {}, []),
+        (("chats", "a", 2.0), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("chats", "a", 28.0), {"inferred-a1": 3}, ["inferred-a1"]),
+        (("chats", "a", 28.0), {"inferred-a1": 3}, ["inferred-a1"]),
+        (("wait", SILENCE_S), {}, []),
+        (("chats", "a", 28.0), {}, []),
+    ],
+    "a long tool of an agent is no pause, by the gaps of its siblings": [
+        (("chats", "a"), {}, []),
+        (("chats", "a", 1.0), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("chats", "b"), {"inferred-a1": 2}, ["inferred-a1"]),
+        (
+            ("chats", "b", 30.0),
+            {"inferred-a1": 2, "inferred-b1": 2},
+            ["inferred-a1", "inferred-b1"],
+        ),
+    ],
+    "silence ends a job whose calls cannot be read, and it may go on all the same": [
+        (("chats", "a"), {}, []),
+        (("chats", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+        (("chats", "a"), {"inferred-a1": 3}, ["inferred-a1"]),
+        (("wait", SILENCE_S), {}, []),
+        (("chats", "a", 30.0), {"inferred-a1": 4}, ["inferred-a1"]),
+    ],
+    "a longer prompt without the reply continues nothing": [
+        (("chats", "a"), {}, []),
+        (("rerenders", "a"), {}, []),
+        (("chats", "a"), {}, []),
+    ],
+    "the end of a reply proves it, where its thought is left out": [
+        (("chats", "a"), {}, []),
+        (("drops_start_of_reply", "a"), {}, []),
+        (("chats", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+    ],
+    "samples whose calls cannot be read are told apart by their replies": [
+        (("chats", "a"), {}, []),
+        (("forks", "a", "b"), {}, []),
+        (("says", "b", None, {"is_repeated": True}), {}, []),
+        (("chats", "b"), {"inferred-b1": 2}, ["inferred-b1"]),
+        (("chats", "a"), {"inferred-a1": 2, "inferred-b1": 2}, ["inferred-a1", "inferred-b1"]),
     ],
     "a reply without a tool call ends the job, and its pin": [
         (("says", "a"), {}, []),
@@ -275,12 +338,12 @@ def test_inference_can_be_turned_off() -> None:
     assert (live_jobs(engine), engine.pinned) == ({}, {})
 
 
-def open_jobs(engine: Engine, num_jobs: int) -> Agents:
+def open_jobs(engine: Engine, num_jobs: int, command: str | None = "ls") -> Agents:
     """Agents of one kind that each have two turns and are done."""
     steps: list[Step] = []
     for agent in "cdefgh"[:num_jobs]:
-        steps += [("says", agent), ("says", agent, None)]
-    agents = play(engine, [*steps, ("wait", GRACE_S)])
+        steps += [("says", agent, command), ("says", agent, None)]
+    agents = play(engine, [*steps, ("wait", GRACE_S if command else SILENCE_S)])
     assert live_jobs(engine) == {}
     return agents
 
@@ -294,6 +357,15 @@ def test_where_requests_open_jobs_a_first_turn_is_pinned() -> None:
     assert engine.pinned == {"inferred-a1": (120 + REPLY_TOKENS - 1) // BLOCK_TOKENS}
     agents.says("b", None)
     agents.wait(GRACE_S)
+    assert (live_jobs(engine), list(engine.pinned)) == ({"inferred-a1": 1}, ["inferred-a1"])
+
+
+def test_a_first_turn_stays_pinned_where_calls_cannot_be_read() -> None:
+    """Its kind goes on after such replies, so the reply of a first turn that is expected to open a
+    job ends nothing."""
+    engine = Engine(num_blocks=257, fixed_ttl_s=60.0)
+    open_jobs(engine, MIN_JOBS, None).chats("a")
+    engine.wait(GRACE_S)
     assert (live_jobs(engine), list(engine.pinned)) == ({"inferred-a1": 1}, ["inferred-a1"])
 
 
@@ -317,22 +389,22 @@ def test_where_requests_do_not_open_jobs_a_first_turn_is_as_under_stock(
     assert (live_jobs(engine), engine.pinned) == ({}, {})
 
 
-def test_single_turn_chat_leaves_nothing_behind() -> None:
-    """Requests that continue nothing and call no tool: no look-up finds them, and no wake-up is
-    due."""
+def test_single_turn_chat_holds_nothing() -> None:
+    """Requests that continue nothing and call no tool are no jobs, hold no blocks, and make no
+    wake-up due; of one prompt sent many times few are remembered."""
     engine = Engine(policy="agentkv")
-    for number in range(20):
-        engine.turn(prompt_of(100, salt=number), reply="Paris (France).", max_tokens=4)
-    inference = engine.retention.inference
-    assert len(inference.turns) == 0
-    assert not inference.may_know(make_request("x", prompt_of(100)).block_hashes)
-    assert engine.retention.next_due_s is None
+    for _ in range(MAX_SIBLINGS + 3):
+        engine.turn(prompt_of(100), reply="Paris (France).", max_tokens=4)
+    retention = engine.retention
+    assert (live_jobs(engine), engine.pinned, retention.next_due_s) == ({}, {}, None)
+    assert len(retention.inference.turns) == MAX_SIBLINGS
 
 
-def test_the_number_of_open_turns_is_bounded() -> None:
+@pytest.mark.parametrize("command", ["ls", None])
+def test_the_number_of_open_turns_is_bounded(command: str | None) -> None:
     """By `max_jobs`, the oldest first; and none outlives `job_lease_s`."""
     engine = Engine(max_jobs=3, job_lease_s=100.0)
-    agents = play(engine, [("says", agent) for agent in "abcde"])
+    agents = play(engine, [("says", agent, command) for agent in "abcde"])
     turns = engine.retention.inference.turns
     assert len(turns) == 3
     agents.says("a")
