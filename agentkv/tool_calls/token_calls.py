@@ -97,8 +97,8 @@ def read_gemma(reply: ReplyText, opener: re.Match[str]) -> Reading:
     closer = reply.next(_GEMMA_END, opener.end())
     end = closer.start() if closer else len(reply.text)
     text = _GEMMA_WORD.sub(_as_json, reply.text[opener.end() : end])
-    arguments = arguments_of(text if text.endswith("}") or closer else text + "}")
-    if arguments is None:
+    arguments = json_or_text(text if text.endswith("}") or closer else text + "}")
+    if not isinstance(arguments, dict):
         return Reading(end)
     name = opener["gemma_name"] or opener["gemma_old_name"]
     if closer and closer["closes"]:

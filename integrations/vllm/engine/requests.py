@@ -31,11 +31,14 @@ from agentkv.tool_calls import ToolCall, parse_tool_calls
 logger = init_logger(__name__)
 
 NO_TAGS = Tags()
-MAX_PARSED_CHARS = 32_768
-"""Characters of the longest reply that the server's parser is asked about."""
+MAX_PARSING = 200_000
+"""Characters of a reply times its tags and 20 more, up to which the server's parser is asked: those
+of vLLM 0.32 take time that grows with both, 4.3 s for 20 kB of HTML."""
+HOLDING_PARSERS = frozenset({"pythonic", "llama4_pythonic", "olmo3"})
+"""Parsers of vLLM that are never asked: a pattern of theirs may hold the interpreter for 1 s."""
 SLOW_S, MAX_FAULTS = 0.25, 5
-"""Seconds of processor time that a parser may take for a reply, and how often in a row it may take
-more or raise: the engine's steps wait for the interpreter meanwhile."""
+"""Seconds of processor time above which a parser was slow, since the engine's steps wait for the
+interpreter meanwhile; and how often it may be slow in all, or raise in a row."""
 
 
 def tags_of(request: Request, passed_over: list[TagError] | None = None) -> Tags:
@@ -118,66 +121,66 @@ class ReplyParser:
 
     They are of vLLM or a plugin, as `--tool-call-parser` and `--reasoning-parser` name them; loaded
     on the first call, in the thread that reads replies. There are no calls without such flags, and
-    none any more once a parser has raised or was slow MAX_FAULTS times in a row.
+    none any more once a parser was slow, or has raised in a row, MAX_FAULTS times.
     """
 
     def __init__(self, vllm_config: Any, decoder: ReplyDecoder) -> None:
         self._config = vllm_config
         self._decoder = decoder
-        self._num_faults = 0 if vllm_config.additional_config.get(PARSER_KEY) else MAX_FAULTS
+        self._flags = vllm_config.additional_config.get(PARSER_KEY) or ("", "")
+        self._is_on = self._flags[0] not in ("", *HOLDING_PARSERS)
+        self._num_slow = self._num_raised = 0
 
     def calls(
         self, token_ids: list[int], stop_token_id: int | None, sampling: SamplingParams
     ) -> Sequence[ToolCall]:
         """The calls that a client gets of a reply. Takes milliseconds: for the background."""
-        if self._num_faults >= MAX_FAULTS:
+        if not self._is_on:
             return ()
         text = self._decoder(token_ids, skip_special_tokens=sampling.skip_special_tokens)
         ended = token_ids if stop_token_id is None else [*token_ids, stop_token_id]
         calls, start_s = None, time.thread_time()
         try:
-            if len(text) <= MAX_PARSED_CHARS:
-                tokenizer, model = self._decoder.tokenizer, self._config.model_config
-                _, _, calls = self._class(tokenizer, model_config=model).parse(
-                    text, self._request, enable_auto_tools=True, model_output_token_ids=ended
+            if len(text) * (20 + text.count("<")) <= MAX_PARSING:
+                make, request = self._parser
+                parser = make(self._decoder.tokenizer, model_config=self._config.model_config)
+                _, _, calls = parser.parse(
+                    text, request, enable_auto_tools=True, model_output_token_ids=ended
                 )
-            is_fault = time.thread_time() - start_s > SLOW_S
+            self._num_raised = 0
         except Exception:  # of another vLLM, of a plugin, or of a reply that they do not expect
-            is_fault = True
-        self._num_faults = self._num_faults + 1 if is_fault else 0
-        if self._num_faults == MAX_FAULTS:
+            self._num_raised += 1
+        self._num_slow += time.thread_time() - start_s > SLOW_S
+        if max(self._num_slow, self._num_raised) == MAX_FAULTS:
+            self._is_on = False
             logger.warning(
-                "agentkv: the server's tool parser raised or was slow for %d replies in a row; "
-                "from now on replies are read by agentkv's own dialects",
+                "agentkv: the server's tool parser was slow or raised for %d replies; from now on "
+                "they are read by agentkv's own dialects",
                 MAX_FAULTS,
             )
         named = [{"name": call.name, "arguments": call.arguments} for call in calls or ()]
         return parse_tool_calls({"tool_calls": named})
 
     @cached_property
-    def _request(self) -> Any:
-        """One whose reply may call tools; which ones is not known here."""
+    def _parser(self) -> tuple[Any, Any]:
+        """The parser's class, and a request whose reply may call any tools."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-
-        request = ChatCompletionRequest(messages=[])
-        request.tool_choice = "auto"
-        return request
-
-    @cached_property
-    def _class(self) -> Any:
         from vllm.parser import ParserManager
         from vllm.tool_parsers import ToolParserManager
 
         for room in ("parser", "reasoning", "tool_parsers"):  # the API server logs the same
             logging.getLogger(f"vllm.{room}").setLevel(logging.CRITICAL)
-        name, plugin = self._config.additional_config[PARSER_KEY]
+        name, plugin = self._flags
         if plugin:
             ToolParserManager.import_tool_parser(plugin)
         model = self._config.model_config
-        return ParserManager.get_parser(
+        parser = ParserManager.get_parser(
             tool_parser_name=name,
             reasoning_parser_name=self._config.structured_outputs_config.reasoning_parser,
             enable_auto_tools=True,
             model_name=model.model,
             is_harmony=model.hf_config.model_type == "gpt_oss",
         )
+        request = ChatCompletionRequest(messages=[])
+        request.tool_choice = "auto"
+        return parser, request
