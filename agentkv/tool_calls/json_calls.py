@@ -117,10 +117,9 @@ def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
 def calls_of_answer(text: str) -> list[ToolCall]:
     """The calls of a text that is JSON: a list of calls, as xLAM writes, or Terminus' object."""
     value = json_or_text(text)
-    is_answer = isinstance(value, list) and _is_bare_call(value)
-    if is_answer or (isinstance(value, dict) and _keystrokes(value)):
-        return calls_in(value, "llama")
-    return []
+    is_typing = isinstance(value, dict) and _keystrokes(value)
+    is_list = isinstance(value, list) and _is_bare_call(value)
+    return calls_in(value, "llama") if is_typing or is_list else []
 
 
 def calls_in(value: object, source: Source) -> list[ToolCall]:

@@ -44,7 +44,7 @@ _FRESH_CALL = re.compile(
 )
 # A list of words in JSON; a test of bash has a blank behind its bracket.
 _WORDS = re.compile(r"\s*+\[(?:\n\s*+)?\"")
-_CDATA = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)  # of MiniCPM 5
+_CDATA = re.compile(r"\A<!\[CDATA\[(.*)\]\]>\Z", re.DOTALL)  # of MiniCPM 5
 _JSON_KEY = re.compile(r"DSML(?!.*string=\"true\")", re.DOTALL)  # DeepSeek's, else text
 _END_OF_TEXT = re.compile(r"\s*+\Z")
 _PARAM = rf"{_PREFIX}param(?:eter)?+"
@@ -149,8 +149,7 @@ def _read_call(
         argument = key["key"].strip()
         is_broken |= bool(arguments.get(argument))
         value = reply.text[key.end() : end.start()].removeprefix("\n").removesuffix("\n")
-        if cdata := _CDATA.fullmatch(value):
-            value = cdata[1]
+        value = _CDATA.sub(r"\1", value)
         is_list = argument in (*COMMAND_ARGUMENTS, "commands") and is_bash_like(name)
         is_json = _JSON_KEY.search(key[0]) or (is_list and _WORDS.match(value))
         arguments[argument] = json_or_text(value) if is_json else value
