@@ -33,17 +33,17 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations",): 1_620,
     ("integrations/vllm",): 1_140,
     ("integrations/vllm/retention",): 3_330,
-    ("integrations/vllm/watch",): 2_410,
+    ("integrations/vllm/watch",): 2_560,
     ("integrations/vllm/api",): 1_760,
     ("integrations/vllm/engine",): 1_660,
     ("integrations/vllm/doctor",): 1_040,
     ("evals",): 8_570,
     ("evals/simulator",): 3_000,
     ("studies",): 3_500,
-    ("tests",): 40_140,
+    ("tests",): 40_380,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_WHEEL_LINES = 39_890
+MAX_WHEEL_LINES = 40_040
 MAX_DOCS_WORDS = 33_000
 
 LONG_ON_PURPOSE: dict[str, str] = {

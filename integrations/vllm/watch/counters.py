@@ -267,10 +267,6 @@ class Savings:
         default_factory=lambda: dict.fromkeys(MISS_REASONS, 0)
     )
 
-    @property
-    def num_recomputed_tokens(self) -> int:
-        return sum(self.recomputed_tokens.values())
-
     def as_dict(self) -> dict[str, Any]:
         """Return the sums as plain data."""
         return {

@@ -7,23 +7,11 @@ as MissWatcher finds them, so that it claims nothing that the engine does not kn
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
-Divergence = Literal[
-    "cache_keys",  # another LoRA or cache_salt
-    "reply",  # within the last turn's reply
-    "compacted",  # the prompt is shorter than that of the turn before
-    "start",  # within the prompt of the job's first turn
-    "history",  # elsewhere
-]
-"""Where a prompt left what the turn before had left, the field `kind`."""
-
-Change = Literal[
-    "edited",  # some tokens are others, and the text goes on as before
-    "reordered",  # nearly the same tokens in another order
-    "thinking",  # the reply had thinking, the prompt repeats it without
-]
-"""What became of the text there, the field `change`; known only with `show_prompts`."""
+from agentkv.policies.pins import MissReason
+from agentkv.protocol import JobKey
 
 _KINDS: Mapping[str, tuple[str, str]] = {
     "cache_keys": (
@@ -31,41 +19,87 @@ _KINDS: Mapping[str, tuple[str, str]] = {
         "send all turns of a job with the same model name and the same cache_salt",
     ),
     "reply": (
-        "the last reply stands in this prompt in another form: its thinking was stripped, or the "
-        "template writes its text or tool calls differently",
-        "send the reply back as it came, or use a chat template that keeps it (for thinking "
-        "models: one that keeps past reasoning); what is lost is the reply alone",
+        "the last reply has another form now: without thinking, other calls, or another text",
+        "send the reply back as it came, to a template that keeps it; only the reply is lost",
     ),
     "compacted": (
-        "the prompt is shorter than the one before: the agent compacted or cut its history",
+        "the prompt is shorter now: the agent cut its history, or the template left text out",
         "compact seldom and much at a time, and keep the start of the prompt as it was",
     ),
     "start": (
         "the start of the prompt has changed: the system prompt, the tools or the first message",
-        "keep dates, ids, file lists and other state out of the start: put them into the last "
-        "message, and keep the tools in one order",
+        "put dates, counters, ids and other state into the last message; send the same tools",
     ),
     "history": (
-        "an earlier message has changed, was left out or was put in",
+        "an earlier message has changed, was left out or put in, or is written in another way",
         "only append to the history; put changing state into the last message",
     ),
 }
-_CHANGES: Mapping[str, tuple[str, str]] = {
-    "edited": (
-        "a few words near the start of the prompt have changed, such as a date",
-        "keep dates, ids and other state out of the start: put them into the last message",
-    ),
+"""Why, and what to do about it, by the place alone, the field `kind`."""
+
+_CHANGES: Mapping[str, tuple[str, str | None]] = {
+    "inserted": ("text was added {place}; the rest is as before", None),
+    "removed": ("text was left out {place}; the rest is as before", None),
+    "edited": ("a few words are others {place}, such as a date or a counter", None),
+    "replaced": ("other text stands {place}", None),
     "reordered": (
-        "the start of the prompt has the same words in another order: a list of tools or of files "
-        "is not sorted",
+        "the same words stand in another order {place}: a list of tools or of files is not sorted",
         "send tools, and lists of files, in the same order each time",
     ),
-    "thinking": (
-        "the last reply's thinking was stripped by the chat template",
-        "use a chat template that keeps past reasoning, or accept it: what is lost is the last "
-        "reply alone",
+    "moved": ("text that was sent before has moved; the first difference is {place}", None),
+    "retokenized": ("the same text stands {place}, in other tokens", None),
+    "tools": (
+        "the list of tools has changed {place}: {tools}",
+        "send the same tools in every turn; `tool_choice` says which of them may be called",
     ),
+    "tools_moved": (
+        "the list of tools has moved to another message, by the chat template or by the client",
+        "use a chat template that writes the tools at the start, and keeps them there",
+    ),
+    "thinking": (
+        "thinking was stripped {place}: by the client or, often at a new question, the template",
+        "send reasoning back, to a chat template that keeps it (Qwen3.6: preserve_thinking; "
+        "Nemotron 3: truncate_history_thinking=false, in chat_template_kwargs); or accept it",
+    ),
+    "empty_thinking": (
+        "an empty block of thinking stands {place} in one of both prompts",
+        "use a chat template that writes it before a new reply and in the history, or in neither",
+    ),
+    "compacted": ("messages were left out or summed up, the first of them {place}", None),
+    "branched": (
+        "other text stands {place}: another conversation or step, or a history written again",
+        "give conversations, sub-agents and side requests ids of their own; else only append",
+    ),
+    "attachment": ("the tokens are the same, but not an image or other attachment", None),
 }
+"""The same by what became of the text there, the field `change`, known only with `show_prompts`;
+None: the advice is that of the place."""
+
+
+@dataclass(slots=True)
+class Miss:
+    """Why a turn computed tokens again that were expected in the cache."""
+
+    reason: MissReason
+    num_tokens: int
+    facts: dict[str, Any]
+    taken_by: str | None = None
+
+    def as_dict(self, viewer: str | None) -> dict[str, Any]:
+        """Return it as plain data, with the sentences that explain it; `viewer` is the client that
+        asks, None sees all jobs."""
+        shown = {"reason": self.reason, "tokens": self.num_tokens, **self.facts}
+        taker = None
+        if self.taken_by is not None:
+            key = JobKey.read(self.taken_by)
+            if not key:
+                shown["taken_by"] = taker = "a request without a job"
+            elif viewer is None or key.client == viewer:
+                shown["taken_by"], taker = key.own_id, f"job {key.own_id}"
+            else:
+                shown["taken_by"] = taker = "another client's job"
+        why, advice = explanation(shown, taker)
+        return {**shown, "why": why, "advice": advice}
 
 
 def explanation(miss: Mapping[str, Any], taker: str | None = None) -> tuple[str, str]:
@@ -79,9 +113,23 @@ def explanation(miss: Mapping[str, Any], taker: str | None = None) -> tuple[str,
 
 
 def _diverged(miss: Mapping[str, Any]) -> tuple[str, str]:
-    why, advice = _CHANGES.get(miss.get("change") or "") or _KINDS[miss["kind"]]
-    at = f"diverged at token {miss['diverged_at']:,} of {miss['of_tokens']:,}"
-    return f"{at}: {why}", advice
+    why, advice = _KINDS[miss["kind"]]
+    change = _CHANGES.get(miss.get("change") or "")
+    if change is not None:
+        why = change[0].format(place=_place(miss), tools=", ".join(miss.get("tools") or ()))
+        advice = change[1] or advice
+    return f"diverged at token {miss['diverged_at']:,} of {miss['of_tokens']:,}: {why}", advice
+
+
+def _place(miss: Mapping[str, Any]) -> str:
+    if miss["kind"] == "reply":
+        return "in the last reply"
+    number, role = miss.get("message"), miss.get("role")
+    if role == "system":
+        return "in the system prompt"
+    if number is not None:
+        return f"in message {number} ({role})"
+    return "near the start of the prompt" if miss["kind"] == "start" else "in the history"
 
 
 def _pressure(miss: Mapping[str, Any], taker: str | None) -> tuple[str, str]:

@@ -36,13 +36,15 @@ from ..retention import Host
 from ..retention.background import BackgroundWorker
 from ..retention.costs import RestoreCostModel
 from .counters import Counters, Savings, SavingsTally
-from .divergence import Difference, first_difference, kind_of_divergence
-from .explanations import explanation
+from .divergence import Difference
+from .explanations import Miss
 
 MAX_JOBS = 20_000
-"""Jobs remembered, of 300 to 800 bytes each."""
+"""Jobs remembered, of 500 to 1,100 bytes each."""
 MAX_COMPARED = 1000
 """Jobs among which the worst ones are looked for, so that a question does not stop the engine."""
+MAX_NAMED = 100
+"""Jobs of different clients explained by one id that they share."""
 MAX_PROMPT_BYTES = 64 << 20
 """Bytes of block hashes, and of tokens if prompts may be shown, kept of last turns over all jobs;
 without them a divergence is found less exactly."""
@@ -116,32 +118,6 @@ class LeftContext:
 
 
 @dataclass(slots=True)
-class Miss:
-    """Why a turn computed tokens again that were expected in the cache."""
-
-    reason: MissReason
-    num_tokens: int
-    facts: dict[str, Any]
-    taken_by: str | None = None
-
-    def as_dict(self, viewer: str | None) -> dict[str, Any]:
-        """Return it as plain data, with the sentences that explain it; `viewer` is the client that
-        asks, None sees all jobs."""
-        shown = {"reason": self.reason, "tokens": self.num_tokens, **self.facts}
-        taker = None
-        if self.taken_by is not None:
-            key = JobKey.read(self.taken_by)
-            if not key:
-                shown["taken_by"] = taker = "a request without a job"
-            elif viewer is None or key.client == viewer:
-                shown["taken_by"], taker = key.own_id, f"job {key.own_id}"
-            else:
-                shown["taken_by"] = taker = "another client's job"
-        why, advice = explanation(shown, taker)
-        return {**shown, "why": why, "advice": advice}
-
-
-@dataclass(slots=True)
 class JobRecord:
     """The sums of one job, and what its last turn left."""
 
@@ -185,6 +161,8 @@ class MissWatcher:
         self._costs = costs
         self._emit = stream.emit
         self._jobs: OrderedDict[JobKey, JobRecord] = OrderedDict()
+        self._named: dict[str, dict[JobKey, None]] = {}
+        """Their keys by the id that clients gave, the least recent first."""
         self._expected: dict[str, Expected] = {}
         """By request, from its arrival to its first blocks or its end."""
         self._worker = worker
@@ -192,6 +170,8 @@ class MissWatcher:
         self._prompts: OrderedDict[JobKey, LeftContext] = OrderedDict()
         """What last turns left, as far as hashes or tokens are kept."""
         self._prompt_bytes = 0
+        self._compared: set[tuple[int, int]] = set()
+        """Prompts that wait for the background thread: the miss, and bytes."""
         self._reset_s = 0.0
 
     # A turn arrives, and has blocks
@@ -203,10 +183,10 @@ class MissWatcher:
         if record is None or record.left is None or turn.is_side_request:
             expected = Expected(number, None, cache_keys=prompt.cache_keys)
         else:
-            expected = self._compared(event, record.left, number)
+            expected = self._expectation(event, record.left, number)
         self._expected[turn.request_id] = expected
 
-    def _compared(self, event: Arrived, left: LeftContext, number: int) -> Expected:
+    def _expectation(self, event: Arrived, left: LeftContext, number: int) -> Expected:
         turn, prompt, pool, job = event.turn, event.prompt, self._host.pool, event.turn.job
         block_tokens = pool.block_tokens
         # vLLM computes at least the last token, and with EAGLE the last block of a hit, too
@@ -235,27 +215,20 @@ class MissWatcher:
         self, left: LeftContext, common_tokens: int, prompt: Prompt
     ) -> tuple[Mapping[str, Any], Difference | None]:
         """Where the prompt differs, the first `common_tokens` being equal, and what that tells."""
-        at, within, difference = common_tokens, self._host.pool.block_tokens, None
         has_other_keys = prompt.cache_keys != left.cache_keys
-        if left.token_ids and not has_other_keys:
-            at, within = first_difference(left.token_ids, prompt.token_ids, common_tokens), 1
-            difference = Difference(
-                at,
-                left.token_ids,
-                left.num_prompt_tokens,
-                left.first_prompt_tokens,
-                prompt.token_ids,
-            )
-        kind = kind_of_divergence(
-            at=at,
-            within=within,
-            num_prompt_tokens=len(prompt.token_ids),
-            last_prompt_tokens=left.num_prompt_tokens,
-            first_prompt_tokens=left.first_prompt_tokens,
-            has_other_keys=has_other_keys,
-        )
-        facts = {"diverged_at": at, "of_tokens": left.num_tokens, "kind": kind}
-        return facts, difference
+        within = self._host.pool.block_tokens
+        kind = "start" if common_tokens < left.first_prompt_tokens else "history"
+        if has_other_keys:
+            kind = "cache_keys"
+        elif common_tokens + within > left.num_prompt_tokens:
+            kind = "reply"
+        elif len(prompt.token_ids) < left.num_prompt_tokens:
+            kind = "compacted"
+        facts = {"diverged_at": common_tokens, "of_tokens": left.num_tokens, "kind": kind}
+        if has_other_keys or not left.token_ids:
+            return facts, None
+        known = left.token_ids, left.num_prompt_tokens, left.first_prompt_tokens
+        return facts, Difference(common_tokens, within, *known, prompt.token_ids)
 
     def on_admitted(self, event: Admitted) -> None:
         turn = event.turn
@@ -298,12 +271,18 @@ class MissWatcher:
         if num_diverged <= num_gone:
             return gone
         miss = Miss("diverged", num_diverged, dict(expected.divergence or {}))
-        if expected.difference is not None:
-            describe = partial(self._describe, miss, expected.difference)
-            self._worker.do(describe, turn.job.client, can_wait=True)
+        difference, waiting = expected.difference, [*self._compared]
+        if difference is not None and sum(size for _, size in waiting) < MAX_PROMPT_BYTES:
+            num_tokens = len(difference.known) + len(difference.prompt)
+            key = id(miss), num_tokens * TOKEN_BYTES
+            self._compared.add(key)  # the thread's `discard` cannot interrupt it
+            describe = partial(self._describe, miss, difference, key)
+            forget = partial(self._compared.discard, key)
+            self._worker.do(describe, turn.job.client, can_wait=True, or_else=forget)
         return miss
 
-    def _describe(self, miss: Miss, difference: Difference) -> None:
+    def _describe(self, miss: Miss, difference: Difference, key: tuple[int, int]) -> None:
+        self._compared.discard(key)
         miss.facts = {**miss.facts, **difference.described(self._host.decode)}
 
     def _gone(self, turn: Turn, expected: Expected, num_tokens: int) -> Miss:
@@ -415,15 +394,15 @@ class MissWatcher:
         """Of a client's jobs (None: of all) among the MAX_COMPARED last active ones, those that
         computed the most tokens again."""
         found = [
-            (record.savings.num_recomputed_tokens, key)
+            (sum(record.savings.recomputed_tokens.values()), key)
             for key, record in islice(reversed(self._jobs.items()), MAX_COMPARED)
             if client is None or key.client == client
         ]
         return [key for _, key in sorted(found, key=lambda each: -each[0])[:most]]
 
     def named(self, own_id: str) -> list[JobKey]:
-        """The jobs of all clients with this id, the last active first. O(jobs)."""
-        return [key for key in reversed(self._jobs) if key.own_id == own_id]
+        """The MAX_NAMED last active jobs of all clients with this id, the last active first."""
+        return list(islice(reversed(self._named.get(own_id, {})), MAX_NAMED))
 
     # Bounds
 
@@ -432,9 +411,16 @@ class MissWatcher:
         if record is None:
             record = self._jobs[job_id] = JobRecord()
             if len(self._jobs) > MAX_JOBS:
-                self._forget_prompt(self._jobs.popitem(last=False)[0])
+                forgotten, _ = self._jobs.popitem(last=False)
+                self._forget_prompt(forgotten)
+                self._named[forgotten.own_id].pop(forgotten)
+                if not self._named[forgotten.own_id]:
+                    del self._named[forgotten.own_id]
         else:
             self._jobs.move_to_end(job_id)
+        named = self._named.setdefault(job_id.own_id, {})
+        named.pop(job_id, None)
+        named[job_id] = None
         return record
 
     def _forget_prompt(self, job_id: JobKey) -> None:
