@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from agentkv.protocol import TAG_HEADERS, Tags, header_fields, read_tags
 
 CONTEXT_FIELD = "agentic_context"
-MAX_CONTEXT_CHARS = 16 * 1024
-"""Length of an object that is sent as JSON text; a longer one is not read."""
+MAX_CONTEXT_CHARS = 16 * 1024  # of an object that is sent as JSON text
 
 _TABLE = """
 vllm-router, AgentInfer | agentic_context | program_id,session_id=job_id
@@ -64,7 +63,8 @@ class Source(NamedTuple):
         found: dict[str, Any] = {}
         holder = _object(_at(body, self.place)) if self.path else body
         for path, reading in self.fields if holder else ():
-            tag, value = _usable(reading, _at(holder or {}, path), body)
+            given = _at(holder or {}, path) if self.path else body.get(path)
+            tag, value = (reading, None) if given is None else _usable(reading, given, body)
             if value is not None:
                 found.setdefault(tag, value)
         return read_tags(_composed(found), []).as_fields() if found else {}
@@ -97,6 +97,7 @@ def add_foreign(
     A format that names another job than those before it says nothing about this one.
     """
     found: dict[str, Any] = dict(known.as_fields())
+    places = [place for place in places if not BODY_KEYS.isdisjoint(place)]
     for source in SOURCES:
         for place in (headers,) if source.place == "headers" else places:
             tags = source.read(place)

@@ -24,8 +24,7 @@ Kind = Literal["own", "aside", "another"]
 START_TOKENS = 64
 """Tokens at the start of a prompt that tell an agent's from its side requests'."""
 MAX_REWRITTEN_TOKENS = 4
-"""Tokens at the end of a prompt that the next one may have otherwise: a template opens a thought
-there."""
+"""Tokens at the end of a prompt where a template opens a thought, which the next one may lack."""
 MAX_LEFT = 64
 """Prompts remembered of an id that its job did not go on from."""
 
