@@ -154,13 +154,18 @@ class ToolRun:
         self._job = job
         self._name = None if isinstance(call, str) else _sendable(call.name)
         self._command = _sendable(call if isinstance(call, str) else call.command)
+        self._limit_s: float | None = None
+        if not isinstance(call, str):
+            from agentkv.commands.blocking import awaited  # `import agentkv` is not to wait for it
+
+            self._limit_s = awaited(call).limit_s
         self._fields: Mapping[str, object] = {}
         self._started_at_s = 0.0
         self._span: Span | None = None
 
     def __enter__(self) -> Self:
         turn = self._job.ledger.begin_tool()
-        event = ToolEvent("started", tool=self._name, command=self._command, turn=turn)
+        event = ToolEvent("started", self._name, self._command, None, turn, self._limit_s)
         self._fields = event.as_fields()
         if self._job.trace is not None:
             words = (self._command or "").split(maxsplit=1)

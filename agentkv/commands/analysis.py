@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from tree_sitter import Node
 
-from agentkv.commands.prefixes import Unwrapped, runs_for_each, unwrap
+from agentkv.commands.prefixes import Unwrapped, runs_for_each, tighter, unwrap
 from agentkv.commands.program import (
     INTERPRETERS,
     SHOWN_PROGRAMS,
@@ -32,6 +32,7 @@ _MAX_DEPTH = 40
 _SCRIPT_DEPTH = 13
 """Depth that a quoted script (`bash -c '...'`) costs: three may be nested."""
 _STDIN_CHARS = 400
+_MAX_ASSIGNED_CHARS = 200
 _MAX_WORDS = 64
 """Read of a program that another one runs."""
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
@@ -47,6 +48,7 @@ _ONE_BY_ONE = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "--exec"})
 _TOGETHER = frozenset({"-X", "--exec-batch"})
 _EXECUTING = _ONE_BY_ONE | _TOGETHER
 _MAX_EXECUTED = 8
+_CALL_OPERATOR = re.compile(r"(^|[;|{(]\s)[ \t]*&[ \t]+(?=['\"$.{\w])", re.MULTILINE)
 _PLAIN_NAME = re.compile(r"[A-Za-z][a-z_-]{0,19}")
 
 
@@ -117,8 +119,8 @@ class _Walk:
         """The here-document or here-string fed to the node being read."""
 
     def read_script(self, text: str, depth: int = 0) -> None:
-        """Read a bash text."""
-        self._read_children(parse(text), depth)
+        """Read a bash text. PowerShell's `& PROGRAM`, no bash, is that program."""
+        self._read_children(parse(_CALL_OPERATOR.sub(r"\1", text)), depth)
 
     def _read_children(self, node: Node, depth: int) -> None:
         first = len(self.programs)
@@ -164,6 +166,8 @@ class _Walk:
         else:
             if kind == "variable_assignment":
                 self._found.jobs.assign(text_of(node))
+                variable, _, value = text_of(node)[:_MAX_ASSIGNED_CHARS].partition("=")
+                self._found.assign(variable, value)
             elif kind == "ERROR" and any(child.type == "heredoc_start" for child in node.children):
                 # a here-document whose end was cut off
                 self._found.change(len(self.programs) - 1, has_input=True)
@@ -279,10 +283,15 @@ class _Walk:
         found.is_left = outer_is_left or found.leaves_shell_from(first)
 
     def _add_program(self, words: tuple[str, ...], depth: int) -> None:
-        if depth > _MAX_DEPTH or len(self.programs) >= MAX_PROGRAMS or self._found.call(words[0]):
+        words = self._found.expanded(words) if words[0][:1] == "$" else words
+        is_full = depth > _MAX_DEPTH or len(self.programs) >= MAX_PROGRAMS
+        if is_full or not words or self._found.call(words[0]):
             return
         first = len(self.programs)
         found = unwrap(words)
+        if found.argv[0][:1] == "$" and (argv := self._found.expanded(found.argv)):
+            within = unwrap(argv)  # `timeout 60 $PY -m pytest`
+            found = within._replace(timeout_s=tighter(found.timeout_s, within.timeout_s))
         if found.counts_itself or not self._read_text(found, depth):
             self._found.append(found.argv)
         if found.inner:

@@ -7,30 +7,12 @@ search ...), the class of a program comes from the tables here.
 from __future__ import annotations
 
 from agentkv.commands.analysis import CommandAnalysis
-from agentkv.commands.program import Program, by_name
+from agentkv.commands.program import TABLES, Program
 
 CLASSES = ("read", "search", "edit", "build", "test", "git", "network", "install")
-_CLASS_OF_NAME = by_name(
-    {
-        "cat head tail less more ls stat wc file tree du df nl od xxd strings bat exa": "read",
-        "grep egrep fgrep rg ag ack find fd locate which whereis git-grep": "search",
-        "sed awk gawk perl tee touch mv cp rm mkdir ln chmod patch ed truncate": "edit",
-        "make cmake ninja gcc cc clang g++ rustc tsc webpack vite esbuild mvn gradle gradlew bazel"
-        " msbuild javac swiftc meson tox": "build",
-        "pytest py.test jest vitest mocha ctest phpunit rspec nosetests unittest gotestsum nextest"
-        " playwright cypress bats runtests.py": "test",
-        "git gh hub glab": "git",
-        "curl wget ssh scp rsync ping nc dig nslookup aria2c http": "network",
-        "pip apt apt-get yum dnf brew conda mamba apk pacman pipx snap gem": "install",
-    }
-)
-_CLASS_OF_SUBCOMMAND = by_name(
-    {
-        "build compile package bundle assemble vet lint check clippy fmt": "build",
-        "test tests pytest unittest nose bench e2e": "test",
-        "install add ci sync update upgrade restore download get i": "install",
-        "clone fetch pull push": "network",
-    }
+_CLASS_OF_NAME, _CLASS_OF_SUBCOMMAND = (
+    {name: kind for kind, names in TABLES[table].items() for name in names.split()}
+    for table in ("class_of_name", "class_of_word")
 )
 
 

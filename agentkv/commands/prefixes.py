@@ -1,6 +1,6 @@
 """Strips the wrappers before a program: sudo, env, timeout, xargs, `uv run`, `bash -c`.
 
-Called by `analysis` for each command; the tables of wrappers are in `wrappers`.
+Called by `analysis` for each command; the wrappers and the words they take are in `wrappers.toml`.
 """
 
 from __future__ import annotations
@@ -8,25 +8,48 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
-from agentkv.commands.program import SHELLS, invocation, word_set
+from agentkv.commands.program import SHELLS, base_name, invocation, tables_in, word_set
 from agentkv.commands.quantities import duration_s
-from agentkv.commands.wrappers import GLOBAL_OPTIONS, RUNNERS, TASK_NAMES, WRAPPERS, Wrapper
 
 MAX_PREFIXES = 8
-_RUNNER_NAMES = frozenset(runner.partition(" ")[0] for runner in RUNNERS)
-_NAMES = frozenset({"parallel", *WRAPPERS, *_RUNNER_NAMES})
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
+
+
+class Wrapper(NamedTuple):
+    """How the words of one wrapper are read; `wrappers.toml` says what each field is."""
+
+    options: frozenset[str] = frozenset()
+    operands: int = 0
+    script: frozenset[str] = frozenset()
+    markers: frozenset[str] = frozenset()
+    idle: frozenset[str] = frozenset()
+    counts_itself: bool = False
+    has_tasks: bool = False
+
+
+_TABLES = tables_in("commands", "wrappers.toml")
+_WRAPPERS = {
+    f"{name} {verb}".replace("_", " ").strip(): Wrapper(
+        **cast(Any, {k: word_set(v) if isinstance(v, str) else v for k, v in row.items()})
+    )
+    for row in _TABLES["wrapper"]
+    for names, verbs in [(row.pop("names"), row.pop("verbs", ""))]
+    for name in names.split()
+    for verb in verbs.split() or [""]
+}
+"""Wrappers by name, and by name and subcommand."""
+_GLOBAL_OPTIONS, _TASK_NAMES = (
+    word_set(_TABLES[name]) for name in ("global_options", "task_names")
+)
+_RUNNER_NAMES = frozenset(name.partition(" ")[0] for name in _WRAPPERS if " " in name)
+_NAMES = frozenset({*_WRAPPERS, *_RUNNER_NAMES})
+_ASSIGNMENT = re.compile(r"(?:[A-Za-z_]\w*|\$env:\w+)\+?=.*", re.DOTALL)
 _SPLIT_OPTIONS = frozenset({"-S", "--split-string"})
 _ATTACHED_SPLIT = re.compile(r"-[iv0]{0,3}S(.+)", re.DOTALL)
 _FOR_EACH = re.compile(r"-[0rtx]{0,3}(?:[iI].*|[nL][0-9]*)|--(?:replace|max-args|max-lines)\b.*")
 _SIDE_BY_SIDE = re.compile(r"-P.*|--max-procs\b.*")
 _INPUTS = frozenset({":::", ":::+", "::::", "::::+"})
-_PARALLEL = word_set(
-    "-j -N -n -L -a -I -d -C -S --jobs --colsep --timeout --delay --joblog --results --tagstring"
-    " --retries --load --memfree --max-args --arg-file --max-procs --workdir --halt"
-)
 
 
 class Unwrapped(NamedTuple):
@@ -53,7 +76,9 @@ def unwrap(argv: tuple[str, ...]) -> Unwrapped:
     for _ in range(MAX_PREFIXES):
         if not (bare := _without_assignments(argv)):
             return Unwrapped(argv, timeout_s)
-        name = bare[0].rsplit("/", 1)[-1]
+        name = base_name(bare[0])
+        if name in ("start-sleep", "timeout") and (seconds := _wait_on_windows(name, bare)):
+            return Unwrapped(("sleep", seconds), timeout_s)
         if name == "eval":
             return Unwrapped(bare, timeout_s, " ".join(bare[1:]))
         if name in SHELLS:
@@ -76,7 +101,7 @@ def runs_for_each(argv: tuple[str, ...]) -> bool:
     """Whether these words begin with an `xargs` that runs its program several times in turn."""
     if argv[0].rsplit("/", 1)[-1] != "xargs":
         return False
-    options = argv[1 : _behind_options(argv, 1, WRAPPERS["xargs"].options)]
+    options = argv[1 : _behind_options(argv, 1, _WRAPPERS["xargs"].options)]
     return any(map(_FOR_EACH.fullmatch, options)) and not any(map(_SIDE_BY_SIDE.match, options))
 
 
@@ -85,6 +110,14 @@ def tighter(limit_s: float | None, other_s: float | None) -> float | None:
     if limit_s is None or other_s is None:
         return other_s if limit_s is None else limit_s
     return min(limit_s, other_s)
+
+
+def _wait_on_windows(name: str, argv: tuple[str, ...]) -> str | None:
+    """The seconds of PowerShell's `Start-Sleep -Seconds 5` and cmd's `timeout /t 5`."""
+    words = [word.lower() for word in argv[1:]]
+    if name == "start-sleep" and words:
+        return f"{words[-1]}e-3" if words[0][:2] == "-m" else words[-1]
+    return words[1] if words[:1] == ["/t"] and len(words) > 1 else None
 
 
 def _without_assignments(argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -120,7 +153,7 @@ def _behind(name: str, argv: tuple[str, ...]) -> Unwrapped | None:
     if wrapper.has_tasks:
         if name == "hatch" and ":" in rest[0]:
             rest = (rest[0].rpartition(":")[2], *rest[1:])
-        if rest[0] in TASK_NAMES:
+        if rest[0] in _TASK_NAMES:
             return None
     if name == "ssh" or (len(rest) == 1 and " " in rest[0]):
         return Unwrapped((), limit_s, " ".join(rest), counts_itself=wrapper.counts_itself)
@@ -132,13 +165,13 @@ def _wrapper_of(name: str, argv: tuple[str, ...]) -> tuple[Wrapper, int] | None:
     if name in _RUNNER_NAMES:
         runner, index = name, 1
         for _ in range(2):  # `uv run`, else `uv tool run`
-            index = _behind_options(argv, index, GLOBAL_OPTIONS) + 1
+            index = _behind_options(argv, index, _GLOBAL_OPTIONS) + 1
             runner = " ".join((runner, *argv[index - 1 : index]))
-            if runner in RUNNERS:
-                return RUNNERS[runner], index
+            if runner in _WRAPPERS:
+                return _WRAPPERS[runner], index
     if name == "runuser" and "-u" in argv:
         name = "sudo"  # `runuser -u bob make`, against `runuser bob -c make`
-    wrapper = WRAPPERS.get(name)
+    wrapper = _WRAPPERS.get(name)
     return None if wrapper is None else (wrapper, 1)
 
 
@@ -146,7 +179,7 @@ def _read_options(
     wrapper: Wrapper, argv: tuple[str, ...], index: int
 ) -> tuple[str | None, int | None]:
     """The bash text given as an option, else the index of the program; both None without one."""
-    operands_left = wrapper.num_operands
+    operands_left = wrapper.operands
     is_over = False
     while index < len(argv):
         word = argv[index]
@@ -155,12 +188,12 @@ def _read_options(
         if word == "--" and not is_over:
             is_over = True
         elif word[:1] == "-" and not is_over:
-            if word in wrapper.idle_options:
+            if word in wrapper.idle:
                 return None, None
             name, has_value, value = word.partition("=")
-            if has_value and name in wrapper.script_options:
+            if has_value and name in wrapper.script:
                 return value, None
-            if _takes_next(word, wrapper.script_options):
+            if _takes_next(word, wrapper.script):
                 return (argv[index + 1], None) if index + 1 < len(argv) else (None, None)
             index += _takes_next(word, wrapper.options)
         elif wrapper.markers:
@@ -175,7 +208,7 @@ def _read_options(
 
 def _split_string(argv: tuple[str, ...]) -> tuple[str, ...]:
     """The words that `env -S 'A=1 make all'` splits its option's value into, behind `env`."""
-    options = WRAPPERS["env"].options
+    options = _WRAPPERS["env"].options
     index = 1
     while index < len(argv) and argv[index][:1] == "-":
         word = argv[index]
@@ -198,7 +231,7 @@ def _split_string(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 def _behind_parallel(argv: tuple[str, ...]) -> Unwrapped | None:
     """Read GNU parallel, which passes its words to a shell, or else each of its inputs."""
-    start = _behind_options(argv, 1, _PARALLEL)
+    start = _behind_options(argv, 1, _WRAPPERS["parallel"].options)
     end = next((i for i, word in enumerate(argv) if word in _INPUTS), len(argv))
     words = argv[start:end]
     if words:

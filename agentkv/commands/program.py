@@ -6,11 +6,15 @@ Knows nothing of syntax: it is given words.
 
 from __future__ import annotations
 
+import base64
 import re
+import shlex
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from itertools import takewhile
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 _Value = TypeVar("_Value")
 
@@ -25,102 +29,29 @@ def by_name(table: Mapping[str, _Value]) -> dict[str, _Value]:
     return {name: value for names, value in table.items() for name in names.split()}
 
 
-TAKES_OPERANDS = word_set(
-    """
-    [ alias awk base64 basename bc break cat cd chmod chown cksum cmp column comm continue cp curl
-    cut date dd declare df diff dirname du echo ed egrep eval exit export expr false fd fgrep file
-    find fold gawk getent grep gunzip gzip hash head hexdump hostname id install jq kill killall
-    less ln local ls lsof lz4 mapfile md5sum mkdir mktemp more mv nc nl nm nproc od patch perl
-    pgrep ping pkill popd printenv printf ps pushd pwd rc-service read readlink readonly realpath
-    return rev rg rm rmdir rsync scp sed seq service set sha1sum sha256sum shift shuf sleep sort
-    source split ssh stat strings tac tail tar tee test touch tr trap tree true truncate type umask
-    unalias uname uniq unset unzip vi vim wait watch wc wget which who whoami xargs xxd xz yes yq
-    zcat zip zstd
-    """
+def tables_in(room: str, file: str) -> dict[str, Any]:
+    """The tables of a file of agentkv.commands or another room."""
+    return tomllib.loads(resources.files(f"agentkv.{room}").joinpath(file).read_text("utf-8"))
+
+
+TABLES = tables_in("commands", "programs.toml")
+_WORDS = {kind: word_set(text) for kind, text in TABLES["words"].items()}
+_NESTED, _MODES, _VALUED, _ONLY_VALUED, LIMITS = (
+    by_name({names: word_set(text) for names, text in TABLES[kind].items()})
+    for kind in ("nested", "modes", "value_options", "only_value_options", "limits")
 )
-"""The first word behind these is an operand (a file, a pattern), never a subcommand."""
-_RUNS_TASKS = "bun deno devbox hatch make mise npm pdm pipenv pixi pnpm poetry rake rye task yarn"
-RUNS_TASKS = word_set(_RUNS_TASKS)
-"""Their subcommand names a task of the project, which distinguishes one run from the next."""
-_TASK_SCRIPTS = word_set("manage.py artisan")
-_NESTED = by_name(
-    {
-        "docker podman nerdctl": word_set("compose container image buildx"),
-        "gh": word_set("pr run issue"),
-        "uv": word_set("pip run tool"),
-        "aws": word_set("s3"),
-        "git": word_set("lfs"),
-        "go": word_set("mod tool"),
-        "conda mamba micromamba": word_set("env"),
-        "az gcloud": word_set("container run"),
-        _RUNS_TASKS: word_set("run run-script exec task r"),
-    }
-)
-"""The subcommands of a program that have subcommands of their own."""
-_VALUE_OPTIONS = word_set("-C -c --git-dir --work-tree -n --namespace --prefix -f --file")
-"""Options of the program itself that take a value and stand before its subcommand."""
-_PACKAGES = _VALUE_OPTIONS | word_set("-w --workspace --filter -F --cwd --dir")
-_COMPOSE = _VALUE_OPTIONS | word_set(
-    "--context -H --host --config -p --project-name --project-directory --profile --env-file"
-)
-_OWN_VALUE_OPTIONS = by_name(
-    {
-        "npm pnpm bun": _PACKAGES,
-        "yarn": _PACKAGES | word_set("workspace"),
-        "docker docker-compose podman nerdctl": _COMPOSE,
-        "kubectl": _VALUE_OPTIONS | word_set("--context --kubeconfig --cluster -s"),
-        "uv": _VALUE_OPTIONS | word_set("--project --directory"),
-        "hatch": _VALUE_OPTIONS | word_set("-e --env"),
-        "mvn": _VALUE_OPTIONS | word_set("-pl --projects -P -T"),
-        "make": _VALUE_OPTIONS | word_set("-I -W -o"),
-        "cmake": word_set("-B -S -G -D -C -A -T --preset"),
-        "celery": _VALUE_OPTIONS | word_set("-A --app"),
-        "gradle gradlew": word_set("-x -p -b -I -c --tests"),
-    }
-)
+TAKES_OPERANDS, RUNS_TASKS = _WORDS["takes_operands"], _WORDS["runs_tasks"]
+SHOWN_PROGRAMS = _WORDS["shown_programs"] | TAKES_OPERANDS
+SHOWN_SUBCOMMANDS = _WORDS["shown_subcommands"]
 _NO_SUBCOMMAND = {"make": re.compile(r"[0-9]+|\w+[:+?]?=.*"), "cargo": re.compile(r"\+.*")}
 """Words before the subcommand: `make -j 8 V=1 test`, `cargo +nightly test`."""
 _SUBCOMMAND = re.compile(r"[a-z][a-z0-9:_-]{0,30}")
 _MIX, _GRADLE = re.compile(r"[a-z][a-z0-9._]{0,30}"), re.compile(r":?[a-z][A-Za-z0-9:_-]{0,60}")
 _OWN_SUBCOMMANDS = {"mix": _MIX, "gradle": _GRADLE, "gradlew": _GRADLE}
-_MODES = {
-    "cmake": word_set("--build --install"),
-    "dpkg": word_set("-i --install"),
-    "node": word_set("--test"),
-    "pacman": word_set("-S -Sy -Syu -U"),
-    "rpm": word_set("-i -ivh -U -Uvh"),
-}
-"""Options that act as a subcommand."""
-SHOWN_PROGRAMS = (
-    word_set(
-        """
-    7z ag ansible ansible-playbook apk apt apt-get bash bats bazel black brew bun bundle c++ cargo
-    cc cd clang clang++ cmake coverage cypress dart deno dig django-admin dnf docker docker-compose
-    dotnet elixir esbuild eslint flake8 flask flutter g++ gcc gem gh ghc git glab go gradle gradlew
-    gunicorn hatch helm isort java javac jest julia just k6 kubectl lua make mamba meson micromamba
-    mix mocha msbuild mvn mypy mysql nerdctl next ninja node nosetests nox npm npx nvcc nvidia-smi
-    nvm ollama pdm perl php phpunit pip pipenv pipx pixi playwright pnpm podman poetry pre-commit
-    prettier psql py.test pylint pyright pytest python R rails rake redis-cli redis-server ruby ruff
-    rspec rustc rustup Rscript sbt sh sqlite3 stack swift swiftc systemctl terraform tox tsc
-    turbo twine unittest uv uvicorn valgrind venv vite vitest webpack yarn yum zig zsh
-    """
-    )
-    | TAKES_OPERANDS
-)
-"""Programs and modules that are shown by their name wherever they lie."""
-SHOWN_SUBCOMMANDS = word_set(
-    """
-    -c -e -m - add all apply archive audit bench bisect blame branch build check checkout
-    cherry-pick ci clean clippy clone commit compile compose config container cov create describe
-    dev diff doc docs download e2e env exec fetch fmt format freeze get grep help image images
-    init inspect install integration lint list lock log logs login ls merge migrate mod outdated
-    package pr ps publish pull push rebase remote remove reset restore restart rev-parse rm run
-    s3 serve show start stash status stop submodule switch sync tag test tests tidy tool types
-    typecheck uninstall unit up down update upgrade validate verify version vet view watch
-    """
-)
-"""Words behind a program that are shown."""
 _VERSION_SUFFIX = re.compile(r"^(python|pip|node|ruby|perl|php|gcc|clang|go)-?[0-9][0-9.]*$")
+_WINDOWS_PROGRAM = re.compile(r"(.+)\.(exe|cmd|bat)", re.IGNORECASE)
+_CMDLET = re.compile(r"[A-Z][a-z]+-[A-Z][A-Za-z]+")
+_LAUNCHERS = {"py": "python", "pythonw": "python"}
 _SCRIPT_CHARS = 64
 
 
@@ -167,12 +98,24 @@ def program_name(word: str) -> str:
     """
     if word.startswith(("$(", "`")):
         return "$(...)"  # it runs the output of another program
-    name = word.rsplit("/", 1)[-1] or word
+    name = base_name(word)
     match = _VERSION_SUFFIX.match(name)
     if match:
         return match[1]
     is_own_script = "/" in word and word[0] != "/" and name in TAKES_OPERANDS
     return f"./{name}" if is_own_script else name
+
+
+def base_name(word: str) -> str:
+    """The last part of a path; Windows' `py\\python.exe` is `python`, `npm.cmd` is `npm`."""
+    name = word.replace("\\", "/").rsplit("/", 1)[-1] or word
+    if windows := _WINDOWS_PROGRAM.fullmatch(name):
+        bare = windows[1].lower()
+        is_program = windows[2].lower() == "exe" or bare in SHOWN_PROGRAMS - TAKES_OPERANDS
+        name = bare if is_program or bare == "mvnw" else name
+    elif _CMDLET.fullmatch(name):
+        name = name.lower()
+    return _LAUNCHERS.get(name, name)
 
 
 def program_key(name: str, argv: tuple[str, ...]) -> str:
@@ -224,7 +167,8 @@ def behind_verb(name: str, key: str) -> str:
 def _subcommands(name: str, argv: tuple[str, ...]) -> list[str]:
     """The word behind the program's own options if it looks like a subcommand, and its own one."""
     found: list[str] = []
-    value_options = _OWN_VALUE_OPTIONS.get(name, _VALUE_OPTIONS)
+    common = _WORDS["value_options"] | _VALUED.get(name, frozenset())
+    value_options = _ONLY_VALUED.get(name, common)
     skipped = _NO_SUBCOMMAND.get(name)
     pattern = _OWN_SUBCOMMANDS.get(name, _SUBCOMMAND)
     words = iter(argv[1:12])
@@ -249,7 +193,7 @@ def _interpreter_key(name: str, found: Invocation) -> str:
         return f"{name}:-m:{found.what[:_SCRIPT_CHARS]}"
     if found.kind == "script":
         script = found.what.rsplit("/", 1)[-1][:_SCRIPT_CHARS]
-        task = found.arguments[:1] if script in _TASK_SCRIPTS else ()
+        task = found.arguments[:1] if script in _WORDS["task_scripts"] else ()
         return ":".join((name, script, *task))
     return f"{name}:-" if found.kind == "stdin" and found.is_explicit else name
 
@@ -294,6 +238,7 @@ _GRAMMARS = {
     "Rscript": _Grammar("e"),
     **dict.fromkeys(("bash", "sh", "zsh", "dash", "ksh"), _SHELL),
     "fish": _Grammar("c", valued="dDf", long_code=("--command",), is_shell=True),
+    **dict.fromkeys(("powershell", "pwsh", "cmd"), _Grammar("c", is_shell=True)),
 }
 INTERPRETERS = frozenset(_GRAMMARS)
 SHELLS = frozenset(name for name, grammar in _GRAMMARS.items() if grammar.is_shell)
@@ -302,6 +247,8 @@ SHELLS = frozenset(name for name, grammar in _GRAMMARS.items() if grammar.is_she
 def invocation(name: str, argv: tuple[str, ...]) -> Invocation:
     """Read what one of INTERPRETERS runs, from its first 32 words."""
     grammar = _GRAMMARS[name]
+    if name in ("powershell", "pwsh", "cmd"):
+        return _windows_invocation(name, argv[:_MAX_WORDS])
     if grammar.is_shell:
         return _shell_invocation(grammar, argv[:_MAX_WORDS])
     index = 1
@@ -363,3 +310,36 @@ def _shell_invocation(grammar: _Grammar, argv: tuple[str, ...]) -> Invocation:
     if reads_input or index >= len(argv) or argv[index] in ("/dev/stdin", "/dev/fd/0"):
         return Invocation("stdin", is_explicit=reads_input)
     return Invocation("script", argv[index], argv[index + 1 :])
+
+
+def _windows_invocation(name: str, argv: tuple[str, ...]) -> Invocation:
+    """Read PowerShell or cmd: their code is all behind `-Command`, in short `-c`, or `/c`."""
+    index = 1
+    while index < len(argv) and argv[index][:1] in ("-", "/"):
+        option = argv[index].lower().lstrip("-/")
+        code, index = argv[index + 1 :], index + 1
+        text = _as_text(code)
+        text = text.strip("&{} ") if text.lstrip("& ")[:1] == "{" else text
+        if name == "cmd":
+            if option in ("c", "k"):
+                # `&` runs one after the other here
+                return Invocation("code", re.sub(r"(?<![&>])&(?![&0-9])", ";", text))
+        elif option and "command".startswith(option):
+            return Invocation("code", text)
+        elif option in ("e", "ec") or (option[:2] == "en" and "encodedcommand".startswith(option)):
+            raw = base64.b64decode("".join(code[:1]).encode("ascii", "ignore") + b"==")
+            return Invocation("code", raw.decode("utf-16-le", "replace"))
+        elif option and "file".startswith(option):
+            return Invocation("script", "".join(code[:1]), code[1:])
+        index += option in _WORDS["powershell_options"]
+    rest = argv[index:]
+    if not rest or name == "cmd":
+        return Invocation("stdin", is_explicit=False)
+    if rest[0].lower().endswith(".ps1"):
+        return Invocation("script", rest[0], rest[1:])
+    return Invocation("code", _as_text(rest))
+
+
+def _as_text(words: tuple[str, ...]) -> str:
+    quoted = (shlex.quote(word) if " " in word else word for word in words)
+    return words[0] if len(words) == 1 else " ".join(quoted)

@@ -7,12 +7,15 @@ does not say.
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 from tree_sitter import Node
 
+from agentkv.commands.program import LIMITS
 from agentkv.commands.syntax import text_of
 
 MAX_ROUNDS = 10_000
@@ -111,6 +114,17 @@ def duration_s(word: str) -> float | None:
     match = _ARITHMETIC.fullmatch(word)
     total = _sum(match["text"]) if match else None
     return None if match is None or total is None else total * _SECONDS[match["unit"]]
+
+
+def own_limit_s(name: str, key: str, argv: tuple[str, ...]) -> float | None:
+    """The seconds after which a program's own option ends it, None without: `curl -m 5`."""
+    options = LIMITS.get(key) or LIMITS.get(name) or ()
+    for word, after in pairwise((*argv[1:], "")) if options else ():
+        option, has_value, value = word.partition("=")
+        seconds = duration_s(value if has_value else after) if option in options else None
+        if seconds and not math.isinf(seconds):
+            return seconds
+    return None
 
 
 def _sum(text: str) -> int | None:

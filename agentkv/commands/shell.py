@@ -10,12 +10,25 @@ import re
 from dataclasses import replace
 
 from agentkv.commands.prefixes import tighter
-from agentkv.commands.program import Program, key_and_code, program_name
-from agentkv.commands.quantities import MAX_ROUNDS
+from agentkv.commands.program import (
+    SHOWN_PROGRAMS,
+    TAKES_OPERANDS,
+    Program,
+    base_name,
+    key_and_code,
+    program_name,
+)
+from agentkv.commands.quantities import MAX_ROUNDS, own_limit_s
 
 MAX_PROGRAMS = 32
 _ENDS_SHELL = frozenset({"exit", "return"})
 _KILLERS = frozenset({"kill", "killall", "pkill"})
+_MAX_VARIABLES, _MAX_VALUE_WORDS = 32, 8
+_PROGRAM_VARIABLE = re.compile(
+    r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[@\]|:?-(?P<default>[^}]*))?\})"
+)
+_NO_PROGRAM = re.compile(r"\$env:\w+ ?=|\$(?P<set>\w+) =|\$\w+ -(?:eq|ne|[gl][et]|i?match|i?like) ")
+_WHICH = re.compile(r"(?:\$\(|`)\s*(?:which|command -v|type -p)\s+([\w./-]{1,64})[^)`]*[)`]")
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _LAST = frozenset({"$!", "${!}"})
 _NO_SIGNAL = frozenset({"-0", "-l", "-L"})
@@ -34,6 +47,7 @@ class ProgramList:
         """Whether the innermost loop contains a `break`, an `exit` or a `return`."""
         self.jobs = BackgroundJobs()
         self._functions: dict[str, tuple[Program, ...]] = {}
+        self._variables: dict[str, tuple[str, ...]] = {}
 
     def append(self, words: tuple[str, ...]) -> None:
         """Add the program that these words run."""
@@ -48,11 +62,13 @@ class ProgramList:
         elif name in _KILLERS:
             self.jobs.end(argv)
         key, code = key_and_code(name, argv)
+        limit_s = own_limit_s(name, key, argv)
         self.programs.append(
             Program(
                 name,
                 key,
                 argv,
+                None if limit_s is None or self.rounds is None else limit_s * self.rounds,
                 is_in_loop=self.loop_depth > 0,
                 rounds=self.rounds,
                 is_piped=self.is_piped,
@@ -60,6 +76,34 @@ class ProgramList:
                 code=code,
             )
         )
+
+    def assign(self, name: str, value: str) -> None:
+        """Note the words of a variable that may name a program; others are forgotten."""
+        if found := _WHICH.fullmatch(value):
+            value = found[1]
+        words = self.expanded(tuple(value.strip("()\"'").split()[:_MAX_VALUE_WORDS]))
+        self._variables.pop(name, None)
+        if words and len(self._variables) < _MAX_VARIABLES and words[0][:1] not in "$`":
+            self._variables[name] = words
+
+    def expanded(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        """These words with their first one expanded, if it is a variable whose value is known.
+
+        Else its default counts, or a name that says what it holds: `$PYTHON`, `${CC:-gcc}`.
+        PowerShell's `$name = PROGRAM` is that program; a value or a comparison runs none.
+        """
+        if words and words[0][:1] == "$" and (found := _NO_PROGRAM.match(" ".join(words))):
+            if found["set"]:
+                self.assign(found["set"], " ".join(words[2:]))
+            return words[2:] if found["set"] and len(words) > 3 else ()
+        found = _PROGRAM_VARIABLE.fullmatch(words[0]) if words else None
+        if found is None:
+            return words
+        name = found["name"] or found["braced"]
+        own = self._variables.get(name) or tuple((found["default"] or "").split())
+        if not own and (guess := base_name(name.lower())) in SHOWN_PROGRAMS - TAKES_OPERANDS:
+            own = (guess,)
+        return (*own, *words[1:]) if own else words
 
     def define(self, function: str, first: int) -> None:
         """Turn the programs from `first` on into a function, which runs when it is called."""

@@ -28,6 +28,7 @@ HEREDOC_OPENER = re.compile(
 _CRASHES = re.compile(r"(?<=[{.0-9])[^\x00-\xff]")
 """A character that tree-sitter-bash 0.25.1 looks up in a table of 256, right behind `{`, `{1` or
 `{1..2`: a large one ends the process. Source: tree-sitter/tree-sitter-bash#337."""
+_WINDOWS_PATH = re.compile(r"[\w.:]\\+[\w.]")
 _KEPT_CHARS = 400
 _KEPT_SCRIPT_CHARS = 1600
 """Kept of a here-document that a shell reads, since it runs that."""
@@ -57,7 +58,10 @@ def word_of(node: Node) -> str:
     """A word as the shell would pass it, expansions left as written."""
     kind = node.type
     if kind == "command_name" and node.named_children:
-        return word_of(node.named_children[0])
+        name = node.named_children[0]
+        # bash drops the backslashes of `.venv\\Scripts\\python`, which is meant for Windows
+        is_path = name.type in ("word", "concatenation") and _WINDOWS_PATH.search(text_of(name))
+        return text_of(name) if is_path else word_of(name)
     text = text_of(node)
     if kind == "raw_string":
         return text[1:-1]

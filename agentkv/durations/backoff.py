@@ -19,6 +19,7 @@ from agentkv.durations import grid
 from agentkv.durations.grid import NUM_BINS, bell
 from agentkv.durations.keys import LEVEL_NAMES, THIS_COMMAND, Keys, digested, keys_of
 from agentkv.durations.prediction import (
+    ROUND_TRIP_S,
     Prediction,
     Predictor,
     counted,
@@ -46,8 +47,7 @@ SURE_SLOW = 0.65
 """Probabilities above which a command is called fast or slow. Lower than ContextServe's 0.85, since
 these are calibrated."""
 TTL_SHARE = 0.95
-ROUND_TRIP_S = 1.0
-"""A fast command's pin outlasts 95% of its runs and the trip to the client and back."""
+"""Share of its runs that a fast command's pin outlasts, and the trip to the client and back."""
 MAX_FAST_TTL_S = 10.0
 
 PRIOR_VARIANCE = 0.1

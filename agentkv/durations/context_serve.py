@@ -34,20 +34,12 @@ from agentkv.durations.prediction import (
     verdict,
 )
 from agentkv.durations.trees import TreeEnsemble
+from agentkv.durations.typical import TABLES
 
 FAST_TTL_S = 3.0
-FAST_PROGRAMS = word_set(
-    "ls cat head tail echo pwd cd which type wc basename dirname readlink stat true false date"
-    " whoami hostname uname env export set unset printf touch mkdir rmdir mv cp rm ln chmod chown"
-)
-FAST_KEYS = word_set(
-    "git:status git:log git:diff git:show git:branch git:rev-parse git:remote python:-c"
-)
-SLOW_PROGRAMS = word_set("make cmake mvn gradle wget")
-SLOW_KEYS = word_set(
-    "cargo:build go:build docker:build docker:pull git:clone apt:install apt-get:install"
-    " pip:install npm:install yarn:install conda:install python:train.py python:eval.py"
-    " python:benchmark.py python:setup.py"
+FAST_PROGRAMS, FAST_KEYS, SLOW_PROGRAMS, SLOW_KEYS = (
+    word_set(TABLES["context_serve"][name])
+    for name in ("fast_programs", "fast_keys", "slow_programs", "slow_keys")
 )
 # Letters of one-letter options that take a value: the rest of such a word is no option.
 _CURL_VALUES = frozenset("AbcCdDeEFhHKmPQrtTuUwxXyYz")

@@ -42,7 +42,8 @@ def _bell(mean_steps: int, deviation_steps: int) -> tuple[int, Sequence[float]]:
     last = min(NUM_EDGES, math.floor((mean + _REACH * deviation - _LOW) / _WIDTH) + 1)
     scale = 1.0 / (deviation * _SQRT2)
     below = [0.5 + 0.5 * math.erf((EDGES[i] - mean) * scale) for i in range(first, last)]
-    return first, tuple(high - low for low, high in zip((0.0, *below), (*below, 1.0), strict=True))
+    bounds = zip((0.0, *below), (*below, 1.0), strict=True)
+    return first, tuple([high - low for low, high in bounds])
 
 
 def dense(first: int, parts: Sequence[float]) -> list[float]:

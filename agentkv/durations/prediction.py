@@ -7,7 +7,8 @@ distribution was found.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, Literal, Protocol
 
@@ -23,6 +24,8 @@ SURE = 0.85
 """Probability above which a command is called fast or slow. Source: ContextServe."""
 TTL_SHARE = 0.9
 """Share of its runs that a fast command's pin outlasts. Source: ContextServe."""
+ROUND_TRIP_S = 1.0
+"""A fast command's pin outlasts its run by the trip to the client and back."""
 UNCERTAIN_TTL_S = 2.0
 """TTL of an uncertain command unless another rule has a better one: Continuum's at cold start."""
 
@@ -35,6 +38,14 @@ class Distribution(Protocol):
 
     def quantile_s(self, share: float) -> float:
         """Return the seconds within which this share (0 to 1, exclusive) of the runs end."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnyDistribution:
+    """A distribution made of two functions."""
+
+    p_over: Callable[[float], float]
+    quantile_s: Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +164,39 @@ def prediction(
         source=source,
         explanation=explanation,
         distribution=distribution,
+    )
+
+
+IN_BACKGROUND = prediction(
+    "fast",
+    LogNormal(mean_ln=math.log(0.05), spread_ln=1.0),
+    fast_ttl_s=2 * ROUND_TRIP_S,
+    source="arguments",
+    explanation="The call sends its command to the background.",
+)
+
+
+def within(found: Prediction, limit_s: float) -> Prediction:
+    """Return the prediction for a call that comes back after `limit_s` at the latest.
+
+    A fast one's pin outlasts the limit by the trip to the client and back.
+    """
+    speed, ttl_s = found.speed, found.ttl_s
+    if limit_s <= FAST_S:
+        speed, ttl_s = "fast", found.ttl_s or math.inf
+    elif limit_s <= SLOW_S and speed == "slow":
+        speed, ttl_s = "uncertain", UNCERTAIN_TTL_S
+    return replace(
+        found,
+        speed=speed,
+        p50_s=min(found.p50_s, limit_s),
+        p90_s=min(found.p90_s, limit_s),
+        ttl_s=min(ttl_s, limit_s + ROUND_TRIP_S),
+        explanation=f"{found.explanation} The call comes back after {limit_s:g} s at the latest.",
+        distribution=AnyDistribution(
+            lambda seconds: found.p_over(seconds) if seconds < limit_s else 0.0,
+            lambda share: min(found.distribution.quantile_s(share), limit_s),
+        ),
     )
 
 

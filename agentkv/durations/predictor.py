@@ -12,7 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -20,6 +20,7 @@ from typing import Any, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from agentkv.commands import CommandAnalysis, analyze_command
+from agentkv.commands.blocking import Awaited, Call, awaited
 from agentkv.durations.backoff import BackoffEstimator
 from agentkv.durations.context_serve import (
     BayesEstimator,
@@ -30,11 +31,14 @@ from agentkv.durations.context_serve import (
 from agentkv.durations.prediction import (
     ANY_COMMAND,
     FAST_S,
+    IN_BACKGROUND,
     SLOW_S,
+    AnyDistribution,
     Distribution,
     Prediction,
     Predictor,
     Speed,
+    within,
 )
 from agentkv.durations.trees import OfflineModels
 from agentkv.guard import AnswerCheck, FaultReport, Guard, was_signalled
@@ -55,6 +59,7 @@ _CLASSES = NamedClasses("predictor", Predictor, "agentkv.predictors", KINDS)
 MIN_DURATION_S = 1e-3
 MAX_DURATION_S = 1e6
 """Durations are clipped to these; 0 and a billion seconds are no outliers of a fit."""
+AT_LIMIT = 0.99  # of its limit: such a call counts as cut off by it
 _FORMAT = 1
 _open_for_owner = partial(os.open, mode=0o600)
 _CORRUPT = (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
@@ -130,22 +135,37 @@ class DurationPredictor:
         self._on_fault = on_fault
         self._start_afresh(self._initial_models)
 
-    def predict(self, command: str) -> Prediction:
-        """Predict how long `command` will run; any text is fine, only its beginning is read.
+    def predict(self, call: str | Call | Awaited) -> Prediction:
+        """Predict how long a command or a tool call will block, no longer than its limit.
 
-        Raises TypeError unless it is a str.
+        Of a command any text is fine; only its beginning is read. Of a call, as
+        `agentkv.parse_tool_calls` gives it, the arguments count that send the command to the
+        background or limit it. Raises TypeError for anything else.
         """
-        return self._predictor.predict(analyze_command(command))
+        text, limit_s = awaited(call)
+        command = analyze_command(text)
+        if limit_s == 0:
+            return IN_BACKGROUND
+        found = self._predictor.predict(command)
+        return found if limit_s is None else within(found, limit_s)
 
-    def observe(self, command: str, duration_s: float, *, censored: bool = False) -> None:
-        """Learn that `command` ran for `duration_s` seconds, or, if `censored`, for at least that.
+    def observe(
+        self, call: str | Call | Awaited, duration_s: float, *, censored: bool = False
+    ) -> None:
+        """Learn that it blocked for `duration_s` seconds, or, if `censored`, for at least that.
 
+        A call that came back at its limit counts as longer; one in the background teaches nothing.
         Raises ValueError for a duration that is negative, infinite or not a number.
         """
         if not (math.isfinite(duration_s) and duration_s >= 0):
             raise ValueError(f"duration_s must be a finite number >= 0, got {duration_s!r}")
+        text, limit_s = awaited(call)
+        if limit_s == 0:
+            return
+        if limit_s is not None and duration_s >= AT_LIMIT * limit_s:
+            duration_s, censored = min(duration_s, limit_s), True
         duration_s = min(max(duration_s, MIN_DURATION_S), MAX_DURATION_S)
-        self._predictor.observe(analyze_command(command), duration_s, censored=censored)
+        self._predictor.observe(analyze_command(text), duration_s, censored=censored)
         self.num_observed += 1
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -254,14 +274,6 @@ CHECKS: Mapping[str, AnswerCheck] = {
 """The questions that a predictor is asked, and what each answer must be."""
 
 
-@dataclass(frozen=True, slots=True)
-class _AskedDistribution:
-    """A distribution whose `p_over` goes through a guard."""
-
-    p_over: Callable[[float], float]
-    quantile_s: Callable[[float], float]
-
-
 class GuardedPredictor(Predictor):
     """A predictor that answers as the default one does where it fails, or has failed too often.
 
@@ -284,7 +296,7 @@ class GuardedPredictor(Predictor):
         answer: Prediction = self._predict(command)
         own: Distribution = answer.distribution
         p_over = self._asking("p_over", own.p_over, ANY_COMMAND.p_over)
-        return replace(answer, distribution=_AskedDistribution(p_over, own.quantile_s))
+        return replace(answer, distribution=AnyDistribution(p_over, own.quantile_s))
 
     def observe(self, command: CommandAnalysis, duration_s: float, *, censored: bool) -> None:
         self._default.observe(command, duration_s, censored=censored)

@@ -22,7 +22,8 @@ _SHORT_ROUND_S = 0.002
 """A further round of a builtin or a small tool."""
 _START_S = 0.1
 """Most of a run no longer than this happens once: its start, and the trip to the shell."""
-_UNKNOWN_ROUNDS = 3
+_UNKNOWN_ROUNDS, _POLL_ROUNDS = 3, 5
+"""A loop that sleeps between its rounds waits for something that takes a while."""
 _UNKNOWN_WAIT_S = 5.0
 """Default for a wait of unknown length: most are 1 to 60 s."""
 
@@ -54,7 +55,9 @@ _PATTERNS = [
 ]
 _OTHER_LETTERS = frozenset({"-k", "-t"})
 """They select tests, but name a tag, a file or a key of a program that runs none."""
-_NO_TESTS = word_set("curl docker kubectl make ninja nerdctl podman ssh tmux wait-on")
+_NO_TESTS = word_set(
+    "curl docker kubectl make ninja nerdctl podman ssh tmux wait-for-it wait-for-it.sh wait-on"
+)
 _INLINE_WAIT = re.compile(r"\bsleep['\", (]{1,4}([0-9]{1,6}(?:\.[0-9]{1,6})?)\b")
 _MAX_FLAG_CHARS = 600
 _NO_TIMEOUT_S = 3600.0
@@ -210,7 +213,8 @@ def _timed(program: Program, known_s: float | None) -> Timed:
     once_s = known_s
     if once_s is None:
         once_s = _UNKNOWN_WAIT_S if program.name == "sleep" else UNKNOWN_S
-    rounds = _UNKNOWN_ROUNDS if program.rounds is None else program.rounds
+    unknown = _POLL_ROUNDS if program.name == "sleep" else _UNKNOWN_ROUNDS
+    rounds = unknown if program.rounds is None else program.rounds
     is_short = once_s <= SHORT_S and program.name != "sleep"
     further_s = _SHORT_ROUND_S if is_short else once_s
     seconds = once_s * min(rounds, 1) + further_s * max(rounds - 1, 0)

@@ -8,8 +8,6 @@ for every program of a command. Knows nothing of what was observed.
 from __future__ import annotations
 
 import re
-import tomllib
-from importlib import resources
 from itertools import pairwise, takewhile
 
 from agentkv.commands import Program
@@ -20,6 +18,7 @@ from agentkv.commands.program import (
     TAKES_OPERANDS,
     behind_verb,
     module_of,
+    tables_in,
 )
 from agentkv.commands.quantities import duration_s
 
@@ -35,19 +34,19 @@ _PLAN_S = 1.0
 _SETTINGS_S = 0.1
 """Of reading an environment into the shell."""
 _WHOLE_DISK_S = 5.0
+_STATE_S = 30.0
+"""Of waiting until something elsewhere is ready."""
 _RUNNER_S = 0.5
 """The round trip to a container or host, if it is not listed."""
 _DETACH_S = 1.0
 """Of a server until it is in the background."""
 
-_TABLES = tomllib.loads(
-    resources.files("agentkv.durations").joinpath("typical.toml").read_text("utf-8")
-)
+TABLES = tables_in("durations", "typical.toml")
 
 
 def _by_program(kind: str) -> dict[str, str]:
     """Return a table of the file as {program: value}; in the file it is {value: programs}."""
-    return {name: value for value, names in _TABLES[kind].items() for name in names.split()}
+    return {name: value for value, names in TABLES[kind].items() for name in names.split()}
 
 
 _BY_KEY, _BY_NAME, _BY_WORD, _BY_TASK, _BY_RUNNER, IMPORT_S = (
@@ -60,6 +59,8 @@ _FOLLOWS = _by_program("follows")
 _UNTIL_STOPPED = _by_program("until_stopped")
 _ENDLESS_NAMES = frozenset(key.partition(":")[0] for key in (*_FOLLOWS, *_UNTIL_STOPPED))
 _DETACHES = _by_program("detaches")
+_WAITS = {word: frozenset(names.split()) for word, names in TABLES["waits"].items()}
+_SERVER_IMAGES = _by_program("images")
 _ASKED_BY_V = _by_program("version")
 _SYNTAX_CHECKS = {
     name: frozenset(options.split())
@@ -68,6 +69,8 @@ _SYNTAX_CHECKS = {
 
 _WATCH_FLAGS = frozenset({"--watch", "--watchAll", "--watch-all", "--watch=true"})
 _END_FLAGS = frozenset({"--detach", "--wait", "--no-start", "--no-stream", "--chgexit"})
+_RUNS_IMAGES = frozenset({"docker:run", "podman:run", "nerdctl:run", "docker:container:run"})
+_PUBLISHES = frozenset({"-p", "-P", "--publish", "--publish-all"})
 _LETTERS = re.compile(r"-[0-9]{0,6}([a-zA-Z]{1,20})[0-9]{0,6}")
 _READS_INPUT = frozenset({"cat", "read", "sort", "tee", "uniq", "wc"})
 _HELP = frozenset({"--help", "-help"})
@@ -91,7 +94,7 @@ _SETTINGS = re.compile(r"(?:.*/)?(?:activate|\.env|\.\w*rc|\.\w*profile|nvm\.sh|
 _SEARCHES = frozenset({"find", "grep", "rg", "ag", "du", "fd"})
 _WHOLE_DISK = frozenset({"/", "/*", "/usr", "~", "$HOME"})
 _WORD_ENDS = re.compile(r"[:._/-]+")
-_SCRIPT_ENDINGS = (".sh", ".py", ".js", ".rb", ".pl")
+_SCRIPT_ENDINGS = (".sh", ".py", ".js", ".rb", ".pl", ".bat", ".cmd", ".ps1")
 _TASK_RUNNERS = frozenset({"composer", "grunt", "gulp", "just", "lerna", "nx", "turbo"})
 """In addition to those that `commands` knows."""
 
@@ -104,6 +107,8 @@ def typical_s(program: Program) -> float | None:
         return sleep_s(program)
     if runs_until_stopped(program):
         return ENDLESS_S
+    if waits_for_state(program):
+        return _STATE_S
     if waits_for_input(program):
         return None
     if program.is_runner:
@@ -182,8 +187,8 @@ def ping_s(program: Program) -> float:
     options = {"-i": 1.0, "-w": ENDLESS_S}
     for word, after in pairwise(program.argv):
         value = duration_s(word[2:] or after)
-        if value is not None and word[:2] in ("-c", "-i", "-w"):
-            options[word[:2]] = value
+        if value is not None and word[:2] in ("-c", "-i", "-n", "-w"):
+            options[word[:2].replace("n", "c")] = value  # `-n 5` on Windows
     if "-c" not in options:
         return min(options["-w"], MAX_WAIT_S)
     return min((options["-c"] - 1) * options["-i"] + 0.1, MAX_WAIT_S)
@@ -192,6 +197,9 @@ def ping_s(program: Program) -> float:
 def runs_until_stopped(program: Program) -> bool:
     """True for a watcher, a follower or a server, unless an option sends it to the background."""
     words = program.argv
+    if program.key in _RUNS_IMAGES and not (program.is_runner or detaches(program)):
+        images = {word.rsplit("/", 1)[-1].partition(":")[0] for word in words[2:]}
+        return not (_PUBLISHES.isdisjoint(words) and images.isdisjoint(_SERVER_IMAGES))
     if program.name in _ENDLESS_NAMES:
         ends = _find(_UNTIL_STOPPED, program)
         if ends is not None:
@@ -202,6 +210,12 @@ def runs_until_stopped(program: Program) -> bool:
         ):
             return True
     return not _WATCH_FLAGS.isdisjoint(words)
+
+
+def waits_for_state(program: Program) -> bool:
+    """True if it waits until something elsewhere is ready: `kubectl wait`, `aws ec2 wait x`."""
+    found = _WAITS.keys() & program.argv[1:12]
+    return bool(found) and any(_WAITS[word] & {program.name, program.key} for word in found)
 
 
 def waits_for_input(program: Program) -> bool:
@@ -225,6 +239,8 @@ def mode_of(program: Program) -> str:
         return "endless "
     if detaches(program):
         return "detached "
+    if waits_for_state(program):
+        return "waiting "
     return "plan " if prints_a_plan(program) else ""
 
 

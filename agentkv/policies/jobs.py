@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentkv.commands.blocking import Awaited
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL
 from agentkv.protocol import JobKey, Tags
@@ -134,6 +135,8 @@ class RunningTool:
 
     command: str
     started_s: float
+    limit_s: float | None = None
+    """The call's own limit; 0 in the background."""
 
 
 @dataclass(slots=True)
@@ -178,6 +181,8 @@ class Job:
     is_tool_observed: bool = False
     decision: Decision | None = None
     """About the pin of the last finished turn; None until its tool is known."""
+    blocking: Awaited | None = None
+    """What the agent waits for in the command that was decided about."""
     awaited: str | int | None = None
     """Key of the prediction that the pin waits for."""
     running: list[RunningTool] = field(default_factory=list)
@@ -223,7 +228,7 @@ class Job:
         Returns by how many tokens it lengthened the context.
         """
         self.finished_s = now_s
-        self.tool, self.is_tool_observed, self.decision = None, False, None
+        self.tool, self.is_tool_observed, self.decision, self.blocking = None, False, None, None
         self.has_had_grace = self.was_reset = self.has_paused = False
         self.running.clear()
         before = self.context_tokens or self.first_prompt_tokens
@@ -231,13 +236,13 @@ class Job:
         self.was_aborted = False
         return max(0, context_tokens - before)
 
-    def start_tool(self, command: str, now_s: float) -> str:
-        """Note a running tool; returns the commands of all that run now, one a line."""
-        others = [tool.command for tool in self.running if tool.command]
+    def start_tool(self, tool: RunningTool) -> list[RunningTool]:
+        """Note a running tool; returns all that run now."""
+        others = [each for each in self.running if each.command]
         if len(self.running) < MAX_RUNNING_TOOLS:
-            free_chars = max(0, MAX_RUNNING_CHARS - sum(map(len, others)))
-            self.running.append(RunningTool(command[:free_chars], now_s))
-        return "\n".join([*others, command])
+            free_chars = max(0, MAX_RUNNING_CHARS - sum(len(each.command) for each in others))
+            self.running.append(replace(tool, command=tool.command[:free_chars]))
+        return [*others, tool]
 
     def finish_tool(self, command: str) -> bool:
         """Note the end of a tool; True if no other one runs."""

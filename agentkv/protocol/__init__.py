@@ -120,6 +120,8 @@ class ToolEvent(_Fields):
     command: str | None = None
     duration_s: float | None = None
     turn: int | None = None
+    limit_s: float | None = None
+    """Seconds after which the tool comes back at the latest; 0: it runs in the background."""
 
     def cut(self) -> ToolEvent:
         """The event with its texts cut to what servers read."""
@@ -279,6 +281,7 @@ def parse_tool_event(body: object) -> ToolEvent:
         command=_text(body, "command", MAX_COMMAND_CHARS, min_chars=0),
         duration_s=_duration(body, "duration_s"),
         turn=_count(body, "turn"),
+        limit_s=_duration(body, "limit_s"),
     )
 
 

@@ -33,16 +33,19 @@ Source = Literal[
 ]
 """Which reader found a call."""
 
-COMMAND_ARGUMENTS = ("command", "cmd", "script", "code", "argv", "keystrokes")
+COMMAND_ARGUMENTS = (
+    *("command", "cmd", "script", "code", "argv", "CommandLine", "command_line", "commandLine"),
+    *("keystrokes", "shell_command", "bash_command"),
+)
 """Arguments in which a bash-like tool takes its command, as text or as a list of words. The first
 one present counts; without any, `commands` does: a text, or a list of texts to run in turn."""
 
 _BEFORE_ARGS = ("command", "cmd")
 """Arguments next to which `args` may hold the words that follow the program's name."""
 
-_SHELLS = frozenset({"bash", "sh", "zsh", "shell", "terminal"})
-_RUNS = frozenset({"run", "exec", "execute"})
-_COMMANDS = frozenset({"command", "commands", "cmd"})
+_SHELLS = frozenset({"bash", "sh", "zsh", "shell", "terminal", "powershell", "pwsh"})
+_RUNS = frozenset({"run", "exec", "execute", "launch", "start"})
+_COMMANDS = frozenset({"command", "commands", "cmd", "process"})
 _BARE_NAMES = frozenset({"run", "exec", "execute", "command", "cmd", "console"})
 _NAMESPACE = re.compile(r".*(?:[.:/]|__)")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")

@@ -167,15 +167,18 @@ def _create_config(engine_args: Any, policy: str, create: Callable[[], Any]) -> 
     given = (engine_args.scheduling_policy, engine_args.additional_config)
     engine_args.scheduling_policy, engine_args.scheduler_cls = "fcfs", SCHEDULER
     engine_args.additional_config = _with(engine_args, {**(settings or {}), "policy": policy})
+    is_off_by_flag = engine_args.enable_prefix_caching is False  # later it is vLLM's own choice
     try:
         config = create()
     finally:
         engine_args.scheduling_policy, engine_args.additional_config = given
         engine_args.scheduler_cls = None
     if not config.cache_config.enable_prefix_caching:
+        added = "vLLM turns it off for such a model: add --enable-prefix-caching"
+        advice = "remove --no-enable-prefix-caching" if is_off_by_flag else added
         raise AgentKVError(
             f"--scheduling-policy {policy} keeps the prefix cache warm, but prefix caching is "
-            "off: remove --no-enable-prefix-caching, or use --scheduling-policy fcfs"
+            f"off: {advice}, or use --scheduling-policy fcfs"
         )
     from .in_process import tag_engines_of_this_process
     from .watch.prometheus import add_stat_logger

@@ -13,7 +13,7 @@ from tests.scripted_apis import ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
 COMMAND = "API_TOKEN=a pytest -x"
-CALL = agentkv.ToolCall("bash", COMMAND, {"command": COMMAND}, call_id="c")
+CALL = agentkv.ToolCall("bash", COMMAND, {"command": COMMAND, "timeout_s": 9}, call_id="c")
 
 
 def test_a_tool_is_reported_when_it_starts_and_when_it_ends(
@@ -29,7 +29,8 @@ def test_a_tool_is_reported_when_it_starts_and_when_it_ends(
         job.client.chat.completions.create(**CHAT)
     (job_id, started), (_, finished) = server.tool_events
     assert job_id == "a"
-    assert started == {"state": "started", "tool": "bash", "command": COMMAND, "turn": 1}
+    tool = {"tool": "bash", "command": COMMAND, "limit_s": 9.0}
+    assert started == {"state": "started", **tool, "turn": 1}
     assert finished == {**started, "state": "finished", "duration_s": run.duration_s}
     assert run.duration_s is not None
     assert 0 < run.duration_s < 10

@@ -163,6 +163,38 @@ def is_endless(command: CommandAnalysis) -> bool:
     return any(program.is_endless for program in command.programs)
 
 
+OTHER_SHELLS = r"""
+powershell -NoLogo -Command "cargo test" -> cargo:test
+pwsh -nop -c 'go build; go vet' -> go:build go:vet
+powershell.exe -enc YwBhAHIAZwBvACAAYgB1AGkAbABkAA== -> cargo:build
+pwsh -e ! -> pwsh:-c
+powershell -ex Bypass -File ./go.ps1 -Fast -> powershell:go.ps1
+pwsh -c 'if ($LASTEXITCODE -eq 1) { npm ci }' -> npm:ci
+pwsh -c '$env:A = "1"; $n = 5; $out = npm test' -> npm:test
+pwsh -c 'Start-Sleep -Seconds 9' -> sleep
+cmd /c "yarn build & yarn lint" -> yarn:build yarn:lint
+cmd.exe /S /C call mvnw.cmd verify -> mvnw:verify
+cmd //c timeout /t 9 /nobreak -> sleep
+C:\py\python.exe -m pip list -> python:-m:pip
+py -3.11 -m venv x -> python:-m:venv
+& 'C:\Program Files\nodejs\npm.cmd' ci; & $env:X\y.exe -> npm:ci y
+.\env\Scripts\python -m tox -> python:-m:tox
+"D:\a b\git.EXE" push; .\gradlew.bat check; test.bat x -> git:push gradlew:check test.bat:x
+P=.venv/bin/python; $P -m mypy src -> python:-m:mypy
+export RUN="uv run ruff"; "$RUN" check -> export ruff:check
+R=(npx jest --ci); "${R[@]}" a; ${CC:-gcc} -c x.c; $PYTHON x.py -> jest:a gcc python:x.py
+N=$(which node); $N --test; N=$(date); $N -> which node:--test date $N
+$p = '.venv\Scripts\python.exe'; & $p -m build -> python:-m:build
+"""
+
+
+@pytest.mark.parametrize("row", OTHER_SHELLS.strip().splitlines())
+def test_text_of_other_shells_gives_its_programs(row: str) -> None:
+    """PowerShell, cmd, Windows' paths and variables that hold a program are seen through."""
+    text, _, keys = row.rpartition(" -> ")
+    assert [program.key for program in analyze_command(text).programs] == keys.split()
+
+
 FACTS: dict[str, tuple[Callable[[CommandAnalysis], object], list[tuple[str, object]]]] = {
     "the tightest `timeout` is the limit, through `bash -c`; 0 and infinity set none": (
         lambda command: command.programs[0].timeout_s,
@@ -175,6 +207,14 @@ FACTS: dict[str, tuple[Callable[[CommandAnalysis], object], list[tuple[str, obje
             *(("for i in 1 2 3; do timeout 5 make; done", 15.0), ("timeout 0 make", None)),
             *(("timeout 0s make", None), ("timeout -k 5 0.0 make", None)),
             *(("timeout infinity make", None), ("timeout $T make", None)),
+        ],
+    ),
+    "a program's own option is a limit, too": (
+        lambda command: command.programs[-1].timeout_s,
+        [
+            *(("kubectl wait pod/x --timeout=2m", 120), ("kubectl wait pod/x", None)),
+            *(("curl x -m", None), ("timeout 5 curl -m 9 x", 5), ("curl --max-time 3 x", 3)),
+            *(("go test -timeout 30s ./...", 30), ("pytest --timeout 5", None)),
         ],
     ),
     "a background job counts if a later `wait` awaits it and no `kill` ends it": (

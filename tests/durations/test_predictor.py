@@ -169,3 +169,38 @@ def test_the_package_offers_the_predictor_and_the_analysis() -> None:
     assert agentkv.analyze_command("ls").programs[0].key == "ls"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = agentkv.nothing  # type: ignore[attr-defined]
+
+
+TESTS = agentkv.ToolCall("Bash", "pytest -q", {"command": "pytest -q"})
+IN_BACKGROUND = agentkv.ToolCall("Bash", "pytest -q", {"run_in_background": True})
+CUT = agentkv.ToolCall("Bash", "pytest -q", {"timeout": 3000})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_calls_limit_bounds_its_prediction(kind: str) -> None:
+    """A call takes no longer than its limit, and its pin a second more for the way back; one in
+    the background is instant."""
+    predictor = DurationPredictor(kind)
+    for _ in range(9):
+        predictor.observe(TESTS, 60.0)
+    cut = predictor.predict(CUT)
+    assert cut.p50_s <= cut.p90_s <= 3.0
+    assert cut.ttl_s <= 4.0
+    assert cut.p_over(3.0) == 0.0
+    assert predictor.predict(IN_BACKGROUND).p90_s < 0.5
+
+
+@pytest.mark.parametrize("kind", ["default", "bayes"])
+def test_calls_that_were_cut_off_do_not_spoil_their_command(kind: str) -> None:
+    """A call that came back at its limit took at least that, one in the background says nothing."""
+    predictor = DurationPredictor(kind)
+    before = predictor.predict(TESTS).p50_s
+    for _ in range(9):
+        predictor.observe(IN_BACKGROUND, 0.1)
+    assert predictor.predict(TESTS).p50_s == before
+    for _ in range(9):
+        predictor.observe(CUT, 3.02)
+    assert predictor.predict(TESTS).p50_s > 3.0
+    for _ in range(9):
+        predictor.observe(CUT, 0.5)
+    assert predictor.predict(TESTS).p50_s < 3.0

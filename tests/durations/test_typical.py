@@ -13,10 +13,12 @@ UNTIL_STOPPED = [
     *("kubectl get pods -w", "nc -lvnp 80", "ssh -fNL 1:b:2 host", "php -S localhost:80"),
     *("watch -n 5 ls", "top", "htop", "docker compose up", "docker-compose up --build"),
     *("jest --watch", "npm test -- --watchAll", "gh pr checks --watch", "tsc -w"),
+    *("docker run -p 8080:80 web", "docker run --rm docker.io/library/redis:7"),
 ]
 ENDING = [
     *("tail -5 log", "tail log", "git log --follow x", "docker compose up -d", "tail -n 5 f"),
     *("docker compose up --detach", "top -bn1", "jest", "grep -f x y", "nc -z host 80", "tsc"),
+    *("docker run -dp 80:80 nginx", "docker run --rm tool --fast", "docker run -it nginx sh"),
     *("ssh host ls", "php -r 'x();'", "journalctl -u x", "jest --watch=false"),
 ]
 
@@ -76,6 +78,12 @@ FACTS: dict[str, tuple[Callable[[Program], object], list[tuple[str, object]]]] =
             ),
             *(("grep -rn -- --help src", ""), ("ctest -V", ""), ("du -h", ""), ("pytest -v", "")),
             *(("tail -f log", "endless"), ("npm test -- --watch", "endless")),
+            *(
+                ("kubectl wait --for=delete pod/x", "waiting"),
+                ("aws rds wait db-available", "waiting"),
+            ),
+            *(("oc rollout status deploy/x", "waiting"), ("helm install a b --wait", "waiting")),
+            *(("kubectl get wait", ""), ("git status", ""), ("aws s3 ls", "")),
             *(("tail --help", "question"), ("redis-server --daemonize yes", "detached")),
             *(("redis-server --daemonize no", ""), ("mongod --fork --dbpath x", "detached")),
             *(("gunicorn app:app --daemon", "detached"), ("docker run -dit x", "detached")),

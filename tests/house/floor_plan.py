@@ -27,12 +27,12 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv/client",): 3_020,
     ("agentkv/tool_calls",): 2_140,
     ("agentkv/durations", "agentkv/commands"): 4_100,
-    ("agentkv/policies",): 1_900,
+    ("agentkv/policies",): 1_905,
     ("agentkv/testing", "agentkv/server"): 2_000,
     ("agents",): 600,
     ("integrations",): 1_620,
     ("integrations/vllm",): 1_140,
-    ("integrations/vllm/retention",): 3_330,
+    ("integrations/vllm/retention",): 3_350,
     ("integrations/vllm/watch",): 2_560,
     ("integrations/vllm/api",): 1_760,
     ("integrations/vllm/engine",): 1_660,
@@ -40,10 +40,10 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals",): 8_570,
     ("evals/simulator",): 3_000,
     ("studies",): 3_500,
-    ("tests",): 40_380,
+    ("tests",): 40_572,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_WHEEL_LINES = 40_040
+MAX_WHEEL_LINES = 40_190
 MAX_DOCS_WORDS = 33_000
 
 LONG_ON_PURPOSE: dict[str, str] = {

@@ -37,7 +37,7 @@ decision about the pin; the reply is read after it, in a background thread."""
 
 LIMITS: Mapping[str, tuple[int, int, int]] = {
     "agentkv, finished": (50, 13, 28),
-    "agentkv, whole": (380, 46, 215),
+    "agentkv, whole": (380, 48, 215),
     "continuum, finished": (40, 13, 26),
     "continuum, whole": (110, 26, 80),
 }

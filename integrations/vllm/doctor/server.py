@@ -161,7 +161,8 @@ def _check_prefix_caching(metrics: str) -> Check:
         return ok("prefix caching", "not shown by /metrics; our policies refuse to start without")
     if found[1] == "True":
         return ok("prefix caching", "on")
-    return fail("prefix caching", "off", "remove --no-enable-prefix-caching")
+    advice = "remove --no-enable-prefix-caching; a Mamba model needs --enable-prefix-caching"
+    return fail("prefix caching", "off", advice)
 
 
 def _check_log_stats(metrics: str, stats: dict[str, Any]) -> Check:

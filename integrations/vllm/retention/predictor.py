@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from agentkv.commands import analyze_command
+from agentkv.commands.blocking import Awaited, awaited
 from agentkv.durations import DurationPredictor, Prediction
 from agentkv.guard import Fault
 from agentkv.policies.settings import Settings
@@ -55,9 +56,42 @@ class Reply:
     """Gives its calls as the server's own parser finds them; none if the server has none."""
 
 
+class Told(NamedTuple):
+    """What runs."""
+
+    command: str
+    """The commands, one a line; a tool without a command gives its name."""
+    blocking: Awaited
+    """What the agent waits for in them."""
+
+    @classmethod
+    def of(cls, calls: Iterable[tuple[str, Awaited]]) -> Told | None:
+        """Commands that run in turn; None without any.
+
+        Half of a surrogate pair, which JSON may spell (`\\ud83d`), becomes a question mark: no
+        message can carry it.
+        """
+        calls = [call for call in calls if call[0]]
+        if not calls:
+            return None
+        commands, waits = zip(*calls, strict=True)
+        command = "\n".join(commands)[:KEPT_COMMAND_CHARS].encode(errors="replace").decode()
+        texts, limits_s = zip(
+            *([wait for wait in waits if wait.limit_s != 0] or waits), strict=True
+        )
+        return cls(command, Awaited("\n".join(texts), None if None in limits_s else sum(limits_s)))
+
+
 def command_of_reply(reply: Reply, decode: Decode) -> str | None:
+    """The commands of a reply's tool calls, as `Told` has them."""
+    told = told_by_reply(reply, decode)
+    return told and told.command
+
+
+def told_by_reply(reply: Reply, decode: Decode) -> Told | None:
     """What a reply runs: what the server gives its client, else what our dialects find."""
-    return command_of(reply.parse() or parse_tool_calls(reply_text(reply, decode)))
+    calls = reply.parse() or parse_tool_calls(reply_text(reply, decode))
+    return Told.of([(call.command or call.name, awaited(call)) for call in calls])
 
 
 def reply_text(reply: Reply, decode: Decode) -> str:
@@ -72,16 +106,6 @@ def reply_text(reply: Reply, decode: Decode) -> str:
     return text[-MAX_REPLY_CHARS:]
 
 
-def command_of(calls: Sequence[ToolCall]) -> str | None:
-    """The commands of tool calls, one a line; a tool without a command gives its name.
-
-    Half of a surrogate pair, which JSON may spell (`\\ud83d`), becomes a question mark: no message
-    can carry it.
-    """
-    command = "\n".join(filter(None, (call.command or call.name for call in calls)))
-    return command[:KEPT_COMMAND_CHARS].encode(errors="replace").decode() or None
-
-
 @dataclass(frozen=True, slots=True)
 class ReadReply:
     """What runs (None: nothing, or not known) and how long it will take."""
@@ -89,6 +113,7 @@ class ReadReply:
     key: RequestKey
     told_by: ToldBy
     command: str | None = None
+    blocking: Awaited | None = None
     prediction: Prediction | None = None
     is_read: bool = True
     """False if too many tasks waited."""
@@ -146,25 +171,27 @@ class DurationService:
         self,
         key: RequestKey,
         told_by: ToldBy,
-        read: Callable[[], str | None],
+        read: Callable[[], Told | None],
         client: str = "",
         *,
         is_awaited: Callable[[RequestKey], bool] = lambda _: True,
     ) -> None:
-        """Ask what runs, and for how long: `read` gives the command, None if there is none.
+        """Ask what runs, and for how long: `read` gives that, None if there is nothing.
 
         `read` and `is_awaited` are called in the worker's thread: an answer that nobody awaits any
         more is not looked for.
         """
 
         def answer() -> None:
-            command = read() if is_awaited(key) else None
+            told = read() if is_awaited(key) else None
             result = ReadReply(key, told_by)
-            if command is not None:
-                command = _read_part(command)
+            if told is not None:
+                command, (text, limit_s) = _read_part(told.command), told.blocking
+                text = command if text == told.command else _read_part(text)
+                blocking = Awaited(text, limit_s)
                 predictor = self._predictor_of(client)
-                prediction = None if predictor is None else predictor.predict(command)
-                result = ReadReply(key, told_by, command, prediction)
+                prediction = None if predictor is None else predictor.predict(blocking)
+                result = ReadReply(key, told_by, command, blocking, prediction)
             self._answers.append(result)
             self._worker.wake()
 
@@ -199,18 +226,19 @@ class DurationService:
             yield self._faults.popleft()
 
     def observe(
-        self, command: str, duration_s: float, client: str = "", *, is_lower_bound: bool = False
+        self, ran: Awaited, duration_s: float, client: str = "", *, is_lower_bound: bool = False
     ) -> None:
-        """Learn how long a command of a client took, or at least took, once its questions are
+        """Learn how long a client's agent waited, or at least waited, once its questions are
         answered."""
         if self.predictor is None:
             return
-        command = command[:KEPT_COMMAND_CHARS]
+        text, limit_s = ran.text[:KEPT_COMMAND_CHARS], ran.limit_s
 
         def learn() -> None:
             predictor = self._predictor_of(client)
             assert predictor is not None
-            predictor.observe(_read_part(command), duration_s, censored=is_lower_bound)
+            part = Awaited(_read_part(text), limit_s)
+            predictor.observe(part, duration_s, censored=is_lower_bound)
             if self._path is not None and not self._has_news:
                 self._has_news = True
                 self._worker.wake()

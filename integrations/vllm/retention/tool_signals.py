@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import partial
 
 from agentkv.commands import command_key
+from agentkv.commands.blocking import Awaited
 from agentkv.durations import Prediction
 from agentkv.durations.windows import ToolDurations
 from agentkv.events import Decided, ToolEnded, ToolIgnored, ToolMeasured, ToolStarted
 from agentkv.policies.base import Policy
 from agentkv.policies.continuum import tool_name
-from agentkv.policies.jobs import Job
+from agentkv.policies.jobs import Job, RunningTool
 from agentkv.protocol import Tags, ToolEvent
 from agentkv.watchers import EventStream
 
@@ -29,8 +29,9 @@ from .predictor import (
     DurationService,
     Reply,
     RequestKey,
+    Told,
     ToldBy,
-    command_of_reply,
+    told_by_reply,
 )
 
 MAX_COMMAND_CHARS = 512
@@ -63,10 +64,10 @@ class ToolObservations:
         """Take the client's measurement; a bare tool name leaves the command that was read."""
         if event.duration_s is not None:
             known = job.decision.command if job.decision is not None else None
-            text = event.command or event.tool or ""
+            tool = tool_name(event.command or event.tool or "")
             command = event.command or known or event.tool
             reached = self._reached(job, command, event.duration_s)
-            self._observe(job, tool_name(text), command, event.duration_s, "client", reached)
+            self._observe(job, tool, command, event.duration_s, "client", reached, event.limit_s)
 
     def from_next_turn(self, job: Job, tags: Tags, now_s: float) -> None:
         """Take the duration that the next turn carries, else the gap, if the client said none."""
@@ -90,7 +91,8 @@ class ToolObservations:
         for running in job.running:
             ran_s = now_s - running.started_s
             if self._predictor.predicts and running.command and ran_s > MIN_BOUND_S:
-                self._predictor.observe(running.command, ran_s, job.client, is_lower_bound=True)
+                ran = Awaited(running.command, running.limit_s)
+                self._predictor.observe(ran, ran_s, job.client, is_lower_bound=True)
                 self._emit(ToolMeasured, job.job_id, "cut_short", ran_s)
         job.running.clear()
 
@@ -102,11 +104,15 @@ class ToolObservations:
         duration_s: float,
         source: str,
         reached: str | None = None,
+        limit_s: float | None = None,
     ) -> None:
         job.is_tool_observed = True
         self._durations.observe(tool or None, duration_s)
         if command:
-            self._predictor.observe(command, duration_s, job.client)
+            ran = Awaited(command, limit_s)
+            if limit_s is None and job.decision is not None and job.decision.command == command:
+                ran = job.blocking or ran
+            self._predictor.observe(ran, duration_s, job.client)
         self._emit(ToolMeasured, job.job_id, source, duration_s, reached)
 
     @staticmethod
@@ -155,8 +161,7 @@ class PinDecisions:
         """Have the reply of a finished turn read, soon or now."""
         job = self.awaiting.get(reply.request_id)
         if job is not None:
-            read = partial(command_of_reply, reply, decode)
-            self._ask(job, reply.request_id, "reply", read)
+            self._ask(job, reply.request_id, "reply", lambda: told_by_reply(reply, decode))
 
     def apply_predictions(self) -> list[Job]:
         """Decide by the answers that have come in; drops those that no pin waits for.
@@ -176,6 +181,7 @@ class PinDecisions:
                 self._hold_from_now(job, NO_TOOL_TTL_S, "the reply calls no tool")
             else:
                 self._decide(job, answer.command, answer.prediction, told_by=answer.told_by)
+                job.blocking = answer.blocking
         return without_tool
 
     def turn_arrived(self, job: Job, tags: Tags, now_s: float, *, is_new: bool) -> None:
@@ -197,11 +203,11 @@ class PinDecisions:
         if is_taken and event.state == "finished":
             self._tool_finished(job, event, command)
         elif is_taken and name:
-            self._tool_started(job, command)
+            self._tool_started(job, command, event.limit_s)
         return is_taken
 
-    def _tool_started(self, job: Job, command: str) -> None:
-        commands = job.start_tool(command, self._clock())
+    def _tool_started(self, job: Job, command: str, limit_s: float | None) -> None:
+        running = job.start_tool(RunningTool(command, self._clock(), limit_s))
         job.tool = tool_name(command)
         if job.live:
             return
@@ -211,7 +217,8 @@ class PinDecisions:
         else:
             key = next(self._keys)
             self._await(job, key)
-            self._ask(job, key, "client", lambda: commands)
+            calls = [(tool.command, Awaited(tool.command, tool.limit_s)) for tool in running]
+            self._ask(job, key, "client", lambda: Told.of(calls))
 
     def _tool_finished(self, job: Job, event: ToolEvent, command: str) -> None:
         self._observations.from_client(job, event)
@@ -263,7 +270,7 @@ class PinDecisions:
             self._observations.from_release(job, self._clock())
 
     def _ask(
-        self, job: Job, key: RequestKey, told_by: ToldBy, read: Callable[[], str | None]
+        self, job: Job, key: RequestKey, told_by: ToldBy, read: Callable[[], Told | None]
     ) -> None:
         self._predictor.ask(key, told_by, read, job.client, is_awaited=self._is_awaited)
 

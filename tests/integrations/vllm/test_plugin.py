@@ -156,7 +156,7 @@ def test_a_misspelled_policy_in_the_environment_is_refused(
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"enable_prefix_caching": False}, "prefix caching is off"),
+        ({"enable_prefix_caching": False}, "prefix caching is off: remove --no-enable-prefix"),
         ({"scheduler_cls": "x.Y"}, "give one of them"),
         (
             {"additional_config": {"agentkv": {"tttl": 3}}},
@@ -170,6 +170,16 @@ def test_what_our_policies_cannot_work_with_is_refused(
     """Prefix caching off, another scheduler and a wrong key are refused before the model loads."""
     with pytest.raises(AgentKVError, match=problem):
         args(model_config, scheduling_policy="continuum", **given).create_engine_config()
+
+
+def test_the_error_for_a_model_without_prefix_caching_says_what_to_add(tmp_path: Path) -> None:
+    """vLLM turns it off for a Mamba model by itself: there is no flag to remove."""
+    shape = {"hidden_size": 64, "state_size": 16, "num_hidden_layers": 1, "vocab_size": 1000}
+    model = {"architectures": ["MambaForCausalLM"], "model_type": "mamba", **shape}
+    (tmp_path / "config.json").write_text(json.dumps(model), encoding="utf-8")
+    with pytest.raises(AgentKVError, match="add --enable-prefix-caching") as raised:
+        args(tmp_path, scheduling_policy="agentkv").create_engine_config()
+    assert "remove" not in str(raised.value)
 
 
 def test_the_output_folder_flag_reaches_the_settings(model_config: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agentkv.commands.blocking import Awaited
 from agentkv.durations import DurationPredictor
 from agentkv.guard import MAX_FAULTS
 from agentkv.integrations.vllm.retention.background import MAX_WAITING_TASKS, BackgroundWorker
@@ -23,12 +24,12 @@ from agentkv.integrations.vllm.retention.predictor import (
     MAX_TAKEN,
     DurationService,
     Reply,
-    command_of,
+    Told,
+    command_of_reply,
     reply_text,
 )
 from agentkv.policies.settings import Settings
 from agentkv.testing.stepped_engine import prompt_of
-from agentkv.tool_calls import parse_tool_calls
 from tests.integrations.vllm.harness import Engine
 
 SLOW = "So:\n```bash\npip install torch\n```"
@@ -237,7 +238,7 @@ def test_questions_that_pile_up_are_refused(held: Held) -> None:
     for _ in range(MAX_WAITING_TASKS):
         worker.do(lambda: None, "alice")
     service = DurationService(Settings(policy="context_serve"), worker, time.monotonic)
-    service.ask("r", "reply", lambda: "ls", "alice")
+    service.ask("r", "reply", lambda: Told.of([("ls", Awaited("ls"))]), "alice")
     (answer,) = service.take()
     assert (answer.key, answer.command, answer.is_read) == ("r", None, False)
 
@@ -253,7 +254,7 @@ def test_questions_that_pile_up_are_refused(held: Held) -> None:
 )
 def test_the_commands_of_a_reply_go_one_a_line(text: str, command: str | None) -> None:
     """A thought is no call, nor is a call cut short."""
-    assert command_of(parse_tool_calls(text)) == command
+    assert command_of_reply(Reply("r", [1]), lambda ids: text) == command
 
 
 def test_only_the_end_of_a_long_reply_is_parsed() -> None:
@@ -370,7 +371,7 @@ def test_a_state_that_cannot_be_used_is_kept_before_it_is_overwritten(
         assert [str(path) in record.getMessage() for record in caplog.records].count(True) == 1
         assert path.read_text() == text
         for _ in range(2):
-            service.observe("ls", 0.1)
+            service.observe(Awaited("ls"), 0.1)
             service.save_if_due()
         assert '"rules"' in path.read_text()
     kept = [tmp_path / "p.json.kept", tmp_path / "p.json.kept-2"]
@@ -387,12 +388,12 @@ def test_a_state_that_cannot_be_saved_is_one_error_until_it_can(
     path = folder / "p.json"
     service = service_at(path)
     for _ in range(10):
-        service.observe("ls", 0.1)
+        service.observe(Awaited("ls"), 0.1)
         service.save_if_due()
     service.close()
     assert caplog.text.count("is not kept") == 1
     folder.unlink()
-    service.observe("ls", 0.1)
+    service.observe(Awaited("ls"), 0.1)
     service.save_if_due()
     assert path.is_file()
 
@@ -403,7 +404,7 @@ def test_answers_come_a_few_at_a_time() -> None:
     worker = BackgroundWorker(wake=lambda: wakes.append(None))
     service = DurationService(Settings(), worker, time.monotonic)
     for number in range(2 * MAX_TAKEN):
-        service.ask(number, "client", lambda: "ls")
+        service.ask(number, "client", lambda: Told.of([("ls", Awaited("ls"))]))
     wakes.clear()
     assert [answer.key for answer in service.take()] == list(range(MAX_TAKEN))
     assert wakes == [None]
@@ -418,12 +419,12 @@ def test_a_flood_of_signals_does_not_delay_answers(held: Held) -> None:
     assert service.predictor is not None
     num_observed: list[int] = []
 
-    def read() -> str:
+    def read() -> Told | None:
         num_observed.append(service.predictor.num_observed)
-        return "make"
+        return Told.of([("make", Awaited("make"))])
 
     for number in range(300):
-        service.observe("make", 1.0, "mallory")
+        service.observe(Awaited("make"), 1.0, "mallory")
         service.ask(number, "client", read, "mallory", is_awaited=lambda key: key == 299)
     service.ask("bob's", "client", read, "bob")
     may_go_on.set()
@@ -439,8 +440,8 @@ def test_what_many_jobs_report_at_once_is_learned(held: Held) -> None:
     service = DurationService(Settings(), worker, time.monotonic)
     assert service.predictor is not None
     for number in range(128):
-        service.ask(f"r{number}", "reply", lambda: "make", "alice")
-        service.observe("make", 1.0, "alice")
+        service.ask(f"r{number}", "reply", lambda: Told.of([("make", Awaited("make"))]), "alice")
+        service.observe(Awaited("make"), 1.0, "alice")
     may_go_on.set()
     worker.finish(LIMIT_S)
     assert service.predictor.num_observed == 128
@@ -455,7 +456,12 @@ def test_each_engine_has_a_file_of_its_own() -> None:
 
 def predicted(service: DurationService, client: str) -> str:
     """The prediction of a command for a client, and the runs it rests on."""
-    service.ask("key", "client", lambda: "frobnicate --all", client)
+    service.ask(
+        "key",
+        "client",
+        lambda: Told.of([("frobnicate --all", Awaited("frobnicate --all"))]),
+        client,
+    )
     (answer,) = service.take()
     assert answer.prediction is not None
     return answer.prediction.explanation
@@ -467,7 +473,7 @@ def test_predictors_of_clients_are_bounded() -> None:
     service = DurationService(settings, BackgroundWorker(), time.monotonic)
     before = predicted(service, "nobody")
     for client in ("alice", "bob"):
-        service.observe("frobnicate --all", 77.0, client)
+        service.observe(Awaited("frobnicate --all"), 77.0, client)
     for number in range(MAX_CLIENTS - 1):
         predicted(service, f"client-{number}")
         assert predicted(service, "bob") != before
@@ -486,7 +492,7 @@ def test_all_clients_start_with_the_state_file_which_is_not_written(tmp_path: Pa
     service = DurationService(settings, BackgroundWorker(), iter(range(0, 1000, 2)).__next__)
     start = predicted(service, "alice")
     assert start == trained.predict("frobnicate --all").explanation != nothing
-    service.observe("frobnicate --all", 1.0, "alice")
+    service.observe(Awaited("frobnicate --all"), 1.0, "alice")
     service.save_if_due()
     service.close()
     assert predicted(service, "alice") != predicted(service, "bob") == start

@@ -46,6 +46,26 @@ def test_one_duration_a_turn_the_clients_first() -> None:
     assert (len(durations.of("ls")), len(durations.over_all)) == (2, 3)
 
 
+BACKGROUND_CALL = json.dumps(
+    {"name": "bash", "arguments": {"command": "pytest", "run_in_background": True}}
+)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_call_in_the_background_teaches_nothing_of_its_command(is_told: bool) -> None:
+    """It is fast, whether the client says so or the reply does, also for the next turn's tag."""
+    engine = Engine(policy="context_serve")
+    reply = "Go." if is_told else f"<tool_call>{BACKGROUND_CALL}</tool_call>"
+    history = engine.turn(prompt_of(40), job_id="a", reply=reply)
+    if is_told:
+        engine.tool("a", "started", "pytest", limit_s=0.0)
+    assert engine.retention.jobs.get("a").decision.speed == "fast"
+    if is_told:
+        engine.tool("a", "finished", "pytest", duration_s=0.2, limit_s=0.0)
+    engine.turn(history + prompt_of(20), job_id="a", last_tool="pytest", last_tool_s=0.2)
+    assert engine.retention.predictor.predictor.num_observed == 0
+
+
 def test_the_queueing_delay_counts_evicted_turns_only() -> None:
     """T is the wait of turns whose cache was gone; a hit leaves it alone."""
     engine = Engine(max_num_seqs=1)
