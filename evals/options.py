@@ -62,6 +62,17 @@ def share(text: str) -> float:
     return number
 
 
+def loads(text: str) -> dict[str, float]:
+    """Type of a flag: loads by client."""
+    try:
+        parts = [part.partition("=") for part in text.split(",")]
+        return {name: float(load) for name, _, load in parts}
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be clients and loads, such as alice=10,bob=1"
+        ) from None
+
+
 def command_parser(command: str, about: str | None, **more: Any) -> argparse.ArgumentParser:
     """A parser that shows the module's docstring as it is written."""
     layout = argparse.RawDescriptionHelpFormatter

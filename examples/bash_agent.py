@@ -289,7 +289,7 @@ def start_server(stack: ExitStack, options: argparse.Namespace, say: Callable[..
     """A vLLM server for as long as the stack is open: the demo model, unless another is named."""
     say("starting a server (about a minute on a CPU) ...")
     flags = (*SERVER_FLAGS, *(TIER_FLAGS if options.tier else ()))
-    server = ServerProcess(options.model, policy="continuum", args=flags)
+    server = ServerProcess(options.model, args=flags)
     return stack.enter_context(server).base_url
 
 

@@ -31,6 +31,8 @@ SHIPPED: dict[str, type[Policy]] = {
     "agentkv": AgentKVPolicy,
 }
 """Name -> class of the policies that agentkv brings."""
+DEFAULT_POLICY = "agentkv"
+"""What a command of ours starts, or compares with stock's, if none is named."""
 CONFIG_KEY = "agentkv"
 """Key of the settings inside vLLM's `--additional-config`."""
 PARSER_KEY = "agentkv_parser"

@@ -21,6 +21,7 @@ from typing import Self
 import httpx
 
 from agentkv.errors import ServerStartError
+from agentkv.policies.names import DEFAULT_POLICY
 
 POLL_S = 0.2
 STOP_S = 30.0
@@ -168,7 +169,7 @@ class ServerProcess(HTTPProcess):
         self,
         model: str | os.PathLike[str] | None = None,
         *,
-        policy: str = "continuum",
+        policy: str = DEFAULT_POLICY,
         host: str = "127.0.0.1",
         port: int | None = None,
         args: Sequence[str] = (),

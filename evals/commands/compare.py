@@ -24,6 +24,7 @@ from typing import Any
 from agentkv.errors import AgentKVError, InputError, RunError
 from agentkv.policies.names import (
     ADDITIONS,
+    DEFAULT_POLICY,
     OFFLOAD,
     folder_name,
     known_policies,
@@ -54,7 +55,7 @@ from ..rows import RUN_FILE, TURNS_FILE, read_runs, time_stamp, write_whole
 from ..tables import text_table
 from ..workload.plans import Workload
 
-DEFAULT_POLICIES = ("fcfs", "continuum", "context_serve")
+DEFAULT_POLICIES = ("fcfs", DEFAULT_POLICY)
 BASELINE = "fcfs"
 TIER_FLAG = "--kv-tier-gib"
 """Of `agentkv serve`."""

@@ -77,6 +77,8 @@ class EngineCounters:
     recomputed_tokens: int = 0
     reloaded_tokens: int = 0
     reloads: int = 0
+    peak_blocks: int = 0
+    """Blocks that were not free after a step, at most."""
 
 
 class SimulatedEngine:
@@ -238,6 +240,8 @@ class SimulatedEngine:
                 request.spec_token_ids = drafts
         self._take_stored()
         output = self.scheduler.schedule()
+        taken = self._machine.num_blocks - 1 - self.num_free_blocks  # one block is vLLM's own
+        self.counters.peak_blocks = max(self.counters.peak_blocks, taken)
         self._start_loads()
         self._count_preempted(output.preempted_req_ids or ())
         if not output.num_scheduled_tokens:

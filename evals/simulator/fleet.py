@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentkv.errors import InputError
 
-from .machine import Machine, prefill_coefficients
+from .alone import prefill_coefficients
+from .machine import Machine
 from .turns import LiveTurn
 
 if TYPE_CHECKING:  # the engine imports vLLM, which takes seconds

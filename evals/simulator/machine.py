@@ -7,17 +7,14 @@ nothing of policies or vLLM; `alone_s` says how long a job takes on it with noth
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentkv.errors import InputError
 
-from ..workload.plans import JobPlan
 from .cost import (
     ACHIEVED,
     BATCH_TOKENS,
@@ -33,7 +30,6 @@ from .cost import (
     CostModel,
     FittedLine,
     ModelShape,
-    StepBatch,
     kv_token_bytes,
     roofline,
 )
@@ -228,67 +224,3 @@ def _too_big(gpu_name: str, gpu: GPU, model_name: str, model: ModelShape, limits
         f"{model_name} ({weights_gib:.1f} GiB of weights) leaves no room for KV blocks on "
         f"{limits.num_gpus} x {gpu_name} ({gpu.memory_gib} GiB); use {advice}"
     )
-
-
-def prefill_coefficients(machine: Machine) -> tuple[float, float, float]:
-    """Seconds of a prefill alone on the machine: constant, per token, per token squared."""
-    lengths = [512, 2048, 8192]
-    quadratic_s, linear_s, constant_s = np.polyfit(
-        lengths, [_prefill_s(0, num_tokens, machine) for num_tokens in lengths], 2
-    )
-    return float(constant_s), float(linear_s), float(quadratic_s)
-
-
-@dataclass(frozen=True, slots=True)
-class TurnAlone:
-    """Times of one turn on an empty server; `prompt_tokens` is the whole prompt."""
-
-    prompt_tokens: int
-    prefill_s: float
-    decode_s: float
-
-
-def alone_s(job: JobPlan, machine: Machine) -> float:
-    """Seconds from arrival to end of a job on an empty server that keeps its whole context.
-
-    Children of a turn do not slow each other here, nor find a prefix that another one computed.
-    """
-    total_s = 0.0
-    for turn, alone in zip(job.turns, turns_alone(job, machine), strict=True):
-        children_s = (child.arrival_s + alone_s(child, machine) for child in turn.children)
-        total_s += machine.request_s + max([turn.tool_s, *children_s]) + turn.pause_s
-        total_s += alone.prefill_s
-        total_s += alone.decode_s
-    return total_s - job.turns[-1].tool_s
-
-
-def turns_alone(job: JobPlan, machine: Machine) -> Iterator[TurnAlone]:
-    """Each turn of a job on an empty server that keeps its whole context."""
-    computed_tokens = 0
-    for number, turn in enumerate(job.turns):
-        prompt_tokens = job.prompt_tokens(number)
-        hit_tokens = min(computed_tokens, prompt_tokens - 1)
-        hit_tokens -= hit_tokens % machine.block_tokens
-        yield TurnAlone(
-            prompt_tokens,
-            _prefill_s(hit_tokens, prompt_tokens, machine),
-            _decode_s(prompt_tokens, turn.output_tokens - 1, machine),
-        )
-        computed_tokens = prompt_tokens + turn.output_tokens - 1
-
-
-def _prefill_s(hit_tokens: int, prompt_tokens: int, machine: Machine) -> float:
-    total_s = 0.0
-    while hit_tokens < prompt_tokens:
-        chunk_tokens = min(machine.max_num_batched_tokens, prompt_tokens - hit_tokens)
-        batch = StepBatch.of_prefill(chunk_tokens, hit_tokens)
-        if chunk_tokens == 1:
-            batch = StepBatch.of_decodes(1, hit_tokens)
-        total_s += machine.cost.step_s(batch)
-        hit_tokens += chunk_tokens
-    return total_s
-
-
-def _decode_s(past_tokens: int, num_steps: int, machine: Machine) -> float:
-    steps = range(past_tokens, past_tokens + num_steps)
-    return sum(machine.cost.step_s(StepBatch.of_decodes(1, tokens)) for tokens in steps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from argparse import SUPPRESS
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentkv.errors import AgentKVError, InputError, RunError
-from agentkv.policies.names import PolicyChoice, folder_name, simulated_policy
+from agentkv.policies.names import DEFAULT_POLICY, PolicyChoice, folder_name, simulated_policy
 
 from ..options import (
     BAD_USAGE,
@@ -30,6 +31,7 @@ from ..options import (
     describe_workload,
     fill_in,
     html_file,
+    loads,
     positive,
     share,
     whole_number,
@@ -40,15 +42,18 @@ from ..progress import progress
 from ..rows import RUN_FILE, TURNS_FILE, RunWriter, provenance, require_free, row_facts
 from ..tables import cell, text_table
 from ..workload.plans import Workload, deal_jobs, with_children
+from .alone import alone_s, jobs_that_fit
 from .cost import GPU_MEMORY_UTILIZATION, GPUS, MODELS
 from .fleet import ROUTERS, FleetPlan, parse_failure
-from .machine import DEFAULT_DRAM_GIB, Limits, Machine, alone_s, make_machine
+from .machine import DEFAULT_DRAM_GIB, Limits, Machine, make_machine
 
 if TYPE_CHECKING:
     from .run import Simulation
 
-DEFAULT_POLICIES = ("fcfs", "continuum")
+DEFAULT_POLICIES = ("fcfs", DEFAULT_POLICY)
 DEFAULT_JOBS = 200
+OVERLOAD = 1.2
+"""Times the jobs whose contexts fit into the pool, where no load is given."""
 INFINITE = "infinite"
 RECORD_EVENTS = 5_000_000
 KEYS = (
@@ -142,6 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     document = plan.document(runs, reason)
     if not options.json:
         print(_table(document["policies"]))
+        print(_sentence(runs, document["policies"]))
     is_kept = True
     if html is not None:
         from ..commands.report import keep_report  # takes seconds: pandas and matplotlib
@@ -155,15 +161,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_plan(options: argparse.Namespace) -> SimulationPlan:
     """The runs that the flags describe; raises InputError."""
     fill_in(options, {"workload": "reference", "jobs": DEFAULT_JOBS})
-    if options.jps is None and options.concurrency is None and options.arrivals in (None, "burst"):
-        # first what no rate would mend: an unknown workload, or a trace that cannot be read
-        one_job = {"arrivals": None, "concurrency": 1, "jobs": 1, "duration": None}
-        workload_of(argparse.Namespace(**{**vars(options), **one_job}))
-        raise InputError("give --jps R, jobs per second, or --concurrency N, jobs at once")
     fleet = _fleet_of(options)
-    policies = [
-        simulated_policy(name) for name in dict.fromkeys(options.policy or DEFAULT_POLICIES)
-    ]
+    names = dict.fromkeys(options.policy or DEFAULT_POLICIES)
+    policies = [simulated_policy(name) for name in names]
     num_blocks = None if options.blocks in (None, INFINITE) else _num_blocks(options.blocks)
     if options.blocks == INFINITE:
         policies = [replace(policy, is_infinite=True) for policy in policies]
@@ -179,12 +179,29 @@ def make_plan(options: argparse.Namespace) -> SimulationPlan:
     machine = make_machine(options.gpu, options.model, limits)
     if options.dram_gb_s is not None:
         machine = replace(machine, pcie_bytes_s=options.dram_gb_s * 1e9)
+    if options.jps is None and options.concurrency is None and options.arrivals in (None, "burst"):
+        _find_load(options, machine)
     workload = workload_of(options)
     described = describe_workload(options, workload)
     if "clients" in options:
         workload = deal_jobs(workload, options.clients)
         described["clients"] = options.clients
     return SimulationPlan(workload, described, machine, tuple(policies), fleet, options)
+
+
+def _find_load(options: argparse.Namespace, machine: Machine) -> None:
+    """Set a load that makes memory short, where the flags name none; says so."""
+    at_once = {"concurrency": 1, "jps": None, "arrivals": None, "duration": None}
+    jobs = workload_of(argparse.Namespace(**{**vars(options), **at_once})).jobs
+    num_fit = jobs_that_fit(jobs, machine) * (options.engines or 1)
+    options.concurrency = max(2, round(OVERLOAD * num_fit))
+    if options.trace is None:
+        options.jobs = max(options.jobs, 3 * options.concurrency)
+    print(
+        f"agentkv simulate: no load given: {options.concurrency} jobs at once (--concurrency), "
+        f"{OVERLOAD:g} times what the pool holds, {options.jobs} jobs in all",
+        file=sys.stderr,
+    )
 
 
 def _fleet_of(options: argparse.Namespace) -> FleetPlan | None:
@@ -195,17 +212,6 @@ def _fleet_of(options: argparse.Namespace) -> FleetPlan | None:
         return None
     failures = tuple(parse_failure(text) for text in options.fail or ())
     return FleetPlan(options.engines, options.router or DEFAULT_ROUTER, failures)
-
-
-def _loads(text: str) -> dict[str, float]:
-    """Type of a flag: loads by client."""
-    try:
-        parts = [part.partition("=") for part in text.split(",")]
-        return {name: float(load) for name, _, load in parts}
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text}: must be clients and loads, such as alice=10,bob=1"
-        ) from None
 
 
 def _num_blocks(text: str) -> int:
@@ -338,6 +344,24 @@ def _table(policies: Mapping[str, Mapping[str, Any]]) -> str:
     return text_table(["policy", "jobs", "vs first", *titles], rows)
 
 
+def _sentence(runs: Sequence[RunOutcome], policies: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the table says, in words."""
+    means = {name: entry["mean_s"] for name, entry in policies.items() if entry["completed"]}
+    if not means or (first := next(iter(policies))) not in means:
+        return "No job was completed."
+    if not any(entry["recomputed_tokens"] or entry["preemptions"] for entry in policies.values()):
+        engines = runs[0].metadata["config"].get("fleet", {}).get("engines", 1)
+        peaks = (run.server["peak_blocks"] / run.metadata["num_blocks"] for run in runs)
+        peak = max(peaks) / engines
+        return (
+            f"Memory was never short: at most {math.ceil(100 * peak)}% of the pool was taken, and "
+            "no turn computed again what an earlier one had. Raise --jps, or lower --blocks."
+        )
+    fastest = min(means, key=means.__getitem__)
+    ratio = means[first] / means[fastest]
+    return f"{fastest}: the mean job is done {ratio:.2f} times as fast as under {first}."
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="agentkv simulate",
@@ -365,7 +389,7 @@ def _parser() -> argparse.ArgumentParser:
     rate = "rate at which the tier is loaded from, in GB/s (default: the GPU's PCIe)"
     add("--dram-gb-s", type=positive, metavar="GB", help=rate)
     dealt = "deal the jobs to clients in proportion to these loads, such as alice=10,bob=1"
-    add("--clients", type=_loads, default=SUPPRESS, metavar="NAME=LOAD,...", help=dealt)
+    add("--clients", type=loads, default=SUPPRESS, metavar="NAME=LOAD,...", help=dealt)
     add("--untagged", action="store_true", help="clients send no tags, tool events or releases")
     add("--exact", action="store_true", help="single steps, no jumps: slower, same results")
     add("--record", action="store_true", help="with --out: also keep each policy's event log")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.errors import AgentKVError
-from agentkv.policies.names import known_policies, server_policy
+from agentkv.policies.names import DEFAULT_POLICY, known_policies, server_policy
 
 from ..options import (
     BAD_USAGE,
@@ -46,7 +46,6 @@ from .instances import (
     select,
 )
 
-DEFAULT_POLICY = "continuum"
 TOOL_FLAG = "--enable-auto-tool-choice"
 _AS_GIVEN = "model base_url api_key server_flags workers step_limit is_text configs"
 """What the plan of a run takes from the flag of that name."""

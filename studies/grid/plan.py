@@ -14,14 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from agentkv.errors import InputError
-from agentkv.evals.simulator.cost import StepBatch
-from agentkv.evals.simulator.machine import Limits, Machine, alone_s, make_machine, turns_alone
+from agentkv.evals.simulator.alone import alone_s, enough_jps
+from agentkv.evals.simulator.machine import Limits, Machine, make_machine
 from agentkv.evals.workload.kinds import TOOLS
-from agentkv.evals.workload.plans import JobPlan, Workload, deal_jobs, with_children
+from agentkv.evals.workload.plans import Workload, deal_jobs, with_children
 from agentkv.evals.workload.workloads import make_workload
 
 FOOTPRINT_JOBS, FOOTPRINT_SEED = 200, 0
@@ -96,44 +95,8 @@ class Regime:
 
 @lru_cache
 def _one_x_jps(regime: Regime) -> float:
-    """1x: the lower of the rates at which the pool, and the GPU, are just enough for such jobs.
-
-    Memory by Little's law: contexts held = rate x token-seconds of a job. Compute: each token of a
-    job once, prompts in full batches, outputs in batches of as many contexts as the pool holds.
-    """
-    machine = regime.machine()
     sample = {"num_jobs": FOOTPRINT_JOBS, "jps": 1.0, "concurrency": None, "arrivals": None}
-    jobs = regime.jobs(FOOTPRINT_SEED, **sample).jobs
-    held = [_held(job, machine) for job in jobs]
-    token_s = fmean(token_s for token_s, _ in held)
-    mean_tokens = token_s / fmean(duration_s for _, duration_s in held)
-    num_resident = int(machine.pool_tokens / mean_tokens)
-    num_decodes = max(1, min(machine.max_num_seqs, num_resident))
-    prefills, decodes = StepBatch(), StepBatch()
-    prefills.add_prefill(machine.max_num_batched_tokens, int(mean_tokens))
-    for _ in range(num_decodes):
-        decodes.add_decode(int(mean_tokens))
-    prefill_tokens = fmean(sum(turn.added_tokens for turn in job.turns) for job in jobs)
-    output_tokens = fmean(sum(turn.output_tokens for turn in job.turns) for job in jobs)
-    work_s = (
-        prefill_tokens * machine.cost.step_s(prefills) / machine.max_num_batched_tokens
-        + output_tokens * machine.cost.step_s(decodes) / num_decodes
-    )
-    return min(machine.pool_tokens / token_s, 1.0 / work_s)
-
-
-def _held(job: JobPlan, machine: Machine) -> tuple[float, float]:
-    """Token-seconds and seconds of one job alone; its context grows evenly while it decodes."""
-    token_s = duration_s = 0.0
-    context_tokens = 0
-    for turn, alone in zip(job.turns, turns_alone(job, machine), strict=True):
-        token_s += machine.request_s * context_tokens
-        token_s += alone.prefill_s * alone.prompt_tokens
-        token_s += alone.decode_s * (alone.prompt_tokens + turn.output_tokens / 2.0)
-        context_tokens = alone.prompt_tokens + turn.output_tokens
-        token_s += turn.tool_s * context_tokens
-        duration_s += machine.request_s + alone.prefill_s + alone.decode_s + turn.tool_s
-    return token_s, duration_s
+    return enough_jps(regime.jobs(FOOTPRINT_SEED, **sample).jobs, regime.machine())
 
 
 @dataclass(frozen=True, slots=True)

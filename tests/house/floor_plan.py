@@ -38,12 +38,12 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/engine",): 1_660,
     ("integrations/vllm/doctor",): 1_040,
     ("evals",): 8_570,
-    ("evals/simulator",): 3_000,
-    ("studies",): 3_500,
-    ("tests",): 40_572,
+    ("evals/simulator",): 3_090,
+    ("studies",): 3_450,
+    ("tests",): 40_592,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_WHEEL_LINES = 40_190
+MAX_WHEEL_LINES = 40_290
 MAX_DOCS_WORDS = 33_000
 
 LONG_ON_PURPOSE: dict[str, str] = {

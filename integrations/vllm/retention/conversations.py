@@ -91,15 +91,20 @@ class Conversations:
 
     def arrived(self, job: Job, prompt: Prompt, *, is_aside: bool) -> None:
         """Note the prompt of a turn of the job, or of a side request."""
-        seen = self._by_job.setdefault(job.job_id, Seen())
+        seen = self._by_job.get(job.job_id)
+        if seen is None:
+            seen = self._by_job[job.job_id] = Seen()
         whole = self._beginning(prompt, len(prompt.token_ids) - MAX_REWRITTEN_TOKENS)
-        left = whole if is_aside else seen.whole
-        if left is not None and (is_aside or not left.is_of(prompt)):
-            seen.left.append(left)
-        if not is_aside:
-            seen.whole = whole
-            if seen.start is None or not seen.start.is_of(prompt):
-                seen.start = self._beginning(prompt, max(START_TOKENS, self._block_tokens))
+        last = seen.whole
+        if is_aside:
+            if whole is not None:
+                seen.left.append(whole)
+            return
+        seen.whole = whole
+        if last is None or not last.is_of(prompt):  # else its start, too, is as it was
+            seen.start = self._beginning(prompt, max(START_TOKENS, self._block_tokens))
+            if last is not None:
+                seen.left.append(last)
 
     def forget(self, job_id: str) -> None:
         """The job is over."""

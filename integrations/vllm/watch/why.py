@@ -177,17 +177,12 @@ class MissWatcher:
     # A turn arrives, and has blocks
 
     def on_arrived(self, event: Arrived) -> None:
-        turn, tags, prompt = event.turn, event.tags, event.prompt
-        record = self._jobs.get(event.job_id)
-        number = tags.turn or turn.job.num_turns
-        if record is None or record.left is None or turn.is_side_request:
-            expected = Expected(number, None, cache_keys=prompt.cache_keys)
-        else:
-            expected = self._expectation(event, record.left, number)
-        self._expected[turn.request_id] = expected
-
-    def _expectation(self, event: Arrived, left: LeftContext, number: int) -> Expected:
         turn, prompt, pool, job = event.turn, event.prompt, self._host.pool, event.turn.job
+        record, number = self._jobs.get(event.job_id), event.tags.turn or job.num_turns
+        if record is None or (left := record.left) is None or turn.is_side_request:
+            expected = Expected(number, None, cache_keys=prompt.cache_keys)
+            self._expected[turn.request_id] = expected
+            return
         block_tokens = pool.block_tokens
         # vLLM computes at least the last token, and with EAGLE the last block of a hit, too
         most = (turn.num_prompt_tokens - 1) // block_tokens * block_tokens
@@ -209,7 +204,9 @@ class MissWatcher:
             "predicted_s": None if known is None else known.p50_s,
         }
         least = max(0, tokens - dropped), max(0, common - dropped)
-        return Expected(number, left, *least, divergence, difference, prompt.cache_keys, tool)
+        self._expected[turn.request_id] = Expected(
+            number, left, *least, divergence, difference, prompt.cache_keys, tool
+        )
 
     def _divergence(
         self, left: LeftContext, common_tokens: int, prompt: Prompt

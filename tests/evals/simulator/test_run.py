@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from agentkv.errors import InputError
 from agentkv.evals.event_log import jobs_of, passed_over, read_record
+from agentkv.evals.simulator.alone import alone_s
 from agentkv.evals.simulator.cost import Roofline
-from agentkv.evals.simulator.machine import alone_s
 from agentkv.evals.simulator.run import Simulation
 from agentkv.evals.workload.plans import Workload
 from agentkv.guard import MAX_ANSWER_S

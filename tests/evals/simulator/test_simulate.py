@@ -175,7 +175,6 @@ def test_several_engines_are_in_the_document(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "give --jps R"),
         (["--workload", "chess"], "workload: got 'chess'"),
         (["--trace", "/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--gpu", "abacus", "--jps", "1"], "--gpu: got 'abacus', allowed are rtx-6000"),
@@ -220,6 +219,29 @@ def test_bad_flags_exit_with_status_2(flags: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(flags)
     assert caught.value.code == 2
+
+
+def test_without_a_load_memory_runs_short(capsys: pytest.CaptureFixture[str]) -> None:
+    """Jobs at once are more than the pool holds; the default policies are compared in words."""
+    assert main(["--gpu", "h100", "--blocks", "2000", "--max-turns", "4"]) == 0
+    captured = capsys.readouterr()
+    *table, sentence, document = captured.out.splitlines()
+    found = json.loads(document)
+    num_at_once, policies = found["workload"]["concurrency"], found["policies"]
+    assert f"no load given: {num_at_once} jobs at once" in captured.err
+    assert list(policies) == ["fcfs", "agentkv"]
+    assert policies["fcfs"]["recomputed_tokens"] > 0
+    ratio = policies["fcfs"]["mean_s"] / policies["agentkv"]["mean_s"]
+    assert ratio > 1
+    wanted = f"agentkv: the mean job is done {ratio:.2f} times as fast as under fcfs."
+    assert (sentence, table[0].split()[0]) == (wanted, "policy")
+
+
+def test_a_light_load_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where memory is never short the answer is that, with the largest share that was taken."""
+    flags = ["--gpu", "h100", "--jps", "0.5", "--jobs", "5", "--max-turns", "2"]
+    assert main([*flags, "--policy", "fcfs", "--policy", "agentkv"]) == 0
+    assert "Memory was never short: at most 1% of the pool" in capsys.readouterr().out
 
 
 def test_failed_jobs_are_reported(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agentkv.evals.outcomes import JobOutcome, RunOutcome, summarize
-from agentkv.evals.simulator.machine import alone_s
+from agentkv.evals.simulator.alone import alone_s
 from agentkv.evals.simulator.run import SimulatedRun
 from agentkv.evals.simulator.turns import ContextHashes
 from agentkv.evals.workload.plans import JobPlan, Prefix, TurnPlan, Workload, with_children

@@ -20,6 +20,7 @@ from agentkv.integrations.vllm.serve import (
     value_of,
     with_tier,
 )
+from agentkv.policies.names import DEFAULT_POLICY
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_defaults_are_filled_in_for_the_cpu_build(model: str) -> None:
     """The CPU build gets a policy, dtype, context length and eager mode."""
     flags = complete_flags([model], is_cpu=True)
     assert flags[0] == model
-    assert value_of(flags, "--scheduling-policy") == "continuum"
+    assert value_of(flags, "--scheduling-policy") == DEFAULT_POLICY
     assert value_of(flags, "--dtype") == "float32"
     assert value_of(flags, "--max-model-len") == "4096"
     assert "--enforce-eager" in flags
@@ -40,7 +41,7 @@ def test_defaults_are_filled_in_for_the_cpu_build(model: str) -> None:
 
 def test_a_gpu_server_gets_no_cpu_flags(model: str) -> None:
     """With a GPU the defaults added are the policy and cached tokens in replies."""
-    defaults = ["--scheduling-policy", "continuum", "--enable-prompt-tokens-details"]
+    defaults = ["--scheduling-policy", DEFAULT_POLICY, "--enable-prompt-tokens-details"]
     assert complete_flags([model], is_cpu=False) == [model, *defaults]
 
 
@@ -50,7 +51,7 @@ def test_what_the_caller_gives_stays(given: list[str], policy: str, model: str) 
     """Every spelling of a flag that vLLM takes is seen."""
     flags = complete_flags([model, policy, "fcfs", *given], is_cpu=True)
     assert value_of(flags, "--scheduling-policy") == "fcfs"
-    assert "continuum" not in flags
+    assert DEFAULT_POLICY not in flags
     assert value_of(flags, "--dtype") == "bfloat16"
     assert "float32" not in flags
 

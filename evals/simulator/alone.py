@@ -1,0 +1,124 @@
+"""Jobs without queues: each alone on an empty server, and how many of them a server carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from ..workload.plans import JobPlan
+from .cost import StepBatch
+from .machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAlone:
+    """Times of one turn on an empty server; `prompt_tokens` is the whole prompt."""
+
+    prompt_tokens: int
+    prefill_s: float
+    decode_s: float
+
+
+def alone_s(job: JobPlan, machine: Machine) -> float:
+    """Seconds from arrival to end of a job on an empty server that keeps its whole context.
+
+    Children of a turn do not slow each other here, nor find a prefix that another one computed.
+    """
+    total_s = 0.0
+    for turn, alone in zip(job.turns, turns_alone(job, machine), strict=True):
+        children_s = (child.arrival_s + alone_s(child, machine) for child in turn.children)
+        total_s += machine.request_s + max([turn.tool_s, *children_s]) + turn.pause_s
+        total_s += alone.prefill_s
+        total_s += alone.decode_s
+    return total_s - job.turns[-1].tool_s
+
+
+def turns_alone(job: JobPlan, machine: Machine) -> Iterator[TurnAlone]:
+    """Each turn of a job on an empty server that keeps its whole context."""
+    computed_tokens = 0
+    for number, turn in enumerate(job.turns):
+        prompt_tokens = job.prompt_tokens(number)
+        hit_tokens = min(computed_tokens, prompt_tokens - 1)
+        hit_tokens -= hit_tokens % machine.block_tokens
+        yield TurnAlone(
+            prompt_tokens,
+            _prefill_s(hit_tokens, prompt_tokens, machine),
+            _decode_s(prompt_tokens, turn.output_tokens - 1, machine),
+        )
+        computed_tokens = prompt_tokens + turn.output_tokens - 1
+
+
+def _prefill_s(hit_tokens: int, prompt_tokens: int, machine: Machine) -> float:
+    total_s = 0.0
+    while hit_tokens < prompt_tokens:
+        chunk_tokens = min(machine.max_num_batched_tokens, prompt_tokens - hit_tokens)
+        batch = StepBatch.of_prefill(chunk_tokens, hit_tokens)
+        if chunk_tokens == 1:
+            batch = StepBatch.of_decodes(1, hit_tokens)
+        total_s += machine.cost.step_s(batch)
+        hit_tokens += chunk_tokens
+    return total_s
+
+
+def _decode_s(past_tokens: int, num_steps: int, machine: Machine) -> float:
+    steps = range(past_tokens, past_tokens + num_steps)
+    return sum(machine.cost.step_s(StepBatch.of_decodes(1, tokens)) for tokens in steps)
+
+
+def jobs_that_fit(jobs: Sequence[JobPlan], machine: Machine) -> float:
+    """Jobs at once, on their way at any point, whose contexts just fill the pool."""
+    return machine.pool_tokens / _mean_tokens([_held(job, machine) for job in jobs])
+
+
+def _mean_tokens(held: Sequence[tuple[float, float]]) -> float:
+    return fmean(token_s for token_s, _ in held) / fmean(duration_s for _, duration_s in held)
+
+
+def enough_jps(jobs: Sequence[JobPlan], machine: Machine) -> float:
+    """Jobs per second for which the server is just enough: the lower of what its pool and its GPU
+    carry. Above it memory runs short, or turns queue for the GPU.
+
+    Memory by Little's law: contexts held = rate x token-seconds of a job. Compute: each token of a
+    job once, prompts in full batches, outputs in batches of as many contexts as the pool holds.
+    """
+    held = [_held(job, machine) for job in jobs]
+    token_s, mean_tokens = fmean(token_s for token_s, _ in held), _mean_tokens(held)
+    num_resident = int(machine.pool_tokens / mean_tokens)
+    num_decodes = max(1, min(machine.max_num_seqs, num_resident))
+    prefills, decodes = StepBatch(), StepBatch()
+    prefills.add_prefill(machine.max_num_batched_tokens, int(mean_tokens))
+    for _ in range(num_decodes):
+        decodes.add_decode(int(mean_tokens))
+    prefill_tokens = fmean(sum(turn.added_tokens for turn in job.turns) for job in jobs)
+    output_tokens = fmean(sum(turn.output_tokens for turn in job.turns) for job in jobs)
+    work_s = (
+        prefill_tokens * machine.cost.step_s(prefills) / machine.max_num_batched_tokens
+        + output_tokens * machine.cost.step_s(decodes) / num_decodes
+    )
+    return min(machine.pool_tokens / token_s, 1.0 / work_s)
+
+
+def _held(job: JobPlan, machine: Machine) -> tuple[float, float]:
+    """Token-seconds and seconds of one job alone; its context grows evenly while it decodes."""
+    token_s = duration_s = 0.0
+    context_tokens = 0
+    for turn, alone in zip(job.turns, turns_alone(job, machine), strict=True):
+        token_s += machine.request_s * context_tokens
+        token_s += alone.prefill_s * alone.prompt_tokens
+        token_s += alone.decode_s * (alone.prompt_tokens + turn.output_tokens / 2.0)
+        context_tokens = alone.prompt_tokens + turn.output_tokens
+        token_s += turn.tool_s * context_tokens
+        duration_s += machine.request_s + alone.prefill_s + alone.decode_s + turn.tool_s
+    return token_s, duration_s
+
+
+def prefill_coefficients(machine: Machine) -> tuple[float, float, float]:
+    """Seconds of a prefill alone on the machine: constant, per token, per token squared."""
+    lengths = [512, 2048, 8192]
+    quadratic_s, linear_s, constant_s = np.polyfit(
+        lengths, [_prefill_s(0, num_tokens, machine) for num_tokens in lengths], 2
+    )
+    return float(constant_s), float(linear_s), float(quadratic_s)
