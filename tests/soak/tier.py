@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -30,21 +30,14 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from agentkv.evals.options import whole_number
-from agentkv.protocol import ToolEvent
-from agentkv.testing.stepped_engine import BLOCK_TOKENS, SteppedEngine, prompt_of
+from agentkv.testing.stepped_engine import BLOCK_TOKENS
 from agentkv.testing.vllm_scheduler import quiet_vllm
+from tests.integrations.vllm.harness import Engine
+from tests.soak.agents import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, Agents
 
-JOBS = ("a", "b", "c", "d", "a.1", "a.2")
-"""Jobs of an engine; "a.1" and "a.2" are sub-agents of "a", whose prompt theirs begin with."""
-COMMANDS = (None, "ls", "pytest -q", "pip install torch", "frobnicate")
 BLOCK_BYTES = 4096
 """Of the made-up model with one group of KV blocks, as vLLM rounds it for the tier."""
-MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 180, 30
 EVENTS_AN_ENGINE = 2000
-MAX_STEPS = 3000
-"""In which some request must end, once no more arrive: a load takes 30, or is tried five times."""
-MAX_LIVE = 16
-"""Requests in the engine beyond which no more arrive."""
 GARBAGE = None
 """What a block holds that a load will write, or has failed to write."""
 
@@ -140,12 +133,11 @@ class WorkerOfTier:
             self._cache[block_id] = self._tier[chunk]
 
 
-class TierEngine(SteppedEngine):
+class TierEngine(Engine):
     """A stepped engine whose tier has that worker."""
 
     def __init__(self, rng: random.Random, *, slow: float, fails: float, **options: Any) -> None:
         super().__init__(**options)
-        self.is_ours = hasattr(self.scheduler, "retention")
         self.worker = WorkerOfTier(self.scheduler, rng, mean_steps=slow, fails=fails)
         self.tier = self.scheduler.connector.connector_scheduler
 
@@ -183,23 +175,16 @@ class TierEngine(SteppedEngine):
             and not request.num_computed_tokens
         ]
 
-    def check(self) -> None:
-        """Raise AssertionError if a block of the pool or of the tier is lost or used twice."""
-        assert not self.lost_blocks(), f"blocks lost: {self.lost_blocks()}"
+    def check_tier(self) -> None:
+        """Raise AssertionError if a block of the tier is lost or used twice."""
         manager = self.tier.manager
         used = [chunk.chunk_id for chunk in manager._policy.chunks.values()]
         known = sorted([*used, *manager._free_list])
         assert known == list(range(manager._num_allocated_chunks)), f"chunks lost: {known}"
 
-    def check_empty(self) -> None:
-        """Raise AssertionError if anything is held once all requests have ended."""
-        self.check()
-        assert not self.scheduler.requests
-        assert self.num_free == self.pool.num_gpu_blocks - 1
+    def check_tier_at_rest(self) -> None:
+        """Raise AssertionError if the connector remembers anything once all requests have ended."""
         tier = self.tier
-        if self.is_ours:
-            assert not self.scheduler.retention.jobs.turns
-            assert not self.scheduler.retention.costs.offload.is_loading
         leftovers = tier._jobs, tier._req_status, tier._block_id_to_pending_jobs
         assert not any(leftovers), f"the connector remembers {leftovers}"
         assert not tier._chunks_being_loaded
@@ -209,143 +194,69 @@ class TierEngine(SteppedEngine):
         assert manager._num_write_pending_chunks == 0
 
 
-class Play:
-    """Random events on one engine, all of them decided by its seed."""
+class Play(Agents):
+    """Random agents on such an engine, all of them decided by its seed."""
 
-    def __init__(self, seed: str, num_events: int, *, is_stock: bool = False) -> None:
-        self._rng = rng = random.Random(seed)
-        self._num_events = num_events
-        self._histories: dict[str, list[int]] = {}
-        self.counts: Counter[str] = Counter()
-        self.shape: dict[str, Any] = {
+    def __init__(self, seed: str, *, is_stock: bool = False) -> None:
+        self._is_stock = is_stock
+        super().__init__(seed)
+
+    def draw_shape(self) -> dict[str, Any]:
+        rng, shape = self.rng, super().draw_shape()
+        shape |= {
             "offload_bytes": BLOCK_BYTES * rng.choice((12, 30, 60, 400)),
-            "max_num_seqs": rng.randint(1, 4),
-            "max_num_batched_tokens": rng.choice((16, 64, 512)),
-            "is_async": rng.random() < 0.5,
             "window_tokens": rng.choice((None, None, 48)),
-            "policy": rng.choice(("continuum", "context_serve", "agentkv")),
             "prefill_reload_s": rng.choice((None, [0.0, 1e-4, 0.0], [0.0, 0.1, 0.0])),
-            "job_lease_s": 30.0,
         }
-        continuum = {
-            "rules": rng.choice(("paper", "released")),
-            "ttl": rng.choice(("paper", "fixed")),
-            "cold_start_samples": 2,
-        }
-        if self.shape["policy"] != "agentkv":
-            self.shape |= continuum
         largest = -(-(MAX_PROMPT_TOKENS + MAX_OUTPUT_TOKENS) // BLOCK_TOKENS)
-        if self.shape["window_tokens"] is not None:  # vLLM needs a window and a step's tokens
-            in_window = self.shape["window_tokens"] + self.shape["max_num_batched_tokens"]
+        if shape["window_tokens"] is not None:  # vLLM needs a window and a step's tokens
+            in_window = shape["window_tokens"] + shape["max_num_batched_tokens"]
             largest += min(largest, -(-in_window // BLOCK_TOKENS) + 1)
-        self.shape["num_blocks"] = rng.randint(largest + 1, 48)
+        return {**shape, "num_blocks": rng.randint(largest + 1, 48)}
+
+    def make_engine(self) -> TierEngine:
         classes = {False: Scheduler, True: AsyncScheduler}
-        self.engine = TierEngine(
-            rng,
-            scheduler_class=classes[self.shape["is_async"]] if is_stock else None,
-            slow=rng.choice((1, 2, 8, 30)),
-            fails=rng.choice((0, 0, 0.2, 0.6)),
+        return TierEngine(
+            self.rng,
+            scheduler_class=classes[self.shape["is_async"]] if self._is_stock else None,
+            slow=self.rng.choice((1, 2, 8, 30)),
+            fails=self.rng.choice((0, 0, 0.2, 0.6)),
             **self.shape,
         )
-
-    def run(self) -> None:
-        """Play all events, then end everything; raises AssertionError if a promise is broken."""
-        kinds: dict[Callable[[], None], int] = {
-            **{self._turn: 40, self._steps: 35, self._tool: 8, self._abort: 7},
-            **{self._release: 4, self._pass: 4, self._reset: 2},
-        }
-        while self.num_events < self._num_events:
-            (event,) = self._rng.choices(list(kinds), list(kinds.values()))
-            event()
-            self.counts[event.__name__.strip("_")] += 1
-            self.engine.check()
-        scheduler = self.engine.scheduler
-        num_left, since = len(scheduler.requests), self.counts["step"]
-        while scheduler.has_requests() or self.engine.in_flight:
-            self._step()
-            if len(scheduler.requests) < num_left:
-                num_left, since = len(scheduler.requests), self.counts["step"]
-            stuck = f"none ended in {MAX_STEPS} steps: {list(scheduler.requests)}"
-            assert self.counts["step"] - since < MAX_STEPS, stuck
-        self.engine.wait(3600.0)
-        self.engine.check_empty()
 
     @property
     def num_events(self) -> int:
         return self.counts.total() + self.engine.worker.counts.total()
 
-    def _step(self) -> None:
-        output = self.engine.step()
-        self.counts["step"] += 1
-        if output is not None:
-            self.counts["preemptions"] += len(output.preempted_req_ids or ())
-            if not output.total_num_scheduled_tokens:
-                self.engine.clock.now_s += 1.0  # so that who is held back has its turn
-                for request_id in self.engine.kept_out_for_ever():
-                    self.counts["kept out"] += 1
-                    self.engine.abort(request_id)
+    def step(self) -> Any:
+        output = super().step()
+        if output is not None and not output.total_num_scheduled_tokens:
+            for request_id in self.engine.kept_out_for_ever():
+                self.counts["kept out"] += 1
+                self.engine.abort(request_id)
+        return output
 
-    def _turn(self) -> None:
-        if len(self.engine.scheduler.requests) >= MAX_LIVE:
-            return self._steps()
-        rng, job = self._rng, self._rng.choice((*JOBS, None, None))
-        parent, _, child = (job or "x").partition(".")
-        start = self._histories.get(parent, []) if child else []
-        history = self._histories.get(job or "x", start)
-        if rng.random() < 0.1:
-            history = history[: rng.randrange(len(history) + 1)]  # the client edits it
-        new = prompt_of(rng.randint(1, 90), salt=rng.choice((len(history), rng.randrange(50))))
-        prompt = (history + new)[:MAX_PROMPT_TOKENS]
-        tags = {} if job is None else {"job_id": job, "is_last_step": int(rng.random() < 0.1)}
-        if child:
-            tags["parent_job_id"] = parent
-        command = rng.choice(COMMANDS)
-        for _ in range(rng.choice((1, 1, 1, 2))):
-            self.engine.add(
-                prompt,
-                max_tokens=rng.randint(1, MAX_OUTPUT_TOKENS),
-                stop=["x"] if rng.random() < 0.2 else None,
-                reply=None if command is None else f"```bash\n{command}\n```",
-                **tags,
-            )
-        self._histories[job or "x"] = prompt if len(prompt) < MAX_PROMPT_TOKENS else []
+    def check(self) -> None:
+        super().check()
+        self.engine.check_tier()
 
-    def _steps(self) -> None:
-        for _ in range(self._rng.randint(1, 12)):
-            self._step()
+    def check_empty(self) -> None:
+        super().check_empty()
+        self.engine.check_tier_at_rest()
 
-    def _tool(self) -> None:
-        states = ("started", "finished")
-        event = ToolEvent(self._rng.choice(states), command="make it", duration_s=None)
-        job = self._rng.choice(JOBS)
-        if self.engine.is_ours:
-            self.engine.scheduler.retention.tool_signal(job, event)
+    def tool(self) -> None:
+        if not self._is_stock:
+            super().tool()
 
-    def _abort(self) -> None:
-        live = [
-            request_id
-            for request_id, request in self.engine.scheduler.requests.items()
-            if not request.is_finished()
-        ]
-        if live:
-            self.engine.abort(self._rng.choice(live))
+    def release(self) -> None:
+        if not self._is_stock:
+            super().release()
 
-    def _release(self) -> None:
-        job = self._rng.choice(JOBS)
-        if self.engine.is_ours:
-            self.engine.scheduler.retention.release(job)
+    def can_reset_running(self) -> bool:
+        return bool(self.engine.can_reset_running())
 
-    def _pass(self) -> None:
-        self.engine.wait(self._rng.choice((0.05, 0.5, 2.1, 31.0)))
-
-    def _reset(self) -> None:
-        if self.engine.in_flight:
-            return
-        resets_running = self._rng.random() < 0.5 and self.engine.can_reset_running()
-        resets_tier = self._rng.random() < 0.5 and self.engine.can_reset_tier()
-        self.engine.scheduler.reset_prefix_cache(
-            reset_running_requests=resets_running, reset_connector=resets_running or resets_tier
-        )
+    def can_reset_tier(self) -> bool:
+        return bool(self.engine.can_reset_tier())
 
 
 def soak(num_events: int, seed: int, *, is_stock: bool = False) -> dict[str, Any]:
@@ -353,11 +264,10 @@ def soak(num_events: int, seed: int, *, is_stock: bool = False) -> dict[str, Any
     counts: Counter[str] = Counter()
     number = num_played = 0
     while num_played < num_events:
-        play = Play(
-            f"{seed}/{number}", min(EVENTS_AN_ENGINE, num_events - num_played), is_stock=is_stock
-        )
+        play = Play(f"{seed}/{number}", is_stock=is_stock)
         try:
-            play.run()
+            play.play(min(EVENTS_AN_ENGINE, num_events - num_played))
+            play.finish()
         except Exception:
             trouble = traceback.format_exc()
             return {"engine": f"{seed}/{number}", "shape": play.shape, "trouble": trouble}

@@ -6,7 +6,6 @@ random events, `python -m tests.integrations.vllm.engine.test_kv_events N` that 
 
 from __future__ import annotations
 
-import random
 import sys
 from collections import Counter
 from typing import Any
@@ -22,13 +21,10 @@ from vllm.distributed.kv_events import (
 from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 
-from agentkv.protocol import ToolEvent
-from agentkv.testing.stepped_engine import prompt_of
-from tests.integrations.vllm.harness import Engine
+from tests.soak.agents import Agents
 
 BLOCK_BYTES = 4096
 DEVICE, DRAM = "GPU", "CPU"
-JOBS = "abcdef"
 
 
 class Subscriber(EventPublisher):
@@ -60,33 +56,24 @@ class Subscriber(EventPublisher):
         """There is nothing to close."""
 
 
-class World:
-    """Random jobs on one engine with KV events, and a subscriber."""
+class World(Agents):
+    """Random agents on an engine with KV events, and a subscriber."""
 
-    def __init__(self, seed: int, *, is_async: bool, tier_blocks: int, policy: str) -> None:
-        self.random = random.Random(seed)
-        self.engine = Engine(
-            num_blocks=40,
-            max_num_seqs=4,
-            is_async=is_async,
-            policy=policy,
-            cold_start_samples=2,
-            has_kv_events=True,
-            offload_bytes=tier_blocks * BLOCK_BYTES,
-        )
+    def __init__(self, seed: str, **given: Any) -> None:
+        super().__init__(seed, num_blocks=24, max_num_seqs=4, has_kv_events=True, **given)
         self.subscriber = self.engine.scheduler.kv_event_publisher = Subscriber()
-        self.histories: dict[str, list[int]] = {}
         self.seen: dict[Any, bytes] = {}
         """Hashes that events name, with those of the pool and the tier."""
 
-    def play(self, num_events: int) -> None:
-        """Play until the server has published that number of events; compare after each step."""
-        actions = [self.arrive] * 4 + [self.abort, self.wait, self.release, self.tool, self.reset]
-        while self.subscriber.num_events < num_events:
-            self.random.choice(actions)()
-            for _ in range(self.random.randrange(8)):
-                self.engine.step()
-                self.compare()
+    @property
+    def num_events(self) -> int:
+        """Those that the server has published."""
+        return self.subscriber.num_events
+
+    def step(self) -> Any:
+        output = super().step()
+        self.compare()
+        return output
 
     def compare(self) -> None:
         """The subscriber's view, with what is published next, is the block pool and the tier."""
@@ -116,44 +103,6 @@ class World:
             is_hit = manager.lookup(key, ReqContext(req_id="")) is LookupResult.HIT
             assert is_hit == (in_dram[named] > 0)
 
-    def arrive(self) -> None:
-        job = self.random.choice(JOBS)
-        history = self.histories.get(job, prompt_of(self.random.randrange(1, 90)))
-        if self.random.random() < 0.1:
-            history = history[: len(history) // 2]  # the agent cuts its history back
-        salt = self.random.randrange(3)  # few, so that jobs share prefixes
-        prompt = (history + prompt_of(self.random.randrange(1, 60), salt=salt))[:300]
-        for _ in range(self.random.choice([1, 1, 1, 2])):
-            self.engine.add(
-                prompt,
-                max_tokens=self.random.randrange(1, 40),
-                reply=self.random.choice([None, "```bash\nls\n```", "```bash\nmake\n```"]),
-                job_id=job,
-                is_last_step=int(self.random.random() < 0.15),
-            )
-        self.histories[job] = prompt if len(prompt) < 250 else []
-
-    def abort(self) -> None:
-        live = sorted(self.engine.scheduler.requests)
-        if live:
-            self.engine.abort(self.random.choice(live))
-
-    def wait(self) -> None:
-        self.engine.wait(self.random.choice([0.5, 2.1, 31.0]))
-
-    def release(self) -> None:
-        self.engine.retention.release(self.random.choice(JOBS))
-
-    def tool(self) -> None:
-        event = ToolEvent(state=self.random.choice(["started", "finished"]), command="make it")
-        self.engine.retention.tool_signal(self.random.choice(JOBS), event)
-
-    def reset(self) -> None:
-        if self.random.random() < 0.05 and not self.engine.in_flight:
-            # vLLM's connector cannot take that back from a request whose load is under way
-            can_preempt = self.engine.scheduler.connector is None
-            self.engine.scheduler.reset_prefix_cache(reset_running_requests=can_preempt)
-
 
 WORLDS = [
     (is_async, tier_blocks, policy)
@@ -164,10 +113,10 @@ WORLDS = [
 
 def play(num_events: int, *, seed: int, is_async: bool, tier_blocks: int, policy: str) -> World:
     """Play one world to its end, with all that its subscriber has to agree with."""
-    world = World(seed, is_async=is_async, tier_blocks=tier_blocks, policy=policy)
+    offload_bytes = tier_blocks * BLOCK_BYTES
+    world = World(f"{seed}", is_async=is_async, offload_bytes=offload_bytes, policy=policy)
     world.play(num_events)
-    world.engine.run(max_steps=3000)
-    world.compare()
+    world.finish()
     if tier_blocks:
         assert world.engine.num_blocks_loaded > 0
         world.compare_tier()

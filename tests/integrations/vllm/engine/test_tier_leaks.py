@@ -8,7 +8,7 @@ import pytest
 
 from tests.soak.tier import Play, soak
 
-NUM_EVENTS = 5_000
+NUM_EVENTS = 8_000
 
 
 def test_nothing_leaks_and_nothing_mixes_between_pool_and_tier() -> None:
@@ -52,7 +52,7 @@ def mix_up_chunks(play: Play) -> None:
 )
 def test_what_goes_wrong_is_found(sabotage: Callable[[Play], None], message: str) -> None:
     """A block or chunk that nobody holds, and one that holds something else."""
-    play = Play("1/0", NUM_EVENTS)
+    play = Play("1/0")
     sabotage(play)
     with pytest.raises(AssertionError, match=message):
-        play.run()
+        play.play(NUM_EVENTS)

@@ -1,24 +1,18 @@
-"""A trainer's weight updates on vLLM's scheduler, by the methods of vLLM's own EngineCoreProc.
-
-`python -m tests.integrations.vllm.engine.test_weight_updates 100000` plays the long form.
-"""
+"""A trainer's weight updates on vLLM's scheduler, by the methods of vLLM's own EngineCoreProc."""
 
 from __future__ import annotations
 
 import queue
-import sys
-from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.request import RequestStatus
 
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.protocol import ToolEvent
 from agentkv.testing.stepped_engine import prompt_of
-from agentkv.testing.vllm_scheduler import quiet_vllm
 from tests.integrations.vllm.harness import Engine
+from tests.soak.agents import Agents
 
 HELD: dict[str, Any] = {"policy": "continuum", "ttl": "fixed", "fixed_ttl_s": 100.0}
 OFFLOADED = 200 << 20
@@ -223,24 +217,18 @@ def test_an_id_that_comes_back_after_its_job_is_a_new_job() -> None:
     assert new.order > retention.jobs.get("other").order > old.order
 
 
-class Fuzz:
-    """Trajectories and a trainer in random order; every block knows which weights filled it."""
+class Updates(Agents):
+    """Random agents and their trainer; every block knows which weights filled it."""
 
-    def __init__(self, seed: int, *, is_async: bool, policy: str, with_tier: bool) -> None:
-        self.random = Random(seed)
-        self.engine = Engine(
-            num_blocks=60,
-            max_num_seqs=4,
-            max_num_batched_tokens=64,
-            is_async=is_async,
-            offload_bytes=OFFLOADED if with_tier else 0,
-            policy=policy,
-            job_lease_s=60.0,
-            cold_start_samples=2,
-        )
+    weights: ClassVar[dict[str, int]] = {
+        **Agents.weights,
+        **{"pause": 8, "resume": 10, "reset": 4, "sleep": 2},
+    }
+
+    def __init__(self, seed: str, **given: Any) -> None:
+        shape = {"num_blocks": 60, "max_num_seqs": 4, "ttl": "fixed", "fixed_ttl_s": 20.0}
+        super().__init__(seed, **{**shape, "prefill_reload_s": [0.0, 0.05, 0.0], **given})
         self.trainer = Trainer(self.engine)
-        self.has_tier = with_tier
-        self.histories: dict[str, list[int]] = {}
         self.num_resets = self.num_held_over_pauses = 0
         self.stale: set[int] = set()
         """Blocks that were filled before the last reset, and not since."""
@@ -266,61 +254,22 @@ class Fuzz:
 
         pool.reset_prefix_cache, pool.get_new_blocks = noted_reset, noted_blocks
 
-    def play(self, num_steps: int) -> None:
-        acts = [self.arrive] * 6 + [self.step] * 10 + [self.abort, self.tool, self.wait]
-        acts += [self.release, self.pause, self.resume, self.resume, self.reset, self.sleep]
-        for _ in range(num_steps):
-            self.random.choice(acts)()
-            self.trainer.idle()
-            self.check()
-
     def check(self) -> None:
-        retention, engine = self.engine.retention, self.engine
-        for pin in retention.pins:
+        self.trainer.idle()
+        super().check()
+        for pin in self.engine.retention.pins:
             assert not self.stale.intersection(block.block_id for block in pin.blocks), pin
-        assert engine.lost_blocks() == []
 
-    def arrive(self) -> None:
-        job = f"uid_{self.random.randrange(6)}"
-        history = self.histories.get(job, prompt_of(self.random.randrange(20, 90)))
-        prompt = history + prompt_of(self.random.randrange(1, 60), salt=self.random.randrange(3))
-        self.engine.add(
-            prompt,
-            max_tokens=self.random.randrange(1, 30),
-            cache_salt=self.random.choice([None, None, "v1", "v2"]),
-            job_id=job,
-            is_last_step=int(self.random.random() < 0.1),
-        )
-        self.histories[job] = prompt if len(prompt) < 250 else prompt_of(40)
+    def sampling(self) -> dict[str, Any]:
+        return {"cache_salt": self.rng.choice([None, None, "v1", "v2"])}
 
-    def step(self) -> None:
-        for _ in range(self.random.randrange(1, 6)):
-            self.engine.step()
-
-    def abort(self) -> None:
-        live = sorted(self.engine.scheduler.requests)
-        if live:
-            self.engine.abort(self.random.choice(live))
-
-    def tool(self) -> None:
-        event = ToolEvent(state=self.random.choice(["started", "finished"]), command="make it")
-        job = f"uid_{self.random.randrange(6)}"
-        self.engine.retention.tool_signal(job, event)
-
-    def wait(self) -> None:
-        self.engine.wait(self.random.choice([0.1, 2.1, 61.0]))
-
-    def release(self) -> None:
-        self.engine.retention.release(f"uid_{self.random.randrange(6)}")
-
-    @property
-    def can_preempt(self) -> bool:
+    def can_clear(self) -> bool:
         """vLLM refuses while a connector loads, and a step under way would be lost."""
         return not (self.has_tier or self.engine.in_flight)
 
     def pause(self) -> None:
-        mode = self.random.choice(["abort", "keep", "wait"])
-        clear = self.random.random() < 0.5 and self.can_preempt
+        mode = self.rng.choice(["abort", "keep", "wait"])
+        clear = self.rng.random() < 0.5 and self.can_clear()
         held = self.engine.pinned
         self.trainer.pause_scheduler(mode, clear)
         if held and not clear and mode == "keep":
@@ -330,15 +279,9 @@ class Fuzz:
     def resume(self) -> None:
         self.trainer.wake_up()
 
-    def reset(self) -> None:
-        if not self.engine.in_flight:
-            with_running = self.random.random() < 0.5 and self.can_preempt
-            with_tier = self.random.random() < 0.5
-            self.engine.scheduler.reset_prefix_cache(with_running, with_tier)
-
     def sleep(self) -> None:
-        if self.can_preempt and not self.trainer._idle_state_callbacks:
-            self.trainer.sleep(self.random.choice([1, 2]))
+        if self.can_clear() and not self.trainer._idle_state_callbacks:
+            self.trainer.sleep(self.rng.choice([1, 2]))
 
 
 WORLDS = [
@@ -352,16 +295,8 @@ WORLDS = [
 def test_no_pin_outlives_a_reset(is_async: bool, policy: str, with_tier: bool) -> None:
     """In a random run no pinned block was ever filled before the last reset, pins outlive a pause
     that keeps the cache, and no block is lost."""
-    fuzz = Fuzz(3, is_async=is_async, policy=policy, with_tier=with_tier)
-    fuzz.play(1500)
-    assert fuzz.num_resets > 8
-    assert fuzz.num_held_over_pauses > 2
-
-
-if __name__ == "__main__":
-    quiet_vllm()
-    for case in WORLDS:
-        fuzz = Fuzz(1, is_async=case[0], policy=case[1], with_tier=case[2])
-        fuzz.play(int(sys.argv[1]) // len(WORLDS))
-        ends = fuzz.engine.pin_ends
-        print(case, f"{fuzz.num_resets} resets, {fuzz.num_held_over_pauses} pauses with pins", ends)
+    tier = {"offload_bytes": OFFLOADED} if with_tier else {}
+    updates = Updates("3", is_async=is_async, policy=policy, **tier)
+    updates.play(5000)
+    assert updates.num_resets > 8
+    assert updates.num_held_over_pauses > 2
