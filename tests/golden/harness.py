@@ -8,13 +8,16 @@ the project itself, so that code may move without a change here. `pytest tests/g
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import os
 import re
-import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from agentkv.cli import main
 
 FOLDER = Path(__file__).parent / "expected"
 
@@ -26,17 +29,20 @@ FREE_TEXT = frozenset(
 
 
 def run_command(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
-    """Run `python -m agentkv.cli`; returns exit status, standard output and standard error."""
-    done = subprocess.run(
-        [sys.executable, "-m", "agentkv.cli", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, "COLUMNS": "200", "VLLM_LOGGING_LEVEL": "ERROR"},
-    )
-    return done.returncode, done.stdout, done.stderr
+    """Run the command in this process, where vLLM and litellm are imported once.
+
+    Returns exit status, standard output and standard error.
+    """
+    out, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
+        patch.setenv("COLUMNS", "200")
+        patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8"))
+        try:
+            status: Any = main([*arguments])
+        except SystemExit as ended:
+            status = ended.code
+        shown = [stream.buffer.getvalue().decode() for stream in (out, errors)]  # type: ignore[attr-defined]
+    return status, *shown
 
 
 def document_of(*arguments: str, status: int = 0, stdin: str = "") -> Any:
