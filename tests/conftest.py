@@ -41,20 +41,19 @@ PRICE_S = 9.0
 
 GROUPS = {
     "tiny": (
-        *("tests/server/test_fleet.py", "tests/server/test_continuum_server.py"),
-        *("tests/server/test_verify_pin.py", "tests/server/test_api_real.py"),
-        *("tests/server/test_clients.py", "tests/server/test_top.py"),
-        *("tests/server/test_kv_tier.py", "tests/evals/commands/test_record_server.py"),
+        *(
+            "tests/server/test_fleet.py",
+            "tests/server/test_kv_tier.py",
+            "tests/server/test_soak.py",
+        ),
+        *("tests/integrations/grafana/test_grafana.py", "tests/server/test_continuum_server.py"),
+        *("tests/server/test_api_real.py", "tests/server/test_clients.py"),
         "tests/evals/simulator/test_calibrate.py",
     ),
     # the routes' totals are those of a fresh server
     "routes": ("tests/golden/test_routes.py", "tests/docs/test_pages.py"),
     # the last one stops the server
-    "demo": (
-        *("tests/server/test_agentkv_server.py", "tests/server/test_bash_agent.py"),
-        *("tests/server/test_swebench_demo.py", "tests/server/test_live_page.py"),
-    ),
-    "scarce": ("tests/server/test_soak.py", "tests/integrations/grafana/test_grafana.py"),
+    "demo": ("tests/server/test_demo_agents.py", "tests/server/test_live_page.py"),
 }
 """Files whose tests share servers, in their order: one process runs a group."""
 GROUP_OF = {path: group for group, paths in GROUPS.items() for path in paths}
@@ -64,14 +63,17 @@ SLOW = (
     *("tests/testing/test_promises.py", "tests/evals/test_rivals.py"),
     *("tests/evals/commands/test_bench.py", "tests/evals/commands/test_plot.py"),
     *("tests/evals/commands/test_report.py", "tests/evals/swebench/test_report.py"),
-    *("tests/evals/simulator/test_tenants.py", "tests/evals/simulator/test_workloads.py"),
+    "tests/evals/simulator/test_workloads.py",
     *("tests/evals/simulator/test_simulate.py", "tests/evals/simulator/test_fleet.py"),
     *("tests/evals/simulator/test_dram_tier.py", "tests/evals/workload/test_kinds.py"),
-    *("tests/evals/workload/test_recorded.py", "tests/frameworks", "tests/studies"),
+    *(
+        "tests/evals/workload/test_recorded.py::test_a_simulated",
+        "tests/frameworks",
+        "tests/studies",
+    ),
     *("tests/integrations/test_opentelemetry.py", "tests/integrations/vllm/api/test_page.py"),
     "tests/integrations/vllm/api/test_folding.py::test_any_object_comes_through",
     "tests/integrations/vllm/api/test_balancer.py::test_the_api_servers_of_one_server_share",
-    "tests/integrations/vllm/engine/test_never_leaks.py",
     "tests/integrations/vllm/engine/test_tier_leaks.py",
     "tests/integrations/vllm/engine/test_kv_events.py",
     "tests/integrations/vllm/engine/test_queue.py",
@@ -82,7 +84,7 @@ SLOW = (
     "tests/tool_calls/test_adversarial.py::test_adversarial_replies_take_no_longer",
 )
 """What takes seconds a test: all of it is `slow`, so that `make test-fast` stays fast."""
-TINY_SERVERS = ("tiny_continuum_server", "tier_server", "tiny_fcfs_server")
+TINY_SERVERS = ("tiny_continuum_server", "scarce_server", "tiny_fcfs_server")
 
 
 class ByServer(LoadScopeScheduling):
@@ -179,20 +181,6 @@ def tiny_continuum_server(server_pool: ServerPool, tiny_model_dir: Path) -> Serv
     return server_pool.get(tiny_model_dir, *TINY_ARGS)
 
 
-@pytest.fixture(scope="session")
-def record_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the server with a tier writes its event log."""
-    return tmp_path_factory.mktemp("record")
-
-
-@pytest.fixture
-def tier_server(server_pool: ServerPool, tiny_model_dir: Path, record_dir: Path) -> ServerProcess:
-    """The tiny model under agentkv: 63 blocks, a KV tier in DRAM, and its event log in a file."""
-    scarce = ("--num-gpu-blocks-override", "64", "--max-model-len", "2016")
-    flags = (*scarce, "--kv-tier-gib", "0.1", "--run-output-dir", str(record_dir))
-    return server_pool.get(tiny_model_dir, *TINY_ARGS, *flags, policy="agentkv")
-
-
 @pytest.fixture
 def tiny_fcfs_server(server_pool: ServerPool, tiny_model_dir: Path) -> ServerProcess:
     """The tiny model under stock fcfs."""
@@ -224,11 +212,15 @@ def demo_server(server_pool: ServerPool, demo_model_dir: Path) -> ServerProcess:
 def scarce_server(
     server_pool: ServerPool, tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> ServerProcess:
-    """The tiny model under agentkv as a soak has it: little memory, every store in use."""
+    """The tiny model under agentkv as a soak has it: little memory, a KV tier, every store in use.
+
+    Its event log is in the folder `record` of the session's.
+    """
     from tests.soak.run import ENVIRONMENT, server_args  # psutil, which vLLM's environment has
 
     args = server_args(tmp_path_factory.getbasetemp(), {"max_ttl_s": 5.0})
-    return server_pool.get(tiny_model_dir, *args, policy="agentkv", environment=ENVIRONMENT)
+    flags = (*args, "--kv-tier-gib", "0.1")
+    return server_pool.get(tiny_model_dir, *flags, policy="agentkv", environment=ENVIRONMENT)
 
 
 @pytest.fixture

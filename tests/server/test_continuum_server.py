@@ -1,15 +1,20 @@
-"""The continuum policy in a real vLLM server: pins, idle expiry, gauges, start-up errors."""
+"""The continuum policy in a real vLLM server, and the commands that look at one."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from agentkv.cli import main as agentkv
 from agentkv.errors import ServerStartError
+from agentkv.evals.top import LiveFeed, ShownJob, Top
 from agentkv.server.process import ServerProcess
 from tests.server.chat import LIMIT_S, WORDS, agentkv_get, chat, metric, wait_for
 
@@ -54,25 +59,14 @@ def test_a_stop_string_ends_a_turn_with_a_pin(tiny_continuum_server: ServerProce
     release(server, "stopped")
 
 
-def test_several_choices_of_one_request_leave_one_pin(
-    tiny_continuum_server: ServerProcess,
-) -> None:
-    """n = 3 is one turn of the job."""
-    server = tiny_continuum_server
-    chat(server, WORDS, n=3, temperature=1.0, job_id="choices")
-    wait_for(lambda: agentkv_get(server, "jobs/choices")["live_requests"] == 0)
-    assert agentkv_get(server, "jobs/choices")["turns"] == 1
-    assert agentkv_get(server, "stats")["pinned_jobs"] == 1
-    release(server, "choices")
-
-
 def test_the_timestamps_survive_the_end_of_the_server(
-    tier_server: ServerProcess, record_dir: Path
+    scarce_server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """--run-output-dir holds every event, though vLLM kills its engine on the way out."""
-    chat(tier_server, WORDS, job_id="kept")
-    tier_server.stop()
-    lines = (record_dir / "scheduler_timestamps.jsonl").read_text().splitlines()
+    chat(scarce_server, WORDS, job_id="kept")
+    scarce_server.stop()
+    path = tmp_path_factory.getbasetemp() / "record" / "scheduler_timestamps.jsonl"
+    lines = path.read_text().splitlines()
     events = [event for event in map(json.loads, lines) if event.get("job_id") == "kept"]
     of_the_turn = [event["event"] for event in events]
     assert of_the_turn[:4] == ["arrival", "waiting_to_running", "finish", "pinned"]
@@ -85,3 +79,84 @@ def test_a_wrong_start_is_refused_with_a_reason(make_server: Callable[..., Serve
     server.start()
     with pytest.raises(ServerStartError, match="unknown key 'tttl'; valid keys: rules, ttl"):
         server.wait_until_ready()
+
+
+def verify(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], *options: str
+) -> tuple[int, dict[str, Any], str]:
+    """Exit status, JSON document and the text before it."""
+    # on a busy machine a gap of the default second may outlast the TTL of two
+    flags = ["--base-url", server.base_url, "--json", "--gap-s", "0.4", *options]
+    status = agentkv(["verify-pin", *flags])
+    captured = capsys.readouterr()
+    return status, json.loads(captured.out), captured.err
+
+
+def test_continuum_passes(
+    tiny_continuum_server: ServerProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Status 0; what is pinned after each turn is exactly the whole blocks of its context."""
+    status, document, text = verify(tiny_continuum_server, capsys, "--out", str(tmp_path))
+    assert status == 0, text
+    assert document["policy"] == "continuum"
+    assert document["ttl_trial"]["held_s"] > document["ttl_trial"]["ttl_s"] - 0.1
+    assert all(check["passed"] for check in document["checks"])
+    *pinned, last = document["turns"]
+    assert [row["blocks_after"] for row in pinned] == [row["blocks_full"] for row in pinned]
+    assert last["blocks_after"] == 0
+    assert json.loads((tmp_path / "verify_pin.json").read_text()) == document
+
+
+def test_other_traffic_is_noticed(
+    tiny_continuum_server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 1 if others use the server meanwhile, since usage is then not the job's alone."""
+    is_over = threading.Event()
+    body = {"model": "tiny", "prompt": "other work", "max_tokens": 8, "temperature": 0}
+
+    def work() -> None:
+        while not is_over.wait(0.5):
+            httpx.post(f"{tiny_continuum_server.base_url}/completions", json=body, timeout=60)
+
+    other = threading.Thread(target=work)
+    other.start()
+    try:
+        status, document, _ = verify(tiny_continuum_server, capsys)
+    finally:
+        is_over.set()
+        other.join()
+    assert status == 1
+    assert document["num_foreign_requests"] > 0
+
+
+@pytest.mark.asyncio
+async def test_the_jobs_of_a_server_are_on_the_screen(tiny_continuum_server: ServerProcess) -> None:
+    """A job shows with its turns, its context and what happened to it."""
+    server = tiny_continuum_server
+    app = Top(LiveFeed(server.base_url, None))
+    async with app.run_test(size=(80, 24)) as pilot, asyncio.timeout(60.0):
+        for turn in (1, 2):
+            await asyncio.to_thread(chat, server, WORDS, job_id="watched", turn=turn)
+        key = ShownJob(0, "watched")
+        while app.board.jobs.get(key, {}).get("turn") != 2:
+            await pilot.pause(0.1)
+        shown = app.board.jobs[key]
+        events = [event["event"] for event in app.board.events.get(key)]
+        assert key in app._shown
+    described = agentkv_get(server, "jobs/watched")
+    assert shown["tokens"] == described["context_tokens"] or shown["state"] == "running"
+    of_turns = [event for event in events if event in ("arrival", "waiting_to_running", "finish")]
+    assert of_turns[:3] == ["arrival", "waiting_to_running", "finish"]
+
+
+def test_a_servers_report_is_one_file(
+    tiny_continuum_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report of a running server has what it saved since its start, and each job's events."""
+    chat(tiny_continuum_server, WORDS, job_id="reported", is_last_step=True)
+    path = tmp_path / "out.html"
+    assert agentkv(["report", tiny_continuum_server.root_url, "--html", str(path)]) == 0
+    text = path.read_text()
+    assert '"kept_tokens"' in text
+    assert '"job_id": "reported"' in text
+    assert json.loads(capsys.readouterr().out)["html"] == str(path)

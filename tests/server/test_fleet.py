@@ -18,7 +18,7 @@ NUM_JOBS = 5
 @pytest.mark.parametrize("name", ["haproxy", "nginx"])
 def test_a_jobs_turns_tool_events_and_release_reach_one_server(
     tiny_continuum_server: ServerProcess,
-    tier_server: ServerProcess,
+    scarce_server: ServerProcess,
     name: str,
     tmp_path: Path,
 ) -> None:
@@ -26,7 +26,7 @@ def test_a_jobs_turns_tool_events_and_release_reach_one_server(
 
     Jobs that name another as their affinity go to its server.
     """
-    servers = [tiny_continuum_server, tier_server]
+    servers = [tiny_continuum_server, scarce_server]
     with ROUTERS[name](servers, tmp_path) as router:
         jobs = play_all(router, name, NUM_JOBS)
         children = play_all(router, f"{name}-child", NUM_JOBS, affinity=jobs[0].job_id)

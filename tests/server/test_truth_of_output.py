@@ -17,10 +17,12 @@ from typing import get_args
 
 import pytest
 
+from agentkv.cli import main as agentkv
 from agentkv.durations.prediction import Speed
 from agentkv.policies.pins import HoldEnd
+from agentkv.server.process import ServerProcess
 from tests.conftest import TINY_ARGS, ServerPool
-from tests.server.chat import metric
+from tests.server.chat import WORDS, agentkv_get, chat, metric, wait_for
 from tests.server.transcripts import NUM_JOBS, NUM_TURNS, Transcript, play
 
 # The first test starts six servers.
@@ -205,3 +207,19 @@ def test_the_jobs_are_worth_comparing(runs: Runs) -> None:
     assert len(outputs) == NUM_JOBS * NUM_TURNS
     leads = sorted(lead for sampled in runs.reference.values() for lead in sampled.leads)
     assert leads[len(leads) // 2] > 100 * max(runs.spread_of_stock(), 1e-6)
+
+
+def test_the_template_serves_what_stock_serves(
+    server_pool: ServerPool, tiny_model_dir: Path, tiny_fcfs_server: ServerProcess, tmp_path: Path
+) -> None:
+    """The server names the policy `Mine`, pins by its rule, and samples the tokens of fcfs."""
+    assert agentkv(["policy", "new", str(tmp_path / "mine.py")]) == 0
+    server = server_pool.get(tiny_model_dir, *TINY_ARGS, policy=f"{tmp_path}/mine.py:Mine")
+    info = agentkv_get(server, "info")
+    assert (info["policy"], info["settings"]["hold_s"]) == ("Mine", 5.0)
+    for text in (WORDS, f"{WORDS} and more", f"{WORDS} and more and more"):
+        ours = chat(server, text, job_id="job", max_tokens=24)
+        stock = chat(tiny_fcfs_server, text, max_tokens=24)
+        assert ours["choices"][0]["message"] == stock["choices"][0]["message"]
+    wait_for(lambda: metric(server, "agentkv:pins_total") >= 2)
+    assert metric(server, "agentkv:policy_faults_total") == 0

@@ -1,0 +1,123 @@
+"""The demo model behind the example agent and SWE-bench; what it says is no fact of these tests."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import bash_agent
+import httpx
+import pytest
+
+from agentkv.evals.swebench import command as swebench
+from agentkv.server.process import ServerProcess
+from tests.conftest import PRICE_S
+from tests.server.chat import WORDS, agentkv_get, chat, wait_for
+
+pytestmark = pytest.mark.server
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "bash_agent.py"
+BLOCK_SIZE = 32
+
+
+def play(
+    base_url: str, capsys: pytest.CaptureFixture[str], *options: str
+) -> tuple[int, dict[str, Any], str]:
+    """Exit status, JSON document and the text on standard error."""
+    status = bash_agent.main(["--base-url", base_url, "--json", *options])
+    captured = capsys.readouterr()
+    return status, json.loads(captured.out), captured.err
+
+
+def test_the_tour_is_one_job_of_five_turns(
+    demo_server: ServerProcess,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The tour's five turns find their context cached and pinned; the last one leaves nothing."""
+    status, document, text = play(demo_server.base_url, capsys)
+    turns = document["turns"]
+    assert status == 0, text
+    assert [turn["user_prompt"] for turn in turns] == list(bash_agent.TOUR)
+    assert document["job"]["turns"] == 5
+    for earlier, later in pairwise(turns):
+        context_tokens = earlier["prompt_tokens"] + earlier["output_tokens"]
+        assert later["prompt_tokens"] > context_tokens
+        assert later["cached_tokens"] >= earlier["prompt_tokens"] - BLOCK_SIZE
+        assert later["cached_tokens"] > earlier["cached_tokens"]
+    routes = f"{demo_server.base_url}/agentkv"
+    job_id = document["job"]["job_id"]
+    events = httpx.get(f"{routes}/timestamps", timeout=30).json()["jobs"][job_id]
+    reasons = [event.get("reason") for event in events if event["event"] == "unpinned"]
+    assert reasons == ["returned"] * 4
+    assert httpx.get(f"{routes}/stats", timeout=30).json()["pinned_blocks"] == 0
+
+
+@pytest.mark.long
+def test_with_a_tier_a_lost_cache_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each later turn of the tour finds its context although another prompt took the cache."""
+    status = bash_agent.main(["--tier", "--json"])
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert status == 0, captured.err
+    for earlier, later in pairwise(document["turns"]):
+        assert later["cached_tokens"] >= earlier["prompt_tokens"] - BLOCK_SIZE
+    assert document["loaded_tokens"] == sum(turn["cached_tokens"] for turn in document["turns"])
+
+
+def events_of(server: ServerProcess, job_id: str, name: str) -> list[dict[str, Any]]:
+    events = agentkv_get(server, "timestamps")["jobs"].get(job_id, [])
+    return [event for event in events if event["event"] == name]
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "is_held"),
+    [("ls -la", "ls", True), ("pip install torch", "pip install", False)],
+)
+def test_a_context_is_held_by_the_price_of_the_tool(
+    demo_server: ServerProcess, command: str, key: str, is_held: bool
+) -> None:
+    """Read from the reply, which guided decoding makes the model say."""
+    server = demo_server
+    job_id = command.split()[0]
+    choice = {"choice": [f"```bash\n{command}\n```"]}
+    chat(
+        server,
+        WORDS,
+        model="demo",
+        job_id=job_id,
+        max_tokens=64,
+        ignore_eos=False,
+        structured_outputs=choice,
+    )
+    wait_for(lambda: bool(events_of(server, job_id, "decision")))
+    (decision,) = events_of(server, job_id, "decision")
+    assert decision["command"] == key
+    assert (decision["ttl_s"] > 0) == is_held
+    assert f"coming back is worth {PRICE_S:.2f} s of holding" in decision["reason"]
+    chat(server, WORDS, model="demo", job_id=job_id, is_last_step=True)
+
+
+@pytest.mark.long
+def test_two_instances_are_played_graded_and_reported(
+    tmp_path: Path, demo_server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is a job of several turns whose context is found again, and that is released."""
+    out = tmp_path / "run"
+    url = demo_server.base_url
+    flags = ["--model", "demo", "--base-url", url, "--slice", "0:2", "--step-limit", "4"]
+    status = swebench.main(["demo", *flags, "--out", str(out), "--json"])
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    document = json.loads(captured.out)
+    assert document["instances"] == 2
+    assert document["policy"] == "agentkv"
+    assert sum(document[name] for name in ("resolved", "unresolved", "empty")) == 2
+    run = json.loads((out / "report.json").read_text())["runs"][0]
+    assert run["completed"] == 2
+    assert run["turns_mean"] > 1
+    assert run["cached_share"] > run["cached_share_first"]
+    assert run["pins"] > 0
+    jobs = httpx.get(f"{url}/agentkv/jobs").json()
+    assert not [job for job in jobs["jobs"] if job["job_id"].startswith("agentkv__")]
