@@ -1,23 +1,21 @@
 """Offline trees: training is deterministic and small, bounds label where they decide."""
 
 import json
-from collections.abc import Callable, Sequence
 
 import pytest
 
 from agentkv.commands import analyze_command
 from agentkv.commands.features import command_features
 from agentkv.durations import OfflineModels
-from agentkv.durations.context_serve import BoostedEstimator
-from agentkv.durations.trees import TreeEnsemble
 from agentkv.evals.commands.train_predictor import (
     MAX_BOOSTED_DEPTH,
     NUM_BOOSTED_TREES,
+    Bound,
     labelled,
     train_boosted,
     train_prior,
 )
-from agentkv.evals.workload.traces import Bound, TracedCommand
+from agentkv.evals.workload.traces import TracedCommand
 
 
 def run(command: str, duration_s: float, bound: Bound = "exact") -> TracedCommand:
@@ -63,29 +61,6 @@ def test_trained_trees_are_deterministic_and_small() -> None:
 
 def _depth(node: object) -> int:
     return 1 + max(_depth(node[2]), _depth(node[3])) if isinstance(node, tuple) else 0
-
-
-def test_trained_trees_separate_slow_from_fast() -> None:
-    """A command is as slow as those with its features in training, for any arguments."""
-    estimator = BoostedEstimator(train_boosted(RUNS))
-    assert estimator.predict(analyze_command("go test y")).speed == "slow"
-    assert estimator.predict(analyze_command("cat y")).speed == "fast"
-
-
-@pytest.mark.parametrize(
-    ("train", "runs", "why"),
-    [
-        (train_boosted, [run("ls", 0.1)] * 100, "over and under 5 s"),
-        (train_boosted, RUNS[:99], "99 runs are too few, 100 are needed"),
-        (train_prior, RUNS[:99], "99 runs are too few, 100 are needed"),
-    ],
-)
-def test_too_little_to_train_on_is_an_error(
-    train: Callable[[Sequence[TracedCommand]], TreeEnsemble], runs: list[TracedCommand], why: str
-) -> None:
-    """Too few runs, and runs of one speed, are refused with the reason."""
-    with pytest.raises(ValueError, match=why):
-        train(runs)
 
 
 def test_context_serves_features_are_twenty_five() -> None:

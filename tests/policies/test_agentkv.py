@@ -9,7 +9,7 @@ import pytest
 from agentkv.errors import SettingsError
 from agentkv.integrations.vllm.retention.waiting import AgingQueue
 from agentkv.policies.agentkv import AgentKVPolicy
-from agentkv.policies.base import UNPINNED, AdmissionRequest, AllocationRequest, Pressure
+from agentkv.policies.base import AdmissionRequest, AllocationRequest, Pressure
 from agentkv.policies.costs import RestoreCost
 from agentkv.policies.forecast import (
     MAX_TURNS,
@@ -49,19 +49,6 @@ def pin_of(job_order: int, num_blocks: int) -> Pin[int]:
 
 def rank(made: AgentKVPolicy, turn: Turn) -> tuple[int, int, int]:
     return made.rank(turn, is_preempted=False, is_pinned=False)
-
-
-def test_without_pressure_turns_go_in_order_of_their_own_arrival() -> None:
-    """The order is stock's: a later turn of an earlier job waits behind an earlier one."""
-    made = policy()
-    assert rank(made, turn_of(5, 6)) < rank(made, turn_of(1, 7))
-    assert rank(made, turn_of(5, 6))[0] == UNPINNED
-
-
-def test_under_pressure_turns_go_in_order_of_their_jobs_arrival() -> None:
-    """The earlier job's turn goes first, whenever it came."""
-    made = pressed()
-    assert rank(made, turn_of(1, 7)) < rank(made, turn_of(5, 6))
 
 
 def test_holding_is_worth_what_loading_takes_of_what_is_loaded() -> None:
@@ -171,23 +158,11 @@ def test_blocks_that_others_or_the_turn_itself_use_are_no_memory_to_be_had(
     assert list(pressed().pins_that_yield(pins, demand)) == (pins if is_enough else [])
 
 
-def test_newcomers_are_passed_over_by_four_times_the_turns_of_the_jobs_that_are_there() -> None:
-    """Each job that ends makes room, so only jobs that do not end reach the bound."""
-    assert policy().max_overtakes(33.0) == 132.0
-
-
 def test_the_newest_job_is_preempted_first() -> None:
     """And of jobs with priorities the least urgent one."""
     made = pressed()
     assert made.victim_rank(turn_of(9, 1)) > made.victim_rank(turn_of(2, 8))
     assert made.victim_rank(turn_of(2, 8, priority=1)) > made.victim_rank(turn_of(9, 1))
-
-
-def test_holding_is_worth_what_computing_anew_costs_the_pool() -> None:
-    """A tenth of the pool that takes 0.3 s to compute is worth 3 s of holding."""
-    rebuild = RestoreCost(POOL_TOKENS // 10, 0.3)
-    assert policy().break_even_s(rebuild) == pytest.approx(3.0)
-    assert policy().undecided_ttl(rebuild).seconds == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(

@@ -4,27 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agentkv.durations import KINDS
 from agentkv.errors import SettingsError
 from agentkv.policies.continuum import ContinuumSettings
-from agentkv.policies.names import SHIPPED, read_settings
-
-
-def test_each_policy_may_be_set() -> None:
-    """The settings of each shipped policy name it."""
-    for policy in SHIPPED:
-        assert read_settings({}, policy=policy).policy == policy
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_predictor_may_be_chosen(kind: str) -> None:
-    """Each kind of predictor may be chosen by its name."""
-    assert read_settings({"predictor": kind}, policy="context_serve").predictor == kind
-
-
-def test_nothing_given_means_the_defaults() -> None:
-    """Without settings every field has its default."""
-    assert read_settings(None, policy="continuum") == ContinuumSettings()
+from agentkv.policies.names import read_settings
 
 
 def test_json_values_are_read() -> None:

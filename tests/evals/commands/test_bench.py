@@ -32,26 +32,6 @@ def bench(
     return status, json.loads(lines[-1]) if lines else {}, captured.err + "\n".join(lines[:-1])
 
 
-def test_rows_hold_what_the_document_adds_up(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """Rows on disk give the printed sums, parts give durations; no second run overwrites them."""
-    with FakeVllm(turn_s=0.05) as server:
-        _, found, _ = bench(capsys, server.base_url, *QUICK, "--out", str(tmp_path))
-        num_requests = len(server.requests)
-        status, _, text = bench(capsys, server.base_url, *QUICK, "--out", str(tmp_path))
-    assert (status, "--force" in text, len(server.requests)) == (2, True, num_requests)
-    rows = [json.loads(line) for line in (tmp_path / TURNS_FILE).read_text().splitlines()]
-    assert len(rows) == 18
-    assert sum(row["output_tokens"] for row in rows) == found["output_tokens"]
-    assert sum(row["prompt_tokens"] for row in rows) == found["prompt_tokens"]
-    assert {row["job_status"] for row in rows} == {"running", "done"}
-    for job in read_runs([tmp_path])[0].jobs:
-        parts = job.parts
-        assert sum(parts.values()) == pytest.approx(job.duration_s, abs=1e-9)
-        assert 0.0 <= parts["other_s"] < 0.5
-
-
 def test_html_has_the_run_in_one_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """--html writes what `agentkv report` writes, also without --out; a file that exists is refused
     before the first request, and so is a place where no file can be."""
@@ -166,7 +146,6 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
     [
         (("--policy", "lifo"), "'lifo', allowed are fcfs"),
         (("--policy", "continuum"), "none of agentkv's policies"),
-        (("--workload", "gsm8k"), "allowed is one of reference"),
         (("--trace", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--arrivals", "now"), "--arrivals: got 'now'"),
         (("--model", "gpt"), "does not serve 'gpt'; it serves fake"),

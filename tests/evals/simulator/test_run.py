@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import random
 import time
+from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentkv import parse_tool_calls
 from agentkv.errors import InputError
 from agentkv.evals.event_log import jobs_of, passed_over, read_record
+from agentkv.evals.simulator.agents import NO_COMMAND, Replies
 from agentkv.evals.simulator.alone import alone_s
 from agentkv.evals.simulator.cost import Roofline
-from agentkv.evals.simulator.run import Simulation
-from agentkv.evals.workload.plans import Workload
+from agentkv.evals.simulator.run import SimulatedRun, Simulation
+from agentkv.evals.workload.plans import Workload, deal_jobs
 from agentkv.guard import MAX_ANSWER_S
 from agentkv.policies.agentkv import AgentKVPolicy
 from agentkv.policies.names import simulated_policy
@@ -37,10 +41,17 @@ BUSY = random_jobs(30)
 """More than the pool of `machine()` holds at once: turns wait, are evicted and preempted."""
 
 
+@cache
+def busy(policy: str) -> tuple[Simulation, SimulatedRun]:
+    """What comes of it, played once for each policy."""
+    return simulate(BUSY, policy)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_jobs_blocks_and_seconds_are_accounted_for(policy: str) -> None:
-    """Every job ends once with all turns, all blocks are free, parts add up to durations."""
-    simulation, run = simulate(BUSY, policy)
+    """Every job ends once with all turns, all blocks are free, parts add up to durations, and what
+    was not cached is computed once, but for preempted turns."""
+    simulation, run = busy(policy)
     plans = {plan.job_id: plan for plan in BUSY.jobs}
     assert sorted(job.job_id for job in run.jobs) == sorted(plans)
     for outcome in run.jobs:
@@ -57,27 +68,19 @@ def test_jobs_blocks_and_seconds_are_accounted_for(policy: str) -> None:
     assert not engine.turns
     retention = getattr(engine.scheduler, "retention", None)
     assert retention is None or len(retention.pins) == len(retention.jobs) == 0
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "continuum", "fcfs+offload"])
-def test_every_token_is_computed_once_or_counted(policy: str) -> None:
-    """Without preemption exactly the tokens that were not cached are computed, with it no fewer."""
-    _, run = simulate(BUSY, policy)
     needed = sum(
         turn.prompt_tokens - turn.cached_tokens + turn.output_tokens - 1
         for job in run.jobs
         for turn in job.turns
     )
-    computed = run.counters["computed_tokens"]
-    assert computed >= needed
-    if not run.counters["preemptions"]:
-        assert computed == needed
+    assert run.counters["computed_tokens"] >= needed
+    assert run.counters["computed_tokens"] == needed or run.counters["preemptions"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_jumps_change_nothing(policy: str) -> None:
     """Jumps give every job the duration of single steps, to rounding, in fewer steps."""
-    _, jumping = simulate(BUSY, policy)
+    _, jumping = busy(policy)
     _, stepping = simulate(BUSY, policy, has_jumps=False)
     assert durations(jumping) == pytest.approx(durations(stepping), rel=0, abs=1e-9)
     for name in ("computed_tokens", "recomputed_tokens", "preemptions", "reloaded_tokens"):
@@ -241,3 +244,47 @@ def test_without_tags_single_turns_are_as_under_stock(policy: str) -> None:
     single = Workload("single", 0, jobs, None)
     (_, stock), (_, ours) = (simulate(single, name, has_tags=False) for name in ("fcfs", policy))
     assert durations(ours) == durations(stock)
+
+
+@given(st.lists(st.sampled_from(["ls", "cat a.py", "pytest -q && echo done", "grep -rn 'x' ."])))
+def test_a_reply_reads_as_its_command(commands: list[str]) -> None:
+    """A reply reads as its command, which has one token; a last reply contains no tool call."""
+    replies = Replies()
+    tokens = [replies.token_of(command) for command in commands]
+    for command, token in zip(commands, tokens, strict=True):
+        [call] = parse_tool_calls(replies.decode([token] * 3))
+        assert call.command == command
+        assert replies.token_of(command) == token
+    assert replies.token_of("") == NO_COMMAND
+    assert parse_tool_calls(replies.decode([NO_COMMAND])) == []
+
+
+LOADS = {"heavy": 10.0, "light": 1.0}
+
+
+@pytest.mark.parametrize("policy", ["agentkv", "continuum:paper"])
+def test_while_memory_suffices_clients_change_nothing(policy: str) -> None:
+    """In a roomy pool jobs of two clients take as long as those of one."""
+    workload = random_jobs(30, seed=2)
+    roomy = machine(2000)
+    _, one = simulate(workload, policy, roomy)
+    _, two = simulate(deal_jobs(workload, LOADS), policy, roomy)
+    assert durations(one) == durations(two)
+
+
+def means_s(policy: str) -> dict[str, float]:
+    """Mean duration of each client's jobs, in a pool that a tenth of the jobs fill."""
+    workload = deal_jobs(random_jobs(110, seed=2), LOADS)
+    _, run = simulate(workload, policy, machine(150))
+    clients: dict[str, list[float]] = {"heavy": [], "light": []}
+    for ended in run.jobs:
+        clients[ended.client].append(ended.duration_s)
+    return {client: fmean(found) for client, found in clients.items()}
+
+
+def test_a_light_client_pays_little_for_a_greedy_one() -> None:
+    """Its jobs take less than half as long as under stock, and with more weight no longer."""
+    stock, ours = means_s("fcfs"), means_s("agentkv")
+    weighted = means_s('agentkv{"client_weights": {"light": 4}}')
+    assert ours["light"] < 0.5 * stock["light"]
+    assert weighted["light"] <= ours["light"]

@@ -22,30 +22,12 @@ from .test_machine import PROFILE
 GPU = ["--gpu", "rtx-5090"]
 SMALL = [*GPU, "--blocks", "1000", "--jobs", "6", "--jps", "1"]
 STOCK = ["--policy", "fcfs"]
-DOCUMENTED_KEYS = {
-    *("jobs", "completed", "mean_s", "p50_s", "p90_s", "p99_s", "max_s"),
-    *("slowdown_p99", "slowdown_max", "ttft_first_p99_s", "ttft_first_max_s"),
-    *("ttft_continuing_p99_s", "ttft_continuing_max_s"),
-    *("hit_rate", "preemptions", "recomputed_tokens"),
-}
 
 
 def policies(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """What the document on the last line says of each policy."""
     found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])["policies"]
     return found
-
-
-def test_the_document_has_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each policy has the documented keys as numbers, in the order given, behind a table."""
-    assert main([*SMALL, "--policy", "continuum:paper", "--policy", "fcfs@infinite"]) == 0
-    table, *_, line = capsys.readouterr().out.splitlines()
-    assert table.startswith("policy")
-    found = json.loads(line)["policies"]
-    assert list(found) == ["continuum:paper", "fcfs@infinite"]
-    for entry in found.values():
-        assert all(isinstance(entry[key], int | float) for key in DOCUMENTED_KEYS)
-        assert entry["jobs"] == entry["completed"] == 6
 
 
 def test_the_faults_of_a_predictor_of_ones_own_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,10 +157,8 @@ def test_several_engines_are_in_the_document(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--workload", "chess"], "workload: got 'chess'"),
         (["--trace", "/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--gpu", "abacus", "--jps", "1"], "--gpu: got 'abacus', allowed are rtx-6000"),
-        (["--jps", "1", "--policy", "lifo"], "allowed are fcfs, continuum"),
         (["--jps", "1", "--clients", "alice=0"], "such as alice=10"),
         (["--jps", "1", "--blocks", "few"], "--blocks: got 'few'"),
         (["--jps", "1", "--trace", "TRACE"], "line 1"),
@@ -187,7 +167,6 @@ def test_several_engines_are_in_the_document(
         (["--jps", "1", "--router", "sticky"], "--router: there is one engine; give --engines"),
         (["--jps", "1", "--fail", "0@5"], "--fail: there is one engine; give --engines"),
         (["--jps", "1", "--engines", "2", "--router", "random"], "allowed are round-robin, least"),
-        (["--jps", "1", "--engines", "2", "--fail", "2@5"], "got engine 2, allowed are 0 to 1"),
     ],
 )
 def test_bad_input_is_refused(

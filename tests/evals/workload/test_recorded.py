@@ -23,7 +23,6 @@ from tests.evals.event_log.rows import (
     tool,
     write_record,
 )
-from tests.evals.simulator.simulated import machine, simulate
 
 
 def turn(number: int, at_s: float, prompt: int, output: int, **details: Any) -> list[ROW]:
@@ -55,6 +54,8 @@ def without_pauses(jobs: tuple[JobPlan, ...]) -> list[JobPlan]:
 @pytest.mark.parametrize("name", ["swebench", "bfcl", "deep-research", "coding"])
 def test_a_simulated_log_is_the_workload_that_it_was_made_from(name: str, tmp_path: Path) -> None:
     """Jobs, children, tokens, commands and tools are equal; times differ by a step at most."""
+    from tests.evals.simulator.simulated import machine, simulate  # loads vLLM
+
     planned = make_workload(name, seed=2, num_jobs=12, jps=2.0, token_scale=0.1, max_turns=6)
     _, run = simulate(planned, "agentkv", machine(4000), record_events=100_000)
     (tmp_path / "timestamps.json").write_text(json.dumps(run.record))

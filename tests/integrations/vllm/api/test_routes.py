@@ -49,15 +49,6 @@ def error_of(reply: httpx.Response) -> dict[str, Any]:
     return error
 
 
-async def test_readings_are_the_engines_own() -> None:
-    """info, stats, jobs and timestamps return the engine's answers."""
-    ask = Server(engine_of("j"))
-    assert (await ask("GET", "/info")).json() == {**INFO, "num_engines": 1}
-    assert (await ask("GET", "/stats")).json() == {"pinned_jobs": 1, "kv_cache_usage": 0.5}
-    assert (await ask("GET", "/jobs")).json() == {"jobs": [{"job_id": "j"}]}
-    assert (await ask("GET", "/timestamps")).json() == {"jobs": {"j": [{"event": "finish"}]}}
-
-
 async def test_the_worst_jobs_of_all_engines_are_explained() -> None:
     """Of several engines' jobs those come first that computed the most again; an unknown job is
     404, and a number of jobs out of range 400."""
@@ -168,27 +159,6 @@ async def test_unescaped_slashes_are_forgiven() -> None:
     ask = Server(engine_of("team/a"))
     assert (await ask("GET", "/jobs/team/a")).json()["job_id"] == "team/a"
     assert (await ask("POST", "/jobs/team/a/release")).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("GET", "/jobs/x", None),
-        ("POST", "/jobs/x/release", None),
-        ("POST", "/jobs/x/tool", {"state": "started"}),
-    ],
-)
-async def test_an_unknown_job_is_a_404(method: str, path: str, body: object) -> None:
-    """The 404 for an unknown job names the job."""
-    reply = await Server(engine_of("j"))(method, path, body)
-    assert reply.status_code == 404
-    assert "'x'" in error_of(reply)["message"]
-
-
-@pytest.mark.parametrize("path", ["/", "/nothing", "/info/x", "/jobs/", "/infos"])
-async def test_an_unknown_path_is_a_404(path: str) -> None:
-    """Other paths below the prefix are answered with 404."""
-    assert error_of(await Server(engine_of("j"))("GET", path))["code"] == 404
 
 
 @pytest.mark.parametrize(

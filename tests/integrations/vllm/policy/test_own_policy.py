@@ -39,15 +39,6 @@ def run_beside(engine: Engine, seconds: float) -> None:
         engine.step(step_s=0.25)
 
 
-def test_one_overridden_method_is_a_complete_policy() -> None:
-    """A policy that only says how long to hold pins, expires and returns like ours."""
-    engine = Engine(policy_class=Holds)
-    engine.turn(prompt_of(100), job_id="a")
-    assert engine.pinned == {"a": 6}
-    engine.wait(5.1)
-    assert (engine.pinned, engine.pin_ends) == ({}, {"expired": 1})
-
-
 def test_a_returning_turn_waits_at_the_gate_while_others_run() -> None:
     """A turn that is not let in stands behind later ones, and goes in once it may."""
     engine = Engine(policy_class=Gated, num_blocks=200)

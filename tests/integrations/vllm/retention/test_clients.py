@@ -27,23 +27,6 @@ def test_equal_ids_of_two_clients_are_two_jobs() -> None:
     assert engine_side.call(engine.scheduler, "job", [JobKey("", "j")]) is None
 
 
-def test_a_client_s_lists_show_its_own_jobs_alone() -> None:
-    """Jobs and events are those of the client that asks; without one, those of all."""
-    engine = Engine()
-    for client, salt in ((ALICE, 1), (BOB, 2)):
-        engine.turn(prompt_of(100, salt=salt), **of(client, job_id=f"{client[0]}-job"))
-
-    def seen_by(*client: str) -> list[list[str]]:
-        jobs = engine_side.call(engine.scheduler, "jobs", [*client])
-        events = engine.scheduler.watchers.log.as_dict(*client)
-        return [[job["job_id"] for job in jobs], [*events["jobs"]]]
-
-    assert seen_by(ALICE) == [["a-job"], ["a-job"]]
-    assert seen_by(BOB) == [["b-job"], ["b-job"]]
-    assert seen_by("c" * 16) == [[], []]
-    assert seen_by() == [["a-job", "b-job"], ["a-job", "b-job"]]
-
-
 def test_who_may_see_all_jobs_finds_one_by_its_id_alone() -> None:
     """The own job of that id comes first, then the one that was active last."""
     engine = Engine()

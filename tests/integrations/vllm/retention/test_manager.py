@@ -102,17 +102,6 @@ def test_ttl_rule(name: str) -> None:
     check(engine, rows)
 
 
-def test_an_aborted_turn_is_freed_and_ends_the_jobs_pin(make_engine: Callable[..., Engine]) -> None:
-    """A client that goes away in mid-turn leaves nothing behind."""
-    engine = make_engine()
-    history = engine.turn(prompt_of(100), job_id="a")
-    request_id = engine.add(history + prompt_of(50, salt=3), max_tokens=50, job_id="a")
-    engine.abort(request_id)
-    assert engine.pinned == {}
-    assert engine.num_free == 63
-    assert engine.pin_ends == {"aborted": 1}
-
-
 def test_a_stop_string_ends_a_turn_like_any_other(make_engine: Callable[..., Engine]) -> None:
     """Stop strings reach the scheduler as an abort with `stop` set and some output."""
     engine = make_engine()
@@ -173,17 +162,6 @@ def test_a_repeated_turn_number_is_a_retry() -> None:
     assert list(engine.pinned) == ["a"]
 
 
-def test_a_job_released_in_mid_turn_is_not_pinned() -> None:
-    """release while a turn runs: the turn ends normally and leaves nothing pinned."""
-    engine = Engine()
-    engine.add(prompt_of(100), max_tokens=8, job_id="a")
-    engine.step()
-    assert engine.retention.release("a") == 0
-    engine.run()
-    assert engine.pinned == {}
-    assert engine.retention.jobs.get("a") is None
-
-
 def test_an_idle_job_loses_its_lease() -> None:
     """Jobs end without saying so: an engine without requests wakes when a lease is over."""
     engine = Engine(job_lease_s=600.0)
@@ -194,17 +172,6 @@ def test_an_idle_job_loses_its_lease() -> None:
     engine.wait(201.0)
     assert not len(retention.jobs)
     assert retention.next_due_s is None
-
-
-def test_no_more_jobs_are_remembered_than_allowed() -> None:
-    """max_jobs bounds the table; the job idle for longest goes, and its pin with it."""
-    engine = Engine(max_jobs=3)
-    for index in range(6):
-        engine.turn(prompt_of(40, salt=index), job_id=f"j{index}")
-    engine.retention.forget_idle_jobs()
-    assert [job.job_id for job in engine.retention.jobs] == ["j3", "j4", "j5"]
-    assert engine.pin_ends == {"lease": 3}
-    assert set(engine.pinned) == {"j3", "j4", "j5"}
 
 
 @pytest.mark.parametrize(
