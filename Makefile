@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 install = PYTHONWARNINGS='ignore:Editable installation' $(1)/bin/python $(PIP_INSTALL)
 
-.PHONY: setup demo test test-fast test-server test-long test-fleet test-openai3 test-pythons test-lowest test-upstream test-mini-swe test-versions test-frameworks soak soak-tier check docs format bench-overhead clean
+.PHONY: setup demo test test-fast test-server test-long test-fleet test-openai3 test-pythons test-lowest test-upstream test-versions test-frameworks soak soak-tier check docs format bench-overhead clean
 
 setup: $(STAMP)
 
@@ -44,9 +44,16 @@ test: $(STAMP) test-openai3
 	$(PYTEST) tests -m "not timed and not long and not fleet" -n 2 --no-loadscope-reorder --cov
 	$(PYTEST) $$(grep -rl --include='test_*.py' mark.timed tests) -m timed
 
-# Without vLLM's processes and without what takes seconds, with few examples of each property.
+# Without vLLM's processes and without what takes seconds, with few examples of each property: two runs
+# at once, of which one imports vLLM, and the other never does.
+FAST := not server and not slow and not timed and not fleet and not long
+WITH_VLLM := $(addprefix tests/,integrations/vllm evals/simulator examples versions)
+test-fast: export AGENTKV_TEST_EXAMPLES = 15
 test-fast: $(STAMP)
-	AGENTKV_TEST_EXAMPLES=15 $(PYTEST) tests -m "not server and not slow and not timed and not fleet and not long" -n 2
+	$(PYTEST) -q $(WITH_VLLM) -m "$(FAST)" & with_vllm=$$!; \
+	$(PYTEST) -q tests $(addprefix --ignore=,$(WITH_VLLM) tests/server/test_kv_outside.py tests/studies tests/testing) \
+		-m "$(FAST)"; status=$$?; \
+	wait $$with_vllm && exit $$status
 
 test-server: $(STAMP)
 	$(PYTEST) tests -m "server and not long"
@@ -76,8 +83,10 @@ test-fleet: $(STAMP)
 		&& .venv-ray/bin/pip install --quiet 'ray[serve]==2.60.0'; }
 	PATH="$(CURDIR)/.venv-routers/bin:$$PATH:$(CURDIR)/.venv-ray/bin" $(PYTEST) tests -m fleet -s
 
+# What goes through the SDK itself.
+SDK_TESTS := $(addprefix tests/client/test_,sdk_clients.py tagged_call.py session.py transport.py server.py job.py)
 test-openai3: $(OPENAI3_STAMP)
-	.venv-openai3/bin/python -m pytest tests/client -m "not timed" -n 2
+	.venv-openai3/bin/python -m pytest $(SDK_TESTS) -n 2
 
 # The client under each Python that it supports. pyenv's are found by PYENV, others on the path.
 PYENV ?= $(HOME)/.pyenv
@@ -104,12 +113,6 @@ test-lowest:
 # vLLM's own scheduler tests, under its classes and under each policy of ours; fetched, never committed.
 test-upstream: $(STAMP)
 	$(BIN)/python tests/upstream/compare_vllm.py --cache .upstream
-
-# mini-swe-agent's own tests, with its classes and with ours. Its source distribution lacks them:
-# MINI_SWE_SOURCE=FOLDER names a checkout; without one, our comparison of the classes runs.
-test-mini-swe: $(STAMP)
-	$(BIN)/python tests/upstream/compare_mini_swe.py --cache .mini-swe \
-		$(if $(MINI_SWE_SOURCE),--source $(MINI_SWE_SOURCE))
 
 # The tests of the plugin under every supported vLLM, each in a folder of its own (1.5 GB in all).
 test-versions: $(STAMP)
@@ -154,4 +157,4 @@ bench-overhead: $(STAMP)
 	$(BIN)/python -m studies.cost $(BENCH_FLAGS)
 
 clean:
-	rm -rf $(VENV) .venv-openai3 .venv-python* .venv-lowest .upstream .mini-swe .versions .frameworks .venv-routers .venv-ray build dist *.egg-info
+	rm -rf $(VENV) .venv-openai3 .venv-python* .venv-lowest .upstream .versions .frameworks .venv-routers .venv-ray build dist *.egg-info

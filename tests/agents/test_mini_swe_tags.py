@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from minisweagent.models.test_models import DeterministicModel, make_output
 import agentkv
 from agentkv.agents.mini_swe import AgentKVAgent, AgentKVModel
 from agentkv.errors import TagError
-from agentkv.protocol import TAG_FIELDS
 from agentkv.testing import ScriptedReply, ScriptedServer
 from tests.agents.mini_swe_replies import AGENT_CONFIG, SUBMIT, model_config, tool_call
 
@@ -195,21 +193,6 @@ def test_a_gateway_may_hide_the_server(make_server: Any) -> None:
     assert "release" in paths(server)
 
 
-@pytest.mark.parametrize("provider", ["hosted_vllm", "openai"])
-def test_a_server_without_the_plugin_gets_plain_calls(
-    make_server: Any, caplog: pytest.LogCaptureFixture, provider: str
-) -> None:
-    """The bodies of calls are not tagged, and one warning says so for the whole run."""
-    server = make_server(tool_call("true"), tool_call(SUBMIT), has_plugin=False)
-    agent = run(server, model_options={"model_name": f"{provider}/m"})
-    assert agent.result["exit_status"] == "Submitted"
-    assert not {"extra_body", *TAG_FIELDS} & {*server.turns[0].body, *server.turns[1].body}
-    assert paths(server).count("info") == 1
-    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [record.name for record in warnings] == ["agentkv.client.server"]
-    assert [row["prompt_tokens"] for row in agent.turn_rows] == [100, 100]
-
-
 def test_a_model_of_a_hosted_provider_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -230,22 +213,6 @@ def test_a_model_of_a_hosted_provider_is_left_alone(
     assert set(calls[0]) == {"model", "messages", "tools"}
     assert jobs == [None, None]
     assert [record.name for record in caplog.records] == ["agentkv.agents.mini_swe.models"]
-
-
-def test_a_server_that_dies_costs_only_the_agent_its_reply(make_server: Any) -> None:
-    """The error is litellm's own, and the release that cannot be sent raises nothing."""
-    server = make_server(tool_call("true"))
-    agent = AgentKVAgent(AgentKVModel(**model_config(server)), LocalEnvironment(), **AGENT_CONFIG)
-    execute = agent.env.execute
-
-    def stop_and_execute(action: dict[str, Any]) -> Any:
-        server.stop()
-        return execute(action)
-
-    agent.env.execute = stop_and_execute
-    with pytest.raises(Exception, match=r"[Cc]onnect"):
-        agent.run("do it")
-    assert len(agent.turn_rows) == 1
 
 
 def test_an_agent_may_drop_its_history(make_server: Any) -> None:

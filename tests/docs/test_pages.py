@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +23,11 @@ from agentkv.policies.names import default_settings
 from agentkv.policies.pins import endings_table
 from agentkv.protocol.foreign import sources_table
 from agentkv.server.process import ServerProcess
+from tests.forks import forked_commands
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+PYTHONS = Path(sys.executable).parent
 LONG_PAGES = ["simulate", "write-a-policy"]
 PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.long] if page.stem in LONG_PAGES else [])
@@ -74,12 +77,22 @@ def script(page: Path) -> str:
     return "\n".join(["set -euo pipefail", *lines])
 
 
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for the path, whose `agentkv` has vLLM already."""
+    folder = tmp_path_factory.mktemp("commands")
+    with forked_commands(folder):
+        yield folder
+
+
 @pytest.mark.server
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, routes_server: ServerProcess) -> None:
+def test_the_code_of_a_page_runs(
+    page: Path, tmp_path: Path, commands: Path, routes_server: ServerProcess
+) -> None:
     """Every block of a page, Python first, ends without an error on a real server."""
     environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join(map(str, (commands, PYTHONS, os.environ["PATH"]))),
         "PYTHONPATH": str(ROOT),
     }
     for name, text in (("page.py", program(page)), ("page.sh", script(page))):

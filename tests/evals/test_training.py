@@ -10,12 +10,11 @@ from agentkv.durations import OfflineModels
 from agentkv.evals.commands.train_predictor import (
     MAX_BOOSTED_DEPTH,
     NUM_BOOSTED_TREES,
-    Bound,
     labelled,
     train_boosted,
     train_prior,
 )
-from agentkv.evals.workload.traces import TracedCommand
+from agentkv.evals.workload.traces import Bound, TracedCommand
 
 
 def run(command: str, duration_s: float, bound: Bound = "exact") -> TracedCommand:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import openai
@@ -103,68 +100,3 @@ def test_an_agent_sees_a_real_servers_faults_as_a_bare_client_does(
     assert agentkv.flush(LIMIT_S)
     warnings = [each for each in caplog.records if each.name.startswith("agentkv.client")]
     assert len(warnings) <= 2, caplog.text
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB; the test is skipped where none can be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("there is no mount")
-    if mounted.returncode:
-        pytest.skip(f"cannot mount: {mounted.stderr}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Write a file that takes all that is left of a disk."""
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(1024)):
-            pass
-    assert not os.statvfs(folder).f_bfree
-    return filler
-
-
-def test_a_full_disk_below_record_and_state_costs_the_agent_nothing(
-    small_disk: Path, make_server: Callable[..., ServerProcess]
-) -> None:
-    """Turns and tools go on, each file is one error in the log, and both are whole afterwards."""
-    settings = {"predictor_state": str(small_disk / "state.json"), "predictor_save_s": 0.5}
-    record = small_disk / "record"
-    flags = ("--additional-config", json.dumps({"agentkv": settings}))
-    server = make_server(*flags, "--run-output-dir", str(record), policy="agentkv")
-    with server, openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client:
-        filler = fill(small_disk)
-
-        def errors() -> list[int]:
-            log = server.log_path.read_text(errors="replace")
-            return [log.count(error) for error in ("the event log waits", "state is not kept")]
-
-        with agentkv.session(client, job_id="j") as job:
-
-            def turn() -> None:
-                assert outcome(job.client) == "ok"
-                with job.tool("frobnicate " + "x" * 1000):
-                    pass
-
-            while errors() != [1, 1]:
-                turn()
-            for _ in range(10):
-                turn()
-            assert errors() == [1, 1]
-        assert agentkv.flush(LIMIT_S)
-        filler.unlink()
-        events_path = record / "scheduler_timestamps.jsonl"
-        wait_for(lambda: '"closed"' in events_path.read_text())
-        events = [json.loads(line) for line in events_path.read_text().splitlines()]
-        assert sum(event["event"] == "arrival" for event in events) == job.summary().turns > 10
-        with agentkv.session(client, job_id="k") as job:
-            turn()
-        wait_for(lambda: (small_disk / "state.json").exists())
-        json.loads((small_disk / "state.json").read_text())

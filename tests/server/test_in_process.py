@@ -121,54 +121,7 @@ async def _without_a_session(loop: Loop) -> None:
     await loop.ask("release", "by hand")
 
 
-async def _weight_updates(loop: Loop) -> None:
-    """A pause that keeps the cache keeps the pin; a turn that an abort ends comes back as the same
-    turn; what clears the cache ends every pin."""
-    engine = loop.engine
-    with agentkv.session(job_id="uid_1") as job:
-        first = await loop.turn(PROMPT)
-        await engine.pause_generation(mode="keep", clear_cache=False)
-        await engine.resume_generation()
-        assert (await loop.ask("job", "uid_1"))["pinned_blocks"] > 0
-        context = [*PROMPT, *first.outputs[0].token_ids]
-        running = asyncio.ensure_future(loop.turn(context, max_tokens=1200))
-        await loop.until("uid_1", lambda job: job["live_requests"])
-        await engine.pause_generation(mode="abort", clear_cache=True)
-        partial = await running
-        assert partial.outputs[0].finish_reason == "abort"
-        assert (await loop.ask("stats"))["pinned_blocks"] == 0
-        await engine.resume_generation()
-        await loop.turn([*context, *partial.outputs[0].token_ids])
-        assert (await loop.ask("job", "uid_1"))["turns"] == 2
-        assert await engine.reset_prefix_cache()
-        assert (await loop.ask("stats"))["pinned_blocks"] == 0
-        assert (await loop.ask("job", "uid_1"))["turns_evicted"] == 0
-    assert (job.summary().turns, job.summary().failed_calls) == (2, 1)
-
-
-async def _sleep(loop: Loop) -> None:
-    """Each level of sleep ends every pin, and after a wake by tags the job goes on.
-
-    The CPU build keeps weights and KV where they are ("sleep mode is not supported on CPU, ignore
-    it."), and does all else that a sleep does.
-    """
-    engine = loop.engine
-    with agentkv.session(job_id="uid_2"):
-        for level in (1, 2):
-            await loop.turn(PROMPT)
-            assert (await loop.ask("job", "uid_2"))["pinned_blocks"] > 0
-            await engine.sleep(level)
-            assert (await loop.ask("stats"))["pinned_blocks"] == 0
-            await engine.wake_up(["weights"])
-            await engine.wake_up(["kv_cache"])
-            assert not await engine.is_sleeping()
-            again = await loop.turn(PROMPT)
-            assert again.num_cached_tokens == 0
-            assert (await loop.ask("job", "uid_2"))["turns"] == 2 * level
-            assert (await loop.ask("job", "uid_2"))["turns_evicted"] == 0
-
-
-@pytest.mark.parametrize("play", [_trajectory, _without_a_session, _weight_updates, _sleep])
+@pytest.mark.parametrize("play", [_trajectory, _without_a_session])
 def test_an_agent_loop_around_an_asynchronous_engine(play: Any, each_on_one_engine: Any) -> None:
     """See the docstring of each case."""
     each_on_one_engine(play)

@@ -44,7 +44,7 @@ def play(server: ServerProcess) -> tuple[list[list[int]], list[int]]:
     replies, cached = [], []
     for turn in range(2):
         for job, prompt in enumerate(prompts):
-            reply, num_cached = take_turn(server, prompt, f"job-{job}")
+            reply, num_cached = take_turn(server, prompt, f"tier-{job}")
             replies.append(reply)
             cached += [num_cached] * turn
             prompt += [*reply, 7]
