@@ -41,6 +41,8 @@ class Agents:
         self.counts: Counter[str] = Counter()
         self.requests: dict[str, Any] = {}
         self._histories: dict[str, list[int]] = {}
+        self._last: dict[str, Any] = {}
+        self.of_named_jobs: set[str] = set()
 
     def draw_shape(self) -> dict[str, Any]:
         """The options of a small engine; those given to the constructor go before."""
@@ -101,7 +103,7 @@ class Agents:
         if not hasattr(engine.scheduler, "retention"):
             return
         assert not engine.retention.jobs.turns
-        assert not engine.retention.admission.guard
+        assert not engine.retention.admission.guard.waiting
         assert not engine.retention.costs.offload.is_loading
         assert engine.retention.inference.next_end_s is None
         assert len(engine.retention.decisions.awaiting) <= len(engine.retention.jobs)
@@ -120,11 +122,14 @@ class Agents:
         history = self._histories.get(job, start)
         if rng.random() < 0.1:
             history = history[: rng.randrange(len(history) + 1)]  # the client edits it
+        elif job in self._last and rng.random() < 0.5:
+            history = history + list(self._last[job].output_token_ids)
         new = prompt_of(rng.randint(1, 90), salt=rng.choice((len(history), rng.randrange(50))))
         prompt = (history + new)[:MAX_PROMPT_TOKENS]
         fields: dict[str, Any] = {}
         if job not in UNTAGGED:
-            fields |= {"job_id": job, "is_last_step": int(rng.random() < 0.1)}
+            is_last = rng.random() < (0.8 if len(prompt) == MAX_PROMPT_TOKENS else 0.1)
+            fields |= {"job_id": job, "is_last_step": int(is_last)}
             fields |= {"turn": rng.randint(1, 2)} if rng.random() < 0.3 else {}
             fields |= {"parent_job_id": parent} if child else {}
         command = rng.choice(COMMANDS)
@@ -137,7 +142,10 @@ class Agents:
                 **fields,
                 **self.sampling(),
             )
-            self.requests[request_id] = self.engine.scheduler.requests[request_id]
+            request = self.requests[request_id] = self.engine.scheduler.requests[request_id]
+            self._last[job] = request
+            if job not in UNTAGGED and request_id in self.engine.retention.jobs.turns:
+                self.of_named_jobs.add(request_id)  # and of no second conversation under the id
         self._histories[job] = prompt if len(prompt) < MAX_PROMPT_TOKENS else []
 
     def sampling(self) -> dict[str, Any]:

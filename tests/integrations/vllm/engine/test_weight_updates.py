@@ -296,7 +296,7 @@ def test_no_pin_outlives_a_reset(is_async: bool, policy: str, with_tier: bool) -
     """In a random run no pinned block was ever filled before the last reset, pins outlive a pause
     that keeps the cache, and no block is lost."""
     tier = {"offload_bytes": OFFLOADED} if with_tier else {}
-    updates = Updates("3", is_async=is_async, policy=policy, **tier)
+    updates = Updates("5", is_async=is_async, policy=policy, **tier)
     updates.play(5000)
     assert updates.num_resets > 8
     assert updates.num_held_over_pauses > 2

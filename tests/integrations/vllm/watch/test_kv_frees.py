@@ -350,16 +350,11 @@ class Lives(Agents):
         assert [free["number"] for _, free in frees] == list(range(1, len(frees) + 1))
         freed = [each for _, free in frees for each in free["request_ids"]]
         assert len(freed) == len(set(freed))
-        named = {name for name, request in self.requests.items() if is_of_a_named_job(request)}
-        assert named <= set(freed)
+        assert self.of_named_jobs <= set(freed)
         self.engine.scheduler.shutdown()
         assert Heard.lists.pop("here") == [
             (job_id, tuple(free["request_ids"]), free["reason"]) for job_id, free in frees
         ]
-
-
-def is_of_a_named_job(request: Any) -> bool:
-    return "job_id" in (request.sampling_params.extra_args or {})
 
 
 @pytest.mark.parametrize("has_tier", [False, True], ids=["no tier", "tier"])
