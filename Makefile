@@ -47,7 +47,7 @@ test: $(STAMP) test-openai3
 # Without vLLM's processes and without what takes seconds, with few examples of each property: two runs
 # at once, of which one imports vLLM, and the other never does.
 FAST := not server and not slow and not timed and not fleet and not long
-WITH_VLLM := $(addprefix tests/,integrations/vllm evals/simulator examples versions)
+WITH_VLLM := $(addprefix tests/,integrations/vllm evals/simulator examples versions client)
 test-fast: export AGENTKV_TEST_EXAMPLES = 15
 test-fast: $(STAMP)
 	$(PYTEST) -q $(WITH_VLLM) -m "$(FAST)" & with_vllm=$$!; \
