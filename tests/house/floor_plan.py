@@ -40,7 +40,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals",): 8_570,
     ("evals/simulator",): 3_090,
     ("studies",): 3_450,
-    ("tests",): 40_592,
+    ("tests",): 40_000,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_WHEEL_LINES = 40_290
