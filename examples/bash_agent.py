@@ -66,6 +66,9 @@ COLUMNS = (
     *("LLM ms", "tool ms", "exit"),
 )
 MAX_CELL_CHARS = 30
+ALONE = """
+One agent alone has the memory to itself: stock vLLM keeps its cache, too, and nothing can be won.
+The gain shows when several share it: examples/six_agents.py"""
 
 # Even the smallest models write bash blocks once they have seen a few. All later replies are the
 # model's own.
@@ -249,6 +252,8 @@ def play_job(
             f"{num_cached} tokens found cached {num_loaded} came back from the tier"
         )
         document["loaded_tokens"] = num_loaded
+    elif options.base_url is None:
+        say(ALONE)
     if problem:
         print(problem, file=sys.stderr)
     turns = [asdict(record) for record in records]

@@ -26,6 +26,7 @@ from agentkv.policies.names import (
     ADDITIONS,
     DEFAULT_POLICY,
     OFFLOAD,
+    STOCK_POLICIES,
     folder_name,
     known_policies,
     server_policy,
@@ -262,6 +263,8 @@ def _run(plan: ComparePlan, policy: Contestant, repeat: int) -> tuple[RunOutcome
     )
     with ExitStack() as stack:
         processes: list[HTTPProcess] = [stack.enter_context(server)]
+        if policy.scheduling_policy not in STOCK_POLICIES:
+            print(f"watch it at {server.base_url}/agentkv/ui", file=sys.stderr, flush=True)
         if isinstance(policy, Rival) and policy.proxy:
             log, timeout_s, port = folder / "proxy.log", plan.ready_timeout_s, free_port()
             command = policy.proxy_command(server.root_url, port)

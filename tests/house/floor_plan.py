@@ -43,7 +43,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("tests",): 40_000,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_WHEEL_LINES = 40_290
+MAX_WHEEL_LINES = 40_295
 MAX_DOCS_WORDS = 33_000
 
 LONG_ON_PURPOSE: dict[str, str] = {
