@@ -121,7 +121,8 @@ class RetainingScheduler(seam.SchedulerSeam):
         return 1
 
     def decode(self, token_ids: list[int]) -> str:
-        """Text of tokens, special ones included. Called in the background thread, if it runs."""
+        """Text of tokens, special ones included. Called in the background thread,
+        if it runs, and for a few tokens of an arriving prompt in the engine's."""
         return self._decoder(token_ids)
 
     def make_policy(self, settings: Settings, pool_tokens: int) -> Policy:

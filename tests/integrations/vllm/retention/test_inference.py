@@ -12,12 +12,8 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.integrations.vllm.retention.inference import (
-    GRACE_S,
-    MAX_SIBLINGS,
-    MIN_JOBS,
-    SILENCE_S,
-)
+from agentkv.integrations.vllm.retention.inference import GRACE_S, SILENCE_S
+from agentkv.integrations.vllm.retention.jobs import MAX_SIBLINGS, MIN_JOBS
 from agentkv.integrations.vllm.retention.tool_signals import NO_TOOL_TTL_S
 from agentkv.testing.stepped_engine import BLOCK_TOKENS, prompt_of
 from agentkv.testing.vllm_scheduler import sha256_hasher
@@ -87,6 +83,11 @@ class Agents:
     def drops_start_of_reply(self, agent: str) -> None:
         """The chat template leaves the first half of the agent's last reply out, as a thought."""
         del self.replies[agent][: REPLY_TOKENS // 2]
+
+    def retokenizes(self, agent: str) -> None:
+        """The tokenizer writes the text of the agent's last reply in other tokens."""
+        vocabulary = self.engine.vocabulary
+        self.replies[agent] = vocabulary.encode(vocabulary.decode(self.replies[agent]), 7)
 
     def chats(self, agent: str, pause_s: float = 0.0) -> None:
         """A whole turn, after a pause, with a reply in which no tool call can be read."""
@@ -183,6 +184,11 @@ TABLES: dict[str, list[Row]] = {
     "the end of a reply proves it, where its thought is left out": [
         (("chats", "a"), {}, []),
         (("drops_start_of_reply", "a"), {}, []),
+        (("chats", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
+    ],
+    "the text of a reply proves it, where its tokens differ": [
+        (("chats", "a"), {}, []),
+        (("retokenizes", "a"), {}, []),
         (("chats", "a"), {"inferred-a1": 2}, ["inferred-a1"]),
     ],
     "samples whose calls cannot be read are told apart by their replies": [
