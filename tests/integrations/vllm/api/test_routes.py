@@ -72,9 +72,10 @@ async def test_the_worst_jobs_of_all_engines_are_explained() -> None:
 
 
 async def test_a_tool_event_reaches_the_engine() -> None:
-    """All five fields of a tool event are checked and reach the engine."""
+    """All fields of a tool event are checked and reach the engine."""
     ask = Server(engine_of("j"))
     event = {"state": "finished", "tool": "t", "command": "ls", "duration_s": 0.5, "turn": 2}
+    event |= {"limit_s": 60.0}
     assert (await ask("POST", "/jobs/j/tool", event)).json() == {"job_id": "j"}
     ((operation, (key, taken)),) = ask.core.asked
     assert (operation, JobKey.read(key).own_id, taken) == ("tool", "j", event)
