@@ -10,8 +10,10 @@ import importlib
 import io
 import os
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 from agentkv.errors import AgentKVError
+from agentkv.visible import VisibleStream
 
 COMMANDS = {
     "serve": ("integrations.vllm.serve", "vllm", "start a vLLM server with one of our policies"),
@@ -70,6 +72,8 @@ COMMANDS = {
     "prepare-model": ("server.demo_model", "cpu", "prepare the demo model"),
 }
 """Subcommand: (module below agentkv, the extras that it needs, help line)."""
+PAINTERS = frozenset({"serve", "run", "top", "swebench", "prepare-model"})
+"""Commands that run programs of others, or draw: what they print reaches the terminal as it is."""
 
 
 def usage() -> str:
@@ -116,7 +120,11 @@ def _run(argv: list[str]) -> int:
         return 2
     name, extras, _ = COMMANDS[argv[0]]
     try:
-        status: int = importlib.import_module(f"agentkv.{name}").main(argv[1:])
+        command = importlib.import_module(f"agentkv.{name}")
+        if argv[0] in PAINTERS or None in (sys.stdout, sys.stderr):
+            return int(command.main(argv[1:]))
+        with redirect_stdout(VisibleStream(sys.stdout)), redirect_stderr(VisibleStream(sys.stderr)):
+            return int(command.main(argv[1:]))
     except ModuleNotFoundError as error:
         print(
             f"agentkv {argv[0]}: the package {error.name!r} is missing: "
@@ -124,7 +132,6 @@ def _run(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    return status
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from agentkv.client.transport import root_of, send_request
 from agentkv.errors import AgentKVServerError, InputError
+from agentkv.visible import visible
 
 NO_KEY = "none"
 """Stands for the server's API key: agents want one, and most servers have none."""
@@ -32,9 +33,9 @@ AGENTS = tuple(_AGENTS)
 def settings_of(agent: str, root_url: str, model: str) -> dict[str, Any]:
     """An agent's entry in `agents.toml`, for a server's root URL and a model that it serves."""
     values = {"url": root_url, "api_url": f"{root_url}/v1", "model": model, "key": NO_KEY}
-    for_shell = {name: shlex.quote(text) for name, text in values.items()}
+    for_shell = {name: shlex.quote(visible(text)) for name, text in values.items()}
     # strings of TOML, YAML and JSON are written alike
-    for_file = {name: json.dumps(text, ensure_ascii=False)[1:-1] for name, text in values.items()}
+    for_file = {n: visible(json.dumps(v, ensure_ascii=False)[1:-1]) for n, v in values.items()}
     entry = _AGENTS[agent]
     text = entry.get("text") or _AGENTS.get(entry.get("like"), {}).get("text")
     return {
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({"agent": options.agent, "url": root_url, "model": model} | settings))
         return 0
     variables = settings["environment"].items()
-    exports = [f"export {name}={shlex.quote(text)}" for name, text in variables]
+    exports = [f"export {name}={shlex.quote(visible(text))}" for name, text in variables]
     print(settings["text"] or "\n".join([*exports, settings["setup"] or ""]).rstrip())
     path, run = settings["path"], settings["run"]
     place = f"put this into {path}" if path else "run this in your shell"
@@ -98,7 +99,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

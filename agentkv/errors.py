@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import reprlib
 
+from agentkv.visible import visible
+
 _MAX_SHOWN_CHARS = 80
 
 _shorten = reprlib.Repr()
@@ -38,7 +40,10 @@ def _clipped(value: object) -> str:
 
 
 class AgentKVError(Exception):
-    """Base of the errors below."""
+    """Base of the errors below; what a message quotes of others does nothing to a terminal."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__(), keep="\n")
 
 
 class AgentKVServerError(AgentKVError):

@@ -118,7 +118,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,6 +19,7 @@ from typing import Any
 
 from agentkv import __version__
 from agentkv.integrations.vllm.watch.job_view import JobView, sentence
+from agentkv.visible import visible
 
 from .event_log import Record
 from .rows import time_stamp, write_whole
@@ -164,4 +165,4 @@ def _write(path: Path, title: str, body: str, *, style: str = "", script: str = 
 </body>
 </html>
 """
-    write_whole(path, text)
+    write_whole(path, visible(text, keep="\n"))

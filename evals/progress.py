@@ -9,6 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
+
+from agentkv.visible import visible
 
 Show = Callable[[int, str], None]
 """Takes how many steps are completed, and a text about them."""
@@ -21,15 +24,16 @@ def progress(label: str, total: int, *, every_s: float = 5.0) -> Iterator[Show]:
     every_s: seconds between two plain lines; the last step always gets one, and 0 prints every
         call. A bar is redrawn at every call.
     """
-    if sys.stderr.isatty():
-        with _bar(label, total) as show:
+    terminal = getattr(sys.stderr, "beneath", sys.stderr)  # below a VisibleStream
+    if terminal.isatty():
+        with _bar(label, total, terminal) as show:
             yield show
     else:
         yield _lines(label, total, every_s)
 
 
 @contextmanager
-def _bar(label: str, total: int) -> Iterator[Show]:
+def _bar(label: str, total: int, terminal: TextIO) -> Iterator[Show]:
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -41,9 +45,9 @@ def _bar(label: str, total: int) -> Iterator[Show]:
         TextColumn("{task.fields[text]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(file=terminal), transient=True) as bar:
         task = bar.add_task(escape(label), total=total, text="")
-        yield lambda completed, text: bar.update(task, completed=completed, text=escape(text))
+        yield lambda done, text: bar.update(task, completed=done, text=escape(visible(text)))
 
 
 def _lines(label: str, total: int, every_s: float) -> Show:

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agentkv.client.transport import ServerAPI
 from agentkv.errors import AgentKVError, AgentKVServerError, StatusError
+from agentkv.visible import visible
 
 PREEMPTIONS = "vllm:num_preemptions_total"
 _PREFIXES = ("vllm:", "agentkv:")
@@ -109,9 +110,10 @@ class ServerUnderTest:
         """Ask what the server serves; `model` None takes the first model it offers."""
         offered = self._models()
         names = [str(entry["id"]) for entry in offered]
+        serves = visible(", ".join(names))
         if model is not None and model not in names:
             raise AgentKVServerError(
-                f"{self.root_url} does not serve {model!r}; it serves {', '.join(names)}"
+                f"{self.root_url} does not serve {model!r}; it serves {serves}"
             )
         chosen = offered[0 if model is None else names.index(model)]
         max_context_tokens = chosen.get("max_model_len")
@@ -187,7 +189,7 @@ class ServerUnderTest:
             raise TurnError(f"the server did not answer: {error!r}") from error
         latency_s = time.monotonic() - started_s
         if not response.is_success:
-            raise TurnError(f"HTTP {response.status_code}: {response.text[:300]}")
+            raise TurnError(f"HTTP {response.status_code}: {visible(response.text[:300])}")
         with _read(f"no chat reply with its usage: {response.text[:300]}", TurnError):
             answer = response.json()
             usage = answer["usage"]
@@ -265,7 +267,7 @@ class ServerUnderTest:
                 "server running, and is --base-url right?"
             ) from error
         if hint and not answer.is_success:
-            seen = f"HTTP {answer.status_code} {answer.text[:200]}"
+            seen = f"HTTP {answer.status_code} {visible(answer.text[:200])}"
             raise AgentKVServerError(f"{answer.url}: {seen}: {hint}")
         return answer
 
@@ -276,7 +278,7 @@ def _read(failure: str, error_type: type[AgentKVError] = AgentKVServerError) -> 
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise error_type(failure) from error
+        raise error_type(visible(failure)) from error
 
 
 def metric_totals(page: str) -> dict[str, float]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from agentkv.visible import visible
+
 
 def cell(value: float | None, form: str = ".2f", missing: str = "-") -> str:
     """Format a number by a format specification, such as `.1%`."""
@@ -37,7 +39,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> s
 
 
 def _aligned(header: Sequence[str], rows: Iterable[Sequence[object]], left: int) -> list[list[str]]:
-    lines = [list(header), *([str(value) for value in row] for row in rows)]
+    lines = [list(header), *([visible(str(value)) for value in row] for row in rows)]
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
     return [
         [

@@ -23,6 +23,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from agentkv.errors import AgentKVServerError
 from agentkv.protocol import routing_headers
+from agentkv.visible import visible, visible_values
 
 from .options import DONE, FAILED, command_parser
 
@@ -88,7 +89,7 @@ class LiveFeed:
             )
         else:
             await answer.aread()
-            problem = f"HTTP {status}: {answer.text[:200]}"
+            problem = f"HTTP {status}: {visible(answer.text[:200])}"
         raise AgentKVServerError(f"{self.root_url} answers, but {problem}")
 
 
@@ -100,7 +101,7 @@ async def _events(answer: httpx.Response) -> AsyncIterator[tuple[str, dict[str, 
         if field == "event":
             name = value
         elif field == "data":
-            yield name, json.loads(value)
+            yield name, json.loads(value, object_hook=visible_values)
 
 
 class Board:
@@ -302,16 +303,13 @@ class Top(App[None]):
 
     def action_clear(self) -> None:
         self.query_one(Input).value = ""
-        self._leave_filter()
+        self.on_input_submitted()
 
     def on_input_changed(self, change: Input.Changed) -> None:
         self._filter = change.value.lower()
         self.refresh_screen()
 
     def on_input_submitted(self) -> None:
-        self._leave_filter()
-
-    def _leave_filter(self) -> None:
         self.query_one(Input).display = False
         self.query_one(DataTable).focus()
 

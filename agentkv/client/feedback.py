@@ -21,6 +21,7 @@ from typing import Any
 
 from agentkv.client.transport import close_connections, in_time, is_transient, without_password
 from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
+from agentkv.visible import visible
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ class FeedbackSender:
     def _warn_once(self, message: str, *values: object) -> None:
         level = logging.DEBUG if message in self._warned else logging.WARNING
         self._warned.add(message)
-        logger.log(level, message, *(without_password(str(value)) for value in values))
+        logger.log(level, message, *(visible(without_password(str(value))) for value in values))
 
 
 _senders: dict[tuple[int, str], FeedbackSender] = {}

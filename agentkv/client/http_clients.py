@@ -202,7 +202,7 @@ def _is_tagged_by_hand(job: Job[Any], body: Any, headers: Mapping[str, str]) -> 
         # JSON is parsed only if it can hold the field, perhaps in the schema of a tool
         text, body = body, None
         if b'"job_id"' in text or b'"session_id"' in text:
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 body = json.loads(text)
     return is_tagged_by_hand(job, body, headers)
 

@@ -13,7 +13,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
@@ -71,10 +71,9 @@ def read_usage(reply: object) -> Usage | None:
 
 def read_usage_json(text: bytes) -> Usage | None:
     """Read the usage in a JSON document; None if the text is no JSON or has no usage."""
-    try:
+    with suppress(Exception):  # this runs in the caller's own reading of its bytes
         return read_usage(json.loads(text))
-    except ValueError:
-        return None
+    return None
 
 
 def _member(holder: object, name: str) -> object:
@@ -269,7 +268,7 @@ class _BodyWatch:
         self._is_reading = False
         self._last_bytes_at_s = time.monotonic()
         data = chunk[0] if isinstance(chunk, tuple) else chunk
-        data = data.encode() if isinstance(data, str) else data
+        data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else bytes(data)
         self._scanner.feed(data)
         if data[-16:].rstrip().endswith(b"[DONE]"):  # some readers stop here and leave the rest
             self.complete()

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
 from agentkv.protocol import ToolEvent
+from agentkv.visible import visible
 
 if TYPE_CHECKING:
     import httpx
@@ -254,11 +255,11 @@ def send_request(
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise NoAnswerError(f"{url}: no answer ({type(error).__name__}: {error})") from error
     if not reply.is_success:
-        text = reply.text[:200].replace("\n", " ")
+        text = visible(reply.text[:200].replace("\n", " "))
         raise StatusError(f"{url}: HTTP {reply.status_code} {text}", reply.status_code)
     try:
         return reply.json()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AgentKVServerError(f"{url}: no JSON came back") from error
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.errors import InputError, StatusError
 from agentkv.protocol import routing_headers
+from agentkv.visible import visible
 
 from ..options import DONE, FAILED, add_json, command_parser, whole_number
 
@@ -60,7 +61,7 @@ def report(job: Mapping[str, Any]) -> str:
     for turn in job["turns"]:
         if turn["miss"] is not None:
             lines += _turn_lines(turn, turn["miss"])
-    return "\n".join(lines)
+    return "\n".join(map(visible, lines))
 
 
 def _turn_lines(turn: Mapping[str, Any], miss: Mapping[str, Any]) -> list[str]:

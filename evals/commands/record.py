@@ -17,6 +17,7 @@ from typing import Any
 
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import JobView
+from agentkv.visible import visible
 
 from ..event_log import DEFAULT_AFTER_S, Record, job_row, jobs_of, passed_over, read_record, totals
 from ..options import DONE, FAILED, add_json, command_parser, seconds, whole_number
@@ -63,7 +64,7 @@ def _chosen(jobs: Sequence[JobView], names: Sequence[str] | None) -> list[JobVie
     known = {job.job_id for job in jobs}
     missing = [name for name in names or () if name not in known]
     if missing:
-        some = ", ".join(sorted(known)[:5])
+        some = ", ".join(map(visible, sorted(known)[:5]))
         raise InputError(f"no job {missing[0]!r} in the record; it has {len(known)}: {some}, ...")
     return [job for job in jobs if not names or job.job_id in names]
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import agentkv
+from agentkv.visible import visible
 
 from ..options import DONE, FAILED, add_json, add_kept, add_server, command_parser, seconds
 from ..rows import require_writable, write_whole
@@ -291,7 +292,8 @@ def main(argv: Sequence[str]) -> int:
             rows = PinExperiment(server, facts, options, lambda *row: say(row_line(*row)))
             policy = "no agentkv routes" if facts.policy is None else f"policy {facts.policy}"
             pool = rows.pool
-            say(f"{facts.model}, {policy}, {pool.num_blocks} blocks of {pool.block_size} tokens")
+            seen = visible(f"{facts.model}, {policy}")
+            say(f"{seen}, {pool.num_blocks} blocks of {pool.block_size} tokens")
             say(f"{LEGEND}\n{table_line(HEADINGS, 'what happened')}")
             run = rows.run()
     except TurnError as error:
@@ -332,7 +334,7 @@ def row_line(row: TurnRow, block_size: int) -> str:
 def table_line(values: Sequence[object], text: str) -> str:
     """Columns as wide as their headings: rows are printed one by one as turns end."""
     cells = (f"{value:>{len(head)}}" for value, head in zip(values, HEADINGS, strict=True))
-    return "  ".join([*cells, text])
+    return "  ".join([*cells, visible(text)])
 
 
 def ttl_line(trial: TTLTrial) -> str:

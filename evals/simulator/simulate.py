@@ -438,7 +438,3 @@ def _add_fleet_options(parser: argparse.ArgumentParser) -> None:
         metavar="ENGINE@S[:S]",
         help=f"{fail}; may be given several times",
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentkv.client.replies import Usage, UsageScanner, read_usage, read_usage_json
+from agentkv.client.replies import (
+    Usage,
+    UsageScanner,
+    read_usage,
+    read_usage_json,
+    when_httpx_complete,
+)
 from tests.scripted_apis import ScriptedReply, json_body, stream_events
 
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
@@ -79,3 +86,18 @@ def test_a_stream_without_usage_has_none() -> None:
     scanner.feed(b"".join(stream_events(PATHS[0], REPLY, include_usage=False)))
     scanner.feed(b'data: {"choices": [], "usage": null}\n\n')
     assert scanner.usage() is None
+
+
+DEEP = b'{"usage": {"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}}"
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_deep_reply_reaches_its_reader(is_stream: bool) -> None:
+    """Bytes that no parser takes end no reading of the agent's, and their turn is closed."""
+    body = b"data: " + DEEP + b"\n\n" if is_stream else DEEP
+    content = iter([body]) if is_stream else body
+    usages: list[object] = []
+    response = httpx.Response(200, content=content)
+    when_httpx_complete(response, lambda usage, _: usages.append(usage))
+    assert b"".join(response.iter_bytes()) == body
+    assert usages == [None]

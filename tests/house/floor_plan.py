@@ -23,7 +23,7 @@ LONG_FUNCTION_LINES = 40
 MAX_LONG_FUNCTIONS = 20
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
-    ("agentkv",): 2_020,
+    ("agentkv",): 2_066,
     ("agentkv/client",): 3_020,
     ("agentkv/tool_calls",): 2_140,
     ("agentkv/durations", "agentkv/commands"): 4_100,
@@ -37,13 +37,13 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/api",): 1_760,
     ("integrations/vllm/engine",): 1_660,
     ("integrations/vllm/doctor",): 1_040,
-    ("evals",): 8_570,
+    ("evals",): 8_578,
     ("evals/simulator",): 3_090,
     ("studies",): 3_450,
     ("tests",): 40_000,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_WHEEL_LINES = 40_321
+MAX_WHEEL_LINES = 40_381
 MAX_DOCS_WORDS = 33_000
 
 LONG_ON_PURPOSE: dict[str, str] = {

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
+
+from agentkv.visible import visible
 
 from .check import Check, Status
 from .installation import check_installation
@@ -71,9 +72,5 @@ def _all_checks(options: argparse.Namespace) -> Iterator[Check]:
 
 
 def _as_text(check: Check) -> str:
-    line = f"{check.status:4}  {check.name}: {check.seen}"
-    return line if check.advice is None else f"{line}\n      -> {check.advice}"
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    line = f"{check.status:4}  {check.name}: {visible(check.seen)}"
+    return line if check.advice is None else f"{line}\n      -> {visible(check.advice)}"

@@ -10,10 +10,12 @@ recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agentkv.policies.pins import ENDINGS
+from agentkv.visible import visible
 
 Entry = Mapping[str, Any]
 """An event of the log: `event`, `at_s` and its details."""
@@ -321,10 +323,10 @@ def sentence(entry: Entry) -> str:
     """What an event says, in words; its name for one that says no more."""
     name = str(entry["event"])
     write = _SENTENCES.get(name)
-    try:
-        return name.replace("_", " ") if write is None else write(entry)
-    except (KeyError, TypeError, ValueError):  # of another version of the plugin
-        return name.replace("_", " ")
+    with suppress(KeyError, TypeError, ValueError):  # of another version of the plugin
+        if write is not None:
+            return visible(write(entry))
+    return visible(name.replace("_", " "))
 
 
 def _decision(entry: Entry) -> str:

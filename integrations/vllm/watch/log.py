@@ -24,6 +24,7 @@ from agentkv.errors import SettingsError
 from agentkv.events import DETAILS, JobEvent, Trimmed
 from agentkv.policies.settings import Settings
 from agentkv.protocol import JobKey
+from agentkv.visible import visible
 
 MAX_SCANNED = 2000
 """Events looked at for the newest ones: about a millisecond."""
@@ -212,7 +213,7 @@ class EventWriter:
 
     def _write(self, event: Mapping[str, object]) -> bool:
         """Write an event as a line; False if there is no space and the engine ends."""
-        rest = json.dumps(event).encode() + b"\n"
+        rest = visible(json.dumps(event)).encode() + b"\n"
         while rest:
             try:
                 rest = rest[self._file.write(rest) :]
