@@ -19,7 +19,7 @@ from agentkv.testing.http_front import Answer, HttpFront
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "contextpilot" / "run.py"
 needs_package = pytest.mark.skipif(
-    # beside it the examples' folder of that name, which is no package
+    # next to it the examples' folder of that name, which is no package
     getattr(importlib.util.find_spec("contextpilot"), "origin", None) is None,
     reason="needs `pip install --no-deps contextpilot==0.5.0`",
 )
