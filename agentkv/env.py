@@ -25,7 +25,6 @@ from agentkv.visible import visible
 NO_KEY = "none"
 """Stands for the server's API key: agents want one, and most servers have none."""
 
-
 _AGENTS = tomllib.loads(resources.files("agentkv").joinpath("agents.toml").read_text("utf-8"))
 AGENTS = tuple(_AGENTS)
 

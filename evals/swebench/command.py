@@ -286,6 +286,3 @@ def _add_demo_flags(parser: argparse.ArgumentParser) -> None:
 
 
 _RESUME = "go on with the run in --out"
-
-if __name__ == "__main__":
-    sys.exit(main())

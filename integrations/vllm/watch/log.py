@@ -10,12 +10,11 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
 import queue
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -175,10 +174,10 @@ def create_file(folder: Path) -> FileIO:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in itertools.count(1):
         name = FILE_STEM if number == 1 else f"{FILE_STEM}_{number}"
-        try:
-            return FileIO(folder / f"{name}.jsonl", "x", opener=partial(os.open, mode=0o600))
-        except FileExistsError:
-            continue
+        path = folder / f"{name}.jsonl"
+        with suppress(FileExistsError):
+            path.touch(mode=0o600, exist_ok=False)
+            return FileIO(path, "a")
     raise AssertionError("unreachable")
 
 
@@ -188,6 +187,7 @@ class EventWriter:
     def __init__(self, folder: Path, *, retry_s: float = RETRY_S) -> None:
         self._file = create_file(folder)
         self.path = Path(str(self._file.name))
+        self._inode = self.path.stat().st_ino
         self._retry_s = retry_s
         self._has_failed = False
         self._is_closing = threading.Event()
@@ -210,12 +210,18 @@ class EventWriter:
         with self._file:
             while (event := self._events.get()) is not None and self._write(event):
                 pass
+        self._file.close()
 
     def _write(self, event: Mapping[str, object]) -> bool:
         """Write an event as a line; False if there is no space and the engine ends."""
-        rest = visible(json.dumps(event)).encode() + b"\n"
+        rest = line = visible(json.dumps(event)).encode() + b"\n"
         while rest:
             try:
+                self.path.touch(mode=0o600)
+                if self.path.stat().st_ino != self._inode:  # logs are rotated: it was renamed
+                    self._file.close()
+                    self._file, rest = FileIO(self.path, "a"), line
+                    self._inode = self.path.stat().st_ino
                 rest = rest[self._file.write(rest) :]
             except OSError as error:
                 if not self._has_failed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -282,6 +283,22 @@ def test_the_event_log_goes_on_when_a_full_disk_has_space_again(
     writer.close()
     assert [row["number"] for row in rows] == [0, 1, 2, 3, 4]
     assert caplog.text.count("No space left") == 1
+
+
+@pytest.mark.parametrize("is_renamed", [True, False])
+def test_the_event_log_goes_on_after_a_rotation(tmp_path: Path, is_renamed: bool) -> None:
+    """A log that was renamed, or copied and emptied, begins again with a whole line."""
+    writer = EventWriter(tmp_path)
+    writer.add({"number": 1})
+    while not writer.path.stat().st_size:
+        time.sleep(0.01)
+    if is_renamed:
+        writer.path.rename(tmp_path / "old")
+    else:
+        os.truncate(writer.path, 0)
+    writer.add({"number": 2})
+    writer.close()
+    assert json.loads(writer.path.read_text(encoding="utf-8")) == {"number": 2}
 
 
 def test_a_disk_that_stays_full_does_not_hold_up_the_end(tmp_path: Path) -> None:
