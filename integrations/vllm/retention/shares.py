@@ -23,7 +23,7 @@ from .pins import PinTable
 OUTPUT_COST = 2.0
 """Service of a generated token, in prompt tokens. Source: VTC (arXiv 2401.00588), its default."""
 MAX_IDLE_COUNTERS = 1000
-"""Counters kept of clients without a request; beyond that the least are dropped, which come back to
+"""Counters kept of clients that do not wait; beyond that the least are dropped, which come back to
 where the others are by then."""
 
 SAME_PLACE: ClientPlace = (False, 0.0)
@@ -45,13 +45,14 @@ class LiveRequest:
 class ServiceCounters:
     """The service that each client has had: tokens by cost, over the client's weight.
 
-    A client that comes back is lifted to the least of those that are here, so that being away saves
-    up nothing. Source: VTC (arXiv 2401.00588, OSDI 2024), algorithm 2, except that tokens found in
-    the cache are free.
+    A client that waits again is lifted to the least of those that wait, so that neither being away
+    nor a trickle of requests, each served at once, saves up anything. Source: VTC (arXiv
+    2401.00588, OSDI 2024), algorithm 2, except that tokens found in the cache are free.
     """
 
     def __init__(self) -> None:
         self._by_client: dict[str, float] = {}
+        self._num_waiting: Counter[str] = Counter()
         self._floor = 0.0
         """Where a client starts that is new, or has been away for long."""
 
@@ -67,18 +68,25 @@ class ServiceCounters:
         """A client was served."""
         self._by_client[client] = self._by_client.get(client, self._floor) + amount
 
-    def came(self, client: str, others: Iterable[str]) -> None:
-        """A client has a request again; `others` are those that have one. O(others)."""
-        self._floor = max(self._floor, min(map(self.__getitem__, others), default=self._floor))
-        self._by_client[client] = max(self._by_client.get(client, self._floor), self._floor)
+    def waits(self, client: str) -> None:
+        """A request of a client waits for its first blocks. O(waiting clients) if none of it did."""
+        if client not in self._num_waiting:
+            least = min(map(self.__getitem__, self._num_waiting), default=self._floor)
+            self._floor = max(self._floor, least)
+            self._by_client[client] = max(self._by_client.get(client, self._floor), self._floor)
+        self._num_waiting[client] += 1
 
-    def left(self, client: str, num_others: int) -> None:
-        """A client has no request any more, and `num_others` have one. O(1) on average."""
-        if not num_others:
+    def left(self, client: str) -> None:
+        """A request of a client has its first blocks, or is gone without. O(1) on average."""
+        self._num_waiting[client] -= 1
+        if self._num_waiting[client]:
+            return
+        del self._num_waiting[client]
+        if not self._num_waiting:
             self._floor = max(self._floor, self._by_client.get(client, self._floor))
-        if len(self._by_client) > 2 * (num_others + MAX_IDLE_COUNTERS):
-            least = sorted(self._by_client, key=self.__getitem__)
-            for name in least[: -(num_others + MAX_IDLE_COUNTERS)]:
+        most = len(self._num_waiting) + MAX_IDLE_COUNTERS
+        if len(self._by_client) > 2 * most:
+            for name in sorted(self._by_client, key=self.__getitem__)[:-most]:
                 del self._by_client[name]
 
 
@@ -123,9 +131,8 @@ class ClientShares:
         """A request has entered the engine; `order` is its arrival number."""
         request = LiveRequest(client, order, now_s, num_prompt_tokens)
         self._requests[request_id] = request
-        if client not in self._num_live:
-            self.service.came(client, self._num_live)
         self._num_live[client] += 1
+        self.service.waits(client)
 
     def admitted(self, request_id: str, hit_tokens: int) -> None:
         """A request has its blocks: its client pays for the prompt, but for the tokens that were in
@@ -134,6 +141,7 @@ class ClientShares:
         if request is not None and request.charged_tokens is None:
             request.charged_tokens = request.num_prompt_tokens
             self._pay(request, request.num_prompt_tokens - hit_tokens)
+            self.service.left(request.client)
 
     def ended(self, request_id: str, num_tokens: int) -> str:
         """A request has left the engine, with `num_tokens` of prompt and reply; returns its
@@ -141,11 +149,12 @@ class ClientShares:
         request = self._requests.pop(request_id, None)
         if request is None:
             return ""
+        if request.charged_tokens is None:
+            self.service.left(request.client)
         self._pay_outputs(request, num_tokens)
         self._num_live[request.client] -= 1
         if not self._num_live[request.client]:
             del self._num_live[request.client]
-            self.service.left(request.client, len(self._num_live))
         return request.client
 
     def _pay_outputs(self, request: LiveRequest, num_tokens: int) -> None:

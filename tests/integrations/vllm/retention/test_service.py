@@ -103,30 +103,48 @@ def test_what_a_preempted_request_computes_again_is_free() -> None:
 
 
 def test_being_away_saves_up_nothing() -> None:
-    """A client that comes back starts where the least served of the others is."""
+    """A client that waits again starts where the least served of those that wait is."""
     service = ServiceCounters()
-    service.came("a", [])
+    service.waits("a")
     service.add("a", 500.0)
-    service.came("b", ["a"])
+    service.waits("b")
     assert service["b"] == 500.0
     service.add("b", 300.0)
-    service.left("b", 1)
+    service.left("b")
     service.add("a", 100.0)
-    service.came("b", ["a"])
+    service.waits("b")
     assert service["b"] == 800.0  # and keeps what it has had beyond that
-    service.left("b", 1)
-    service.left("a", 0)
-    service.came("c", [])
+    service.left("b")
+    service.left("a")
+    service.waits("c")
     assert service["c"] == 600.0
+
+
+def test_a_trickle_saves_up_nothing() -> None:
+    """A client that always has a small request in the engine, served at once, pays for the past
+    when it first waits, and newcomers do not inherit its place."""
+    engine = Engine(max_num_seqs=2)
+    engine.add(prompt_of(32, salt=1), max_tokens=2000, **of(LIGHT))
+    engine.step()
+    for salt in range(5):
+        engine.add(prompt_of(320, salt=2 + salt), **of(HEAVY))
+        engine.steps(8)
+    service = engine.retention.admission.shares.service
+    had = service[HEAVY]
+    flood(engine, HEAVY, 4)
+    engine.step()
+    flood(engine, LIGHT, 1)
+    flood(engine, "c" * 16, 1)
+    assert min(service[LIGHT], service["c" * 16]) >= had > 5 * 320
 
 
 def test_counters_of_clients_that_are_gone_are_bounded() -> None:
     """However many clients come and go, the engine remembers about as many."""
     service = ServiceCounters()
     for number in range(10 * MAX_IDLE_COUNTERS):
-        service.came(f"{number}", [])
+        service.waits(f"{number}")
         service.add(f"{number}", 1.0)
-        service.left(f"{number}", 0)
+        service.left(f"{number}")
     assert len(service.view) <= 2 * MAX_IDLE_COUNTERS + 1
 
 
