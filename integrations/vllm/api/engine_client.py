@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakValueDictionary
 
 from starlette.responses import Response
 
@@ -57,6 +58,7 @@ class EngineLink:
     def __init__(self, engine_client: Any, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._engine_client = engine_client
         self._timeout_s = timeout_s
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._num_bad_tags = 0
         self._counting: asyncio.Task[None] | None = None
 
@@ -79,6 +81,12 @@ class EngineLink:
             if isinstance(answer, dict) and answer.keys() == {"error"}:
                 raise OperationFailedError(f"the engine failed at {operation!r}: {answer['error']}")
         return answers
+
+    async def read(self, client: str, operation: str, *args: Any) -> list[Any]:
+        """The same for a client's question that changes nothing: it has one at a time, so between
+        two steps the engine answers one call of each client, however many ask."""
+        async with self._reading.setdefault(client, asyncio.Lock()):
+            return await self.call(operation, *args)
 
     def count_bad_tag(self) -> None:
         """Count one request without waiting for the engine, which gets many at once."""

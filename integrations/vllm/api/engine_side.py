@@ -8,6 +8,7 @@ and answers have the id that its client gave it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -30,6 +31,8 @@ from .job_now import JobNow
 
 MAX_TURNS = 64
 """Turns of a job that are shown, the last ones."""
+MAX_READ = 240
+"""Events of a job from which they are read, the last ones: less than a millisecond."""
 NOT_SHOWN = {"policy", "listeners", "watchers", "client_weights", "client_header"}
 """Settings that are not shown as they are."""
 
@@ -87,10 +90,20 @@ def clients(scheduler: RetainingScheduler) -> list[dict[str, Any]]:
     return scheduler.admission.shares.describe()
 
 
-def jobs(scheduler: RetainingScheduler, client: str | None = None) -> list[dict[str, Any]]:
-    """Describe the jobs of this client, or of all."""
+def job_keys(scheduler: RetainingScheduler, client: str | None, start: int, most: int) -> list[str]:
+    """Return `most` keys of this client's jobs, or of all, the last active first."""
     own = scheduler.retention.jobs.latest(client)
-    return [JobNow(scheduler, job).as_listed() for job in reversed([*own])]
+    return [str(job.job_id) for job in islice(own, start, start + most)]
+
+
+def jobs(
+    scheduler: RetainingScheduler, client: str | None = None, keys: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """Describe the jobs with these keys; without, all of this client, or all, which takes long."""
+    table = scheduler.retention.jobs
+    if keys is None:
+        keys = job_keys(scheduler, client, 0, len(table))[::-1]
+    return [JobNow(scheduler, job).as_listed() for job in map(table.get, keys) if job is not None]
 
 
 def job(
@@ -107,24 +120,34 @@ def job(
     return {**JobNow(scheduler, found).as_listed(), "last_turns": turns}
 
 
-def explain(
+def keys_to_explain(
     scheduler: RetainingScheduler, client: str | None, job_id: str | None, worst: int
-) -> list[dict[str, Any]]:
-    """Return the turns of this client's jobs, or of anybody's, and why they missed: of those with
-    that id, or of the worst. Jobs that are over are among them."""
-    misses, log = scheduler.watchers.misses, scheduler.watchers.log
+) -> list[str]:
+    """Return the keys of this client's jobs, or of anybody's: of those with that id, or of the
+    worst. Jobs that are over are among them."""
+    misses = scheduler.watchers.misses
     if job_id is None:
         keys = misses.worst(client, worst)
     else:
         keys = misses.named(job_id) if client is None else [JobKey(client, job_id)]
+    return [str(key) for key in keys if misses.knows(key)]
+
+
+def explain(
+    scheduler: RetainingScheduler, client: str | None, keys: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the turns of jobs, and why they missed, as this client may see them."""
+    misses, log = scheduler.watchers.misses, scheduler.watchers.log
     return [
         {
             "job_id": key.own_id,
-            "is_id_shared": any(entry["event"] == "id_shared" for entry in log.of_job(key)),
+            "is_id_shared": any(
+                each["event"] == "id_shared" for each in log.last_of(key, MAX_READ)
+            ),
             "savings": misses.savings_of(key).as_dict(),
             "turns": turns_of(scheduler, key, client),
         }
-        for key in keys
+        for key in map(JobKey.read, keys)
         if misses.knows(key)
     ]
 
@@ -133,7 +156,8 @@ def turns_of(
     scheduler: RetainingScheduler, key: JobKey, viewer: str | None
 ) -> list[dict[str, Any]]:
     """The last admitted turns of a job, as the event log has them and `viewer` may see them."""
-    events = [shown(entry, viewer) for entry in scheduler.watchers.log.of_job(key)]
+    last = scheduler.watchers.log.last_of(key, MAX_READ)
+    events = [shown(entry, viewer) for entry in last]
     turns = [turn for view in job_views(key.own_id, events) for turn in view.turns]
     return [turn.as_row() for turn in turns if turn.started_s is not None][-MAX_TURNS:]
 
@@ -163,9 +187,9 @@ def release(scheduler: RetainingScheduler, job_key: str) -> dict[str, Any] | Non
     return {"job_id": key.own_id, "freed_blocks": freed_blocks, "savings": savings}
 
 
-def event_counts(scheduler: RetainingScheduler, client: str | None = None) -> list[tuple[str, int]]:
-    """Return the keys of this client's jobs, or of all, with their numbers of events."""
-    return scheduler.watchers.log.counts(client)
+def event_counts(scheduler: RetainingScheduler, *asked: Any) -> list[tuple[str, int]]:
+    """Return the keys of a client's jobs with their numbers of events, as EventLog.counts does."""
+    return scheduler.watchers.log.counts(*asked)
 
 
 def events(
@@ -190,7 +214,7 @@ def bad_tags(scheduler: RetainingScheduler, number: int) -> None:
 OPERATIONS: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
     for operation in (
-        *(info, stats, jobs, job, explain, tool, release),
+        *(info, stats, job_keys, jobs, job, keys_to_explain, explain, tool, release),
         *(event_counts, events, live, bad_tags, clients),
     )
 }

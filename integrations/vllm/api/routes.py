@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import unquote
@@ -49,7 +49,11 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 """Holds a command of the largest allowed length with every character escaped, and some room."""
 
 MAX_EXPLAINED = 10
-"""Jobs that one answer explains: 100 kB, made between two steps of the engine."""
+"""Jobs that one answer explains: 100 kB, asked for one by one."""
+LISTED_AT_ONCE = 2000
+"""Keys of jobs that the engine hands over between two of its steps: about half a millisecond."""
+JOBS_AT_ONCE = 64
+"""Jobs that it describes, likewise."""
 EVENTS_AT_ONCE = 50
 """Events that the engine hands over between two of its steps: of the longest texts 150 kB."""
 MAX_TIMESTAMPS_BYTES = 8 * 1024 * 1024
@@ -109,7 +113,8 @@ class _Question:
         self.client = clients.of(request.scope).name
         self.sees_all = clients.sees_all_jobs(request.scope)
         self.segments = _raw_segments(request)
-        self.key = (self.client, self.sees_all, *self.segments, request.scope["query_string"])
+        read = (request.query_params.get(name) for name in _PARAMETERS.get(self.segments[0], ()))
+        self.key = (self.client, self.sees_all, *self.segments, *read)
         """Equal for two requests that get the same answer."""
         self._viewer = None if self.sees_all else self.client
         self._engine = engine
@@ -138,7 +143,8 @@ class _Question:
             return await act(_job_id(rest[:-1]))
         self.require(*_READ_METHODS)
         job_id = _job_id(rest)
-        return _found(job_id, merge_job(await self._ask_of(job_id, "job", self.sees_all)))
+        key = str(JobKey(self.client, job_id))
+        return _found(job_id, merge_job(await self._read("job", key, self.sees_all)))
 
     async def finish_session(self) -> Response:
         job_id = self.request.query_params.get("session_id")
@@ -147,16 +153,17 @@ class _Question:
         return await self._release(parse_tags({"job_id": job_id}).job_id or "")
 
     async def _info(self) -> Response:
-        return _answer(merge_info(await self._engine.call("info")))
+        return _answer(merge_info(await self._read("info")))
 
     async def _stats(self) -> Response:
-        return _answer(merge_stats(await self._engine.call("stats")))
+        return _answer(merge_stats(await self._read("stats")))
 
     async def _jobs(self) -> Response:
-        return _answer({"jobs": merge_jobs(await self._engine.call("jobs", self._viewer))})
+        keys = await self._listed("job_keys")
+        return _answer({"jobs": merge_jobs(await self._described("jobs", keys, JOBS_AT_ONCE))})
 
     async def _named_clients(self) -> Response:
-        found = merge_clients(await self._engine.call("clients"))
+        found = merge_clients(await self._read("clients"))
         label = self._clients.label
         return _answer({"clients": [{**each, "client": label(each["client"])} for each in found]})
 
@@ -164,7 +171,8 @@ class _Question:
         """Return the turns of `?job=`, or of the `?worst=` jobs, and why they missed."""
         job_id = self.request.query_params.get("job")
         worst = int(self._number("worst", 1, most=MAX_EXPLAINED, default=1))
-        answers = await self._engine.call("explain", self._viewer, job_id, worst)
+        asked = await self._read("keys_to_explain", self._viewer, job_id, worst)
+        answers = await self._described("explain", [*itertools.chain(*asked)], 1)
         jobs = merge_explained(answers, None if job_id is not None else worst)
         return _answer({"jobs": jobs}) if jobs or job_id is None else _found(job_id, None)
 
@@ -178,17 +186,16 @@ class _Question:
         since_s = self._number("since", 0.0, most=1e12, default=-1.0)
         limit = self._number("limit", 1.0, most=MAX_TIMESTAMPS_BYTES, default=MAX_TIMESTAMPS_BYTES)
         counts: dict[str, int] = {}
-        for answer in await self._engine.call("event_counts", self._viewer):
-            for key, num_events in answer:
-                if job_id is None or JobKey.read(key).own_id == job_id:
-                    counts[key] = max(num_events, counts.get(key, 0))
+        for key, num_events in await self._listed("event_counts"):
+            if job_id is None or JobKey.read(key).own_id == job_id:
+                counts[key] = max(num_events, counts.get(key, 0))
         texts: dict[str, list[bytes]] = {}
         num_bytes, is_truncated = 0, False
         for slices in _parts_of(counts):
             if num_bytes >= limit:
                 is_truncated = True
                 break
-            answers = await self._engine.call("events", slices, since_s, self._viewer)
+            answers = await self._read("events", slices, since_s, self._viewer)
             for name, events in merge_timestamps(answers)["jobs"].items():
                 if events:
                     encoded = [msgspec.json.encode(event) for event in events]
@@ -208,6 +215,26 @@ class _Question:
     async def _release(self, job_id: str) -> Response:
         await _json_body(self.request, default={})
         return _found(job_id, merge_release(await self._ask_of(job_id, "release")))
+
+    async def _read(self, operation: str, *args: Any) -> list[Any]:
+        return await self._engine.read(self.client, operation, *args)
+
+    async def _listed(self, operation: str) -> list[Any]:
+        """What all engines list of the jobs that the client sees, the last active last."""
+        found: list[Any] = []
+        for start in itertools.count(0, LISTED_AT_ONCE):
+            answers = await self._read(operation, self._viewer, start, LISTED_AT_ONCE)
+            found += itertools.chain.from_iterable(answers)
+            if max(map(len, answers)) < LISTED_AT_ONCE:
+                break
+        return found[::-1]
+
+    async def _described(self, operation: str, found: list[str], at_once: int) -> list[list[Any]]:
+        """What each engine says of the jobs with these keys, asked for `at_once` at a time."""
+        keys = [*dict.fromkeys(found)]
+        starts = range(0, max(1, len(keys)), at_once)
+        parts = [await self._read(operation, self._viewer, keys[i : i + at_once]) for i in starts]
+        return [[*itertools.chain.from_iterable(each)] for each in zip(*parts, strict=True)]
 
     async def _ask_of(self, job_id: str, operation: str, *args: Any) -> list[Any]:
         return await self._engine.call(operation, str(JobKey(self.client, job_id)), *args)
@@ -234,6 +261,11 @@ _READINGS: Mapping[str, Callable[[_Question], Awaitable[Response]]] = {
     "timestamps": _Question._timestamps,
 }
 """Paths below the prefix at which nothing is changed."""
+_PARAMETERS: Mapping[str, Sequence[str]] = {
+    "explain": ("job", "worst"),
+    "timestamps": ("job", "since", "limit"),
+}
+"""The query parameters that they read."""
 
 
 def _parts_of(counts: Mapping[str, int]) -> Iterator[list[tuple[str, int, int]]]:

@@ -22,6 +22,8 @@ from .job_now import SHOWN_CHARS, JobNow
 
 MAX_JOBS = 256
 """Jobs described in a snapshot, those with a request in the engine and the last active first."""
+MAX_SCANNED = 1000
+"""Turns in the engine among which they are looked for."""
 MAX_EVENTS = 200
 """Events in a snapshot, the newest ones."""
 HISTORY_S = 120.0
@@ -86,7 +88,8 @@ def _pool(scheduler: RetainingScheduler) -> dict[str, int]:
 
 def _jobs_of(scheduler: RetainingScheduler, client: str | None, most: int) -> list[Job]:
     jobs = scheduler.retention.jobs
-    live = (turn.job for turn in jobs.turns.values() if client is None or turn.job.client == client)
+    turns = islice(jobs.turns.values(), MAX_SCANNED)
+    live = (turn.job for turn in turns if client is None or turn.job.client == client)
     first = dict.fromkeys(job.job_id for job in islice(chain(live, jobs.latest(client)), 2 * most))
     found = (jobs.get(job_id) for job_id in islice(first, most))
     return [job for job in found if job is not None]

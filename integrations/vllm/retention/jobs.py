@@ -17,7 +17,6 @@ from typing import Any
 
 from agentkv.policies.jobs import Context, Job, Turn
 from agentkv.policies.pins import Pin
-from agentkv.protocol import JobKey
 
 from . import Host
 from .predictor import Decode
@@ -48,6 +47,8 @@ MAX_SIBLINGS = 128
 """Open turns remembered of prompts that are equal up to their last full block."""
 MAX_SUB_AGENTS = 4
 """Sub-agents that share their parent's place in the queue at a time; a further one is a new job."""
+MAX_NAMED = 100
+"""Jobs of different clients found by one id that they share."""
 MAX_SPARED = 64
 """Jobs looked at for one to forget that has had one turn and holds no KV."""
 
@@ -69,6 +70,7 @@ class JobTable:
         self._is_pinned = is_pinned
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._by_client: dict[str, OrderedDict[str, Job]] = {}
+        self._by_own_id: dict[str, OrderedDict[str, Job]] = {}
         self._short: dict[str, OrderedDict[str, Job]] = {}
         """Jobs of one turn, by client."""
 
@@ -91,13 +93,17 @@ class JobTable:
         return self._jobs.get(job_id)
 
     def named(self, own_id: str) -> list[Job]:
-        """The jobs of all clients with this id."""
-        keys = [JobKey(client, own_id) for client in self._by_client]
-        return [self._jobs[key] for key in keys if key in self._jobs]
+        """The MAX_NAMED latest jobs of all clients with this id."""
+        return [
+            *itertools.islice(
+                reversed(self._by_own_id.get(own_id, OrderedDict()).values()), MAX_NAMED
+            )
+        ]
 
     def add(self, job: Job) -> None:
         self._jobs[job.job_id] = job
         self._by_client.setdefault(job.client, OrderedDict())[job.job_id] = job
+        self._by_own_id.setdefault(job.own_id, OrderedDict())[job.job_id] = job
         if job.num_turns <= 1:
             self._short.setdefault(job.client, OrderedDict())[job.job_id] = job
 
@@ -132,12 +138,13 @@ class JobTable:
 
     def remove(self, job: Job) -> None:
         self._jobs.pop(job.job_id, None)
-        for by_client in (self._by_client, self._short):
-            jobs = by_client.get(job.client)
+        by_name = (self._by_client, job.client), (self._short, job.client)
+        for index, name in (*by_name, (self._by_own_id, job.own_id)):
+            jobs = index.get(name)
             if jobs is not None:
                 jobs.pop(job.job_id, None)
                 if not jobs:
-                    del by_client[job.client]
+                    del index[name]
 
     @property
     def next_lease_s(self) -> float:

@@ -69,7 +69,7 @@ class ServiceCounters:
         self._by_client[client] = self._by_client.get(client, self._floor) + amount
 
     def waits(self, client: str) -> None:
-        """A request of a client waits for its first blocks. O(waiting clients) if none of it did."""
+        """A request of a client waits for its first blocks. O(waiting clients) for its first."""
         if client not in self._num_waiting:
             least = min(map(self.__getitem__, self._num_waiting), default=self._floor)
             self._floor = max(self._floor, least)

@@ -52,6 +52,7 @@ class EventLog:
         self._started_s = clock()
         self._num_events = 0
         self._jobs: OrderedDict[JobKey, deque[Entry]] = OrderedDict()
+        self._by_client: dict[str, OrderedDict[JobKey, deque[Entry]]] = {}
 
     @property
     def is_on(self) -> bool:
@@ -69,8 +70,13 @@ class EventLog:
         if self._writer is not None:
             self._writer.add({"job_id": key.own_id, **shown(entry, None)})
         if self._max_events:
-            self._jobs.setdefault(key, deque()).append(entry)
+            own = self._by_client.setdefault(key.client, OrderedDict())
+            events = self._jobs.get(key)
+            if events is None:
+                events = self._jobs[key] = own[key] = deque()
+            events.append(entry)
             self._jobs.move_to_end(key)
+            own.move_to_end(key)
             self._num_events += 1
             if self._num_events > self._max_events:
                 self._drop_oldest()
@@ -83,23 +89,35 @@ class EventLog:
 
     def _drop_oldest(self) -> None:
         if len(self._jobs) > 1:
-            _, events = self._jobs.popitem(last=False)
+            key, events = self._jobs.popitem(last=False)
+            del self._by_client[key.client][key]
+            if not self._by_client[key.client]:
+                del self._by_client[key.client]
             self._num_events -= len(events)
         else:
             next(iter(self._jobs.values())).popleft()
             self._num_events -= 1
 
-    def counts(self, of_client: str | None = None) -> list[tuple[str, int]]:
-        """Return the keys of jobs, of one client or of all, with their numbers of events."""
-        return [
-            (str(key), len(events))
-            for key, events in self._jobs.items()
-            if of_client is None or key.client == of_client
-        ]
+    def _of(self, client: str | None) -> OrderedDict[JobKey, deque[Entry]]:
+        """The jobs of one client, or of all."""
+        return self._jobs if client is None else self._by_client.get(client, OrderedDict())
+
+    def counts(
+        self, of_client: str | None = None, start: int = 0, most: int | None = None
+    ) -> list[tuple[str, int]]:
+        """Return the keys of jobs, of one client or of all, with their numbers of events: the last
+        used first, `most` of them from the one at `start`."""
+        jobs = self._of(of_client)
+        stop = None if most is None else start + most
+        return [(str(key), len(jobs[key])) for key in itertools.islice(reversed(jobs), start, stop)]
 
     def of_job(self, key: str) -> Sequence[Entry]:
         """The events of a job, oldest first; none if it is not remembered."""
         return self._jobs.get(JobKey.read(key), ())
+
+    def last_of(self, key: str, most: int) -> Sequence[Entry]:
+        """The last `most` events of a job, oldest first. O(most)."""
+        return [*itertools.islice(reversed(self.of_job(key)), most)][::-1]
 
     def part(
         self, slices: Sequence[tuple[str, int, int]], since_s: float, viewer: str | None = None
@@ -125,24 +143,19 @@ class EventLog:
         """The newest events later than `since_s` with their jobs' keys, in order of time; and how
         many were left out, as far as MAX_SCANNED events tell."""
         found: list[tuple[JobKey, Entry]] = []
-        for key, events in reversed(self._jobs.items()):
+        for key, events in reversed(self._of(of_client).items()):
             if events[-1]["at_s"] <= since_s or len(found) >= MAX_SCANNED:
                 break
-            if of_client is None or key.client == of_client:
-                later = itertools.takewhile(lambda entry: entry["at_s"] > since_s, reversed(events))
-                found += [(key, entry) for entry in itertools.islice(later, MAX_SCANNED)]
+            later = itertools.takewhile(lambda entry: entry["at_s"] > since_s, reversed(events))
+            found += [(key, entry) for entry in itertools.islice(later, MAX_SCANNED)]
         found.reverse()  # so that events of one time keep their order
         found.sort(key=lambda each: float(each[1]["at_s"]))
         newest = [(key, shown(entry, of_client)) for key, entry in found[-most:]]
         return newest, max(0, len(found) - most)
 
-    def as_dict(self, of_client: str | None = None) -> dict[str, Any]:
-        """Return the events by job, of one client or of all."""
-        jobs: dict[str, list[Entry]] = {}
-        for key, events in self._jobs.items():
-            if of_client is None or key.client == of_client:
-                jobs.setdefault(key.own_id, []).extend(shown(event, of_client) for event in events)
-        return {"jobs": jobs}
+    def as_dict(self) -> dict[str, Any]:
+        """Return all events by job."""
+        return self.part([(key, 0, number) for key, number in self.counts()[::-1]], -1.0)
 
     def close(self) -> None:
         """Write the rest of the file, if there is one."""

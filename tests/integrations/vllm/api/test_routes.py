@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 from urllib.parse import quote
 
@@ -33,7 +34,8 @@ def engine_of(*job_ids: str) -> dict[str, Any]:
         "info": lambda: INFO,
         "stats": lambda: {"pinned_jobs": len(job_ids), "kv_cache_usage": 0.5},
         "jobs": lambda *_: [{"job_id": job_id} for job_id in job_ids],
-        "event_counts": lambda _: [[job_id, 1] for job_id in job_ids],
+        "job_keys": lambda *_: [*job_ids],
+        "event_counts": lambda *_: [[job_id, 1] for job_id in job_ids],
         "events": lambda slices, *_: {
             "jobs": {job_id: [{"event": "finish"}] for job_id, *_ in slices if job_id in job_ids}
         },
@@ -58,7 +60,11 @@ async def test_the_worst_jobs_of_all_engines_are_explained() -> None:
             {"job_id": f"lost{tokens}", "savings": {"recomputed_tokens": {"ttl": tokens}}}
             for tokens in lost
         ]
-        return {"explain": lambda client, job_id, most: jobs if job_id != "none" else []}
+        by_id = {job["job_id"]: job for job in jobs}
+        return {
+            "keys_to_explain": lambda client, job_id, most: [] if job_id == "none" else [*by_id],
+            "explain": lambda client, keys: [by_id[key] for key in keys if key in by_id],
+        }
 
     ask = Server(engine_with(5, 1), engine_with(7, 3))
     found = (await ask("GET", "/explain?worst=3")).json()["jobs"]
@@ -68,7 +74,8 @@ async def test_the_worst_jobs_of_all_engines_are_explained() -> None:
     assert (await ask("GET", "/explain?job=lost5")).status_code == 200
     assert (await ask("GET", "/explain?job=none")).status_code == 404
     assert (await ask("GET", "/explain?worst=1000")).status_code == 400
-    assert [values[1:] for _, values in ask.core.asked] == [[None, 3], ["lost5", 1], ["none", 1]]
+    asked = [values[1:] for operation, values in ask.core.asked if operation != "explain"]
+    assert asked == [[None, 3], ["lost5", 1], ["none", 1]]
 
 
 async def test_a_tool_event_reaches_the_engine() -> None:
@@ -108,13 +115,14 @@ async def test_each_key_reads_its_own_jobs_and_the_admin_key_all(
     for path in ("/jobs", "/timestamps", "/jobs/j"):
         for key in ("one", "two", "root"):
             assert (await ask("GET", path, key=key)).status_code == 200
-    asked = [values for operation, values in ask.core.asked if operation != "events"]
-    (one, two, root), counts, jobs = asked[:3], asked[3:6], asked[6:]
-    assert (len(one), len(two), root) == (1, 1, [None])
+    asked = [values for operation, values in ask.core.asked if operation not in ("events", "jobs")]
+    listed, jobs = [client for client, *_ in asked[:6]], asked[6:]
+    one, two, root = listed[:3]
     assert one != two
-    assert counts == [one, two, [None]]
+    assert root is None
+    assert listed[3:] == [one, two, None]
     keys = [JobKey.read(key) for key, *_ in jobs[:2]]
-    assert [(key.client, key.own_id) for key in keys] == [(*one, "j"), (*two, "j")]
+    assert [(key.client, key.own_id) for key in keys] == [(one, "j"), (two, "j")]
     assert [rest for _, *rest in jobs] == [[False], [False], [True]]
 
 
@@ -140,8 +148,8 @@ async def test_everybody_reads_all_jobs_where_no_key_is_asked_for() -> None:
     ask = Server(engine_of("j"))
     for path in ("/jobs", "/timestamps", "/jobs/j"):
         await ask("GET", path)
-    (_, jobs), (_, counts), _, (_, (_, of_anybody)) = ask.core.asked
-    assert (jobs, counts, of_anybody) == ([None], [None], True)
+    (_, jobs), _, (_, counts), _, (_, (_, of_anybody)) = ask.core.asked
+    assert (jobs[0], counts[0], of_anybody) == (None, None, True)
 
 
 @pytest.mark.parametrize("job_id", ["a\nb", "a\n", "\n", "\x00\x1f", "a\r\nb/tool", AWKWARD_ID])
@@ -283,12 +291,50 @@ async def test_equal_questions_that_come_fast_share_an_answer() -> None:
         replies = await asyncio.gather(*(server("GET", "/jobs", key="alice") for _ in range(10)))
         assert {reply.text for reply in replies} == {'{"jobs":[{"job_id":"a"}]}'}
     assert clock() - began_s > 0.9 * POLL_INTERVAL_S
-    assert len(server.core.asked) == 2
+    assert len(server.core.asked) == 4
     began_s = clock()
     await server("GET", "/jobs", key="bob")
     await server("GET", "/jobs/a", key="alice")
-    assert len(server.core.asked) == 4
+    assert len(server.core.asked) == 7
     assert clock() - began_s < POLL_INTERVAL_S
+
+
+async def test_parameters_that_nobody_reads_make_no_other_question() -> None:
+    """Polls that differ in what their route does not read share an answer, those that differ in
+    what it reads do not."""
+    server = Server(engine_of("a"))
+    await asyncio.gather(*(server("GET", f"/stats?x={number}") for number in range(10)))
+    assert len(server.core.asked) == 1
+    since = (server("GET", f"/timestamps?since={number}&x=1") for number in range(2))
+    await asyncio.gather(*since)
+    assert len([name for name, _ in server.core.asked if name == "events"]) == 2
+
+
+async def test_a_client_has_one_question_at_a_time_in_the_engine() -> None:
+    """However many different questions it asks at once; those of another client, and signals, do
+    not wait for them."""
+    busy: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+
+    class Counting(FakeEngineCore):
+        async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+            client = JobKey.read(args[1][0]).client
+            busy[client] += 1
+            most[client] = max(most[client], busy[client])
+            most["all"] = max(most["all"], busy.total())
+            await asyncio.sleep(0)
+            busy[client] -= 1
+            return await super().call_utility_all_async(method, *args)
+
+    server = Server(core=Counting([engine_of("a")]), keys=["alice", "bob"])
+    paths = [f"/jobs/job-{number}" for number in range(20)]
+    keys = ("alice", "bob")
+    await asyncio.gather(*(server("GET", path, key=key) for path in paths for key in keys))
+    assert most.pop("all") == 2
+    assert [*most.values()] == [1, 1]
+    tools = (server("POST", f"{path}/tool", {"state": "started"}, key="bob") for path in paths)
+    await asyncio.gather(*tools)
+    assert max(most.values()) > 2
 
 
 async def test_no_answer_is_older_than_its_question() -> None:

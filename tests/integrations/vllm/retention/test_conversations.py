@@ -19,7 +19,7 @@ def an_engine(**settings: Any) -> Engine:
 
 
 def explained(engine: Engine, job_id: str) -> dict[str, Any]:
-    (job,) = engine_side.explain(engine.scheduler, None, job_id, 1)
+    (job,) = engine_side.explain(engine.scheduler, None, [job_id])
     return job
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -303,7 +302,11 @@ def test_the_worst_jobs_are_explained_first() -> None:
         engine.turn(context, job_id=job, agentkv_client="1" * 16)
         for known in list(engine.retention.jobs):
             engine.retention.release(known.job_id)
-    explained = partial(engine_side.explain, engine.scheduler)
+
+    def explained(client: str | None, *asked: Any) -> list[dict[str, Any]]:
+        keys = engine_side.keys_to_explain(engine.scheduler, client, *asked)
+        return engine_side.explain(engine.scheduler, client, keys)
+
     assert [job["job_id"] for job in explained("1" * 16, None, 2)] == ["worse", "bad"]
     assert explained("2" * 16, None, 2) == explained("2" * 16, "bad", 1) == []
     (job,) = explained(None, "bad", 1)

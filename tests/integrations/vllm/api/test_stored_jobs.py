@@ -1,0 +1,90 @@
+"""What an answer of the routes costs the engine's main thread when its stores are full."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from agentkv.events import ToolStarted
+from agentkv.integrations.vllm.api import engine_side
+from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, Clients
+from agentkv.policies.jobs import Job
+from agentkv.protocol import JobKey
+from tests.integrations.vllm.api.fake_engine import FakeEngineCore, Server
+from tests.integrations.vllm.harness import Engine
+
+pytestmark = pytest.mark.asyncio
+
+NUM_JOBS, NUM_EVENTS, NUM_RECORDS = 10_000, 50_000, 20_000
+MAX_INSTRUCTIONS = 40_000
+"""Of Python, in one call into the engine: about a millisecond."""
+
+
+class CountingCore(FakeEngineCore):
+    """A real engine behind the routes; counts the instructions of each operation's longest call."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__([])
+        self.most: Counter[str] = Counter()
+        self._scheduler = engine.scheduler
+        self._num = 0
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        self._num += event == "opcode"
+        return self._trace
+
+    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+        self._num, before = 0, sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            answer = engine_side.call(self._scheduler, *args)
+        finally:
+            sys.settrace(before)
+        self.most[args[0]] = max(self.most[args[0]], self._num)
+        return [answer]
+
+
+@pytest.fixture(scope="module")
+def full() -> Engine:
+    """An engine with all the jobs, events and records that it may have, of the key `many`."""
+    engine = Engine(policy="agentkv", num_blocks=64)
+    client = client_of("many")
+    for number in range(NUM_JOBS):
+        engine.retention.jobs.add(Job(JobKey(client, f"{number}"), number))
+    for number in range(NUM_RECORDS):
+        engine.scheduler.watchers.misses._record_of(JobKey(client, f"{number}"))
+    for number in range(NUM_EVENTS):
+        key = JobKey(client, f"{number if number < NUM_JOBS else 7}")
+        engine.scheduler.watchers.log.on_event(ToolStarted(key, "", "ls", None))
+    return engine
+
+
+def client_of(key: str) -> str:
+    verifier: Any = type("AnyKey", (), {"verify_token": lambda self, headers: True})()
+    scope = {"type": "http", "headers": [(b"authorization", f"Bearer {key}".encode())]}
+    return Clients(verifier, {}).of(scope).name
+
+
+@pytest.mark.parametrize("key", ["many", "none", "root"])
+async def test_no_answer_holds_the_engine_up(
+    full: Engine, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """No call of a reading, by any client, takes more than about a millisecond of it, with 10,000
+    jobs and 50,000 events of one client; and nothing is left out."""
+    monkeypatch.setenv(ADMIN_KEY_VARIABLE, "root")
+    core = CountingCore(full)
+    ask = Server(core=core, keys=["many", "none", "root"])
+    jobs = (await ask("GET", "/jobs", key=key)).json()["jobs"]
+    assert len({job["job_id"] for job in jobs}) == (0 if key == "none" else NUM_JOBS)
+    for path in ("/explain?worst=10", "/explain?job=7", "/jobs/7", "/stats", "/info"):
+        await ask("GET", path, key=key)
+    events = (await ask("GET", "/timestamps?limit=9000", key=key)).json()["jobs"]
+    assert bool(events) == (key != "none")
+    print(core.most)
+    assert max(core.most.values()) < MAX_INSTRUCTIONS, core.most
