@@ -1,7 +1,7 @@
 """The code blocks of the README, the tutorial and the how-to pages run as they are written.
 
 A block behind `<!-- not run: REASON -->` is left out, and commands of vLLM are checked by vLLM's
-own parser. All others run against a real server, in one folder a page.
+own parser. All others run against a real server, in one folder a page; the tutorial's on its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentkv.integrations.vllm.watch.counters import COUNTERS, HISTOGRAMS
 from agentkv.policies.names import default_settings
 from agentkv.policies.pins import endings_table
 from agentkv.protocol.foreign import sources_table
-from agentkv.server.process import ServerProcess
+from agentkv.server.process import HTTPProcess, ServerProcess, free_port
 from tests.forks import forked_commands
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ PYTHONS = Path(sys.executable).parent
 LONG_PAGES = ["simulate", "write-a-policy"]
 PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.long] if page.stem in LONG_PAGES else [])
-    for page in (DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md")))
+    for page in sorted((DOCS / "how-to").glob("*.md"))
 ]
 BLOCK = re.compile(
     r"^(?:<!--(?P<note>[^>]*)-->\n)?```(?P<language>bash|python)\n(?P<code>.*?)^```$", re.M | re.S
@@ -107,6 +107,43 @@ def test_the_code_of_a_page_runs(
             timeout=600,
         )
         assert done.returncode == 0, f"{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.server
+def test_the_tutorial_keeps_its_promises(tmp_path: Path) -> None:
+    """On the page's own server, started by its own command, the page's program finds its prompts in
+    the cache and runs tools, and what comes after it shows the job that has ended."""
+    page, port = DOCS / "tutorial.md", free_port()
+    url = f"http://127.0.0.1:{port}"
+    paths = f"{PYTHONS}{os.pathsep}{os.environ['PATH']}"
+    environment = {"PATH": paths, "PYTHONPATH": str(ROOT)}
+    (started,) = (block.code for block in blocks_of(page) if block.note.startswith("the server"))
+    assert started.count("--port 8000") == 1
+    server = HTTPProcess(
+        shlex.split(started.replace("--port 8000", f"--port {port}")),
+        name="the page's server",
+        port=port,
+        log_path=tmp_path / "server.log",
+        environment=environment,
+    )
+    (tmp_path / "agent.py").write_text(SERVER_URL.sub(url, program(page)), encoding="utf-8")
+    with server:
+        done = subprocess.run(
+            ["bash", "-c", f"python agent.py\n{SERVER_URL.sub(url, script(page))}"],
+            cwd=tmp_path,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    for promise in (
+        r"^cached tokens +[1-9]",
+        r"^tool time .*\([1-9]\d* calls?\)",
+        r"^tutorial +2( +\S+){3} +[1-9]\d*% .* released$",
+        r"^job tutorial: ",
+    ):
+        assert re.search(promise, done.stdout, re.M), f"{promise}\n{done.stdout}"
 
 
 @pytest.mark.slow
