@@ -408,12 +408,12 @@ class Top(App[None]):
         return bar.append(f" {legend}")
 
     def _savings(self) -> Text:
-        board = self.board
-        saved = board.total("savings", "kept_tokens")
-        saved_s = board.total("savings", "kept_engine_s")
+        board, names = self.board, ("compared_tokens", "compared_hit_tokens", "stock_hit_tokens")
+        prompts, hits, stock = (board.total("savings", name) for name in names)
         within = [board.total("predictions_total", name) for name in ("to_p50", "to_p90")]
         tools = sum(within) + board.total("predictions_total", "over_p90")
-        text = f"saved {saved:,.0f} tokens ({_seconds(saved_s)})"
+        text = f"hits {hits / (prompts or 1):.0%}, stock about {stock / (prompts or 1):.0%}"
+        text += f" ({_seconds(board.total('savings', 'gained_engine_s'))})"
         if tools:
             shares = within[0] / tools, sum(within) / tools
             text += f"  {tools:,.0f} tools: {shares[0]:.0%} within p50, {shares[1]:.0%} within p90"

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -20,6 +20,11 @@ Clock = Callable[[], float]
 
 MIN_HINT_TOKENS = 512
 """Fewer tokens lost in a job are not worth a hint."""
+
+SAVINGS_KEYS = (
+    *("kept_tokens", "kept_engine_s", "compared_tokens", "compared_hit_tokens"),
+    *("stock_hit_tokens", "gained_engine_s"),
+)
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +71,11 @@ class JobSummary:
     tool_s: float = 0.0
     gap_s: float = 0.0
     kept_tokens: int | None = None
-    """Prompt tokens that were not computed because the server kept their KV, as far as it has said
-    by now; None if it has not."""
+    """Prompt tokens that were not computed because the server held their KV, as far as it has said
+    by now; None if it has not. A lower bound of what is saved."""
     kept_engine_s: float | None = None
+    savings: Mapping[str, float] | None = None
+    """SAVINGS_KEYS as the servers have said them, added up."""
 
     def __str__(self) -> str:
         failed = f" ({self.failed_calls:,} failed calls)" if self.failed_calls else ""
@@ -82,9 +89,8 @@ class JobSummary:
             "tool time": f"{self.tool_s:.2f} s ({self.tool_calls:,} calls)",
             "gap time": f"{self.gap_s:.2f} s (between turns, no tool measured)",
         }
-        if self.kept_tokens is not None:
-            saved = f"{self.kept_engine_s or 0.0:.2f} s of engine time"
-            rows["saved"] = f"{self.kept_tokens:,} tokens not computed again, {saved}"
+        if self.savings is not None:
+            rows["later turns"] = against_stock(self.savings)
         width = max(map(len, rows))
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
@@ -100,6 +106,18 @@ class JobSummary:
         if self.cached_tokens is None or not self.prompt_tokens:
             return self._tokens(self.cached_tokens)
         return f"{self.cached_tokens:,} ({self.cached_tokens / self.prompt_tokens:.0%} of prompt)"
+
+
+def against_stock(savings: Mapping[str, Any]) -> str:
+    """What later turns found in the cache, and what stock vLLM would have found."""
+    prompts = savings.get("compared_tokens")
+    if not prompts:
+        return "not compared with stock yet"
+    hits, stock = (savings[name] / prompts for name in ("compared_hit_tokens", "stock_hit_tokens"))
+    return (
+        f"{hits:.0%} of prompt tokens came from the cache; stock: about {stock:.0%}, "
+        f"{savings['gained_engine_s']:.2f} s of engine time"
+    )
 
 
 class TurnLedger:
@@ -118,7 +136,7 @@ class TurnLedger:
         self._idle_since_s: float | None = None
         # The sums of JobSummary so far; a token count that no reply reported has none.
         self._totals: defaultdict[str, Any] = defaultdict(int)
-        self._saved: dict[str, tuple[int, float]] = {}
+        self._saved: dict[str, dict[str, float]] = {}
         self._has_hinted = False
 
     def mark_last_step(self) -> None:
@@ -204,7 +222,8 @@ class TurnLedger:
         if not isinstance(savings, Mapping):
             return
         try:
-            saved = int(savings["kept_tokens"]), float(savings["kept_engine_s"])
+            # a server of before knows some of them only
+            saved = {name: float(savings.get(name, 0)) for name in SAVINGS_KEYS}
             expected, diverged = (
                 int(savings["expected_tokens"]),
                 int(savings["recomputed_tokens"]["diverged"]),
@@ -227,10 +246,9 @@ class TurnLedger:
     def summary(self) -> JobSummary:
         """The totals so far."""
         with self._lock:
-            saved = self._saved.values()
-            return JobSummary(
-                self._job_id,
-                **self._totals,
-                kept_tokens=sum(tokens for tokens, _ in saved) if saved else None,
-                kept_engine_s=sum(seconds for _, seconds in saved) if saved else None,
-            )
+            summary, saved = JobSummary(self._job_id, **self._totals), list(self._saved.values())
+        if not saved:
+            return summary
+        sums = {name: sum(each[name] for each in saved) for name in SAVINGS_KEYS}
+        kept = int(sums["kept_tokens"]), sums["kept_engine_s"]
+        return replace(summary, kept_tokens=kept[0], kept_engine_s=kept[1], savings=sums)

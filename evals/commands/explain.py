@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentkv.client.ledger import against_stock
 from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.errors import InputError, StatusError
 from agentkv.protocol import routing_headers
@@ -52,8 +53,7 @@ def report(job: Mapping[str, Any]) -> str:
     engine = f" (engine {job['engine']})" if "engine" in job else ""
     lines = [
         f"job {job['job_id']}{engine}: {savings['expected_tokens']:,} tokens expected in the cache",
-        f"  saved: {savings['kept_tokens']:,} tokens that stock would have computed again, "
-        f"{savings['kept_engine_s']:.2f} s of engine time",
+        f"  later turns: {against_stock(savings)}",
         "  computed again: " + (", ".join(f"{n:,} {name}" for name, n in lost.items()) or "none"),
     ]
     if job.get("is_id_shared"):

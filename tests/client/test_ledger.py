@@ -138,7 +138,10 @@ def savings(*, kept_tokens: int, diverged: int, expected: int) -> dict[str, obje
         "expected_tokens": expected,
         "kept_tokens": kept_tokens,
         "kept_engine_s": kept_tokens / 1000,
-        "stock_hit_tokens": 0,
+        "compared_tokens": 2 * expected,
+        "compared_hit_tokens": expected,
+        "stock_hit_tokens": expected - kept_tokens,
+        "gained_engine_s": kept_tokens / 500,
         "recomputed_tokens": {"diverged": diverged, "ttl": 0},
     }
 
@@ -154,7 +157,8 @@ def test_what_servers_saved_is_in_the_summary(ledger: TurnLedger) -> None:
     summary = ledger.summary()
     assert (summary.kept_tokens, summary.kept_engine_s) == (2000, 2.0)
     assert str(summary).splitlines()[-1] == (
-        "saved          2,000 tokens not computed again, 2.00 s of engine time"
+        "later turns    50% of prompt tokens came from the cache; stock: about 12%, "
+        "4.00 s of engine time"
     )
 
 

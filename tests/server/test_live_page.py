@@ -57,9 +57,8 @@ def test_the_demo_agents_turns_appear_in_the_page(
         page.wait_for_selector("text=over after 5 turns")
         stats = httpx.get(f"{server.base_url}/agentkv/stats", timeout=30).json()
         ends = stats["pin_ends_total"]
-        expected = {"pins": ends["returned"], "jobs": 0}
-        if "savings" in stats:
-            expected["kept"] = stats["savings"]["kept_tokens"]
+        hits = stats["savings"]["compared_hit_tokens"]
+        expected = {"pins": ends["returned"], "jobs": 0, "hits": hits}
         for name, value in expected.items():
             page.wait_for_selector(f"#total-{name}[value='{value}']")
         assert ends["returned"] > 0

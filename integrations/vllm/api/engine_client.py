@@ -167,7 +167,7 @@ def merge_info(answers: Sequence[Answer]) -> Answer:
 def merge_stats(answers: Sequence[Answer]) -> Answer:
     """Add up integers (counts) and average floats (shares and means), recursively.
 
-    `kept_engine_s` is added up as well. Names that start with `max_` keep the largest value,
+    Engine seconds are added up as well. Names that start with `max_` keep the largest value,
     booleans are or-ed, and any other type keeps the first engine's value.
     """
     if len(answers) == 1:
@@ -184,7 +184,7 @@ def merge_stats(answers: Sequence[Answer]) -> Answer:
         elif name.startswith("max_"):
             merged[name] = max(values)
         else:
-            is_count = name == "kept_engine_s" or all(isinstance(value, int) for value in values)
+            is_count = name.endswith("_engine_s") or all(isinstance(value, int) for value in values)
             merged[name] = sum(values) if is_count else sum(values) / len(values)
     return merged
 

@@ -233,6 +233,7 @@ def call(scheduler: Any, op: str, args: list[Any]) -> Any:
     if operation is None:
         return {"error": f"unknown operation {op!r}; known: {', '.join(OPERATIONS)}"}
     try:
+        scheduler.watchers.count_news()
         answer = operation(scheduler, *args)
         msgspec.msgpack.encode(answer)
         return answer

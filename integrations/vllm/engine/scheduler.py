@@ -26,9 +26,7 @@ from agentkv.policies.jobs import Context, Prompt
 from agentkv.policies.names import CONFIG_KEY, make_policy, read_settings
 from agentkv.policies.pins import Pin
 from agentkv.policies.settings import Settings
-from agentkv.protocol import (
-    Tags,
-)
+from agentkv.protocol import Tags
 from agentkv.watchers import EventStream
 
 from ..retention import KeptBlocks, KVPool, QueueRank
@@ -84,11 +82,8 @@ class RetainingScheduler(seam.SchedulerSeam):
         )
         self.admission = self.retention.admission
         self.watchers = Watchers(
-            settings,
-            self,
-            self.retention,
-            counters,
-            stream,
+            *(settings, self, self.retention, counters, stream),
+            max_running=self.vllm_config.scheduler_config.max_num_seqs,
             has_tracing=self.vllm_config.observability_config.otlp_traces_endpoint is not None,
         )
         self.steps = StepStats()
@@ -187,6 +182,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         if job_id is None or prompt is None:
             order, num_tokens = next(self.retention.arrivals), request.num_prompt_tokens
             self.admission.request_arrived(name, order, num_tokens, client)
+            turn = None
         else:
             is_aside, priority = kind == "aside", request.priority
             turn = self.retention.turn_arrived(
@@ -195,6 +191,7 @@ class RetainingScheduler(seam.SchedulerSeam):
             if self._limits_offloading:
                 num_tokens = self.retention.policy.offloaded_tokens(turn)
                 seam.limit_offloading(request, num_tokens)
+        self.watchers.ghost.arrived(name, turn)
 
     # A step: places, then vLLM's own schedule(), then what it did
 
@@ -222,8 +219,10 @@ class RetainingScheduler(seam.SchedulerSeam):
         self.steps.add(len(scheduled), output.total_num_scheduled_tokens, self.usage())
         for request_id in seam.admitted_ids(output):
             self.order.unplaced.add(request_id)
-            hit_tokens = self.requests[request_id].num_computed_tokens - scheduled[request_id]
+            request = self.requests[request_id]
+            hit_tokens = request.num_computed_tokens - scheduled[request_id]
             self.retention.turn_admitted(request_id, hit_tokens=hit_tokens)
+            self.watchers.ghost.admitted(request, hit_tokens)
         self._timer.step_scheduled(output, self.requests)
 
     def update_from_output(
@@ -245,6 +244,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     @seam.guarded(None)
     def _after_outputs(self, output: SchedulerOutput) -> None:
         self._timer.step_processed(output)
+        self.watchers.count_news()
         # Also here, where with async scheduling the device is busy with the next step.
         self.retention.apply_predictions()
 
@@ -333,6 +333,7 @@ class RetainingScheduler(seam.SchedulerSeam):
             order=self.queue.order_of(request),
             kept=KeptBlocks(blocks, seam.num_held_once(blocks), fence, self.num_free_blocks()),
         )
+        self.watchers.ghost.ended(request, seam.num_computed_tokens(request))
         return True
 
     def _is_pinned(self, blocks: Sequence[Any]) -> bool:
@@ -396,7 +397,7 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def _expire_while_idle(self) -> None:
-        self.watchers.listeners.count_news()
+        self.watchers.count_news()
         self.retention.do_what_is_due()
         next_due_s = self.retention.next_due_s
         if next_due_s is not None:

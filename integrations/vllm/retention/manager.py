@@ -80,7 +80,8 @@ class RetentionManager:
 
     def start(self) -> None:
         """Read and predict in the background from now on, where anything is read."""
-        if self.policy.uses_predictions or self.inference.is_on or self.settings.show_prompts:
+        has_more = self.settings.show_prompts or self.settings.stock_ghost
+        if self.policy.uses_predictions or self.inference.is_on or has_more:
             self.worker.start()
 
     def close(self) -> None:

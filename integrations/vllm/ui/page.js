@@ -24,7 +24,7 @@ function setText(node, text) {
 // Totals
 
 const TOTALS = [
-  ["kept", "Prefill tokens saved"],
+  ["hits", "Later turns from the cache"],
   ["twice", "Tokens computed twice"],
   ["pins", "Holds that paid off"],
   ["predictor", "Tools within prediction"],
@@ -34,9 +34,10 @@ const TOTALS = [
 function totalsOf(engines) {
   const all = (pick) => engines.reduce((total, engine) => total + (pick(engine) ?? 0), 0);
   const savings = (engine) => engine.stats.savings ?? {};
-  const kept = all((engine) => savings(engine).kept_tokens);
-  const keptS = all((engine) => savings(engine).kept_engine_s);
+  const compared = all((engine) => savings(engine).compared_tokens);
+  const hits = all((engine) => savings(engine).compared_hit_tokens);
   const stock = all((engine) => savings(engine).stock_hit_tokens);
+  const gainedS = all((engine) => savings(engine).gained_engine_s);
   const lost = {};
   for (const engine of engines) {
     for (const [reason, n] of Object.entries(savings(engine).recomputed_tokens ?? {})) {
@@ -45,7 +46,8 @@ function totalsOf(engines) {
   }
   const worst = Object.entries(lost).sort((a, b) => b[1] - a[1])[0];
   const returned = all((engine) => engine.stats.pin_ends_total?.returned);
-  const ended = all((engine) => sum(engine.stats.pin_ends_total));
+  const overEnds = (ends) => (ends?.released ?? 0) + (ends?.last_step ?? 0); // the job has ended: nothing to pay off
+  const ended = all((engine) => sum(engine.stats.pin_ends_total) - overEnds(engine.stats.pin_ends_total));
   const within = all((engine) => (engine.stats.predictions_total?.to_p50 ?? 0) + (engine.stats.predictions_total?.to_p90 ?? 0));
   const predicted = all((engine) => sum(engine.stats.predictions_total));
   const states = [...STATES, "over"].map((state) => [state, engines.flatMap((engine) => engine.jobs).filter((job) => job.state === state).length]);
@@ -53,7 +55,7 @@ function totalsOf(engines) {
   const seen = states.filter(([, n]) => n).map(([state, n]) => `${n} ${state}`);
   const counts = engines.some((engine) => engine.stats.savings);
   return {
-    kept: engines.some((engine) => savings(engine).kept_tokens !== undefined) && [kept, count(kept), `${seconds(keptS)} of the engine; ${compact(stock)} hit without us`],
+    hits: compared && [hits, share(hits, compared), `stock: about ${share(stock, compared)}; ${seconds(Math.abs(gainedS))} of the engine ${gainedS < 0 ? "lost" : "won"}`],
     twice: counts && [sum(lost), count(sum(lost)), worst && worst[1] ? `most: ${worst[0].replaceAll("_", " ")}` : "none"],
     pins: [returned, share(returned, ended), `${count(returned)} of ${count(ended)}`],
     predictor: predicted && [within, share(within, predicted), `${count(within)} of ${plural(predicted, "tool")} up to p90`],

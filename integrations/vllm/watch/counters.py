@@ -27,6 +27,8 @@ from agentkv.events import (
 )
 from agentkv.policies.pins import HOLD_ENDS, MISS_REASONS, MissReason
 
+from .ghost import Compared
+
 TURN_LABELS = ("1", "1", "2", *["3-5"] * 3, *["6-10"] * 5, "11+")
 """By a turn's number, the label of its range; that of the last counts for all later turns."""
 LAST_LABELLED = len(TURN_LABELS) - 1
@@ -86,14 +88,17 @@ COUNTERS: Mapping[str, CounterSpec] = {
     "listener_faults_total": CounterSpec("Calls of KV listeners that raised an exception."),
     "listener_drops_total": CounterSpec("KV frees that a listener missed."),
     "saved_prefill_tokens_total": CounterSpec(
-        "Prompt tokens not computed because their KV was kept while it was at risk."
+        "Prompt tokens found in the cache that stock would have overwritten even if the same turns "
+        "had run in the same order: what pins alone kept, a lower bound."
     ),
     "saved_engine_seconds_total": CounterSpec(
         "Seconds of engine time that computing those would have taken."
     ),
     "stock_hit_tokens_total": CounterSpec(
-        "Prompt tokens of jobs found in the cache that stock would have found, too."
+        "Prompt tokens of later turns that stock would have found, about, as a ghost plays them."
     ),
+    "compared_tokens_total": CounterSpec("Prompt tokens of the later turns that were played so."),
+    "compared_hit_tokens_total": CounterSpec("Of these, tokens that were found in the cache."),
     "recomputed_tokens_total": CounterSpec(
         "Tokens of earlier turns that had to be computed again, by reason.", "reason", MISS_REASONS
     ),
@@ -110,6 +115,7 @@ HISTOGRAMS: Mapping[str, str] = {
 SAVINGS_SERIES = (
     *("saved_prefill_tokens_total", "saved_engine_seconds_total"),
     *("stock_hit_tokens_total", "recomputed_tokens_total"),
+    *("compared_tokens_total", "compared_hit_tokens_total"),
 )
 """Counters that `/stats` shows as one object, `savings`."""
 
@@ -261,8 +267,15 @@ class Savings:
     """Tokens found in the cache that stock would have overwritten by then."""
     kept_engine_s: float = 0.0
     """Seconds of engine time that computing those would have taken."""
+    compared_tokens: int = 0
+    """Prompt tokens of later turns that the ghost of stock's cache has played so far."""
+    compared_hit_tokens: int = 0
+    """Of them, tokens found in the cache."""
     stock_hit_tokens: int = 0
-    """Tokens found in the cache that stock would have found, too."""
+    """Of them, tokens that stock would have found, about."""
+    gained_engine_s: float = 0.0
+    """Seconds of engine time that computing the difference would have taken; below 0 if stock
+    would have found more."""
     recomputed_tokens: dict[MissReason, int] = field(
         default_factory=lambda: dict.fromkeys(MISS_REASONS, 0)
     )
@@ -273,7 +286,10 @@ class Savings:
             "expected_tokens": self.expected_tokens,
             "kept_tokens": self.kept_tokens,
             "kept_engine_s": round(self.kept_engine_s, 6),
+            "compared_tokens": self.compared_tokens,
+            "compared_hit_tokens": self.compared_hit_tokens,
             "stock_hit_tokens": self.stock_hit_tokens,
+            "gained_engine_s": round(self.gained_engine_s, 6),
             "recomputed_tokens": dict(self.recomputed_tokens),
         }
 
@@ -290,7 +306,6 @@ class SavingsTally:
         job: Savings,
         expected_tokens: int,
         kept_tokens: int,
-        stock_tokens: int,
         kept_engine_s: float,
     ) -> None:
         """Count the tokens that a turn found, and how many it was expected to find."""
@@ -298,12 +313,21 @@ class SavingsTally:
             savings.expected_tokens += expected_tokens
             savings.kept_tokens += kept_tokens
             savings.kept_engine_s += kept_engine_s
-            savings.stock_hit_tokens += stock_tokens
         if kept_tokens:
             self._counters.add("saved_prefill_tokens_total", amount=kept_tokens)
             self._counters.add("saved_engine_seconds_total", amount=kept_engine_s)
-        if stock_tokens:
-            self._counters.add("stock_hit_tokens_total", amount=stock_tokens)
+
+    def add_compared(self, job: Savings, compared: Compared) -> None:
+        """Count a later turn that was played as stock would have run it."""
+        _, prompt_tokens, hit_tokens, stock_hit_tokens, engine_s = compared
+        for savings in (job, self.total):
+            savings.compared_tokens += prompt_tokens
+            savings.compared_hit_tokens += hit_tokens
+            savings.stock_hit_tokens += stock_hit_tokens
+            savings.gained_engine_s += engine_s
+        self._counters.add("compared_tokens_total", amount=prompt_tokens)
+        self._counters.add("compared_hit_tokens_total", amount=hit_tokens)
+        self._counters.add("stock_hit_tokens_total", amount=stock_hit_tokens)
 
     def add_miss(self, job: Savings, reason: MissReason, num_tokens: int) -> None:
         """Count tokens that are computed again."""

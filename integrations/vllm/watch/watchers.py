@@ -15,6 +15,7 @@ from agentkv.watchers import EventStream, Watcher, make_watcher
 from ..retention import Host
 from ..retention.manager import RetentionManager
 from .counters import Counters
+from .ghost import StockGhost
 from .listeners import Listeners
 from .load_reports import RecentWaits
 from .log import EventLog, open_writer
@@ -37,6 +38,7 @@ class Watchers:
         counters: Counters,
         stream: EventStream,
         *,
+        max_running: int,
         has_tracing: bool,
     ) -> None:
         """`counters` are on the stream already, since a policy may fail at its start.
@@ -52,6 +54,8 @@ class Watchers:
             *(host, retention.costs, self.counters, stream, worker),
             shows_prompts=settings.show_prompts,
         )
+        self.ghost = StockGhost(host, retention.costs, worker, max_running)
+        self.ghost.is_on = settings.stock_ghost
         self.waits = RecentWaits()
         self.listeners = Listeners(settings.listeners, self.counters, stream, worker.wake)
         try:
@@ -63,8 +67,14 @@ class Watchers:
             asked_for.append(self.listeners)
         if self.log.is_on:
             asked_for.append(self.log)
-        for watcher in (self.waits, *asked_for, self.misses, *self._own):
+        for watcher in (self.waits, self.ghost, *asked_for, self.misses, *self._own):
             stream.add(watcher)
+
+    def count_news(self) -> None:
+        """Count what other threads have found, on the main thread. O(1) if that is nothing."""
+        self.listeners.count_news()
+        while self.ghost.compared:
+            self.misses.add_compared(self.ghost.compared.popleft())
 
     def close(self) -> None:
         """Write and deliver what must outlive the engine."""

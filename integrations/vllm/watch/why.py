@@ -38,6 +38,7 @@ from ..retention.costs import RestoreCostModel
 from .counters import Counters, Savings, SavingsTally
 from .divergence import Difference
 from .explanations import Miss
+from .ghost import Compared
 
 MAX_JOBS = 20_000
 """Jobs remembered, of 500 to 1,100 bytes each."""
@@ -246,8 +247,7 @@ class MissWatcher:
                 reload = self._costs.step_time.reload
                 kept_s = reload.seconds(of_job) - reload.seconds(in_stock)
         if hit_tokens or expected.tokens:
-            of_stock = hit_tokens - kept_tokens
-            self.tally.add_hit(record.savings, expected.tokens, kept_tokens, of_stock, kept_s)
+            self.tally.add_hit(record.savings, expected.tokens, kept_tokens, kept_s)
         miss = None
         if turn.hit_tokens < expected.tokens:
             miss = self._miss(record, turn, expected)
@@ -375,6 +375,10 @@ class MissWatcher:
 
     def on_cache_reset(self, event: CacheReset) -> None:
         self._reset_s = self._host.clock()
+
+    def add_compared(self, compared: Compared) -> None:
+        """A turn has been played as stock would have run it."""
+        self.tally.add_compared(self._record_of(compared.job_id).savings, compared)
 
     # What is shown
 

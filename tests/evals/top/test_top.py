@@ -39,7 +39,10 @@ def engine(number: int = 0, *jobs: Mapping[str, Any], **fields: Any) -> dict[str
     pool = {"blocks": 100, "block_tokens": 32, "running": 50, "held": 25, "cached": 10, "free": 15}
     stats = {
         "is_under_pressure": True,
-        "savings": {"kept_tokens": 12_000, "kept_engine_s": 3.5},
+        "savings": {
+            **{"compared_tokens": 20_000, "compared_hit_tokens": 16_400},
+            **{"stock_hit_tokens": 8_200, "gained_engine_s": 3.5},
+        },
         "predictions_total": {"to_p50": 5, "to_p90": 4, "over_p90": 1},
     }
     return {
@@ -113,7 +116,7 @@ async def test_the_whole_picture_fits_in_80_by_24() -> None:
         text = await shows(pilot, lambda text: "build" in text and "Quit" in text)
     for piece in (
         *("server:8000 agentkv", "memory is short", "running 50% held 25% cached 10%"),
-        *("saved 12,000 tokens (3.5s)", "10 tools: 50% within p50, 90% within p90"),
+        *("hits 82%, stock about 41% (3.5s)", "10 tools: 50% within p50, 90% within p90"),
         *("make -j8", "held back", "7/30", "30,000", "0.1s..2.0s", "95s"),
         *("let go after 2.0 s: expired", "Quit"),
     ):
@@ -185,7 +188,7 @@ async def test_engines_are_side_by_side() -> None:
     async with Top(script.feed()).run_test(size=SIZE) as pilot:
         text = await shows(pilot, lambda text: "0:a" in text and "1:a" in text)
         assert text.count("held 25%") == 2
-        assert "saved 24,000 tokens (7.0s)" in text
+        assert "hits 82%, stock about 41% (7.0s)" in text
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,8 @@ class Engine:
         }
         pool = {"blocks": 100, "block_tokens": 32, "running": 40, "held": 25, "cached": 15}
         savings = {
-            **{"kept_tokens": 1000, "kept_engine_s": 2.5, "stock_hit_tokens": 300},
+            **{"compared_tokens": 2000, "compared_hit_tokens": 1500},
+            **{"stock_hit_tokens": 500, "gained_engine_s": 2.5},
             "recomputed_tokens": {"pressure": 40, "diverged": 2},
         }
         stats = {
@@ -118,16 +119,16 @@ def test_the_page_shows_what_the_engines_say(chromium: Any, five_states: str) ->
         page.wait_for_selector("#engines article:nth-child(2) td.job")
         totals = {
             name: page.get_attribute(f"#total-{name}", "value")
-            for name in ("kept", "twice", "pins", "predictor", "jobs")
+            for name in ("hits", "twice", "pins", "predictor", "jobs")
         }
         assert totals == {
-            "kept": "2000",
+            "hits": "3000",
             "twice": "84",
             "pins": "60",
             "predictor": "16",
             "jobs": "6",
         }
-        assert page.inner_text("#note-kept") == "5.0 s of the engine; 600 hit without us"
+        assert page.inner_text("#note-hits") == "stock: about 25.0 %; 5.0 s of the engine won"
         blocks = page.eval_on_selector_all(
             "article:first-child .legend b", "parts => parts.map(part => part.dataset.blocks)"
         )

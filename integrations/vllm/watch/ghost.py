@@ -1,0 +1,284 @@
+"""What stock vLLM would have hit: its block pool, played with the same turns as the real one.
+
+The main thread notes what turns do, O(1) a request; a background thread plays them: first come,
+first served, each as soon as its blocks fit, for as long as it really ran and what it computes more
+or less takes. A later turn arrives as long after the one before as it really did; new jobs, and
+requests without one, when they did. So the ghost lags: it plays turns that have ended, as far as
+nothing unknown can come before.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count, takewhile
+from math import inf
+from typing import Any, NamedTuple
+
+from agentkv.events import CacheReset
+from agentkv.policies.jobs import Turn
+from agentkv.protocol import JobKey
+
+from ..retention import Host
+from ..retention.background import BackgroundWorker
+from ..retention.costs import RestoreCostModel
+
+MAX_UNITS = 4096
+"""Units of the ghost's pool, so that a turn takes under a millisecond: blocks, or several in a row
+of a larger pool."""
+MAX_JOBS = 10_000
+"""Jobs whose last turn is known."""
+MAX_UNPLAYED = 5000
+"""Turns that are not played yet, of 32 KiB at most; beyond that new ones are left out."""
+MAX_AHEAD_S = 60.0
+"""The ghost waits for a job's next turn until this long after the end of the one before."""
+
+
+class Compared(NamedTuple):
+    """A later turn that was played: what it found of its prompt, what it would have found under
+    stock, and the seconds of engine time between the two."""
+
+    job_id: JobKey
+    prompt_tokens: int
+    hit_tokens: int
+    stock_hit_tokens: int
+    engine_s: float
+
+
+@dataclass(slots=True, eq=False)
+class PlayedTurn:
+    """A request, as it was and as it is played; a time not known yet is infinite."""
+
+    jobs: tuple[JobKey, ...]
+    """Its job, and the one that waits for that."""
+    is_later: bool
+    arrived_s: float
+    after: PlayedTurn | None
+    """The last turn of its job that had ended by then."""
+    admitted_s: float = inf
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    ended_s: float = inf
+    block_hashes: Sequence[Any] = ()
+    num_tokens: int = 0
+    units: array[int] | None = None
+    """Of its prompt and reply, once it is known to have ended."""
+    played_s: float = inf
+    """When it ends as it is played."""
+    followers: list[PlayedTurn] = field(default_factory=list)
+
+    @property
+    def lead_s(self) -> float:
+        """By how much earlier than it really did it ends as it is played."""
+        return self.ended_s - self.played_s
+
+
+class StockPool:
+    """vLLM's block pool: what running requests hold, and the rest by last use."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, int] = {}
+        self.idle: OrderedDict[int, None] = OrderedDict()
+
+    def num_found(self, units: Sequence[int]) -> int:
+        """Units at the start of a prompt that are in the cache."""
+        held, idle = self.held, self.idle
+        return sum(1 for _ in takewhile(lambda unit: unit in held or unit in idle, units))
+
+    def hold(self, units: Sequence[int], most: int) -> None:
+        """Give them to a request; beyond `most` the least recently used others leave."""
+        for unit in units:
+            self.held[unit] = self.held.get(unit, 0) + 1
+            self.idle.pop(unit, None)
+        while self.idle and len(self.idle) + len(self.held) > most:
+            self.idle.popitem(last=False)
+
+    def let_go(self, units: Sequence[int]) -> None:
+        """A request ends; its last unit is the first to be used again."""
+        for unit in reversed(units):
+            self.held[unit] -= 1
+            if not self.held[unit]:
+                del self.held[unit]
+                self.idle[unit] = None
+
+
+class StockGhost:
+    """Plays the turns of one engine as vLLM's own scheduler would have run them."""
+
+    def __init__(
+        self, host: Host, costs: RestoreCostModel, worker: BackgroundWorker, max_running: int
+    ) -> None:
+        self.is_on = True
+        self.compared: deque[Compared] = deque(maxlen=MAX_JOBS)
+        """What was played and is not counted yet."""
+        self._host, self._costs, self._worker = host, costs, worker
+        self._max_running = max_running
+        self._unit_blocks = -(-host.pool.num_blocks // MAX_UNITS)
+        self._unit_tokens = self._unit_blocks * host.pool.block_tokens
+        # Of the main thread:
+        self._flying: dict[str, PlayedTurn] = {}
+        self._last: OrderedDict[JobKey, PlayedTurn] = OrderedDict()
+        """The turn of each job, or of one that it waits for, that has ended last."""
+        # From it to the background thread:
+        self._real_s = 0.0
+        self._was_reset = False
+        self._arrived: deque[PlayedTurn] = deque()
+        self._ended: deque[PlayedTurn] = deque()
+        # Of the background thread:
+        self._pool = StockPool()
+        self._num_unplayed = 0
+        self._numbers = count()
+        self._events: list[tuple[float, bool, int, PlayedTurn]] = []
+        """Arrivals, and the ends of turns that run; of one millisecond ends come first."""
+        self._num_running = 0
+        self._waiting: deque[PlayedTurn] = deque()
+        self._ahead: list[PlayedTurn] = []
+        """Turns played to an end before they really ended, and that nothing follows yet."""
+        self._lead_s = 0.0
+
+    # What was: the main thread
+
+    def on_cache_reset(self, event: CacheReset) -> None:
+        self._was_reset = True
+
+    def arrived(self, request_id: str, turn: Turn | None) -> None:
+        """A request waits from now on; `turn` is None for one without a job."""
+        if not self.is_on or self._num_unplayed > MAX_UNPLAYED:
+            return
+        jobs = [] if turn is None else filter(None, (turn.job, turn.job.lender))
+        keys = tuple(job.job_id for job in jobs)
+        is_later = turn is not None and turn.job.num_turns > 1 and not turn.is_side_request
+        after = next(filter(None, map(self._last.get, keys)), None)
+        played = PlayedTurn(keys, is_later, self._host.clock(), after)
+        self._flying[request_id] = played
+        self._arrived.append(played)
+
+    def admitted(self, request: Any, hit_tokens: int) -> None:
+        """vLLM's request has its blocks, at first or again."""
+        turn = self._flying.get(request.request_id)
+        if turn is not None and turn.admitted_s == inf:
+            turn.admitted_s = self._host.clock()
+            turn.prompt_tokens, turn.hit_tokens = request.num_prompt_tokens, hit_tokens
+
+    def ended(self, request: Any, num_tokens: int) -> None:
+        """It is over, with `num_tokens` computed; its block hashes change no more."""
+        turn = self._flying.pop(request.request_id, None)
+        if turn is None:
+            return
+        turn.ended_s = self._real_s = self._host.clock()
+        turn.block_hashes, turn.num_tokens = request.block_hashes, num_tokens
+        for job_id in turn.jobs:
+            self._last[job_id] = turn
+            self._last.move_to_end(job_id)
+        while len(self._last) > MAX_JOBS:
+            self._last.popitem(last=False)
+        self._ended.append(turn)
+        self._worker.do(self.play, can_wait=True)
+
+    # What would have been: the background thread
+
+    def play(self) -> None:
+        """Play what is known and certain."""
+        real_s = self._real_s  # before what arrives meanwhile
+        if self._was_reset:
+            self._was_reset = False
+            self._pool.idle.clear()
+        while self._arrived:
+            turn = self._arrived.popleft()
+            self._num_unplayed += 1
+            after, turn.after = turn.after, None
+            if after is not None:
+                after.followers.append(turn)
+            if after is None or after.played_s < inf:
+                self._arrives(turn, after)
+        while self._ended:
+            self._take_end(self._ended.popleft())
+        self._ahead = [
+            turn
+            for turn in self._ahead
+            if not turn.followers and real_s - turn.ended_s < MAX_AHEAD_S
+        ]
+        self._lead_s = max((turn.lead_s for turn in self._ahead), default=0.0)
+        while self._play_next(real_s - self._lead_s):
+            pass
+
+    def _take_end(self, turn: PlayedTurn) -> None:
+        hashes, turn.block_hashes = turn.block_hashes, ()
+        units = array("q", map(hash, hashes[self._unit_blocks - 1 :: self._unit_blocks]))
+        if turn.num_tokens > len(units) * self._unit_tokens:
+            units.append(next(self._numbers))  # the last one, which is not full
+        turn.units = units
+
+    def _arrives(self, turn: PlayedTurn, after: PlayedTurn | None) -> None:
+        self._at(turn.arrived_s - (0.0 if after is None else after.lead_s), True, turn)
+
+    def _at(self, at_s: float, is_arrival: bool, turn: PlayedTurn) -> None:
+        heapq.heappush(self._events, (round(at_s, 3), is_arrival, next(self._numbers), turn))
+
+    def _play_next(self, certain_s: float) -> bool:
+        """Play the next arrival or end; False if it lies later, or is of a turn under way."""
+        if not self._events:
+            return False
+        at_s, is_arrival, _, turn = self._events[0]
+        if at_s > certain_s or turn.units is None:
+            return False
+        heapq.heappop(self._events)
+        if is_arrival and turn.admitted_s < inf:
+            self._waiting.append(turn)
+        else:
+            self._end(turn, turn.units, at_s)
+        while self._waiting and self._start(self._waiting[0], at_s):
+            self._waiting.popleft()
+        return True
+
+    @property
+    def _max_units(self) -> int:
+        """Of the pool; fewer where layers with a window or a state take blocks of their own."""
+        num_blocks = self._host.pool.num_blocks / self._costs.blocks_per_token.scale
+        return int(num_blocks / self._unit_blocks)
+
+    def _reserved(self, turn: PlayedTurn) -> slice:
+        """The units that it holds all the time: of its prompt, and of half its reply."""
+        return slice((turn.prompt_tokens // self._unit_tokens + len(turn.units or ()) + 1) // 2)
+
+    def _start(self, turn: PlayedTurn, now_s: float) -> bool:
+        """Let a turn run, if it fits."""
+        assert turn.units is not None
+        reserved, held, pool = turn.units[self._reserved(turn)], self._pool.held, self._host.pool
+        num_held = len(held) + sum(unit not in held for unit in reserved)
+        is_full = num_held > self._max_units or self._num_running >= self._max_running
+        if is_full and self._num_running:
+            return False
+        num_found = self._pool.num_found(turn.units[: turn.prompt_tokens // self._unit_tokens])
+        # vLLM computes at least the last token, and with EAGLE the last block of a hit, too
+        most = (turn.prompt_tokens - 1) // pool.block_tokens * pool.block_tokens
+        dropped = pool.block_tokens if pool.drops_last_block else 0
+        hit_tokens = max(0, min(num_found * self._unit_tokens, most) - dropped)
+        if num_found == turn.hit_tokens // self._unit_tokens:
+            hit_tokens = turn.hit_tokens  # the same, to the block
+        reload = self._costs.step_time.reload
+        engine_s = reload.seconds(turn.hit_tokens) - reload.seconds(hit_tokens)
+        if turn.is_later:
+            found = turn.prompt_tokens, turn.hit_tokens, hit_tokens
+            self.compared.append(Compared(turn.jobs[0], *found, engine_s))
+        self._pool.hold(reserved, self._max_units)
+        self._num_running += 1
+        ran_s = turn.ended_s - turn.admitted_s + engine_s
+        self._at(now_s + max(0.0, ran_s), False, turn)
+        return True
+
+    def _end(self, turn: PlayedTurn, units: array[int], now_s: float) -> None:
+        if turn.admitted_s < inf:  # else it was aborted before it ran
+            self._num_running -= 1
+            self._pool.hold(units[self._reserved(turn).stop :], self._max_units)
+            self._pool.let_go(units)
+        self._num_unplayed -= 1
+        turn.played_s, turn.units = now_s, None
+        for follower in turn.followers:
+            self._arrives(follower, turn)
+        if turn.lead_s > 0 and turn.jobs and not turn.followers:
+            self._ahead.append(turn)
+            self._lead_s = max(self._lead_s, turn.lead_s)
