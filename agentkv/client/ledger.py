@@ -222,7 +222,6 @@ class TurnLedger:
         if not isinstance(savings, Mapping):
             return
         try:
-            # a server of before knows some of them only
             saved = {name: float(savings.get(name, 0)) for name in SAVINGS_KEYS}
             expected, diverged = (
                 int(savings["expected_tokens"]),

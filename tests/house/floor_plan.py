@@ -24,7 +24,7 @@ MAX_LONG_FUNCTIONS = 20
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv",): 2_066,
-    ("agentkv/client",): 3_020,
+    ("agentkv/client",): 3_024,
     ("agentkv/tool_calls",): 2_140,
     ("agentkv/durations", "agentkv/commands"): 4_100,
     ("agentkv/policies",): 1_905,
@@ -32,9 +32,9 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agents",): 600,
     ("integrations",): 1_620,
     ("integrations/vllm",): 1_140,
-    ("integrations/vllm/retention",): 3_391,
-    ("integrations/vllm/watch",): 2_572,
-    ("integrations/vllm/api",): 1_773,
+    ("integrations/vllm/retention",): 3_392,
+    ("integrations/vllm/watch",): 2_894,
+    ("integrations/vllm/api",): 1_774,
     ("integrations/vllm/engine",): 1_660,
     ("integrations/vllm/doctor",): 1_040,
     ("evals",): 8_578,
@@ -43,7 +43,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("tests",): 40_000,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_WHEEL_LINES = 40_477
+MAX_WHEEL_LINES = 40_821
 MAX_DOCS_WORDS = 33_000
 
 LONG_ON_PURPOSE: dict[str, str] = {
