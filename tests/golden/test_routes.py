@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from agentkv.protocol import WIRE_FIELD
 from agentkv.server.demo_model import MODEL_NAME
 from agentkv.server.process import ServerProcess
 from tests.golden.harness import Golden, masked
@@ -134,9 +135,9 @@ def test_refused_requests(golden: Golden, run: Run) -> None:
 
 
 def test_refused_tags(golden: Golden, run: Run) -> None:
-    """Completions with malformed tags get the status and the shape of error that they got."""
+    """A client of ours with malformed tags gets the status and the shape of error that it got."""
     for tags in BAD_TAGS:
-        body = {"model": MODEL_NAME, "prompt": "hi", "max_tokens": 1, **tags}
+        body = {"model": MODEL_NAME, "prompt": "hi", "max_tokens": 1, WIRE_FIELD: 1, **tags}
         reply = run.client.post("/v1/completions", json=body)
         error = masked(reply.json())["error"] if reply.status_code != 200 else None
         golden.check(f"tags {json.dumps(tags)[:60]}", [reply.status_code, error])
