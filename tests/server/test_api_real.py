@@ -181,6 +181,7 @@ def test_the_doctor_checks_the_template_without_a_trace(
         metrics = client.get("/metrics").text
         generated = re.findall(r"^(?:vllm:prompt_tokens_total|agentkv:\S+) .*$", metrics, re.M)
         jobs = client.get("/v1/agentkv/jobs").json()["jobs"]
+        jobs = [{**job, "idle_s": None} for job in jobs]
         return [jobs, sorted(client.get("/v1/agentkv/timestamps").json()["jobs"]), generated]
 
     server = tiny_continuum_server

@@ -31,6 +31,37 @@ def play(
     return status, json.loads(captured.out), captured.err
 
 
+@pytest.mark.parametrize(
+    ("command", "key", "is_held"),
+    [("ls -la", "ls", True), ("pip install torch", "pip install", False)],
+)
+def test_a_context_is_held_by_the_price_of_the_tool(
+    demo_server: ServerProcess, command: str, key: str, is_held: bool
+) -> None:
+    """Read from the reply, which guided decoding makes the model say.
+
+    The first test of its server, which measures later what computing is worth.
+    """
+    server = demo_server
+    job_id = command.split()[0]
+    choice = {"choice": [f"```bash\n{command}\n```"]}
+    chat(
+        server,
+        WORDS,
+        model="demo",
+        job_id=job_id,
+        max_tokens=64,
+        ignore_eos=False,
+        structured_outputs=choice,
+    )
+    wait_for(lambda: bool(events_of(server, job_id, "decision")))
+    (decision,) = events_of(server, job_id, "decision")
+    assert decision["command"] == key
+    assert (decision["ttl_s"] > 0) == is_held
+    assert f"coming back is worth {PRICE_S:.2f} s of holding" in decision["reason"]
+    chat(server, WORDS, model="demo", job_id=job_id, is_last_step=True)
+
+
 def test_the_tour_is_one_job_of_five_turns(
     demo_server: ServerProcess,
     capsys: pytest.CaptureFixture[str],
@@ -69,34 +100,6 @@ def test_with_a_tier_a_lost_cache_comes_back(capsys: pytest.CaptureFixture[str])
 def events_of(server: ServerProcess, job_id: str, name: str) -> list[dict[str, Any]]:
     events = agentkv_get(server, "timestamps")["jobs"].get(job_id, [])
     return [event for event in events if event["event"] == name]
-
-
-@pytest.mark.parametrize(
-    ("command", "key", "is_held"),
-    [("ls -la", "ls", True), ("pip install torch", "pip install", False)],
-)
-def test_a_context_is_held_by_the_price_of_the_tool(
-    demo_server: ServerProcess, command: str, key: str, is_held: bool
-) -> None:
-    """Read from the reply, which guided decoding makes the model say."""
-    server = demo_server
-    job_id = command.split()[0]
-    choice = {"choice": [f"```bash\n{command}\n```"]}
-    chat(
-        server,
-        WORDS,
-        model="demo",
-        job_id=job_id,
-        max_tokens=64,
-        ignore_eos=False,
-        structured_outputs=choice,
-    )
-    wait_for(lambda: bool(events_of(server, job_id, "decision")))
-    (decision,) = events_of(server, job_id, "decision")
-    assert decision["command"] == key
-    assert (decision["ttl_s"] > 0) == is_held
-    assert f"coming back is worth {PRICE_S:.2f} s of holding" in decision["reason"]
-    chat(server, WORDS, model="demo", job_id=job_id, is_last_step=True)
 
 
 @pytest.mark.long
