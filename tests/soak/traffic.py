@@ -18,6 +18,7 @@ import httpx
 import openai
 
 import agentkv
+from agentkv.protocol import WIRE_FIELD
 
 COMMANDS = ("ls -la", "make test", "pip install torch", "frobnicate --all", "sleep 1", "")
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
@@ -81,7 +82,8 @@ def disturb(dice: random.Random, base_url: str) -> None:
     event = {"state": dice.choice(("started", "finished")), "command": "ls " + "x" * 3000}
     signalled = httpx.post(f"{base_url}/agentkv/jobs/nobody/tool", json=event, timeout=60)
     assert signalled.status_code == 404, signalled.text
-    request = {"model": "tiny", "prompt": "hello", "max_tokens": 1, **dice.choice(BAD_TAGS)}
+    request = {"model": "tiny", "prompt": "hello", "max_tokens": 1, WIRE_FIELD: 1}
+    request |= dice.choice(BAD_TAGS)
     refused = httpx.post(f"{base_url}/completions", json=request, timeout=60)
     assert refused.status_code == 400, refused.text
 
