@@ -15,7 +15,7 @@ import pytest
 
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.api.middleware import fold
-from agentkv.protocol import MAX_TOOL_CHARS, Tags, parse_tool_event
+from agentkv.protocol import MAX_TOOL_CHARS, parse_tool_event
 
 from .harness import Engine
 
@@ -124,7 +124,7 @@ BODIES = {
 def test_folding_100_kb_costs_the_loop_less_than_5_ms(body: dict[str, object]) -> None:
     """A request's tags are folded: 48 of 50, for bodies of any make."""
     encoded = json.dumps(body).encode()
-    spent_ms = third_longest_ms([lambda: fold(encoded, Tags())] * 50)
+    spent_ms = third_longest_ms([lambda: fold(encoded, {}, [])] * 50)
     assert spent_ms * 100_000 / len(encoded) < LOOP_MS_PER_100_KB
 
 
