@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 install = PYTHONWARNINGS='ignore:Editable installation' $(1)/bin/python $(PIP_INSTALL)
 
-.PHONY: setup demo test test-fast test-server test-long test-fleet test-openai3 test-pythons test-lowest test-upstream test-versions test-frameworks soak soak-tier check docs format bench-overhead clean
+.PHONY: setup demo test test-fast test-server test-long test-fleet test-openai3 test-pythons test-lowest test-upstream test-versions test-frameworks soak soak-tier check docs format bench-overhead release clean
 
 setup: $(STAMP)
 
@@ -158,5 +158,12 @@ format: $(STAMP)
 bench-overhead: $(STAMP)
 	$(BIN)/python -m studies.cost $(BENCH_FLAGS)
 
+# sdist and wheel in dist/, their metadata and contents checked, each tried in an empty environment. Publishes nothing;
+# RELEASE_FLAGS="--repository https://github.com/OWNER/agentkv" makes the README's links absolute.
+release:
+	test -x .venv-release/bin/twine || { $(PYTHON) -m venv .venv-release \
+		&& .venv-release/bin/pip install --quiet build twine; }
+	.venv-release/bin/python .ci/release.py $(RELEASE_FLAGS)
+
 clean:
-	rm -rf $(VENV) .venv-openai3 .venv-python* .venv-lowest .upstream .versions .frameworks .venv-routers .venv-ray build dist demo-runs *.egg-info
+	rm -rf $(VENV) .venv-release .venv-openai3 .venv-python* .venv-lowest .upstream .versions .frameworks .venv-routers .venv-ray build dist demo-runs *.egg-info

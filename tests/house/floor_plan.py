@@ -40,7 +40,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals",): 8_578,
     ("evals/simulator",): 3_090,
     ("studies",): 3_450,
-    ("tests",): 40_010,
+    ("tests",): 40_080,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 33_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -58,23 +59,27 @@ def test_haproxy_accepts_its_recipe(tmp_path: Path) -> None:
 
 @pytest.mark.fleet
 def test_the_containerfile_puts_our_policies_into_a_vllm(tmp_path: Path) -> None:
-    """Its RUN line, run in an environment that has vLLM, installs a plugin which that vLLM finds.
+    """Its RUN lines, run on the files that it copies, install a plugin which vLLM finds.
 
-    The environment stands for vLLM's image, and a folder for the image's /tmp.
+    An environment that has vLLM stands for vLLM's image, and a folder for the image's root.
     """
-    root = FOLDER.parents[1]
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", tmp_path / "dist"]
-    subprocess.run([*command, root], check=True)
-    for wheel in (tmp_path / "dist").glob("agentkv_serving-*.whl"):
-        shutil.copy(wheel, tmp_path)
     venv.create(tmp_path / "image", with_pip=True)
     (packages,) = (tmp_path / "image" / "lib").glob("python3*/site-packages")
     (packages / "vllm.pth").write_text(next(path for path in sys.path if "site-packages" in path))
-    text = (FOLDER / "Containerfile").read_text(encoding="utf-8")
-    (run,) = (line.removeprefix("RUN ") for line in text.splitlines() if line.startswith("RUN "))
     path = f"{tmp_path / 'image' / 'bin'}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path}
-    subprocess.run(run.replace("/tmp", str(tmp_path)), shell=True, check=True, env=environment)
+    (source := tmp_path / "src").mkdir()
+    for line in (FOLDER / "Containerfile").read_text(encoding="utf-8").splitlines():
+        words = line.split()
+        if line.startswith("COPY --from=wheel"):
+            shutil.copytree(tmp_path / words[2].strip("/"), tmp_path / words[3].strip("/"))
+        elif line.startswith("COPY "):
+            copied = [FOLDER.parents[1] / name for name in words[1:-1]]
+            target = source if words[-1] == "./" else source / words[-1]
+            subprocess.run(["cp", "-r", *copied, target], check=True)
+        elif line.startswith("RUN "):
+            command = re.sub(r"(?<= )/(?=\w)", f"{tmp_path}/", line.removeprefix("RUN "))
+            subprocess.run(command, shell=True, check=True, env=environment, cwd=source)
     script = (
         "import agentkv, vllm.plugins; vllm.plugins.load_general_plugins();"
         "from vllm.engine.arg_utils import EngineArgs; from vllm.utils.argparse_utils import"
