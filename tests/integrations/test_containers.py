@@ -67,7 +67,7 @@ def test_the_containerfile_puts_our_policies_into_a_vllm(tmp_path: Path) -> None
     (packages,) = (tmp_path / "image" / "lib").glob("python3*/site-packages")
     (packages / "vllm.pth").write_text(next(path for path in sys.path if "site-packages" in path))
     path = f"{tmp_path / 'image' / 'bin'}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path}
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": ""}
     (source := tmp_path / "src").mkdir()
     for line in (FOLDER / "Containerfile").read_text(encoding="utf-8").splitlines():
         words = line.split()
