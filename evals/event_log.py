@@ -104,10 +104,19 @@ def read_record(source: str, *, api_key: str | None = None, near: str | None = N
     return Record(source, events, is_cut)
 
 
+def holds_event_log(folder: Path) -> bool:
+    """True if a log, or more, is in the folder itself."""
+    return bool(_logs_in(folder))
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    return sorted(file for pattern in _FILE_PATTERNS for file in folder.glob(pattern))
+
+
 def _file_of(path: Path) -> Path:
     if not path.is_dir():
         return path
-    found = sorted(file for pattern in _FILE_PATTERNS for file in path.glob(pattern))
+    found = _logs_in(path)
     if len(found) != 1:
         seen = ", ".join(file.name for file in found) or "none"
         due = " or ".join(_FILE_PATTERNS)

@@ -14,9 +14,9 @@ from typing import Any
 from agentkv.errors import InputError
 
 from .rows import require_free
+from .traces.formats import is_event_log
 from .workload.kinds import TOOLS
 from .workload.plans import ARRIVALS, RECORDED, Workload
-from .workload.traces import is_event_log
 from .workload.workloads import WORKLOADS, make_workload
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
@@ -128,7 +128,7 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     """
     add, count = parser.add_argument_group("workload").add_argument, whole_number(1)
     add("--workload", metavar="NAME", help=f"one of {', '.join(WORKLOADS)} (default reference)")
-    trace = "jobs as JSON lines, a line a turn, or a server's event log; implies trace"
+    trace = "a log or a folder of logs (agentkv trace --help names the kinds); implies trace"
     add("--trace", metavar="FILE", help=trace)
     add("--jobs", type=count, metavar="N", help="how many jobs")
     add("--duration", type=seconds, metavar="S", help="instead: all that arrive within S seconds")

@@ -30,7 +30,7 @@ from agentkv.errors import InputError
 
 from ..options import DONE, add_json, command_parser
 from ..rows import provenance, require_writable
-from ..workload.traces import Trace, TracedCommand, read_trace
+from ..traces.commands import Trace, TracedCommand, read_trace
 
 WITH_TREES = ("default", "context_serve", "boosted")
 """Shipped predictors that start from trees. One of your own is shown the runs and nothing else."""

@@ -97,6 +97,8 @@ class ReplayConversation:
 
     def request(self, turn: int) -> dict[str, Any]:
         plan = self.job.turns[turn]
+        if plan.kept_tokens is not None:
+            del self._token_ids[plan.kept_tokens :]
         self._token_ids += self.windows.draw(self.job, turn)
         self._output_token_ids = []
         shared = next((prefix.name for prefix in self.job.prefixes), self.job.job_id)

@@ -239,6 +239,9 @@ class Agents:
             )
             self._end(job, now_s, "failed")
             return
+        if plan.kept_tokens is not None:
+            job.hashes.cut(plan.kept_tokens)
+            job.known_tokens = min(job.known_tokens, plan.kept_tokens)
         turn = LiveTurn(
             request_id=f"{job.plan.job_id}#{number + 1}",
             prompt_tokens=prompt_tokens,

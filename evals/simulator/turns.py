@@ -12,31 +12,38 @@ from typing import Any
 
 from ..workload.plans import Prefix
 
-_pack_block_name = struct.Struct(">II").pack
+_pack_block_name = struct.Struct(">III").pack
 
 
 class ContextHashes:
     """Block hashes of one job's context, named by job and position instead of by content.
 
-    A context only grows, and jobs have no tokens in common but those of a prefix, so job (or
-    prefix) and position identify a block as well as a hash of its tokens would, at no cost.
+    A context grows, or is cut back to its start first, and jobs have no tokens in common but those
+    of a prefix; so job (or prefix), cut and position identify a block as well as a hash of its
+    tokens would, at no cost.
     """
 
     def __init__(self, job_number: int, block_tokens: int, prefixes: Iterable[Prefix] = ()) -> None:
         self._job_number = job_number
         self._block_tokens = block_tokens
+        self._num_cuts = 0
         self._names: list[bytes] = []
         for prefix in prefixes:
             # longer than a job's own names, so never equal to one
             name = f"prefix {prefix.name} ".encode()
             for index in range(len(self._names), prefix.num_tokens // block_tokens):
-                self._names.append(name + _pack_block_name(0, index))
+                self._names.append(name + _pack_block_name(0, 0, index))
+
+    def cut(self, kept_tokens: int) -> None:
+        """Keep the first tokens of the context: what is behind them will be other text."""
+        del self._names[kept_tokens // self._block_tokens :]
+        self._num_cuts += 1
 
     def up_to(self, num_tokens: int, *, skip: int = 0) -> list[bytes]:
         """Names of the full blocks of `num_tokens` tokens, without the first `skip`."""
         num_blocks = num_tokens // self._block_tokens
         for index in range(len(self._names), num_blocks):
-            self._names.append(_pack_block_name(self._job_number, index))
+            self._names.append(_pack_block_name(self._job_number, self._num_cuts, index))
         return self._names[skip:num_blocks]
 
     def new_hashes(self, request: Any) -> list[bytes]:

@@ -18,8 +18,8 @@ from statistics import NormalDist
 
 from agentkv.errors import InputError
 
+from ..traces.commands import read_trace
 from .plans import JobPlan, Prefix, Steps, TurnPlan
-from .traces import read_trace
 
 TOOLS = ("recorded", "longtail")
 MISLEADING_SHARE = 0.1

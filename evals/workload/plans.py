@@ -45,7 +45,8 @@ class TurnPlan:
     turn's reply and `tool_s` how long it runs; `children` are jobs that it starts, each
     `arrival_s` after the turn's end, and waits for. `pause_s` passes between the tool's end and
     the next turn, and nobody reports it: a person reads and writes, or the agent itself works.
-    The last turn has none of these.
+    The last turn has none of these. `kept_tokens` are those at the context's start that the prompt
+    keeps, before what it adds: None for all; fewer where an agent rewrote its history.
     """
 
     added_tokens: int
@@ -54,10 +55,18 @@ class TurnPlan:
     tool_s: float
     pause_s: float = 0.0
     children: tuple[JobPlan, ...] = ()
+    kept_tokens: int | None = None
 
     def as_last(self) -> TurnPlan:
         """The same turn as a job's last."""
-        return TurnPlan(self.added_tokens, self.output_tokens, "", 0.0)
+        return TurnPlan(
+            self.added_tokens, self.output_tokens, "", 0.0, kept_tokens=self.kept_tokens
+        )
+
+    def prompt_tokens(self, context_tokens: int) -> int:
+        """Tokens of its prompt, where `context_tokens` came before."""
+        kept = context_tokens if self.kept_tokens is None else self.kept_tokens
+        return min(kept, context_tokens) + self.added_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +90,21 @@ class JobPlan:
         return self.role != "chat"
 
     def prompt_tokens(self, turn: int) -> int:
-        """Tokens of the prompt of turn `turn`, from 0: all that came before, and what it adds."""
-        added = sum(plan.added_tokens for plan in self.turns[: turn + 1])
-        return added + sum(plan.output_tokens for plan in self.turns[:turn])
+        """Tokens of the prompt of turn `turn`, from 0: what it keeps of all before, and adds."""
+        prompt_tokens = context_tokens = 0
+        for plan in self.turns[: turn + 1]:
+            prompt_tokens = plan.prompt_tokens(context_tokens)
+            context_tokens = prompt_tokens + plan.output_tokens
+        return prompt_tokens
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of the whole job: the last turn's prompt and output."""
-        return self.prompt_tokens(len(self.turns) - 1) + self.turns[-1].output_tokens
+        """Tokens of the longest context: a prompt and its output."""
+        longest = context_tokens = 0
+        for plan in self.turns:
+            context_tokens = plan.prompt_tokens(context_tokens) + plan.output_tokens
+            longest = max(longest, context_tokens)
+        return longest
 
     @property
     def tool_s(self) -> float:

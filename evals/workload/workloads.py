@@ -11,9 +11,10 @@ from pathlib import Path
 
 from agentkv.errors import InputError
 
+from ..traces.formats import is_event_log, read_turns
+from ..traces.turns import job_plans, jobs_among
 from .kinds import KINDS, ToolSource, redraw_tools, tool_source
 from .plans import RECORDED, JobPlan, Prefix, TurnPlan, Workload, arrival_times_s
-from .traces import is_event_log, read_recorded_jobs, read_traced_jobs
 
 WORKLOADS = (*KINDS, "trace")
 _TOO_SMALL = "max_context_tokens: allowed is at least the first turn of a job, prompt and output"
@@ -131,15 +132,16 @@ def _traced_jobs(seed: int, trace: Path | None, fit: Fit) -> Iterator[JobPlan]:
     """The file's jobs in a seeded order, those that do not fit left out; then the same again."""
     if trace is None:
         raise InputError("trace: the workload 'trace' needs a file of jobs")
-    if is_event_log(trace):
-        read = read_recorded_jobs(trace)
-    else:
-        read = [JobPlan(job_id, 0.0, turns) for job_id, turns in read_traced_jobs(trace)]
-    jobs = _that_fit(read, trace, fit)
+    jobs = _that_fit(_jobs_in(trace), trace, fit)
     random.Random(f"{seed} trace").shuffle(jobs)
     for round_number in count(1):
         for job in jobs:
             yield job if round_number == 1 else _again(job, f"#{round_number}")
+
+
+def _jobs_in(trace: Path) -> list[JobPlan]:
+    """The jobs of a file or folder, in the order of their arrivals."""
+    return job_plans(jobs_among(read_turns(trace)))
 
 
 def _again(job: JobPlan, suffix: str) -> JobPlan:
@@ -164,7 +166,7 @@ def _recorded_jobs(
     """The log's jobs that fit, at their times: the first ones, or all."""
     if name != "trace" or trace is None or not is_event_log(trace):
         raise InputError("arrivals: got 'recorded', which needs an event log as trace")
-    jobs = _that_fit(read_recorded_jobs(trace), trace, fit)[:num_jobs]
+    jobs = _that_fit(_jobs_in(trace), trace, fit)[:num_jobs]
     if duration_s is not None:
         jobs = [job for job in jobs if job.arrival_s < duration_s] or jobs[:1]
     return jobs
@@ -181,15 +183,17 @@ def _cut_to_fit(
     kept: list[TurnPlan] = []
     context_tokens = 0
     for turn in job.turns[:max_turns]:
-        added_tokens = max(1, round(turn.added_tokens * token_scale))
-        output_tokens = max(1, round(turn.output_tokens * token_scale))
-        context_tokens += added_tokens + output_tokens
+        scaled = replace(
+            turn,
+            added_tokens=max(1, round(turn.added_tokens * token_scale)),
+            output_tokens=max(1, round(turn.output_tokens * token_scale)),
+            kept_tokens=None if turn.kept_tokens is None else round(turn.kept_tokens * token_scale),
+        )
+        context_tokens = scaled.prompt_tokens(context_tokens) + scaled.output_tokens
         if max_context_tokens is not None and context_tokens > max_context_tokens:
             break
         children = tuple(child for child in map(fit, turn.children) if child is not None)
-        kept.append(
-            replace(turn, added_tokens=added_tokens, output_tokens=output_tokens, children=children)
-        )
+        kept.append(replace(scaled, children=children))
     if not kept:
         return None
     prefixes = tuple(

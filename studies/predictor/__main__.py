@@ -23,7 +23,7 @@ from agentkv.durations import KINDS, DurationPredictor, Prediction
 from agentkv.errors import AgentKVError, InputError
 from agentkv.evals.rows import provenance
 from agentkv.evals.tables import cell, text_table
-from agentkv.evals.workload.traces import TracedCommand, read_trace
+from agentkv.evals.traces.commands import TracedCommand, read_trace
 
 TRAIN_SHARE = 0.7
 THRESHOLDS_S = (2.0, 5.0, 10.0)

@@ -14,7 +14,7 @@ from agentkv.evals.commands.train_predictor import (
     train_boosted,
     train_prior,
 )
-from agentkv.evals.workload.traces import Bound, TracedCommand
+from agentkv.evals.traces.commands import Bound, TracedCommand
 
 
 def run(command: str, duration_s: float, bound: Bound = "exact") -> TracedCommand:

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from agentkv.evals.workload.traces import TracedCommand
+from agentkv.evals.traces.commands import TracedCommand
 
 TYPICAL_S = {
     "ls -la": 0.05,

@@ -37,10 +37,11 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/api",): 1_774,
     ("integrations/vllm/engine",): 1_660,
     ("integrations/vllm/doctor",): 1_040,
-    ("evals",): 8_578,
-    ("evals/simulator",): 3_090,
+    ("evals",): 8_490,
+    ("evals/simulator",): 3_100,
+    ("evals/traces",): 1_500,
     ("studies",): 3_450,
-    ("tests",): 40_080,
+    ("tests",): 40_592,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 33_000

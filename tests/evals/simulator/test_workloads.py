@@ -193,3 +193,14 @@ def test_a_named_workload_ends_with_everything_free(name: str, policy: str) -> N
     assert len(run.jobs) == len(list(with_children(workload.jobs)))
     assert {job.status for job in run.jobs} == {"done"}
     assert simulation.engine.num_free_blocks == simulation.machine.num_blocks - 1
+
+
+def test_a_prompt_that_broke_hits_what_it_kept() -> None:
+    """A turn that kept 320 of 1,000 tokens hits those, and the next one the new context."""
+    whole = job("a", 0.0, (900, 100, 0.1), (600, 50, 0.1), (100, 10, 0.0))
+    turns = (whole.turns[0], replace(whole.turns[1], kept_tokens=320), whole.turns[2])
+    plans = Workload("broken", 0, (replace(whole, turns=turns),), None)
+    _, run = simulate(plans, "agentkv", machine(400))
+    (outcome,) = run.jobs
+    assert [turn.prompt_tokens for turn in outcome.turns] == [900, 920, 1070]
+    assert [turn.cached_tokens for turn in outcome.turns] == [0, 320, 960]

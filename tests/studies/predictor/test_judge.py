@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentkv.durations import DurationPredictor, Prediction
-from agentkv.evals.workload.traces import TracedCommand
+from agentkv.evals.traces.commands import TracedCommand
 from studies.predictor.__main__ import auc, is_over, main
 from tests.evals.trace_rows import row, synthetic_lines, write_lines
 

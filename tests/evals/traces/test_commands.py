@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from agentkv.errors import InputError
+from agentkv.evals.traces.commands import read_trace
+from agentkv.evals.traces.formats import read_turns
+from agentkv.evals.traces.turns import job_plans, jobs_among
 from agentkv.evals.workload.plans import TurnPlan
-from agentkv.evals.workload.traces import read_trace, read_traced_jobs
 from agentkv.evals.workload.workloads import make_workload
 from tests.evals.trace_rows import write_lines
 
@@ -23,6 +25,10 @@ TURN = {"job_id": "j", "command": "pytest", "tool_s": 2.5, "tool_s_from": "inner
 def job_line(job_id: str = "a", turn: int = 0, **fields: Any) -> dict[str, Any]:
     values = {"prompt_tokens": 100, "output_tokens": 10, "command": "ls", "tool_s": 0.5}
     return {"job_id": job_id, "turn": turn} | values | fields
+
+
+def read_traced_jobs(path: Path) -> list[tuple[str, tuple[TurnPlan, ...]]]:
+    return [(job.job_id, job.turns) for job in job_plans(jobs_among(read_turns(path)))]
 
 
 def without(name: str, line: dict[str, Any]) -> str:
@@ -78,13 +84,13 @@ def test_only_measured_turns_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "seen"),
     [
-        ("empty.jsonl", b"", "no measured command"),
-        ("blank.jsonl", b"\n\n", "no measured command"),
+        ("empty.jsonl", b"", "is empty"),
+        ("blank.jsonl", b"\n\n", "is empty"),
         ("broken.jsonl.gz", b"no gzip at all", "cannot be read"),
         ("cut.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "cannot be read"),
-        ("deep.jsonl", b"[" * 100_000 + b"\n", "line 1 is not JSON"),
-        ("latin.jsonl", b'{"session": "\xe9"}\n', "line 1 is not JSON"),
-        ("missing.jsonl", None, "No such file"),
+        ("deep.jsonl", b"[" * 100_000 + b"\n", "of no known kind"),
+        ("latin.jsonl", b'{"session": "\xe9"}\n', "seen: fields session"),
+        ("missing.jsonl", None, "no such file"),
     ],
 )
 def test_an_unusable_file_is_named(
@@ -164,7 +170,7 @@ def test_a_misshapen_line_is_named(
         (read_trace if good is LINE else read_traced_jobs)(path)
 
 
-def test_a_file_without_jobs_is_refused(tmp_path: Path) -> None:
-    """The message has the fields that a line needs."""
-    with pytest.raises(InputError, match="prompt_tokens"):
-        read_traced_jobs(write_lines(tmp_path / "t.jsonl", []))
+def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
+    """The message has what was seen, and the fields that a line needs."""
+    with pytest.raises(InputError, match=r"seen: fields a, b;.*prompt_tokens"):
+        read_traced_jobs(write_lines(tmp_path / "t.jsonl", [{"a": 1, "b": 2}]))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from agentkv.errors import InputError
+from agentkv.evals.traces.formats import is_event_log, read_turns
+from agentkv.evals.traces.turns import job_plans, jobs_among
 from agentkv.evals.workload.plans import JobPlan, TurnPlan, with_children
-from agentkv.evals.workload.traces import is_event_log, read_recorded_jobs
 from agentkv.evals.workload.workloads import make_workload
 from tests.evals.event_log.rows import (
     ROW,
@@ -32,7 +33,8 @@ def turn(number: int, at_s: float, prompt: int, output: int, **details: Any) -> 
 
 
 def jobs_of(folder: Path, **jobs: list[ROW]) -> list[JobPlan]:
-    return read_recorded_jobs(write_record(folder / "scheduler_timestamps.jsonl", **jobs))
+    path = write_record(folder / "scheduler_timestamps.jsonl", **jobs)
+    return job_plans(jobs_among(read_turns(path)))
 
 
 def without_pauses(jobs: tuple[JobPlan, ...]) -> list[JobPlan]:
@@ -155,10 +157,12 @@ def test_an_id_used_twice_is_two_jobs(tmp_path: Path) -> None:
     ],
 )
 def test_a_log_is_told_from_a_trace(tmp_path: Path, text: str, is_log: bool) -> None:
-    """The first line says which of the two a file is; a folder is a run's."""
+    """The first line says which of the two a file is, and a folder's files what a folder is."""
     path = tmp_path / "file"
     path.write_text(text)
     assert is_event_log(path) == is_log
+    assert not is_event_log(tmp_path)
+    path.rename(tmp_path / "timestamps.json")
     assert is_event_log(tmp_path)
     assert not is_event_log(tmp_path / "missing")
 

@@ -1,0 +1,1 @@
+"""What real agents ran, read from their own logs: jobs for replays, commands for predictors."""

@@ -1,0 +1,177 @@
+"""Knows every kind of log that `--trace` and `agentkv trace` read, and finds out which a file is.
+
+A folder is read whole: all its logs of any kinds; other files in it are passed over.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentkv.errors import InputError
+
+from ..event_log import holds_event_log
+from . import claude_code, codex, requests, spans, trajectories
+from .own import TURN_FIELDS, read_event_log, read_own_turns
+from .text import TokenCounter
+from .turns import TracedTurn
+
+SUFFIXES = (".json", ".jsonl", ".traj", ".log", ".txt")
+"""What logs end with in a folder, `.gz` behind it or not."""
+_Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of log: how a user calls it, how its first object looks, and its reader."""
+
+    name: str
+    matches: Callable[[_Row], bool]
+    read: Callable[[str, Sequence[_Row], TokenCounter], Iterator[TracedTurn]]
+
+
+FORMATS = (
+    Format("Claude Code session", claude_code.is_claude_code, claude_code.read_claude_code),
+    Format("Codex rollout", codex.is_codex, codex.read_codex),
+    Format(
+        "mini-swe-agent trajectory",
+        trajectories.is_mini_swe_agent,
+        trajectories.read_mini_swe_agent,
+    ),
+    Format("SWE-agent trajectory", trajectories.is_swe_agent, trajectories.read_swe_agent),
+    Format("ATIF trajectory", trajectories.is_atif, trajectories.read_atif),
+    Format("OpenTelemetry spans (OTLP JSON)", spans.is_otlp, spans.read_otlp),
+    Format("kv-cache-tester / AgentX trace", requests.is_agentx, requests.read_agentx),
+    Format("Mooncake trace", requests.is_mooncake, requests.read_mooncake),
+    Format("TensorRT-LLM execution trace", requests.is_tensorrt_llm, requests.read_tensorrt_llm),
+    Format("OpenHands events", trajectories.is_openhands, trajectories.read_openhands),
+)
+OWN = "agentkv trace"
+EVENT_LOG = "agentkv event log"
+VLLM_LOG = "vLLM server log"
+NAMES = (OWN, EVENT_LOG, *(one.name for one in FORMATS), VLLM_LOG)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedFile:
+    """The turns of one log, and the name of its kind."""
+
+    path: Path
+    kind: str
+    turns: Sequence[TracedTurn]
+
+
+def read_turns(path: Path, count: TokenCounter | None = None) -> list[TracedTurn]:
+    """All turns of a log or of a folder of logs.
+
+    Raises InputError for one that cannot be read, whose kind is unknown, or that has no turn.
+    """
+    return [turn for file in read_files(path, count) for turn in file.turns]
+
+
+def read_files(path: Path, count: TokenCounter | None = None) -> list[TracedFile]:
+    """The logs at a path, each with its turns; errors as of `read_turns`."""
+    count = count or TokenCounter()
+    if not path.is_dir():
+        return [_read_file(path, count)]
+    if holds_event_log(path):
+        return [TracedFile(path, EVENT_LOG, read_event_log(path))]
+    files, last_error = [], None
+    for inner in sorted(path.rglob("*")):
+        if inner.is_file() and inner.name.removesuffix(".gz").endswith(SUFFIXES):
+            try:
+                files.append(_read_file(inner, count))
+            except InputError as error:
+                last_error = error
+    if not files:
+        raise InputError(f"{path}: no log in it that can be read; last: {last_error}")
+    return files
+
+
+def is_event_log(path: Path) -> bool:
+    """True for a server's event log: a folder with one, such a file, or a saved answer."""
+    if path.is_dir():
+        return holds_event_log(path)
+    try:
+        return _is_event_log_row(first_object(path))
+    except InputError:
+        return False
+
+
+def _is_event_log_row(row: _Row) -> bool:
+    return "event" in row or ("jobs" in row and "requests" not in row)
+
+
+def _read_file(path: Path, count: TokenCounter) -> TracedFile:
+    first = first_object(path)
+    if _is_event_log_row(first):
+        return TracedFile(path, EVENT_LOG, read_event_log(path))
+    if "job_id" in first and "turn" in first:
+        return TracedFile(path, OWN, read_own_turns(path))
+    rows = _objects(path)
+    kind = next((one for one in FORMATS if any(map(one.matches, rows[:20]))), None)
+    if kind is None:
+        lines = _text(path).splitlines()
+        if not any(map(requests.is_vllm_line, lines)):
+            if not any(lines):
+                raise InputError(f"{path}: is empty")
+            seen = f"fields {', '.join(list(first)[:8])}" if first else f"{lines[0][:60]!r}"
+            known = ", ".join(NAMES)
+            raise InputError(
+                f"{path}: of no known kind; seen: {seen}; known: {known}; a line of the project's "
+                f"own kind needs {TURN_FIELDS}"
+            )
+        name, turns = VLLM_LOG, list(requests.read_vllm_log(path.stem, lines))
+    else:
+        name = kind.name
+        try:
+            turns = list(kind.read(path.name.split(".")[0], rows, count))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise InputError(f"{path}: a {name} that does not fit: {what}") from error
+    if not turns:
+        raise InputError(f"{path}: a {name} without a call of a model")
+    return TracedFile(path, name, turns)
+
+
+def _text(path: Path) -> str:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read().decode("utf-8", "replace")
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+
+
+def _objects(path: Path) -> list[_Row]:
+    """The objects of a document, of a list of them, or of JSON lines; lines that are none are left
+    out."""
+    text = _text(path)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        found = []
+        for line in text.splitlines():
+            try:
+                found.append(json.loads(line))
+            except (ValueError, RecursionError):
+                continue
+        document = found
+    rows = document if isinstance(document, list) else [document]
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def first_object(path: Path) -> _Row:
+    """The first line's object, else the first of the whole file; {} if there is none."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            first = json.loads(next((line for line in file if line.strip()), b""))
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError):
+        first = None
+    return first if isinstance(first, dict) else next(iter(_objects(path)), {})

@@ -1,0 +1,90 @@
+"""What readers of logs share: time stamps, the text of contents, commands, counts of tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from agentkv import parse_tool_calls
+from agentkv.errors import InputError
+
+from .turns import Counted
+
+CHARS_PER_TOKEN = 4.0
+"""Characters a token, where a log has neither usage nor a tokenizer is named: chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounter:
+    """Counts the tokens of a text."""
+
+    kind: Counted = "estimate"
+    encode_length: Callable[[str], int] | None = None
+
+    def __call__(self, text: str) -> int:
+        if self.encode_length is not None:
+            return self.encode_length(text)
+        return round(len(text) / CHARS_PER_TOKEN)
+
+    @classmethod
+    def of(cls, path: str | None) -> TokenCounter:
+        """A counter by a `tokenizer.json`, or an estimate without one.
+
+        Raises InputError for a file that is none.
+        """
+        if path is None:
+            return cls()
+        from tokenizers import Tokenizer  # only where a tokenizer is named
+
+        try:
+            tokenizer = Tokenizer.from_file(path)
+        except Exception as error:  # the library raises Exception itself
+            raise InputError(f"--tokenizer {path}: no tokenizer.json: {error}") from error
+        return cls("tokenizer", lambda text: len(tokenizer.encode(text).ids))
+
+
+def seconds_of(stamp: object) -> float:
+    """Unix seconds of an ISO 8601 stamp (without a zone: UTC), or of a number of seconds.
+
+    Raises InputError for anything else.
+    """
+    if isinstance(stamp, int | float) and not isinstance(stamp, bool):
+        return float(stamp)
+    try:
+        moment = datetime.fromisoformat(str(stamp))
+    except ValueError as error:
+        raise InputError(f"{stamp!r} is no time stamp") from error
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def text_of(content: object) -> str:
+    """All text within a message's content: a string, blocks, or blocks within blocks."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(map(text_of, content))
+    if isinstance(content, Mapping):
+        return "".join(text_of(value) for key, value in content.items() if key not in _NO_TEXT)
+    return ""
+
+
+_NO_TEXT = frozenset({"type", "id", "tool_use_id", "signature", "data", "cache_control", "role"})
+
+
+def command_of(name: object, arguments: Any) -> str:
+    """The bash command of a tool call, else the tool's name."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    function = {"name": str(name or "tool"), "arguments": text}
+    calls = parse_tool_calls(
+        {"tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    )
+    return next((call.command for call in calls if call.command), None) or str(name or "tool")
+
+
+def command_in(text: str) -> str | None:
+    """The command that a reply calls, as the client library reads it; None without one."""
+    calls = parse_tool_calls(text)
+    return "\n".join(call.command or call.name for call in calls) or None

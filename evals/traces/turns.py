@@ -1,0 +1,154 @@
+"""One form for the turns of any log, and the jobs that they make.
+
+Readers of formats write `TracedTurn`s; `job_plans` makes jobs of them: sub-agents inside the turn
+that waited for them, tools, pauses, prompts that break where they broke. Knows no format.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..workload.plans import JobPlan, JobRole, Prefix, TurnPlan
+
+Counted = Literal["usage", "tokenizer", "estimate"]
+"""Where token counts are from: the server's usage, a tokenizer, or the length of the text."""
+
+
+class TracedTurn(BaseModel):
+    """One call of a model and what ran after it; a line of the project's own trace files.
+
+    `prompt_tokens` is the whole prompt. `command` and `tool_s` are null where no tool ran.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    job_id: str = Field(min_length=1)
+    turn: int = Field(ge=0)
+    prompt_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=0)
+    command: str | None
+    tool_s: float | None = Field(ge=0.0, allow_inf_nan=False)
+    kept_tokens: int | None = Field(default=None, ge=0)
+    """Tokens at the prompt's start that the context before began with, too; None: all of it, as far
+    as the log tells."""
+    parent_job_id: str | None = None
+    sent_s: float | None = Field(default=None, allow_inf_nan=False)
+    """Seconds at which the request was sent, on a clock that all turns of a file share."""
+    ended_s: float | None = Field(default=None, allow_inf_nan=False)
+    shared_tokens: int | None = Field(default=None, ge=1)
+    """Tokens at the start of a first prompt that other jobs of `shares` begin with, too."""
+    shares: str | None = None
+    counted: Counted = "usage"
+
+
+Jobs = Mapping[str, Sequence[TracedTurn]]
+_Children = Mapping[tuple[str, int], Sequence[str]]
+"""Ids of jobs by the job that waited for them, and by the number of its turn."""
+
+
+def jobs_among(turns: Iterable[TracedTurn]) -> dict[str, list[TracedTurn]]:
+    """Turns by job, jobs in the order of their first turns, each job's in its own order."""
+    jobs: dict[str, list[TracedTurn]] = defaultdict(list)
+    for turn in turns:
+        jobs[turn.job_id].append(turn)
+    return {job_id: sorted(found, key=lambda turn: turn.turn) for job_id, found in jobs.items()}
+
+
+def job_plans(jobs: Jobs) -> list[JobPlan]:
+    """Jobs in the order of their arrivals, the first of which is at 0.0; without times, all are.
+
+    A sub-agent is part of the turn that waited for it; one that nobody waited for is a job by
+    itself.
+    """
+    children = _children_among(jobs)
+    waited_for = {job_id for group in children.values() for job_id in group}
+    zero_s = min((turns[0].sent_s or 0.0 for turns in jobs.values()), default=0.0)
+    plans = [_plan(job_id, jobs, children, zero_s) for job_id in jobs if job_id not in waited_for]
+    return sorted(plans, key=lambda plan: plan.arrival_s)
+
+
+def _children_among(jobs: Jobs) -> _Children:
+    """Jobs that ran between two turns of their parent."""
+    children = defaultdict(list)
+    for job_id, turns in jobs.items():
+        begins_s, ends_s = turns[0].sent_s, turns[-1].ended_s
+        parent = jobs.get(turns[0].parent_job_id or "", ())
+        for number, (before, after) in enumerate(pairwise(parent)):
+            if begins_s is None or ends_s is None or before.ended_s is None or after.sent_s is None:
+                continue
+            if before.ended_s <= begins_s and ends_s <= after.sent_s:
+                children[before.job_id, number].append(job_id)
+    return children
+
+
+def _plan(
+    job_id: str, jobs: Jobs, children: _Children, zero_s: float, role: JobRole = "agent"
+) -> JobPlan:
+    """The job; it arrives at its logged time minus `zero_s`."""
+    turns, plans = jobs[job_id], []
+    context_tokens = 0
+    for number, turn in enumerate(turns):
+        kept = None if number == 0 else turn.kept_tokens
+        if kept is not None and kept >= context_tokens:
+            kept = None
+        # where a log does not say what an agent cut from its history, one token is added
+        added_tokens = max(1, turn.prompt_tokens - (context_tokens if kept is None else kept))
+        output_tokens = max(1, turn.output_tokens)
+        context_tokens = (context_tokens if kept is None else kept) + added_tokens + output_tokens
+        waited_for = children.get((job_id, number), ())
+        # with children the tool's time was theirs, and will be again
+        tool_s = 0.0 if waited_for else turn.tool_s or 0.0
+        pause_s = 0.0
+        if turn.ended_s is not None and number + 1 < len(turns):
+            ends = (jobs[child][-1].ended_s for child in waited_for)
+            idle_s = max([turn.ended_s, *(end for end in ends if end is not None)])
+            next_s = turns[number + 1].sent_s
+            pause_s = 0.0 if next_s is None else max(0.0, next_s - idle_s - tool_s)
+        started_s = turn.ended_s or 0.0
+        grown = tuple(_plan(child, jobs, children, started_s, "sub-agent") for child in waited_for)
+        plans.append(
+            TurnPlan(
+                added_tokens,
+                output_tokens,
+                command=turn.command or "",
+                tool_s=tool_s,
+                pause_s=pause_s,
+                children=grown,
+                kept_tokens=kept,
+            )
+        )
+    plans[-1] = plans[-1].as_last()
+    arrival_s = (turns[0].sent_s or zero_s) - zero_s
+    return JobPlan(job_id, arrival_s, tuple(plans), _prefixes(turns[0], jobs), role=role)
+
+
+def _prefixes(first: TracedTurn, jobs: Jobs) -> tuple[Prefix, ...]:
+    """Prefixes of a first prompt, from the shortest: one of each length that is shared."""
+    if first.shares is None or first.shared_tokens is None:
+        return ()
+    shared = {turns[0].shared_tokens for turns in jobs.values() if turns[0].shares == first.shares}
+    lengths = sorted(length for length in shared if length and length <= first.shared_tokens)
+    return tuple(Prefix(f"{first.shares} {length}", length) for length in lengths)
+
+
+def kept_of(context_tokens: int, prompt_tokens: int, cached_tokens: int | None) -> int | None:
+    """What a prompt that got shorter kept: at least what its server found in its cache.
+
+    None if it is not known to have broken: a longer prompt that missed may have come late.
+    """
+    return cached_tokens if prompt_tokens < context_tokens else None
+
+
+def with_kept(turns: Sequence[TracedTurn], cached: Sequence[int | None]) -> list[TracedTurn]:
+    """A job's turns with what each prompt kept, by the cached tokens that usage tells of."""
+    found, context_tokens = [], 0
+    for turn, cached_tokens in zip(turns, cached, strict=True):
+        kept = kept_of(context_tokens, turn.prompt_tokens, cached_tokens)
+        found.append(turn.model_copy(update={"kept_tokens": kept}))
+        context_tokens = turn.prompt_tokens + turn.output_tokens
+    return found

@@ -1,0 +1,418 @@
+"""Logs of other programs as jobs: a small sample of each kind, as these programs write it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkv.errors import InputError
+from agentkv.evals.traces.formats import read_files, read_turns
+from agentkv.evals.traces.turns import job_plans, jobs_among
+from agentkv.evals.workload.plans import JobPlan, Prefix, TurnPlan
+
+
+def stamp(second: float) -> str:
+    return f"2026-03-01T10:{int(second // 60):02}:{second % 60:06.3f}Z"
+
+
+def lines(path: Path, rows: list[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def document(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value, indent=1))
+    return path
+
+
+def jobs_in(path: Path, kind: str) -> list[JobPlan]:
+    files = read_files(path)
+    assert {file.kind for file in files} == {kind}
+    return job_plans(jobs_among([turn for file in files for turn in file.turns]))
+
+
+def claude(second: float, kind: str, content: Any, **more: Any) -> dict[str, Any]:
+    message = {"role": kind, "content": content} | more.pop("message", {})
+    common = {"sessionId": "s1", "isSidechain": False, "timestamp": stamp(second), "type": kind}
+    return common | {"message": message} | more
+
+
+def reply(fresh: int, cached: int, output: int, number: int) -> dict[str, Any]:
+    usage = {
+        "input_tokens": fresh,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": output,
+    }
+    return {"message": {"id": f"msg_{number}", "usage": usage, "model": "m"}}
+
+
+def use(name: str, call_id: str, **arguments: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+def result(call_id: str) -> list[dict[str, Any]]:
+    return [{"type": "tool_result", "tool_use_id": call_id, "content": "ok"}]
+
+
+def test_claude_code(tmp_path: Path) -> None:
+    """Lines of one message are one call, results end tools, a person's pause is one, a sub-agent of
+    a file of its own is the child of the turn that waited for it, a compacted prompt is cut."""
+    side = {"isSidechain": True, "agentId": "a7"}
+    lines(
+        tmp_path / "p" / "s1.jsonl",
+        [
+            {"type": "summary", "summary": "x", "leafUuid": "u"},
+            claude(0.0, "user", "fix it"),
+            claude(2.0, "assistant", [{"type": "text", "text": "so"}], **reply(1000, 0, 40, 1)),
+            claude(
+                2.5, "assistant", [use("Bash", "t1", command="pytest -q")], **reply(1000, 0, 50, 1)
+            ),
+            claude(9.5, "user", result("t1")),
+            claude(10.0, "assistant", [use("Task", "t2")], **reply(30, 1040, 20, 2)),
+            claude(20.0, "user", result("t2")),
+            claude(21.0, "assistant", [{"type": "text", "text": "done"}], **reply(10, 1090, 5, 3)),
+            claude(81.0, "user", "go on"),
+            claude(82.0, "assistant", [{"type": "text", "text": "ok"}], **reply(100, 500, 5, 4)),
+        ],
+    )
+    lines(
+        tmp_path / "p" / "s1" / "subagents" / "agent-a7.jsonl",
+        [
+            claude(10.5, "user", "look", **side),
+            claude(12.0, "assistant", [use("Grep", "t9")], **reply(300, 0, 10, 11), **side),
+            claude(13.0, "user", result("t9"), **side),
+            claude(15.0, "assistant", "found", **reply(20, 300, 10, 12), **side),
+        ],
+    )
+    (job,) = jobs_in(tmp_path, "Claude Code session")
+    first, second, third, last = job.turns
+    assert first == TurnPlan(1000, 50, "pytest -q", 7.0)
+    assert (second.added_tokens, second.command, second.tool_s) == (20, "Task", 0.0)
+    (child,) = second.children
+    assert (child.job_id, child.arrival_s) == ("s1/a7", 0.5)
+    assert child.turns == (TurnPlan(300, 10, "Grep", 1.0), TurnPlan(10, 10, "", 0.0))
+    assert (third.tool_s, third.pause_s) == (0.0, 60.0)
+    assert (last.kept_tokens, last.added_tokens) == (500, 100)
+    assert [job.prompt_tokens(turn) for turn in range(4)] == [1000, 1070, 1100, 600]
+
+
+def codex(second: float, kind: str, **payload: Any) -> dict[str, Any]:
+    return {"timestamp": stamp(second), "type": kind, "payload": payload}
+
+
+def used(second: float, prompt: int, cached: int, output: int, total: int) -> dict[str, Any]:
+    last = {"input_tokens": prompt, "cached_input_tokens": cached, "output_tokens": output}
+    info = {"last_token_usage": last, "total_token_usage": {"total_tokens": total}}
+    return codex(second, "event_msg", type="token_count", info=info)
+
+
+def test_codex(tmp_path: Path) -> None:
+    """A token count closes a call, the same total told again does not; outputs end tools."""
+    arguments = json.dumps({"command": ["bash", "-lc", "make test"]})
+    path = lines(
+        tmp_path / "rollout-1.jsonl",
+        [
+            codex(0.0, "session_meta", id="thread-1", cwd="/", cli_version="0.58.0"),
+            codex(0.1, "event_msg", type="user_message", message="go"),
+            codex(0.2, "event_msg", type="token_count", info=None),
+            codex(
+                3.0,
+                "response_item",
+                type="function_call",
+                name="shell",
+                arguments=arguments,
+                call_id="c1",
+            ),
+            used(3.0, 2000, 0, 60, 2060),
+            codex(7.0, "response_item", type="function_call_output", call_id="c1", output="ok"),
+            used(7.5, 2000, 0, 60, 2060),
+            codex(9.0, "response_item", type="message", role="assistant", content=[]),
+            used(9.0, 2100, 1920, 30, 4190),
+        ],
+    )
+    (job,) = jobs_in(path, "Codex rollout")
+    assert job.job_id == "thread-1"
+    assert job.turns == (TurnPlan(2000, 60, "bash -lc 'make test'", 4.0), TurnPlan(40, 30, "", 0.0))
+
+
+def test_mini_swe_agent(tmp_path: Path) -> None:
+    """Usage is in the reply's `extra`; the observation's stamp ends the tool."""
+
+    def said(role: str, at_s: float, **extra: Any) -> dict[str, Any]:
+        return {"role": role, "content": "x" * 40, "extra": {"timestamp": at_s} | extra}
+
+    def usage(prompt: int, output: int) -> dict[str, Any]:
+        return {"usage": {"prompt_tokens": prompt, "completion_tokens": output}}
+
+    path = document(
+        tmp_path / "astropy-1.traj.json",
+        {
+            "trajectory_format": "mini-swe-agent-1.1",
+            "info": {"exit_status": "Submitted"},
+            "messages": [
+                said("system", 1.0),
+                said("user", 1.0),
+                said("assistant", 5.0, response=usage(500, 30), actions=[{"command": "ls -R"}]),
+                said("tool", 5.5, returncode=0),
+                said("assistant", 8.0, response=usage(600, 20), actions=[{"command": "exit"}]),
+            ],
+        },
+    )
+    (job,) = jobs_in(path, "mini-swe-agent trajectory")
+    assert (job.job_id, job.turns[0]) == ("astropy-1", TurnPlan(500, 30, "ls -R", 0.5))
+    assert job.turns[1].added_tokens == 70
+
+
+def test_swe_agent(tmp_path: Path) -> None:
+    """Without usage tokens are counted from the text, and said to be an estimate."""
+    step = {"action": "ls\n", "observation": "o" * 80, "response": "r" * 40, "execution_time": 0.3}
+    history = [{"role": "system", "content": "s" * 400}, {"role": "assistant", "content": "r"}]
+    path = document(tmp_path / "i.traj", {"trajectory": [step, step], "history": history})
+    turns = read_turns(path)
+    assert [(turn.prompt_tokens, turn.output_tokens) for turn in turns] == [(100, 10), (130, 10)]
+    assert {turn.counted for turn in turns} == {"estimate"}
+    assert (turns[0].command, turns[0].tool_s) == ("ls", 0.3)
+
+
+def test_openhands(tmp_path: Path) -> None:
+    """Actions of one reply are one turn; the observation that names the action ends its tool."""
+
+    def action(number: int, at_s: float, prompt: int, **more: Any) -> dict[str, Any]:
+        usage = {"prompt_tokens": prompt, "completion_tokens": 12}
+        metadata = {"tool_call_id": "c", "model_response": {"id": f"r{number}", "usage": usage}}
+        common = {"id": number, "source": "agent", "timestamp": stamp(at_s)}
+        return common | {"tool_call_metadata": metadata} | more
+
+    path = document(
+        tmp_path / "run.json",
+        [
+            {
+                "id": 1,
+                "source": "user",
+                "timestamp": stamp(0),
+                "action": "message",
+                "args": {"content": "hi"},
+            },
+            action(2, 3.0, 800, action="run", args={"command": "git status"}),
+            {
+                "id": 3,
+                "source": "agent",
+                "timestamp": stamp(3.4),
+                "observation": "run",
+                "cause": 2,
+                "content": "",
+            },
+            action(4, 6.0, 900, action="finish", args={}),
+        ],
+    )
+    (job,) = jobs_in(path, "OpenHands events")
+    first = job.turns[0]
+    assert (first.added_tokens, first.command) == (800, "git status")
+    assert first.tool_s == pytest.approx(0.4)
+    assert job.turns[1] == TurnPlan(88, 12, "", 0.0)
+
+
+def test_atif(tmp_path: Path) -> None:
+    """Steps of the agent are turns; the format has no times of tools."""
+    call = {"tool_call_id": "c", "function_name": "bash", "arguments": {"command": "cargo build"}}
+    metrics = {"prompt_tokens": 400, "completion_tokens": 9, "cached_tokens": 0}
+    later = metrics | {"prompt_tokens": 200, "cached_tokens": 160}
+    path = document(
+        tmp_path / "t.json",
+        {
+            "schema_version": "ATIF-v1.4",
+            "session_id": "run-3",
+            "agent": {"name": "terminus-2", "version": "1"},
+            "steps": [
+                {"step_id": 1, "source": "user", "message": "build"},
+                {
+                    "step_id": 2,
+                    "source": "agent",
+                    "message": "",
+                    "tool_calls": [call],
+                    "metrics": metrics,
+                },
+                {"step_id": 3, "source": "agent", "message": "done", "metrics": later},
+            ],
+        },
+    )
+    first, last = read_turns(path)
+    assert (first.job_id, first.command, first.tool_s) == ("run-3", "cargo build", None)
+    assert (last.prompt_tokens, last.kept_tokens) == (200, 160)
+
+
+def span(number: int, parent: int, start_s: float, end_s: float, **facts: Any) -> dict[str, Any]:
+    kinds = {int: "intValue", str: "stringValue"}
+    return {
+        "traceId": "t",
+        "spanId": str(number),
+        "parentSpanId": str(parent) if parent else "",
+        "startTimeUnixNano": str(int(start_s * 1e9)),
+        "endTimeUnixNano": str(int(end_s * 1e9)),
+        "attributes": [
+            {"key": f"gen_ai.{key.replace('__', '.')}", "value": {kinds[type(value)]: value}}
+            for key, value in facts.items()
+        ],
+    }
+
+
+def test_opentelemetry(tmp_path: Path) -> None:
+    """An agent within an agent is its sub-agent; tools stand between the calls of a job."""
+
+    def chat(number: int, parent: int, at_s: float, prompt: int) -> dict[str, Any]:
+        tokens = {"usage__input_tokens": prompt, "usage__output_tokens": 5}
+        return span(number, parent, at_s, at_s + 1.0, operation__name="chat", **tokens)
+
+    spans = [
+        span(1, 0, 0.0, 20.0, operation__name="invoke_agent"),
+        chat(2, 1, 0.0, 100),
+        span(3, 1, 1.5, 3.5, operation__name="execute_tool", tool__name="search"),
+        chat(4, 1, 4.0, 150),
+        span(5, 1, 5.5, 9.5, operation__name="invoke_agent"),
+        chat(6, 5, 6.0, 70),
+        chat(7, 1, 10.0, 200),
+    ]
+    path = lines(
+        tmp_path / "spans.jsonl", [{"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}]
+    )
+    (job,) = jobs_in(path, "OpenTelemetry spans (OTLP JSON)")
+    assert [turn.added_tokens for turn in job.turns] == [100, 45, 45]
+    assert (job.turns[0].command, job.turns[0].tool_s) == ("search", 2.0)
+    (child,) = job.turns[1].children
+    assert (child.arrival_s, child.turns) == (1.0, (TurnPlan(70, 5, "", 0.0),))
+
+
+def test_agentx(tmp_path: Path) -> None:
+    """Names of blocks tell where a prompt broke, and what a sub-agent shares with its parent."""
+
+    def request(at_s: float, prompt: int, hashes: list[int], stop: str = "") -> dict[str, Any]:
+        call = {"t": at_s, "type": "s", "in": prompt, "out": 10, "hash_ids": hashes}
+        return call | {"api_time": 1.0, "stop": stop}
+
+    path = document(
+        tmp_path / "trace.json",
+        {
+            "id": "c1",
+            "block_size": 64,
+            "requests": [
+                request(0.0, 190, [1, 2, 3], "tool_use"),
+                {
+                    "type": "subagent",
+                    "t": 1.5,
+                    "agent_id": "x",
+                    "requests": [request(0.0, 130, [1, 8, 9])],
+                },
+                request(4.0, 250, [1, 2, 3, 4]),
+                request(9.0, 200, [1, 20, 21, 22]),
+            ],
+        },
+    )
+    (job,) = jobs_in(path, "kv-cache-tester / AgentX trace")
+    assert job.prefixes == (Prefix("c1 64", 64), Prefix("c1 190", 190))
+    (child,) = job.turns[0].children
+    assert child.prefixes == (Prefix("c1 64", 64),)
+    assert (child.arrival_s, child.turns[0].added_tokens) == (0.5, 130)
+    assert [turn.kept_tokens for turn in job.turns] == [None, None, 64]
+    assert [job.prompt_tokens(number) for number in range(3)] == [190, 250, 200]
+    assert job.turns[1].pause_s == 4.0
+
+
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_mooncake(tmp_path: Path, has_ids: bool) -> None:
+    """A prompt that holds the whole blocks of an earlier one is its next turn, as is one of its
+    session."""
+    rows = [
+        {"timestamp": 0, "input_length": 1100, "output_length": 20, "hash_ids": [1, 2, 3]},
+        {"timestamp": 500, "input_length": 900, "output_length": 30, "hash_ids": [7, 8]},
+        {"timestamp": 2000, "input_length": 1700, "output_length": 20, "hash_ids": [1, 2, 4, 5]},
+    ]
+    ids = ["a", "b", "a"] if has_ids else [None] * 3
+    told = [row | ({"session_id": one} if one else {}) for row, one in zip(rows, ids, strict=True)]
+    one, other = jobs_in(lines(tmp_path / "m.jsonl", told), "Mooncake trace")
+    assert [turn.added_tokens for turn in one.turns] == [1100, 580]
+    assert (other.arrival_s, len(other.turns)) == (0.5, 1)
+
+
+def test_tensorrt_llm(tmp_path: Path) -> None:
+    """Conversations are jobs, and tool calls of the same branch follow the reply before them."""
+    said = {"event_type": "message", "role": "assistant", "completion_tokens": 7}
+    path = document(
+        tmp_path / "t.trace.json",
+        {
+            "trace_id": "t",
+            "events": [
+                {
+                    "event_type": "message",
+                    "role": "system",
+                    "conversation_id": 0,
+                    "branch_path": [],
+                },
+                said | {"conversation_id": 0, "branch_path": [], "prompt_tokens": 50},
+                {
+                    "event_type": "tool_call",
+                    "tool_name": "think",
+                    "duration_ms": 250.0,
+                    "branch_path": [],
+                },
+                {"event_type": "parallel_start", "num_branches": 2, "branch_path": []},
+                said | {"conversation_id": 1, "branch_path": [0], "prompt_tokens": 90},
+                said | {"conversation_id": 0, "branch_path": [], "prompt_tokens": 80},
+            ],
+        },
+    )
+    lead, side = jobs_in(path, "TensorRT-LLM execution trace")
+    assert lead.turns == (TurnPlan(50, 7, "think", 0.25), TurnPlan(23, 7, "", 0.0))
+    assert [turn.added_tokens for turn in side.turns] == [90]
+
+
+def test_a_vllm_servers_log(tmp_path: Path) -> None:
+    """A prompt that begins with an earlier one is that job's next turn."""
+    log = (
+        "DEBUG 03-01 10:00:00 [request_logger.py:54] Request chatcmpl-1 details: prompt: 'a', "
+        "prompt_token_ids: [1, 2, 3], prompt_embeds shape: None.\n"
+        "DEBUG 03-01 10:00:02 [request_logger.py:95] Generated response chatcmpl-1 details: "
+        "output_token_ids: [4, 5]\n"
+        "INFO 03-01 10:00:02 [other.py:1] Avg prompt throughput: 1.0 tokens/s\n"
+        "DEBUG 03-01 10:00:09 [request_logger.py:54] Request chatcmpl-2 details: prompt: 'b', "
+        "prompt_token_ids: [1, 2, 3, 4, 5, 6], prompt_embeds shape: None.\n"
+        "DEBUG 03-01 10:00:10 [request_logger.py:95] Generated response chatcmpl-2 (streaming "
+        "complete) details: output_token_ids: [7]\n"
+    )
+    path = tmp_path / "server.log"
+    path.write_text(log)
+    (job,) = jobs_in(path, "vLLM server log")
+    assert job.turns == (TurnPlan(3, 2, "", 0.0, pause_s=7.0), TurnPlan(1, 1, "", 0.0))
+
+
+def test_a_folder_is_read_whole(tmp_path: Path) -> None:
+    """Logs of any kind; what is none is passed over, and a folder without one is refused."""
+    (tmp_path / "notes.txt").write_text("hello\n")
+    with pytest.raises(InputError, match="no log in it that can be read"):
+        read_turns(tmp_path)
+    step = {"action": "ls", "observation": "o", "response": "r", "execution_time": 0.3}
+    document(tmp_path / "a.traj", {"trajectory": [step], "history": []})
+    rows = [{"timestamp": 0, "input_length": 10, "output_length": 2}]
+    lines(tmp_path / "deep" / "m.jsonl", rows)
+    assert [turn.job_id for turn in read_turns(tmp_path)] == ["a", "m/r0"]
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        ({"trajectory_format": "mini-swe-agent-1.1", "messages": 5}, "that does not fit"),
+        ({"schema_version": "ATIF-v1.4", "steps": []}, "without a call of a model"),
+        ({"id": "c", "block_size": 64, "requests": [{"in": "many"}]}, "that does not fit"),
+        ({"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "t"}]}]}]}, "that does not fit"),
+        ({"hello": 1}, "of no known kind; seen: fields hello"),
+    ],
+)
+def test_a_log_that_does_not_fit_is_named(tmp_path: Path, value: Any, seen: str) -> None:
+    """One error with the file and what it was taken for."""
+    path = document(tmp_path / "x.json", value)
+    with pytest.raises(InputError, match=f"x.json: .*{seen}"):
+        read_turns(path)
