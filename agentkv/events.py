@@ -49,6 +49,33 @@ class JobEvent(Event):
     job_id: JobKey
 
 
+# Any request, of a job or not
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived(Event):
+    """A request waits from now on; `turn` is None for one without a job."""
+
+    request_id: str
+    turn: Turn | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAdmitted(Event):
+    """vLLM's request has its blocks, at first or again, and found `hit_tokens` in the cache."""
+
+    request: Any
+    hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded(Event):
+    """vLLM's request is over, with `num_tokens` computed; its block hashes change no more."""
+
+    request: Any
+    num_tokens: int
+
+
 # A turn, from its arrival to its end
 
 
@@ -151,10 +178,6 @@ class Finished(JobEvent):
     context: Context
     output_tokens: int
     num_blocks: int
-    num_exclusive_blocks: int
-    """Of them, those that no other request or pin holds."""
-    num_idle_blocks: int
-    """Blocks that no request holds: free ones, and those that other pins hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +300,9 @@ class Reused(JobEvent):
     """What a later turn found of what the turn before had left; `miss` is why not all of it."""
 
     name: ClassVar[str] = "reuse"
-    logged: ClassVar[str] = "turn expected_tokens kept_tokens miss"
+    logged: ClassVar[str] = "turn expected_tokens miss"
     turn: int
     expected_tokens: int
-    kept_tokens: int
-    """Tokens found that stock would have overwritten by then."""
     miss: Any
 
 
@@ -308,6 +329,7 @@ class Closed(JobEvent):
 
 
 EVENTS: tuple[type[Event], ...] = (
+    *(RequestArrived, RequestAdmitted, RequestEnded),
     *(CacheReset, RulesFailed, Arrived, Inferred, IdShared, HeldBack, Overdue, Evicted, Admitted),
     *(Preempted, Resumed, Finished, Aborted, Pinned, Decided, Trimmed, Unpinned, ToolStarted),
     *(ToolEnded, ToolIgnored, ToolMeasured, Reused, KVFreed, Closed),

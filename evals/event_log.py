@@ -36,7 +36,7 @@ from .rows import json_object
 NUMBERS = {
     "arrival": ("turn", "prompt_length"),
     "waiting_to_running": ("prompt_length", "hit_length", "expected_hit_length", "waited_s"),
-    "reuse": ("turn", "expected_tokens", "kept_tokens"),
+    "reuse": ("turn", "expected_tokens"),
     "resumed": ("hit_length",),
     "evicted": ("lost_tokens",),
     "finish": ("turn", "context_length"),

@@ -219,8 +219,7 @@ class TracedJob:
             {
                 "agentkv.turns": summary.turns,
                 "agentkv.cached_tokens": summary.cached_tokens,
-                "agentkv.saved_tokens": summary.kept_tokens,
-                "agentkv.saved_engine_s": summary.kept_engine_s,
+                **{f"agentkv.{name}": n for name, n in (summary.savings or {}).items()},
                 "gen_ai.usage.input_tokens": summary.prompt_tokens,
                 "gen_ai.usage.output_tokens": summary.output_tokens,
             }

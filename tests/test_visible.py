@@ -37,7 +37,7 @@ EVENTS = [
     {"event": "arrival", "at_s": 1.0, "turn": 1, "prompt_length": 9},
     {"event": "closed", "at_s": 2.0, "turns": 1, "reason": EVIL},
 ]
-SAVINGS = {"expected_tokens": 9, "kept_tokens": 0, "kept_engine_s": 0.0}
+SAVINGS = {"expected_tokens": 9}
 TURN = {"turn": 1, "hit_tokens": 0, "expected_tokens": 9, "miss": MISS}
 EXPLAINED = {
     **{"job_id": EVIL, "turns": [TURN]},

@@ -22,7 +22,7 @@ MIN_HINT_TOKENS = 512
 """Fewer tokens lost in a job are not worth a hint."""
 
 SAVINGS_KEYS = (
-    *("kept_tokens", "kept_engine_s", "compared_tokens", "compared_hit_tokens"),
+    *("compared_tokens", "compared_hit_tokens"),
     *("stock_hit_tokens", "gained_engine_s"),
 )
 
@@ -70,12 +70,8 @@ class JobSummary:
     tool_calls: int = 0
     tool_s: float = 0.0
     gap_s: float = 0.0
-    kept_tokens: int | None = None
-    """Prompt tokens that were not computed because the server held their KV, as far as it has said
-    by now; None if it has not. A lower bound of what is saved."""
-    kept_engine_s: float | None = None
     savings: Mapping[str, float] | None = None
-    """SAVINGS_KEYS as the servers have said them, added up."""
+    """SAVINGS_KEYS as the servers have said them by now, added up; None if none has."""
 
     def __str__(self) -> str:
         failed = f" ({self.failed_calls:,} failed calls)" if self.failed_calls else ""
@@ -249,5 +245,4 @@ class TurnLedger:
         if not saved:
             return summary
         sums = {name: sum(each[name] for each in saved) for name in SAVINGS_KEYS}
-        kept = int(sums["kept_tokens"]), sums["kept_engine_s"]
-        return replace(summary, kept_tokens=kept[0], kept_engine_s=kept[1], savings=sums)
+        return replace(summary, savings=sums)

@@ -132,31 +132,27 @@ def test_the_summary_adds_up_and_prints(books: Books, ledger: TurnLedger) -> Non
     ]
 
 
-def savings(*, kept_tokens: int, diverged: int, expected: int) -> dict[str, object]:
+def savings(*, gained_tokens: int, diverged: int, expected: int) -> dict[str, object]:
     """What a server says it has saved for a job."""
     return {
         "expected_tokens": expected,
-        "kept_tokens": kept_tokens,
-        "kept_engine_s": kept_tokens / 1000,
         "compared_tokens": 2 * expected,
         "compared_hit_tokens": expected,
-        "stock_hit_tokens": expected - kept_tokens,
-        "gained_engine_s": kept_tokens / 500,
+        "stock_hit_tokens": expected - gained_tokens,
+        "gained_engine_s": gained_tokens / 500,
         "recomputed_tokens": {"diverged": diverged, "ttl": 0},
     }
 
 
 def test_what_servers_saved_is_in_the_summary(ledger: TurnLedger) -> None:
     """The last word of each server adds up; an answer of another form changes nothing."""
-    for said in (None, 7, {}, {"kept_tokens": "many"}, {"recomputed_tokens": []}):
+    for said in (None, 7, {}, {"compared_tokens": "many"}, {"recomputed_tokens": []}):
         ledger.note_savings("http://a", said)
-    assert ledger.summary().kept_tokens is None
-    ledger.note_savings("http://a", savings(kept_tokens=100, diverged=0, expected=200))
-    ledger.note_savings("http://a", savings(kept_tokens=1500, diverged=0, expected=2000))
-    ledger.note_savings("http://b", savings(kept_tokens=500, diverged=0, expected=600))
-    summary = ledger.summary()
-    assert (summary.kept_tokens, summary.kept_engine_s) == (2000, 2.0)
-    assert str(summary).splitlines()[-1] == (
+    assert ledger.summary().savings is None
+    ledger.note_savings("http://a", savings(gained_tokens=100, diverged=0, expected=200))
+    ledger.note_savings("http://a", savings(gained_tokens=1500, diverged=0, expected=2000))
+    ledger.note_savings("http://b", savings(gained_tokens=500, diverged=0, expected=600))
+    assert str(ledger.summary()).splitlines()[-1] == (
         "later turns    50% of prompt tokens came from the cache; stock: about 12%, "
         "4.00 s of engine time"
     )
@@ -168,7 +164,7 @@ def test_prompts_that_diverge_are_hinted_at_once_a_job(
     """One warning, and only if more than half of what was expected, and not little, was lost."""
     for diverged, expected in ((100, 150), (1000, 2000), (1001, 2000), (5000, 6000)):
         ledger.note_savings(
-            "http://a", savings(kept_tokens=0, diverged=diverged, expected=expected)
+            "http://a", savings(gained_tokens=0, diverged=diverged, expected=expected)
         )
     (record,) = caplog.records
     assert "1001 of the 2000 tokens" in record.getMessage()

@@ -25,7 +25,7 @@ from tests.span_receiver import span_receiver
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
 SAVINGS = {
-    **{"kept_tokens": 640, "kept_engine_s": 0.5, "expected_tokens": 700},
+    **{"compared_tokens": 900, "stock_hit_tokens": 60, "expected_tokens": 700},
     "recomputed_tokens": {"diverged": 0},
 }
 """What a server answers to a tool event, of what it has saved for the job."""
@@ -100,7 +100,7 @@ def test_a_job_its_turns_and_its_tools_are_spans_of_one_trace(
         }.items()
     )
     assert attributes(turn)["gen_ai.usage.input_tokens"] > 0
-    assert attributes(whole).items() >= {"agentkv.turns": 1, "agentkv.saved_tokens": 640}.items()
+    assert attributes(whole).items() >= {"agentkv.turns": 1, "agentkv.stock_hit_tokens": 60}.items()
     assert "secret_tests" not in repr([span.to_json() for span in (turn, tool, whole)])
 
 

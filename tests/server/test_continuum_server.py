@@ -146,6 +146,6 @@ def test_a_servers_report_is_one_file(
     path = tmp_path / "out.html"
     assert agentkv(["report", tiny_continuum_server.root_url, "--html", str(path)]) == 0
     text = path.read_text()
-    assert '"kept_tokens"' in text
+    assert '"compared_hit_tokens"' in text
     assert '"job_id": "reported"' in text
     assert json.loads(capsys.readouterr().out)["html"] == str(path)

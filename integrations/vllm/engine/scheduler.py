@@ -19,6 +19,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+from agentkv import events
 from agentkv.errors import TagError
 from agentkv.policies.base import Policy
 from agentkv.policies.forecast import SharedPrefix
@@ -69,7 +70,6 @@ class RetainingScheduler(seam.SchedulerSeam):
         self.clock = EngineClock(self.monotonic)
         self._waker = EngineWaker(self.clock)
         self.wake_at = self._waker.wake_at
-        self.step_allocated_blocks = 0
         self.stream = stream = EventStream(FaultLog())
         counters = Counters()
         for watcher in (counters, RuleFaultLog()):
@@ -95,7 +95,6 @@ class RetainingScheduler(seam.SchedulerSeam):
         if seam.is_first_come_first_served(self):
             self.install_queue(self.queue)
         self.install_allocator()
-        self.count_allocations()
         self._timer = StepTimer(self.retention.costs.step_time, self)
         self._decoder = ReplyDecoder(self.vllm_config.model_config)
         self._parser = ReplyParser(self.vllm_config, self._decoder)
@@ -191,7 +190,7 @@ class RetainingScheduler(seam.SchedulerSeam):
             if self._limits_offloading:
                 num_tokens = self.retention.policy.offloaded_tokens(turn)
                 seam.limit_offloading(request, num_tokens)
-        self.watchers.ghost.arrived(name, turn)
+        self.stream.emit(events.RequestArrived, name, turn)
 
     # A step: places, then vLLM's own schedule(), then what it did
 
@@ -203,7 +202,6 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def _before_step(self) -> None:
-        self.step_allocated_blocks = self.num_allocated_blocks
         self.retention.do_what_is_due()
         self.admission.step_begins(self._num_left_waiting)
         self.queue.unlatch()
@@ -222,7 +220,7 @@ class RetainingScheduler(seam.SchedulerSeam):
             request = self.requests[request_id]
             hit_tokens = request.num_computed_tokens - scheduled[request_id]
             self.retention.turn_admitted(request_id, hit_tokens=hit_tokens)
-            self.watchers.ghost.admitted(request, hit_tokens)
+            self.stream.emit(events.RequestAdmitted, request, hit_tokens)
         self._timer.step_scheduled(output, self.requests)
 
     def update_from_output(
@@ -331,9 +329,9 @@ class RetainingScheduler(seam.SchedulerSeam):
             is_finished_turn=seam.is_finished_turn(request),
             context=context,
             order=self.queue.order_of(request),
-            kept=KeptBlocks(blocks, seam.num_held_once(blocks), fence, self.num_free_blocks()),
+            kept=KeptBlocks(blocks, seam.num_held_once(blocks), fence),
         )
-        self.watchers.ghost.ended(request, seam.num_computed_tokens(request))
+        self.stream.emit(events.RequestEnded, request, seam.num_computed_tokens(request))
         return True
 
     def _is_pinned(self, blocks: Sequence[Any]) -> bool:

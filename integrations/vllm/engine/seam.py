@@ -118,9 +118,6 @@ class SchedulerSeam(Scheduler):
     allocator and overrides the hooks, which here leave everything as stock has it.
     """
 
-    num_allocated_blocks = 0
-    """Blocks that have left the free queue since `count_allocations`."""
-
     def install_queue(self, queue: RequestQueue) -> None:
         """Replace the waiting queue (S:223 `create_request_queue`), before any request came."""
         self.waiting = queue
@@ -165,20 +162,6 @@ class SchedulerSeam(Scheduler):
             return blocks
 
         self.kv_cache_manager.allocate_slots = allocate_slots
-
-    def count_allocations(self) -> None:
-        """Count blocks as they leave the free queue.
-
-        Wraps BlockPool.get_new_blocks (block_pool.py:666), which takes them from the queue's head;
-        a prefix hit takes its blocks out by another way.
-        """
-        get_new_blocks = self.kv_cache_manager.block_pool.get_new_blocks
-
-        def count(num_blocks: int) -> Any:
-            self.num_allocated_blocks += num_blocks
-            return get_new_blocks(num_blocks)
-
-        self.kv_cache_manager.block_pool.get_new_blocks = count
 
     @guarded(1)
     def _missing_blocks(

@@ -40,13 +40,11 @@ class KVPool:
 
 class KeptBlocks(NamedTuple):
     """Blocks that a finished turn keeps, of which it alone holds `num_exclusive_blocks`; they may
-    be reused once the scheduler step `fence` has been processed. `num_free_blocks` others are free
-    then."""
+    be reused once the scheduler step `fence` has been processed."""
 
     blocks: Sequence[Any] = ()
     num_exclusive_blocks: int = 0
     fence: int = 0
-    num_free_blocks: int = 0
 
 
 NO_BLOCKS = KeptBlocks()
@@ -67,17 +65,6 @@ class Host(Protocol):
         ...
 
     def num_free_blocks(self) -> int: ...
-
-    @property
-    def num_allocated_blocks(self) -> int:
-        """Blocks taken from the free queue since the start; one that is reused counts again."""
-        ...
-
-    @property
-    def step_allocated_blocks(self) -> int:
-        """What `num_allocated_blocks` was when the step began, whose requests find what was in the
-        cache then."""
-        ...
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of tokens, special ones included. For the background thread."""

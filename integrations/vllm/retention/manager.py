@@ -256,10 +256,8 @@ class RetentionManager:
                 job.tier_key = self._host.tier_key(context.block_hashes[: context.num_blocks])
             if job.is_inferred:
                 self.inference.turn_finished(job, context)
-        num_idle = kept.num_free_blocks + self.pins.num_blocks
-        num_blocks = len(kept.blocks), kept.num_exclusive_blocks, num_idle
         num_output = len(context.token_ids) - context.num_prompt_tokens
-        self._emit(events.Finished, job.job_id, turn, context, num_output, *num_blocks)
+        self._emit(events.Finished, job.job_id, turn, context, num_output, len(kept.blocks))
 
     def _hold(self, turn: Turn, context: Context, kept: KeptBlocks, now_s: float) -> None:
         job, ttl = turn.job, turn.ttl

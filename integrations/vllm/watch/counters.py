@@ -87,13 +87,6 @@ COUNTERS: Mapping[str, CounterSpec] = {
     ),
     "listener_faults_total": CounterSpec("Calls of KV listeners that raised an exception."),
     "listener_drops_total": CounterSpec("KV frees that a listener missed."),
-    "saved_prefill_tokens_total": CounterSpec(
-        "Prompt tokens found in the cache that stock would have overwritten even if the same turns "
-        "had run in the same order: what pins alone kept, a lower bound."
-    ),
-    "saved_engine_seconds_total": CounterSpec(
-        "Seconds of engine time that computing those would have taken."
-    ),
     "stock_hit_tokens_total": CounterSpec(
         "Prompt tokens of later turns that stock would have found, about, as a ghost plays them."
     ),
@@ -113,9 +106,8 @@ HISTOGRAMS: Mapping[str, str] = {
 }
 
 SAVINGS_SERIES = (
-    *("saved_prefill_tokens_total", "saved_engine_seconds_total"),
-    *("stock_hit_tokens_total", "recomputed_tokens_total"),
     *("compared_tokens_total", "compared_hit_tokens_total"),
+    *("stock_hit_tokens_total", "recomputed_tokens_total"),
 )
 """Counters that `/stats` shows as one object, `savings`."""
 
@@ -263,10 +255,6 @@ class Savings:
 
     expected_tokens: int = 0
     """Tokens of prompts that earlier turns of the same job had left in the cache."""
-    kept_tokens: int = 0
-    """Tokens found in the cache that stock would have overwritten by then."""
-    kept_engine_s: float = 0.0
-    """Seconds of engine time that computing those would have taken."""
     compared_tokens: int = 0
     """Prompt tokens of later turns that the ghost of stock's cache has played so far."""
     compared_hit_tokens: int = 0
@@ -284,8 +272,6 @@ class Savings:
         """Return the sums as plain data."""
         return {
             "expected_tokens": self.expected_tokens,
-            "kept_tokens": self.kept_tokens,
-            "kept_engine_s": round(self.kept_engine_s, 6),
             "compared_tokens": self.compared_tokens,
             "compared_hit_tokens": self.compared_hit_tokens,
             "stock_hit_tokens": self.stock_hit_tokens,
@@ -301,21 +287,10 @@ class SavingsTally:
         self.total = Savings()
         self._counters = counters
 
-    def add_hit(
-        self,
-        job: Savings,
-        expected_tokens: int,
-        kept_tokens: int,
-        kept_engine_s: float,
-    ) -> None:
-        """Count the tokens that a turn found, and how many it was expected to find."""
+    def add_expected(self, job: Savings, num_tokens: int) -> None:
+        """Count the tokens that a turn was expected to find."""
         for savings in (job, self.total):
-            savings.expected_tokens += expected_tokens
-            savings.kept_tokens += kept_tokens
-            savings.kept_engine_s += kept_engine_s
-        if kept_tokens:
-            self._counters.add("saved_prefill_tokens_total", amount=kept_tokens)
-            self._counters.add("saved_engine_seconds_total", amount=kept_engine_s)
+            savings.expected_tokens += num_tokens
 
     def add_compared(self, job: Savings, compared: Compared) -> None:
         """Count a later turn that was played as stock would have run it."""

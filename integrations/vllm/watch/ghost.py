@@ -1,10 +1,10 @@
 """What stock vLLM would have hit: its block pool, played with the same turns as the real one.
 
-The main thread notes what turns do, O(1) a request; a background thread plays them: first come,
-first served, each as soon as its blocks fit, for as long as it really ran and what it computes more
-or less takes. A later turn arrives as long after the one before as it really did; new jobs, and
-requests without one, when they did. So the ghost lags: it plays turns that have ended, as far as
-nothing unknown can come before.
+A watcher of all requests: on the main thread it notes what they do, O(1) each; a background thread
+plays them: first come, first served, each as soon as its blocks fit, for as long as it really ran
+and what it computes more or less takes. A later turn arrives as long after the one before as it
+really did; new jobs, and requests without one, when they did. So the ghost lags: it plays turns
+that have ended, as far as nothing unknown can come before.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from itertools import count, takewhile
 from math import inf
 from typing import Any, NamedTuple
 
-from agentkv.events import CacheReset
-from agentkv.policies.jobs import Turn
+from agentkv.events import CacheReset, RequestAdmitted, RequestArrived, RequestEnded
 from agentkv.protocol import JobKey
 
 from ..retention import Host
@@ -111,7 +110,6 @@ class StockGhost:
     def __init__(
         self, host: Host, costs: RestoreCostModel, worker: BackgroundWorker, max_running: int
     ) -> None:
-        self.is_on = True
         self.compared: deque[Compared] = deque(maxlen=MAX_JOBS)
         """What was played and is not counted yet."""
         self._host, self._costs, self._worker = host, costs, worker
@@ -144,32 +142,30 @@ class StockGhost:
     def on_cache_reset(self, event: CacheReset) -> None:
         self._was_reset = True
 
-    def arrived(self, request_id: str, turn: Turn | None) -> None:
-        """A request waits from now on; `turn` is None for one without a job."""
-        if not self.is_on or self._num_unplayed > MAX_UNPLAYED:
+    def on_request_arrived(self, event: RequestArrived) -> None:
+        turn = event.turn
+        if self._num_unplayed > MAX_UNPLAYED:
             return
         jobs = [] if turn is None else filter(None, (turn.job, turn.job.lender))
         keys = tuple(job.job_id for job in jobs)
         is_later = turn is not None and turn.job.num_turns > 1 and not turn.is_side_request
         after = next(filter(None, map(self._last.get, keys)), None)
         played = PlayedTurn(keys, is_later, self._host.clock(), after)
-        self._flying[request_id] = played
+        self._flying[event.request_id] = played
         self._arrived.append(played)
 
-    def admitted(self, request: Any, hit_tokens: int) -> None:
-        """vLLM's request has its blocks, at first or again."""
-        turn = self._flying.get(request.request_id)
+    def on_request_admitted(self, event: RequestAdmitted) -> None:
+        turn = self._flying.get(event.request.request_id)
         if turn is not None and turn.admitted_s == inf:
             turn.admitted_s = self._host.clock()
-            turn.prompt_tokens, turn.hit_tokens = request.num_prompt_tokens, hit_tokens
+            turn.prompt_tokens, turn.hit_tokens = event.request.num_prompt_tokens, event.hit_tokens
 
-    def ended(self, request: Any, num_tokens: int) -> None:
-        """It is over, with `num_tokens` computed; its block hashes change no more."""
-        turn = self._flying.pop(request.request_id, None)
+    def on_request_ended(self, event: RequestEnded) -> None:
+        turn = self._flying.pop(event.request.request_id, None)
         if turn is None:
             return
         turn.ended_s = self._real_s = self._host.clock()
-        turn.block_hashes, turn.num_tokens = request.block_hashes, num_tokens
+        turn.block_hashes, turn.num_tokens = event.request.block_hashes, event.num_tokens
         for job_id in turn.jobs:
             self._last[job_id] = turn
             self._last.move_to_end(job_id)

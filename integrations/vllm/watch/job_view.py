@@ -38,7 +38,6 @@ class TurnView:
         context_before_tokens: Tokens in whole blocks that the turn before left; 0 for a first turn.
         lost_tokens: Those of `expected_hit_tokens` that were no longer in the cache.
         expected_tokens: Tokens that the turn before had left for it; 0 for a first turn.
-        kept_tokens: Tokens found that stock would have overwritten by then.
         miss: Why fewer tokens were found than expected, as plain data; None if they were found.
         output_tokens: Of a turn that finished; at least that many in logs that do not say.
         command: What the reply runs, as far as a policy read it and the log shows it.
@@ -55,7 +54,6 @@ class TurnView:
     context_before_tokens: int = 0
     lost_tokens: int = 0
     expected_tokens: int = 0
-    kept_tokens: int = 0
     miss: Mapping[str, Any] | None = None
     preempted_s: list[float] = field(default_factory=list)
     resumed_s: list[float] = field(default_factory=list)
@@ -85,7 +83,7 @@ class TurnView:
 
     def as_row(self) -> dict[str, Any]:
         """What `/jobs/{id}` and `/explain` show of it."""
-        names = ("turn", "prompt_tokens", "expected_tokens", "hit_tokens", "kept_tokens", "miss")
+        names = ("turn", "prompt_tokens", "expected_tokens", "hit_tokens", "miss")
         return {name: getattr(self, name) for name in names}
 
 
@@ -222,7 +220,6 @@ class JobView:
             turn = self._running[-1]
             turn.turn = int(entry["turn"])
             turn.expected_tokens = int(entry["expected_tokens"])
-            turn.kept_tokens = int(entry["kept_tokens"])
             turn.miss = entry.get("miss")
 
     def _on_preempted(self, entry: Entry) -> None:

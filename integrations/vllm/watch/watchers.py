@@ -51,11 +51,10 @@ class Watchers:
             max_events=settings.record_events, clock=host.monotonic, writer=open_writer(settings)
         )
         self.misses = MissWatcher(
-            *(host, retention.costs, self.counters, stream, worker),
+            *(host, self.counters, stream, worker),
             shows_prompts=settings.show_prompts,
         )
         self.ghost = StockGhost(host, retention.costs, worker, max_running)
-        self.ghost.is_on = settings.stock_ghost
         self.waits = RecentWaits()
         self.listeners = Listeners(settings.listeners, self.counters, stream, worker.wake)
         try:
@@ -63,11 +62,13 @@ class Watchers:
         except InputError as error:
             raise SettingsError(f"setting 'watchers': {error}") from error
         asked_for: list[object] = [_spans()] if has_tracing else []
+        if settings.stock_ghost:
+            asked_for.append(self.ghost)
         if settings.listeners:
             asked_for.append(self.listeners)
         if self.log.is_on:
             asked_for.append(self.log)
-        for watcher in (self.waits, self.ghost, *asked_for, self.misses, *self._own):
+        for watcher in (self.waits, *asked_for, self.misses, *self._own):
             stream.add(watcher)
 
     def count_news(self) -> None:
@@ -177,6 +178,7 @@ class Gauges:
             "running_kv_perc": usage - reclaimable,
             "live_jobs": len(scheduler.retention.jobs),
             "under_pressure": int(self.is_under_pressure),
+            "gained_engine_seconds": scheduler.watchers.misses.tally.total.gained_engine_s,
         }
         # also with one engine: those of a dense model do not know that there are others
         return {"gauges": gauges, "report": self.load_report(), **counters.take_delta()}

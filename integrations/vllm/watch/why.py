@@ -34,7 +34,6 @@ from agentkv.watchers import EventStream
 
 from ..retention import Host
 from ..retention.background import BackgroundWorker
-from ..retention.costs import RestoreCostModel
 from .counters import Counters, Savings, SavingsTally
 from .divergence import Difference
 from .explanations import Miss
@@ -75,13 +74,7 @@ class LeftContext:
     first_prompt_tokens: int
     finished_s: float
     cache_keys: object
-    idle_blocks: int
-    """Blocks that no request held just before, in the free queue or pinned."""
-    allocated_blocks: int
-    """Blocks that the engine had allocated until then."""
     num_blocks: int = 0
-    num_exclusive_blocks: int = 0
-    """The last of them, which no other request or pin holds."""
     undecided_ttl_s: float = 0.0
     block_hashes: Sequence[Any] = ()
     """Empty if they were dropped."""
@@ -90,21 +83,6 @@ class LeftContext:
     num_bytes: int = 0
     """Of its hashes and tokens."""
     hold: LastHold | None = None
-
-    def tokens_in_stock(self, allocated_blocks: int, block_tokens: int) -> int:
-        """How many of its tokens stock would still have after `allocated_blocks` in all.
-
-        Stock would have put the blocks into its free queue when the turn ended, the last one first,
-        behind all that were idle then, and each allocation takes the head of the queue. Rather too
-        many: blocks ahead that leave the queue by a hit are not counted, nor what stock would
-        compute a second time.
-        """
-        passed = allocated_blocks - self.allocated_blocks - self.idle_blocks
-        num_lost = max(0, min(passed, self.num_exclusive_blocks))
-        if not num_lost:
-            return self.num_tokens
-        share = (self.num_blocks - num_lost) / self.num_blocks
-        return int(self.num_tokens * share) // block_tokens * block_tokens
 
     def common_blocks(self, block_hashes: Sequence[Any]) -> int | None:
         """Blocks that a prompt shares with it; None if its hashes are no longer known.
@@ -149,7 +127,6 @@ class MissWatcher:
     def __init__(
         self,
         host: Host,
-        costs: RestoreCostModel,
         counters: Counters,
         stream: EventStream,
         worker: BackgroundWorker,
@@ -159,7 +136,6 @@ class MissWatcher:
         """`worker` decodes what prompts differ in, if they may be shown."""
         self.tally = SavingsTally(counters)
         self._host = host
-        self._costs = costs
         self._emit = stream.emit
         self._jobs: OrderedDict[JobKey, JobRecord] = OrderedDict()
         self._named: dict[str, dict[JobKey, None]] = {}
@@ -235,25 +211,12 @@ class MissWatcher:
             return
         record = self._record_of(event.job_id)
         record.cache_keys = expected.cache_keys
-        left, kept_tokens, kept_s = expected.left, 0, 0.0
-        hit_tokens = max(0, turn.hit_tokens - turn.loaded_tokens)
-        if left is not None:
-            block_tokens = self._host.pool.block_tokens
-            in_stock = left.tokens_in_stock(self._host.step_allocated_blocks, block_tokens)
-            left.num_exclusive_blocks = 0  # from now on a request holds them in stock as well
-            of_job = min(hit_tokens, expected.common_tokens)
-            kept_tokens = max(0, of_job - in_stock)
-            if kept_tokens:
-                reload = self._costs.step_time.reload
-                kept_s = reload.seconds(of_job) - reload.seconds(in_stock)
-        if hit_tokens or expected.tokens:
-            self.tally.add_hit(record.savings, expected.tokens, kept_tokens, kept_s)
+        self.tally.add_expected(record.savings, expected.tokens)
         miss = None
         if turn.hit_tokens < expected.tokens:
             miss = self._miss(record, turn, expected)
-        if left is not None:
-            number = expected.turn
-            self._emit(Reused, event.job_id, number, expected.tokens, kept_tokens, miss)
+        if expected.left is not None:
+            self._emit(Reused, event.job_id, expected.turn, expected.tokens, miss)
 
     def _miss(self, record: JobRecord, turn: Turn, expected: Expected) -> Miss | None:
         """Count what was lost; returns the larger of what diverged and what had left the cache."""
@@ -312,7 +275,7 @@ class MissWatcher:
     # A turn ends, and what it left is let go
 
     def on_finished(self, event: Finished) -> None:
-        turn, context, host = event.turn, event.context, self._host
+        turn, context = event.turn, event.context
         if turn.is_side_request:
             return
         record = self._record_of(event.job_id)
@@ -325,10 +288,7 @@ class MissWatcher:
             job.first_prompt_tokens,
             job.finished_s or 0.0,
             record.cache_keys,
-            event.num_idle_blocks,
-            host.num_allocated_blocks,
             event.num_blocks,
-            event.num_exclusive_blocks,
             0.0 if ttl is None else ttl.seconds,
             context.block_hashes,
             token_ids,

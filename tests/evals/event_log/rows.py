@@ -55,7 +55,7 @@ TWO_TURNS = [
     unpinned(5.25, "returned", 7, 3.25),
     event("evicted", 5.25, lost_tokens=32),
     start(5.25, 160, 80, 112, 0.25),
-    event("reuse", 5.25, turn=2, expected_tokens=112, kept_tokens=0, miss=MISS),
+    event("reuse", 5.25, turn=2, expected_tokens=112, miss=MISS),
     finish(6.0, 2, 176),
     pinned(6.0, 11),
     unpinned(6.5, "released", 11, 0.5),

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from agentkv.events import RequestAdmitted, RequestArrived, RequestEnded
 from agentkv.integrations.vllm.retention import KVPool
 from agentkv.integrations.vllm.retention.background import BackgroundWorker
 from agentkv.integrations.vllm.retention.costs import RestoreCostModel
@@ -39,16 +40,16 @@ class Ghost:
             job = self._jobs.setdefault(job_id, Job(JobKey.read(job_id), 0))
             job.num_turns += 1
             turn = JobTurn(name, job, 0, at_s, 0)
-        self.ghost.arrived(name, turn)
+        self.ghost.on_request_arrived(RequestArrived(name, turn))
 
     def runs(self, name: str, start_s: float, end_s: float, blocks: range, hit: int = 0) -> None:
         """It had its blocks from `start_s` on, and found `hit` of them."""
         self.now_s = start_s
         facts = {"request_id": name, "block_hashes": list(blocks)}
         request = SimpleNamespace(**facts, num_prompt_tokens=len(blocks) * BLOCK + 1)
-        self.ghost.admitted(request, hit * BLOCK)
+        self.ghost.on_request_admitted(RequestAdmitted(request, hit * BLOCK))
         self.now_s = end_s
-        self.ghost.ended(request, len(blocks) * BLOCK)
+        self.ghost.on_request_ended(RequestEnded(request, len(blocks) * BLOCK))
 
     @property
     def hits(self) -> dict[str, list[int]]:
