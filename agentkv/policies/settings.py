@@ -60,6 +60,8 @@ class Settings(PredictorSettings):
     show_commands: bool = False
     """Events, routes and the file show the commands of tool calls as they were sent; else only
     their key, such as `pytest` or `git clone`."""
+    front_end_mib: float = Field(64.0, ge=0, le=65_536, allow_inf_nan=False, strict=False)
+    """MiB for the ids of known conversations in each API server; 0: stock encodes them."""
     run_output_dir: str | None = None
     """Folder that gets the timestamps record as `scheduler_timestamps.jsonl`."""
 

@@ -31,6 +31,7 @@ from agentkv.policies.names import (
 from agentkv.policies.settings import Settings
 
 from .clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE, names_by_key
+from .server_policy import FRONT_END_KEY
 
 OLDEST, NEWEST = (0, 23), (0, 34)
 """Supported vLLM: OLDEST <= version < NEWEST."""
@@ -38,6 +39,7 @@ SCHEDULER = "agentkv.integrations.vllm.engine.scheduler.make_scheduler"
 MIDDLEWARE = "agentkv.integrations.vllm.api.middleware.AgentKVMiddleware"
 RUN_OUTPUT_FLAG = "--run-output-dir"
 ADMIN_KEY_FLAG = "--agentkv-admin-key"
+FRONT_END_FLAG = "--agentkv-front-end"
 POLICY_VARIABLE = "AGENTKV_POLICY"
 SETTINGS_VARIABLE = "AGENTKV_SETTINGS"
 
@@ -97,8 +99,11 @@ def register() -> None:
     _wrap_engine_args(EngineArgs)
     if is_too_old(vllm.__version__):
         return  # stock policies still work; create_engine_config refuses ours
+    from .api.engine_client import served_client
     from .engine import seam
+    from .front_end import seam as front_end
 
+    front_end.install(lambda: getattr(served_client.get(), "name", ""))
     if not seam.missing_names():
         from .api import balancer, engine_side
 
@@ -131,6 +136,9 @@ def _wrap_engine_args(engine_args: Any) -> None:
         # the API server reads it from `args`, after this
         if getattr(args, "enable_prompt_tokens_details", False) is None:
             args.enable_prompt_tokens_details = policy is not None
+        mib = getattr(args, "agentkv_front_end", None)
+        if mib is not None:
+            _add_setting(made, FRONT_END_KEY, mib)
         if policy is not None:
             _add_keys(args, read_settings(_given_settings(made), policy=policy))
             if getattr(args, "enable_auto_tool_choice", False):
@@ -138,8 +146,7 @@ def _wrap_engine_args(engine_args: Any) -> None:
                 made.additional_config = {**made.additional_config, PARSER_KEY: parser}
             folder = getattr(args, "run_output_dir", None)
             if folder is not None:
-                given = dict(made.additional_config.get(CONFIG_KEY) or {})
-                made.additional_config = _with(made, {**given, "run_output_dir": folder})
+                _add_setting(made, "run_output_dir", folder)
         return made
 
     @functools.wraps(create_engine_config)
@@ -191,6 +198,11 @@ def _create_config(engine_args: Any, policy: str, create: Callable[[], Any]) -> 
 def _with(engine_args: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The additional configuration, with these settings as ours."""
     return {**engine_args.additional_config, CONFIG_KEY: settings}
+
+
+def _add_setting(engine_args: Any, name: str, value: Any) -> None:
+    given = _given_settings(engine_args) or {}
+    engine_args.additional_config = _with(engine_args, {**given, name: value})
 
 
 def _add_keys(args: Any, settings: Settings) -> None:
@@ -269,7 +281,7 @@ def _given_settings(engine_args: Any) -> Any:
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Extend vLLM's own flags on `parser`, and add two of our own.
+    """Extend vLLM's own flags on `parser`, and add three of our own.
 
     `--enable-prompt-tokens-details` gets the default None: cached tokens are reported under our
     policies, and as stock does under the others, unless the user says which.
@@ -296,4 +308,12 @@ def add_flags(parser: ArgumentParser) -> None:
             metavar="KEY",
             help="agentkv: an API key that sees the jobs of all clients; better in the environment "
             f"variable {ADMIN_KEY_VARIABLE}, since other users of the machine see arguments",
+        )
+        parser.add_argument(
+            FRONT_END_FLAG,
+            type=float,
+            metavar="MIB",
+            default=None,
+            help="agentkv: encode each token of a conversation once, under any policy; keeps ids "
+            "in at most MIB in each API server, 0 turns it off",
         )

@@ -4,7 +4,7 @@ vLLM instantiates it through its own `--middleware` option. It reads the tags of
 them into `vllm_xargs`, the one channel from an HTTP body to vLLM's scheduler; a request without
 tags keeps its bytes. Only who evidently speaks to agentkv gets a 400 for a wrong one. Whose request
 it is goes to the engine by itself. At start-up it adds the routes under /v1/agentkv. Under other
-policies it forwards every call.
+policies it forwards every call, and knows whose it is only where the front end asks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agentkv.protocol.foreign import BODY_KEYS, CONTEXT_FIELD, READ_HEADERS, add
 
 from ..clients import Clients, find_token_verifier
 from ..engine.older_vllm import READS_SESSION_HEADER
-from ..server_policy import settings_of
+from ..server_policy import front_end_mib, settings_of
 from .engine_client import EngineLink, name_clients, served_client
 from .live import page_file
 from .routes import PREFIX, add_routes, anthropic_error, openai_error
@@ -72,17 +72,17 @@ class AgentKVMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._is_set_up:
             self._set_up(scope)
-        if self._engine is None or self._clients is None or scope["type"] == "lifespan":
+        if self._clients is None or scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        page = _page(scope)
+        page = None if self._engine is None else _page(scope)
         if page is not None:
             await page(scope, receive, send)
             return
         before = served_client.set(self._clients.of(scope))
         try:
             is_post = scope["type"] == "http" and scope["method"] == "POST"
-            if is_post and _path(scope) in _TAGGED_PATHS:
+            if self._engine is not None and is_post and _path(scope) in _TAGGED_PATHS:
                 await self._fold_tags(self._engine, self._clients, scope, receive, send)
             else:
                 await self._app(scope, receive, send)
@@ -95,13 +95,16 @@ class AgentKVMiddleware:
         """
         self._is_set_up = True
         app = scope["app"]
-        settings = settings_of(getattr(app.state, "vllm_config", None))
+        vllm_config = getattr(app.state, "vllm_config", None)
+        settings = settings_of(vllm_config)
         engine_client = getattr(app.state, "engine_client", None)
         if settings is not None and engine_client is not None:
             self._engine = EngineLink(engine_client)
             name_clients(engine_client)
             self._clients = Clients(find_token_verifier(app), settings)
             add_routes(app, self._engine, self._clients)
+        elif front_end_mib(vllm_config):
+            self._clients = Clients(find_token_verifier(app), {})
 
     async def _fold_tags(
         self, engine: EngineLink, clients: Clients, scope: Scope, receive: Receive, send: Send
