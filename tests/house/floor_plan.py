@@ -31,8 +31,8 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv/testing", "agentkv/server"): 2_000,
     ("agents",): 600,
     ("integrations",): 1_620,
-    ("integrations/vllm",): 1_178,
-    ("integrations/vllm/front_end",): 870,
+    ("integrations/vllm",): 1_170,
+    ("integrations/vllm/front_end",): 950,
     ("integrations/vllm/retention",): 3_392,
     ("integrations/vllm/watch",): 2_873,
     ("integrations/vllm/api",): 1_778,
@@ -41,8 +41,8 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals",): 8_490,
     ("evals/simulator",): 3_100,
     ("evals/traces",): 1_500,
-    ("studies",): 3_450,
-    ("tests",): 41_230,
+    ("studies",): 4_060,
+    ("tests",): 41_215,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 33_000

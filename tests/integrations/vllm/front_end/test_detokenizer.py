@@ -6,31 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
 from agentkv.integrations.vllm.front_end.boundaries import find_boundaries
 from agentkv.integrations.vllm.front_end.detokenizer import PromptTails
-from tests.integrations.vllm.front_end.tokenizers_of_all_kinds import KINDS, Editor
+from studies.front_end.equality import Editor, texts_after
+from tests.integrations.vllm.front_end.tokenizers_of_all_kinds import KINDS
 
 LOCAL = ("byte_level_bpe", "sentencepiece_bpe", "unigram", "awkward_added_tokens", "demo")
 
 
 def tokenizer_of(name: str, demo_model_dir: Path) -> Any:
     return AutoTokenizer.from_pretrained(demo_model_dir) if name == "demo" else KINDS[name]()
-
-
-def texts_after(tokenizer: Any, prompt: list[int], reply: list[int], skip: bool) -> list[str]:
-    """What each token of a reply adds, or how the library complains of it."""
-    stream = DecodeStream(ids=prompt, skip_special_tokens=skip)
-    texts = []
-    for token_id in reply:
-        try:
-            texts.append(str(stream.step(tokenizer.backend_tokenizer, token_id)))
-        except Exception as error:
-            texts.append(type(error).__name__)
-            stream = DecodeStream(skip_special_tokens=skip)
-    return texts
 
 
 @pytest.mark.parametrize("name", LOCAL)

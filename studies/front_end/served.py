@@ -1,0 +1,170 @@
+"""Later turns of real servers with a tiny model: seconds to the first token, turns a second.
+
+Servers stand side by side and take turns, so that load on the machine hits all of them; the CPU
+time of each API server's process says what load cannot blur.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentkv.integrations.vllm import plugin
+from agentkv.server.process import ServerProcess
+
+from .conversation import WINDOW, Conversations, Messages, body_of
+
+SIDES: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
+    "stock": ("fcfs", (), {}),
+    "workers2": ("fcfs", ("--renderer-num-workers", "2"), {}),
+    "fastokens": ("fcfs", (), {"VLLM_USE_FASTOKENS": "1"}),
+    "ours": ("fcfs", (plugin.FRONT_END_FLAG, "64"), {}),
+    "agentkv": ("agentkv", (), {}),
+}
+"""Policy, flags and environment of each side."""
+
+FLAGS = (
+    *("--load-format", "dummy", "--dtype", "bfloat16", "--block-size", "128"),
+    *("--max-model-len", str(WINDOW), "--served-model-name", "tiny", "--max-num-seqs", "16"),
+)
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "2",
+}
+
+
+def measure(
+    model: Path,
+    sides: Sequence[str] | None,
+    sizes: Sequence[int],
+    at_once: Sequence[int],
+    num_turns: int,
+    seed: int,
+) -> Iterator[dict[str, Any]]:
+    """One row for each size and number of conversations; they share all but their last messages,
+    so that the engine computes a long history once."""
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = {name: _server(model, name, logs) for name in sides or ("stock", "ours")}
+        for server in servers.values():
+            stack.callback(server.stop)
+            server.start()
+        for server in servers.values():
+            server.wait_until_ready()
+        for size in sizes:
+            conversations = Conversations(seed)
+            shared = conversations.history(size)
+            for number in at_once:
+                own = [
+                    [*shared, *({"role": "user", "content": f"{number} {each}"},)]
+                    for each in range(number)
+                ]
+                yield {
+                    **{"tokens": size, "at once": number, "turns": num_turns},
+                    **_play(servers, conversations, own, num_turns),
+                }
+
+
+def _server(model: Path, name: str, logs: Path) -> ServerProcess:
+    policy, flags, environment = SIDES[name]
+    return ServerProcess(
+        str(model),
+        policy=policy,
+        args=(*FLAGS, *flags),
+        log_path=logs / f"{name}.log",
+        environment={**ENVIRONMENT, **environment},
+    )
+
+
+def _play(
+    servers: dict[str, ServerProcess],
+    conversations: Conversations,
+    own: list[Messages],
+    num_turns: int,
+) -> dict[str, Any]:
+    told: dict[str, list[tuple[list[float], float, float]]] = {name: [] for name in servers}
+    for turn in range(-1, num_turns + 1):  # a first turn, one that counts not, and then later ones
+        bodies = [body_of(messages, temperature=0, ignore_eos=True) for messages in own]
+        for name in list(servers) if turn % 2 else list(servers)[::-1]:
+            told[name].append(_round(servers[name], bodies))
+        for messages in own:
+            conversations.grow(messages)
+    row: dict[str, Any] = {}
+    for name, rounds in told.items():
+        first_s = [seconds for ttfts, _, _ in rounds[2:] for seconds in ttfts]
+        rate = statistics.median(len(own) / wall for _, wall, _ in rounds[2:])
+        row[name] = {
+            "ttft_s": [round(value, 4) for value in np.percentile(first_s, (25, 50, 75))],
+            "turns_per_s": round(rate, 2),
+            "api_cpu_ms": round(
+                statistics.median(cpu for _, _, cpu in rounds[2:]) / len(own) * 1e3, 1
+            ),
+            "first_turn_s": round(statistics.median(rounds[0][0]), 3),
+        }
+    return row
+
+
+def _round(server: ServerProcess, bodies: Sequence[bytes]) -> tuple[list[float], float, float]:
+    """Seconds to each first token, seconds of all, and CPU seconds of the API server."""
+    ttfts = [0.0] * len(bodies)
+
+    def ask(number: int) -> None:
+        ttfts[number] = _first_token_s(server, bodies[number])
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(bodies))]
+    cpu_s, began_s = _cpu_s(server), time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ttfts, time.perf_counter() - began_s, _cpu_s(server) - cpu_s
+
+
+def _first_token_s(server: ServerProcess, body: bytes) -> float:
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=900)
+    try:
+        began_s = time.perf_counter()
+        headers = {"content-type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise SystemExit(f"{server.name}: {response.status} {response.read()[:300]!r}")
+        text = b""
+        while text.count(b"data:") < 2:  # the first has the role alone
+            text += response.read1()
+        seconds = time.perf_counter() - began_s
+        response.read()
+    finally:
+        connection.close()
+    return seconds
+
+
+def _cpu_s(server: ServerProcess) -> float:
+    fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def describe(row: dict[str, Any]) -> str:
+    """A line for each side."""
+    lines = [f"{row['tokens']} tokens, {row['at once']} at once, {row['turns']} turns each"]
+    for name in SIDES:
+        if name in row:
+            side = row[name]
+            low, median, high = side["ttft_s"]
+            lines.append(
+                f"  {name:9} TTFT {median:.3f} s ({low:.3f} to {high:.3f}), "
+                f"{side['turns_per_s']:.2f} turns/s, {side['api_cpu_ms']:.0f} ms of CPU a turn in "
+                f"the API server; first turn {side['first_turn_s']:.1f} s"
+            )
+    return "\n".join(lines)
