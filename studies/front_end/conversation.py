@@ -67,6 +67,6 @@ class Conversations:
 
 
 def body_of(messages: Messages, **fields: Any) -> bytes:
-    """The request as the OpenAI SDK sends it: one token, streamed."""
-    asked = {"model": "tiny", "messages": messages, "max_tokens": 1, "stream": True}
+    """The request as the OpenAI SDK sends it: two tokens, streamed."""
+    asked = {"model": "tiny", "messages": messages, "max_tokens": 2, "stream": True}
     return json.dumps(asked | fields, ensure_ascii=False, separators=(",", ":")).encode()

@@ -7,6 +7,7 @@ time of each API server's process says what load cannot blur.
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import statistics
 import tempfile
@@ -96,8 +97,13 @@ def _play(
     told: dict[str, list[tuple[list[float], float, float]]] = {name: [] for name in servers}
     for turn in range(-1, num_turns + 1):  # a first turn, one that counts not, and then later ones
         bodies = [body_of(messages, temperature=0, ignore_eos=True) for messages in own]
+        replies = set()
         for name in list(servers) if turn % 2 else list(servers)[::-1]:
-            told[name].append(_round(servers[name], bodies))
+            ttfts, wall_s, cpu_s, texts = _round(servers[name], bodies)
+            told[name].append((ttfts, wall_s, cpu_s))
+            replies.add(tuple(texts))
+        if len(own) == 1 and len(replies) > 1:  # with several a batch may round otherwise
+            raise SystemExit(f"greedy replies differ: {replies}")
         for messages in own:
             conversations.grow(messages)
     row: dict[str, Any] = {}
@@ -115,12 +121,14 @@ def _play(
     return row
 
 
-def _round(server: ServerProcess, bodies: Sequence[bytes]) -> tuple[list[float], float, float]:
-    """Seconds to each first token, seconds of all, and CPU seconds of the API server."""
-    ttfts = [0.0] * len(bodies)
+def _round(
+    server: ServerProcess, bodies: Sequence[bytes]
+) -> tuple[list[float], float, float, list[str]]:
+    """Seconds to each first token, seconds of all, CPU seconds of the API server, and replies."""
+    ttfts, texts = [0.0] * len(bodies), [""] * len(bodies)
 
     def ask(number: int) -> None:
-        ttfts[number] = _first_token_s(server, bodies[number])
+        ttfts[number], texts[number] = _first_token_s(server, bodies[number])
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(bodies))]
     cpu_s, began_s = _cpu_s(server), time.perf_counter()
@@ -128,10 +136,11 @@ def _round(server: ServerProcess, bodies: Sequence[bytes]) -> tuple[list[float],
         thread.start()
     for thread in threads:
         thread.join()
-    return ttfts, time.perf_counter() - began_s, _cpu_s(server) - cpu_s
+    return ttfts, time.perf_counter() - began_s, _cpu_s(server) - cpu_s, texts
 
 
-def _first_token_s(server: ServerProcess, body: bytes) -> float:
+def _first_token_s(server: ServerProcess, body: bytes) -> tuple[float, str]:
+    """Seconds to the first token, and the reply's text."""
     connection = http.client.HTTPConnection(server.host, server.port, timeout=900)
     try:
         began_s = time.perf_counter()
@@ -144,10 +153,12 @@ def _first_token_s(server: ServerProcess, body: bytes) -> float:
         while text.count(b"data:") < 2:  # the first has the role alone
             text += response.read1()
         seconds = time.perf_counter() - began_s
-        response.read()
+        text += response.read()
     finally:
         connection.close()
-    return seconds
+    events = [line[6:] for line in text.split(b"\n") if line.startswith(b"data: {")]
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    return seconds, "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
 def _cpu_s(server: ServerProcess) -> float:

@@ -97,9 +97,10 @@ def _step(stream: Any, rust: Any, token_id: int) -> str | None:
 
 def _is_local(decoder: Any) -> bool:
     """Whether each token's text hangs on its neighbours only, by the decoder's own description."""
-    if decoder is None:
+    try:
+        described = json.loads(decoder.__getstate__())
+    except (TypeError, ValueError, AttributeError):  # no decoder, or one of another library
         return False
-    described = json.loads(decoder.__getstate__())
     kind = described["type"]
     steps = {step["type"] for step in described.get("decoders", ())}
     return kind in _DECODERS or (kind == "Sequence" and steps <= _SENTENCEPIECE | _DECODERS)

@@ -291,7 +291,10 @@ class PromptEncoder:
             raise MismatchError("its special tokens do not cut every text")
         text = "".join(parts)
         cuts = self.boundaries.cuts(text, MIN_PART_CHARS)
-        self._split(self._tokenizer(text, add_special_tokens=False), cuts, 0)
+        try:
+            self._split(self._tokenizer(text, add_special_tokens=False), cuts, 0)
+        except NotImplementedError as error:  # of fastokens, which is fast without us
+            raise MismatchError(str(error)) from None
 
     def _learn_beginnings(self) -> dict[bool, list[int]]:
         """The ids that the tokenizer puts before a text, without and with special tokens.

@@ -83,7 +83,9 @@ def install(owner: Callable[[], str]) -> None:
         init(self, config, tokenizer)
         mib = front_end_mib(config)
         if mib and isinstance(tokenizer, TokenizersBackend):
-            FrontEnd(self, mib, owner).attach()
+            _, error = _attempt(FrontEnd(self, mib, owner).attach)
+            if error is not None:
+                logger.warning("agentkv: prompts are encoded as stock does: %s", error)
 
     BaseRenderer.__init__ = init_with_front_end
     prime = FastIncrementalDetokenizer.__init__
@@ -122,6 +124,8 @@ class FrontEnd:
     def attach(self) -> None:
         """Replace the renderer's two ways to encode a prompt: R:728 and its twin, R:133."""
         renderer = self._renderer
+        for name in ("_executor", "_tokenize_prompt_async"):  # set by its __init__
+            getattr(renderer, name)
         renderer._tokenize_prompt = self.tokenize
         renderer._tokenize_prompt_async = self.tokenize_async
         for name in ("render_chat_async", "render_cmpl_async"):
@@ -138,7 +142,7 @@ class FrontEnd:
         loop, pool = asyncio.get_running_loop(), self._renderer._executor
         made, later = await loop.run_in_executor(pool, self._tokenize, prompt, params, self._name())
         if later is not None:
-            pool.submit(self._finish, later)
+            _attempt(lambda: pool.submit(self._finish, later))  # refused by a server that ends
         return made
 
     def _name(self) -> str:
@@ -220,12 +224,10 @@ def _with_salt(render: Callable[..., Any]) -> Callable[..., Any]:
     """Let the encoding of a request know its `cache_salt` (R:1128, R:1190)."""
 
     @functools.wraps(render)
-    async def render_with_salt(
-        *args: Any, prompt_extras: dict[str, Any] | None = None, **kwargs: Any
-    ) -> Any:
-        before = _salt.set(str((prompt_extras or {}).get("cache_salt") or ""))
+    async def render_with_salt(*args: Any, **kwargs: Any) -> Any:
+        before = _salt.set(str((kwargs.get("prompt_extras") or {}).get("cache_salt") or ""))
         try:
-            return await render(*args, prompt_extras=prompt_extras, **kwargs)
+            return await render(*args, **kwargs)
         finally:
             _salt.reset(before)
 
@@ -247,8 +249,8 @@ def _with_tail(tails: PromptTails | None, request: Any) -> Any:
     prompt_ids = request.prompt_token_ids
     if tails is None or not prompt_ids:
         return request
-    params = request.sampling_params
-    tail = tails.tail_of(prompt_ids, skip_special_tokens=params.skip_special_tokens)
+    skip = request.sampling_params.skip_special_tokens
+    tail, _ = _attempt(lambda: tails.tail_of(prompt_ids, skip_special_tokens=skip))
     return request if tail is None else _Tail(request, tail)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,9 +13,11 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.types import Message, Receive, Scope, Send
 
+from agentkv.integrations.vllm.api.engine_client import served_client
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 from agentkv.integrations.vllm.clients import CLIENTS_VARIABLE
 from agentkv.integrations.vllm.engine.older_vllm import READS_SESSION_HEADER
+from agentkv.integrations.vllm.server_policy import FRONT_END_KEY
 from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD, Tags, bounded_id
 from tests.integrations.vllm.api.fake_engine import (
     TAGGED_PATHS,
@@ -102,6 +105,29 @@ async def test_other_policies_see_their_bytes(policy: str | None) -> None:
     async with client_of(app) as client:
         ours, stock = await client.get("/v1/agentkv/info"), await client.get("/v1/nothing")
     assert (ours.status_code, ours.content) == (404, stock.content)
+
+
+async def test_the_front_end_knows_clients_under_stock_policies() -> None:
+    """Only where it is on, so that each finds its own prompts alone."""
+    heard = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        heard.append(served_client.get())
+
+    def request(mib: int, address: str) -> Scope:
+        state = make_app(policy=None).state
+        state.vllm_config.additional_config = {"agentkv": {FRONT_END_KEY: mib}}
+        state_app = SimpleNamespace(state=state, user_middleware=[])
+        asked = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+        return {**asked, "app": state_app, "client": (address, 1)}
+
+    for mib in (0, 8):
+        middleware = AgentKVMiddleware(app)
+        for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
+            await middleware(request(mib, address), None, None)  # type: ignore[arg-type]
+    off, on = heard[:3], heard[3:]
+    assert off == [None] * 3
+    assert on[0] == on[2] != on[1]
 
 
 @pytest.mark.parametrize(
