@@ -41,8 +41,8 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals",): 8_490,
     ("evals/simulator",): 3_100,
     ("evals/traces",): 1_500,
-    ("studies",): 4_060,
-    ("tests",): 41_215,
+    ("studies",): 4_075,
+    ("tests",): 41_235,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 33_000
