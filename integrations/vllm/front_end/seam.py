@@ -79,8 +79,8 @@ def install(owner: Callable[[], str]) -> None:
     init = BaseRenderer.__init__
 
     @functools.wraps(init)
-    def init_with_front_end(self: Any, config: Any, tokenizer: Any) -> None:
-        init(self, config, tokenizer)
+    def init_with_front_end(self: Any, config: Any, tokenizer: Any, *args: Any) -> None:
+        init(self, config, tokenizer, *args)
         mib = front_end_mib(config)
         if mib and isinstance(tokenizer, TokenizersBackend):
             _, error = _attempt(FrontEnd(self, mib, owner).attach)
