@@ -6,6 +6,7 @@ last reported, and what it sent where. Used by run.py for more than one engine; 
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentkv.errors import InputError
 
+from ..options import whole_number
 from .alone import prefill_coefficients
 from .machine import Machine
 from .turns import LiveTurn
@@ -237,6 +239,7 @@ ROUTERS: dict[str, Callable[[], RoundRobin]] = {
     "sticky-spill": sticky_spill,
     "prefix-aware": PrefixAware,
 }
+DEFAULT_ROUTER = "sticky-spill"
 
 
 class Fleet:
@@ -331,3 +334,19 @@ class Fleet:
         self.engines[rank] = self._new_engine(view, self._timeline.now_s)
         self._up.append(view)
         self._up.sort(key=lambda other: other.rank)
+
+
+def add_fleet_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that describe several machines and the router before them."""
+    add = parser.add_argument_group("several engines").add_argument
+    engines = "that many such machines, each with a scheduler and a pool of its own, and a router"
+    add("--engines", type=whole_number(1), metavar="R", help=engines)
+    routers = f"one of {', '.join(ROUTERS)} (default {DEFAULT_ROUTER})"
+    add("--router", metavar="NAME", help=routers)
+    fail = "engine ENGINE, from 0 on, fails at that second, and is back empty at the other one"
+    add(
+        "--fail",
+        action="append",
+        metavar="ENGINE@S[:S]",
+        help=f"{fail}; may be given several times",
+    )

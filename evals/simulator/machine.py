@@ -6,6 +6,7 @@ nothing of policies or vLLM; `alone_s` says how long a job takes on it with noth
 
 from __future__ import annotations
 
+import argparse
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentkv.errors import InputError
 
+from ..options import share, whole_number
 from .cost import (
     ACHIEVED,
     BATCH_TOKENS,
@@ -224,3 +226,29 @@ def _too_big(gpu_name: str, gpu: GPU, model_name: str, model: ModelShape, limits
         f"{model_name} ({weights_gib:.1f} GiB of weights) leaves no room for KV blocks on "
         f"{limits.num_gpus} x {gpu_name} ({gpu.memory_gib} GiB); use {advice}"
     )
+
+
+def add_machine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that describe one machine."""
+    add = parser.add_argument_group("machine").add_argument
+    count = whole_number(1)
+    gpus = f"one of {', '.join(GPUS)}, or a profile written by calibrate"
+    add("--gpu", required=True, metavar="NAME|FILE", help=gpus)
+    models = f"one of {', '.join(MODELS)} (default llama-3.1-8b)"
+    add("--model", metavar="NAME", help=models)
+    add("--num-gpus", type=count, default=1, metavar="N", help="tensor parallel (default 1)")
+    pool = "KV blocks in the pool, as --num-gpu-blocks-override (default: what fits the GPU)"
+    add("--blocks", metavar="N|infinite", help=pool)
+    add("--block-size", type=count, metavar="TOKENS", help="tokens per block (default 16)")
+    add(
+        "--gpu-memory-utilization",
+        type=share,
+        default=GPU_MEMORY_UTILIZATION,
+        metavar="X",
+        help="share of the memory that the server takes (default %(default)s, vLLM's)",
+    )
+    add("--max-num-seqs", type=count, metavar="N", help="running turns at most (vLLM's default)")
+    batch = "tokens of one step at most (vLLM's default)"
+    add("--max-num-batched-tokens", type=count, metavar="N", help=batch)
+    longest = "longest context taken (default: the model's, or the pool's if that is less)"
+    add("--max-model-len", type=count, metavar="TOKENS", help=longest)

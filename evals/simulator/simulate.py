@@ -33,7 +33,6 @@ from ..options import (
     html_file,
     loads,
     positive,
-    share,
     whole_number,
     workload_of,
 )
@@ -42,10 +41,18 @@ from ..progress import progress
 from ..rows import RUN_FILE, TURNS_FILE, RunWriter, provenance, require_free, row_facts
 from ..tables import cell, text_table
 from ..workload.plans import Workload, deal_jobs, with_children
-from .alone import alone_s, jobs_that_fit
-from .cost import GPU_MEMORY_UTILIZATION, GPUS, MODELS
-from .fleet import ROUTERS, FleetPlan, parse_failure
-from .machine import DEFAULT_DRAM_GIB, Limits, Machine, make_machine
+from .alone import (
+    DEFAULT_TTFT_S,
+    LoadPoint,
+    alone_s,
+    describe_knees,
+    find_knee,
+    jobs_that_fit,
+    measure,
+    report_knees,
+)
+from .fleet import DEFAULT_ROUTER, FleetPlan, add_fleet_options, parse_failure
+from .machine import DEFAULT_DRAM_GIB, Limits, Machine, add_machine_options, make_machine
 
 if TYPE_CHECKING:
     from .run import Simulation
@@ -70,7 +77,6 @@ _SHOWN = tuple(name for name in COLUMNS if name != "p90_s")
 """The table's columns; those of conversations, steps and fleets only where there are any."""
 _FLEET_FLAGS = ("engines", "router", "fail")
 _NOT_OF_THE_RUN = ("out", "force", "html", "json", "policy", *_FLEET_FLAGS)
-DEFAULT_ROUTER = "sticky-spill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return calibrate(argv[1:])
     options = _parser().parse_args(argv)
     try:
+        if options.knee:
+            return _find_knees(options)
         plan = make_plan(options)
         html = html_file(options.html, force=options.force)
         runs, reason = _run_all(plan)
@@ -156,6 +164,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(json.dumps(document), flush=True)
     is_done = reason is None and all(job.status == "done" for run in runs for job in run.jobs)
     return DONE if is_done and is_kept else FAILED
+
+
+def _find_knees(options: argparse.Namespace) -> int:
+    """Print how many jobs at once each policy carries; raises what making a plan does."""
+    for name in ("jps", "concurrency", "arrivals", "out", "html"):
+        if getattr(options, name) is not None:
+            raise InputError(
+                f"--knee: finds the load itself, and keeps no rows: leave out --{name}"
+            )
+    plan = make_plan(argparse.Namespace(**{**vars(options), "concurrency": 1}))
+    num_engines = options.engines or 1
+    start = max(1, round(jobs_that_fit(plan.workload.jobs, plan.machine) * num_engines))
+    found = {}
+    for policy in plan.policies:
+
+        def play(at_once: int, policy: PolicyChoice = policy) -> LoadPoint:
+            jobs = max(options.jobs or 0, 3 * at_once)
+            loaded = argparse.Namespace(**{**vars(options), "concurrency": at_once, "jobs": jobs})
+            run, reason = _run_policy(make_plan(loaded), policy, {})
+            if reason is not None:
+                raise RunError(reason)
+            return measure(run, at_once, options.ttft, options.num_gpus * num_engines)
+
+        found[policy.name] = find_knee(start, play)
+    if not options.json:
+        print(report_knees(found, options.gpu, options.ttft))
+    print(json.dumps(describe_knees(found, options.ttft)), flush=True)
+    return DONE
 
 
 def make_plan(options: argparse.Namespace) -> SimulationPlan:
@@ -370,8 +406,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="The last line on standard output is one JSON document. Exit status: 0 all jobs "
         "done, 1 some failed or were cut, 2 bad usage.",
     )
-    _add_machine_options(parser)
-    _add_fleet_options(parser)
+    add_machine_options(parser)
+    add_fleet_options(parser)
     add_workload_options(parser)
     group = parser.add_argument_group("run")
     add = group.add_argument
@@ -390,6 +426,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--dram-gb-s", type=positive, metavar="GB", help=rate)
     dealt = "deal the jobs to clients in proportion to these loads, such as alice=10,bob=1"
     add("--clients", type=loads, default=SUPPRESS, metavar="NAME=LOAD,...", help=dealt)
+    knee = "instead of one load: how many such jobs at once before turns wait"
+    add("--knee", action="store_true", help=knee)
+    bound = "with --knee: seconds within which 90%% of turns have their first token"
+    add("--ttft", type=positive, default=DEFAULT_TTFT_S, metavar="S", help=f"{bound} (default 2)")
     add("--untagged", action="store_true", help="clients send no tags, tool events or releases")
     add("--exact", action="store_true", help="single steps, no jumps: slower, same results")
     add("--record", action="store_true", help="with --out: also keep each policy's event log")
@@ -398,43 +438,3 @@ def _parser() -> argparse.ArgumentParser:
     add_html(group)
     add_json(group)
     return parser
-
-
-def _add_machine_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("machine").add_argument
-    count = whole_number(1)
-    gpus = f"one of {', '.join(GPUS)}, or a profile written by calibrate"
-    add("--gpu", required=True, metavar="NAME|FILE", help=gpus)
-    models = f"one of {', '.join(MODELS)} (default llama-3.1-8b)"
-    add("--model", metavar="NAME", help=models)
-    add("--num-gpus", type=count, default=1, metavar="N", help="tensor parallel (default 1)")
-    pool = "KV blocks in the pool, as --num-gpu-blocks-override (default: what fits the GPU)"
-    add("--blocks", metavar="N|infinite", help=pool)
-    add("--block-size", type=count, metavar="TOKENS", help="tokens per block (default 16)")
-    add(
-        "--gpu-memory-utilization",
-        type=share,
-        default=GPU_MEMORY_UTILIZATION,
-        metavar="X",
-        help="share of the memory that the server takes (default %(default)s, vLLM's)",
-    )
-    add("--max-num-seqs", type=count, metavar="N", help="running turns at most (vLLM's default)")
-    batch = "tokens of one step at most (vLLM's default)"
-    add("--max-num-batched-tokens", type=count, metavar="N", help=batch)
-    longest = "longest context taken (default: the model's, or the pool's if that is less)"
-    add("--max-model-len", type=count, metavar="TOKENS", help=longest)
-
-
-def _add_fleet_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("several engines").add_argument
-    engines = "that many such machines, each with a scheduler and a pool of its own, and a router"
-    add("--engines", type=whole_number(1), metavar="R", help=engines)
-    routers = f"one of {', '.join(ROUTERS)} (default {DEFAULT_ROUTER})"
-    add("--router", metavar="NAME", help=routers)
-    fail = "engine ENGINE, from 0 on, fails at that second, and is back empty at the other one"
-    add(
-        "--fail",
-        action="append",
-        metavar="ENGINE@S[:S]",
-        help=f"{fail}; may be given several times",
-    )

@@ -39,10 +39,10 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/engine",): 1_660,
     ("integrations/vllm/doctor",): 1_040,
     ("evals",): 8_490,
-    ("evals/simulator",): 3_100,
+    ("evals/simulator",): 3_290,
     ("evals/traces",): 1_500,
-    ("studies",): 4_075,
-    ("tests",): 41_240,
+    ("studies",): 4_111,
+    ("tests",): 41_295,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 33_000
