@@ -147,9 +147,10 @@ check: $(STAMP) docs
 	$(BIN)/python -m tests.house.floor_plan
 	$(BIN)/python -m tests.house.words
 
-# The site, in site/; a link that leads nowhere is an error.
+# The site, in site/; a link that leads nowhere is an error. The pages' text goes with it, for llms.txt.
 docs: $(STAMP)
 	$(BIN)/zensical build --strict
+	cd docs && cp --parents llms.txt $$(find . -name '*.md') ../site/
 
 format: $(STAMP)
 	$(BIN)/ruff format .

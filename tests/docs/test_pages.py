@@ -1,4 +1,4 @@
-"""The code blocks of the README, the tutorial and the how-to pages run as they are written.
+"""The code blocks of README, tutorial, how-to pages and quick starts run as they are written.
 
 A block behind `<!-- not run: REASON -->` is left out, and commands of vLLM are checked by vLLM's
 own parser. All others run against a real server, in one folder a page; the tutorial's on its own.
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from agentkv.env import settings_of
 from agentkv.integrations.vllm.watch.counters import COUNTERS, HISTOGRAMS
 from agentkv.policies.names import default_settings
 from agentkv.policies.pins import endings_table
@@ -31,7 +32,8 @@ PYTHONS = Path(sys.executable).parent
 LONG_PAGES = ["simulate", "write-a-policy"]
 PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.long] if page.stem in LONG_PAGES else [])
-    for page in sorted((DOCS / "how-to").glob("*.md"))
+    for folder in ("how-to", "quick-start")
+    for page in sorted((DOCS / folder).glob("*.md"))
 ]
 BLOCK = re.compile(
     r"^(?:<!--(?P<note>[^>]*)-->\n)?```(?P<language>bash|python)\n(?P<code>.*?)^```$", re.M | re.S
@@ -183,6 +185,32 @@ def test_commands_of_vllm_take_the_flags_that_the_pages_give(tmp_path: Path) -> 
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("page", "agent"), [("claude-code", "claude"), ("codex", "codex"), ("opencode", "opencode")]
+)
+def test_quick_starts_show_what_env_prints(page: str, agent: str) -> None:
+    """The file to copy is the one that `agentkv env` prints, or has its variables."""
+    text = (DOCS / f"quick-start/{page}.md").read_text(encoding="utf-8")
+    shown = settings_of(agent, "http://127.0.0.1:8000", "MODEL")
+    (block,) = re.findall(r"^```(?:json|toml)\n(.*?)^```$", text, re.M | re.S)
+    if shown["text"] is None:
+        assert json.loads(block) == {"env": shown["environment"]}
+    else:
+        assert block.strip() == shown["text"]
+
+
+def test_quick_starts_are_short() -> None:
+    """Each page of an agent has at most 200 words."""
+    sizes = {page: len(page.read_text().split()) for page in (DOCS / "quick-start").glob("*.md")}
+    assert [page.name for page, words in sizes.items() if words > 200] == []
+
+
+def test_llms_txt_lists_each_page() -> None:
+    """The index for language models has a link to each page, and no other."""
+    links = re.findall(r"\]\(([^)]+\.md)\)", (DOCS / "llms.txt").read_text(encoding="utf-8"))
+    assert sorted(links) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
 def test_the_settings_page_has_each_setting_with_its_default() -> None:

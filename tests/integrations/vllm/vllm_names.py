@@ -12,7 +12,7 @@ try:
 except ModuleNotFoundError:  # up to 0.28
     from vllm.entrypoints.serve.utils.server_utils import AuthenticationMiddleware
 
-NO_TIER = "vLLM before 0.30 has another CPU tier, into which the plugin does not look"
+NO_TIER = "vLLM's CPU tier"
 
 
 def serve_parser() -> FlexibleArgumentParser:
