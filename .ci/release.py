@@ -84,13 +84,19 @@ def version_of(tree: Path, tag: str | None = None) -> str:
 def description(readme: str, repository: str | None, tag: str) -> str:
     """The README with absolute links; without a repository links are text, pictures left out."""
 
-    def link(found: re.Match[str]) -> str:
-        mark, text, path = found.groups()
-        if repository is not None:
-            return f"{mark}[{text}]({repository}/{'raw' if mark else 'blob'}/{tag}/{path})"
-        return "" if mark else text
+    here = r"\((?!https?:|#)([^)\s]+)\)"
 
-    return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)", link, readme)
+    def picture(found: re.Match[str]) -> str:
+        at = f"{repository}/raw/{tag}/{found[2]}"
+        return "" if repository is None else f"![{found[1]}]({at})"
+
+    def link(found: re.Match[str]) -> str:
+        at = f"{repository}/blob/{tag}/{found[2]}"
+        return found[1] if repository is None else f"[{found[1]}]({at})"
+
+    shown = re.sub(rf"!\[([^\]]*)\]{here}", picture, readme)
+    # the text of a link may be a picture
+    return re.sub(rf"(?<!!)\[((?:!\[[^\]]*\]\([^)]*\)|[^\]])*)\]{here}", link, shown)
 
 
 def prepare(tree: Path, repository: str | None, tag: str) -> None:
