@@ -10,7 +10,7 @@ import importlib
 import io
 import os
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 
 from agentkv.errors import AgentKVError
 from agentkv.visible import VisibleStream
@@ -79,7 +79,15 @@ PAINTERS = frozenset({"serve", "run", "top", "swebench", "prepare-model"})
 
 def usage() -> str:
     lines = [f"  {name:15} {what}" for name, (_, _, what) in COMMANDS.items()]
-    return "\n".join(["usage: agentkv COMMAND [options]", "", *lines, "", "COMMAND --help: more"])
+    return "\n".join(
+        [
+            "usage: agentkv COMMAND [options]",
+            "",
+            *lines,
+            "",
+            "COMMAND --help: more; --print-completion bash: for your shell",
+        ]
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -115,6 +123,8 @@ def _run(argv: list[str]) -> int:
 
         print(f"agentkv {__version__}")
         return 0
+    if argv and argv[0] == "--print-completion":
+        return _print_completion(argv[1:])
     if not argv or argv[0] not in COMMANDS:
         seen = f"unknown command {argv[0]!r}" if argv else "no command given"
         print(f"agentkv: {seen}\n{usage()}", file=sys.stderr)
@@ -133,6 +143,35 @@ def _run(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
+
+
+def _print_completion(argv: list[str]) -> int:
+    """Print the script by which a shell completes commands, flags and values.
+
+    shtab writes it from the `_parser()` of the commands' modules; a command that has none, or whose
+    packages are missing, is completed by its name.
+    """
+    import argparse
+
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        print("agentkv --print-completion: run `pip install shtab`", file=sys.stderr)
+        return 1
+    if len(argv) != 1 or argv[0] not in shtab.SUPPORTED_SHELLS:
+        shells = ", ".join(shtab.SUPPORTED_SHELLS)
+        print(f"agentkv --print-completion: name one shell of {shells}", file=sys.stderr)
+        return 2
+    parser = argparse.ArgumentParser(prog="agentkv", description="")
+    commands = parser.add_subparsers()
+    for name, (module, _, about) in COMMANDS.items():
+        own = []
+        with suppress(ModuleNotFoundError):
+            make = getattr(importlib.import_module(f"agentkv.{module}"), "_parser", None)
+            own = [] if make is None else [make()]
+        commands.add_parser(name, help=about, parents=own, add_help=not own)
+    print(shtab.complete(parser, argv[0]))
+    return 0
 
 
 if __name__ == "__main__":

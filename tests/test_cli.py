@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import subprocess
 import sys
 from types import ModuleType
 
@@ -38,6 +39,28 @@ def test_a_missing_package_is_reported_with_the_extra_to_install(
     monkeypatch.setitem(COMMANDS, name, ("no_such_package.main", *COMMANDS[name][1:]))
     assert main([name]) == 1
     assert f"pip install 'agentkv-serving[{extras}]'" in capsys.readouterr().err
+
+
+def test_bash_completes_commands_flags_and_values() -> None:
+    """The script completes a command's name, a flag of it, a value, and a command below it."""
+    pytest.importorskip("shtab")
+    script = subprocess.run(
+        [sys.executable, "-m", "agentkv.cli", "--print-completion", "bash"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for words, completed in (
+        ("si", "simulate"),
+        ("env --mo", "--model"),
+        ("env ope", "opencode openhands"),
+        ("swebench ev", "eval"),
+    ):
+        line = ["agentkv", *words.split()]
+        asked = f"COMP_WORDS=({' '.join(line)}); COMP_CWORD={len(line) - 1}; _shtab_agentkv"
+        shell = f'{script}\n{asked}\necho "${{COMPREPLY[*]}}"'
+        done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+        assert done.stdout.split() == completed.split(), done.stderr
 
 
 def test_an_interrupted_command_says_so(
