@@ -3,6 +3,7 @@
     AgentKVError
     ├── AgentKVServerError    a server lacks the plugin, or cannot be used as it is
     │   ├── NoAnswerError     it could not be reached, or did not answer in time
+    │   │   └── NoThreadError    no thread could start to ask it
     │   └── StatusError       it answered with an HTTP error
     ├── ServerStartError      a server process that agentkv started did not come up
     ├── SetupError            the installation lacks a package, a model or a version
@@ -52,6 +53,10 @@ class AgentKVServerError(AgentKVError):
 
 class NoAnswerError(AgentKVServerError):
     """The server could not be reached, or did not answer in time."""
+
+
+class NoThreadError(NoAnswerError):
+    """No thread could start to ask: the system has none to spare, or the interpreter ends."""
 
 
 class StatusError(AgentKVServerError):

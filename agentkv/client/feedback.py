@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentkv.client.transport import close_connections, in_time, is_transient, without_password
-from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
+from agentkv.errors import AgentKVServerError, NoAnswerError, NoThreadError, StatusError
 from agentkv.visible import visible
 
 logger = logging.getLogger(__name__)
@@ -193,7 +193,11 @@ class FeedbackSender:
 
         if self._num_running >= MAX_HANGING:
             raise NoAnswerError(f"{MAX_HANGING} earlier calls have no complete answer yet")
-        in_time(call, self._deadline_s, thread_name="agentkv-delivery")
+        try:
+            in_time(call, self._deadline_s, thread_name="agentkv-delivery")
+        except NoThreadError:
+            # Python 3.12 starts none once the interpreter ends; this one runs on
+            call()
 
     def _count_running(self, change: int) -> None:
         with self._changed:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
+from agentkv.errors import AgentKVServerError, NoAnswerError, NoThreadError, StatusError
 from agentkv.protocol import ToolEvent
 from agentkv.visible import visible
 
@@ -295,9 +295,9 @@ def in_time(call: Callable[[], T], timeout_s: float, *, thread_name: str) -> T:
         raise NoAnswerError(f"no answer within {timeout_s:g} s") from error
 
 
-def no_thread(error: RuntimeError) -> NoAnswerError:
-    """The failure of a call for which the system has no thread to spare."""
-    return NoAnswerError(f"no free thread to ask it from: {error}")
+def no_thread(error: RuntimeError) -> NoThreadError:
+    """The failure of a call for which no thread could start."""
+    return NoThreadError(f"no free thread to ask it from: {error}")
 
 
 # One connection pool per process id: a forked child must neither use nor close its parent's.

@@ -152,6 +152,20 @@ def test_the_thread_that_sends_imports_nothing_of_its_own() -> None:
     assert set(run_python(code).split()) == {"MainThread"}
 
 
+def test_what_waits_is_sent_where_no_thread_can_start() -> None:
+    """The thread that sends makes the calls itself once the interpreter starts no more threads, as
+    Python 3.12 and later do at its end."""
+    code = (
+        "import threading; from agentkv.client.feedback import Delivery, flush, sender_to\n"
+        "def refuse(thread): raise RuntimeError('no new thread at interpreter shutdown')\n"
+        "sender = sender_to('http://a')\n"
+        "sender.submit(Delivery(lambda: print('before'), 'it')); assert flush(20)\n"
+        "threading.Thread.start = refuse\n"
+        "sender.submit(Delivery(lambda: print('at its end'), 'it'))\n"
+    )
+    assert run_python(code).splitlines() == ["before", "at its end"]
+
+
 @pytest.mark.parametrize("imports", ["time", "time, multiprocessing.util"])
 def test_what_is_left_unsaid_at_the_end_is_said_once(imports: str) -> None:
     """If a server is too slow for the end of the process, one warning names agentkv.flush."""
