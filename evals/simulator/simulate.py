@@ -196,6 +196,7 @@ def _find_knees(options: argparse.Namespace) -> int:
 
 def make_plan(options: argparse.Namespace) -> SimulationPlan:
     """The runs that the flags describe; raises InputError."""
+    has_number = options.jobs is not None or options.trace is not None
     fill_in(options, {"workload": "reference", "jobs": DEFAULT_JOBS})
     fleet = _fleet_of(options)
     names = dict.fromkeys(options.policy or DEFAULT_POLICIES)
@@ -216,7 +217,7 @@ def make_plan(options: argparse.Namespace) -> SimulationPlan:
     if options.dram_gb_s is not None:
         machine = replace(machine, pcie_bytes_s=options.dram_gb_s * 1e9)
     if options.jps is None and options.concurrency is None and options.arrivals in (None, "burst"):
-        _find_load(options, machine)
+        _find_load(options, machine, has_number=has_number)
     workload = workload_of(options)
     described = describe_workload(options, workload)
     if "clients" in options:
@@ -225,13 +226,14 @@ def make_plan(options: argparse.Namespace) -> SimulationPlan:
     return SimulationPlan(workload, described, machine, tuple(policies), fleet, options)
 
 
-def _find_load(options: argparse.Namespace, machine: Machine) -> None:
-    """Set a load that makes memory short, where the flags name none; says so."""
+def _find_load(options: argparse.Namespace, machine: Machine, *, has_number: bool) -> None:
+    """Set a load that makes memory short, where the flags name none; says so. The jobs are more
+    than the default where it takes more, unless a flag says how many."""
     at_once = {"concurrency": 1, "jps": None, "arrivals": None, "duration": None}
     jobs = workload_of(argparse.Namespace(**{**vars(options), **at_once})).jobs
     num_fit = jobs_that_fit(jobs, machine) * (options.engines or 1)
     options.concurrency = max(2, round(OVERLOAD * num_fit))
-    if options.trace is None:
+    if not has_number:
         options.jobs = max(options.jobs, 3 * options.concurrency)
     print(
         f"agentkv simulate: no load given: {options.concurrency} jobs at once (--concurrency), "

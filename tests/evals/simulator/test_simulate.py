@@ -216,6 +216,14 @@ def test_without_a_load_memory_runs_short(capsys: pytest.CaptureFixture[str]) ->
     assert (sentence, table[0].split()[0]) == (wanted, "policy")
 
 
+def test_a_given_number_of_jobs_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    """The load that is found raises the number of jobs only where no flag says how many."""
+    assert main(["--gpu", "h100", "--blocks", "2000", "--max-turns", "2", "--jobs", "3"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[-1])["policies"]["fcfs"]["jobs"] == 3
+    assert "3 jobs in all" in captured.err
+
+
 def test_a_light_load_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
     """Where memory is never short the answer is that, with the largest share that was taken."""
     flags = ["--gpu", "h100", "--jps", "0.5", "--jobs", "5", "--max-turns", "2"]
