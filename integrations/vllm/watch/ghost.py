@@ -3,8 +3,9 @@
 A watcher of all requests: on the main thread it notes what they do, O(1) each; a background thread
 plays them: first come, first served, each as soon as its blocks fit, for as long as it really ran
 and what it computes more or less takes. A later turn arrives as long after the one before as it
-really did; new jobs, and requests without one, when they did. So the ghost lags: it plays turns
-that have ended, as far as nothing unknown can come before.
+really did, and so does a job that takes the place of one that ended; other jobs, and requests
+without one, when they did. So the ghost lags: it plays turns that have ended, as far as nothing
+unknown can come before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from itertools import count, takewhile
 from math import inf
 from typing import Any, NamedTuple
 
-from agentkv.events import CacheReset, RequestAdmitted, RequestArrived, RequestEnded
+from agentkv.events import CacheReset, Closed, RequestAdmitted, RequestArrived, RequestEnded
 from agentkv.protocol import JobKey
 
 from ..retention import Host
@@ -34,6 +35,11 @@ MAX_UNPLAYED = 5000
 """Turns that are not played yet, of 32 KiB at most; beyond that new ones are left out."""
 MAX_AHEAD_S = 60.0
 """The ghost waits for a job's next turn until this long after the end of the one before."""
+SOON_S = 5.0
+"""A new job takes the place of one that ended this long before at most, if it makes them as many as
+they were: so do agents of a batch. Chosen."""
+NUM_ARRIVALS = 50
+"""New jobs whose number at once is known."""
 
 
 class Compared(NamedTuple):
@@ -67,6 +73,8 @@ class PlayedTurn:
     """Of its prompt and reply, once it is known to have ended."""
     played_s: float = inf
     """When it ends as it is played."""
+    is_over: bool = False
+    """Its job is over."""
     followers: list[PlayedTurn] = field(default_factory=list)
 
     @property
@@ -120,6 +128,11 @@ class StockGhost:
         self._flying: dict[str, PlayedTurn] = {}
         self._last: OrderedDict[JobKey, PlayedTurn] = OrderedDict()
         """The turn of each job, or of one that it waits for, that has ended last."""
+        self._live: set[JobKey] = set()
+        self._num_live: deque[int] = deque(maxlen=NUM_ARRIVALS)
+        """Jobs at once, as new ones arrived."""
+        self._over: deque[PlayedTurn] = deque(maxlen=NUM_ARRIVALS)
+        """Last turns of jobs that are over, whose place none has taken."""
         # From it to the background thread:
         self._real_s = 0.0
         self._was_reset = False
@@ -150,6 +163,10 @@ class StockGhost:
         keys = tuple(job.job_id for job in jobs)
         is_later = turn is not None and turn.job.num_turns > 1 and not turn.is_side_request
         after = next(filter(None, map(self._last.get, keys)), None)
+        if keys and keys[0] not in self._live:
+            self._live.add(keys[0])
+            after = after or self._place()
+            self._num_live.append(len(self._live))
         played = PlayedTurn(keys, is_later, self._host.clock(), after)
         self._flying[event.request_id] = played
         self._arrived.append(played)
@@ -174,6 +191,22 @@ class StockGhost:
         self._ended.append(turn)
         self._worker.do(self.play, can_wait=True)
 
+    def on_closed(self, event: Closed) -> None:
+        self._live.discard(event.job_id)
+        turn = self._last.get(event.job_id)
+        if turn is not None:
+            turn.is_over = True
+            self._over.append(turn)
+
+    def _place(self) -> PlayedTurn | None:
+        """The last turn of the job whose place a new one takes."""
+        soon_s = self._host.clock() - SOON_S
+        while self._over and self._over[0].ended_s < soon_s:
+            self._over.popleft()
+        if self._over and len(self._live) == max(self._num_live, default=0):
+            return self._over.popleft()
+        return None
+
     # What would have been: the background thread
 
     def play(self) -> None:
@@ -195,7 +228,8 @@ class StockGhost:
         self._ahead = [
             turn
             for turn in self._ahead
-            if not turn.followers and real_s - turn.ended_s < MAX_AHEAD_S
+            if not turn.followers
+            and real_s - turn.ended_s < (SOON_S if turn.is_over else MAX_AHEAD_S)
         ]
         self._lead_s = max((turn.lead_s for turn in self._ahead), default=0.0)
         while self._play_next(real_s - self._lead_s):

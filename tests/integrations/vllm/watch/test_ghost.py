@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentkv.events import RequestAdmitted, RequestArrived, RequestEnded
+from agentkv.events import Closed, RequestAdmitted, RequestArrived, RequestEnded
 from agentkv.integrations.vllm.retention import KVPool
 from agentkv.integrations.vllm.retention.background import BackgroundWorker
 from agentkv.integrations.vllm.retention.costs import RestoreCostModel
@@ -51,6 +51,10 @@ class Ghost:
         self.now_s = end_s
         self.ghost.on_request_ended(RequestEnded(request, len(blocks) * BLOCK))
 
+    def over(self, job_id: str) -> None:
+        job = self._jobs[job_id]
+        self.ghost.on_closed(Closed(job.job_id, job, "released"))
+
     @property
     def hits(self) -> dict[str, list[int]]:
         """Blocks that each job's later turns would have found."""
@@ -88,6 +92,28 @@ def test_what_does_not_fit_waits_and_keeps_back_all_behind_it() -> None:
     told.runs("a2", 21.0, 22.0, range(6), hit=6)
     # b and the request without a job ran when a had ended, and took all but a's first blocks
     assert told.hits == {"a": [0]}
+
+
+@pytest.mark.parametrize(("is_over", "hit"), [(True, 4), (False, 0)])
+def test_a_job_that_takes_the_place_of_another_comes_later_if_that_does(
+    is_over: bool, hit: int
+) -> None:
+    """In a batch of two at once the third job begins when one has ended: as it is played, that is
+    a second later than it was, and so after the next turn of the other one."""
+    told = Ghost(10)
+    for name, job in (("a1", "a"), ("b1", "b")):
+        told.arrives(0.0, name, job)
+    told.runs("a1", 0.0, 1.0, range(6))
+    told.runs("b1", 0.0, 1.0, range(100, 106))  # has to wait for a's end as it is played
+    if is_over:
+        told.over("b")
+    told.arrives(1.5, "c1", "c")
+    told.runs("c1", 1.5, 1.6, range(200, 206))
+    told.arrives(1.9, "a2", "a")
+    told.runs("a2", 1.9, 2.0, range(7), hit=6)
+    told.arrives(9.0, "other")
+    told.runs("other", 9.0, 9.1, range(300, 301))
+    assert told.hits == {"a": [hit]}
 
 
 @pytest.mark.parametrize("is_on", [True, False])
