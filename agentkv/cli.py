@@ -44,6 +44,11 @@ COMMANDS = {
         "bench,vllm",
         "compare policies without a server or a GPU",
     ),
+    "replay": (
+        "evals.commands.replay",
+        "bench,vllm",
+        "play a server's own log under stock vLLM, too",
+    ),
     "policy": (
         "evals.commands.policy",
         "bench,vllm",

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from agentkv.policies.settings import Settings
 from agentkv.protocol import routing_headers
 
 from .outcomes import mean, quantile
-from .rows import json_object
+from .rows import RUN_FILE, json_object
 
 NUMBERS = {
     "arrival": ("turn", "prompt_length"),
@@ -47,6 +48,8 @@ NUMBERS = {
 """Numbers that each event must carry; further events and fields are let through."""
 OPTIONAL_NUMBERS = {"tool_finished": ("duration_s",), "finish": ("output_length",)}
 """Numbers that an event may carry; null is none."""
+SERVER = "server"
+"""The event that is of no job: the first line of a server's file."""
 _FILE_PATTERNS = ("scheduler_timestamps*.jsonl*", "timestamps.json")
 """Names in a server's --run-output-dir and in the folder of a run."""
 
@@ -59,11 +62,16 @@ class LoggedJob(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Every job's events in order, as they are logged; `is_cut` if the last line was incomplete."""
+    """Every job's events in order, as they are logged.
+
+    `server` says what the server is: the part of the answer of GET /v1/agentkv/info that the log's
+    first line has; empty if the log does not say. `is_cut` if the last line was incomplete.
+    """
 
     source: str
     events: Mapping[LoggedJob, list[Mapping[str, Any]]]
     is_cut: bool = False
+    server: Mapping[str, Any] = MappingProxyType({})
 
 
 def jobs_of(record: Record) -> list[JobView]:
@@ -85,23 +93,27 @@ def read_record(source: str, *, api_key: str | None = None, near: str | None = N
     server without an answer.
     """
     answer, text = None, ""
+    about: Mapping[str, Any] = {}
     if source.startswith(("http://", "https://")):
         headers = routing_headers(near)
         server = ServerAPI(source, api_key=api_key, headers=headers, timeout_s=COMMAND_TIMEOUT_S)
-        answer = server.timestamps()
+        answer, about = server.timestamps(), server.info()
     else:
         path = _file_of(Path(source))
-        source, text = str(path), _text_of(path)
+        source, text, about = str(path), _text_of(path), _server_of_run(path)
         with suppress(InputError):
             document = json_object(source, text)
             answer = None if "event" in document else document  # a log of one line
     rows, is_cut = _line_rows(source, text) if answer is None else _answer_rows(source, answer)
     events: dict[LoggedJob, list[Mapping[str, Any]]] = {}
     for place, row in rows:
+        if row.get("event") == SERVER:
+            about = row
+            continue
         events.setdefault(_job_in(place, row), []).append(row)
     if not events:
         raise InputError(f"{source}: no event of any job in it")
-    return Record(source, events, is_cut)
+    return Record(source, events, is_cut, about)
 
 
 def holds_event_log(folder: Path) -> bool:
@@ -122,6 +134,15 @@ def _file_of(path: Path) -> Path:
         due = " or ".join(_FILE_PATTERNS)
         raise InputError(f"{path}: needs exactly one {due}, found {seen}; name the file")
     return found[0]
+
+
+def _server_of_run(path: Path) -> Mapping[str, Any]:
+    """What a run's file next to the log says of the server; empty without one."""
+    run_file = path.with_name(RUN_FILE)
+    if not run_file.exists():
+        return {}
+    metadata = json_object(str(run_file), run_file.read_bytes()).get("metadata") or {}
+    return metadata.get("server_info") or {}
 
 
 def _text_of(path: Path) -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from agentkv.errors import AgentKVError, RunError
+from agentkv.integrations.vllm.watch.job_view import TurnView
 
 from ..options import BAD_USAGE, DONE, FAILED, add_server, whole_number
 from ..rows import require_free
@@ -48,6 +49,8 @@ DECODE_S = 1.0
 MIN_DECODE_TOKENS, MAX_DECODE_TOKENS = 32, 256
 _STARTED_AS = ("name", "max_num_seqs", "max_num_batched_tokens", "kv_token_bytes")
 """Flags with the fields of the profile that a server does not tell."""
+MAX_FITTED = 1000
+"""Turns of an event log to which times are fitted. Chosen."""
 _TIMEOUT_S = 300.0
 _SAMPLE_CHARS = 30_000
 Probe = tuple[int, int, int]
@@ -171,17 +174,19 @@ def _summary(profile: ServerProfile) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """Measured seconds of one step with this batch, with or without a request's latency."""
+    """Measured seconds of one step with this batch, with or without a request's latency; or of
+    several, with all that they compute."""
 
     batch: StepBatch
     seconds: float
     has_request: bool
+    num_steps: int = 1
 
     def terms(self) -> tuple[float, ...]:
         """What each constant is multiplied by: `request_s`, then FittedLine's in their order."""
         batch = self.batch
         return (
-            *(self.has_request, 1.0, batch.prefill_tokens, batch.prefill_pairs),
+            *(self.has_request, self.num_steps, batch.prefill_tokens, batch.prefill_pairs),
             *(batch.num_decodes, batch.context_tokens),
         )
 
@@ -209,6 +214,43 @@ def fit(steps: Sequence[TimedStep]) -> Fit:
     # A step that costs nothing at all would let a simulated clock stand still.
     cost = FittedLine(max(fixed_s, 1e-6), *rest)
     return Fit(cost, request_s, float(errors.mean()), float(errors.max()))
+
+
+def fit_turns(turns: Sequence[TurnView]) -> FittedLine:
+    """Fit the times of steps to what turns of an event log took, each from its blocks to its end.
+
+    While a turn runs the engine makes a step for each of its tokens, computes the prompts that
+    start meanwhile, and decodes a share of the others' tokens by how long they overlap. The last
+    MAX_FITTED turns count.
+    """
+    known = [turn for turn in turns if not turn.preempted_s][-MAX_FITTED:]
+    times_s = [(turn.started_s or 0.0, turn.ended_s or 0.0) for turn in known]
+    tokens = [(turn.prompt_tokens, turn.hit_tokens, turn.output_tokens or 1) for turn in known]
+    started_s, ended_s = np.array(times_s).T
+    prompts, hits, outputs = np.array(tokens, float).T
+    lasted_s = np.maximum(ended_s - started_s, 1e-6)
+    both_end_s = np.minimum(ended_s[:, None], ended_s)
+    overlap_s = np.maximum(0.0, both_end_s - np.maximum(started_s[:, None], started_s))
+    decodes = (outputs - 1) * overlap_s / lasted_s
+    is_meanwhile = (started_s >= started_s[:, None]) & (started_s < ended_s[:, None])
+    sums = (
+        is_meanwhile @ np.ones(len(known)),
+        is_meanwhile @ (prompts - hits),
+        is_meanwhile @ (prompts**2 - hits**2) / 2,
+        is_meanwhile @ prompts,
+        decodes.sum(axis=1),
+        decodes @ (prompts + outputs / 2),
+    )
+    rows = zip(*(np.rint(column).astype(int).tolist() for column in sums), strict=True)
+    steps = [
+        TimedStep(StepBatch(*row), float(seconds), has_request=False, num_steps=int(num_steps))
+        for row, seconds, num_steps in zip(rows, lasted_s, outputs, strict=True)
+    ]
+    cost = fit(steps).cost
+    constants = [getattr(cost, field.name) for field in fields(cost)]
+    fitted_s = sum(float(np.dot(constants, step.terms()[1:])) for step in steps)
+    # relative errors favour the fast turns of a machine whose speed changes: the sum must be right
+    return FittedLine(*(constant * float(lasted_s.sum()) / fitted_s for constant in constants))
 
 
 def complete(

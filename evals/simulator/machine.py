@@ -182,6 +182,24 @@ def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
     )
 
 
+def machine_of(cost: CostModel, limits: Limits) -> Machine:
+    """The server of an event log, whose gaps between turns hold the way of a request."""
+    num_blocks, block_tokens = limits.num_blocks or 2, limits.block_tokens or BLOCK_TOKENS
+    return Machine(
+        name="log",
+        model="",
+        cost=cost,
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        block_bytes=0,
+        max_num_seqs=limits.max_num_seqs or NUM_SEQS,
+        max_num_batched_tokens=limits.max_num_batched_tokens or BATCH_TOKENS,
+        max_model_tokens=limits.max_model_tokens or (num_blocks - 1) * block_tokens,
+        request_s=0.0,
+        pcie_bytes_s=GPUS["h100"].pcie_gb_s * 1e9,
+    )
+
+
 def _from_profile(profile: ServerProfile, model: str | None, limits: Limits) -> Machine:
     block_tokens = limits.block_tokens or profile.block_tokens
     return Machine(

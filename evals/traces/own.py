@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import JobView, ToolView, TurnView
 
-from ..event_log import jobs_of, read_record
+from ..event_log import Record, jobs_of, read_record
 from ..rows import json_object
 from .turns import TracedTurn
 
@@ -27,10 +27,15 @@ LineT = TypeVar("LineT", bound=BaseModel)
 
 
 def read_event_log(path: Path) -> list[TracedTurn]:
+    """The turns of a log's file or folder; InputError for one that cannot be read."""
+    return logged_turns(read_record(str(path)))
+
+
+def logged_turns(record: Record) -> list[TracedTurn]:
     """Finished turns; retries are left out. Raises InputError for a log without one."""
-    records = [job for job in jobs_of(read_record(str(path))) if _turns_of(job)]
+    records = [job for job in jobs_of(record) if _turns_of(job)]
     if not records:
-        raise InputError(f"{path}: no turn in it that finished")
+        raise InputError(f"{record.source}: no turn in it that finished")
     records.sort(key=lambda job: (_turns_of(job)[0].arrived_s, job.label))
     return [turn for job in records for turn in _traced(job, records)]
 

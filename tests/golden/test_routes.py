@@ -22,8 +22,9 @@ from tests.golden.harness import Golden, masked
 pytestmark = pytest.mark.server
 
 VOLATILE = (
-    r"version|vllm_version|num_blocks|at_s|waited_s|held_s|idle_s|ttl_s|ttl_left_s|queueing_delay_s|"
-    r"load_token_s|.*kv_cache_usage|request_ids|compared_.*tokens|stock_hit_tokens|gained_engine_s"
+    r"version|vllm_version|num_blocks|max_num_.*|max_model_len|at_s|waited_s|held_s|idle_s|ttl_s|"
+    r"ttl_left_s|queueing_delay_s|load_token_s|.*kv_cache_usage|request_ids|compared_.*tokens|"
+    r"stock_hit_tokens|gained_engine_s"
 )
 PROMPT = " ".join(f"word{number}" for number in range(120))
 BAD_REQUESTS: tuple[tuple[str, str, Any], ...] = (

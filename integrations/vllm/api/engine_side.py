@@ -51,8 +51,7 @@ def info(scheduler: RetainingScheduler) -> dict[str, Any]:
             "listeners": [label_of(name) for name in settings.listeners],
         },
         "vllm_version": vllm.__version__,
-        "block_size": scheduler.block_size,
-        "num_blocks": scheduler.num_blocks(),
+        **scheduler.bounds(),
     }
 
 

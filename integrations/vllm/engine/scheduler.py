@@ -21,6 +21,7 @@ from vllm.v1.request import Request
 
 from agentkv import events
 from agentkv.errors import TagError
+from agentkv.named_classes import label_of
 from agentkv.policies.base import Policy
 from agentkv.policies.forecast import SharedPrefix
 from agentkv.policies.jobs import Context, Prompt
@@ -83,7 +84,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         self.admission = self.retention.admission
         self.watchers = Watchers(
             *(settings, self, self.retention, counters, stream),
-            max_running=self.vllm_config.scheduler_config.max_num_seqs,
+            about={"policy": label_of(settings.policy), **self.bounds()},
             has_tracing=self.vllm_config.observability_config.otlp_traces_endpoint is not None,
         )
         self.steps = StepStats()
@@ -324,6 +325,7 @@ class RetainingScheduler(seam.SchedulerSeam):
             request.all_token_ids,
             request.num_prompt_tokens,
         )
+        self.stream.emit(events.RequestEnded, request, seam.num_computed_tokens(request))
         self.retention.turn_ended(
             request.request_id,
             is_finished_turn=seam.is_finished_turn(request),
@@ -331,7 +333,6 @@ class RetainingScheduler(seam.SchedulerSeam):
             order=self.queue.order_of(request),
             kept=KeptBlocks(blocks, seam.num_held_once(blocks), fence),
         )
-        self.stream.emit(events.RequestEnded, request, seam.num_computed_tokens(request))
         return True
 
     def _is_pinned(self, blocks: Sequence[Any]) -> bool:

@@ -289,6 +289,17 @@ class SchedulerSeam(Scheduler):
         """All blocks but the null block, as in usage = 1 - free / (blocks - 1)."""
         return int(self.kv_cache_manager.block_pool.num_gpu_blocks) - 1
 
+    def bounds(self) -> dict[str, int]:
+        """The memory, and vLLM's flags that bound batches and contexts."""
+        config = self.vllm_config.scheduler_config
+        return {
+            "block_size": self.block_size,
+            "num_blocks": self.num_blocks(),
+            "max_num_seqs": config.max_num_seqs,
+            "max_num_batched_tokens": config.max_num_batched_tokens,
+            "max_model_len": self.vllm_config.model_config.max_model_len,
+        }
+
 
 def num_held_once(blocks: Sequence[Any]) -> int:
     """Blocks that no other request holds: freeing them frees memory."""

@@ -195,9 +195,15 @@ def create_file(folder: Path) -> FileIO:
 
 
 class EventWriter:
-    """A daemon thread that writes one line per event, and on a full disk waits for space."""
+    """A daemon thread that writes one line per event, and on a full disk waits for space.
 
-    def __init__(self, folder: Path, *, retry_s: float = RETRY_S) -> None:
+    The first line of each file is `about`: what the server is.
+    """
+
+    def __init__(
+        self, folder: Path, about: Mapping[str, object], *, retry_s: float = RETRY_S
+    ) -> None:
+        self._about = _line({"event": "server", "at_s": 0.0, **about})
         self._file = create_file(folder)
         self.path = Path(str(self._file.name))
         self._inode = self.path.stat().st_ino
@@ -221,20 +227,22 @@ class EventWriter:
 
     def _run(self) -> None:
         with self._file:
-            while (event := self._events.get()) is not None and self._write(event):
+            while (event := self._events.get()) is not None and self._write(_line(event)):
                 pass
         self._file.close()
 
-    def _write(self, event: Mapping[str, object]) -> bool:
-        """Write an event as a line; False if there is no space and the engine ends."""
-        rest = line = visible(json.dumps(event)).encode() + b"\n"
+    def _write(self, line: bytes) -> bool:
+        """Write a line; False if there is no space and the engine ends."""
+        rest = line
         while rest:
             try:
                 self.path.touch(mode=0o600)
-                if self.path.stat().st_ino != self._inode:  # logs are rotated: it was renamed
+                found = self.path.stat()
+                if found.st_ino != self._inode:  # logs are rotated: it was renamed
                     self._file.close()
-                    self._file, rest = FileIO(self.path, "a"), line
-                    self._inode = self.path.stat().st_ino
+                    self._file, rest, self._inode = FileIO(self.path, "a"), line, found.st_ino
+                if not found.st_size and rest is line:  # new, or rotated by emptying it
+                    rest = self._about + line
                 rest = rest[self._file.write(rest) :]
             except OSError as error:
                 if not self._has_failed:
@@ -246,7 +254,11 @@ class EventWriter:
         return True
 
 
-def open_writer(settings: Settings) -> EventWriter | None:
+def _line(event: Mapping[str, object]) -> bytes:
+    return visible(json.dumps(event)).encode() + b"\n"
+
+
+def open_writer(settings: Settings, about: Mapping[str, object]) -> EventWriter | None:
     """Return the writer for `run_output_dir`, or None if it is not set.
 
     Raises SettingsError if the folder cannot be written to.
@@ -254,7 +266,7 @@ def open_writer(settings: Settings) -> EventWriter | None:
     if settings.run_output_dir is None:
         return None
     try:
-        return EventWriter(Path(settings.run_output_dir))
+        return EventWriter(Path(settings.run_output_dir), about)
     except OSError as error:
         raise SettingsError(
             f"--run-output-dir {settings.run_output_dir}: cannot write there ({error}); "

@@ -38,23 +38,21 @@ class Watchers:
         counters: Counters,
         stream: EventStream,
         *,
-        max_running: int,
+        about: Mapping[str, Any],
         has_tracing: bool,
     ) -> None:
-        """`counters` are on the stream already, since a policy may fail at its start.
+        """`counters` are on the stream already, since a policy may fail at its start; `about` says
+        what the server is.
 
         Raises SettingsError for a watcher or listener that cannot be made, and for a folder that
         cannot be written to."""
         worker = retention.worker
         self.counters = counters
-        self.log = EventLog(
-            max_events=settings.record_events, clock=host.monotonic, writer=open_writer(settings)
-        )
-        self.misses = MissWatcher(
-            *(host, self.counters, stream, worker),
-            shows_prompts=settings.show_prompts,
-        )
-        self.ghost = StockGhost(host, retention.costs, worker, max_running)
+        writer, most = open_writer(settings, about), settings.record_events
+        self.log = EventLog(max_events=most, clock=host.monotonic, writer=writer)
+        shows_prompts = settings.show_prompts
+        self.misses = MissWatcher(host, counters, stream, worker, shows_prompts=shows_prompts)
+        self.ghost = StockGhost(host, retention.costs, worker, about["max_num_seqs"])
         self.waits = RecentWaits()
         self.listeners = Listeners(settings.listeners, self.counters, stream, worker.wake)
         try:

@@ -232,13 +232,15 @@ def test_the_record_is_bounded(tmp_path: Path) -> None:
 
 
 def test_the_record_is_written_as_it_grows(tmp_path: Path) -> None:
-    """run_output_dir gets every event, and a second run its own file."""
+    """run_output_dir gets what the server is and every event, and a second run its own file."""
     for name in ("scheduler_timestamps.jsonl", "scheduler_timestamps_2.jsonl"):
         engine = Engine(run_output_dir=str(tmp_path / "out"))
         engine.turn(prompt_of(40), job_id="a")
         engine.scheduler.shutdown()
         lines = (tmp_path / "out" / name).read_text().splitlines()
         events = [json.loads(line) for line in lines]
+        about, *events = events
+        assert about.items() >= {"event": "server", "policy": "continuum", "block_size": 16}.items()
         assert [event["job_id"] for event in events] == ["a"] * len(events)
         names = [event["event"] for event in events]
         assert names[:2] == ["arrival", "waiting_to_running"]
@@ -264,7 +266,7 @@ class FullDisk(io.BytesIO):
             self.num_refused -= 1
             raise OSError(errno.ENOSPC, "No space left on device")
         num_written = super().write(bytes(data)[:10])
-        if self.getvalue().count(b"\n") == 5:
+        if self.getvalue().endswith(b'"number": 4}\n'):
             self.has_five_lines.set()
         return num_written
 
@@ -274,21 +276,21 @@ def test_the_event_log_goes_on_when_a_full_disk_has_space_again(
 ) -> None:
     """The writer logs one error, writes whole lines later, and loses no event."""
     file = FullDisk(num_refused=3)
-    writer = EventWriter(tmp_path, retry_s=0.01)
+    writer = EventWriter(tmp_path, {}, retry_s=0.01)
     writer._file = file
     for number in range(5):
         writer.add({"event": "arrival", "number": number})
     assert file.has_five_lines.wait(30)
     rows = [json.loads(line) for line in file.getvalue().splitlines()]
     writer.close()
-    assert [row["number"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["number"] for row in rows if "number" in row] == [0, 1, 2, 3, 4]
     assert caplog.text.count("No space left") == 1
 
 
 @pytest.mark.parametrize("is_renamed", [True, False])
 def test_the_event_log_goes_on_after_a_rotation(tmp_path: Path, is_renamed: bool) -> None:
-    """A log that was renamed, or copied and emptied, begins again with a whole line."""
-    writer = EventWriter(tmp_path)
+    """A log that was renamed, or copied and emptied, begins again with what the server is."""
+    writer = EventWriter(tmp_path, {"policy": "p"})
     writer.add({"number": 1})
     while not writer.path.stat().st_size:
         time.sleep(0.01)
@@ -298,13 +300,14 @@ def test_the_event_log_goes_on_after_a_rotation(tmp_path: Path, is_renamed: bool
         os.truncate(writer.path, 0)
     writer.add({"number": 2})
     writer.close()
-    assert json.loads(writer.path.read_text(encoding="utf-8")) == {"number": 2}
+    rows = [json.loads(line) for line in writer.path.read_text(encoding="utf-8").splitlines()]
+    assert rows == [{"event": "server", "at_s": 0.0, "policy": "p"}, {"number": 2}]
 
 
 def test_a_disk_that_stays_full_does_not_hold_up_the_end(tmp_path: Path) -> None:
     """`close` returns, and `add` goes on without an effect."""
     file = FullDisk(num_refused=1_000_000)
-    writer = EventWriter(tmp_path, retry_s=3600.0)
+    writer = EventWriter(tmp_path, {}, retry_s=3600.0)
     writer._file = file
     writer.add({"event": "arrival"})
     writer.close()
