@@ -23,7 +23,7 @@ LONG_FUNCTION_LINES = 40
 MAX_LONG_FUNCTIONS = 20
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
-    ("agentkv",): 2_131,
+    ("agentkv",): 2_136,
     ("agentkv/client",): 3_024,
     ("agentkv/tool_calls",): 2_140,
     ("agentkv/durations", "agentkv/commands"): 4_100,
@@ -38,11 +38,11 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/api",): 1_778,
     ("integrations/vllm/engine",): 1_660,
     ("integrations/vllm/doctor",): 1_040,
-    ("evals",): 8_490,
-    ("evals/simulator",): 3_290,
+    ("evals",): 8_704,
+    ("evals/simulator",): 3_352,
     ("evals/traces",): 1_500,
     ("studies",): 4_111,
-    ("tests",): 41_360,
+    ("tests",): 41_501,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 33_000
