@@ -16,7 +16,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from prometheus_client import Counter
-from transformers import TokenizersBackend
 from vllm.logger import init_logger
 
 from ..server_policy import front_end_mib
@@ -69,6 +68,7 @@ def install(owner: Callable[[], str]) -> None:
     if missing:
         logger.info("agentkv: prompts are encoded as stock does: no %s", ", ".join(missing))
         return
+    from transformers import TokenizersBackend  # which an older vLLM's transformers lacks
     from vllm.renderers.base import BaseRenderer
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
