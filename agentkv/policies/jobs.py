@@ -80,6 +80,9 @@ class Context:
     block_tokens: int
     token_ids: Sequence[int]
     num_prompt_tokens: int
+    hit_tokens: int | None = None
+    """Tokens that a prefix hit finds of it; None: all. Fewer where layers have a state, which is in
+    the cache for few ends of a prefix, or a sliding window."""
 
     @property
     def num_tokens(self) -> int:
@@ -87,12 +90,14 @@ class Context:
         return self.num_blocks * self.block_tokens
 
     def checkpoints(self) -> tuple[tuple[int, object], ...]:
-        """Up to 9 (index, hash) pairs of its full blocks, ending at its end."""
+        """Up to 10 (index, hash) pairs of its full blocks, ending at its end."""
         hashes, num_blocks = self.block_hashes, min(self.num_blocks, len(self.block_hashes))
         if not num_blocks:
             return ()
         step = max(1, num_blocks // 8)
-        indices = sorted({*range(step - 1, num_blocks, step), num_blocks - 1})
+        hit_blocks = (self.hit_tokens or 0) // self.block_tokens
+        ends = {min(hit_blocks or num_blocks, num_blocks) - 1, num_blocks - 1}
+        indices = sorted({*range(step - 1, num_blocks, step), *ends})
         return tuple(zip(indices, map(hashes.__getitem__, indices), strict=True))
 
 
@@ -127,6 +132,11 @@ class Turn:
     """A reset of the prefix cache took its blocks; it has none since."""
     ttl: TTL | None = None
     """TTL of the pin when the turn has finished and its blocks stay; None before, or if freed."""
+
+    @property
+    def may_be_held(self) -> bool:
+        """True unless it is known already that its blocks are freed when it ends."""
+        return not (self.is_last_step or self.is_side_request or self.job.is_released)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +186,8 @@ class Job:
     is_released: bool = False
     finished_s: float | None = None
     context_tokens: int = 0
+    usable_tokens: int = 0
+    """Tokens of it that a prefix hit could find when the turn had ended."""
     checkpoints: tuple[tuple[int, object], ...] = ()
     tool: str | None = None
     is_tool_observed: bool = False
@@ -220,9 +232,7 @@ class Job:
         """True if a turn of the job waits for its first blocks."""
         return any(turn.admitted_s is None for turn in self.live.values())
 
-    def finish_turn(
-        self, now_s: float, context_tokens: int, checkpoints: tuple[tuple[int, object], ...]
-    ) -> int:
+    def finish_turn(self, now_s: float, context: Context) -> int:
         """End a turn: what was known of the tool before it no longer counts.
 
         Returns by how many tokens it lengthened the context.
@@ -232,9 +242,18 @@ class Job:
         self.has_had_grace = self.was_reset = self.has_paused = False
         self.running.clear()
         before = self.context_tokens or self.first_prompt_tokens
-        self.context_tokens, self.checkpoints = context_tokens, checkpoints
+        num_tokens, hit_tokens = context.num_tokens, context.hit_tokens
+        self.context_tokens, self.checkpoints = num_tokens, context.checkpoints()
+        self.usable_tokens = num_tokens if hit_tokens is None else hit_tokens
         self.was_aborted = False
-        return max(0, context_tokens - before)
+        return max(0, num_tokens - before)
+
+    def usable(self, common_tokens: int) -> int:
+        """Tokens that a prompt finds which shares the first `common_tokens` with the context: where
+        only the end of what is usable can be hit, all of that or nothing."""
+        if self.usable_tokens == self.context_tokens:
+            return common_tokens
+        return self.usable_tokens if common_tokens >= self.usable_tokens else 0
 
     def start_tool(self, tool: RunningTool) -> list[RunningTool]:
         """Note a running tool; returns all that run now."""
@@ -283,7 +302,7 @@ class Job:
 
     def has_diverged(self, turn: Turn) -> bool:
         """True if a turn's prompt repeats less than all of what the turn before left."""
-        expected = min(self.context_tokens, turn.num_prompt_tokens - 1)
+        expected = min(self.usable_tokens, turn.num_prompt_tokens - 1)
         return self.finished_s is not None and turn.common_tokens < expected
 
     def common_tokens(self, prompt: Prompt, block_tokens: int) -> int:

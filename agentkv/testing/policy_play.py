@@ -37,6 +37,16 @@ JOBS = ("a", "b", "c", "d", "a.1")
 """Jobs of a schedule; "a.1" is a sub-agent of "a"."""
 COMMANDS = ("ls -la", "pytest -q", "pip install torch", "frobnicate --all")
 
+LAYERS: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "states": ("recurrent layers, too, ", {"num_state_groups": 1}),
+    "fine states": (
+        "two groups of recurrent layers, too, hits in units of 4 tokens, ",
+        {"num_state_groups": 2, "match_tokens": 4},
+    ),
+    "windows": ("layers with a sliding window, too, ", {"window_tokens": 48}),
+}
+"""Layers that a schedule's engine has besides full attention, in words and as its shape."""
+
 NO_LOSS = "no block is lost"
 ENDS = "every turn ends"
 YIELDS = "memory pressure always wins"
@@ -102,6 +112,9 @@ class PolicyPlay:
         self.slowest_s = 0.0
         self._max_hang_s = max_hang_s
         self._shape = shape
+        # what layers with a state take of a request; those with a window nearly as much as the rest
+        num_blocks = shape["num_blocks"] - 3 - 4 * shape.get("num_state_groups", 0)
+        self._room_blocks = num_blocks // 2 if "window_tokens" in shape else num_blocks
         self._step_s = STEP_S
         self._last_request: dict[str | None, Any] = {}
         """The newest request of each job."""
@@ -186,7 +199,7 @@ class PolicyPlay:
         last = self._last_request.get(job)
         context = [] if last is None or job is None else list(last.all_token_ids)
         prompt = [*context, *prompt_of(new_tokens, salt=self.num_turns)]
-        room_tokens = (self._shape["num_blocks"] - 3) * BLOCK_TOKENS - output_tokens
+        room_tokens = self._room_blocks * BLOCK_TOKENS - output_tokens
         if len(prompt) > room_tokens:  # as agents do: begin a shorter context
             prompt = prompt_of(min(new_tokens, room_tokens), salt=self.num_turns)
         tags: dict[str, Any] = {} if job is None else {"job_id": job}

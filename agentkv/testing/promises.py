@@ -34,6 +34,7 @@ from .policy_play import (
     COMMANDS,
     IN_TIME,
     JOBS,
+    LAYERS,
     NUM_EVENTS,
     PROMISES,
     SAME,
@@ -171,6 +172,7 @@ class PolicyMachine(RuleBasedStateMachine):
         max_num_seqs=st.sampled_from((4, 3, 2, 1)),
         max_num_batched_tokens=st.sampled_from((512, 64, 16)),
         is_async=st.booleans(),
+        layers=st.sampled_from(("full", *LAYERS)),
     )
     def engine_starts(
         self,
@@ -179,9 +181,11 @@ class PolicyMachine(RuleBasedStateMachine):
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 512,
         is_async: bool = False,
+        layers: str = "full",
     ) -> None:
-        """A tiny pool of blocks of 16 tokens."""
-        tier = "a DRAM tier, " if has_tier else ""
+        """A tiny pool of blocks of 16 tokens; a tier only where all layers have full attention."""
+        has_tier = has_tier and layers == "full"
+        tier = "a DRAM tier, " if has_tier else LAYERS.get(layers, ("", {}))[0]
         self._schedule.append(
             f"an engine of {num_blocks} blocks, {tier}{max_num_seqs} requests at once, "
             f"{max_num_batched_tokens} tokens a step, {'' if is_async else 'a'}sync scheduling"
@@ -192,6 +196,7 @@ class PolicyMachine(RuleBasedStateMachine):
             "max_num_batched_tokens": max_num_batched_tokens,
             "is_async": is_async,
             "offload_bytes": TIER_BYTES if has_tier else 0,
+            **LAYERS.get(layers, ("", {}))[1],
         }
         self._plays = tuple(
             PolicyPlay(self.agentkv_settings, shape, self.max_hang_s) for _ in range(2)

@@ -98,11 +98,12 @@ class SteppedEngine:
         self.clock = Clock()
         self.vocabulary = Vocabulary()
         self._replies: dict[str, list[int]] = {}
-        self._hasher = sha256_hasher(BLOCK_TOKENS)
+        self._hasher = sha256_hasher(
+            shape.get("match_tokens") or shape.get("block_tokens", BLOCK_TOKENS)
+        )
         self.scheduler = build_scheduler(
             SchedulerShape(
-                **{"num_blocks": 64, **shape},
-                block_tokens=BLOCK_TOKENS,
+                **{"num_blocks": 64, "block_tokens": BLOCK_TOKENS, **shape},
                 settings=options,
                 connector=_offloading(offload_bytes) if offload_bytes else None,
                 log_stats=True,
@@ -141,6 +142,9 @@ class SteppedEngine:
         retention = getattr(self.scheduler, "retention", None)
         for pin in retention.pins if retention is not None else ():
             for block in pin.blocks:
+                held[block.block_id] += 1
+        for blocks in getattr(self.scheduler, "prompt_ends", {}).values():
+            for block in blocks:
                 held[block.block_id] += 1
         free = {block.block_id for block in self.pool.free_block_queue.get_all_free_blocks()}
         return [

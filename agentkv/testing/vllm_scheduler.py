@@ -37,6 +37,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -58,8 +59,10 @@ class SchedulerShape:
     """The configuration of a scheduler; `settings` are agentkv's, None for vLLM's own scheduler.
 
     `connector` holds the fields of a KVTransferConfig. With `window_tokens` the model has a layer
-    with such a sliding window, too: a second group of KV blocks. With `has_kv_events` it hands
-    vLLM's KV events to its `kv_event_publisher`, which drops them.
+    with such a sliding window, too: a second group of KV blocks. With `num_state_groups` it has as
+    many groups of recurrent layers, in vLLM's `align` mode; `match_tokens` is its
+    `--prefix-match-unit`. With `has_kv_events` it hands vLLM's KV events to its
+    `kv_event_publisher`, which drops them.
     """
 
     num_blocks: int
@@ -68,6 +71,8 @@ class SchedulerShape:
     max_num_batched_tokens: int = 512
     max_model_tokens: int = 4096
     window_tokens: int | None = None
+    num_state_groups: int = 0
+    match_tokens: int | None = None
     settings: Mapping[str, Any] | None = None
     connector: Mapping[str, Any] | None = None
     is_async: bool = False
@@ -90,6 +95,25 @@ def build_scheduler(
     """
     config = _config(shape)
     config.cache_config.num_gpu_blocks = shape.num_blocks
+    build = scheduler_class or _scheduler_class(shape, clock, decode, policy_class)
+    # vLLM's default: of a prompt only the state, or the window, of its end stays in the cache
+    kept: dict[str, Any] = {"prefix_cache_retention_interval": 0} if shape.num_state_groups else {}
+    return build(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=shape.num_blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=_cache_groups(shape),
+            **kept,
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=shape.block_tokens,
+        hash_block_size=shape.match_tokens,
+        log_stats=shape.log_stats,
+    )
+
+
+def _cache_groups(shape: SchedulerShape) -> list[KVCacheGroupSpec]:
     layer = {
         "block_size": shape.block_tokens,
         "num_kv_heads": 1,
@@ -100,16 +124,15 @@ def build_scheduler(
     if shape.window_tokens is not None:
         window = SlidingWindowSpec(**layer, sliding_window=shape.window_tokens)
         groups.append(KVCacheGroupSpec(["window"], window))
-    build = scheduler_class or _scheduler_class(shape, clock, decode, policy_class)
-    return build(
-        vllm_config=config,
-        kv_cache_config=KVCacheConfig(
-            num_blocks=shape.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups
-        ),
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=shape.block_tokens,
-        log_stats=shape.log_stats,
-    )
+    for number in range(shape.num_state_groups):
+        state = MambaSpec(
+            block_size=shape.block_tokens,
+            shapes=((2 * shape.block_tokens,),),
+            dtypes=(torch.float32,),
+            mamba_cache_mode="align",
+        )
+        groups.append(KVCacheGroupSpec([f"state-{number}"], state))
+    return groups
 
 
 def _scheduler_class(
@@ -177,7 +200,11 @@ def _config(shape: SchedulerShape) -> VllmConfig:
             is_encoder_decoder=False,
         ),
         model_config=deepcopy(_model_config(shape.max_model_tokens)),
-        cache_config=CacheConfig(block_size=shape.block_tokens, enable_prefix_caching=True),
+        cache_config=CacheConfig(
+            block_size=shape.block_tokens,
+            enable_prefix_caching=True,
+            mamba_cache_mode="align" if shape.num_state_groups else "none",
+        ),
         kv_transfer_config=KVTransferConfig(**shape.connector) if shape.connector else None,
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null")
         if shape.has_kv_events

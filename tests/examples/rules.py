@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.policies import Job, Pin, Policy, RestoreCost, Turn, load_policy
+from agentkv.policies.jobs import Context
 
 FOLDER = Path(__file__).parents[2] / "examples" / "policies"
 
@@ -80,7 +81,8 @@ class StillEngine:
     def end(self, policy: Policy, turn: Turn, served_s: float, context_tokens: int = 0) -> None:
         """End a turn as retention does: the job is up to date before the policy hears of it."""
         turn.job.live.pop(turn.request_id, None)
-        turn.job.finish_turn(self.now_s, context_tokens or turn.job.context_tokens, ())
+        num_tokens = context_tokens or turn.job.context_tokens
+        turn.job.finish_turn(self.now_s, Context([], num_tokens, 1, [], turn.num_prompt_tokens))
         policy.turn_finished(turn, served_s)
 
 

@@ -123,6 +123,8 @@ class JobNow:
         """Blocks of the pin, else about those of the running turns."""
         if self.pin is not None:
             return len(self.pin.blocks)
-        requests, block_tokens = self._scheduler.requests, self._scheduler.pool.block_tokens
-        num_tokens = (requests[turn.request_id].num_computed_tokens for turn in self._running)
-        return sum(-(-tokens // block_tokens) for tokens in num_tokens)
+        blocks_of = self._scheduler.retention.costs.blocks_per_token.blocks
+        requests = self._scheduler.requests
+        return sum(
+            blocks_of(requests[turn.request_id].num_computed_tokens) for turn in self._running
+        )

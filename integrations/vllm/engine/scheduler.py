@@ -31,7 +31,7 @@ from agentkv.policies.settings import Settings
 from agentkv.protocol import Tags
 from agentkv.watchers import EventStream
 
-from ..retention import KeptBlocks, KVPool, QueueRank
+from ..retention import CacheGroup, KeptBlocks, KVPool, QueueRank
 from ..retention.background import BackgroundWorker, Task
 from ..retention.manager import RetentionManager
 from ..retention.predictor import MAX_REPLY_TOKENS, Reply
@@ -64,7 +64,8 @@ class RetainingScheduler(seam.SchedulerSeam):
             self.num_blocks(),
             self.tokens_per_hash(),
             drops_last_block=seam.drops_last_block(self),
-            has_one_group=seam.num_cache_groups(self) == 1,
+            groups=tuple(CacheGroup(*group) for group in seam.cache_groups(self)),
+            hit_tokens=seam.hit_tokens(self),
             has_tier=tier is not None,
         )
         self._tier = tier
@@ -261,8 +262,8 @@ class RetainingScheduler(seam.SchedulerSeam):
         )
 
     @seam.guarded(None)
-    def load_began(self, request: Request, num_tokens: int) -> None:
-        self.admission.load_began(request.request_id, num_tokens)
+    def has_started(self, request: Request, num_loaded: int) -> None:
+        self.admission.has_started(request.request_id, num_loaded)
 
     def free_memory_for(self, request: Request, missing_blocks: int) -> Iterator[None]:
         pins = self._pins_to_take(request, missing_blocks)
@@ -277,6 +278,8 @@ class RetainingScheduler(seam.SchedulerSeam):
                     left, has_taken = MORE_BLOCKS, False
         if has_taken:
             yield
+        if seam.is_running(request):
+            yield from self.give_up_prompt_ends(request)
 
     @seam.guarded(())
     def _pins_to_take(self, request: Request, missing_blocks: int) -> Sequence[Pin[Any]]:
@@ -300,30 +303,30 @@ class RetainingScheduler(seam.SchedulerSeam):
     # A request ends
 
     @seam.guarded(False)
-    def wants_blocks_kept(self, request: Request) -> bool:
-        num_tokens = seam.num_computed_tokens(request)
-        if not self.pool.has_one_group:
-            self.retention.costs.blocks_per_token.observe(num_tokens, self.num_blocks_of(request))
-        return self.retention.keeps_blocks(
-            request.request_id,
-            is_finished_turn=seam.is_finished_turn(request),
-            num_tokens=num_tokens // self.tokens_per_hash() * self.tokens_per_hash(),
-        )
+    def will_hold(self, request: Request) -> bool:
+        turn = self.retention.jobs.turns.get(request.request_id)
+        return turn is not None and turn.may_be_held
 
-    def request_ended(self, request: Request, blocks: Sequence[Any], fence: int) -> None:
-        if not self._end_turn(request, blocks, fence) and not self._is_pinned(blocks):
-            self.free_blocks(blocks, fence)
+    @seam.guarded(False)
+    def wants_blocks_kept(self, request: Request, hit_tokens: int) -> bool:
+        is_done, name = seam.is_finished_turn(request), request.request_id
+        return self.retention.keeps_blocks(name, is_finished_turn=is_done, num_tokens=hit_tokens)
+
+    def request_ended(self, request: Request, left: seam.Left) -> None:
+        is_taken = self._end_turn(request, left)
+        if not is_taken and all(pin.blocks is not left.blocks for pin in self.retention.pins):
+            self.free_blocks(left.blocks, left.fence)
         self._read_reply(request)
         self.queue.forget_order(request)
 
     @seam.guarded(False)
-    def _end_turn(self, request: Request, blocks: Sequence[Any], fence: int) -> bool:
+    def _end_turn(self, request: Request, left: seam.Left) -> bool:
         context = Context(
             request.block_hashes,
-            seam.num_computed_tokens(request) // self.tokens_per_hash(),
-            self.tokens_per_hash(),
-            request.all_token_ids,
-            request.num_prompt_tokens,
+            seam.num_computed_tokens(request) // self.pool.block_tokens,
+            self.pool.block_tokens,
+            *(request.all_token_ids, request.num_prompt_tokens),
+            None if self.pool.has_one_group else left.hit_tokens,
         )
         self.stream.emit(events.RequestEnded, request, seam.num_computed_tokens(request))
         self.retention.turn_ended(
@@ -331,12 +334,9 @@ class RetainingScheduler(seam.SchedulerSeam):
             is_finished_turn=seam.is_finished_turn(request),
             context=context,
             order=self.queue.order_of(request),
-            kept=KeptBlocks(blocks, seam.num_held_once(blocks), fence),
+            kept=KeptBlocks(left.blocks, seam.num_held_once(left.blocks), left.fence),
         )
         return True
-
-    def _is_pinned(self, blocks: Sequence[Any]) -> bool:
-        return any(pin.blocks is blocks for pin in self.retention.pins)
 
     @seam.guarded(None)
     def _read_reply(self, request: Request) -> None:

@@ -15,7 +15,7 @@ import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -25,7 +25,12 @@ from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequestType
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
-from vllm.v1.kv_cache_interface import MambaSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
@@ -47,9 +52,11 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("vllm.v1.core.kv_cache_manager.KVCacheManager", "get_blocks"),
     ("vllm.v1.core.kv_cache_manager.KVCacheManager", "pop_blocks_for_free"),
     ("vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator", "get_num_blocks_to_allocate"),
+    ("vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator", "find_longest_cache_hit"),
     ("vllm.v1.core.block_pool.BlockPool", "free_blocks"),
     ("vllm.v1.core.block_pool.BlockPool", "get_new_blocks"),
     ("vllm.v1.core.block_pool.BlockPool", "get_num_free_blocks"),
+    ("vllm.v1.core.block_pool.BlockPool", "touch"),
     ("vllm.v1.core.block_pool.BlockHashToBlockMap", "__len__"),
     ("vllm.v1.engine.core.EngineCoreProc", "_process_input_queue"),
     ("vllm.v1.engine.core_client.AsyncMPClient", "add_request_async"),
@@ -111,12 +118,27 @@ def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return wrap
 
 
+class Left(NamedTuple):
+    """Blocks that a request which has ended keeps, reusable after step `fence`; a prefix hit finds
+    `hit_tokens` of it."""
+
+    blocks: Sequence[Any]
+    fence: int
+    hit_tokens: int
+
+
 class SchedulerSeam(Scheduler):
     """Turns vLLM's private scheduler methods into a few hooks with names of our own.
 
     Comes before AsyncScheduler among a class's bases. A subclass installs its queue and the
     allocator and overrides the hooks, which here leave everything as stock has it.
     """
+
+    has_one_group = True
+    """All layers share their blocks."""
+    prompt_ends: dict[str, list[Any]]
+    """By request, the blocks of its prompt's end that are held for it, some of which vLLM frees
+    while the reply is written: states, and windows. Empty with one group."""
 
     def install_queue(self, queue: RequestQueue) -> None:
         """Replace the waiting queue (S:223 `create_request_queue`), before any request came."""
@@ -129,6 +151,8 @@ class SchedulerSeam(Scheduler):
         """
         allocate = self.kv_cache_manager.allocate_slots
         running = RequestStatus.RUNNING
+        has_one_group = self.has_one_group = len(self.kv_cache_config.kv_cache_groups) == 1
+        self.prompt_ends = {}
 
         def allocate_slots(
             request: Request,
@@ -138,10 +162,9 @@ class SchedulerSeam(Scheduler):
             **kwargs: Any,
         ) -> Any:
             is_waiting = request.status is not running
-            if is_waiting:
-                num_shared = num_held(kwargs.get("new_computed_blocks"))
-                if not self.may_start(request, num_shared):
-                    return None
+            num_shared = num_held(kwargs.get("new_computed_blocks")) if is_waiting else 0
+            if is_waiting and not self.may_start(request, num_shared):
+                return None
             if args or kwargs:
                 kwargs["num_lookahead_tokens"] = num_lookahead_tokens
                 blocks = allocate(request, num_tokens, *args, **kwargs)
@@ -151,17 +174,32 @@ class SchedulerSeam(Scheduler):
                 blocks = allocate(request, num_tokens, num_lookahead_tokens=num_lookahead_tokens)
             if blocks is None:
                 kwargs["num_lookahead_tokens"] = num_lookahead_tokens
-                args = (num_tokens, *args)
-                missing_blocks = self._missing_blocks(allocate, request, *args, **kwargs)
-                for _ in self.free_memory_for(request, missing_blocks):
-                    blocks = allocate(request, *args, **kwargs)
-                    if blocks is not None:
-                        break
-            if is_waiting and blocks is not None and kwargs.get("num_external_computed_tokens"):
-                self.load_began(request, kwargs["num_external_computed_tokens"])
+                blocks = self._allocate_again(allocate, request, num_tokens, *args, **kwargs)
+            if blocks is None:
+                return None
+            if is_waiting:
+                self.has_started(request, kwargs.get("num_external_computed_tokens", 0))
+            if not has_one_group and request.num_computed_tokens < request.num_prompt_tokens:
+                self._hold_prompt_end(request, num_tokens, kwargs)
             return blocks
 
         self.kv_cache_manager.allocate_slots = allocate_slots
+
+    def _allocate_again(
+        self, allocate: Callable[..., Any], request: Request, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Repeat a failed allocation as long as there is memory to free; None if all fail.
+
+        A state cannot be hit in the step that computes it, so vLLM then asks for more blocks than
+        there are (single_type_kv_cache_manager.py:1664): nothing is freed for that.
+        """
+        missing_blocks = self._missing_blocks(allocate, request, *args, **kwargs)
+        if missing_blocks + self.num_free_blocks() <= self.num_blocks():
+            for _ in self.free_memory_for(request, missing_blocks):
+                blocks = allocate(request, *args, **kwargs)
+                if blocks is not None:
+                    return blocks
+        return None
 
     @guarded(1)
     def _missing_blocks(
@@ -219,41 +257,100 @@ class SchedulerSeam(Scheduler):
         first `num_shared` of its prompt."""
         return True
 
-    def load_began(self, request: Request, num_tokens: int) -> None:
-        """A request has its blocks, and a KV connector starts to load `num_tokens` into them."""
+    def has_started(self, request: Request, num_loaded: int) -> None:
+        """A waiting request has its blocks, into which a KV connector starts to load `num_loaded`
+        tokens; told before the others of the same step are asked about."""
 
     def free_memory_for(self, request: Request, missing_blocks: int) -> Iterator[None]:
         """Free memory for an allocation that failed: yield after each part, for a retry."""
         return iter(())
 
-    def wants_blocks_kept(self, request: Request) -> bool:
-        """Whether the finished request's hashed blocks stay pinned."""
+    def will_hold(self, request: Request) -> bool:
+        """Whether a request's blocks may stay pinned when it has finished."""
         return False
 
-    def request_ended(self, request: Request, blocks: Sequence[Any], fence: int) -> None:
-        """A request has left the engine; `blocks` are those kept, reusable after step `fence`."""
+    def wants_blocks_kept(self, request: Request, hit_tokens: int) -> bool:
+        """Whether the blocks by which `hit_tokens` of a finished request can be hit stay pinned."""
+        return False
+
+    def request_ended(self, request: Request, left: Left) -> None:
+        """A request has left the engine."""
 
     def request_preempted(self, request: Request) -> None:
         """A running request has lost its blocks and waits again."""
 
     def _free_blocks(self, request: Request) -> None:
-        """Scheduler._free_blocks (S:2746), except that a pinned turn keeps its hashed blocks."""
-        if not self.wants_blocks_kept(request):
-            super()._free_blocks(request)
-            self.request_ended(request, (), 0)
-            return
+        """Scheduler._free_blocks (S:2746), except that a pinned turn keeps what can be hit: its
+        hashed blocks, or with several groups what vLLM's own look-up finds of it."""
+        num_tokens = num_computed_tokens(request)
+        hit_tokens = num_tokens // self.tokens_per_hash() * self.tokens_per_hash()
+        found: Sequence[Any] = ()
+        if not self.has_one_group:
+            found, hit_tokens = self._what_can_be_hit(request, num_tokens)
+        keeps = self.wants_blocks_kept(request, hit_tokens)
         fence = 0 if self._request_blocks_can_be_freed(request) else self.sched_step_seq
-        kept: list[Any] = []
+        if not keeps or not self.has_one_group:
+            kept = [*found] if keeps else []
+            self.kv_cache_manager.block_pool.touch(kept)
+            super()._free_blocks(request)
+            self.let_go_of_prompt_end(request.request_id)
+            self.request_ended(request, Left(kept, fence, hit_tokens))
+            return
+        kept = []
         loose: list[Any] = []
         for block in self.kv_cache_manager.pop_blocks_for_free(request):
             is_hashed = block.block_hash is not None and not block.is_null
             (kept if is_hashed else loose).append(block)
         self.free_blocks(loose, fence)
         del self.requests[request.request_id]
-        self.request_ended(request, kept, fence)
+        self.request_ended(request, Left(kept, fence, hit_tokens))
+
+    @guarded(((), 0))
+    def _what_can_be_hit(self, request: Request, num_tokens: int) -> tuple[list[Any], int]:
+        """Blocks of all groups by which a prefix hit finds a request's first `num_tokens`, and how
+        many of them it finds (kv_cache_coordinator.py:796). O(blocks), once or twice a request.
+
+        With EAGLE full attention has to find a block more than it returns.
+        """
+        coordinator = self.kv_cache_manager.coordinator
+        groups, hit_tokens, *_ = coordinator.find_longest_cache_hit(
+            request.block_hashes, num_tokens
+        )
+        found = [block for group in groups for block in group if not block.is_null]
+        if hit_tokens and drops_last_block(self):
+            for group, manager in zip(groups, coordinator.single_type_managers, strict=True):
+                own = manager.req_to_blocks.get(request.request_id, ())
+                if isinstance(manager.kv_cache_spec, FullAttentionSpec) and len(own) > len(group):
+                    found += [block for block in own[len(group) :][:1] if block.block_hash]
+        return found, hit_tokens
+
+    @guarded(None)
+    def _hold_prompt_end(self, request: Request, num_tokens: int, kwargs: dict[str, Any]) -> None:
+        """Once a prompt's last tokens are computed, hold what is in the cache of its end."""
+        given = ("num_new_computed_tokens", "num_external_computed_tokens")
+        end = request.num_computed_tokens + num_tokens + sum(kwargs.get(name, 0) for name in given)
+        if end >= request.num_prompt_tokens and self.will_hold(request):
+            found, _ = self._what_can_be_hit(request, request.num_prompt_tokens - 1)
+            self.let_go_of_prompt_end(request.request_id)
+            self.kv_cache_manager.block_pool.touch(found)
+            self.prompt_ends[request.request_id] = found
+
+    def let_go_of_prompt_end(self, request_id: str) -> None:
+        """Hold the end of a request's prompt no longer, if it is held."""
+        if self.prompt_ends and (blocks := self.prompt_ends.pop(request_id, None)) is not None:
+            self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
+
+    def give_up_prompt_ends(self, request: Request) -> Iterator[None]:
+        """Free what is held of other requests' prompts alone, the newest first; yield after each,
+        rather than that a running request is preempted."""
+        for request_id, blocks in reversed(list(self.prompt_ends.items())):
+            if request_id != request.request_id and num_held_once(blocks):
+                self.let_go_of_prompt_end(request_id)
+                yield
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
+        self.let_go_of_prompt_end(request.request_id)
         self.request_preempted(request)
 
     def free_blocks(self, blocks: Sequence[Any], fence: int) -> None:
@@ -279,11 +376,6 @@ class SchedulerSeam(Scheduler):
     def num_cached_blocks(self) -> int:
         """Blocks that a prefix hit can find, in use or free; equal ones count once."""
         return len(self.kv_cache_manager.block_pool.cached_block_hash_to_block)
-
-    def num_blocks_of(self, request: Request) -> int:
-        """Blocks that a request has, in all KV cache groups. O(blocks)."""
-        groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
-        return sum(not block.is_null for group in groups for block in group)
 
     def num_blocks(self) -> int:
         """All blocks but the null block, as in usage = 1 - free / (blocks - 1)."""
@@ -316,10 +408,32 @@ def num_held(hit: KVCacheBlocks | None) -> int:
     return bisect.bisect_left(blocks, True, key=lambda block: block.ref_cnt == 0)
 
 
-def num_cache_groups(scheduler: Scheduler) -> int:
-    """KV cache groups, each with blocks of its own for the same tokens: more than one where layers
-    differ (sliding windows, state spaces)."""
-    return len(scheduler.kv_cache_config.kv_cache_groups)
+def cache_groups(scheduler: Scheduler) -> tuple[tuple[int, int | None], ...]:
+    """Tokens of a block of each KV cache group, and the most blocks that a prefix hit takes of it;
+    None where that grows with the prefix. More than one group where layers differ."""
+    return tuple(
+        (int(manager.block_size), _most_blocks(manager.kv_cache_spec))
+        for manager in scheduler.kv_cache_manager.coordinator.single_type_managers
+    )
+
+
+def _most_blocks(spec: Any) -> int | None:
+    if isinstance(spec, MambaSpec):
+        return 1
+    window = None
+    if isinstance(spec, SlidingWindowSpec):
+        window = spec.sliding_window
+    elif isinstance(spec, ChunkedLocalAttentionSpec):
+        window = spec.attention_chunk_size
+    return None if window is None else max(1, -(-(window - 1) // spec.block_size))
+
+
+def hit_tokens(scheduler: Scheduler) -> int:
+    """Tokens of which every prefix hit has a multiple (kv_cache_coordinator.py:699)."""
+    coordinator = scheduler.kv_cache_manager.coordinator
+    if getattr(coordinator, "enable_partial_hash_hits", False):
+        return int(scheduler.kv_cache_manager.block_pool.hash_block_size)
+    return int(scheduler.block_size)
 
 
 def drops_last_block(scheduler: Scheduler) -> bool:

@@ -19,19 +19,40 @@ ClientPlace = tuple[bool, float]
 """A client's place among clients: above its share of memory, and the service that it has had."""
 
 
+class CacheGroup(NamedTuple):
+    """Layers that share their blocks, each of `block_tokens`; where they have a sliding window or a
+    state, a prefix hit takes `most_blocks` at most, and a running request one more."""
+
+    block_tokens: int
+    most_blocks: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class KVPool:
     """The engine's KV cache blocks."""
 
     num_blocks: int
     block_tokens: int
+    """Tokens of a block's hash: fewer than a block's with a `--prefix-match-unit`."""
     drops_last_block: bool = False
     """The last block of every prefix hit is recomputed."""
-    has_one_group: bool = True
-    """All layers share their blocks. Only then are a request's last blocks the KV of its last
-    tokens, so that a pin can be trimmed."""
+    groups: tuple[CacheGroup, ...] = ()
+    """More than one where layers differ; none stands for one of `block_tokens`."""
+    hit_tokens: int = 1
+    """Tokens of which every prefix hit has a multiple."""
     has_tier: bool = False
     """A KV tier can be asked whether it has a context."""
+
+    @property
+    def has_one_group(self) -> bool:
+        """All layers share their blocks. Only then are a request's last blocks the KV of its last
+        tokens, so that a pin can be trimmed."""
+        return len(self.groups) <= 1
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens of every prefix hit that are computed again all the same."""
+        return self.block_tokens if self.drops_last_block else 0
 
     @property
     def num_tokens(self) -> int:

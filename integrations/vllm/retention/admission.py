@@ -52,6 +52,7 @@ class AdmissionController:
         self._jobs = jobs
         self._pins = pins
         self._costs = costs
+        self._blocks_of = costs.blocks_per_token.blocks
         self._emit = stream.emit
         self._forecast = KVDemandForecast()
         self.shares = ClientShares(host, pins, costs.blocks_per_token, policy.settings.client_share)
@@ -105,19 +106,24 @@ class AdmissionController:
             self._holds_blocks(turn)
             turn.has_aged_out = False
 
-    def load_began(self, request_id: str, num_tokens: int) -> None:
-        """A request has blocks that a KV connector fills with `num_tokens` before it runs.
+    def has_started(self, request_id: str, num_loaded: int = 0) -> None:
+        """A request has blocks; if it opens a job, those of the same step are asked about with it.
 
-        Its turn counts as admitted, even if the load fails: the engine serves it before all that
-        wait. What is loaded counts if it is its job's context.
+        A turn into whose blocks a KV connector loads `num_loaded` tokens counts as admitted, even
+        if that fails: the engine serves it first. What is loaded counts if it is of its job.
         """
         turn = self._jobs.turns.get(request_id)
-        if turn is not None:
+        if turn is None:
+            return
+        if turn.is_first and self._policy.has_admission_control:
+            demand = self._demand(turn.job, self._blocks_of(turn.num_prompt_tokens))
+            self._forecast.put(turn.job.job_id, demand)
+        if num_loaded:
             self._holds_blocks(turn)
             self.kv_changed(turn.job)
-            turn.loaded_tokens += num_tokens
+            turn.loaded_tokens += num_loaded
             if turn.common_tokens:
-                self._costs.offload.load_began(request_id, num_tokens)
+                self._costs.offload.load_began(request_id, num_loaded)
 
     def loads_finished(self, request_ids: Iterable[str]) -> None:
         """The KV loads of these requests, if any were under way, have finished."""
@@ -222,10 +228,12 @@ class AdmissionController:
         live, admitted = job.live.values(), self._admitted
         prompts = live and [turn.num_prompt_tokens for turn in live if turn.request_id in admitted]
         if prompts:
-            num_blocks = self._costs.blocks_per_token.blocks(max(*prompts, job.context_tokens))
+            num_blocks = self._blocks_of(max(*prompts, job.context_tokens))
             self._forecast.put(job.job_id, self._demand(job, num_blocks))
         elif (pin := self._pins.get(job.job_id)) is not None:
-            self._forecast.put(job.job_id, self._demand(job, len(pin.blocks), is_idle=True))
+            is_all = self._host.pool.has_one_group  # else the job runs with more
+            num_blocks = len(pin.blocks) if is_all else self._blocks_of(job.context_tokens + 1)
+            self._forecast.put(job.job_id, self._demand(job, num_blocks, is_idle=True))
         else:
             self._forecast.remove(job.job_id)
 
@@ -252,7 +260,8 @@ class AdmissionController:
         """A job with that many blocks, the turns to come, the present one included, and the blocks
         that each adds."""
         turns_left = self.growth.turns_left(job) + 1.0
-        added_blocks = self.growth.tokens_per_turn(job) * self._costs.blocks_per_token.ratio
+        growth = self._costs.blocks_per_token.growth(job.context_tokens or job.first_prompt_tokens)
+        added_blocks = self.growth.tokens_per_turn(job) * growth
         return JobDemand(num_blocks, turns_left, added_blocks, is_idle, job.prefix)
 
     # What the scheduler asks
@@ -315,8 +324,7 @@ class AdmissionController:
         if turn.job.has_run or not self._policy.has_admission_control:
             return True
         pool = self._host.pool
-        num_blocks = self._costs.blocks_per_token.blocks(turn.num_prompt_tokens)
-        newcomer = self._demand(turn.job, num_blocks)
+        newcomer = self._demand(turn.job, self._blocks_of(turn.num_prompt_tokens))
         idle_weight = self._idle_weight_for(turn)
         if turn.has_aged_out:
             num_free_blocks += round((1.0 - idle_weight) * self._pins.num_blocks)
@@ -403,12 +411,9 @@ class AdmissionController:
         if not len(self._pins):
             return ()
         request = AllocationRequest(
-            turn,
-            has_blocks,
-            num_running,
-            missing_blocks,
+            *(turn, has_blocks, num_running, missing_blocks),
             is_starved=self.is_starved(request_id),
-            common_blocks=round(self._costs.blocks_per_token.blocks(common_tokens)),
+            common_blocks=self._blocks_of(common_tokens, is_held=True),
         )
         pins = self._pins.newest_first()
         if self.shares.are_many:

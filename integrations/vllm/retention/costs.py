@@ -7,6 +7,7 @@ nothing of jobs, pins or vLLM. Every call is O(1), except for a fit every few st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 from agentkv.durations.ttl import PrefillReload
 from agentkv.policies.costs import RestoreCost
+
+from . import CacheGroup, KVPool
 
 MIN_PREFILLS = 8
 """Steps with prefills seen before the fit is trusted; until then seconds per token is used."""
@@ -30,31 +33,41 @@ KEPT = 1.0 - 1.0 / 64.0
 
 
 class BlocksPerToken:
-    """Learns how many blocks a context takes where KV cache groups differ.
+    """Counts the blocks of a context, in all KV cache groups.
 
     Layers with full attention need a block for every `block_tokens` tokens; layers with a sliding
-    window or a state need fewer.
+    window or a state need no more than a few.
     """
 
-    def __init__(self, block_tokens: int) -> None:
-        self._block_tokens = block_tokens
+    def __init__(self, pool: KVPool) -> None:
+        self._groups = pool.groups or (CacheGroup(pool.block_tokens),)
+        self._block_tokens = pool.block_tokens
         self._num_tokens = self._num_blocks = 0.0
         self.scale = 1.0
-        """Blocks in all groups per block of tokens; 1 until something was observed."""
-        self.ratio = 1.0 / block_tokens
-        """Mean number of blocks that a context grows by with one more token."""
+        """Mean number of blocks of a context per `block_tokens`; 1 until one was observed."""
 
-    def observe(self, num_tokens: int, num_blocks: int) -> None:
-        """Record a finished context and its blocks in all groups together."""
+    def observe(self, num_tokens: int) -> None:
+        """Record a finished context."""
         self._num_tokens = KEPT * self._num_tokens + num_tokens
-        self._num_blocks = KEPT * self._num_blocks + num_blocks
+        self._num_blocks = KEPT * self._num_blocks + self.blocks(num_tokens)
         if self._num_tokens:
-            self.ratio = self._num_blocks / self._num_tokens
-            self.scale = self.ratio * self._block_tokens
+            self.scale = self._num_blocks / self._num_tokens * self._block_tokens
 
-    def blocks(self, num_tokens: int) -> float:
-        """Blocks of a context of `num_tokens`."""
-        return -(-num_tokens // self._block_tokens) * self.scale
+    def blocks(self, num_tokens: int, *, is_held: bool = False) -> int:
+        """Blocks of a running request with a context of `num_tokens`; `is_held`: of its pin."""
+        num_blocks = 0
+        for group in self._groups:
+            most = inf if group.most_blocks is None else group.most_blocks + (not is_held)
+            num_blocks += int(min(most, -(-num_tokens // group.block_tokens)))
+        return num_blocks
+
+    def growth(self, num_tokens: int) -> float:
+        """Mean number of blocks that a context of `num_tokens` grows by with one more token."""
+        return sum(
+            1.0 / group.block_tokens
+            for group in self._groups
+            if group.most_blocks is None or num_tokens <= group.most_blocks * group.block_tokens
+        )
 
 
 class Step(NamedTuple):
@@ -234,17 +247,22 @@ class RestoreCostModel:
     """Prices contexts by what the engine's steps and loads have taken so far."""
 
     def __init__(
-        self, block_tokens: int, given: PrefillReload | None, clock: Callable[[], float]
+        self, pool: KVPool, given: PrefillReload | None, clock: Callable[[], float]
     ) -> None:
         """`given` are the prefill coefficients of the settings, if any; `clock` is monotonic."""
         self.step_time = StepTimeModel(given)
         self.offload = OffloadStats(clock)
-        self.blocks_per_token = BlocksPerToken(block_tokens)
+        self.blocks_per_token = BlocksPerToken(pool)
+        self._pool = pool
 
     def cost(self, num_tokens: int) -> RestoreCost:
         """Cost of restoring a context of `num_tokens`."""
+        held_tokens: float = num_tokens
+        if not self._pool.has_one_group:
+            num_blocks = self.blocks_per_token.blocks(num_tokens, is_held=True)
+            held_tokens = num_blocks * self._pool.block_tokens
         return RestoreCost(
-            num_tokens * self.blocks_per_token.scale,
+            held_tokens,
             self.step_time.reload.seconds(num_tokens),
             self.offload.load_token_s * num_tokens,
             self.offload.loaded_share,

@@ -155,7 +155,7 @@ class JobInference:
         if turn is None:
             return
         kind.ended()
-        job.finish_turn(now_s, context.num_tokens, context.checkpoints())
+        job.finish_turn(now_s, context)
         self._ended = request_id, turn
         self.turns.put(turn, now_s, is_of_job=False)
 

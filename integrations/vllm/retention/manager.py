@@ -54,7 +54,7 @@ class RetentionManager:
         self._emit = stream.emit
         self._host, self._clock = host, clock
         self.policy = policy = GuardedPolicy(policy, self._policy_failed)
-        self.costs = RestoreCostModel(pool.block_tokens, settings.prefill_reload, host.monotonic)
+        self.costs = RestoreCostModel(pool, settings.prefill_reload, host.monotonic)
         self.arrivals = itertools.count()
         """Arrival numbers, one sequence for all requests of the engine."""
         self.jobs = JobTable(
@@ -130,7 +130,7 @@ class RetentionManager:
         is_new = job.take_tags(tags, num_prompt_tokens, prompt.block_hashes)
         turn = Turn(request_id, job, order, now_s, num_prompt_tokens, bool(tags.is_last_step))
         turn.is_first = is_first
-        turn.common_tokens = job.common_tokens(prompt, self._host.pool.block_tokens)
+        turn.common_tokens = job.usable(job.common_tokens(prompt, self._host.pool.block_tokens))
         turn.is_side_request = is_aside
         self.conversations.arrived(job, prompt, is_aside=is_aside)
         # watchers see the job before what is known of its tool goes
@@ -170,9 +170,7 @@ class RetentionManager:
     def _first_admitted(self, job: Job, turn: Turn, hit_tokens: int) -> None:
         turn.admitted_s, turn.hit_tokens = self._clock(), hit_tokens
         waited_s = turn.admitted_s - turn.arrived_s
-        pool = self._host.pool
-        dropped_tokens = pool.block_tokens if pool.drops_last_block else 0
-        lost_tokens = turn.common_tokens - dropped_tokens - hit_tokens
+        lost_tokens = turn.common_tokens - self._host.pool.dropped_tokens - hit_tokens
         if lost_tokens > 0 and not job.was_reset:
             self.costs.offload.lost(lost_tokens)
             self.admission.recomputed(lost_tokens)
@@ -199,9 +197,7 @@ class RetentionManager:
         them with.
         """
         turn = self.jobs.turns.get(request_id)
-        if turn is None or not is_finished_turn:
-            return False
-        if turn.is_last_step or turn.is_side_request or turn.job.is_released:
+        if turn is None or not (is_finished_turn and num_tokens and turn.may_be_held):
             return False
         ttl = self.policy.undecided_ttl(self.costs.cost(num_tokens))
         turn.ttl = TTL(min(ttl.seconds, turn.job.max_ttl_s), ttl.reason)
@@ -250,7 +246,8 @@ class RetentionManager:
     def _finish(self, turn: Turn, context: Context, kept: KeptBlocks, now_s: float) -> None:
         job = turn.job
         if not turn.is_side_request:
-            added = job.finish_turn(now_s, context.num_tokens, context.checkpoints())
+            added = job.finish_turn(now_s, context)
+            self.costs.blocks_per_token.observe(context.num_tokens)
             self.admission.growth.turn_ended(added)
             if self._host.pool.has_tier:
                 job.tier_key = self._host.tier_key(context.block_hashes[: context.num_blocks])

@@ -202,7 +202,7 @@ class ClientShares:
         for request_id, num_tokens in self._host.running_tokens():
             request = self._requests.get(request_id)
             if request is not None:
-                held[request.client] += round(self._blocks_per_token.blocks(num_tokens))
+                held[request.client] += self._blocks_per_token.blocks(num_tokens)
                 self._pay_outputs(request, num_tokens)
         share = self._share
         if share is None:

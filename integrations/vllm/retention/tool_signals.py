@@ -245,7 +245,7 @@ class PinDecisions:
         *,
         told_by: str,
     ) -> None:
-        decision = self._policy.decide(command, self._costs.cost(job.context_tokens), prediction)
+        decision = self._policy.decide(command, self._costs.cost(job.usable_tokens), prediction)
         job.decision = decision
         command = decision.command
         job.tool = tool_name(command or "") or None

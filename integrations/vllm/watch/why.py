@@ -163,7 +163,6 @@ class MissWatcher:
         block_tokens = pool.block_tokens
         # vLLM computes at least the last token, and with EAGLE the last block of a hit, too
         most = (turn.num_prompt_tokens - 1) // block_tokens * block_tokens
-        dropped = block_tokens if pool.drops_last_block else 0
         tokens = common = min(left.num_tokens, most)
         divergence, difference = None, None
         if turn.common_tokens < tokens:
@@ -174,13 +173,14 @@ class MissWatcher:
                 common = turn.common_tokens
         if common < tokens:
             divergence, difference = self._divergence(left, common, prompt)
+            common = common if pool.has_one_group else 0
         known, measured_s = job.decision, event.tags.last_tool_s
         tool = {
             "tool": job.tool,
             "tool_s": turn.arrived_s - left.finished_s if measured_s is None else measured_s,
             "predicted_s": None if known is None else known.p50_s,
         }
-        least = max(0, tokens - dropped), max(0, common - dropped)
+        least = max(0, tokens - pool.dropped_tokens), max(0, common - pool.dropped_tokens)
         self._expected[turn.request_id] = Expected(
             number, left, *least, divergence, difference, prompt.cache_keys, tool
         )
@@ -283,7 +283,7 @@ class MissWatcher:
         ttl, job = turn.ttl, turn.job
         token_ids = context.token_ids if self._shows_prompts else ()
         record.left = left = LeftContext(
-            job.context_tokens,
+            job.usable_tokens,
             context.num_prompt_tokens,
             job.first_prompt_tokens,
             job.finished_s or 0.0,

@@ -148,7 +148,7 @@ def test_a_load_within_the_step_ends_with_the_step() -> None:
     history = engine.turn(prompt_of(4 * BLOCK_TOKENS), job_id="job")
     request_id = engine.add([*history, 7], job_id="job")
     tier = engine.retention.costs.offload
-    engine.scheduler.load_began(engine.scheduler.requests[request_id], 2 * BLOCK_TOKENS)
+    engine.scheduler.has_started(engine.scheduler.requests[request_id], 2 * BLOCK_TOKENS)
     assert tier.is_loading
     engine.run()
     assert not tier.is_loading

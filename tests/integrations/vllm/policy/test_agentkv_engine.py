@@ -180,7 +180,7 @@ def test_a_job_is_let_in_once_holding_has_cost_more_than_coming_back(
     assert engine.waiting() == [new]
     for _ in range(40):
         if loaded_tokens:
-            engine.scheduler.load_began(engine.scheduler.requests[busy], loaded_tokens)
+            engine.scheduler.has_started(engine.scheduler.requests[busy], loaded_tokens)
         engine.step(step_s=1.0)
     assert "idle" in engine.pinned
     assert (new in engine.running()) is is_let_in

@@ -26,7 +26,7 @@ class Ghost:
     def __init__(self, num_blocks: int) -> None:
         self.pool = KVPool(num_blocks, BLOCK)
         self.now_s = 0.0
-        costs = RestoreCostModel(BLOCK, None, self.clock)
+        costs = RestoreCostModel(self.pool, None, self.clock)
         self.ghost = ghost.StockGhost(self, costs, BackgroundWorker(), 100)  # type: ignore[arg-type]
         self._jobs: dict[str, Job] = {}
 
