@@ -183,6 +183,7 @@ def test_stats_carry_gauges_and_each_delta_once(make_engine: Callable[..., Engin
         "running_kv_perc": 0.0,
         "live_jobs": 1,
         "under_pressure": 0,
+        "gained_engine_seconds": 0.0,
     }
     wait_s, prefill_s = deltas[-1]["report"]  # which balancers need of every engine
     assert wait_s == 0.0
