@@ -12,7 +12,7 @@ import os
 import sys
 from contextlib import redirect_stderr, redirect_stdout, suppress
 
-from agentkv.errors import AgentKVError
+from agentkv.errors import AgentKVError, how_to_install, not_among, reason_of
 from agentkv.visible import VisibleStream
 
 COMMANDS = {
@@ -23,7 +23,7 @@ COMMANDS = {
         "start a Python program whose agents' runs are jobs, without changing it",
     ),
     "env": ("env", "", "print the settings that point a coding agent at a server"),
-    "doctor": ("integrations.vllm.doctor", "vllm", "check the installation and a server"),
+    "doctor": ("integrations.vllm.doctor", "", "check the installation and a server"),
     "verify-pin": (
         "evals.commands.verify_pin",
         "bench",
@@ -55,16 +55,16 @@ COMMANDS = {
         "begin a policy of your own, and hold any to its promises",
     ),
     "top": ("evals.top", "top", "watch a server's memory, jobs and decisions"),
-    "record": ("evals.commands.record", "bench", "show what a server noted of each job"),
+    "record": ("evals.commands.record", "", "show what a server noted of each job"),
     "report": (
         "evals.commands.report",
         "bench",
         "write the tables and pictures of a run as one HTML file",
     ),
     "trace": ("evals.commands.trace", "bench", "say what your own logs are like, or convert them"),
-    "explain": ("evals.commands.explain", "bench", "say why turns of a job missed the cache"),
+    "explain": ("evals.commands.explain", "", "say why turns of a job missed the cache"),
     "plot": ("evals.commands.plot", "bench", "draw the rows of bench, compare and simulate"),
-    "predict": ("predict", "bench", "say how long a command will run, and why"),
+    "predict": ("evals.commands.predict", "bench", "say how long a command will run, and why"),
     "train-predictor": (
         "evals.commands.train_predictor",
         "bench",
@@ -112,9 +112,11 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"agentkv {argv[0]}: interrupted", file=sys.stderr)
         return 1
-    except AgentKVError as error:
+    except (AgentKVError, OSError) as error:
         # a command that has begun keeps what it has and says so itself
-        print(f"agentkv {argv[0]}: {error}", file=sys.stderr)
+        file = getattr(error, "filename", None)
+        seen = str(error) if file is None else f"{file}: {reason_of(error)}"
+        print(f"agentkv {argv[0]}: {seen}", file=sys.stderr)
         return 2
     return status
 
@@ -131,8 +133,8 @@ def _run(argv: list[str]) -> int:
     if argv and argv[0] == "--print-completion":
         return _print_completion(argv[1:])
     if not argv or argv[0] not in COMMANDS:
-        seen = f"unknown command {argv[0]!r}" if argv else "no command given"
-        print(f"agentkv: {seen}\n{usage()}", file=sys.stderr)
+        seen = f"unknown command: {not_among(argv[0], COMMANDS)}" if argv else "no command given"
+        print(f"agentkv: {seen}" if argv else f"agentkv: {seen}\n{usage()}", file=sys.stderr)
         return 2
     name, extras, _ = COMMANDS[argv[0]]
     try:
@@ -142,11 +144,8 @@ def _run(argv: list[str]) -> int:
         with redirect_stdout(VisibleStream(sys.stdout)), redirect_stderr(VisibleStream(sys.stderr)):
             return int(command.main(argv[1:]))
     except ModuleNotFoundError as error:
-        print(
-            f"agentkv {argv[0]}: the package {error.name!r} is missing: "
-            f"run `pip install 'agentkv-serving[{extras}]'`",
-            file=sys.stderr,
-        )
+        seen = f"the package {error.name!r} is missing: {how_to_install(extras)}"
+        print(f"agentkv {argv[0]}: {seen}", file=sys.stderr)
         return 1
 
 

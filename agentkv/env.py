@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agentkv.client.transport import root_of, send_request
+from agentkv.command_line import add_json, command_parser
 from agentkv.errors import AgentKVServerError, InputError
 from agentkv.visible import visible
 
@@ -92,9 +93,9 @@ def _served_model(root_url: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="agentkv env", description=__doc__)
+    parser = command_parser("env", __doc__)
     parser.add_argument("agent", choices=AGENTS, metavar="AGENT", help=", ".join(AGENTS))
     parser.add_argument("url", metavar="URL", help="the server, such as http://127.0.0.1:8000")
     parser.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_json(parser)
     return parser

@@ -19,6 +19,7 @@ own code, pass through unchanged.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable
 
 from agentkv.visible import visible
 
@@ -101,3 +102,33 @@ class TagError(InputError):
 
     def __reduce__(self) -> tuple[type[TagError], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.allowed)
+
+
+_IN_WORDS: dict[type[BaseException], str] = {
+    FileNotFoundError: "no such file",
+    IsADirectoryError: "this is a folder",
+    PermissionError: "no permission",
+    UnicodeError: "no text in UTF-8",
+}
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a file cannot be used, in a few words: `no such file`."""
+    words = next((text for kind, text in _IN_WORDS.items() if isinstance(error, kind)), None)
+    return words or getattr(error, "strerror", None) or str(error)
+
+
+def not_among(seen: str, known: Iterable[str], allowed: str = "") -> str:
+    """What was seen, then the known name that was probably meant, or else what is allowed."""
+    from difflib import get_close_matches  # for errors only
+
+    names = list(known)
+    near = get_close_matches(seen[:_MAX_SHOWN_CHARS], names, n=1, cutoff=0.75)
+    end = f": did you mean {near[0]}?" if near else f", allowed are {allowed or ', '.join(names)}"
+    return f"got {_clipped(seen)}{end}"
+
+
+def how_to_install(extras: str) -> str:
+    """The command that installs some extras: in a clone, as the package index lacks the name."""
+    no_gpu = "; without a GPU `make setup`" if "vllm" in extras.split(",") else ""
+    return f"run `pip install '.[{extras}]'` in the clone of agentkv{no_gpu}"

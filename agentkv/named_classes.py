@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
 
-from agentkv.errors import InputError
+from agentkv.errors import InputError, not_among, reason_of
 
 Kind = TypeVar("Kind")
 
@@ -68,10 +68,8 @@ class NamedClasses(Generic[Kind]):
         target = next((point.value for point in points if point.name == name), name)
         module_name, _, class_name = target.rpartition(":")
         if not module_name:
-            known = ", ".join(self.names())
-            raise InputError(
-                f"{self._what}: got {name!r}, allowed are {known}, FILE.py:CLASS and MODULE:CLASS"
-            )
+            allowed = ", ".join([*self.names(), "FILE.py:CLASS and MODULE:CLASS"])
+            raise InputError(f"{self._what}: {not_among(name, self.names(), allowed)}")
         module = self._import(target, module_name)
         found = getattr(module, class_name, None)
         if not (isinstance(found, type) and issubclass(found, self._base)):
@@ -101,5 +99,7 @@ class NamedClasses(Generic[Kind]):
             spec.loader.exec_module(module)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError) and error.filename == module_name:
+                raise InputError(f"{self._what}: {module_name}: {reason_of(error)}") from error
             raise InputError(f"{self._what}: got {name!r}: {problem}") from error
         return module

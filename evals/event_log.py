@@ -9,17 +9,17 @@ from __future__ import annotations
 import gzip
 import sys
 import zlib
+from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
-from agentkv.errors import InputError
+from agentkv.errors import InputError, reason_of
 from agentkv.integrations.vllm.watch.job_view import (
     KEPT_ENDS,
     WASTED_ENDS,
@@ -150,7 +150,7 @@ def _text_of(path: Path) -> str:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot read this record: {error}") from error
+        raise InputError(f"{path}: {reason_of(error)}") from error
 
 
 _Rows = list[tuple[str, Mapping[str, Any]]]
@@ -318,6 +318,23 @@ def _spread(values: Iterable[float]) -> dict[str, Any]:
     }
 
 
+class _StartedTurn(NamedTuple):
+    """A turn that began, with the first event of its job."""
+
+    started_s: float
+    arrived_s: float
+    known_s: float
+    engine: int | None
+    is_first: bool
+    is_due: bool
+
+    def is_passed_by(self, other: _StartedTurn) -> bool:
+        """True if the other one, which started before it, is of a later job of its engine."""
+        is_later = other.engine == self.engine and other.known_s > self.known_s
+        may_pass = not other.is_due and (other.is_first or not self.is_first)
+        return is_later and may_pass and other.started_s < self.started_s
+
+
 def passed_over(jobs: Iterable[JobView], after_s: float) -> dict[str, Any]:
     """Count turns that waited longer than `after_s` and then saw turns of later jobs start.
 
@@ -326,27 +343,29 @@ def passed_over(jobs: Iterable[JobView], after_s: float) -> dict[str, Any]:
     with all. `most` is the largest number of later turns that one of them saw. Turns that were due,
     which go before all, do not count as later.
     """
-    rows = [
-        (job.engine or 0, job.started_s, t.arrived_s, t.started_s, t.turn == 1, t.is_due)
-        for job in jobs
-        for t in job.turns
-        if t.started_s is not None
-    ]
-    engine, known_s, arrived_s, started_s, first, due = np.array(rows, float).reshape(-1, 6).T
-    is_first, overdue_s = first == 1, arrived_s + after_s
+    started = sorted(
+        (
+            _StartedTurn(t.started_s, t.arrived_s, job.started_s, job.engine, t.turn == 1, t.is_due)
+            for job in jobs
+            for t in job.turns
+            if t.started_s is not None
+        ),
+        key=attrgetter("started_s"),
+    )
+    starts_s = [turn.started_s for turn in started]
     counts = {}
-    groups = {"continuing": (~is_first, due == 0), "first": (is_first, is_first & (due == 0))}
-    for name, (is_counted, may_pass) in groups.items():
-        late = np.flatnonzero(is_counted & (started_s > overdue_s))
+    for name, is_first in (("continuing", False), ("first", True)):
+        counted = [turn for turn in started if turn.is_first is is_first]
         num_later = []
-        for turn in late:
-            is_later = may_pass & (engine == engine[turn]) & (known_s > known_s[turn])
-            is_between = (started_s > overdue_s[turn]) & (started_s < started_s[turn])
-            num_later.append(int(np.sum(is_later & is_between)))
+        for turn in counted:
+            overdue_s = turn.arrived_s + after_s
+            if turn.started_s > overdue_s:
+                between = slice(bisect(starts_s, overdue_s), bisect(starts_s, turn.started_s))
+                num_later.append(sum(turn.is_passed_by(other) for other in started[between]))
         counts[name] = {
             "after_s": after_s,
-            "turns": int(is_counted.sum()),
-            "waited_longer": len(late),
+            "turns": len(counted),
+            "waited_longer": len(num_later),
             "passed_over": sum(count > 0 for count in num_later),
             "most": max(num_later, default=0),
         }

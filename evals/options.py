@@ -1,17 +1,17 @@
-"""Flags that several commands share, and the types of their values.
+"""Flags that several measuring commands share: what is measured, and where results go.
 
-Used by the parsers of the commands. Knows argparse and what a workload is, and no command.
+Knows what a workload is, and no command.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentkv.errors import InputError
+from agentkv.command_line import positive, seconds, whole_number
+from agentkv.errors import InputError, reason_of
 
 from .rows import require_free
 from .traces.formats import is_event_log
@@ -19,47 +19,10 @@ from .workload.kinds import TOOLS
 from .workload.plans import ARRIVALS, RECORDED, Workload
 from .workload.workloads import WORKLOADS, make_workload
 
-DONE, FAILED, BAD_USAGE = 0, 1, 2
-"""Exit status of every command: as asked; measured or checked, and not all is well; not begun."""
 _WORKLOAD_FLAGS = (
     *("trace", "jobs", "duration", "jps", "concurrency", "arrivals", "turns", "tools"),
     *("max_context_tokens", "token_scale", "seed"),
 )
-
-
-def whole_number(least: int) -> Callable[[str], int]:
-    """Type of a flag: a whole number from `least` on."""
-
-    def parse(text: str) -> int:
-        number = int(text)
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{text}: must be {least} or more")
-        return number
-
-    # argparse names the type by this where the text is no number at all
-    parse.__name__ = "whole number"
-    return parse
-
-
-def positive(text: str, what: str = "a number") -> float:
-    """Type of a flag: a finite number above 0."""
-    number = float(text)
-    if not 0.0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: must be {what} above 0")
-    return number
-
-
-def seconds(text: str) -> float:
-    """Type of a flag: a finite number of seconds above 0."""
-    return positive(text, "a number of seconds")
-
-
-def share(text: str) -> float:
-    """Type of a flag: above 0, at most 1."""
-    number = float(text)
-    if not 0.0 < number <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
-    return number
 
 
 def loads(text: str) -> dict[str, float]:
@@ -71,14 +34,6 @@ def loads(text: str) -> dict[str, float]:
         raise argparse.ArgumentTypeError(
             f"{text}: must be clients and loads, such as alice=10,bob=1"
         ) from None
-
-
-def command_parser(command: str, about: str | None, **more: Any) -> argparse.ArgumentParser:
-    """A parser that shows the module's docstring as it is written."""
-    layout = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(
-        prog=f"agentkv {command}", description=about, formatter_class=layout, **more
-    )
 
 
 def add_server(parser: Any) -> None:
@@ -112,13 +67,8 @@ def html_file(name: str | None, *, force: bool) -> Path | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--html {name}: {error}") from error
+        raise InputError(f"--html {name}: {reason_of(error)}") from error
     return path
-
-
-def add_json(parser: Any) -> None:
-    """Add `--json`."""
-    parser.add_argument("--json", action="store_true", help="print the JSON document alone")
 
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean, stdev
 from typing import Any, Literal
-
-import numpy as np
 
 from .workload.plans import JobRole
 
@@ -142,12 +141,17 @@ JOB_PARTS = ("to_first_token_s", "decode_s", "tools_s", "other_s")
 
 
 def mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if len(values) else None
+    return fmean(values) if len(values) else None
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
     """The value below which `share` of the values lie, interpolated linearly."""
-    return float(np.quantile(values, share)) if len(values) else None
+    if not len(values):
+        return None
+    ranked = sorted(values)
+    place = share * (len(ranked) - 1)
+    below = ranked[int(place)]
+    return below + (ranked[min(int(place) + 1, len(ranked) - 1)] - below) * (place % 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +167,8 @@ class Spread:
     def of(cls, values: Sequence[float]) -> Spread | None:
         if not values:
             return None
-        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        return cls(float(np.mean(values)), deviation, min(values), max(values))
+        deviation = stdev(values) if len(values) > 1 else None
+        return cls(fmean(values), deviation, min(values), max(values))
 
 
 def summarize(run: RunOutcome) -> dict[str, Any]:

@@ -18,39 +18,50 @@ Show = Callable[[int, str], None]
 
 
 @contextmanager
-def progress(label: str, total: int, *, every_s: float = 5.0) -> Iterator[Show]:
-    """Yield a function that shows the number of completed steps out of `total`, and a text.
+def progress(label: str, total: int, what: str, *, every_s: float = 5.0) -> Iterator[Show]:
+    """Yield a function that shows how many of `total` are completed, and a text.
 
+    what: plural of what is counted, such as "jobs".
     every_s: seconds between two plain lines; the last step always gets one, and 0 prints every
         call. A bar is redrawn at every call.
     """
     terminal = getattr(sys.stderr, "beneath", sys.stderr)  # below a VisibleStream
     if terminal.isatty():
-        with _bar(label, total, terminal) as show:
+        with _bar(label, total, what, terminal) as show:
             yield show
     else:
-        yield _lines(label, total, every_s)
+        yield _lines(label, total, what, every_s)
 
 
 @contextmanager
-def _bar(label: str, total: int, terminal: TextIO) -> Iterator[Show]:
+def _bar(label: str, total: int, what: str, terminal: TextIO) -> Iterator[Show]:
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn(what),
         TextColumn("{task.fields[text]}"),
         TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(file=terminal), transient=True) as bar:
         task = bar.add_task(escape(label), total=total, text="")
         yield lambda done, text: bar.update(task, completed=done, text=escape(visible(text)))
 
 
-def _lines(label: str, total: int, every_s: float) -> Show:
+def _lines(label: str, total: int, what: str, every_s: float) -> Show:
     started_s = shown_s = time.monotonic()
     is_over = False
 
@@ -61,6 +72,10 @@ def _lines(label: str, total: int, every_s: float) -> Show:
             return
         shown_s, is_over = now_s, completed >= total and every_s > 0
         elapsed_s = now_s - started_s
-        print(f"{label}: {elapsed_s:.0f} s: {text}", file=sys.stderr, flush=True)
+        left = ""
+        if 0 < completed < total:
+            left = f", about {elapsed_s * (total - completed) / completed:.0f} s left"
+        done = f"{completed} of {total} {what} in {elapsed_s:.0f} s{left}"
+        print(f"{label}: {done}: {text}", file=sys.stderr, flush=True)
 
     return show

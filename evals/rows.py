@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import agentkv
-from agentkv.errors import InputError
+from agentkv.errors import InputError, reason_of
 
 from .outcomes import JobOutcome, JobStatus, RunOutcome, TurnOutcome, summarize
 
@@ -47,7 +47,7 @@ def require_writable(path: Path, *, force: bool) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {error}") from error
+        raise InputError(f"{path} cannot be written: {reason_of(error)}") from error
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -127,7 +127,7 @@ class RunWriter:
                 (folder / name).unlink(missing_ok=True)
             self._turns = RowFile(folder / TURNS_FILE)
         except OSError as error:
-            raise InputError(f"{folder} cannot be written: {error}") from error
+            raise InputError(f"{folder} cannot be written: {reason_of(error)}") from error
 
     def add_turn(self, job: JobOutcome, turn: TurnOutcome, *, is_last: bool) -> None:
         """Write a row; a job's last row says how the job ended. `job` need not hold the turn."""

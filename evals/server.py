@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from agentkv.client.transport import ServerAPI
+from agentkv.client.transport import ServerAPI, shown
 from agentkv.errors import AgentKVError, AgentKVServerError, StatusError
 from agentkv.visible import visible
 
@@ -267,7 +267,7 @@ class ServerUnderTest:
                 "server running, and is --base-url right?"
             ) from error
         if hint and not answer.is_success:
-            seen = f"HTTP {answer.status_code} {visible(answer.text[:200])}"
+            seen = f"HTTP {answer.status_code} {shown(answer)}"
             raise AgentKVServerError(f"{answer.url}: {seen}: {hint}")
         return answer
 

@@ -21,11 +21,10 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
+from agentkv.command_line import DONE, FAILED, command_parser, url
 from agentkv.errors import AgentKVServerError
 from agentkv.protocol import routing_headers
 from agentkv.visible import visible, visible_values
-
-from .options import DONE, FAILED, command_parser
 
 SILENCE_S = 30.0
 """A server that is alive sends a snapshot a second; after this much silence it is given up."""
@@ -177,7 +176,7 @@ SORTS: Mapping[str, Callable[[ShownJob, Entry], Any]] = {
 def main(argv: Sequence[str]) -> int:
     """0: shown until the user quits; 1: the server cannot be watched."""
     parser = command_parser("top", __doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server")
+    parser.add_argument("--url", type=url, default="http://127.0.0.1:8000", help="the server")
     parser.add_argument("--api-key", help="sent as a bearer token")
     parser.add_argument("--job", help="behind a router, watch the server that has this job")
     options = parser.parse_args(argv)

@@ -29,7 +29,8 @@ TOOLS = Path(__file__).parent / "tool_times.jsonl"  # commands of 1 to 5 s; a tu
 OUT = Path("demo-runs")
 FLAGS = (
     *("--policy", "fcfs", "--policy", "agentkv", "--repeats", "1"),
-    *("--jobs", "6", "--concurrency", "6", "--turns", "7", "--token-scale", "0.6"),
+    *("--jobs", "6", "--concurrency", "6", "--turns", "7", "--token-scale", "0.5"),
+    *("--num-gpu-blocks-override", "120"),  # six jobs end with 258
     *("--tools", str(TOOLS), "--out", str(OUT)),
 )
 NAMES = {"fcfs": "stock vLLM", "agentkv": "agentkv"}

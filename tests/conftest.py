@@ -67,7 +67,7 @@ SLOW = (
     *("tests/evals/simulator/test_simulate.py", "tests/evals/simulator/test_fleet.py"),
     *("tests/evals/simulator/test_dram_tier.py", "tests/evals/workload/test_kinds.py"),
     *(
-        "tests/evals/workload/test_recorded.py::test_a_simulated",
+        "tests/evals/traces/test_event_logs.py::test_a_simulated",
         "tests/frameworks",
         "tests/studies",
     ),

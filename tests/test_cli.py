@@ -19,7 +19,7 @@ def test_every_command_has_a_main(name: str) -> None:
     assert callable(importlib.import_module(f"agentkv.{COMMANDS[name][0]}").main)
 
 
-@pytest.mark.parametrize(("argv", "status"), [([], 2), (["serv"], 2), (["--help"], 0)])
+@pytest.mark.parametrize(("argv", "status"), [([], 2), (["--help"], 0)])
 def test_the_commands_are_listed(
     argv: list[str], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -38,7 +38,7 @@ def test_a_missing_package_is_reported_with_the_extra_to_install(
     """A client-only installation says which extra a command needs."""
     monkeypatch.setitem(COMMANDS, name, ("no_such_package.main", *COMMANDS[name][1:]))
     assert main([name]) == 1
-    assert f"pip install 'agentkv-serving[{extras}]'" in capsys.readouterr().err
+    assert f"pip install '.[{extras}]'" in capsys.readouterr().err
 
 
 def test_bash_completes_commands_flags_and_values() -> None:

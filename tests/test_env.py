@@ -94,7 +94,7 @@ def test_the_model_is_the_one_that_the_server_lists(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nano", URL], "invalid choice: 'nano'"),
+        (["nano", URL], "got 'nano', allowed are claude"),
         (["claude"], "required: URL"),
         *(
             (["claude", url], "is no server's URL")

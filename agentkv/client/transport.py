@@ -81,11 +81,11 @@ class ServerAPI:
         """A job's turns and why they missed, or those of the `worst` jobs; StatusError 404 for an
         unknown one."""
         query = f"worst={worst}" if job_id is None else f"job={quote(job_id, safe='')}"
-        return list(self._object(f"/explain?{query}").get("jobs", ()))
+        return list(self._noted(f"/explain?{query}").get("jobs", ()))
 
     def timestamps(self) -> dict[str, Any]:
         """When each job arrived, ran, was pinned and unpinned, and why."""
-        return self._object("/timestamps")
+        return self._noted("/timestamps")
 
     def send_tool_event(self, job_id: str, event: ToolEvent) -> None:
         """Report that a tool of the job started or finished."""
@@ -94,6 +94,25 @@ class ServerAPI:
     def release(self, job_id: str) -> None:
         """Free the job's pinned blocks now."""
         self._send("POST", route(self.root_url, f"{job_path(job_id)}/release"), {})
+
+    def _noted(self, path: str) -> dict[str, Any]:
+        """A reading for a person: its absence, if the server has no plugin, is explained."""
+        try:
+            return self._object(path)
+        except StatusError as error:
+            if error.status == 404 and not self._has_plugin():
+                raise AgentKVServerError(
+                    f"{self.root_url} runs without agentkv's policies: start it with "
+                    "--scheduling-policy agentkv where agentkv is installed"
+                ) from error
+            raise
+
+    def _has_plugin(self) -> bool:
+        try:
+            self.info()
+        except StatusError as error:
+            return error.status != 404
+        return True
 
     def _object(self, path: str) -> dict[str, Any]:
         url = route(self.root_url, path)
@@ -255,12 +274,17 @@ def send_request(
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise NoAnswerError(f"{url}: no answer ({type(error).__name__}: {error})") from error
     if not reply.is_success:
-        text = visible(reply.text[:200].replace("\n", " "))
-        raise StatusError(f"{url}: HTTP {reply.status_code} {text}", reply.status_code)
+        raise StatusError(f"{url}: HTTP {reply.status_code} {shown(reply)}", reply.status_code)
     try:
         return reply.json()
     except (ValueError, RecursionError) as error:
         raise AgentKVServerError(f"{url}: no JSON came back") from error
+
+
+def shown(reply: httpx.Response) -> str:
+    """The beginning of an answer on one line, for messages; a page for browsers says nothing."""
+    is_page = "html" in reply.headers.get("content-type", "")
+    return "with a page for browsers" if is_page else visible(reply.text[:200].replace("\n", " "))
 
 
 def is_transient(error: BaseException) -> bool:

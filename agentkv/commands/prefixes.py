@@ -62,9 +62,9 @@ class Unwrapped(NamedTuple):
     inner: tuple[str, ...] = ()
     """Words of the program that it runs, in addition to itself."""
     reads_script: bool = False
-    """It is a shell that reads its script from standard input."""
+    """True for a shell that reads its script from standard input."""
     counts_itself: bool = False
-    """It takes time of its own, so it counts in addition to what it runs."""
+    """True for a wrapper that takes time itself, so it counts next to what it runs."""
 
 
 def unwrap(argv: tuple[str, ...]) -> Unwrapped:

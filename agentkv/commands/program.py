@@ -69,26 +69,26 @@ class Program:
     timeout_s: float | None = None
     """The limit of the `timeout` before it, for all its rounds together."""
     is_background: bool = False
-    """The command does not wait for it."""
+    """True if the command does not wait for the program."""
     job: int | None = None
     """The number of the background job it runs in; a `wait` may await it."""
     is_in_loop: bool = False
     rounds: int | None = 1
     """Number of runs; None if the text does not say."""
     is_endless: bool = False
-    """It heads a loop that nothing in the text ends."""
+    """True at the head of a loop that nothing in the text ends."""
     is_alternative: bool = False
-    """It runs only if one before it failed or did not run: behind `||`, in a further branch."""
+    """True if an earlier program has to fail or not to run: behind `||`, in a further branch."""
     is_piped: bool = False
-    """It reads another program's output."""
+    """True for a reader of another program's output."""
     has_input: bool = False
-    """It reads a pipe, a file or a here-document."""
+    """True for a reader of a pipe, a file or a here-document."""
     stdin: str = ""
     """The beginning of the here-document fed to it."""
     code: str = ""
     """The code that an interpreter is given on its command line."""
     is_runner: bool = False
-    """It runs others in a container or on another host, which follow as programs of their own."""
+    """True for what runs other programs in a container or on another host; those come next."""
 
 
 def program_name(word: str) -> str:

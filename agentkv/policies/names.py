@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentkv.errors import InputError, SettingsError
+from agentkv.errors import InputError, SettingsError, not_among
 from agentkv.named_classes import NamedClasses, absolute_name, label_of
 
 from .agentkv import AgentKVPolicy
@@ -126,7 +126,7 @@ def _problems(error: ValidationError, kind: type[Settings], policy: str) -> list
             if takers:
                 lines.append(f"{key!r} is a setting of {' and '.join(takers)}, not of {policy}")
             else:
-                lines.append(f"unknown key {key!r}; valid keys: {', '.join(_keys(kind))}")
+                lines.append(f"unknown key: {not_among(key, _keys(kind))}")
         elif isinstance(cause := problem.get("ctx", {}).get("error"), InputError):
             lines.append(str(cause))  # which names the key and what was seen
         else:
@@ -231,7 +231,7 @@ def _choice(text: str, name: str, known: list[str], allowed: str) -> PolicyChoic
     rules = "" if match is None else match["rules"]
     policy, _, after = rules.partition(":")
     if match is None or (rules not in known and (not after or policy in known_policies())):
-        raise InputError(f"--policy: got {text!r}, allowed are {allowed}")
+        raise InputError(f"--policy: {not_among(rules or text, known, allowed)}")
     settings: Mapping[str, Any] = {}
     if rules not in known:
         load_policy(rules)

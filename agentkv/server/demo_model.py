@@ -7,7 +7,6 @@ folder. Safe against two processes at once and against interruption.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib.util
 import json
@@ -19,7 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agentkv.errors import AgentKVError, SetupError
+from agentkv.command_line import command_parser
+from agentkv.errors import SetupError, how_to_install
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -110,8 +110,7 @@ def _convert(gguf: Path, folder: Path, report: Progress) -> None:
 
 def _missing(error: ImportError) -> SetupError:
     return SetupError(
-        f"a package that reads the demo model is missing ({error}): "
-        "run `pip install 'agentkv-serving[cpu]'`"
+        f"a package that reads the demo model is missing ({error}): {how_to_install('cpu')}"
     )
 
 
@@ -145,7 +144,7 @@ def _sha256(path: Path) -> str:
 
 def main(argv: list[str]) -> int:
     """Prepare the demo model and print its folder: `agentkv prepare-model [--cache DIR]`."""
-    parser = argparse.ArgumentParser("agentkv prepare-model", description=__doc__)
+    parser = command_parser("prepare-model", __doc__)
     parser.add_argument("--cache", type=Path, help="folder (default: AGENTKV_CACHE)")
     arguments = parser.parse_args(argv)
     started_s = time.monotonic()
@@ -153,9 +152,5 @@ def main(argv: list[str]) -> int:
     def report(message: str) -> None:
         print(f"[{time.monotonic() - started_s:5.1f} s] {message}", file=sys.stderr, flush=True)
 
-    try:
-        print(prepare_demo_model(arguments.cache, progress=report))
-    except (AgentKVError, OSError) as error:
-        print(f"agentkv prepare-model: {error}", file=sys.stderr)
-        return 1
+    print(prepare_demo_model(arguments.cache, progress=report))
     return 0

@@ -8,29 +8,32 @@ on standard output is one JSON document. Ctrl-C ends the run and keeps what was 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentkv.command_line import (
+    DONE,
+    FAILED,
+    add_json,
+    command_parser,
+    print_document,
+    seconds,
+    url,
+    whole_number,
+)
 from agentkv.policies.names import known_policies, server_policy
 
 from ..options import (
-    DONE,
-    FAILED,
     add_html,
-    add_json,
     add_kept,
     add_server,
     add_workload_options,
-    command_parser,
     describe_workload,
     fill_in,
     html_file,
-    seconds,
-    whole_number,
     workload_of,
 )
 from ..outcomes import RunOutcome, summarize
@@ -83,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
         "server": dict(run.server),
         "metadata": dict(run.metadata),
     }
-    print(json.dumps(document), flush=True)
+    print_document(document, is_asked_for=options.json)
     is_done = reason is None and all(job.status == "done" for job in run.jobs)
     return DONE if is_done and is_kept else FAILED
 
@@ -97,6 +100,8 @@ def report(run: RunOutcome, found: Mapping[str, Any]) -> str:
         f"{run.policy}, workload {run.workload.get('name')}, {_rate(run.workload)}: "
         f"{found['jobs']} jobs: {found['completed']} done, {found['failed']} failed, "
         f"{found['cut']} cut, in {found['duration_s']:.1f} s",
+    ]
+    measured = [
         f"job duration  {_times(found, ('mean_s', 'p50_s', 'p90_s', 'p99_s', 'max_s'))}",
         f"first token   {_times(found, _FIRST_TOKENS)}",
         f"cache         {hit_rate} of continuing prompts, {found['recomputed_tokens']} tokens "
@@ -113,6 +118,8 @@ def report(run: RunOutcome, found: Mapping[str, Any]) -> str:
             left=0,
         ),
     ]
+    has_turns = any(turn.error is None for job in run.jobs for turn in job.turns)
+    lines += measured if has_turns else ["nothing was measured: no turn has ended"]
     reasons = Counter(job.turns[-1].error or "" for job in run.jobs if job.status == "failed")
     if reasons:
         lines.append("")
@@ -136,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("bench", __doc__, epilog=epilog)
     server = parser.add_argument_group("server")
     add: Any = server.add_argument
-    add("--base-url", default=DEFAULT_BASE_URL, metavar="URL", help="default %(default)s")
+    add("--base-url", type=url, default=DEFAULT_BASE_URL, metavar="URL", help="default %(default)s")
     names = ", ".join(known_policies())
     policy_help = f"what the server must run, checked where it tells; one of {names}"
     add("--policy", metavar="NAME", help=f"{policy_help} (default: what it runs)")

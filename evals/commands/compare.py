@@ -21,6 +21,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from agentkv.command_line import (
+    DONE,
+    FAILED,
+    add_json,
+    command_parser,
+    positive,
+    print_document,
+    seconds,
+    whole_number,
+)
 from agentkv.errors import AgentKVError, InputError, RunError
 from agentkv.policies.names import (
     ADDITIONS,
@@ -34,19 +44,12 @@ from agentkv.policies.names import (
 from agentkv.server.process import HTTPProcess, ServerProcess, free_port
 
 from ..options import (
-    DONE,
-    FAILED,
     add_html,
-    add_json,
     add_kept,
     add_workload_options,
-    command_parser,
     describe_workload,
     fill_in,
     html_file,
-    positive,
-    seconds,
-    whole_number,
     workload_of,
 )
 from ..outcomes import COLUMNS, PolicyResult, RunOutcome, Spread, compare, summarize
@@ -161,7 +164,7 @@ def main(argv: Sequence[str]) -> int:
         from .report import keep_report  # takes seconds: pandas and matplotlib
 
         is_kept &= keep_report(html, "compare", runs)
-    print(json.dumps(document), flush=True)
+    print_document(document, is_asked_for=options.json)
     are_done = all(job.status == "done" for run in runs for job in run.jobs)
     return DONE if trouble is None and are_done and is_kept else FAILED
 

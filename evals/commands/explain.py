@@ -15,11 +15,10 @@ from typing import Any
 
 from agentkv.client.ledger import against_stock
 from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
+from agentkv.command_line import DONE, FAILED, add_json, command_parser, url, whole_number
 from agentkv.errors import InputError, StatusError
 from agentkv.protocol import routing_headers
 from agentkv.visible import visible
-
-from ..options import DONE, FAILED, add_json, command_parser, whole_number
 
 _INDENT = " " * 6
 
@@ -85,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the N jobs, at most 10, that computed the most tokens a second time",
     )
     parser.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)"
+        "--url", type=url, default="http://127.0.0.1:8000", help="the server (default: %(default)s)"
     )
     parser.add_argument("--api-key", help="sent as a bearer token")
     add_json(parser)

@@ -8,13 +8,13 @@ of runs and jobs, seeds, commit.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentkv.command_line import BAD_USAGE, DONE, FAILED, command_parser, print_document
 from agentkv.errors import InputError
 
 from ..figures.drawing import (
@@ -27,7 +27,7 @@ from ..figures.drawing import (
     in_order,
 )
 from ..figures.runs import Group, grouped, load_runs
-from ..options import BAD_USAGE, DONE, FAILED, add_kept, command_parser
+from ..options import add_kept
 from ..rows import require_free
 
 DEFAULT_BASELINE = "fcfs"
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"agentkv plot: cannot write into {out}: {error}", file=sys.stderr)
         return FAILED
     document = {"runs": len(runs), "left_out": left_out, "figures": written, "skipped": skipped}
-    print(json.dumps(document))
+    print_document(document, is_asked_for=False)
     if not written:
         print("agentkv plot: no figure could be drawn from these rows", file=sys.stderr)
     return DONE if written else BAD_USAGE

@@ -12,16 +12,23 @@ it prints the smallest schedule found. It needs the extra `testing`.
 from __future__ import annotations
 
 import argparse
-import json
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentkv.errors import InputError
+from agentkv.command_line import (
+    DONE,
+    FAILED,
+    add_json,
+    command_parser,
+    print_document,
+    whole_number,
+)
+from agentkv.errors import InputError, how_to_install
 from agentkv.policies.names import simulated_policy
 
-from ..options import DONE, FAILED, add_json, command_parser, whole_number
 from ..progress import progress
 from ..rows import provenance, require_free, require_writable, write_whole
 
@@ -90,6 +97,7 @@ def class_name(path: Path) -> str:
 
 def _check(options: argparse.Namespace) -> int:
     label, settings = read_target(options.target)
+    logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)  # that it has none for CPUs
     try:
         from agentkv.testing.policy_play import PROMISES
         from agentkv.testing.promises import check_promises
@@ -97,10 +105,10 @@ def _check(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise
-        hint = "run `pip install 'agentkv-serving[testing]'`"
+        hint = how_to_install("testing")
         raise InputError(f"the check makes its schedules with hypothesis: {hint}") from None
     quiet_vllm()
-    with progress("policy check", options.examples) as show:
+    with progress("policy check", options.examples, "schedules") as show:
         result = check_promises(
             settings, seed_number=options.seed, num_schedules=options.examples, show=show
         )
@@ -120,7 +128,7 @@ def _check(options: argparse.Namespace) -> int:
     }
     if not options.json:
         print("\n".join(_report(document, PROMISES)))
-    print(json.dumps(document))
+    print_document(document, is_asked_for=options.json)
     return FAILED if result.broken else DONE
 
 

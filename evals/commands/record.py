@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentkv.command_line import DONE, FAILED, add_json, command_parser, seconds, whole_number
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import JobView
 from agentkv.visible import visible
 
 from ..event_log import DEFAULT_AFTER_S, Record, job_row, jobs_of, passed_over, read_record, totals
-from ..options import DONE, FAILED, add_json, command_parser, seconds, whole_number
 from ..page import write_record_page
 from ..rows import require_free
 from ..tables import cell, text_table

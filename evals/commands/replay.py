@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import argparse
 import bisect
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from agentkv.command_line import (
+    DONE,
+    add_json,
+    command_parser,
+    print_document,
+    whole_number,
+)
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import TurnView
 from agentkv.policies.names import DEFAULT_POLICY, STOCK_POLICIES, simulated_policy
 
 from ..event_log import Record, jobs_of, read_record
-from ..options import DONE, add_json, command_parser, whole_number
 from ..outcomes import RunOutcome, summarize
 from ..traces.own import logged_turns
 from ..traces.turns import job_plans, jobs_among
@@ -44,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     document = replay(record, options)
     if not options.json:
         print(sentences(document))
-    print(json.dumps(document))
+    print_document(document, is_asked_for=options.json)
     return DONE
 
 

@@ -9,7 +9,6 @@ The file needs nothing but itself: for a pull request, or as a paper's supplemen
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
+from agentkv.command_line import DONE, command_parser, print_document
 from agentkv.errors import InputError
 
 from ..event_log import DEFAULT_AFTER_S, jobs_of, passed_over, read_record, totals
 from ..figures.drawing import in_order
 from ..figures.runs import Group, Run, grouped, load_runs, run_of, without_jobs
-from ..options import DONE, command_parser
 from ..outcomes import COLUMNS, RunOutcome, mean
 from ..page import figure, table, write_page, write_record_page
 from ..rows import TURNS_FILE, require_free
@@ -44,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     require_free(options.html, force=options.force, flag="--html")
     document = write_report(options.source, options.html, api_key=options.api_key)
-    print(json.dumps(document))
+    print_document(document, is_asked_for=False)
     return DONE
 
 

@@ -8,7 +8,6 @@ the logs themselves, too. FILE is a log or a folder of logs. Kinds:
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from agentkv.command_line import DONE, add_json, command_parser, print_document
 from agentkv.commands.analysis import command_key
 from agentkv.errors import InputError
 from agentkv.visible import visible
 
-from ..options import DONE, add_json, command_parser
 from ..outcomes import quantile
 from ..rows import require_free, write_whole
 from ..tables import cell, text_table
@@ -73,8 +72,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"drawn in {options.out}", file=sys.stderr)
     if options.what == "show" and not options.json:
         print(report(found))
-    else:
-        print(json.dumps(found))
+    print_document(found, is_asked_for=options.json)
     return DONE
 
 

@@ -11,7 +11,6 @@ wheel brings 300 MB of CUDA libraries.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agentkv.command_line import DONE, add_json, command_parser, print_document
 from agentkv.commands import analyze_command
 from agentkv.commands.features import command_features
 from agentkv.durations import DurationPredictor, OfflineModels, load_predictor
@@ -28,7 +28,6 @@ from agentkv.durations.prior import prior_input
 from agentkv.durations.trees import Node, TreeEnsemble
 from agentkv.errors import InputError
 
-from ..options import DONE, add_json, command_parser
 from ..rows import provenance, require_writable
 from ..traces.commands import Trace, TracedCommand, read_trace
 
@@ -90,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
             f"without a measurement skipped), written to {options.out}\n"
             f"try: agentkv predict 'make' --kind {options.kind} --state {options.out}"
         )
-    print(json.dumps(document))
+    print_document(document, is_asked_for=options.json)
     return DONE
 
 

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import agentkv
+from agentkv.command_line import DONE, FAILED, add_json, command_parser, seconds, url
 from agentkv.visible import visible
 
-from ..options import DONE, FAILED, add_json, add_kept, add_server, command_parser, seconds
+from ..options import add_kept, add_server
 from ..rows import require_writable, write_whole
 from ..server import BlockPool, ChatAnswer, ServerFacts, ServerUnderTest, Snapshot, TurnError
 
@@ -410,7 +411,7 @@ def verdict_lines(run: PinRun, checks: Mapping[str, Sequence[str]]) -> list[str]
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("verify-pin", __doc__)
     add: Any = parser.add_argument
-    add("--base-url", required=True, help="the server, with or without /v1")
+    add("--base-url", type=url, required=True, help="the server, with or without /v1")
     add_server(parser)
     ttl_help = "how long a pin may last on a server that does not tell (default %(default)s)"
     gap_help = "pause after each turn; must be shorter than the TTL (default %(default)s)"

@@ -168,6 +168,7 @@ async def _drive(
     run_id = uuid.uuid4().hex[:8]
 
     def keep_row(job: JobOutcome, turn: TurnOutcome, is_last: bool) -> None:
+        run.num_turns += 1
         try:
             if files is not None:
                 files.add_turn(job, turn, is_last=is_last)
@@ -253,8 +254,9 @@ def _stopped_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
 
 
 async def _show_progress(run: LoadRun, label: str) -> None:
-    """Show how many jobs have ended, until cancelled."""
-    with progress(label, len(run.workload.jobs), every_s=_LINE_EVERY_S) as show:
+    """Show how many turns have ended, until cancelled."""
+    num_turns = sum(len(job.turns) for job in with_children(run.workload.jobs))
+    with progress(label, num_turns, "turns", every_s=_LINE_EVERY_S) as show:
         while True:
             show(*run.progress())
             await asyncio.sleep(_REDRAW_EVERY_S)
@@ -273,19 +275,21 @@ class LoadRun:
     clock: Callable[[], float]
     is_alive: Callable[[], Awaitable[bool]]
     num_arrived: int = 0
+    num_turns: int = 0
+    """Turns that have ended, which who plays them counts."""
     max_lag_s: float = 0.0
     stopped_because: str | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _outcomes: list[JobOutcome] = field(default_factory=list)
 
     def progress(self) -> tuple[int, str]:
-        """Number of ended jobs, and all counts in words; failed and cut only if there are any."""
+        """Number of ended turns, and all jobs in words; failed and cut only if there are any."""
         ended = Counter(job.status for job in self._outcomes)
         num_ended = len(self._outcomes)
         counts = f"{self.num_arrived} of {len(self.workload.jobs)} arrived"
         counts += f", {self.num_arrived - num_ended} running, {ended['done']} done"
         unusual = (f", {ended[status]} {status}" for status in ("failed", "cut") if ended[status])
-        return num_ended, counts + "".join(unusual)
+        return self.num_turns, counts + "".join(unusual)
 
     def stop(self, reason: str) -> None:
         """Start no more jobs and cut those that run. The first reason counts."""

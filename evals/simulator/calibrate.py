@@ -24,10 +24,11 @@ import httpx
 import numpy as np
 from scipy.optimize import nnls
 
+from agentkv.command_line import BAD_USAGE, DONE, FAILED, command_parser, url, whole_number
 from agentkv.errors import AgentKVError, RunError
 from agentkv.integrations.vllm.watch.job_view import TurnView
 
-from ..options import BAD_USAGE, DONE, FAILED, add_server, whole_number
+from ..options import add_server
 from ..rows import require_free
 from ..server import ServerUnderTest
 from ..workload.sample_text import sample_text
@@ -372,13 +373,11 @@ def _steps(fastest_s: Mapping[Probe, float], decode_tokens: int) -> Iterator[Tim
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="agentkv simulate calibrate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("simulate calibrate", __doc__)
     add = parser.add_argument
-    add("--base-url", required=True, metavar="URL", help="the server, with or without /v1")
+    add(
+        "--base-url", type=url, required=True, metavar="URL", help="the server, with or without /v1"
+    )
     add("--out", required=True, metavar="FILE", help="where the profile goes")
     add("--name", default="calibrated", help="what the machine is called in results")
     add_server(parser)

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agentkv.errors import InputError
+from agentkv.command_line import whole_number
+from agentkv.errors import InputError, not_among
 
-from ..options import whole_number
 from .alone import prefill_coefficients
 from .machine import Machine
 from .turns import LiveTurn
@@ -71,7 +71,7 @@ class FleetPlan:
 
     def __post_init__(self) -> None:
         if self.router not in ROUTERS:
-            raise InputError(f"--router: got {self.router!r}, allowed are {', '.join(ROUTERS)}")
+            raise InputError(f"--router: {not_among(self.router, ROUTERS)}")
         for failure in self.failures:
             down = [other.rank for other in self.failures if other.is_down(failure.at_s)]
             problem = None

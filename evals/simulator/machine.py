@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentkv.errors import InputError
+from agentkv.command_line import share, whole_number
+from agentkv.errors import InputError, not_among, reason_of
 
-from ..options import share, whole_number
 from .cost import (
     ACHIEVED,
     BATCH_TOKENS,
@@ -114,7 +114,7 @@ def read_profile(path: Path) -> ServerProfile:
     try:
         return ServerProfile.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
+        raise InputError(f"{path}: {reason_of(error)}") from error
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
@@ -134,10 +134,8 @@ def make_machine(gpu: str, model: str | None, limits: Limits) -> Machine:
     elif Path(gpu).is_file():
         machine = _from_profile(read_profile(Path(gpu)), model, limits)
     else:
-        raise InputError(
-            f"--gpu: got {gpu!r}, allowed are {', '.join(GPUS)}, or the file of a profile "
-            "that `agentkv simulate calibrate` wrote"
-        )
+        profile = "the file of a profile that `agentkv simulate calibrate` wrote"
+        raise InputError(f"--gpu: {not_among(gpu, GPUS, ', '.join([*GPUS, profile]))}")
     max_num_batched_tokens = limits.max_num_batched_tokens or machine.max_num_batched_tokens
     max_num_seqs = limits.max_num_seqs or min(machine.max_num_seqs, max_num_batched_tokens)
     if max_num_batched_tokens < max_num_seqs:
@@ -160,7 +158,7 @@ def make_machine(gpu: str, model: str | None, limits: Limits) -> Machine:
 
 def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
     if model_name not in MODELS:
-        raise InputError(f"--model: got {model_name!r}, allowed are {', '.join(MODELS)}")
+        raise InputError(f"--model: {not_among(model_name, MODELS)}")
     gpu, model = GPUS[gpu_name], MODELS[model_name]
     block_tokens = limits.block_tokens or BLOCK_TOKENS
     num_blocks = limits.num_blocks or blocks_that_fit(gpu, model, block_tokens, limits)

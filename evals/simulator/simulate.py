@@ -7,7 +7,7 @@ the files that `agentkv bench` writes, too.
 from __future__ import annotations
 
 import argparse
-import json
+import logging
 import math
 import os
 import sys
@@ -18,22 +18,25 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentkv.errors import AgentKVError, InputError, RunError
+from agentkv.command_line import (
+    DONE,
+    FAILED,
+    add_json,
+    command_parser,
+    positive,
+    print_document,
+    whole_number,
+)
+from agentkv.errors import InputError, RunError
 from agentkv.policies.names import DEFAULT_POLICY, PolicyChoice, folder_name, simulated_policy
 
 from ..options import (
-    BAD_USAGE,
-    DONE,
-    FAILED,
     add_html,
-    add_json,
     add_workload_options,
     describe_workload,
     fill_in,
     html_file,
     loads,
-    positive,
-    whole_number,
     workload_of,
 )
 from ..outcomes import COLUMNS, ROLE_KEYS, JobOutcome, RunOutcome, summarize
@@ -129,27 +132,20 @@ class SimulationPlan:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: all jobs done; 1: some failed or were cut; 2: nothing could be simulated."""
+    """0: all jobs done; 1: some failed or were cut. Raises before the first is simulated."""
     argv = sys.argv[1:] if argv is None else argv
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is JSON
+    logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)  # that it has none for CPUs
     if argv[:1] == ["calibrate"]:
         from .calibrate import main as calibrate
 
         return calibrate(argv[1:])
     options = _parser().parse_args(argv)
-    try:
-        if options.knee:
-            return _find_knees(options)
-        plan = make_plan(options)
-        html = html_file(options.html, force=options.force)
-        runs, reason = _run_all(plan)
-    except (AgentKVError, OSError, ModuleNotFoundError) as error:
-        why = str(error)
-        if isinstance(error, ModuleNotFoundError):
-            why = f"the package {error.name!r} is missing: it runs vLLM's own scheduler; run "
-            why += "`pip install 'agentkv-serving[vllm,bench]'`"
-        print(f"agentkv simulate: {why}", file=sys.stderr)
-        return BAD_USAGE
+    if options.knee:
+        return _find_knees(options)
+    html = html_file(options.html, force=options.force)
+    plan = make_plan(options)
+    runs, reason = _run_all(plan)
     if reason is not None:
         print(f"agentkv simulate: ended early: {reason}", file=sys.stderr)
     document = plan.document(runs, reason)
@@ -161,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ..commands.report import keep_report  # takes seconds: pandas and matplotlib
 
         is_kept = keep_report(html, "simulate", runs)
-    print(json.dumps(document), flush=True)
+    print_document(document, is_asked_for=options.json)
     is_done = reason is None and all(job.status == "done" for run in runs for job in run.jobs)
     return DONE if is_done and is_kept else FAILED
 
@@ -190,7 +186,7 @@ def _find_knees(options: argparse.Namespace) -> int:
         found[policy.name] = find_knee(start, play)
     if not options.json:
         print(report_knees(found, options.gpu, options.ttft))
-    print(json.dumps(describe_knees(found, options.ttft)), flush=True)
+    print_document(describe_knees(found, options.ttft), is_asked_for=options.json)
     return DONE
 
 
@@ -322,7 +318,7 @@ def _run_policy(
 
 def _play(simulation: Simulation, name: str, num_jobs: int, writer: RunWriter | None) -> None:
     """Play all jobs; show how far they are, and write their rows as they end."""
-    with progress(name, num_jobs) as show:
+    with progress(name, num_jobs, "jobs") as show:
 
         def job_ended(job: JobOutcome, num_ended: int) -> None:
             if writer is not None:
@@ -330,8 +326,7 @@ def _play(simulation: Simulation, name: str, num_jobs: int, writer: RunWriter | 
             num_arrived, now_s = simulation.num_arrived, simulation.now_s
             show(
                 num_ended,
-                f"{now_s:.0f} s: {num_arrived} arrived, {num_arrived - num_ended} running, "
-                f"{num_ended} ended of {num_jobs} jobs",
+                f"{num_arrived - num_ended} running, {now_s:.0f} s are simulated",
             )
 
         simulation.run(on_job_end=job_ended)
@@ -401,12 +396,11 @@ def _sentence(runs: Sequence[RunOutcome], policies: Mapping[str, Mapping[str, An
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="agentkv simulate",
-        description="Compare policies on vLLM's real scheduler with a virtual clock: no server, "
-        "no GPU. `agentkv simulate calibrate --help`: fit the times to a running server.",
-        epilog="The last line on standard output is one JSON document. Exit status: 0 all jobs "
-        "done, 1 some failed or were cut, 2 bad usage.",
+    parser = command_parser(
+        "simulate",
+        "Compare policies on vLLM's real scheduler with a virtual clock: no server, no GPU.\n"
+        "`agentkv simulate calibrate --help`: fit the times to a running server.",
+        epilog="Exit status: 0 all jobs done, 1 some failed or were cut, 2 bad usage.",
     )
     add_machine_options(parser)
     add_fleet_options(parser)

@@ -18,19 +18,20 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from agentkv.errors import AgentKVError
-from agentkv.policies.names import DEFAULT_POLICY, known_policies, server_policy
-
-from ..options import (
+from agentkv.command_line import (
     BAD_USAGE,
     DONE,
     FAILED,
-    add_html,
     add_json,
-    add_kept,
-    html_file,
+    command_parser,
+    print_document,
+    url,
     whole_number,
 )
+from agentkv.errors import AgentKVError
+from agentkv.policies.names import DEFAULT_POLICY, known_policies, server_policy
+
+from ..options import add_html, add_kept, html_file
 from ..rows import time_stamp
 from .instances import (
     CONTAINERS,
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED if isinstance(error, (HarnessError, OSError)) else BAD_USAGE
     if text and not getattr(options, "json", True):
         print(text)
-    print(json.dumps(document), flush=True)
+    print_document(document, is_asked_for=getattr(options, "json", True))
     return int(status)
 
 
@@ -203,10 +204,8 @@ def _result_text(document: dict[str, Any]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="agentkv swebench",
-        description="An agent on SWE-bench, its patches graded by the official harness.",
-    )
+    about = "An agent on SWE-bench, its patches graded by the official harness."
+    parser = command_parser("swebench", about)
     commands = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
     as_it_is = argparse.RawDescriptionHelpFormatter
     for name, play, add_flags in (
@@ -232,7 +231,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add("--slice", metavar="A:B", help="only these of them, as in Python")
     default = f"default {DEFAULT_POLICY}; with --base-url that of the server"
     add("--policy", metavar="NAME", help=f"one of {', '.join(known_policies())} ({default})")
-    add("--base-url", metavar="URL", help="a running server; its policy is checked")
+    add("--base-url", type=url, metavar="URL", help="a running server; its policy is checked")
     add("--model", help="name or folder (default: the demo model, or the server's first)")
     add("--api-key", help="sent as a bearer token; kept nowhere")
     add("server_flags", nargs="*", metavar="-- FLAG", help="flags for the server started here")
@@ -275,7 +274,7 @@ def _add_demo_flags(parser: argparse.ArgumentParser) -> None:
     models = ("scripted:gold", "scripted:wrong", "demo")
     add("--model", choices=models, default="demo", help="default: %(default)s")
     add("--policy", help=f"of the real server (default: {DEFAULT_POLICY})")
-    add("--base-url", metavar="URL", help="a running server with the demo model")
+    add("--base-url", type=url, metavar="URL", help="a running server with the demo model")
     add("--slice", metavar="A:B", help="only these of the instances")
     add("--workers", type=_COUNT, default=2, help="at once (default %(default)s)")
     add("--step-limit", type=_COUNT, default=6, help="default: %(default)s")

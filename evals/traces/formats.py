@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentkv.errors import InputError
+from agentkv.errors import InputError, reason_of
 
 from ..event_log import holds_event_log
 from . import claude_code, codex, requests, spans, trajectories
@@ -89,7 +89,8 @@ def read_files(path: Path, count: TokenCounter | None = None) -> list[TracedFile
             except InputError as error:
                 last_error = error
     if not files:
-        raise InputError(f"{path}: no log in it that can be read; last: {last_error}")
+        last = "" if last_error is None else f"; last: {last_error}"
+        raise InputError(f"{path}: no log in it that can be read{last}")
     return files
 
 
@@ -143,10 +144,8 @@ def _text(path: Path) -> str:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return file.read().decode("utf-8", "replace")
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
+        raise InputError(f"{path}: {reason_of(error)}") from error
 
 
 def _objects(path: Path) -> list[_Row]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from agentkv.errors import InputError
+from agentkv.errors import InputError, reason_of
 from agentkv.integrations.vllm.watch.job_view import JobView, ToolView, TurnView
 
 from ..event_log import Record, jobs_of, read_record
@@ -113,7 +113,8 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if line.strip():
                     yield number, json_object(f"{path}: line {number}", line)
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read after line {number}: {error}") from error
+        where = f" after line {number}" if number else ""
+        raise InputError(f"{path}: {reason_of(error)}{where}") from error
 
 
 def parsed(model: type[LineT], place: str, fields: dict[str, Any], needed: str) -> LineT:

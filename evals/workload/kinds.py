@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from statistics import NormalDist
 
-from agentkv.errors import InputError
+from agentkv.errors import InputError, not_among
 
 from ..traces.commands import read_trace
 from .plans import JobPlan, Prefix, Steps, TurnPlan
@@ -118,8 +118,8 @@ def tool_source(tools: str | Path) -> ToolSource | None:
     if tools == "longtail":
         return _long_tail_tool
     if isinstance(tools, str):
-        allowed = " or ".join(TOOLS)
-        raise InputError(f"tools: got {tools!r}, allowed is {allowed}, or a trace file's path")
+        allowed = f"{', '.join(TOOLS)}, or the path of a trace file"
+        raise InputError(f"--tools: {not_among(tools, TOOLS, allowed)}")
     try:
         rows = [row for row in read_trace(tools).rows if row.bound == "exact"]
     except InputError as error:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from agentkv.errors import InputError
+from agentkv.errors import InputError, not_among
 
 from ..traces.formats import is_event_log, read_turns
 from ..traces.turns import job_plans, jobs_among
@@ -118,8 +118,7 @@ def _jobs(name: str, seed: int, trace: Path | None, fit: Fit) -> Iterator[JobPla
     elif trace is not None:
         raise InputError(f"trace: only the workload 'trace' takes one, got workload {name!r}")
     elif name not in KINDS:
-        allowed = ", ".join(WORKLOADS)
-        raise InputError(f"workload: got {name!r}, allowed is one of {allowed}")
+        raise InputError(f"--workload: {not_among(name, WORKLOADS)}")
     else:
         for number in count():
             job = fit(KINDS[name].make(seed, number))

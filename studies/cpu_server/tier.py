@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentkv.command_line import positive, whole_number
 from agentkv.evals.commands import compare
 from agentkv.evals.commands.compare import CORES, CPU, all_cores
-from agentkv.evals.options import positive, whole_number
 from agentkv.evals.outcomes import RunOutcome, Spread, summarize
 from agentkv.evals.rows import read_runs
 from agentkv.evals.simulator import calibrate, simulate

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentkv.evals.options import positive
+from agentkv.command_line import positive
 from agentkv.evals.rows import RUN_FILE
 
 from .rungs import find_rung

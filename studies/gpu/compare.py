@@ -20,9 +20,9 @@ from typing import Any
 
 import httpx
 
+from agentkv.command_line import BAD_USAGE
 from agentkv.errors import AgentKVError, InputError
 from agentkv.evals.commands import compare
-from agentkv.evals.options import BAD_USAGE
 from agentkv.evals.rivals import Rival
 from agentkv.evals.rows import write_whole
 from agentkv.evals.simulator import cost

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from agentkv.command_line import BAD_USAGE, DONE, FAILED, seconds, whole_number
 from agentkv.errors import AgentKVError, InputError
-from agentkv.evals.options import BAD_USAGE, DONE, FAILED, seconds, whole_number
 from agentkv.evals.rows import write_whole
 
 from . import report

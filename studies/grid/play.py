@@ -102,11 +102,14 @@ def play_missing(units: Iterable[Unit], path: Path, *, workers: int, limit_s: fl
     reason, num_played = None, 0
     played = _played(todo, workers, limit_s)
     try:
-        with RowFile(path, append=True) as file, progress("units", len(todo), every_s=0) as show:
+        with (
+            RowFile(path, append=True) as file,
+            progress("grid", len(todo), "units", every_s=0) as show,
+        ):
             for num_played, (unit, found) in enumerate(played, start=1):
                 file.add({"unit": unit.key, **unit.facts(), **found, **origin})
                 said = found["error"] or f"mean {found['mean_s']} s ({found['cpu_s']:.1f} s)"
-                show(num_played, f"{num_played}/{len(todo)} {unit}: {said}")
+                show(num_played, f"{unit}: {said}")
     except (KeyboardInterrupt, OSError) as error:
         reason = str(error) or "interrupted"
         print(f"ended early: {reason}", file=sys.stderr)

@@ -11,7 +11,7 @@ import pytest
 
 from agentkv.cli import main as agentkv
 from agentkv.durations import DurationPredictor
-from agentkv.predict import main
+from agentkv.evals.commands.predict import main
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_lines_of_standard_input_are_commands(
     """Each line is a command, without blank ones and bytes outside UTF-8; no line is bad usage."""
     for content, status in ((b"ls\n\ngrep \xff .\n", 0), (b"\n", 2)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-        assert main(["-", "--json"]) == status
+        assert agentkv(["predict", "-", "--json"]) == status
     printed = capsys.readouterr()
     rows = json.loads(printed.out)["predictions"]
     assert [row["command"] for row in rows] == ["ls", "grep \ufffd ."]
@@ -70,5 +70,5 @@ def test_a_state_that_does_not_fit_is_bad_usage(
     path = tmp_path / "state.json"
     if content is not None:
         path.write_bytes(content)
-    assert main(["ls", "--state", str(path)]) == 2
+    assert agentkv(["predict", "ls", "--state", str(path)]) == 2
     assert "state.json" in capsys.readouterr().err

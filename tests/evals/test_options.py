@@ -9,15 +9,9 @@ from typing import Any
 
 import pytest
 
+from agentkv.command_line import seconds, share, whole_number
 from agentkv.errors import InputError
-from agentkv.evals.options import (
-    add_workload_options,
-    fill_in,
-    seconds,
-    share,
-    whole_number,
-    workload_of,
-)
+from agentkv.evals.options import add_workload_options, fill_in, workload_of
 from agentkv.evals.workload.plans import Workload
 from tests.evals.event_log.rows import arrival, finish, start, write_record
 
@@ -116,5 +110,5 @@ def test_no_flag_is_given_in_vain(flags: tuple[str, ...], message: str) -> None:
 )
 def test_numbers_out_of_range_are_refused(flag_type: Any, text: str) -> None:
     """argparse refuses limits that would cut or fail every job."""
-    with pytest.raises(argparse.ArgumentTypeError, match=f"{text}: must be"):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"got {text}, must be"):
         flag_type(text)

@@ -41,7 +41,7 @@ class Terminal(io.StringIO):
 def shown(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, *, every_s: float) -> str:
     """What three steps of three print to stderr."""
     monkeypatch.setattr(sys, "stderr", stream)
-    with progress("fcfs", 3, every_s=every_s) as show:
+    with progress("fcfs", 3, "jobs", every_s=every_s) as show:
         for completed in (1, 2, 3, 3):
             show(completed, f"{completed} [done]")
     return stream.getvalue()
@@ -54,7 +54,8 @@ def test_plain_lines_come_at_most_every_few_seconds_and_at_the_end(
     """A stream other than a terminal gets one line per interval and one for the last step."""
     lines = shown(monkeypatch, io.StringIO(), every_s=every_s).splitlines()
     assert len(lines) == num_lines
-    assert lines[-1] == "fcfs: 0 s: 3 [done]"
+    assert lines[-1] == "fcfs: 3 of 3 jobs in 0 s: 3 [done]"
+    assert every_s or "1 of 3 jobs in 0 s, about 0 s left: 1 [done]" in lines[0]
 
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def test_json_values_are_read() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tll": "fixed"}, r"unknown key 'tll'; valid keys: rules, ttl, fixed_ttl_s"),
+        ({"tll": "fixed"}, r"unknown key: got 'tll', allowed are rules, ttl, fixed_ttl_s"),
         (
             {"headroom": 0.1},
             r"'headroom' is a setting of agentkv, not of continuum",

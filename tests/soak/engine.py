@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from agentkv.evals.options import whole_number
+from agentkv.command_line import whole_number
 from agentkv.policies.agentkv import AgentKVPolicy
 from agentkv.protocol import ToolEvent
 from agentkv.testing.stepped_engine import SteppedEngine, prompt_of

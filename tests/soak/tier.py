@@ -29,7 +29,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from agentkv.evals.options import whole_number
+from agentkv.command_line import whole_number
 from agentkv.testing.stepped_engine import BLOCK_TOKENS
 from agentkv.testing.vllm_scheduler import quiet_vllm
 from tests.integrations.vllm.harness import Engine

@@ -25,6 +25,8 @@ from ..clients import Client
 
 ANSWER_TIMEOUT_S = 30.0
 """The engine answers between two steps, so this is longer than any single step."""
+BUSY_S = 1.0
+"""How long a client's feedback waits for the engine; on a CPU a step takes seconds."""
 POLL_INTERVAL_S = 0.25
 """Between two calls to the engine for the same question of a client."""
 
@@ -59,6 +61,7 @@ class EngineLink:
         self._engine_client = engine_client
         self._timeout_s = timeout_s
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._handed_over: set[asyncio.Task[list[Any]]] = set()
         self._num_bad_tags = 0
         self._counting: asyncio.Task[None] | None = None
 
@@ -81,6 +84,20 @@ class EngineLink:
             if isinstance(answer, dict) and answer.keys() == {"error"}:
                 raise OperationFailedError(f"the engine failed at {operation!r}: {answer['error']}")
         return answers
+
+    async def hand_over(self, operation: str, *args: Any) -> list[Any] | None:
+        """Return the answers likewise, or None if a step takes longer than BUSY_S: the engine has
+        the call then, and makes it next."""
+        task = asyncio.create_task(self.call(operation, *args))
+        if (await asyncio.wait({task}, timeout=BUSY_S))[0]:
+            return task.result()
+        self._handed_over.add(task)  # the loop keeps no task alive
+        task.add_done_callback(self._forget)
+        return None
+
+    def _forget(self, task: asyncio.Task[list[Any]]) -> None:
+        self._handed_over.discard(task)
+        task.exception()  # the client has its answer, and the next call says what is wrong
 
     async def read(self, client: str, operation: str, *args: Any) -> list[Any]:
         """The same for a client's question that changes nothing: it has one at a time, so between

@@ -9,20 +9,24 @@ policies it forwards every call, and knows whose it is only where the front end 
 
 from __future__ import annotations
 
+import hashlib
 import json
+import socket
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.logger import init_logger
 
 from agentkv.errors import TagError
 from agentkv.protocol import (
     OUR_HEADERS,
+    PROBE_ANSWER,
+    PROBE_HEADER,
     TAG_FIELDS,
     WIRE_FIELD,
     WIRE_VERSION,
@@ -53,6 +57,7 @@ _TAGGED_PATHS = frozenset(
         *(_ANTHROPIC_PATH, _TOKENS_PATH, _OPEN_PATH),
     )
 )
+_PROBE = PROBE_HEADER.lower().encode()
 _HEADER_NAMES = frozenset(name.encode() for name in READ_HEADERS)
 
 # vLLM takes this header into `request.session_id` itself, on all four routes, and the scheduler
@@ -78,6 +83,9 @@ class AgentKVMiddleware:
         page = None if self._engine is None else _page(scope)
         if page is not None:
             await page(scope, receive, send)
+            return
+        if scope["type"] == "http" and any(name == _PROBE for name, _ in scope["headers"]):
+            await self._say_who_answers(self._clients, scope, receive, send)
             return
         before = served_client.set(self._clients.of(scope))
         try:
@@ -105,6 +113,27 @@ class AgentKVMiddleware:
             add_routes(app, self._engine, self._clients)
         elif front_end_mib(vllm_config):
             self._clients = Clients(find_token_verifier(app), {})
+
+    async def _say_who_answers(
+        self, clients: Clients, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer a probe of the doctor: like a completion, so that a router passes it on."""
+        has_key = clients.verifier is None or clients.verifier.verify_token(Headers(scope=scope))
+        body, messages = await read_body(receive)
+        if not has_key or body is None:
+            await self._app(scope, replay(messages, receive), send)
+            return
+        # all processes of a server listen on one port
+        place = f"{socket.gethostname()} {scope['server'][1] or scope['server'][0]}"
+        answer = {
+            "id": PROBE_ANSWER + hashlib.sha256(place.encode()).hexdigest()[:16],
+            "object": "text_completion",
+            "created": 0,
+            "model": "agentkv",
+            "choices": [{"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+        }
+        await JSONResponse(answer)(scope, receive, send)
 
     async def _fold_tags(
         self, engine: EngineLink, clients: Clients, scope: Scope, receive: Receive, send: Send

@@ -210,11 +210,13 @@ class _Question:
 
     async def _report_tool(self, job_id: str) -> Response:
         event = parse_tool_event(await _json_body(self.request)).cut()
-        return _found(job_id, merge_job(await self._ask_of(job_id, "tool", asdict(event))))
+        answers = await self._hand_over(job_id, "tool", asdict(event))
+        return _ACCEPTED if answers is None else _found(job_id, merge_job(answers))
 
     async def _release(self, job_id: str) -> Response:
         await _json_body(self.request, default={})
-        return _found(job_id, merge_release(await self._ask_of(job_id, "release")))
+        answers = await self._hand_over(job_id, "release")
+        return _ACCEPTED if answers is None else _found(job_id, merge_release(answers))
 
     async def _read(self, operation: str, *args: Any) -> list[Any]:
         return await self._engine.read(self.client, operation, *args)
@@ -236,8 +238,8 @@ class _Question:
         parts = [await self._read(operation, self._viewer, keys[i : i + at_once]) for i in starts]
         return [[*itertools.chain.from_iterable(each)] for each in zip(*parts, strict=True)]
 
-    async def _ask_of(self, job_id: str, operation: str, *args: Any) -> list[Any]:
-        return await self._engine.call(operation, str(JobKey(self.client, job_id)), *args)
+    async def _hand_over(self, job_id: str, operation: str, *args: Any) -> list[Any] | None:
+        return await self._engine.hand_over(operation, str(JobKey(self.client, job_id)), *args)
 
     def _number(self, name: str, least: float, *, most: float, default: float) -> float:
         text = self.request.query_params.get(name)
@@ -274,6 +276,10 @@ def _parts_of(counts: Mapping[str, int]) -> Iterator[list[tuple[str, int, int]]]
     while part := list(itertools.islice(events, EVENTS_AT_ONCE)):
         first, last = dict(reversed(part)), dict(part)
         yield [(key, first[key], last[key] + 1) for key in last]
+
+
+_ACCEPTED = JSONResponse({"accepted": True}, status_code=202)
+"""Of feedback that reached the engine in the middle of a step."""
 
 
 def _found(job_id: str, answer: dict[str, Any] | None) -> Response:

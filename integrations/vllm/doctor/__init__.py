@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
+from agentkv.command_line import add_json, command_parser, url
 from agentkv.visible import visible
 
 from .check import Check, Status
@@ -40,19 +41,14 @@ def main(argv: list[str]) -> int:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="agentkv doctor",
-        description="Check what is installed here, and a running server.",
-    )
-    parser.add_argument("--url", help="address of a server, or of a router, to check")
+    parser = command_parser("doctor", "Check what is installed here, and a running server.")
+    parser.add_argument("--url", type=url, help="address of a server, or of a router, to check")
     parser.add_argument("--model", metavar="DIR", help="a model's folder: check only its template")
     parser.add_argument("--api-key", help="the server's API key, if it asks for one")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_json(parser)
     options = parser.parse_args(argv)
-    if options.url is not None and not options.url.startswith(("http://", "https://")):
-        parser.error(f"--url {options.url!r}: must start with http:// or https://")
     if options.model is not None and not Path(options.model).exists():
-        parser.error(f"--model {options.model!r}: no such folder")
+        parser.error(f"--model: got {options.model!r}, no such folder")
     return options
 
 

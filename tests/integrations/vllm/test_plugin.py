@@ -15,6 +15,7 @@ from agentkv.errors import AgentKVError, SettingsError, SetupError
 from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE
 from agentkv.integrations.vllm.engine import seam
+from agentkv.integrations.vllm.versions import version_problem
 from agentkv.policies.names import PARSER_KEY, SHIPPED
 from tests.integrations.vllm.vllm_names import serve_parser
 
@@ -149,7 +150,7 @@ def test_a_misspelled_policy_in_the_environment_is_refused(
 ) -> None:
     """A misspelled AGENTKV_POLICY is an error with the valid names, not stock without a word."""
     monkeypatch.setenv(plugin.POLICY_VARIABLE, "agentvk")
-    with pytest.raises(SetupError, match="got 'agentvk', allowed are fcfs, priority, continuum"):
+    with pytest.raises(SetupError, match="got 'agentvk': did you mean agentkv"):
         args(model_config).create_engine_config()
 
 
@@ -160,7 +161,7 @@ def test_a_misspelled_policy_in_the_environment_is_refused(
         ({"scheduler_cls": "x.Y"}, "give one of them"),
         (
             {"additional_config": {"agentkv": {"tttl": 3}}},
-            "unknown key 'tttl'; valid keys: rules, ttl",
+            "unknown key: got 'tttl': did you mean ttl\\?",
         ),
     ],
 )
@@ -294,7 +295,7 @@ def test_a_proxy_may_name_clients_of_any_weight(monkeypatch: pytest.MonkeyPatch)
 )
 def test_versions_are_judged(version: str, problem: str | None) -> None:
     """>= 0.23, < 0.34 is supported; older is refused, newer is checked and warned of."""
-    found = plugin.version_problem(version)
+    found = version_problem(version)
     assert found is None if problem is None else problem in str(found)
 
 

@@ -13,6 +13,7 @@ from vllm.v1.kv_offload.base import OffloadingSpec
 from agentkv.errors import AgentKVError
 from agentkv.integrations.vllm.serve import (
     CPU_TIER,
+    check_flags,
     check_port,
     complete_flags,
     main,
@@ -108,14 +109,14 @@ def test_a_port_that_is_none_is_refused(port: str) -> None:
         check_port(["--port", port])
 
 
-def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 1 and one line that says what to do."""
+def test_a_port_in_use_is_refused() -> None:
+    """It says what to do."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert main(["--host", "127.0.0.1", "--port", port]) == 1
-    assert "give another with --port" in capsys.readouterr().err
+        with pytest.raises(AgentKVError, match="give another with --port"):
+            main(["--host", "127.0.0.1", "--port", port])
 
 
 def test_a_tier_becomes_vllms_offloading(model: str) -> None:
@@ -146,6 +147,18 @@ def test_vllm_takes_the_configuration_of_a_tier(model_config: Path) -> None:
     assert extra[module.LATENCY_MS] == 3.0
 
 
+def test_every_flag_of_vllm_passes() -> None:
+    """All that vLLM's own parser takes, written with underscores, negated, cut or with a key."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    flags = make_arg_parser(FlexibleArgumentParser())._option_string_actions
+    assert len(flags) > 300
+    check_flags([*flags, "--max_model_len=4", "--max-model", "--hf-overrides.a.b", "-tp"])
+    with pytest.raises(AgentKVError, match="did you mean --max-model-len"):
+        check_flags(["--max-mdel-len=4"])
+
+
 @pytest.mark.parametrize(
     ("flags", "is_cpu", "message"),
     [
@@ -167,4 +180,4 @@ def test_a_size_that_is_none_is_bad_usage(size: str, capsys: pytest.CaptureFixtu
     """Exit status 2, as for every flag of ours."""
     with pytest.raises(SystemExit, match="2"):
         with_tier(["--kv-tier-gib", size], is_cpu=True)
-    assert f"{size}: must be a number above 0" in capsys.readouterr().err
+    assert f"got {size}, must be a number above 0" in capsys.readouterr().err

@@ -1,8 +1,15 @@
-"""Statistics of several engines become one answer."""
+"""Statistics of several engines become one answer, and feedback waits for no step."""
 
 from __future__ import annotations
 
-from agentkv.integrations.vllm.api.engine_client import merge_stats
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentkv.integrations.vllm.api import engine_client
+from agentkv.integrations.vllm.api.engine_client import EngineLink, merge_stats
+from tests.integrations.vllm.api.fake_engine import FakeEngineClient
 
 ONE = {
     "pins_total": {"none": 2},
@@ -35,3 +42,25 @@ def test_what_is_true_of_one_engine_is_true() -> None:
     calm, pressed = {"is_under_pressure": False}, {"is_under_pressure": True}
     assert merge_stats([calm, pressed, pressed])["is_under_pressure"] is True
     assert merge_stats([calm, calm])["is_under_pressure"] is False
+
+
+@pytest.mark.asyncio
+async def test_feedback_in_the_middle_of_a_step_is_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call that the engine has and does not answer soon is None, and is made all the same."""
+    monkeypatch.setattr(engine_client, "BUSY_S", 0.05)
+    step_over, made = asyncio.Event(), asyncio.Event()
+
+    class BusyCore:
+        async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+            await step_over.wait()
+            made.set()
+            return [{"freed_blocks": 3}]
+
+    link = EngineLink(FakeEngineClient(BusyCore()))
+    assert await link.hand_over("release", "job") is None
+    assert not made.is_set()
+    step_over.set()
+    await asyncio.wait_for(made.wait(), 5)
+    assert await link.hand_over("release", "job") == [{"freed_blocks": 3}]

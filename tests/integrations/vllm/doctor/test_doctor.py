@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import httpx
 import pytest
 
+from agentkv.evals.server import ServerUnderTest
 from agentkv.integrations.vllm.doctor import main
 from agentkv.integrations.vllm.doctor.check import Check
 from agentkv.integrations.vllm.doctor.installation import check_installation, run_probe
 from agentkv.integrations.vllm.doctor.server import check_server
 from agentkv.integrations.vllm.doctor.stickiness import check_stickiness
+from agentkv.protocol import PROBE_ANSWER, PROBE_HEADER
+from agentkv.server.process import ServerProcess
 
 PACKAGES = {"agentkv-serving": "0.1.0", "vllm": "0.32.0"}
 LOADED = {"torch": "2.13.0", "vllm": "0.32.0", "policies": ["continuum"]}
@@ -184,28 +186,18 @@ def test_a_stuck_engine_is_told_from_a_missing_plugin() -> None:
     assert "no plugin" not in found["server plugin"].seen
 
 
-def two_servers(
-    choose_turns: Choice, choose_others: Choice, *, choose_questions: Choice | None = None
-) -> httpx.MockTransport:
-    """Two servers behind a router that chooses by a request's number and its `X-Session-ID`.
-
-    choose_questions: for GETs, if they go another way than releases.
-    """
-    turns: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+def two_servers(choose_turns: Choice, choose_others: Choice) -> httpx.MockTransport:
+    """Two servers behind a router that chooses by a request's number and its `X-Session-ID`."""
     numbers = itertools.count()
 
     def answer(request: httpx.Request) -> httpx.Response:
         path, job_id = request.url.path, request.headers.get("X-Session-ID", "")
         if path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "m"}]})
-        is_turn = path == "/v1/completions"
-        choose = choose_turns if is_turn else choose_others
-        if request.method == "GET":
-            choose = choose_questions or choose_others
-        server = turns[choose(next(numbers), job_id) % 2]
-        server[job_id] += is_turn
-        known = server[job_id] > 0
-        return httpx.Response(200 if known else 404, json={"turns": server[job_id]})
+        assert request.headers[PROBE_HEADER] == "1"
+        choose = choose_turns if path == "/v1/completions" else choose_others
+        server = choose(next(numbers), job_id) % 2
+        return httpx.Response(200, json={"id": f"{PROBE_ANSWER}{server}"})
 
     return httpx.MockTransport(answer)
 
@@ -223,7 +215,7 @@ def by_number(number: int, job_id: str) -> int:
     [
         (by_job, by_job, "OK", "OK"),
         (by_number, by_job, "FAIL", None),
-        (by_job, lambda number, job_id: by_job(number, job_id) + 1, "FAIL", "FAIL"),
+        (by_job, lambda number, job_id: by_job(number, job_id) + 1, "OK", "FAIL"),
     ],
     ids=["sticky", "round robin", "feedback goes elsewhere"],
 )
@@ -239,18 +231,26 @@ def test_a_router_that_scatters_jobs_is_named(
         assert found["sticky feedback"].status == feedback
 
 
-def test_a_router_that_sends_questions_anywhere_is_sticky_if_turns_and_releases_are() -> None:
-    """Ray Serve and llm-d send a request without a body to any server."""
-    transport = two_servers(by_job, by_job, choose_questions=by_number)
-    found = by_name(check_stickiness("http://router", None, transport=transport))
-    assert [check.status for check in found.values()] == ["OK", "OK"]
+def test_a_probe_that_gets_no_answer_of_ours_is_no_verdict() -> None:
+    """No answer, or one that names no server, is a warning, and no job is called scattered."""
+    model = {"data": [{"id": "m"}], "id": "cmpl-1"}
+    for answer in (httpx.Response(503), httpx.Response(200, json=model)):
+        transport = httpx.MockTransport(lambda request, answer=answer: answer)
+        found = by_name(check_stickiness("http://router", None, transport=transport))
+        assert [check.status for check in found.values()] == ["WARN"]
 
 
-def test_a_server_without_room_for_a_job_is_no_verdict() -> None:
-    """A probe turn that gets no answer is a warning, and no job is called scattered."""
-    transport = httpx.MockTransport(lambda request: httpx.Response(503))
-    found = by_name(check_stickiness("http://router", None, transport=transport))
-    assert [check.status for check in found.values()] == ["WARN"]
+@pytest.mark.server
+def test_probes_leave_no_trace(tiny_continuum_server: ServerProcess) -> None:
+    """Both checks of jobs are OK, and no series or total of the server counts them."""
+    with ServerUnderTest(tiny_continuum_server.base_url) as server:
+        before = server.counters()
+        checks = list(check_stickiness(server.root_url, None))
+        after = server.counters()
+    assert [check.status for check in checks] == ["OK", "OK"]
+    for reading in (before, after):
+        reading["agentkv"].pop("uptime_s", None)
+    assert before == after
 
 
 @pytest.mark.slow
@@ -272,4 +272,4 @@ def test_bad_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as caught:
         main(argv)
     assert caught.value.code == 2
-    assert "agentkv doctor: error" in capsys.readouterr().err
+    assert "agentkv doctor: " in capsys.readouterr().err

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentkv.command_line import DONE, add_json, command_parser
 from agentkv.commands import analyze_command
 from agentkv.durations import DurationPredictor, Prediction, predictor_names
 from agentkv.errors import InputError
@@ -22,30 +24,28 @@ _MAX_SHOWN_CHARS = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0: predicted; 2: no command, predictor or state file that can be used."""
+    """0: predicted. Raises InputError without a command, predictor or state that can be used."""
     options = _parser().parse_args(argv)
     commands = _commands(options.commands)
-    try:
-        predictor = DurationPredictor(options.kind, seed=options.seed)
-    except InputError as error:
-        print(f"agentkv predict: {error}", file=sys.stderr)
-        return 2
-    problem = None if commands else "no command on standard input"
-    if commands and options.state is not None and not predictor.load(Path(options.state)):
-        problem = (
-            f"{options.state}: no saved state of the predictor {options.kind!r}; "
-            "give what `agentkv train-predictor` or DurationPredictor.save wrote, or no --state"
-        )
-    if problem:
-        print(f"agentkv predict: {problem}", file=sys.stderr)
-        return 2
+    predictor = DurationPredictor(options.kind, seed=options.seed)
+    if not any(command.strip() for command in commands):
+        raise InputError("no command: give the text that bash would run, or - for standard input")
+    if options.state is not None:
+        path = Path(options.state)
+        path.open().close()  # OSError for a file that is not there
+        logging.getLogger("agentkv").setLevel(logging.ERROR)  # what follows says it in one line
+        if not predictor.load(path):
+            raise InputError(
+                f"{path}: no saved state of the predictor {options.kind!r}: give what `agentkv "
+                "train-predictor` or DurationPredictor.save wrote"
+            )
     rows = [_as_dict(command, predictor.predict(command)) for command in commands]
     if options.json:
         document = {"kind": options.kind, "num_observed": predictor.num_observed}
         print(json.dumps({**document, "predictions": rows}))
     else:
         print("\n\n".join(map(_described, rows)))
-    return 0
+    return DONE
 
 
 def _as_dict(command: str, prediction: Prediction) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _one_line(command: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="agentkv predict", description=__doc__)
+    parser = command_parser("predict", __doc__)
     parser.add_argument("commands", nargs="+", metavar="COMMAND", help="bash text, or - for stdin")
     kinds = f"{', '.join(predictor_names())}, FILE.py:CLASS or MODULE:CLASS"
     parser.add_argument(
@@ -116,5 +116,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seed", type=int, default=0, help="of the predictor; none of them draws at random today"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_json(parser)
     return parser
