@@ -41,7 +41,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals",): 8_834,
     ("evals/simulator",): 3_352,
     ("evals/traces",): 1_500,
-    ("studies",): 4_116,
+    ("studies",): 4_120,
     ("tests",): 41_897,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
