@@ -172,7 +172,8 @@ class Finished(JobEvent):
 
     name: ClassVar[str] = "finish"
     logged: ClassVar[str] = (
-        "turn=turn.job.num_turns context_length=turn.job.context_tokens output_length=output_tokens"
+        "turn=turn.job.num_turns context_length=turn.job.context_tokens "
+        "output_length=output_tokens ttft_s=turn.ttft_s"
     )
     turn: Turn
     context: Context
@@ -209,7 +210,8 @@ class Decided(JobEvent):
     name: ClassVar[str] = "decision"
     logged: ClassVar[str] = (
         "told_by command speed=decision.speed source=decision.source "
-        "ttl_s=decision.ttl.seconds reason=decision.ttl.reason"
+        "ttl_s=decision.ttl.seconds reason=decision.ttl.reason blocks "
+        "p50_s=decision.p50_s p90_s=decision.p90_s"
     )
     pin: Pin[Any] | None
     decision: Decision
@@ -219,6 +221,8 @@ class Decided(JobEvent):
     """The tool call's key, or its text with `show_commands`."""
     is_first: bool
     """It is the first decision about this pin."""
+    blocks: int
+    """Blocks that are held; 0 if they are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +327,10 @@ class Closed(JobEvent):
     """A job is over: released, at its last step, aborted, or forgotten."""
 
     name: ClassVar[str] = "closed"
-    logged: ClassVar[str] = "reason turns=job.num_turns"
+    logged: ClassVar[str] = (
+        "reason turns=job.num_turns took_s=job.took_s prompt_tokens=job.prompt_tokens "
+        "hit_tokens=job.hit_tokens"
+    )
     job: Job
     reason: FreeReason
 

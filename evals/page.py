@@ -25,7 +25,7 @@ from .event_log import Record
 from .rows import time_stamp, write_whole
 
 _UI = importlib.resources.files("agentkv.integrations.vllm") / "ui"
-_SCRIPTS = ("words.js", "lanes.js", "stream.js", "page.js")
+_SCRIPTS = ("words.js", "lanes.js", "curves.js", "jobs.js", "stream.js", "page.js")
 """The page's modules, each before those that import it."""
 _STYLE = """
 body { max-width: 1080px; }
@@ -92,19 +92,21 @@ def _engine(
 
 def _job(job: JobView) -> dict[str, Any]:
     last = job.turns[-1] if job.turns else None
-    misses = [
-        f"turn {turn.turn} computed {turn.miss['tokens']:,} tokens again: {turn.miss['why']}"
-        for turn in job.turns
-        if turn.miss
-    ]
+    prompt_tokens, hit_tokens = job.hits()
+    num_missed = sum(turn.miss is not None for turn in job.turns)
+    turns = "turn" if num_missed == 1 else "turns"
+    missed = f"{num_missed} {turns} computed tokens again" if num_missed else ""
     return {
         "job_id": job.job_id,
         "parent_job_id": job.parent_job_id,
         "state": "over",
         "turn": len(job.turns),
         "tokens": last.prompt_tokens + (last.output_tokens or 0) if last else 0,
-        "blocks": max((hold.blocks for hold in job.holds), default=0),
-        "why": "; ".join([*misses, job.close_reason or "open"]),
+        "took_s": job.ended_s - job.started_s,
+        "prompt_tokens": prompt_tokens,
+        "hit_tokens": hit_tokens,
+        "why": "; ".join(filter(None, [missed, job.close_reason or "open"])),
+        "turns": job.rows(),
     }
 
 
@@ -115,7 +117,12 @@ def _totals(jobs: Sequence[JobView]) -> dict[str, Any]:
     for miss in (turn.miss for job in jobs for turn in job.turns):
         if miss is not None:
             missed[miss["reason"]] += miss["tokens"]
-    return {"pin_ends_total": ends, "savings": {"recomputed_tokens": missed}}
+    hits = [job.hits() for job in jobs]
+    return {
+        **{"pin_ends_total": ends, "savings": {"recomputed_tokens": missed}},
+        "prompt_tokens_total": {"later": sum(prompts for prompts, _ in hits)},
+        "hit_tokens_total": {"later": sum(found for _, found in hits)},
+    }
 
 
 def write_page(path: Path, title: str, parts: Iterable[str]) -> None:

@@ -6,13 +6,11 @@ Reads the server's stream of snapshots (docs/reference/routes.md) and nothing el
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
-import httpx
 from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
@@ -24,151 +22,30 @@ from textual.widgets import DataTable, Footer, Input, Static
 from agentkv.command_line import DONE, FAILED, command_parser, url
 from agentkv.errors import AgentKVServerError
 from agentkv.protocol import routing_headers
-from agentkv.visible import visible, visible_values
 
-SILENCE_S = 30.0
-"""A server that is alive sends a snapshot a second; after this much silence it is given up."""
-MAX_EVENTS_OF_JOB = 200
-MAX_JOBS_REMEMBERED = 1000
-
-Entry = Mapping[str, Any]
-"""A job or an event of a snapshot."""
-
-
-class ShownJob(NamedTuple):
-    """A job on one engine, as the screen knows it."""
-
-    engine: int
-    job_id: str
-
-
-class LiveFeed:
-    """The stream of one server, with or without `/v1` in its URL; `transport` is for tests."""
-
-    def __init__(
-        self, url: str, api_key: str | None, *, transport: httpx.AsyncBaseTransport | None = None
-    ) -> None:
-        self.root_url, self._transport = url.rstrip("/").removesuffix("/v1"), transport
-        self.headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-
-    async def snapshots(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield snapshots as they come. Raises AgentKVServerError when there are no more, with
-        what happened and what to do."""
-        timeout = httpx.Timeout(SILENCE_S)
-        try:
-            async with (
-                httpx.AsyncClient(
-                    headers=self.headers, timeout=timeout, transport=self._transport
-                ) as client,
-                client.stream("GET", f"{self.root_url}/v1/agentkv/live") as answer,
-            ):
-                await self._require_stream(answer)
-                async for name, data in _events(answer):
-                    if name == "gone":
-                        raise AgentKVServerError(f"{self.root_url}: {data.get('problem')}")
-                    yield data
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise AgentKVServerError(
-                f"{self.root_url} does not answer ({type(error).__name__}: {error}): start the "
-                "server, or give its address with --url"
-            ) from error
-        raise AgentKVServerError(f"{self.root_url} has ended the stream")
-
-    async def _require_stream(self, answer: httpx.Response) -> None:
-        if answer.is_success and "event-stream" in answer.headers.get("content-type", ""):
-            return
-        status = answer.status_code
-        if status in (401, 403):
-            problem = f"HTTP {status}: give the server's key with --api-key"
-        elif status == 404 or answer.is_success:
-            problem = (
-                "it has no /v1/agentkv/live. Its policy is a stock one (fcfs or priority), or its "
-                "agentkv is older than this one: start it with --scheduling-policy agentkv or "
-                "continuum"
-            )
-        else:
-            await answer.aread()
-            problem = f"HTTP {status}: {visible(answer.text[:200])}"
-        raise AgentKVServerError(f"{self.root_url} answers, but {problem}")
-
-
-async def _events(answer: httpx.Response) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """The server-sent events of a response: name and data."""
-    name = ""
-    async for line in answer.aiter_lines():
-        field, _, value = line.partition(": ")
-        if field == "event":
-            name = value
-        elif field == "data":
-            yield name, json.loads(value, object_hook=visible_values)
-
-
-class Board:
-    """The newest snapshot, and the events of all jobs since the stream was opened."""
-
-    def __init__(self) -> None:
-        self.engines: list[dict[str, Any]] = []
-        self.log: deque[tuple[ShownJob, Entry]] = deque(maxlen=MAX_EVENTS_OF_JOB)
-        """What happened last, to any job."""
-        self.events: dict[ShownJob, deque[Entry]] = {}
-        """What happened to each job, as far as it was seen."""
-        self._seen_s: dict[int, float] = {}
-
-    def update(self, snapshot: Mapping[str, Any]) -> None:
-        """Take a snapshot; events that were in an earlier one are passed over."""
-        self.engines = list(snapshot.get("engines", ()))
-        for engine in self.engines:
-            number, now_s = int(engine["engine"]), float(engine["at_s"])
-            seen_s = self._seen_s.get(number, -1.0)
-            seen_s = -1.0 if now_s < seen_s else seen_s  # the server was started again
-            for event in engine["events"]:
-                if event["at_s"] > seen_s:
-                    self._add(ShownJob(number, event["job_id"]), event)
-            self._seen_s[number] = now_s
-
-    def _add(self, key: ShownJob, event: Entry) -> None:
-        events = self.events.pop(key, None) or deque(maxlen=MAX_EVENTS_OF_JOB)
-        events.append(event)
-        self.events[key] = events  # the last active one comes last
-        if len(self.events) > MAX_JOBS_REMEMBERED:
-            del self.events[next(iter(self.events))]
-        self.log.append((key, event))
-
-    @property
-    def jobs(self) -> dict[ShownJob, dict[str, Any]]:
-        """The jobs of the newest snapshot."""
-        return {
-            ShownJob(int(engine["engine"]), job["job_id"]): job
-            for engine in self.engines
-            for job in engine["jobs"]
-        }
-
-    def total(self, group: str, name: str) -> float:
-        """A number of a group of `stats`, added up over engines; 0 where there is none."""
-        groups = ((engine.get("stats") or {}).get(group, {}) for engine in self.engines)
-        return float(sum(numbers.get(name, 0) for numbers in groups))
-
+from .board import Board, Entry, LiveFeed, ShownJob, short_s
 
 RETRY_S = 2.0
 POOL = (("running", "█", "blue"), ("held", "█", "green"), ("cached", "▒", "bright_black"))
 """Kinds of blocks in the pool's bar, with their character and colour; the rest is free."""
-STATES = ("running", "waiting", "tool", "held", "evicted")
-COLOURS = {"running": "blue", "waiting": "red", "tool": "green", "held": "green"}
-DECISIONS = frozenset({"decision", "unpinned", "held", "due", "evicted", "trimmed", "preempted"})
+STATES = ("running", "waiting", "tool", "held", "evicted", "over")
+COLOURS = {"running": "blue", "waiting": "red", "tool": "green bold", "held": "green"}
 MAX_BARS = 3
-NUM_DECISIONS = 4
+MIN_DECISIONS = 4
 
 COLUMNS = (
-    *(("job", 20), ("state", 10), ("turn", 7), ("tokens", 9), ("tool", 15)),
-    *(("for", 8), ("predicted", 11)),
+    *(("job", 15), ("state", 13), ("turn", 6), ("time", 6), ("tokens", 8), ("cached", 7)),
+    *(("tool", 12), ("usually", 11), ("why", 40)),
 )
-"""Columns and their widths in a terminal of 80 characters; in a wider one job and tool grow."""
+"""Columns and their least widths, the first eight those of 80 characters: a narrower terminal has
+not the last ones, in a wider one job, tool and why grow."""
+SCROLLBAR = 2
 
 SORTS: Mapping[str, Callable[[ShownJob, Entry], Any]] = {
     "state": lambda key, job: (STATES.index(job["state"]), -job["for_s"]),
     "tokens": lambda key, job: -job["tokens"],
-    "for": lambda key, job: -job["for_s"],
-    "turn": lambda key, job: -job["turn"],
+    "time": lambda key, job: -job["took_s"],
+    "turn": lambda key, job: -_turns(job),
     "job": lambda key, job: key,
 }
 
@@ -248,9 +125,9 @@ class Top(App[None]):
     ]
     CSS = """
     #head { height: auto; }
-    #jobs { height: 1fr; }
+    #jobs { height: auto; scrollbar-size-horizontal: 0; }
     #find { display: none; height: 1; border: none; }
-    #decisions { height: 5; }
+    #decisions { height: 1fr; }
     """
     ENABLE_COMMAND_PALETTE = False
 
@@ -322,19 +199,29 @@ class Top(App[None]):
 
     # What is shown
 
+    def on_data_table_row_highlighted(self) -> None:
+        self.screen_stack[0].query_one("#decisions", Static).update(self._decisions())
+
     def _set_columns(self) -> None:
         table = self.screen_stack[0].query_one(DataTable)
         table.clear(columns=True)
-        more = max(0, self.size.width - sum(width for _, width in COLUMNS))
-        grown = {"job": more - more // 2, "tool": more // 2}
+        left, shown = self.size.width - SCROLLBAR, {}
         for name, width in COLUMNS:
-            table.add_column(name, width=width + grown.get(name, 0), key=name)
+            if left < width:
+                break
+            shown[name], left = width, left - width
+        for name, share in (("why", 0.6), ("tool", 0.4), ("job", 1.0)):
+            more = int(left * share)
+            if name in shown:
+                shown[name], left = shown[name] + more, left - more
+        for name, width in shown.items():
+            table.add_column(name, width=width, key=name)
 
     def refresh_screen(self) -> None:
         """Show the board as it is now; the cursor stays on its job."""
         screen = self.screen_stack[0]
-        screen.query_one("#head", Static).update(self._head())
-        screen.query_one("#decisions", Static).update(self._decisions())
+        head = self._head()
+        screen.query_one("#head", Static).update(head)
         table = screen.query_one(DataTable)
         row, top = table.cursor_row, table.scroll_y
         at = self._shown[row] if row < len(self._shown) else None
@@ -346,46 +233,62 @@ class Top(App[None]):
         for key in self._shown:
             job_id, *cells = self._cells(key, jobs[key])
             row_cells = [Text(_end(job_id, widths[0]))]
-            row_cells += [Text(text[:w]) for text, w in zip(cells, widths[1:], strict=True)]
+            row_cells += [Text(text[:w]) for text, w in zip(cells, widths[1:], strict=False)]
             row_cells[1].stylize(COLOURS.get(jobs[key]["state"], ""))
             table.add_row(*row_cells)
+        # all jobs that there is room for; decisions have the rest
+        used = len(head.plain.splitlines()) + 2 + MIN_DECISIONS
+        table.styles.height = max(3, min(len(self._shown) + 1, self.size.height - used))
         if at in self._shown:
             table.move_cursor(row=self._shown.index(at), animate=False, scroll=False)
         table.scroll_y = top
+        screen.query_one("#decisions", Static).update(self._decisions())
 
     def _cells(self, key: ShownJob, job: Entry) -> tuple[str, ...]:
         is_one = len(self.board.engines) == 1
         job_id = key.job_id if is_one else f"{key.engine}:{key.job_id}"
         p50, p90 = job["predicted_p50_s"], job["predicted_p90_s"]
         expected = f"/{job['expected_turns']}" if job["expected_turns"] else ""
+        prompt_tokens = job["prompt_tokens"]
         return (
             job_id,
-            "held back" if job["held_back"] else job["state"],
-            f"{job['turn']}{expected}",
-            f"{job['tokens']:,}",
+            job["state"] if job["state"] == "over" else f"{job['state']} {short_s(job['for_s'])}",
+            f"{_turns(job)}{expected}",
+            short_s(job["took_s"]),
+            f"{job['tokens']:,}" if job["tokens"] else "",
+            f"{job['hit_tokens'] / prompt_tokens:.0%}" if prompt_tokens else "",
             job["command"] or job["tool"] or "",
-            _seconds(job["for_s"]),
-            "" if p50 is None else f"{_seconds(p50)}..{_seconds(p90)}",
+            "" if p50 is None else f"{short_s(p50)}..{short_s(p90)}",
+            _why(job),
         )
 
     def _head(self) -> Text:
         board, engines = self.board, self.board.engines
         if not engines:
             return Text(self._problem or f"waiting for {self._feed.root_url}")
+        first = engines[0]
         is_short = any(engine["stats"].get("is_under_pressure") for engine in engines)
-        waiting = sum(job["state"] == "waiting" for job in board.jobs.values())
-        num_jobs = sum(engine["num_jobs"] for engine in engines)
+        counts = dict.fromkeys(STATES, 0) | Counter(job["state"] for job in board.jobs.values())
+        states = ", ".join(f"{number:,} {state}" for state, number in counts.items() if number)
+        more = sum(engine["num_jobs"] - len(engine["jobs"]) for engine in engines)
+        waiting = sum(engine["stats"].get("num_waiting", 0) for engine in engines)
         lines = [
             Text.assemble(
-                (f"{self._feed.root_url.partition('://')[2]} {engines[0]['policy']}  ", "bold"),
-                f"{num_jobs:,} jobs, {waiting:,} wait  ",
+                (f"{first['model'].rpartition('/')[2]} on {first['host']}", "bold"),
+                f"  up {short_s(first['at_s'])}  policy {first['policy']}  "
+                f"agentkv {first['version']}  vLLM {first['vllm_version']}",
+            ),
+            Text.assemble(
+                f"{states or 'no jobs'}{f', {more:,} more' if more else ''}  ",
+                f"queue {waiting:,}  ",
                 ("memory is short" if is_short else "no pressure", "red" if is_short else ""),
                 f"  by {self._sort}" + (f", only {self._filter!r}" if self._filter else ""),
-            )
+            ),
         ]
         lines += [self._bar(engine) for engine in engines[:MAX_BARS]]
         if len(engines) > MAX_BARS:
             lines.append(Text(f"and {len(engines) - MAX_BARS} more engines"))
+        lines.append(Text(board.speed()))
         lines.append(Text(self._problem, style="red") if self._problem else self._savings())
         for line in lines:
             line.truncate(max(1, self.size.width), overflow="ellipsis")
@@ -411,22 +314,36 @@ class Top(App[None]):
         prompts, hits, stock = (board.total("savings", name) for name in names)
         within = [board.total("predictions_total", name) for name in ("to_p50", "to_p90")]
         tools = sum(within) + board.total("predictions_total", "over_p90")
-        text = f"hits {hits / (prompts or 1):.0%}, stock about {stock / (prompts or 1):.0%}"
-        text += f" ({_seconds(board.total('savings', 'gained_engine_s'))})"
+        gained_s = board.total("savings", "gained_engine_s")
+        engine = f"{short_s(abs(gained_s))} {'lost' if gained_s < 0 else 'won'}"
+        text = f"later turns {hits / (prompts or 1):.0%} cached (stock about "
+        text += f"{stock / (prompts or 1):.0%}, {engine})"
         if tools:
-            shares = within[0] / tools, sum(within) / tools
-            text += f"  {tools:,.0f} tools: {shares[0]:.0%} within p50, {shares[1]:.0%} within p90"
+            text += f"  tools {sum(within) / tools:.0%} within p90"
         return Text(text)
 
     def _decisions(self) -> Text:
-        latest = [entry for entry in self.board.log if entry[1]["event"] in DECISIONS]
-        width = max(20, self.size.width)
-        lines = [Text("─ decisions ".ljust(width, "─"), style="bright_black")]
-        for key, event in latest[-NUM_DECISIONS:]:
-            line = Text(f"{_end(key.job_id, 18):18} {event['text']}")
-            line.truncate(width, overflow="ellipsis")
-            lines.append(line)
+        """Why the job under the cursor is as it is, and as many decisions as there is room for."""
+        pane = self.screen_stack[0].query_one("#decisions", Static)
+        row, width = self.query_one(DataTable).cursor_row, max(20, self.size.width)
+        at = self._shown[row] if row < len(self._shown) else None
+        job = self.board.jobs.get(at) if at is not None else None
+        why = f"{at.job_id}: {_why(job)}" if at is not None and job and _why(job) else "decisions"
+        lines = [Text(f"─ {why} ".ljust(width, "─"), style="bright_black")]
+        for line in [*self.board.lines][-max(MIN_DECISIONS, pane.size.height - 1) :]:
+            lines.append(Text(f"{_end(line.key.job_id, 18):18} {line.text}"))
+            lines[-1].stylize("red" if line.is_loss else "", 19)
+        for text in lines:
+            text.truncate(width, overflow="ellipsis")
         return Text("\n").join(lines)
+
+
+def _why(job: Entry) -> str:
+    return str(job["text"] if job["state"] == "over" else job["why"] or "")
+
+
+def _turns(job: Entry) -> int:
+    return int(job["turns"] if job["state"] == "over" else job["turn"])
 
 
 def _searched(key: ShownJob, job: Entry) -> str:
@@ -436,12 +353,3 @@ def _searched(key: ShownJob, job: Entry) -> str:
 def _end(text: str, width: int) -> str:
     """The end of a job's id: ids of one run mostly begin alike."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
-
-
-def _seconds(seconds: float) -> str:
-    """A duration in up to five characters."""
-    if seconds < 10.0:
-        return f"{seconds:.1f}s"
-    if seconds < 600.0:
-        return f"{seconds:.0f}s"
-    return f"{seconds / 60:.0f}m" if seconds < 36_000.0 else f"{seconds / 3600:.0f}h"

@@ -124,6 +124,9 @@ class Turn:
     common_tokens: int = 0
     """Tokens this prompt shares with what the job's last finished turn left in the cache."""
     admitted_s: float | None = None
+    ttft_s: float | None = None
+    """Seconds from its arrival to its first token; None before, or if it ended with that."""
+    ended_s: float = math.nan
     hit_tokens: int = 0
     """Tokens of the prompt that were in the cache when it first had blocks."""
     loaded_tokens: int = 0
@@ -206,7 +209,12 @@ class Job:
     """The engine was paused, or went on, after the last finished turn."""
     was_aborted: bool = False
     """The turn of that prompt was aborted."""
+    started_s: float = 0.0
     last_activity_s: float = 0.0
+    prompt_tokens: int = 0
+    """Of its turns after the first that have had blocks, side requests left out."""
+    hit_tokens: int = 0
+    """Of them, tokens that were in the cache."""
     num_diverged: int = 0
     num_evicted: int = 0
     hold_end: HoldEnd | None = None
@@ -226,6 +234,11 @@ class Job:
     def own_id(self) -> str:
         """The id that its client gave it."""
         return self.job_id.own_id
+
+    @property
+    def took_s(self) -> float:
+        """Seconds from its first turn's arrival to what it did last."""
+        return round(self.last_activity_s - self.started_s, 3)
 
     @property
     def has_waiting_turn(self) -> bool:
@@ -300,10 +313,16 @@ class Job:
                 return False
         return fingerprint != self.fingerprint
 
-    def has_diverged(self, turn: Turn) -> bool:
-        """True if a turn's prompt repeats less than all of what the turn before left."""
+    def turn_admitted(self, turn: Turn) -> None:
+        """Count what a turn finds, unless it is the first or a side request, and whether its prompt
+        repeats less than all of what the turn before left."""
+        if turn.is_side_request:
+            return
+        if self.num_turns > 1:
+            self.prompt_tokens += turn.num_prompt_tokens
+            self.hit_tokens += turn.hit_tokens
         expected = min(self.usable_tokens, turn.num_prompt_tokens - 1)
-        return self.finished_s is not None and turn.common_tokens < expected
+        self.num_diverged += self.finished_s is not None and turn.common_tokens < expected
 
     def common_tokens(self, prompt: Prompt, block_tokens: int) -> int:
         """Tokens of a new prompt that equal the context the last finished turn left.

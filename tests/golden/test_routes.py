@@ -24,7 +24,8 @@ pytestmark = pytest.mark.server
 VOLATILE = (
     r"version|vllm_version|num_blocks|max_num_.*|max_model_len|at_s|waited_s|held_s|idle_s|ttl_s|"
     r"ttl_left_s|queueing_delay_s|load_token_s|.*kv_cache_usage|request_ids|compared_.*tokens|"
-    r"stock_hit_tokens|gained_engine_s"
+    r"stock_hit_tokens|gained_engine_s|"
+    r"host|ttft_s|took_s|gap_s|hold|p[59]0_s|(ttft|turn)_seconds_total"
 )
 PROMPT = " ".join(f"word{number}" for number in range(120))
 BAD_REQUESTS: tuple[tuple[str, str, Any], ...] = (

@@ -37,7 +37,7 @@ def test_the_demo_agents_turns_appear_in_the_page(
     chromium: Any, demo_server: ServerProcess
 ) -> None:
     """While agents play the tour their jobs appear in lanes and states; afterwards the figures of
-    the page are those of /stats, and every turn's decision has been a sentence."""
+    the page are those of /stats, a hold has been a sentence, and a row opens for its turns."""
     server = demo_server
     url = f"{server.base_url}/agentkv/ui"
     with (
@@ -63,9 +63,20 @@ def test_the_demo_agents_turns_appear_in_the_page(
             page.wait_for_selector(f"#total-{name}[value='{value}']")
         assert ends["returned"] > 0
         assert page.get_attribute(".legend .held + b, .legend b >> nth=1", "data-blocks") == "0"
-        assert "the job's next turn has its blocks" in page.inner_text("#decisions")
+        assert "its next turn came after" in page.inner_text("#decisions")
+        page.click("button.open")
+        page.wait_for_selector(".turns tbody tr:nth-child(5)")
         assert page.problems == phone.problems == []
         assert page.hosts == {server.host}
+        with page_of(chromium, url) as fresh:  # its means are those since the server's start
+            fresh.wait_for_selector(".detail, td.job")
+            turns, savings = stats["finished_turns_total"]["later"], stats["savings"]
+            for name, total in (("ttft", "ttft_seconds_total"), ("took", "turn_seconds_total")):
+                mean_s = float(fresh.get_attribute(f"#total-{name}", "value") or 0)
+                assert mean_s == pytest.approx(stats[total]["later"] / turns)
+            stock = 100 * savings["stock_hit_tokens"] / savings["compared_tokens"]
+            assert f"about {stock:.0f} %" in fresh.inner_text("#note-stock")
+            assert "demo on " in fresh.title()
 
 
 def test_a_server_with_viewers_ends_when_it_is_stopped(

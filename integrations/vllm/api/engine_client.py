@@ -181,11 +181,11 @@ def merge_info(answers: Sequence[Answer]) -> Answer:
     return {**answers[0], "num_blocks": num_blocks, "num_engines": len(answers)}
 
 
-def merge_stats(answers: Sequence[Answer]) -> Answer:
+def merge_stats(answers: Sequence[Answer], *, are_totals: bool = False) -> Answer:
     """Add up integers (counts) and average floats (shares and means), recursively.
 
-    Engine seconds are added up as well. Names that start with `max_` keep the largest value,
-    booleans are or-ed, and any other type keeps the first engine's value.
+    Seconds in totals and of engines are added up as well. Names that start with `max_` keep the
+    largest value, booleans are or-ed, and any other type keeps the first engine's value.
     """
     if len(answers) == 1:
         return answers[0]
@@ -193,7 +193,7 @@ def merge_stats(answers: Sequence[Answer]) -> Answer:
     for name in {name: None for answer in answers for name in answer}:
         values = [answer[name] for answer in answers if name in answer]
         if all(isinstance(value, dict) for value in values):
-            merged[name] = merge_stats(values)
+            merged[name] = merge_stats(values, are_totals=name.endswith("_total"))
         elif all(isinstance(value, bool) for value in values):
             merged[name] = any(values)
         elif not all(isinstance(value, int | float) for value in values):
@@ -201,8 +201,9 @@ def merge_stats(answers: Sequence[Answer]) -> Answer:
         elif name.startswith("max_"):
             merged[name] = max(values)
         else:
-            is_count = name.endswith("_engine_s") or all(isinstance(value, int) for value in values)
-            merged[name] = sum(values) if is_count else sum(values) / len(values)
+            is_sum = are_totals or name.endswith("_engine_s")
+            is_sum = is_sum or all(isinstance(value, int) for value in values)
+            merged[name] = sum(values) if is_sum else sum(values) / len(values)
     return merged
 
 

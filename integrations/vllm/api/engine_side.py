@@ -7,6 +7,7 @@ and answers have the id that its client gave it.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter
@@ -31,10 +32,20 @@ from .job_now import JobNow
 
 MAX_TURNS = 64
 """Turns of a job that are shown, the last ones."""
-MAX_READ = 240
+MAX_READ = 170
 """Events of a job from which they are read, the last ones: less than a millisecond."""
 NOT_SHOWN = {"policy", "listeners", "watchers", "client_weights", "client_header"}
 """Settings that are not shown as they are."""
+
+
+def server(scheduler: RetainingScheduler) -> dict[str, str]:
+    """Say which server it is."""
+    return {
+        "model": str(scheduler.vllm_config.model_config.served_model_name),
+        "host": socket.gethostname(),
+        "version": agentkv.__version__,
+        "vllm_version": vllm.__version__,
+    }
 
 
 def info(scheduler: RetainingScheduler) -> dict[str, Any]:
@@ -42,7 +53,7 @@ def info(scheduler: RetainingScheduler) -> dict[str, Any]:
     # those that only other policies take at their defaults: the keys are the same under all
     all_settings = {**default_settings(), **settings.model_dump()}
     return {
-        "version": agentkv.__version__,
+        **server(scheduler),
         "wire_version": WIRE_VERSION,
         "policy": label_of(settings.policy),
         # the options of listeners may hold the secret path of a webhook; clients are nobody's news
@@ -50,7 +61,6 @@ def info(scheduler: RetainingScheduler) -> dict[str, Any]:
             **{key: value for key, value in all_settings.items() if key not in NOT_SHOWN},
             "listeners": [label_of(name) for name in settings.listeners],
         },
-        "vllm_version": vllm.__version__,
         **scheduler.bounds(),
     }
 
@@ -157,8 +167,8 @@ def turns_of(
     """The last admitted turns of a job, as the event log has them and `viewer` may see them."""
     last = scheduler.watchers.log.last_of(key, MAX_READ)
     events = [shown(entry, viewer) for entry in last]
-    turns = [turn for view in job_views(key.own_id, events) for turn in view.turns]
-    return [turn.as_row() for turn in turns if turn.started_s is not None][-MAX_TURNS:]
+    rows = [row for view in job_views(key.own_id, events) for row in view.rows()]
+    return rows[-MAX_TURNS:]
 
 
 def tool(
@@ -203,7 +213,7 @@ def events(
 
 def live(scheduler: RetainingScheduler, views: Sequence[snapshot.View]) -> dict[str, Any]:
     """Describe the engine at this moment, to each of the clients that watch it."""
-    return snapshot.live(scheduler, stats(scheduler), views)
+    return {**server(scheduler), **snapshot.live(scheduler, stats(scheduler), views)}
 
 
 def bad_tags(scheduler: RetainingScheduler, number: int) -> None:

@@ -175,7 +175,9 @@ class LiveStream(Response):
 PAGE_TYPES: Mapping[str, str] = {
     "index.html": "text/html; charset=utf-8",
     "page.css": "text/css; charset=utf-8",
-    **dict.fromkeys(("page.js", "lanes.js", "stream.js", "words.js"), "text/javascript"),
+    **dict.fromkeys(
+        ("page.js", "jobs.js", "lanes.js", "curves.js", "stream.js", "words.js"), "text/javascript"
+    ),
     "icon.svg": "image/svg+xml",
 }
 PAGE_HEADERS: Mapping[str, str] = {

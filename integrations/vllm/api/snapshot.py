@@ -29,6 +29,9 @@ MAX_EVENTS = 200
 HISTORY_S = 120.0
 """Seconds back from which a view that is new gets events: those that the page's lanes show."""
 
+MAX_ENDED = 16
+"""Jobs that ended last, of which a view that is new gets how they ended."""
+
 View = tuple[str | None, Mapping[str, float]]
 """A client (None: sees all), and for each engine the time up to which it has its events."""
 
@@ -44,7 +47,10 @@ def live(
     most_jobs, most_events = MAX_JOBS // max(1, len(views)), MAX_EVENTS // max(1, len(views))
     described = []
     for client, seen_s in views:
-        events, num_left_out = log.since(seen_s.get(engine, now_s - HISTORY_S), client, most_events)
+        since_s = seen_s.get(engine, now_s - HISTORY_S)
+        events, num_left_out = log.since(since_s, client, most_events)
+        if engine not in seen_s:
+            events = [*log.ended(since_s, client, MAX_ENDED), *events]
         jobs = _jobs_of(scheduler, client, most_jobs)
         num_own = pins.num_blocks if client is None else pins.num_blocks_of(client)
         described.append(

@@ -129,7 +129,8 @@ class StepTimer:
         self._model = model
         self._scheduler = scheduler
         self._prefilling: dict[str, Request] = {}
-        self._under_way: dict[int, tuple[Step, float]] = {}
+        self._under_way: dict[int, tuple[Step, float, list[str]]] = {}
+        """Steps with when they began, and the requests whose prompts they end."""
         self._processed_s = 0.0
 
     def step_scheduled(self, output: SchedulerOutput, requests: dict[str, Request]) -> None:
@@ -139,6 +140,7 @@ class StepTimer:
         for request_id in seam.admitted_ids(output):
             self._prefilling[request_id] = requests[request_id]
         num_tokens = squares = 0
+        prefilled = []
         for request_id, request in list(self._prefilling.items()):
             num_new = output.num_scheduled_tokens.get(request_id, 0)
             end = request.num_computed_tokens
@@ -146,16 +148,20 @@ class StepTimer:
             squares += end**2 - (end - num_new) ** 2
             if end >= request.num_tokens or not seam.is_running(request):
                 del self._prefilling[request_id]
+                prefilled.append(request_id)
         if len(self._under_way) >= MAX_UNDER_WAY:
             self._under_way.clear()
         scheduler = self._scheduler
         step = Step(num_tokens, squares, *scheduler.memory_use(), scheduler.num_steps(output))
-        self._under_way[id(output)] = (step, scheduler.monotonic())
+        self._under_way[id(output)] = (step, scheduler.monotonic(), prefilled)
 
     def step_processed(self, output: SchedulerOutput) -> None:
         """A step's outputs have been processed: learn from its duration."""
         now_s = self._scheduler.monotonic()
-        step, began_s = self._under_way.pop(id(output), (None, 0.0))
+        step, began_s, prefilled = self._under_way.pop(id(output), (None, 0.0, []))
         if step is not None:
             self._model.observe(step, now_s - max(began_s, self._processed_s))
+        for turn in filter(None, map(self._scheduler.retention.jobs.turns.get, prefilled)):
+            if turn.ttft_s is None:
+                turn.ttft_s = round(self._scheduler.clock() - turn.arrived_s, 6)
         self._processed_s = now_s

@@ -116,7 +116,7 @@ class RetentionManager:
             # A sub-agent takes the place of the job that waits for it.
             job = Job(JobKey.read(job_id), order if lender is None else lender.order)
             job.is_inferred = tags.job_id is None
-            job.first_prompt_tokens = num_prompt_tokens
+            job.first_prompt_tokens, job.started_s = num_prompt_tokens, now_s
             self.jobs.add(job)
         elif job.is_inferred and tags.job_id is not None:
             self.inference.forget(job)
@@ -177,7 +177,7 @@ class RetentionManager:
             job.num_evicted += 1
             self.policy.learned.queueing.observe(waited_s)
             self._emit(events.Evicted, job.job_id, lost_tokens)
-        job.num_diverged += not turn.is_side_request and job.has_diverged(turn)
+        job.turn_admitted(turn)
         self._emit(events.Admitted, job.job_id, turn, round(waited_s, 6))
 
     def turn_preempted(self, request_id: str) -> None:
@@ -253,7 +253,7 @@ class RetentionManager:
                 job.tier_key = self._host.tier_key(context.block_hashes[: context.num_blocks])
             if job.is_inferred:
                 self.inference.turn_finished(job, context)
-        num_output = len(context.token_ids) - context.num_prompt_tokens
+        num_output, turn.ended_s = len(context.token_ids) - context.num_prompt_tokens, now_s
         self._emit(events.Finished, job.job_id, turn, context, num_output, len(kept.blocks))
 
     def _hold(self, turn: Turn, context: Context, kept: KeptBlocks, now_s: float) -> None:

@@ -250,13 +250,15 @@ class PinDecisions:
         command = decision.command
         job.tool = tool_name(command or "") or None
         job.command_shown = None if command is None else self._shown(command)
-        pin, is_first = self._pins.table.get(job.job_id), False
+        pin, is_first, num_blocks = self._pins.table.get(job.job_id), False, 0
         if pin is not None:
+            num_blocks = len(pin.blocks)
             if decision.speed is not None and not pin.is_decided:
                 pin.is_decided = is_first = True
             self._pins.reprice(pin, decision.ttl, is_from_now=decision.is_from_now)
         if self._predictor.predicts or job.is_inferred:
-            self._emit(Decided, job.job_id, pin, decision, told_by, job.command_shown, is_first)
+            said = told_by, job.command_shown
+            self._emit(Decided, job.job_id, pin, decision, *said, is_first, num_blocks)
 
     def _shown(self, command: str) -> str:
         """What events and routes show of a command; reading longer ones would take milliseconds."""

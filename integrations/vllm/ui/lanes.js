@@ -1,8 +1,9 @@
 // A job's states over time, from the events of the engine and corrected by its snapshots.
 
 export const STATES = ["running", "tool", "held", "waiting", "evicted"];
+const TOP = { held: 5, evicted: 8 }; // where a state's band begins, of 10: shape tells them apart, too
 export const view = { seconds: 120, title: "Last two minutes" }; // what lanes are drawn over
-const SVG = "http://www.w3.org/2000/svg";
+export const SVG = "http://www.w3.org/2000/svg";
 const AFTER = {
   arrival: "waiting",
   waiting_to_running: "running",
@@ -72,7 +73,7 @@ export class Lane {
     for (const { state, from, to } of this.spans) {
       const x = Math.max(0, from - start);
       const width = Math.max(0.25, (to ?? now) - start - x);
-      if (state in paths) paths[state] += `M${x.toFixed(2)} 0h${width.toFixed(2)}v10h-${width.toFixed(2)}z`;
+      if (state in paths) paths[state] += `M${x.toFixed(2)} ${TOP[state] ?? 0}h${width.toFixed(2)}V10h-${width.toFixed(2)}z`;
     }
     const shapes = STATES.filter((state) => paths[state]).map((state) => {
       const path = document.createElementNS(SVG, "path");

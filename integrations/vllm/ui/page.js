@@ -1,253 +1,145 @@
 // The page: a stream of snapshots, drawn, or the one snapshot that a file written by `agentkv record`
 // or `agentkv report` holds. All text of jobs is set as text, never as HTML.
 
-import { Lane, STATES, laneImage, view } from "./lanes.js";
+import { Curves, MEAN_S, curveImage, drawCurves, ratio } from "./curves.js";
+import { EngineCard } from "./jobs.js";
+import { STATES, view } from "./lanes.js";
 import { Stream } from "./stream.js";
-import { compact, count, decision, plural, seconds, share, sum, waiting } from "./words.js";
+import { WASTED, count, decision, element, listed, plural, seconds, setText, share, sum } from "./words.js";
 
 const byId = (id) => document.getElementById(id);
 const recorded = byId("record") && JSON.parse(byId("record").textContent);
-const MAX_ROWS = recorded ? Infinity : 64;
 const MAX_DECISIONS = recorded ? 1000 : 100;
 
-function element(name, className = "", text = "") {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (text) made.textContent = text;
-  return made;
-}
+// Figures
 
-function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
-// Totals
-
+const curves = recorded ? null : new Curves();
 const TOTALS = [
-  ["hits", "Later turns from the cache"],
+  ["ttft", "First token"],
+  ["took", "Turn"],
+  ["rate", "Tokens a second"],
+  ["queue", "Requests"],
+  ["jobs", "Jobs"],
   ["twice", "Tokens computed twice"],
   ["pins", "Holds that paid off"],
   ["predictor", "Tools within prediction"],
-  ["jobs", "Jobs"],
 ];
 
+// Each: [value, text, note, lines of its curve].
+function speedOf() {
+  const { base, now } = curves;
+  const since = base ? `last ${MEAN_S / 60} min` : "since the start";
+  const mean = (part) => {
+    const [later, first] = ["later", "first"].map((which) => curves.mean(which, part));
+    const lines = ["later", "first"].map((which) => curves.steps((from, to) => ratio(from, to, which, part)));
+    return (later ?? first) !== null && [later ?? "", seconds(later), `┄ first turns ${seconds(first)}, ${since}`, lines];
+  };
+  const rate = curves.rate();
+  return {
+    ttft: mean("ttft"),
+    took: mean("took"),
+    rate: [rate, rate < 10 ? rate.toFixed(1) : count(Math.round(rate)), `generated, ${since}`, [curves.steps((from, to) => curves.rate(from, to))]],
+    queue: [now.waiting, `${count(now.waiting)} waiting`, `┄ ${count(now.running)} running`, [curves.steps((_, to) => to.waiting), curves.steps((_, to) => to.running)]],
+  };
+}
+
 function totalsOf(engines) {
-  const all = (pick) => engines.reduce((total, engine) => total + (pick(engine) ?? 0), 0);
-  const savings = (engine) => engine.stats.savings ?? {};
-  const compared = all((engine) => savings(engine).compared_tokens);
-  const hits = all((engine) => savings(engine).compared_hit_tokens);
-  const stock = all((engine) => savings(engine).stock_hit_tokens);
-  const gainedS = all((engine) => savings(engine).gained_engine_s);
+  const all = (pick) => engines.reduce((total, engine) => total + (pick(engine.stats) ?? 0), 0);
   const lost = {};
-  for (const engine of engines) {
-    for (const [reason, n] of Object.entries(savings(engine).recomputed_tokens ?? {})) {
-      lost[reason] = (lost[reason] ?? 0) + n;
-    }
+  for (const { stats } of engines) {
+    for (const [reason, n] of Object.entries(stats.savings?.recomputed_tokens ?? {})) lost[reason] = (lost[reason] ?? 0) + n;
   }
   const worst = Object.entries(lost).sort((a, b) => b[1] - a[1])[0];
-  const returned = all((engine) => engine.stats.pin_ends_total?.returned);
-  const overEnds = (ends) => (ends?.released ?? 0) + (ends?.last_step ?? 0); // the job has ended: nothing to pay off
-  const ended = all((engine) => sum(engine.stats.pin_ends_total) - overEnds(engine.stats.pin_ends_total));
-  const within = all((engine) => (engine.stats.predictions_total?.to_p50 ?? 0) + (engine.stats.predictions_total?.to_p90 ?? 0));
-  const predicted = all((engine) => sum(engine.stats.predictions_total));
-  const states = [...STATES, "over"].map((state) => [state, engines.flatMap((engine) => engine.jobs).filter((job) => job.state === state).length]);
-  const heldBack = engines.flatMap((engine) => engine.jobs).filter((job) => job.held_back).length;
-  const seen = states.filter(([, n]) => n).map(([state, n]) => `${n} ${state}`);
-  const counts = engines.some((engine) => engine.stats.savings);
+  const returned = all((stats) => stats.pin_ends_total?.returned);
+  const wasted = all((stats) => sum(WASTED.map((end) => stats.pin_ends_total?.[end] ?? 0)));
+  const within = all((stats) => (stats.predictions_total?.to_p50 ?? 0) + (stats.predictions_total?.to_p90 ?? 0));
+  const predicted = all((stats) => sum(stats.predictions_total));
+  const known = engines.flatMap((engine) => engine.jobs);
+  const states = STATES.map((state) => [known.filter((job) => job.state === state).length, state]);
+  const jobs = recorded ? known.length : engines.reduce((total, engine) => total + engine.num_jobs, 0);
+  const more = jobs - known.length;
+  const over = recorded ? "" : [...cards.values()].reduce((total, card) => total + card.over.size, 0);
+  const note = [...states, [more, "more"]].filter(([n]) => n > 0).map(([n, state]) => `${count(n)} ${state}`);
   return {
-    hits: compared && [hits, share(hits, compared), `stock: about ${share(stock, compared)}; ${seconds(Math.abs(gainedS))} of the engine ${gainedS < 0 ? "lost" : "won"}`],
-    twice: counts && [sum(lost), count(sum(lost)), worst && worst[1] ? `most: ${worst[0].replaceAll("_", " ")}` : "none"],
-    pins: [returned, share(returned, ended), `${count(returned)} of ${count(ended)}`],
+    ...(curves && speedOf()),
+    jobs: [jobs, count(jobs), listed(note) || (recorded ? "in this log" : over ? "the last ones are over" : "none seen yet")],
+    twice: engines.some(({ stats }) => stats.savings) && [sum(lost), count(sum(lost)), worst && worst[1] ? `most: ${worst[0].replaceAll("_", " ")}` : "none"],
+    pins: [returned, share(returned, returned + wasted), `${count(returned)} of ${count(returned + wasted)}`],
     predictor: predicted && [within, share(within, predicted), `${count(within)} of ${plural(predicted, "tool")} up to p90`],
-    jobs: [all((engine) => engine.num_jobs), count(all((engine) => engine.num_jobs)), [...seen, heldBack ? `${heldBack} held back` : ""].filter(Boolean).join(", ") || "none seen yet"],
   };
 }
 
 function drawTotals(engines) {
   const list = byId("totals");
-  if (!list.children.length) {
-    for (const [id, title] of TOTALS) {
-      const box = element("div");
-      const figure = element("dd");
-      const value = element("data", "figure");
-      value.id = `total-${id}`;
-      figure.append(value);
-      const note = element("dd", "note");
-      note.id = `note-${id}`;
-      box.append(element("dt", "", title), figure, note);
-      list.append(box);
-    }
+  for (const [id, title] of list.children.length ? [] : TOTALS) {
+    const box = element("div");
+    const [figure, value, note] = [element("dd"), element("data", "figure"), element("dd", "soft")];
+    value.id = `total-${id}`;
+    figure.append(value);
+    note.id = `note-${id}`;
+    box.append(element("dt", "", title), figure, note);
+    list.append(box);
   }
-  for (const [id, total] of Object.entries(totalsOf(engines))) {
-    byId(`total-${id}`).closest("div").hidden = !total;
+  const totals = totalsOf(engines);
+  for (const [id, title] of TOTALS) {
+    const total = totals[id];
+    const box = byId(`total-${id}`).closest("div");
+    box.hidden = !total;
     if (!total) continue;
-    const [value, text, note] = total;
+    const [value, text, note, lines] = total;
     byId(`total-${id}`).value = String(value);
     setText(byId(`total-${id}`), text);
     setText(byId(`note-${id}`), note);
+    if (!lines) continue;
+    if (!box.querySelector("svg")) box.append(curveImage());
+    drawCurves(box.querySelector("svg"), lines, title);
   }
 }
 
-// An engine: its pool, and a row for each job
-
-const POOL = [
-  ["running", "running"],
-  ["held", "held"],
-  ["others", "held for other clients"],
-  ["cached", "free, cached"],
-  ["free", "free"],
-];
-const COLUMNS = [["job", "Job"], ["lane", view.title], ["state", "State"], ["turn", "Turn"], ["tokens", "Tokens"], ["blocks", "Blocks"], ["why", "Why"]];
-
-class EngineCard {
-  constructor(number) {
-    this.number = number;
-    this.lanes = new Map(); // by job id
-    this.rows = new Map();
-    this.seen = -1;
-    this.card = element("article", "engine");
-    this.card.setAttribute("aria-label", `engine ${number}`);
-    const bar = element("div", "bar");
-    this.size = element("span", "size");
-    bar.append(element("h3", "", `Engine ${number}`), this.size);
-    this.pool = element("div", "pool");
-    this.pool.setAttribute("role", "img");
-    this.legend = element("ul", "legend");
-    this.parts = {};
-    for (const [name, title] of POOL) {
-      const part = element("i", name);
-      const item = element("li");
-      const value = element("b");
-      item.append(element("i", name), document.createTextNode(`${title} `), value);
-      this.parts[name] = { part, item, value };
-      this.pool.append(part);
-      this.legend.append(item);
-    }
-    this.table = element("table");
-    const caption = element("caption", "unseen", `Jobs of engine ${number}`);
-    const head = element("thead");
-    const heads = element("tr");
-    for (const [name, title] of COLUMNS) {
-      const cell = element("th", `c-${name}`, title);
-      cell.scope = "col";
-      heads.append(cell);
-    }
-    head.append(heads);
-    this.body = element("tbody");
-    this.table.append(caption, head, this.body);
-    this.none = element("p", "none");
-    this.card.append(bar, this.pool, this.legend, this.table, this.none);
-  }
-
-  take(engine) {
-    if (engine.at_s < this.seen) {
-      this.lanes.clear(); // it was restarted
-      this.seen = -1;
-    }
-    const fresh = engine.events.filter((event) => event.at_s > this.seen);
-    for (const event of fresh) this.laneOf(event.job_id).take(event);
-    this.seen = engine.at_s;
-    for (const job of recorded ? [] : engine.jobs) this.laneOf(job.job_id).correct(job, engine.at_s);
-    for (const [id, lane] of this.lanes) {
-      lane.forget(engine.at_s - view.seconds);
-      if (!lane.spans.length) this.lanes.delete(id);
-    }
-    return fresh;
-  }
-
-  laneOf(jobId) {
-    let lane = this.lanes.get(jobId);
-    if (!lane) this.lanes.set(jobId, (lane = new Lane()));
-    return lane;
-  }
-
-  draw(engine, wanted) {
-    this.drawRows(engine, wanted);
-    const { pool } = engine;
-    this.pool.hidden = this.legend.hidden = !pool;
-    if (!pool) return;
-    const blocks = { ...pool, held: pool.held - engine.held_by_others, others: engine.held_by_others };
-    const said = [];
-    for (const [name, title] of POOL) {
-      const { part, item, value } = this.parts[name];
-      part.style.flexGrow = String(blocks[name]);
-      item.hidden = name === "others" && !blocks.others;
-      setText(value, count(blocks[name]));
-      value.dataset.blocks = String(blocks[name]);
-      said.push(`${title} ${blocks[name]}`);
-    }
-    this.pool.setAttribute("aria-label", `${pool.blocks} blocks: ${said.join(", ")}`);
-    const used = share(pool.running + pool.held, pool.blocks);
-    setText(this.size, `${used} of ${plural(pool.blocks, "block")} of ${pool.block_tokens} tokens in use`);
-  }
-
-  drawRows(engine, wanted) {
-    const known = new Map(engine.jobs.map((job) => [job.job_id, job]));
-    const over = [...this.lanes.keys()].filter((id) => !known.has(id)).map((id) => ({ job_id: id, state: "over" }));
-    const jobs = [...engine.jobs, ...over].filter((job) => matches(job, wanted));
-    const order = [...this.rows.keys()];
-    const place = new Map(order.map((id, index) => [id, index]));
-    const rank = (job) => (job.state === "over" ? 2 : job.state === "evicted" ? 1 : 0);
-    jobs.sort((a, b) => rank(a) - rank(b) || (place.get(a.job_id) ?? 1e9) - (place.get(b.job_id) ?? 1e9));
-    const shown = jobs.slice(0, MAX_ROWS);
-    const rows = new Map(shown.map((job) => [job.job_id, this.rows.get(job.job_id) ?? makeRow()]));
-    shown.forEach((job) => this.fill(rows.get(job.job_id), job, engine.at_s));
-    const nodes = [...rows.values()].map((row) => row.row);
-    if (nodes.length !== this.body.children.length || nodes.some((node, index) => this.body.children[index] !== node)) {
-      this.body.replaceChildren(...nodes);
-    }
-    this.rows = rows;
-    const total = Math.max(engine.num_jobs + over.length, jobs.length);
-    const hidden = wanted ? jobs.length - shown.length : total - shown.length;
-    setText(this.none, !shown.length ? (wanted ? "No job matches." : "No jobs. They appear with their first turn.") : hidden > 0 ? `and ${plural(hidden, "job")} more` : "");
-    this.none.hidden = !this.none.textContent;
-    this.table.hidden = !shown.length;
-  }
-
-  fill(row, job, at) {
-    setText(row.job, job.job_id);
-    row.job.title = job.parent_job_id ? `${job.job_id}, spawned by ${job.parent_job_id}` : job.job_id;
-    this.laneOf(job.job_id).draw(row.lane, at);
-    row.mark.className = job.state;
-    setText(row.name, job.state);
-    const isKnown = "turn" in job;
-    setText(row.turn, isKnown ? String(job.turn) : "");
-    setText(row.tokens, isKnown ? compact(job.tokens) : "");
-    setText(row.blocks, isKnown ? compact(job.blocks) : "");
-    const why = !isKnown ? "" : recorded ? job.why : waiting(job);
-    setText(row.why, why);
-    row.why.title = why;
-  }
+// What the cache gave, beside what stock's would have given; without a ghost, what it gave.
+function drawHeadline(engines) {
+  const all = (pick) => engines.reduce((total, engine) => total + (pick(engine.stats) ?? 0), 0);
+  const later = (name) => all((stats) => sum(stats[name]) - (stats[name]?.["1"] ?? 0));
+  const compared = all((stats) => stats.savings?.compared_tokens);
+  const prompts = compared || later("prompt_tokens_total");
+  const hits = compared ? all((stats) => stats.savings?.compared_hit_tokens) : later("hit_tokens_total");
+  const stock = all((stats) => stats.savings?.stock_hit_tokens);
+  const gainedS = all((stats) => stats.savings?.gained_engine_s);
+  byId("headline").hidden = !prompts;
+  byId("total-hits").value = String(hits);
+  setText(byId("total-hits"), share(hits, prompts));
+  const times = stock ? hits / stock : 0;
+  setText(byId("times"), compared && times >= 1.1 ? `${times.toFixed(1)} times stock’s` : "");
+  byId("meter-hits").style.width = `${(100 * hits) / prompts}%`;
+  byId("meter-stock").style.width = `${(100 * stock) / prompts}%`;
+  byId("meter-stock").parentNode.hidden = !compared;
+  setText(byId("note-stock"), compared ? `stock vLLM: about ${share(stock, compared)}` : "not compared with stock vLLM");
+  setText(byId("note-hits"), compared ? `${seconds(Math.abs(gainedS))} of engine time ${gainedS < 0 ? "lost" : "won"}, of ${count(compared)} prompt tokens` : "");
 }
 
-function makeRow() {
-  const row = element("tr");
-  const cells = Object.fromEntries(["job", "timeline", "state", "turn", "tokens", "blocks", "why"].map((name) => {
-    const isNumber = ["turn", "tokens", "blocks"].includes(name);
-    return [name, element("td", isNumber ? `${name} number` : name)];
-  }));
-  const lane = laneImage();
-  const mark = element("i");
-  const name = document.createTextNode("");
-  cells.timeline.append(lane);
-  cells.state.append(mark, name);
-  row.append(...Object.values(cells));
-  return { row, lane, mark, name, job: cells.job, turn: cells.turn, tokens: cells.tokens, blocks: cells.blocks, why: cells.why };
-}
-
-function matches(job, wanted) {
-  return !wanted || [job.job_id, job.tool ?? "", job.command ?? ""].some((text) => text.toLowerCase().includes(wanted));
-}
-
-// Decisions
+// Decisions: a line for each hold, from its start to its end, and for each other one
 
 const decisions = []; // newest first
+const holds = new Map(); // by engine and job, the line of a hold that has not ended
 
-function noteDecisions(card, events, at) {
+function noteDecisions(engine, events) {
   const receivedMs = Date.now();
   for (const event of events) {
     const made = decision(event);
-    if (made) decisions.unshift({ ...made, text: event.text, job: event.job_id, at_s: event.at_s, atMs: receivedMs - 1000 * (at - event.at_s) });
+    if (!made) continue;
+    const atMs = receivedMs - 1000 * (engine.at_s - event.at_s);
+    const key = JSON.stringify([engine.engine, event.job_id]);
+    const line = { ...made, text: event.text, job: event.job_id, at_s: event.at_s, atMs };
+    const hold = holds.get(key);
+    if (["decision", "unpinned"].includes(event.event) && hold) {
+      line.text = event.event === "decision" ? event.text : `${hold.text}; ${event.text}`;
+      decisions.splice(decisions.indexOf(hold), 1);
+    }
+    const isEnd = ["unpinned", "closed"].includes(event.event);
+    if (isEnd) holds.delete(key);
+    else if (made.kind === "holds") holds.set(key, line);
+    // `closed` says it of a job that is over
+    if (event.event !== "unpinned" || !["released", "last_step"].includes(event.reason)) decisions.unshift(line);
   }
   decisions.sort((a, b) => b.atMs - a.atMs);
   decisions.length = Math.min(decisions.length, MAX_DECISIONS);
@@ -260,7 +152,7 @@ function drawDecisions(wanted, kind) {
     const time = element("time", "", recorded ? `${each.at_s.toFixed(1)} s` : new Date(each.atMs).toLocaleTimeString([], { hour12: false }));
     time.dateTime = recorded ? `PT${each.at_s}S` : new Date(each.atMs).toISOString();
     const who = element("span", "who", each.job);
-    who.title = each.job;
+    who.title = who.textContent;
     item.append(time, who, element("span", "what", each.text));
     return item;
   });
@@ -273,15 +165,24 @@ const cards = new Map();
 let latest = null;
 let isPaused = false;
 
+function drawServer([engine]) {
+  if (!engine.model) return;
+  const model = engine.model.split("/").at(-1);
+  setText(byId("server"), `${model} on ${engine.host}`);
+  setText(byId("versions"), listed([`up ${seconds(engine.at_s)}`, `policy ${engine.policy}`, `agentkv ${engine.version}`, `vLLM ${engine.vllm_version}`]));
+  document.title = `${byId("server").textContent} · agentkv`;
+}
+
 function draw() {
   if (!latest) return;
   const wanted = byId("find").value.trim().toLowerCase();
-  drawTotals(latest.engines);
-  for (const engine of latest.engines) cards.get(engine.engine).draw(engine, wanted);
+  const { engines } = latest;
+  drawServer(engines);
+  drawHeadline(engines);
+  drawTotals(engines);
+  for (const engine of engines) cards.get(engine.engine).draw(engine, wanted);
   drawDecisions(wanted, byId("kind").value);
-  byId("pressure").hidden = !latest.engines.some((engine) => engine.stats.is_under_pressure);
-  const policies = [...new Set(latest.engines.map((engine) => engine.policy))].filter(Boolean);
-  setText(byId("policy"), policies.length ? `policy ${policies.join(", ")}` : "");
+  byId("pressure").hidden = !engines.some((engine) => engine.stats.is_under_pressure);
 }
 
 function take(name, snapshot) {
@@ -289,13 +190,24 @@ function take(name, snapshot) {
   latest = snapshot;
   for (const engine of snapshot.engines) {
     if (!cards.has(engine.engine)) {
-      cards.set(engine.engine, new EngineCard(engine.engine));
-      byId("engines").append(cards.get(engine.engine).card);
+      const card = new EngineCard(engine.engine, Boolean(recorded), turnsOf);
+      card.redraw = draw;
+      if (stream.job) card.opened.add(stream.job);
+      cards.set(engine.engine, card);
+      byId("engines").append(card.card);
     }
-    const card = cards.get(engine.engine);
-    noteDecisions(card, card.take(engine), engine.at_s);
+    noteDecisions(engine, cards.get(engine.engine).take(engine));
   }
+  curves?.take(snapshot.engines);
   if (!isPaused) draw();
+}
+
+async function turnsOf(job, engine) {
+  if (recorded) return job.turns;
+  const response = await stream.fetch(`explain?job=${encodeURIComponent(job.job_id)}`, job.job_id);
+  if (!response.ok) throw new Error(response.status === 404 ? "No turn of it has run yet." : `The server answers ${response.status}.`);
+  const { jobs } = await response.json();
+  return jobs.filter((each) => (each.engine ?? engine) === engine).flatMap((each) => each.turns);
 }
 
 function say(state, problem) {
@@ -315,14 +227,27 @@ function say(state, problem) {
 function showRecord() {
   const starts = recorded.engines.map((engine) => engine.at_s - engine.events[0].at_s);
   Object.assign(view, { seconds: Math.max(1, ...starts), title: `Over ${seconds(Math.max(...starts))}` });
-  COLUMNS.find(([name]) => name === "lane")[1] = view.title;
-  setText(document.querySelector("h1"), recorded.title);
+  setText(byId("server"), recorded.title);
   setText(byId("summary"), recorded.summary);
   byId("about").hidden = !recorded.summary;
   byId("pause").hidden = true;
   say(recorded.written, "");
   take("snapshot", recorded);
 }
+
+// By the system, light or dark; kept for this server's pages, where the browser keeps anything
+
+const THEMES = ["auto", "light", "dark"];
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  setText(byId("theme"), `◐ ${theme}`);
+  byId("theme").setAttribute("aria-label", `Theme: ${theme}`);
+}
+setTheme(recorded ? "auto" : (localStorage.getItem("agentkv-theme") ?? "auto"));
+byId("theme").addEventListener("click", () => {
+  setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
+  if (!recorded) localStorage.setItem("agentkv-theme", document.documentElement.dataset.theme);
+});
 
 const stream = new Stream("live", take, say);
 byId("ask").addEventListener("submit", (submitted) => {

@@ -39,13 +39,17 @@ export class Stream {
     this.abort?.abort();
   }
 
+  // `job`: a router in front then asks the server that has it.
+  fetch(url, job, options = {}) {
+    const headers = this.key ? { Authorization: `Bearer ${this.key}` } : {};
+    if (job) headers["X-Session-ID"] = job.replace(UNSENDABLE, encodeURIComponent);
+    return fetch(url, { headers, cache: "no-store", ...options });
+  }
+
   async connect() {
     const abort = (this.abort = new AbortController());
-    const headers = this.key ? { Authorization: `Bearer ${this.key}` } : {};
-    // a router in front then asks the server that has this job
-    if (this.job) headers["X-Session-ID"] = this.job.replace(UNSENDABLE, encodeURIComponent);
     try {
-      const response = await fetch(this.url, { headers, signal: abort.signal, cache: "no-store" });
+      const response = await this.fetch(this.url, this.job, { signal: abort.signal });
       if (response.status === 401) {
         this.isWanted = false;
         this.say("refused", this.key ? "The server does not know this key." : "");

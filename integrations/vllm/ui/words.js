@@ -1,19 +1,39 @@
-// What numbers, states and reasons are called on the page; events bring their own sentence.
+// What numbers, states and reasons are called on the page, and how text of others becomes a node;
+// events bring their own sentence.
 
 const whole = new Intl.NumberFormat("en");
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
 export const count = (value) => (Math.abs(value) < 1e6 ? whole.format(value) : short.format(value));
 export const compact = (value) => (value < 1e4 ? whole.format(value) : short.format(value));
-export const share = (part, all) => (all ? `${((100 * part) / all).toFixed(part === all ? 0 : 1)} %` : "–");
+export const share = (part, all) => (all ? `${Math.round((100 * part) / all)} %` : "–");
 export const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 export const sum = (values) => Object.values(values ?? {}).reduce((all, value) => all + value, 0);
+export const listed = (parts) => parts.filter(Boolean).join(", ");
 
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
-  if (value < 10) return `${value.toFixed(1)} s`;
-  if (value < 120) return `${Math.round(value)} s`;
+  if (value < 0.9995) return `${Math.round(1000 * value)} ms`;
+  if (value < 9.95) return `${value.toFixed(1)} s`;
+  if (value < 119.5) return `${Math.round(value)} s`;
+  if (value < 599) return `${(value / 60).toFixed(1)} min`;
   return value < 7200 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
+}
+
+// Controls and characters that hide or reorder text are shown as escapes, as agentkv/visible.py does.
+const SUSPECT = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0]/gu;
+const visible = (text) => String(text).replace(SUSPECT, (char) => `\\u${char.codePointAt(0).toString(16).padStart(4, "0")}`);
+
+export function setText(node, text) {
+  const shown = visible(text);
+  if (node.textContent !== shown) node.textContent = shown;
+}
+
+export function element(name, className = "", text = "") {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text) setText(made, text);
+  return made;
 }
 
 const LOST = {
@@ -27,35 +47,25 @@ const LOST = {
   aborted: "its turn was aborted",
   reset: "the prefix cache was reset",
 };
-const whyLost = (reason) => LOST[reason] ?? reason ?? "";
 
-// Events that are decisions: their kind, and whether they cost something.
-const DECISIONS = {
-  held: { kind: "waits" },
-  due: { kind: "waits" },
-  preempted: { kind: "losses", isLoss: true },
-  evicted: { kind: "losses", isLoss: true },
-  trimmed: { kind: "losses", isLoss: true },
-  pinned: { kind: "" },
-  decision: { kind: "predictions" },
-  unpinned: { kind: "" },
-  closed: { kind: "" },
-};
+// Ends of a hold that kept memory in vain, as agentkv's WASTED_ENDS; of jobs that ended none is one.
+export const WASTED = ["expired", "slow", "lease", "forgotten", "pressure"];
+
+// Lines of the decision list by event; `pinned`, `decision` and `unpinned` are one line of a hold.
+const KINDS = { pinned: "holds", decision: "holds", unpinned: "holds", held: "waits", due: "waits", preempted: "losses", trimmed: "losses", closed: "ends" };
 
 export function decision(event) {
-  const isLoss = event.event === "unpinned" && ["pressure", "expired"].includes(event.reason);
-  return isLoss ? DECISIONS.evicted : DECISIONS[event.event];
+  const isLoss = event.event === "unpinned" ? ["pressure", "expired"].includes(event.reason) : Boolean(event.miss);
+  const kind = isLoss ? "losses" : KINDS[event.event];
+  return kind && { kind, isLoss: kind === "losses" };
 }
 
-export function waiting(job) {
-  if (job.state === "waiting") return job.why ?? "";
-  const predicted = job.predicted_p50_s !== null
-    ? `${seconds(job.predicted_p50_s)} to ${seconds(job.predicted_p90_s)} predicted` : "";
-  const tool = [job.command ?? job.tool, predicted].filter(Boolean).join(", ");
-  if (job.state === "evicted") return [whyLost(job.why), job.is_tool_running ? tool : ""].filter(Boolean).join("; ");
-  if (job.state === "tool" || job.state === "held") {
-    const left = job.ttl_left_s === null ? "" : `held for ${seconds(job.ttl_left_s)} more`;
-    return [tool, left].filter(Boolean).join("; ");
-  }
-  return job.expected_turns ? `of ${plural(job.expected_turns, "expected turn")}` : "";
+export function why(job) {
+  if (job.state === "waiting" || job.state === "over") return job.why ?? "";
+  const usual = job.predicted_p50_s === null ? "" : `usually ${seconds(job.predicted_p50_s)} to ${seconds(job.predicted_p90_s)}`;
+  const tool = listed([job.command ?? job.tool, usual]);
+  if (job.state === "evicted") return [LOST[job.why] ?? job.why, job.is_tool_running ? tool : ""].filter(Boolean).join("; ");
+  if (job.state === "running") return job.expected_turns ? `of ${plural(job.expected_turns, "expected turn")}` : "";
+  const left = job.ttl_left_s === null ? "" : `${plural(job.blocks, "block")} held for ${seconds(job.ttl_left_s)} more`;
+  return [tool, left].filter(Boolean).join("; ");
 }

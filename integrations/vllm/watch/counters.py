@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from agentkv.events import (
     Admitted,
     Decided,
+    Finished,
     HeldBack,
     IdShared,
     Inferred,
@@ -59,6 +60,15 @@ COUNTERS: Mapping[str, CounterSpec] = {
     "hit_tokens_total": CounterSpec(
         "Prompt tokens of admitted turns that were in the cache, by turn number.", "turn", _TURNS
     ),
+    **{
+        name: CounterSpec(f"{text} of turns that have ended.", "turn", ("first", "later"))
+        for name, text in (
+            ("finished_turns_total", "Number"),
+            ("ttft_seconds_total", "Seconds from arrival to the first token"),
+            ("turn_seconds_total", "Seconds from arrival to the end"),
+            ("output_tokens_total", "Generated tokens"),
+        )
+    },
     "predictions_total": CounterSpec(
         "Tools that ran as predicted or not: up to the median, up to the 0.9 quantile, longer.",
         "duration",
@@ -143,6 +153,16 @@ class Counters:
             number = TURN_LABELS[min(turn.job.num_turns, LAST_LABELLED)]
             pending["prompt_tokens_total", "turn", number] += turn.num_prompt_tokens
             pending["hit_tokens_total", "turn", number] += turn.hit_tokens
+
+    def on_finished(self, event: Finished) -> None:
+        turn, pending = event.turn, self._pending
+        which = ("turn", "first" if turn.is_first else "later")
+        took_s = turn.ended_s - turn.arrived_s
+        if not turn.is_side_request:
+            pending["finished_turns_total", *which] += 1
+            pending["ttft_seconds_total", *which] += took_s if turn.ttft_s is None else turn.ttft_s
+            pending["turn_seconds_total", *which] += took_s
+            pending["output_tokens_total", *which] += event.output_tokens
 
     def on_pinned(self, event: Pinned) -> None:
         if event.pin.is_decided:

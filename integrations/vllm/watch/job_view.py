@@ -40,6 +40,8 @@ class TurnView:
         expected_tokens: Tokens that the turn before had left for it; 0 for a first turn.
         miss: Why fewer tokens were found than expected, as plain data; None if they were found.
         output_tokens: Of a turn that finished; at least that many in logs that do not say.
+        ttft_s: From its arrival to its first token.
+        hold: What was held after it.
         command: What the reply runs, as far as a policy read it and the log shows it.
     """
 
@@ -60,6 +62,8 @@ class TurnView:
     ended_s: float | None = None
     is_aborted: bool = False
     output_tokens: int | None = None
+    ttft_s: float | None = None
+    hold: HoldView | None = None
     command: str | None = None
 
     @property
@@ -76,15 +80,26 @@ class TurnView:
     def is_diverged(self) -> bool:
         """True if the prompt repeats less than all of what the turn before left.
 
-        Source: Job.has_diverged in agentkv/policies/jobs.py.
+        Source: Job.turn_admitted in agentkv/policies/jobs.py.
         """
         repeatable = min(self.context_before_tokens, self.prompt_tokens - 1)
         return self.is_continuing and self.expected_hit_tokens < repeatable
 
-    def as_row(self) -> dict[str, Any]:
-        """What `/jobs/{id}` and `/explain` show of it."""
+    def as_row(self, next_arrived_s: float | None) -> dict[str, Any]:
+        """What `/jobs/{id}`, `/explain` and the live page show of it."""
         names = ("turn", "prompt_tokens", "expected_tokens", "hit_tokens", "miss")
-        return {name: getattr(self, name) for name in names}
+        hold, took_s, gap_s = self.hold, None, None
+        if self.ended_s is not None:
+            took_s = round(self.ended_s - self.arrived_s, 6)
+            gap_s = None if next_arrived_s is None else round(next_arrived_s - self.ended_s, 6)
+        return {
+            **{name: getattr(self, name) for name in (*names, "output_tokens", "command")},
+            "waited_s": self.waited_s,
+            "ttft_s": self.ttft_s,
+            "took_s": took_s,
+            "gap_s": gap_s,
+            "hold": None if hold is None else hold.text,
+        }
 
 
 class Bubble(NamedTuple):
@@ -114,8 +129,14 @@ class HoldView:
 
     pinned_s: float
     blocks: int
+    said: list[Entry] = field(default_factory=list)
+    """The newest event that says for how long, and the one of its end."""
     ended_s: float | None = None
     end: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "; ".join(map(sentence, self.said))
 
     @property
     def block_seconds(self) -> float:
@@ -155,6 +176,7 @@ class JobView:
     _lost_tokens: int = 0
     _context_tokens: int = 0
     _idle_since_s: float | None = None
+    _finished: TurnView | None = None
 
     @property
     def label(self) -> str:
@@ -166,6 +188,17 @@ class JobView:
         """The first time known of the job, which may lie before the log's first event."""
         begun = [turn.arrived_s for turn in self.turns] + [hold.pinned_s for hold in self.holds]
         return min([self.first_event_s, *begun, *(tool.started_s for tool in self.tools)])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Its turns that have had blocks, as plain data."""
+        ran = [turn for turn in self.turns if turn.started_s is not None]
+        arrived_s = [*(turn.arrived_s for turn in ran[1:]), None]
+        return [turn.as_row(next_s) for turn, next_s in zip(ran, arrived_s, strict=True)]
+
+    def hits(self) -> tuple[int, int]:
+        """Tokens of the prompts of its later turns, and those of them found in the cache."""
+        later = [turn for turn in self.turns if turn.is_continuing]
+        return sum(turn.prompt_tokens for turn in later), sum(turn.hit_tokens for turn in later)
 
     def take(self, entry: Entry) -> None:
         """Apply the next event; an unknown one is ignored."""
@@ -244,17 +277,23 @@ class JobView:
             # the context is known in whole blocks, and without the last token
             least_tokens = max(1, self._context_tokens - turn.prompt_tokens + 1)
             turn.output_tokens = int(entry.get("output_length") or least_tokens)
+            turn.ttft_s, self._finished = entry.get("ttft_s"), turn
         turn.ended_s, turn.is_aborted = float(entry["at_s"]), not is_finished
         if turn.started_s is not None and not self._running:
             self._idle_since_s = turn.ended_s
 
     def _on_decision(self, entry: Entry) -> None:
-        finished = [turn for turn in self.turns if turn.output_tokens is not None]
-        if finished and entry.get("told_by") == "reply":
-            finished[-1].command = entry.get("command")
+        turn = self._finished
+        if turn is not None and entry.get("told_by") == "reply":
+            turn.command = entry.get("command")
+        if turn is not None and turn.hold is not None:
+            turn.hold.said[:1] = [entry]
 
     def _on_pinned(self, entry: Entry) -> None:
-        self.holds.append(HoldView(float(entry["at_s"]), int(entry["blocks"])))
+        hold = HoldView(float(entry["at_s"]), int(entry["blocks"]), [entry])
+        self.holds.append(hold)
+        if self._finished is not None:
+            self._finished.hold = hold
 
     def _on_unpinned(self, entry: Entry) -> None:
         at_s = float(entry["at_s"])
@@ -262,6 +301,7 @@ class JobView:
             self.holds.append(HoldView(at_s - entry["held_s"], int(entry["blocks"])))
         hold = self.holds[-1]
         hold.ended_s, hold.end = at_s, str(entry.get("reason", "unknown"))
+        hold.said.append(entry)
 
     def _on_tool_started(self, entry: Entry) -> None:
         name, command = (str(entry.get(key) or "") for key in ("tool", "command"))
@@ -327,9 +367,45 @@ def sentence(entry: Entry) -> str:
 
 
 def _decision(entry: Entry) -> str:
-    what = entry.get("command") or "no tool call"
-    speed = f", {entry['speed']}" if entry.get("speed") else ""
-    return f"{what}{speed}: held for {entry['ttl_s']:.1f} s, {entry['reason']}"
+    """How long the KV is held, and for what; logs of 0.1 do not say how many blocks."""
+    command, p50_s, p90_s = (entry.get(name) for name in ("command", "p50_s", "p90_s"))
+    blocks = entry.get("blocks")
+    what = "the KV" if blocks is None else _blocks(blocks)
+    runs = f"`{command}` runs" if command else "the reply calls no tool"
+    usual = "" if p50_s is None or p90_s is None else f", usually {_range_s(p50_s, p90_s)}"
+    if blocks == 0:
+        return f"nothing is held: {runs}{usual}"
+    if not entry["ttl_s"]:
+        return f"lets {what} go: {runs}{usual}, too long to hold for"
+    held = f"holds {what} for up to {_s(entry['ttl_s'])}"
+    return f"{held} while {runs}{usual}" if command else f"{held}: {runs}"
+
+
+def _blocks(number: int) -> str:
+    return f"{number:,} block{'' if number == 1 else 's'}"
+
+
+def _s(seconds: float) -> str:
+    """A duration in words, of 0.1 s at least."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0.1):.1f}".removesuffix(".0") + " s"
+    return f"{seconds:.0f} s" if seconds < 119.5 else f"{seconds / 60:.0f} min"
+
+
+def _range_s(least_s: float, most_s: float) -> str:
+    least, most = _s(least_s), _s(most_s)
+    if least == most:
+        return most
+    number, unit = least.split()
+    return f"{number if most.endswith(unit) else least} to {most}"
+
+
+def _unpinned(entry: Entry) -> str:
+    after = f"after {_s(entry['held_s'])}"
+    if entry["reason"] in KEPT_ENDS:
+        return f"its next turn came {after}"
+    # that a tool is slow, the decision has said
+    return f"let go {after}" + ("" if entry["reason"] == "slow" else f": {_why(entry)}")
 
 
 def _started(entry: Entry) -> str:
@@ -357,11 +433,11 @@ _SENTENCES: Mapping[str, Callable[[Entry], str]] = {
     "evicted": lambda entry: f"{entry['lost_tokens']:,} tokens were gone from the cache",
     "reuse": _reuse,
     "finish": lambda entry: f"turn ends, {entry['context_length']:,} tokens of context",
-    "pinned": lambda entry: f"held: {entry['blocks']} blocks for up to {entry['ttl_s']:.1f} s",
+    "pinned": lambda entry: f"holds {_blocks(entry['blocks'])} for up to {_s(entry['ttl_s'])}",
     "decision": _decision,
-    "trimmed": lambda entry: f"gives {entry['blocks']} blocks for memory, keeps {entry['left']}",
-    "unpinned": lambda entry: f"let go after {entry['held_s']:.1f} s: {_why(entry)}",
+    "trimmed": lambda entry: f"gives {_blocks(entry['blocks'])} away, keeps {entry['left']:,}",
+    "unpinned": _unpinned,
     "tool_started": lambda entry: f"tool starts: {entry.get('command') or entry.get('tool')}",
     "tool_finished": lambda entry: f"tool ends after {entry['duration_s']:.2f} s",
-    "closed": lambda entry: f"job is over after {entry['turns']} turns: {_why(entry)}",
+    "closed": lambda entry: f"over after {entry['turns']} turns: {_why(entry)}",
 }

@@ -153,6 +153,16 @@ class EventLog:
         newest = [(key, shown(entry, of_client)) for key, entry in found[-most:]]
         return newest, max(0, len(found) - most)
 
+    def ended(
+        self, before_s: float, of_client: str | None, most: int
+    ) -> list[tuple[JobKey, Entry]]:
+        """How the `most` jobs ended that did so last before that time, oldest first, as far as
+        MAX_SCANNED jobs tell."""
+        jobs = itertools.islice(reversed(self._of(of_client).items()), MAX_SCANNED)
+        last = ((key, events[-1]) for key, events in jobs if events[-1]["at_s"] <= before_s)
+        closed = ((key, entry) for key, entry in last if entry["event"] == "closed")
+        return [*itertools.islice(closed, most)][::-1]
+
     def as_dict(self) -> dict[str, Any]:
         """Return all events by job."""
         return self.part([(key, 0, number) for key, number in self.counts()[::-1]], -1.0)

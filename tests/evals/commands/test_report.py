@@ -65,7 +65,7 @@ def test_a_report_of_a_log_is_the_live_page_with_its_events(chromium: Any, tmp_p
     source = write_record(tmp_path / "log.jsonl", **{EVIL: TWO_TURNS, "job-2": TWO_TURNS})
     path = tmp_path / "out.html"
     assert agentkv(["report", str(source), "--html", str(path)]) == 0
-    why = "turn 2 computed 32 tokens again: another request took the memory; released"
+    miss = "computed 32 tokens again: another request took the memory"
     with page_of(chromium, path.as_uri(), size=PHONE) as page:
         page.wait_for_selector("td.job")
         assert page.inner_text("h1") == "agentkv: log.jsonl"
@@ -73,10 +73,17 @@ def test_a_report_of_a_log_is_the_live_page_with_its_events(chromium: Any, tmp_p
         assert sorted(jobs) == sorted([EVIL, "job-2"])
         lane = page.get_attribute(".lane", "aria-label")
         assert lane == "over 5.5 s: waiting 0.8 s, running 1.3 s, held 0.7 s, tool 2.8 s"
-        assert why in page.inner_text("tbody")
+        why = page.eval_on_selector_all("td.why", "cells => cells.map(cell => cell.textContent)")
+        assert why == ["1 turn computed tokens again; released"] * 2
+        assert page.inner_text("#total-hits") == "50 %"
+        page.click("text=job-2")
+        page.wait_for_selector(".turns td")
+        holds = page.inner_text(".turns")
+        assert "holds 7 blocks for up to 2 s; its next turn came after 3.2 s" in holds
+        assert miss in holds
         assert page.get_attribute("#total-pins", "value") == "2"
         assert page.get_attribute("#total-twice", "value") == "64"
-        assert "tokens were gone from the cache" in page.inner_text("#decisions")
+        assert "computes 32 tokens again" in page.inner_text("#decisions")
         assert "2 jobs, 4 turns" in page.inner_text("#summary")
         assert not page.is_visible("#pause")
         assert not scrolls_sideways(page)

@@ -46,6 +46,15 @@ def test_two_turns_become_turns_a_bubble_a_tool_and_pins() -> None:
     assert job.holds[0].block_seconds == pytest.approx(7 * 3.25)
     (ran,) = job.tools
     assert (ran.name, ran.started_s, ran.ended_s) == ("pytest", 2.1, 4.9)
+    assert job.hits() == (160, 80)
+    rows = job.rows()
+    assert [(row["waited_s"], row["took_s"], row["gap_s"]) for row in rows] == [
+        *((0.5, 1.0, 3.0), (0.25, 1.0, None)),
+    ]
+    assert [row["hold"] for row in rows] == [
+        "holds 7 blocks for up to 2 s; its next turn came after 3.2 s",
+        "holds 11 blocks for up to 2 s; let go after 0.5 s: the client released the job",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -171,14 +180,37 @@ def test_any_order_of_events_is_told_without_an_exception(names: list[str]) -> N
         assert job.started_s <= job.ended_s
 
 
+DECIDED = {"event": "decision", "blocks": 26}
+
+
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
         ({"event": "due", "passed": 20}, "due"),
         ({"event": "unpinned", "held_s": "?"}, "unpinned"),
         (
-            {"event": "decision", "command": "ls", "speed": "fast", "ttl_s": 3, "reason": "rule"},
-            "ls, fast: held for 3.0 s, rule",
+            {"event": "decision", "command": "ls", "ttl_s": 3, "reason": "rule"},
+            "holds the KV for up to 3 s while `ls` runs",
+        ),
+        (
+            {**DECIDED, "command": "pytest", "ttl_s": 38.2, "p50_s": 3.04, "p90_s": 6.2},
+            "holds 26 blocks for up to 38 s while `pytest` runs, usually 3 to 6.2 s",
+        ),
+        (
+            {**DECIDED, "command": "make", "ttl_s": 0.0, "p50_s": 95.0, "p90_s": 300.0},
+            "lets 26 blocks go: `make` runs, usually 95 s to 5 min, too long to hold for",
+        ),
+        (
+            {**DECIDED, "command": None, "ttl_s": 21, "p50_s": None, "p90_s": None},
+            "holds 26 blocks for up to 21 s: the reply calls no tool",
+        ),
+        (
+            {**DECIDED, "command": "ls", "blocks": 0, "ttl_s": 21, "p50_s": 0.02, "p90_s": 0.04},
+            "nothing is held: `ls` runs, usually 0.1 s",
+        ),
+        (
+            {"event": "unpinned", "held_s": 3.21, "reason": "returned"},
+            "its next turn came after 3.2 s",
         ),
         (
             {

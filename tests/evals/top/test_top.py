@@ -18,7 +18,8 @@ from textual.widgets import DataTable
 from agentkv.cli import main
 from agentkv.errors import AgentKVServerError
 from agentkv.evals import top as command
-from agentkv.evals.top import Board, LiveFeed, ShownJob, Top
+from agentkv.evals.board import Board, LiveFeed, ShownJob
+from agentkv.evals.top import COLUMNS, Top
 
 SIZE = (80, 24)
 
@@ -30,6 +31,7 @@ def job(job_id: str, **fields: Any) -> dict[str, Any]:
         **{"held_back": False, "turn": 2, "expected_turns": None, "tokens": 100, "blocks": 4},
         **{"tool": "ls", "command": "ls -la", "is_tool_running": False, "ttl_left_s": 1.0},
         **{"predicted_speed": "fast", "predicted_p50_s": 0.1, "predicted_p90_s": 2.0},
+        **{"took_s": 61.0, "prompt_tokens": 1000, "hit_tokens": 820},
         **fields,
     }
 
@@ -44,11 +46,17 @@ def engine(number: int = 0, *jobs: Mapping[str, Any], **fields: Any) -> dict[str
             **{"stock_hit_tokens": 8_200, "gained_engine_s": 3.5},
         },
         "predictions_total": {"to_p50": 5, "to_p90": 4, "over_p90": 1},
+        "finished_turns_total": {"first": 2, "later": 4},
+        "ttft_seconds_total": {"first": 4.0, "later": 2.0},
+        "turn_seconds_total": {"first": 10.0, "later": 12.0},
+        "output_tokens_total": {"first": 60, "later": 120},
+        "num_waiting": 1,
     }
     return {
         **{"engine": number, "policy": "agentkv", "at_s": 60.0, "pool": pool, "stats": stats},
         **{"num_jobs": len(jobs), "jobs": list(jobs), "held_by_others": 0},
         **{"events": [], "events_left_out": 0},
+        **{"model": "org/tiny", "host": "box", "version": "0.1.0", "vllm_version": "0.33.0"},
         **fields,
     }
 
@@ -58,7 +66,9 @@ JOBS = (
     job("fix-parser", state="waiting", held_back=True, why="9 blocks expected at the peak, 3 fit"),
     job("writer", state="running", turn=7, expected_turns=30, tokens=30_000),
 )
-LET_GO = {"event": "unpinned", "at_s": 50.0, "text": "let go after 2.0 s: expired"}
+LET_GO = {
+    **{"event": "unpinned", "at_s": 50.0, "text": "let go after 2 s: expired", "reason": "expired"}
+}
 EVENTS = (
     {"event": "arrival", "at_s": 40.0, "job_id": "build", "text": "turn 3 arrives, 9,000 tokens"},
     {**LET_GO, "job_id": "build"},
@@ -110,17 +120,68 @@ async def shows(pilot: Pilot[None], condition: Callable[[str], bool]) -> str:
 
 @pytest.mark.asyncio
 async def test_the_whole_picture_fits_in_80_by_24() -> None:
-    """Pool, jobs with state, turn and tool, savings, calibration and decisions are all there."""
+    """Server, pool, jobs with state, turn and tool, times, savings, calibration and decisions."""
     script = Script([engine(0, *JOBS, events=list(EVENTS))])
     async with Top(script.feed()).run_test(size=SIZE) as pilot:
         text = await shows(pilot, lambda text: "build" in text and "Quit" in text)
     for piece in (
-        *("server:8000 agentkv", "memory is short", "running 50% held 25% cached 10%"),
-        *("hits 82%, stock about 41% (3.5s)", "10 tools: 50% within p50, 90% within p90"),
-        *("make -j8", "held back", "7/30", "30,000", "0.1s..2.0s", "95s"),
-        *("let go after 2.0 s: expired", "Quit"),
+        *("tiny on box", "up 60s", "memory is short", "running 50% held 25% cached 10%"),
+        *("1 running, 1 waiting, 1 tool  queue 1", "3.0 tokens/s"),
+        *("first token 0.5s (first turns 2.0s)  turn 3.0s (first turns 5.0s)",),
+        *(
+            "later turns 82% cached (stock about 41%, 3.5s won)",
+            "tools 90% within p90",
+        ),
+        *("make -j8", "waiting 1.0s", "7/30", "30,000", "82%", "0.1s..2.0s", "tool 95s", "61s"),
+        *("let go after 2 s: expired", "Quit"),
     ):
         assert piece in text, piece
+
+
+@pytest.mark.parametrize(("size", "num_columns"), [((50, 20), 5), ((80, 24), 8), ((200, 50), 9)])
+@pytest.mark.asyncio
+async def test_no_column_is_cut_and_no_row_is_wasted(
+    size: tuple[int, int], num_columns: int
+) -> None:
+    """With more jobs than fit and the longest texts, the columns that are shown fit next to the
+    scroll bar; with few jobs decisions take the rows that jobs leave."""
+    long = [job(f"{index}-{'j' * 40}", state="waiting", command="x" * 90) for index in range(60)]
+    lines = [{**EVENTS[1], "at_s": float(at), "job_id": f"job-{at}"} for at in range(60)]
+    script = Script([engine(0, *long, events=lines)])
+    async with Top(script.feed()).run_test(size=size) as pilot:
+        await shows(pilot, lambda text: "0-" in text or "jjj" in text)
+        table = pilot.app.query_one(DataTable)
+        assert len(table.ordered_columns) == num_columns
+        assert [str(each.label) for each in table.ordered_columns] == [
+            name for name, _ in COLUMNS[:num_columns]
+        ]
+        assert table.max_scroll_x == 0
+        script.send([engine(0, *JOBS, at_s=61.0)])
+        text = await shows(pilot, lambda text: "writer" in text)
+        shown = set(re.findall(r"job-\d+", text))
+        assert len(shown) == size[1] - len(JOBS) - 8
+
+
+@pytest.mark.asyncio
+async def test_jobs_that_are_over_and_one_line_for_a_hold() -> None:
+    """A job that ended keeps its time and hit rate; a hold is one line from its start to its end, a
+    job's last hold none."""
+    held = {"event": "pinned", "at_s": 1.0, "text": "holds 9 blocks for up to 21 s"}
+    decided = {"event": "decision", "at_s": 1.1, "text": "holds 9 blocks while `ls` runs"}
+    back = {**LET_GO, "at_s": 2.0, "reason": "returned", "text": "its next turn came after 1 s"}
+    last = {**LET_GO, "at_s": 4.0, "reason": "released"}
+    end = {"event": "closed", "at_s": 4.0, "text": "over after 7 turns", "turns": 7}
+    end |= {"reason": "released", "took_s": 33.0, "prompt_tokens": 100, "hit_tokens": 37}
+    events = [{**each, "job_id": "done"} for each in (held, decided, back, held, last, end)]
+    app = Top(Script([engine(0, *JOBS, events=events)]).feed())
+    async with app.run_test(size=(140, 30)) as pilot:
+        text = await shows(pilot, lambda text: "writer" in text)
+        assert [line.text for line in app.board.lines] == [
+            "holds 9 blocks while `ls` runs; its next turn came after 1 s",
+            "over after 7 turns",
+        ]
+        for piece in ("1 over", "33s", "37%", "9 blocks expected at the peak, 3 fit"):
+            assert piece in text, piece
 
 
 @pytest.mark.asyncio
@@ -151,7 +212,7 @@ async def test_a_job_is_selected_for_its_turns_and_reasons() -> None:
         assert app._shown[app.query_one(DataTable).cursor_row].job_id == "build"
         await pilot.press("enter")
         text = await shows(pilot, lambda text: "turn 3 arrives, 9,000 tokens" in text)
-        assert "let go after 2.0 s: expired" in text
+        assert "let go after 2 s: expired" in text
         await pilot.press("escape")
         await shows(pilot, lambda text: "make -j8" in text)
 
@@ -164,7 +225,7 @@ async def test_ids_that_begin_alike_keep_their_ends() -> None:
     async with Top(script.feed()).run_test(size=SIZE) as pilot:
         text = await shows(pilot, lambda text: "-0000" in text)
         assert "-0001" in text
-        assert "…34f-swebench-0001 let go" in text
+        assert "…34f-swebench-0001  let go" in text
 
 
 @pytest.mark.asyncio
@@ -188,7 +249,7 @@ async def test_engines_are_side_by_side() -> None:
     async with Top(script.feed()).run_test(size=SIZE) as pilot:
         text = await shows(pilot, lambda text: "0:a" in text and "1:a" in text)
         assert text.count("held 25%") == 2
-        assert "hits 82%, stock about 41% (7.0s)" in text
+        assert "later turns 82% cached (stock about 41%, 7.0s won)" in text
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,28 @@ def job(job_id: str, state: str, **fields: Any) -> dict[str, Any]:
         **{"held_back": False, "turn": 3, "expected_turns": 9, "tokens": 4096, "blocks": 12},
         **{"tool": "pytest", "command": "pytest -q", "is_tool_running": False},
         **{"predicted_speed": "slow", "predicted_p50_s": 8.0, "predicted_p90_s": 30.0},
-        **{"ttl_left_s": None, **fields},
+        **{"took_s": 33.0, "prompt_tokens": 9000, "hit_tokens": 6300, "ttl_left_s": None, **fields},
     }
 
 
 def event(at_s: float, name: str, job_id: str, **details: Any) -> dict[str, Any]:
     return {"job_id": job_id, "event": name, "at_s": at_s, **details}
+
+
+OVER = {"turns": 7, "took_s": 61.0, "prompt_tokens": 1000, "hit_tokens": 800}
+MISS = {"tokens": 200, "why": "evicted", "advice": "run fewer jobs"}
+TURNS = [
+    {
+        **{"turn": 1, "waited_s": 0.0, "ttft_s": 1.5, "took_s": 4.0, "prompt_tokens": 800},
+        **{"hit_tokens": 0, "output_tokens": 50, "hold": "holds 26 blocks; let go", "gap_s": 2.0},
+        **{"command": "pytest", "miss": None},
+    },
+    {
+        **{"turn": 2, "waited_s": 0.5, "ttft_s": 2.0, "took_s": None, "prompt_tokens": 1000},
+        **{"hit_tokens": 800, "output_tokens": None, "hold": None, "gap_s": None},
+        **{"command": "pytest", "miss": MISS},
+    },
+]
 
 
 class Engine:
@@ -64,18 +80,30 @@ class Engine:
             "recomputed_tokens": {"pressure": 40, "diverged": 2},
         }
         stats = {
-            **{"is_under_pressure": True, "savings": savings},
-            "pin_ends_total": {"returned": 30, "expired": 10},
+            **{"is_under_pressure": True, "savings": savings, "num_running": 2, "num_waiting": 3},
+            "finished_turns_total": {"first": 4, "later": 10},
+            "ttft_seconds_total": {"first": 8.0, "later": 5.0},
+            "turn_seconds_total": {"first": 16.0, "later": 30.0},
+            "output_tokens_total": {"first": 400, "later": 605},
+            "pin_ends_total": {"returned": 30, "expired": 10, "released": 6},
             "predictions_total": {"to_p50": 4, "to_p90": 4, "over_p90": 2},
         }
+        server = {"model": "org/tiny", "host": "box", "version": "0.1.0", "vllm_version": "0.33.0"}
         return {
             **{"engine": self.number, "at_s": self.at_s, "policy": "agentkv", "stats": stats},
+            **server,
             **{"pool": {**pool, "free": 20}, "views": [view for _ in views]},
         }
 
     @property
     def answers(self) -> dict[str, Callable[..., Any]]:
-        return {"live": self.live}
+        return {
+            "live": self.live,
+            "keys_to_explain": lambda client, job_id, worst: [job_id],
+            "explain": lambda client, keys: [
+                {"job_id": key, "savings": {}, "turns": TURNS} for key in keys
+            ],
+        }
 
 
 @contextmanager
@@ -104,8 +132,15 @@ def five_states() -> Iterator[str]:
     first.events = [
         event(90.0, "arrival", "job-held", turn=1),
         event(91.0, "waiting_to_running", "job-held"),
-        event(95.0, "pinned", "job-held", text="held: 12 blocks"),
-        event(96.0, "unpinned", "job-evicted", reason="pressure", text="let go after 3.0 s"),
+        event(95.0, "pinned", "job-held", text="holds 26 blocks"),
+        event(95.1, "decision", "job-held", text="holds 26 blocks while `pytest` runs"),
+        event(95.5, "unpinned", "job-held", reason="returned", text="its next turn came after 2 s"),
+        event(
+            96.0, "unpinned", "job-evicted", reason="pressure", text="let go after 3 s: pressure"
+        ),
+        event(97.0, "pinned", "job-over", text="holds 26 blocks"),
+        event(98.0, "unpinned", "job-over", reason="released", text="let go after 1 s: released"),
+        event(98.0, "closed", "job-over", text="over after 7 turns: released", **OVER),
     ]
     second.events = [event(99.0, "held", EVIL, text=EVIL)]
     with serving(make_app(first.answers, second.answers), free_port()) as url:
@@ -113,22 +148,25 @@ def five_states() -> Iterator[str]:
 
 
 def test_the_page_shows_what_the_engines_say(chromium: Any, five_states: str) -> None:
-    """Totals are sums over engines; each engine has its pool, and a row for each job with its
-    state and reason; decisions are sentences. Nothing but this server is asked."""
+    """Which server it is; figures are sums and means over engines; each engine has its pool, and a
+    row for each job with its state and reason. Nothing but this server is asked."""
     with page_of(chromium, five_states) as page:
         page.wait_for_selector("#engines article:nth-child(2) td.job")
-        totals = {
-            name: page.get_attribute(f"#total-{name}", "value")
-            for name in ("hits", "twice", "pins", "predictor", "jobs")
-        }
+        assert page.title() == "tiny on box · agentkv"
+        names = ("hits", "ttft", "took", "rate", "queue", "twice", "pins", "predictor", "jobs")
+        totals = {name: page.get_attribute(f"#total-{name}", "value") for name in names}
+        rate = float(totals.pop("rate") or 0)
         assert totals == {
-            "hits": "3000",
-            "twice": "84",
-            "pins": "60",
-            "predictor": "16",
-            "jobs": "6",
+            **{"hits": "3000", "ttft": "0.5", "took": "3", "queue": "6", "twice": "84"},
+            **{"pins": "60", "predictor": "16", "jobs": "6"},
         }
-        assert page.inner_text("#note-hits") == "stock: about 25.0 %; 5.0 s of the engine won"
+        assert rate == pytest.approx(2 * 1005 / 105, rel=0.05)
+        assert page.inner_text("#note-ttft") == "┄ first turns 2.0 s, since the start"
+        assert page.inner_text("#note-stock") == "stock vLLM: about 25 %"
+        assert page.inner_text("#note-hits") == "5.0 s of engine time won, of 4,000 prompt tokens"
+        assert page.inner_text("#note-pins") == "60 of 80"
+        states = page.inner_text("#note-jobs").split(", ")
+        assert sum(int(each.split()[0]) for each in states) == 6
         blocks = page.eval_on_selector_all(
             "article:first-child .legend b", "parts => parts.map(part => part.dataset.blocks)"
         )
@@ -136,12 +174,58 @@ def test_the_page_shows_what_the_engines_say(chromium: Any, five_states: str) ->
         states = page.eval_on_selector_all(
             "article:first-child td.state", "cells => cells.map(cell => cell.textContent)"
         )
-        assert sorted(states) == sorted(STATES)
+        assert sorted(states) == sorted([*STATES, "over"])
         assert "needed by jobs that came before" in page.inner_text("article:first-child tbody")
-        assert "let go after 3.0 s" in page.inner_text("#decisions")
         assert page.is_visible("#pressure")
         assert page.problems == []
         assert page.hosts == {"127.0.0.1"}
+
+
+def test_a_hold_is_one_line_and_a_job_that_ended_stays(chromium: Any, five_states: str) -> None:
+    """What is held, for what and how it ended is one line; a job's last hold has none. A job that
+    is over keeps its turns, its time and what it found."""
+    with page_of(chromium, five_states) as page:
+        page.wait_for_selector("td.state >> text=over")
+        lines = page.eval_on_selector_all(
+            "#decisions li", "items => items.map(item => [item.className, item.innerText])"
+        )
+        shown = [(kind, *text.split("\n")[1:]) for kind, text in lines]
+        assert shown == [
+            ("", EVIL, EVIL),
+            ("", "job-over", "over after 7 turns: released"),
+            ("loss", "job-evicted", "let go after 3 s: pressure"),
+            ("", "job-held", "holds 26 blocks while `pytest` runs; its next turn came after 2 s"),
+        ]
+        cells = page.eval_on_selector_all(
+            "article:first-child tbody tr:last-child td",
+            "cells => cells.map(cell => cell.innerText)",
+        )
+        assert [cells[0], *cells[2:]] == [
+            *("job-over", "over", "7", "61 s", "", "80 %", "released"),
+        ]
+
+
+def test_a_row_opens_for_its_turns(chromium: Any, five_states: str) -> None:
+    """A click, and a link to the job, show its turns with their times, what was held after each,
+    and why one missed and what to do, as /explain says."""
+    with page_of(chromium, five_states) as page:
+        page.click("text=job-held")
+        page.wait_for_selector(".turns td")
+        page.click(".detail a")
+        page.wait_for_selector(".turns td")
+        assert page.url.endswith("?job=job-held")
+        assert page.eval_on_selector_all("td.job", "cells => cells.length") == 1
+        rows = page.eval_on_selector_all(
+            ".turns tbody tr",
+            "rows => rows.map(row => [...row.cells].map(cell => cell.innerText))",
+        )
+        assert rows == [
+            ["1", "0 ms", "1.5 s", "4.0 s", "800", "0 %", "50", "holds 26 blocks; let go"],
+            ["2", "500 ms", "2.0 s", "\u2013", "1,000", "80 %", "\u2013", "pytest"],
+            ["computed 200 tokens again: evicted. What to do: run fewer jobs."],
+        ]
+        assert page.get_attribute("button.open", "aria-expanded") == "true"
+        assert page.problems == []
 
 
 def test_a_job_id_is_text(chromium: Any, five_states: str) -> None:
@@ -151,20 +235,61 @@ def test_a_job_id_is_text(chromium: Any, five_states: str) -> None:
         assert page.inner_text("article:nth-child(2) td.job") == EVIL
         assert EVIL in page.inner_text("#decisions")
         assert page.query_selector_all("main img, main script") == []
-        assert page.title() == "agentkv"
+        assert page.title() == "tiny on box · agentkv"
 
 
 def test_the_page_fits_a_phone_and_follows_the_colour_scheme(
     chromium: Any, five_states: str
 ) -> None:
-    """At 380 pixels nothing scrolls sideways; dark and light have other grounds."""
-    grounds = set()
+    """At 380 pixels nothing scrolls sideways; dark and light, by the system or by the page's own
+    switch, which a reload keeps, have other grounds."""
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    grounds = {}
     for scheme in ("light", "dark"):
         with page_of(chromium, five_states, size=PHONE, scheme=scheme) as page:
             page.wait_for_selector("article:nth-child(2) td.job")
+            page.click("text=job-held")
+            page.wait_for_selector(".turns td")
             assert not scrolls_sideways(page)
-            grounds.add(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
-    assert len(grounds) == 2
+            grounds[scheme] = page.evaluate(ground)
+    assert len(set(grounds.values())) == 2
+    with page_of(chromium, five_states, scheme="dark") as page:
+        page.click("#theme")
+        assert page.evaluate(ground) == grounds["light"]
+        page.reload()
+        assert page.evaluate(ground) == grounds["light"]
+        page.click("#theme")
+        page.click("#theme")
+        assert page.evaluate(ground) == grounds["dark"]
+
+
+def test_states_differ_in_shape(chromium: Any, five_states: str) -> None:
+    """Lanes show tools and held KV as bands of other heights, not just of other colours."""
+    with page_of(chromium, five_states) as page:
+        page.wait_for_selector("article:nth-child(2) td.job")
+        tops = {
+            state: page.eval_on_selector_all(
+                f".lane path.{state}",
+                "paths => paths.map(path => Math.round(path.getBBox().height))",
+            )[0]
+            for state in ("running", "tool", "held", "evicted")
+        }
+        assert tops == {"running": 10, "tool": 10, "held": 5, "evicted": 2}
+
+
+def test_curves_go_on_after_a_reload(chromium: Any, five_states: str) -> None:
+    """The page itself keeps what its curves are drawn from."""
+    with page_of(chromium, five_states) as page:
+        page.wait_for_selector("#total-queue")
+        page.evaluate("""() => {
+            const samples = JSON.parse(sessionStorage.getItem("agentkv-curves"));
+            const earlier = {...samples[0], at: samples[0].at - 60, waiting: 99};
+            sessionStorage.setItem("agentkv-curves", JSON.stringify([earlier, ...samples]));
+        }""")
+        page.reload()
+        page.wait_for_selector("#total-queue[value='6']")
+        line = page.get_attribute("div:has(> dd > #total-queue) .line-0", "d")
+        assert line.startswith("M")
 
 
 def test_the_page_works_with_a_keyboard(chromium: Any, five_states: str) -> None:
@@ -173,17 +298,19 @@ def test_the_page_works_with_a_keyboard(chromium: Any, five_states: str) -> None
     with page_of(chromium, five_states) as page:
         page.wait_for_selector("article:nth-child(2) td.job")
         order = []
-        for _ in range(5):
+        for _ in range(6):
             page.keyboard.press("Tab")
             order.append(
                 page.evaluate("document.activeElement.id || document.activeElement.className")
             )
-        assert order == ["skip", "pause", "find", "kind", "decisions"]
+        assert order == ["skip", "theme", "pause", "find", "open", "open"]
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".turns td")
         page.fill("#find", "job-tool")
         assert page.eval_on_selector_all("article:first-child td.job", "cells => cells.length") == 1
         assert "blocks: running 40" in page.get_attribute("article:first-child .pool", "aria-label")
         assert "tool" in page.get_attribute("article:first-child .lane", "aria-label")
-        assert page.eval_on_selector_all("th[scope=col]", "heads => heads.length") == 14
+        assert page.eval_on_selector_all("th[scope=col]", "heads => heads.length") == 16
 
 
 def test_the_page_asks_for_the_key(chromium: Any) -> None:

@@ -96,10 +96,13 @@ def test_the_pool_is_divided_without_rest() -> None:
 
 
 def test_the_totals_are_those_of_stats() -> None:
-    """A snapshot has what /stats answers at that moment."""
+    """A snapshot has what /stats answers at that moment, and which server it is as /info has it."""
     engine = Engine(policy="agentkv", **HOLDS)
     engine.turn(prompt_of(100), job_id="a")
     assert live(engine)["stats"] == engine_side.call(engine.scheduler, "stats", [])
+    info = engine_side.call(engine.scheduler, "info", [])
+    server = {name: live(engine)[name] for name in ("model", "host", "version", "vllm_version")}
+    assert server == {name: info[name] for name in server}
 
 
 def test_a_client_sees_its_own_jobs_and_only_blocks_of_others() -> None:
@@ -150,6 +153,22 @@ def test_events_come_once_and_a_new_view_gets_the_last_two_minutes() -> None:
     engine.tool("old", "started")
     (view,) = engine_side.call(engine.scheduler, "live", [seen])["views"]
     assert [event["event"] for event in view["events"]][:1] == ["tool_started"]
+
+
+def test_a_new_view_gets_how_earlier_jobs_ended() -> None:
+    """A job that ended long ago comes once, with its duration and what its later turn found."""
+    engine = Engine(policy="agentkv", **HOLDS)
+    history = engine.turn(prompt_of(100), job_id="old")
+    engine.wait(2.0)
+    engine.turn(history + prompt_of(50, salt=7), job_id="old", is_last_step=True)
+    engine.wait(HISTORY_S + 1)
+    first = live(engine)
+    ((event, *more),) = [view["events"] for view in first["views"]]
+    assert (event["job_id"], event["event"], more) == ("old", "closed", [])
+    assert (event["prompt_tokens"], event["hit_tokens"]) == (154, 96)
+    assert event["took_s"] == pytest.approx(2.08)
+    seen = [(None, {"0": first["at_s"]})]
+    assert engine_side.call(engine.scheduler, "live", [seen])["views"][0]["events"] == []
 
 
 @pytest.mark.parametrize("num_views", [1, 4])

@@ -40,6 +40,21 @@ def test_waits_are_observed_apart_for_turns_that_open_a_job() -> None:
     assert len(observed["first_turn_wait_seconds"]) == 1
 
 
+def test_times_to_the_first_token_and_to_the_end_are_added_up() -> None:
+    """From a turn's arrival: 3 s of waiting and a step of 0.01 s, then a step for each token; turns
+    that open a job apart from others."""
+    engine = Engine()
+    engine.add(prompt_of(40), job_id="a", max_tokens=5)
+    engine.clock.now_s += 3.0
+    engine.run()
+    engine.turn(prompt_of(80), job_id="a", max_tokens=1)
+    totals = engine.totals
+    assert totals["finished_turns_total"] == {"first": 1, "later": 1}
+    assert totals["output_tokens_total"] == {"first": 5, "later": 1}
+    assert totals["ttft_seconds_total"] == pytest.approx({"first": 3.01, "later": 0.01})
+    assert totals["turn_seconds_total"] == pytest.approx({"first": 3.05, "later": 0.01})
+
+
 @pytest.mark.parametrize(
     ("command", "duration_s", "counted"),
     [
