@@ -64,7 +64,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 def program(page: Path) -> str:
     """The page's Python blocks, in order, as one program."""
-    return "\n".join(each.code for each in blocks_of(page) if each.language == "python")
+    return "\n".join(x.code for x in blocks_of(page) if x.language == "python" and x.runs)
 
 
 def script(page: Path) -> str:
