@@ -24,12 +24,10 @@ from agentkv.protocol import JobKey
 from agentkv.watchers import EventStream
 
 from .background import BackgroundWorker
-from .jobs import JobTable, Kind, OpenTurn, OpenTurns
+from .conversations import START_TOKENS, Kind, OpenTurn, OpenTurns
+from .jobs import JobTable
 from .predictor import Decode, Reply, command_of_reply
 
-START_TOKENS = 64
-"""Tokens at the start of a prompt that distinguish kinds of requests: more than the default system
-prompt of a chat template, fewer than an agent's."""
 END_TOKENS = 64
 """Tokens at the end of a reply in which a tool call would be closed."""
 _CLOSERS = frozenset("`~}>])")
@@ -68,7 +66,9 @@ class JobInference:
         self._emit = stream.emit
         self._growth = growth
         self.is_on = settings.infer_jobs
-        self.turns = OpenTurns(max_jobs=settings.max_jobs, lease_s=settings.job_lease_s)
+        self.turns = OpenTurns(
+            block_tokens, max_jobs=settings.max_jobs, lease_s=settings.job_lease_s
+        )
         self._worker = worker
         self._start = max(1, START_TOKENS // block_tokens) - 1
         self._kinds: OrderedDict[Any, Kind] = OrderedDict()

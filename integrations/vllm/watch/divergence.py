@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any
 
-MAX_REWRITTEN_TOKENS = 4
-"""Tokens at the end of a prompt that belong to the reply: a template opens a thought there."""
+from ..retention.conversations import MAX_REWRITTEN_TOKENS
+
 PIECE_TOKENS = 1024
 """Tokens decoded at once, within a millisecond, so that no other thread waits for longer."""
 MAX_READ_TOKENS = 65_536

@@ -12,8 +12,8 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 from agentkv.integrations.vllm.api import engine_side
+from agentkv.integrations.vllm.retention.conversations import MAX_SIBLINGS, MIN_JOBS
 from agentkv.integrations.vllm.retention.inference import GRACE_S, SILENCE_S
-from agentkv.integrations.vllm.retention.jobs import MAX_SIBLINGS, MIN_JOBS
 from agentkv.integrations.vllm.retention.tool_signals import NO_TOOL_TTL_S
 from agentkv.testing.stepped_engine import BLOCK_TOKENS, prompt_of
 from agentkv.testing.vllm_scheduler import sha256_hasher
