@@ -26,10 +26,12 @@ uni-agent (verl) | kv_transfer_params.agent_hint | trajectory_id=job_id
 Dynamo, NeMo Agent Toolkit | nvext | agent_context.trajectory_id,agent_context.session_id=job_id
     agent_hints.prefix_id=job_id agent_context.parent_trajectory_id=parent_job_id
     agent_hints.total_requests=expected_turns cache_control.ttl=max_ttl_s
-vLLM | body | session_id=job_id
-anything; OpenCode, Kilo Code | headers | x-session-id=job_id x-parent-session-id=parent_job_id
+vLLM | body | session_id,conversation_id=job_id
+anything; OpenCode, Kilo Code | headers | x-parent-session-id=parent_job_id
+    x-session-id,x-session-affinity,x-grok-conv-id=job_id
 Claude Code | headers | x-claude-code-session-id=job_id x-claude-code-agent-id=agent
     x-claude-code-parent-agent-id=parent_agent
+Claude Code | metadata | user_id.session_id=job_id
 Codex | headers | thread-id=job_id x-codex-parent-thread-id=parent_job_id
     session-id,session_id=run x-codex-turn-metadata=compaction
 Dynamo | headers | x-dynamo-session-id=job_id x-dynamo-parent-session-id=parent_job_id
