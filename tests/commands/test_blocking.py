@@ -35,7 +35,7 @@ exec {"yieldMs": 3000, "timeout": 1800} -> 3
 Bash {"timeout": 700000} -> 600
 Bash {"timeout": 900} -> 0.9
 Shell {} -> 60
-execute_bash {"timeout": 12000} -> 12000
+terminal {"timeout": 12000} -> 12000
 bash {"timeout": 300, "sessionId": "a"} -> 300
 mcp__box__exec_command {"yield_time_ms": 750} -> 0.75
 sh {"timeout_secs": "7"} -> 7
