@@ -47,7 +47,7 @@ _SHELLS = frozenset({"bash", "sh", "zsh", "shell", "terminal", "powershell", "pw
 _RUNS = frozenset({"run", "exec", "execute", "launch", "start"})
 _COMMANDS = frozenset({"command", "commands", "cmd", "process"})
 _BARE_NAMES = frozenset({"run", "exec", "execute", "command", "cmd", "console"})
-_NAMESPACE = re.compile(r".*(?:[.:/]|__)")
+_NAMESPACE = re.compile(r".*(?:[.:/]|__)(?!\d*$)|:\d+$")  # and a call's number, `functions.bash:0`
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _NAME_CHARS = 200
 # Tokens of a chat template that a server left in a name: `bash<|channel|>commentary`.

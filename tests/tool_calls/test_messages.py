@@ -123,7 +123,13 @@ def test_the_command_is_taken_from_the_arguments(arguments: object, command: str
     [
         *("bash", "Bash", "shell", "sh", "zsh", "terminal", "execute_bash", "run_bash"),
         *("run_command", "run_shell_command", "execute_command", "exec_command", "exec", "run"),
-        *("local_shell", "container.exec", "functions.bash", "mcp__box__run_command"),
+        *(
+            "local_shell",
+            "container.exec",
+            "functions.bash",
+            "functions.bash:0",
+            "mcp__box__run_command",
+        ),
         *("runShellCommand", "developer__shell", "run_terminal_cmd", "bash_20250124"),
     ],
 )
