@@ -23,7 +23,7 @@ LONG_FUNCTION_LINES = 40
 MAX_LONG_FUNCTIONS = 20
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
-    ("agentkv",): 2_163,
+    ("agentkv",): 2_165,
     ("agentkv/client",): 3_049,
     ("agentkv/tool_calls",): 2_140,
     ("agentkv/durations", "agentkv/commands"): 4_100,
@@ -42,7 +42,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals/simulator",): 3_352,
     ("evals/traces",): 1_500,
     ("studies",): 4_120,
-    ("tests",): 42_173,
+    ("tests",): 42_185,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 33_000
