@@ -53,6 +53,10 @@ class DurationWindow:
             return 0.0
         return bisect_right(self._sorted, duration_s) / len(self._sorted)
 
+    def quantile_s(self, share: float) -> float:
+        """Return the seconds that this share of the window does not exceed."""
+        return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]
+
     def expected_left_s(self, elapsed_s: float) -> float:
         """Return E[T - t | T > t], the mean seconds that are left after `elapsed_s`.
 

@@ -139,7 +139,7 @@ class AgentKVPolicy(Policy):
         self, command: str | None, cost: RestoreCost, prediction: Prediction | None = None
     ) -> Decision:
         """Hold until the expected cost of holding and of restoring is least."""
-        if command is None or prediction is None:
+        if prediction is None:
             return Decision(self.undecided_ttl(cost), command)
         price_s = self.price_s(cost)
         hold_s = best_hold_s(prediction.p_over, price_s)

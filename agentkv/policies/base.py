@@ -232,8 +232,8 @@ class Policy:
     ) -> Decision:
         """What becomes of the pin of a turn that now runs `command` (None: no tool, or not known).
 
-        A TTL of 0 frees it at once. `prediction` is None without a command, and always if
-        `uses_predictions` is False.
+        A TTL of 0 frees it at once. `prediction` is None if `uses_predictions` is False; without a
+        command it says when the next turn comes, if gaps of jobs that start alike tell that.
         """
         return Decision(self.undecided_ttl(cost), command)
 

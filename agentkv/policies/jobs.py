@@ -42,7 +42,7 @@ class Decision:
 
     @classmethod
     def predicted(
-        cls, command: str, prediction: Prediction, ttl: TTL, *, is_from_now: bool
+        cls, command: str | None, prediction: Prediction, ttl: TTL, *, is_from_now: bool
     ) -> Decision:
         """A decision by a prediction, without its distribution, which would take much memory."""
         return cls(
@@ -170,6 +170,8 @@ class Job:
     """No request names it: each of its turns continues the one before."""
     goes_on_without_call: bool = False
     """It is inferred, and such jobs go on after replies in which no tool call is read."""
+    next_turn: Prediction | None = None
+    """When it then goes on, by what such jobs did; None while too little is known."""
     priority: int = 0
     """The client's priority: lower goes first."""
     max_ttl_s: float = math.inf

@@ -13,8 +13,11 @@ from bisect import bisect_left
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
+from agentkv.durations.prediction import AnyDistribution, Prediction, prediction
+from agentkv.durations.windows import DurationWindow
 from agentkv.events import IdShared
 from agentkv.policies.jobs import Context, Job, Prompt
 from agentkv.watchers import EventStream
@@ -51,6 +54,8 @@ MAX_ENDED, ENDED_LEASE_S = 4096, 300.0
 (mean of 500, prompts of 1,000 tokens)."""
 MAX_SIBLINGS = 128
 """Open turns remembered of prompts that are equal up to their last full block."""
+GAPS_KEPT, MIN_GAPS = 128, 8
+"""Gaps of a kind that are kept, and with which a hold's length follows from them."""
 MAX_LEFT = 64
 """Prompts remembered of an id that its job did not go on from."""
 
@@ -100,6 +105,8 @@ class Kind:
     """Turns that followed any other reply within GRACE_S."""
     num_late: int = 0
     """Turns that followed any other reply later."""
+    gaps: DurationWindow = field(default_factory=partial(DurationWindow, GAPS_KEPT))
+    """Seconds before its conversations went on, SILENCE_S where they were over."""
 
     def ended(self) -> None:
         """A request of the kind has ended; so far nothing continues it."""
@@ -136,6 +143,16 @@ class Kind:
         """Its conversations go on although no tool call is read in most replies."""
         return self.num_soon > self.num_called
 
+    @property
+    def next_turn(self) -> Prediction | None:
+        """When one goes on, or is over, by MIN_GAPS gaps or more."""
+        if len(self.gaps) < MIN_GAPS:
+            return None
+        gaps = self.gaps
+        seen = AnyDistribution(lambda seconds: 1.0 - gaps.share_at_most(seconds), gaps.quantile_s)
+        explanation = f"{len(gaps)} turns of jobs that start alike."
+        return prediction("uncertain", seen, fast_ttl_s=0.0, source="gaps", explanation=explanation)
+
 
 @dataclass(slots=True, eq=False)
 class OpenTurn:
@@ -149,11 +166,13 @@ class OpenTurn:
     reply: bytes
     """Those, and the first tokens of the reply."""
     reply_end: bytes
+    kind: Kind
+    """That of its start, when it ended."""
     kinds: Sequence[Kind]
     """The kinds for which a first turn counts once it is continued."""
 
     @classmethod
-    def of(cls, job: Job, context: Context, kinds: Sequence[Kind] = ()) -> OpenTurn | None:
+    def of(cls, job: Job, context: Context, kind: Kind, *, is_first: bool) -> OpenTurn | None:
         """The turn that ended with this context; None if its prompt fills no block."""
         tokens, num_prompt_tokens = context.token_ids, context.num_prompt_tokens
         num_fixed_tokens = num_prompt_tokens - MAX_REWRITTEN_TOKENS
@@ -167,7 +186,7 @@ class OpenTurn:
             _packed(tokens[(prompt.block + 1) * block_tokens : num_fixed_tokens]),
             _packed(tokens[num_fixed_tokens : num_prompt_tokens + MAX_REPLY_TOKENS]),
             _packed(tokens[end_start:]),
-            kinds,
+            *(kind, [kind] if is_first else ()),
         )
 
     @property

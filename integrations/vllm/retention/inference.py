@@ -119,6 +119,8 @@ class JobInference:
         others = [other for other in turn.kinds if other is not kind]
         for each in (kind, *others):
             each.went_on(has_call=turn.has_call, is_soon=is_soon)
+        if finished_s is not None and not turn.has_call:
+            kind.gaps.observe(now_s - finished_s)
         if not (turn.has_call or was_expected or kind.is_of_agents):
             self.turns.remove(turn.job.job_id)
             return None
@@ -151,7 +153,7 @@ class JobInference:
         job = Job(inferred_id(request_id, client), order, is_inferred=True)
         job.first_prompt_tokens = context.num_prompt_tokens
         job.num_turns, job.has_run, job.last_activity_s = 1, True, now_s
-        turn = OpenTurn.of(job, context, [kind])
+        turn = OpenTurn.of(job, context, kind, is_first=True)
         if turn is None:
             return
         kind.ended()
@@ -193,8 +195,9 @@ class JobInference:
             return
         kind = self._kind_of(context.block_hashes)
         job.goes_on_without_call = kind.hides_calls
+        job.next_turn = kind.next_turn if kind.hides_calls else None
         is_first = job.num_turns == 1
-        turn = OpenTurn.of(job, context, [kind] if is_first else [])
+        turn = OpenTurn.of(job, context, kind, is_first=is_first)
         if turn is not None:
             self.turns.put(turn, self._clock(), is_of_job=True)
         if is_first:
@@ -224,6 +227,7 @@ class JobInference:
                 turn = self.turns.get(job.job_id) if job.goes_on_without_call else None
                 yield job
                 if turn is not None:
+                    turn.kind.gaps.observe(SILENCE_S)
                     self.turns.put(turn, now_s, is_of_job=False)
 
     def forget(self, job: Job) -> None:

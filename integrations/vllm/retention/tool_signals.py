@@ -180,7 +180,8 @@ class PinDecisions:
             if has_no_call and not job.goes_on_without_call:
                 self._hold_from_now(job, NO_TOOL_TTL_S, "the reply calls no tool")
             else:
-                self._decide(job, answer.command, answer.prediction, told_by=answer.told_by)
+                prediction = job.next_turn if has_no_call else answer.prediction
+                self._decide(job, answer.command, prediction, told_by=answer.told_by)
                 job.blocking = answer.blocking
         return without_tool
 

@@ -12,7 +12,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.integrations.vllm.retention.conversations import MAX_SIBLINGS, MIN_JOBS
+from agentkv.integrations.vllm.retention.conversations import MAX_SIBLINGS, MIN_GAPS, MIN_JOBS
 from agentkv.integrations.vllm.retention.inference import GRACE_S, SILENCE_S
 from agentkv.integrations.vllm.retention.tool_signals import NO_TOOL_TTL_S
 from agentkv.testing.stepped_engine import BLOCK_TOKENS, prompt_of
@@ -478,3 +478,13 @@ def test_a_prompt_that_fills_no_block_opens_no_job() -> None:
     first = engine.turn(prompt_of(15), reply="```bash\nls\n```", max_tokens=4)
     engine.turn(first + prompt_of(100), reply="```bash\nls\n```", max_tokens=4)
     assert live_jobs(engine) == {}
+
+
+def test_without_readable_calls_gaps_of_like_jobs_say_how_long_to_hold() -> None:
+    """Where such jobs come back after 0.2 s, KV is held for little longer, not for its price."""
+    engine = Engine(num_blocks=400, policy="agentkv", prefill_reload_s=[0.0, 0.002, 0.0])
+    agents, held_s = Agents(engine), []
+    for _ in range(MIN_GAPS + 2):
+        agents.chats("a", 0.2)
+        held_s += [pin.ttl_s for pin in engine.retention.pins]
+    assert 0.2 < held_s[-1] < 0.5 * held_s[1]
