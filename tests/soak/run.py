@@ -1,14 +1,14 @@
 """Soaks a real server: random jobs on scarce memory for hours, clients killed and others started.
 
 `make soak HOURS=4`, or `python -m tests.soak.run --hours .2`; `--policy fcfs` is stock, to compare
-with. While it runs, memory, threads and file descriptors of every server process are read. At the
-end all clients go, and the server must be as empty as at its start: no pin, no block in use, the
-prefix cache resets. The last line is one JSON document; exit status 1 if any of that does not hold,
-memory grows, or the log has an error.
+with. Clients have three keys; meanwhile prefix caches are reset, weights updated and the event log
+is rotated, and memory, threads and file descriptors of every server process are read. Every five
+minutes all clients go: then only pins may use blocks. At the end the server must be as empty as at
+its start: no pin, no block in use, the prefix cache resets. The last line is one JSON document;
+exit status 1 if any of that does not hold, memory grows, or the log has an error.
 
-What still grows may be a store on its way to its bound: `--settings '{"record_events": 0}'` leaves
-the largest one out, and the rest of the difference to fcfs is a leak. Turns remembered, of 100 to
-500 bytes each, grow until there are 50,000.
+What still grows may be a store on its way to its bound. The longest keep 20,000 jobs: they are
+filled first, by as many jobs of one token.
 """
 
 from __future__ import annotations
@@ -17,21 +17,27 @@ import argparse
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import psutil
 
+from agentkv.protocol import WIRE_FIELD
 from agentkv.server.demo_model import prepare_demo_model
 from agentkv.server.process import ServerProcess
+from tests.soak.traffic import KEYS
 from tests.tiny_model import make_tiny_model
 
 NUM_CLIENTS = 6
@@ -52,6 +58,9 @@ MIN_HOURS = 0.15
 """Memory of a shorter run is not judged: all of it is warm-up."""
 MAX_MORE = 4
 """Threads or descriptors that a process may have more at the end than after its warm-up."""
+FILL_JOBS = 22_000
+"""Jobs of one token that fill the stores before anything is measured."""
+QUIET_EVERY_S = 300.0
 EMPTY_S = 400.0
 """All pins have ended by then: the longest TTL is 300 s."""
 SETTINGS = {
@@ -142,6 +151,52 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
+class Operator:
+    """What is done to a server while it serves: resets, weight updates, rotations of its log."""
+
+    every_s: ClassVar[dict[str, float]] = {"reset": 60.0, "update": 150.0, "rotate": 200.0}
+    """On average."""
+
+    def __init__(self, server: ServerProcess, log: Path) -> None:
+        self._url = server.root_url
+        self._log = log
+        self.counts: Counter[str] = Counter()
+        self.problems: list[str] = []
+
+    def act(self, within_s: float) -> None:
+        for name, every_s in self.every_s.items():
+            if random.random() < within_s / every_s:
+                self.counts[name] += 1
+                getattr(self, name)()
+
+    def reset(self) -> None:
+        self._post("reset_prefix_cache", reset_running_requests=random.random() < 0.5)
+
+    def update(self) -> None:
+        """Load the weights again while requests are frozen, drained or aborted."""
+        self._post("pause", mode=random.choice(("keep", "wait", "abort")))
+        self._post("collective_rpc", body={"method": "reload_weights"})
+        self._post("reset_prefix_cache", reset_running_requests=True)
+        self._post("resume")
+
+    def rotate(self) -> None:
+        """Rename the event log, or copy and cut it."""
+        if not self._log.exists():
+            return
+        old = self._log.with_suffix(f".{self.counts['rotate']}")
+        if random.random() < 0.5:
+            self._log.rename(old)
+        else:
+            shutil.copyfile(self._log, old)
+            self._log.open("r+b").truncate(0)
+
+    def _post(self, path: str, body: object = None, **query: object) -> None:
+        url = f"{self._url}/{path}"
+        answer = httpx.post(url, json=body, params=query, timeout=300.0)  # type: ignore[arg-type]
+        if not answer.is_success:
+            self.problems.append(f"{path}: {answer.status_code} {answer.text[:200]}")
+
+
 class Clients:
     """Processes of `traffic`, one of which is killed from time to time."""
 
@@ -160,7 +215,7 @@ class Clients:
         self._processes = alive
         while len(self._processes) < NUM_CLIENTS:
             command = [sys.executable, "-m", "tests.soak.traffic", self._base_url, self._policy]
-            command.append(str(self.num_started))
+            command += [str(self.num_started), KEYS[self.num_started % len(KEYS)]]
             started = subprocess.Popen(command, stdout=self._log, stderr=self._log)
             self._processes.append(started)
             self.num_started += 1
@@ -170,10 +225,12 @@ class Clients:
         process.kill()
         process.wait()
 
+    def kill_all(self) -> None:
+        while self._processes:
+            self.kill_one()
+
     def stop(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        self.kill_all()
         self._log.close()
 
 
@@ -193,6 +250,40 @@ def until(condition: Callable[[], bool], limit_s: float) -> bool:
     return True
 
 
+def stats(server: ServerProcess) -> dict[str, Any]:
+    """The engine's own state, and its blocks in use."""
+    asked = {"headers": {"Authorization": f"Bearer {KEYS[0]}"}, "timeout": 60.0}
+    found, info = (
+        httpx.get(f"{server.base_url}/agentkv/{path}", **asked).json()  # type: ignore[arg-type]
+        for path in ("stats", "info")
+    )
+    found["used_blocks"] = round(found["kv_cache_usage"] * info["num_blocks"])
+    return dict(found)
+
+
+def is_quiet(server: ServerProcess) -> bool:
+    """Whether no request is in the engine; under a stock policy too."""
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    return not any(series(server, name) for name in names)
+
+
+def fill(server: ServerProcess, num_jobs: int) -> None:
+    """Play jobs of one turn and one token, so that every store is full."""
+    local = threading.local()
+
+    def play(number: int) -> None:
+        if not hasattr(local, "client"):
+            key = {"Authorization": f"Bearer {KEYS[number % len(KEYS)]}"}
+            local.client = httpx.Client(base_url=server.root_url, headers=key, timeout=300.0)
+        body = {"model": "tiny", "prompt": f"{number} {number}", "max_tokens": 1}
+        body |= {WIRE_FIELD: 1, "job_id": f"fill-{number}", "is_last_step": True}
+        local.client.post("/v1/completions", json=body).raise_for_status()
+
+    with ThreadPoolExecutor(16) as pool:
+        for _ in pool.map(play, range(num_jobs)):
+            pass
+
+
 def server_args(folder: Path, settings: Mapping[str, object]) -> tuple[str, ...]:
     """Flags of a server whose memory is short for the clients, with every store in use."""
     settings = {**SETTINGS, "predictor_state": str(folder / "predictor.json"), **settings}
@@ -200,30 +291,48 @@ def server_args(folder: Path, settings: Mapping[str, object]) -> tuple[str, ...]
     return (*SCARCE, *stores, "--run-output-dir", str(folder / "record"))
 
 
-def soak(server: ServerProcess, hours: float, folder: Path) -> dict[str, Any]:
+def play(
+    server: ServerProcess, hours: float, watch: Watch, clients: Clients, operator: Operator
+) -> list[str]:
+    """Play for that long; what quiet moments had that they must not have, or none came."""
+    broken, quiet_s = [], time.monotonic() + QUIET_EVERY_S
+    ends_s = time.monotonic() + 3600 * hours
+    while time.monotonic() < ends_s and server.is_alive:
+        clients.keep_up()
+        if random.random() < SAMPLE_S / RESTART_S:
+            clients.kill_one()
+        time.sleep(SAMPLE_S)
+        watch.sample()
+        operator.act(SAMPLE_S)
+        if time.monotonic() > quiet_s and server.policy != "fcfs":
+            clients.kill_all()
+            operator.counts["quiet"] += 1
+            if not until(lambda: _only_pins_use_blocks(stats(server)), 120.0):
+                broken.append(str(stats(server)))
+            quiet_s = time.monotonic() + QUIET_EVERY_S
+    return broken
+
+
+def _only_pins_use_blocks(found: Mapping[str, Any]) -> bool:
+    is_idle = not found["num_running"] and not found["num_waiting"]
+    return is_idle and bool(found["used_blocks"] == found["pinned_blocks"])
+
+
+def soak(server: ServerProcess, hours: float, folder: Path, num_fill: int) -> dict[str, Any]:
     """Run it; what was seen, with the broken promises under `broken`."""
     policy = server.policy
+    fill(server, num_fill)
+    event_log = folder / "record" / "scheduler_timestamps.jsonl"
     with ExitStack() as stack:
         assert server.pid is not None
         watch, clients = Watch(server.pid), Clients(server.base_url, policy, folder / "clients.log")
         stack.callback(clients.stop)
         clients.keep_up()
         until(lambda: series(server, "vllm:request_success_total") > 0, START_S)
-        ends_s = time.monotonic() + 3600 * hours
-        while time.monotonic() < ends_s and server.is_alive:
-            clients.keep_up()
-            if random.random() < SAMPLE_S / RESTART_S:
-                clients.kill_one()
-            time.sleep(SAMPLE_S)
-            watch.sample()
+        operator = Operator(server, event_log)
+        quiet = play(server, hours, watch, clients, operator)
         clients.stop()
-        is_idle = until(
-            lambda: (
-                series(server, "vllm:num_requests_running") == 0
-                and series(server, "vllm:num_requests_waiting") == 0
-            ),
-            120.0,
-        )
+        is_idle = until(lambda: is_quiet(server), 120.0)
         is_unpinned = until(lambda: series(server, "agentkv:pinned_blocks") == 0, EMPTY_S)
         is_unused = until(lambda: series(server, "vllm:kv_cache_usage_perc") == 0, 30.0)
         is_reset = httpx.post(f"{server.root_url}/reset_prefix_cache", timeout=60.0).is_success
@@ -239,6 +348,11 @@ def soak(server: ServerProcess, hours: float, folder: Path) -> dict[str, Any]:
         "all pins end": is_unpinned,
         "all blocks come back": is_unused and is_reset,
         "the log has no error": not errors,
+        "quiet moments have blocks of pins alone": not quiet,
+        "resets and updates are answered": not operator.problems,
+        "event logs are whole": all(
+            b"\0" not in path.read_bytes() for path in event_log.parent.glob("*")
+        ),
         "clients end only when killed": clients.num_failed == 0,
         "memory is flat": hours < MIN_HOURS
         or all(
@@ -258,8 +372,11 @@ def soak(server: ServerProcess, hours: float, folder: Path) -> dict[str, Any]:
         "pins": num_pins,
         "late_or_failed_answers": num_faults,
         "clients": clients.num_started,
+        "done_to_it": dict(operator.counts),
         "processes": processes,
+        "num_errors": len(errors),
         "errors": errors[:5],
+        "problems": [*quiet[:3], *operator.problems[:3]],
         "broken": [promise for promise, is_held in held.items() if not is_held],
     }
 
@@ -280,6 +397,8 @@ def main() -> int:
         metavar="JSON",
         help="agentkv's settings, before those of the soak: '{\"record_events\": 0}'",
     )
+    parser.add_argument("--fill", type=int, default=FILL_JOBS, metavar="JOBS")
+    parser.add_argument("--api-servers", type=int, default=1, metavar="N")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="agentkv-soak-") as name:
         folder = Path(name)
@@ -287,11 +406,14 @@ def main() -> int:
         with ServerProcess(
             make_tiny_model(prepare_demo_model(), folder / "tiny"),
             policy=options.policy,
-            args=server_args(folder, options.settings),
+            args=(
+                *server_args(folder, options.settings),
+                *("--api-server-count", str(options.api_servers), "--api-key", *KEYS),
+            ),
             log_path=folder / "server.log",
             environment=ENVIRONMENT,
         ) as server:
-            report = soak(server, options.hours, folder)
+            report = soak(server, options.hours, folder, options.fill)
         if report["broken"]:
             print((folder / "clients.log").read_text(errors="replace")[-3000:])
     print(json.dumps(report))
