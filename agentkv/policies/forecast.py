@@ -7,9 +7,11 @@ Knows blocks only as numbers, and nothing of pins or vLLM.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -138,7 +140,11 @@ class KVDemandForecast:
 
 
 WINDOW = 512
-"""Jobs, and turns, that are remembered."""
+"""Jobs, and turns, that are remembered of a kind."""
+MAX_CLIENTS, MAX_KINDS = 64, 16
+"""Clients, and kinds of jobs of each, that are remembered: those that ended a turn last."""
+MIN_JOBS, MIN_TURNS = 4, 16
+"""What must be seen of a kind, or of a client, before its jobs go by that alone."""
 PRIOR_TURNS = 11
 """Turns of a job while none has ended. Source: 10.9 on SWE-bench, Continuum (arXiv 2511.02230)."""
 PRIOR_TOKENS = 500
@@ -152,51 +158,121 @@ OWN_WEIGHT_TURNS = 4
 """Turns of its own after which a job's growth weighs as much as the mean of all jobs."""
 
 
-class JobGrowth:
-    """Expects jobs to go on as earlier ones did; an observation is O(WINDOW)."""
+class Experience:
+    """How jobs of one sort went on: the last WINDOW numbers of turns, and of tokens a turn added.
+
+    An observation is O(WINDOW).
+    """
 
     def __init__(self) -> None:
-        self._in_order: deque[int] = deque([PRIOR_TURNS])
-        self._lengths: list[int] = [PRIOR_TURNS]
-        self._sum_turns = PRIOR_TURNS
+        self._in_order = deque([PRIOR_TURNS])
+        self._lengths = [PRIOR_TURNS]
         self._added: deque[int] = deque(maxlen=WINDOW)
-        self._added_tokens = 0
-
-    def job_ended(self, num_turns: int) -> None:
-        """Record the length of a finished job, up to MAX_TURNS."""
-        num_turns = min(num_turns, MAX_TURNS)
-        if len(self._in_order) == WINDOW:
-            oldest = self._in_order.popleft()
-            del self._lengths[bisect_left(self._lengths, oldest)]
-            self._sum_turns -= oldest
-        self._in_order.append(num_turns)
-        insort(self._lengths, num_turns)
-        self._sum_turns += num_turns
-
-    def turn_ended(self, added_tokens: int) -> None:
-        """Record by how many tokens a turn lengthened its job's context."""
-        if len(self._added) == WINDOW:
-            self._added_tokens -= self._added[0]
-        self._added.append(added_tokens)
-        self._added_tokens += added_tokens
 
     @property
-    def mean_turns(self) -> float:
-        """Mean number of turns of a whole job."""
-        return self._sum_turns / len(self._lengths)
+    def knows_lengths(self) -> bool:
+        return len(self._lengths) > MIN_JOBS
+
+    @property
+    def knows_growth(self) -> bool:
+        return len(self._added) >= MIN_TURNS
+
+    def job_ended(self, num_turns: int) -> None:
+        """Record the length of a finished job."""
+        if len(self._in_order) == WINDOW:
+            del self._lengths[bisect_left(self._lengths, self._in_order.popleft())]
+        self._in_order.append(num_turns)
+        insort(self._lengths, num_turns)
+
+    def turn_ended(self, added_tokens: int) -> None:
+        """Record what a turn added."""
+        self._added.append(added_tokens)
+
+    def turns_beyond(self, num_turns: int, *, is_of_others: bool) -> float:
+        """Expected length of a job that has that many turns: the mean of those that had more, or
+        if they are other kinds' the median, in which MIN_JOBS + 1 of the prior count; as far again
+        beyond the longest."""
+        prior = [PRIOR_TURNS] * MIN_JOBS if is_of_others and num_turns < PRIOR_TURNS else []
+        rest = self._lengths[bisect_right(self._lengths, num_turns) :] + prior
+        if not rest:
+            return 2.0 * num_turns - self._lengths[-1]
+        return float(median_low(rest)) if is_of_others else sum(rest) / len(rest)
+
+    def tokens_per_turn(self, prior_tokens: float, *, is_of_others: bool) -> float:
+        """Expected number of tokens that a turn adds, likewise."""
+        if is_of_others:
+            return median_low([*self._added, *[prior_tokens] * (MIN_TURNS + 1)])
+        weighed = sum(self._added) + PRIOR_WEIGHT_TURNS * prior_tokens
+        return weighed / (len(self._added) + PRIOR_WEIGHT_TURNS)
+
+
+class JobGrowth:
+    """Expects jobs to go on as earlier ones of their client and kind did.
+
+    A kind is known by the start of its prompts. Until a few of its jobs have ended, they are
+    expected to go on as the first of the client's other kinds did, and before these are known, as
+    the first of other clients: no kind or client teaches others more than a few jobs.
+    """
+
+    def __init__(self) -> None:
+        self._all = Experience()
+        self._clients: OrderedDict[str, OrderedDict[object, Experience]] = OrderedDict()
+        """By client and kind; None: the first jobs of each kind, and those without one."""
+
+    def job_ended(self, job: Job) -> None:
+        """Record the length of a finished job, up to MAX_TURNS."""
+        for each in self._taught_by(job):
+            was_known = each.knows_lengths
+            each.job_ended(min(max(job.num_turns, 1), MAX_TURNS))
+            if was_known:
+                break
+
+    def turn_ended(self, job: Job, added_tokens: int) -> None:
+        """Record by how many tokens a turn lengthened its job's context."""
+        for each in self._taught_by(job):
+            was_known = each.knows_growth
+            each.turn_ended(added_tokens)
+            if was_known:
+                break
+
+    def _taught_by(self, job: Job) -> list[Experience]:
+        """Whom a job teaches, up to the first that knew before: its kind, its client, all."""
+        kinds = self._clients.setdefault(job.client, OrderedDict())
+        self._clients.move_to_end(job.client)
+        taught = []
+        for kind in dict.fromkeys((job.kind, None)):
+            taught.append(kinds.setdefault(kind, Experience()))
+            kinds.move_to_end(kind)
+        if len(kinds) > MAX_KINDS + 1:
+            kinds.popitem(last=False)
+        if len(self._clients) > MAX_CLIENTS:
+            self._clients.popitem(last=False)
+        return [*taught, self._all]
+
+    def _known(
+        self, client: str, kind: object, knows: Callable[[Experience], bool]
+    ) -> tuple[Experience, bool]:
+        """What is known of a kind, or of others, and which of the two it is."""
+        kinds: Mapping[object, Experience] = self._clients.get(client, {})
+        for each in (kind, None):
+            found = kinds.get(each)
+            if found is not None and knows(found):
+                return found, each != kind
+        return self._all, True
+
+    def mean_turns(self, client: str, kind: object = None, num_turns: int = 0) -> float:
+        """Expected number of turns of a whole job of that kind that has `num_turns` already."""
+        known, is_of_others = self._known(client, kind, attrgetter("knows_lengths"))
+        return known.turns_beyond(num_turns, is_of_others=is_of_others)
 
     def turns_left(self, job: Job) -> float:
-        """Expected turns of the job after those that have arrived.
+        """Expected turns of the job after those that have arrived, at least one.
 
         The client's `expected_turns` can lower the number but not raise it: no job's claim may
         keep others out.
         """
-        longer = bisect_right(self._lengths, job.num_turns)
-        if longer == len(self._lengths):
-            turns_left = float(max(1, job.num_turns - self._lengths[-1]))
-        else:
-            rest = self._lengths[longer:]
-            turns_left = sum(rest) / len(rest) - job.num_turns
+        expected = self.mean_turns(job.client, job.kind, job.num_turns)
+        turns_left = max(1.0, expected - job.num_turns)
         if job.expected_turns is None or job.expected_turns < job.num_turns:
             return turns_left
         return min(turns_left, float(job.expected_turns - job.num_turns))
@@ -204,9 +280,8 @@ class JobGrowth:
     def tokens_per_turn(self, job: Job) -> float:
         """Expected number of tokens that each turn adds to the job's context."""
         prior_tokens = min(PRIOR_TOKENS, PRIOR_SHARE * job.first_prompt_tokens)
-        mean_tokens = (self._added_tokens + PRIOR_WEIGHT_TURNS * prior_tokens) / (
-            len(self._added) + PRIOR_WEIGHT_TURNS
-        )
+        known, is_of_others = self._known(job.client, job.kind, attrgetter("knows_growth"))
+        mean_tokens = known.tokens_per_turn(prior_tokens, is_of_others=is_of_others)
         own_tokens = max(0, job.context_tokens - job.first_prompt_tokens)
         own_turns = job.num_turns if job.context_tokens else 0
         weighed = own_tokens + OWN_WEIGHT_TURNS * mean_tokens

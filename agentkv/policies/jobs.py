@@ -19,6 +19,9 @@ from agentkv.protocol import JobKey, Tags
 from .forecast import SharedPrefix
 from .pins import HoldEnd
 
+START_TOKENS = 64
+"""Tokens at the start of a prompt that tell one agent's from another's and from side requests':
+more than the default system prompt of a chat template, fewer than an agent's."""
 MAX_RUNNING_TOOLS = 64
 """Tools of one job remembered as running at once; a further one is not."""
 MAX_RUNNING_CHARS = 4096
@@ -66,6 +69,11 @@ class Prompt:
     block_hashes: list[Any]
     cache_keys: object = None
     trace_headers: Mapping[str, str] | None = None
+
+    def start(self, block_tokens: int) -> object:
+        """Hash of its first START_TOKENS, or first block if that is longer; None if shorter."""
+        index = max(1, START_TOKENS // block_tokens) - 1
+        return self.block_hashes[index] if index < len(self.block_hashes) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +187,8 @@ class Job:
     first_prompt_tokens: int = 0
     num_turns: int = 0
     last_turn: int | None = None
+    kind: object = None
+    """What its first prompt begins with: equal for jobs of one agent; None for a short one."""
     fingerprint: tuple[int, int, object] | None = None
     """Tokens, full blocks, and the last of their hashes, of the prompt that came last."""
     live: dict[str, Turn] = field(default_factory=dict)

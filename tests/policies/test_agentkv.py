@@ -12,6 +12,8 @@ from agentkv.policies.agentkv import AgentKVPolicy
 from agentkv.policies.base import AdmissionRequest, AllocationRequest, Pressure
 from agentkv.policies.costs import RestoreCost
 from agentkv.policies.forecast import (
+    MAX_CLIENTS,
+    MAX_KINDS,
     MAX_TURNS,
     PRIOR_TOKENS,
     PRIOR_TURNS,
@@ -24,6 +26,7 @@ from agentkv.policies.jobs import Job, Turn
 from agentkv.policies.names import read_settings
 from agentkv.policies.pins import Pin
 from agentkv.policies.settings import MAX_PRIORITY
+from agentkv.protocol import JobKey
 
 POOL_TOKENS = 16_000
 
@@ -271,11 +274,71 @@ def test_growth_starts_from_what_is_published_and_ends_with_what_was_seen() -> N
     assert growth.tokens_per_turn(job) == 100
     job.first_prompt_tokens = 40_000
     assert growth.tokens_per_turn(job) == PRIOR_TOKENS
-    for _ in range(600):
-        growth.job_ended(31)
-        growth.turn_ended(1000)
+    teach(growth, [31] * 600, 1000)
     assert growth.turns_left(job) == 30
     assert growth.tokens_per_turn(job) == pytest.approx(1000, rel=0.05)
+
+
+def teach(
+    growth: JobGrowth, lengths: list[int], added_tokens: int, client: str = "", kind: object = None
+) -> None:
+    """Play jobs of that many turns to their ends."""
+    for num_turns in lengths:
+        job = Job(JobKey(client, "taught"), 0, num_turns=num_turns, kind=kind)
+        for _ in range(min(num_turns, MAX_TURNS)):
+            growth.turn_ended(job, added_tokens)
+        growth.job_ended(job)
+
+
+def newcomer(client: str, kind: object = None) -> Job:
+    return Job(JobKey(client, "new"), 0, num_turns=1, kind=kind, first_prompt_tokens=2000)
+
+
+def expected_tokens(growth: JobGrowth, job: Job) -> float:
+    return growth.turns_left(job) * growth.tokens_per_turn(job)
+
+
+@pytest.mark.parametrize("before", [0, 500], ids=["a fresh server", "500 jobs of others"])
+def test_what_one_client_teaches_holds_no_other_up(before: int) -> None:
+    """128 jobs of 128 turns that add 900 tokens each: a job of a client that is known, or is new,
+    is not expected to take more than it was before."""
+    growth, known, new = JobGrowth(), newcomer("b", "chat"), newcomer("c", "chat")
+    teach(growth, [5] * before, 150, "b", "chat")
+    expected = [expected_tokens(growth, job) for job in (known, new)]
+    teach(growth, [MAX_TURNS] * 128, 900, "a")
+    assert [expected_tokens(growth, job) for job in (known, new)] == expected
+    assert growth.mean_turns("b", "chat") == pytest.approx(5 if before else PRIOR_TURNS, rel=0.05)
+
+
+def test_a_new_client_starts_from_what_most_clients_did() -> None:
+    """Each client counts there by its first jobs alone."""
+    growth = JobGrowth()
+    for client in "bdefg":
+        teach(growth, [40] * 10, 900, client)
+    assert growth.mean_turns("new") == 40
+    assert growth.tokens_per_turn(newcomer("new")) == 900
+
+
+def test_jobs_of_another_kind_are_expected_to_go_on_as_new_kinds_did() -> None:
+    """Long jobs of one agent say little of another agent of the same client, and nothing once a few
+    jobs of that one have ended."""
+    growth = JobGrowth()
+    teach(growth, [MAX_TURNS] * 100, 900, "a", "long")
+    assert growth.mean_turns("a", "long") > MAX_TURNS - 2
+    assert growth.mean_turns("a", "short") == PRIOR_TURNS
+    teach(growth, [3] * 5, 50, "a", "short")
+    assert growth.turns_left(newcomer("a", "short")) < PRIOR_TURNS / 2
+    assert growth.mean_turns("a", "long") > MAX_TURNS - 2
+
+
+def test_only_the_kinds_and_clients_of_late_are_remembered() -> None:
+    """However many there are."""
+    growth = JobGrowth()
+    for number in range(200):
+        teach(growth, [2], 10, f"{number}")
+        teach(growth, [2], 10, "one", f"{number}")
+    assert len(growth._clients) == MAX_CLIENTS
+    assert len(growth._clients["one"]) == MAX_KINDS + 1
 
 
 def test_a_job_longer_than_all_others_is_expected_to_go_on_as_far_again_beyond_them() -> None:
@@ -300,17 +363,16 @@ def test_more_turns_than_jobs_have_are_not_believed() -> None:
     """A step limit is no expectation, and a claim keeps nobody out."""
     growth, job = JobGrowth(), Job("a", 0, expected_turns=10**9)
     assert growth.turns_left(job) == PRIOR_TURNS
-    growth.job_ended(10**9)
-    assert growth.mean_turns == (PRIOR_TURNS + MAX_TURNS) / 2
-    assert growth.turns_left(job) == growth.mean_turns
+    teach(growth, [10**9] * 99, 0)
+    assert growth.mean_turns("") == (PRIOR_TURNS + 99 * MAX_TURNS) / 100
+    assert growth.turns_left(job) == growth.mean_turns("")
 
 
 def test_a_job_has_the_mean_turns_of_the_last_ones() -> None:
     """Those before no longer count."""
     growth = JobGrowth()
-    for num_turns in (100, *[4] * WINDOW, *[6] * (WINDOW // 2)):
-        growth.job_ended(num_turns)
-    assert growth.mean_turns == 5.0
+    teach(growth, [100, *[4] * WINDOW, *[6] * (WINDOW // 2)], 0)
+    assert growth.mean_turns("") == 5.0
 
 
 def test_patience_tells_each_waiting_turn_once() -> None:

@@ -171,7 +171,11 @@ class AdmissionController:
         if order is None or not (self._policy.pressure.is_on and self.guard.waiting):
             return
         num_jobs = max(1, len(self._admitted) + len(self._pins))
-        max_overtakes = self._policy.max_overtakes(self.growth.mean_turns * num_jobs)
+        first = next(iter(self.guard.waiting))
+        waiting, live = self._jobs.turns.get(first), self.shares.get(first)
+        client = "" if live is None else live.client
+        num_turns = self.growth.mean_turns(client, None if waiting is None else waiting.job.kind)
+        max_overtakes = self._policy.max_overtakes(num_turns * num_jobs)
         request_id = self.guard.overtaken_by(order, max_overtakes)
         if request_id is None:
             return
@@ -239,7 +243,7 @@ class AdmissionController:
 
     def job_ended(self, job: Job) -> None:
         """A job is over, or forgotten."""
-        self.growth.job_ended(max(job.num_turns, 1))
+        self.growth.job_ended(job)
         self._forecast.remove(job.job_id)
 
     def recomputed(self, num_tokens: int) -> None:

@@ -18,7 +18,7 @@ from agentkv.durations.ttl import TTL
 from agentkv.events import Inferred
 from agentkv.policies.continuum import tool_name
 from agentkv.policies.forecast import JobGrowth
-from agentkv.policies.jobs import Context, Decision, Job
+from agentkv.policies.jobs import START_TOKENS, Context, Decision, Job
 from agentkv.policies.settings import Settings
 from agentkv.protocol import JobKey
 from agentkv.watchers import EventStream
@@ -97,7 +97,7 @@ class JobInference:
         if self._jobs.get(job.job_id) is None:
             self._jobs.add(job)
             if job.num_turns == 1:
-                self._growth.turn_ended(job.context_tokens - job.first_prompt_tokens)
+                self._growth.turn_ended(job, job.context_tokens - job.first_prompt_tokens)
         if job.num_turns == 1:  # its second turn proves it
             self._emit(Inferred, job.job_id)
         return job.job_id
@@ -152,6 +152,7 @@ class JobInference:
         now_s, kind = self._clock(), self._kind_of(context.block_hashes)
         job = Job(inferred_id(request_id, client), order, is_inferred=True)
         job.first_prompt_tokens = context.num_prompt_tokens
+        job.kind = context.block_hashes[self._start]
         job.num_turns, job.has_run, job.last_activity_s = 1, True, now_s
         turn = OpenTurn.of(job, context, kind, is_first=True)
         if turn is None:

@@ -117,6 +117,7 @@ class RetentionManager:
             job = Job(JobKey.read(job_id), order if lender is None else lender.order)
             job.is_inferred = tags.job_id is None
             job.first_prompt_tokens, job.started_s = num_prompt_tokens, now_s
+            job.kind = prompt.start(self._host.pool.block_tokens)
             self.jobs.add(job)
         elif job.is_inferred and tags.job_id is not None:
             self.inference.forget(job)
@@ -248,7 +249,7 @@ class RetentionManager:
         if not turn.is_side_request:
             added = job.finish_turn(now_s, context)
             self.costs.blocks_per_token.observe(context.num_tokens)
-            self.admission.growth.turn_ended(added)
+            self.admission.growth.turn_ended(job, added)
             if self._host.pool.has_tier:
                 job.tier_key = self._host.tier_key(context.block_hashes[: context.num_blocks])
             if job.is_inferred:

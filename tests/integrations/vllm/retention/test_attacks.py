@@ -8,8 +8,9 @@ import pytest
 
 from agentkv.integrations.vllm.retention.admission import MAX_IDLE_WAITS
 from agentkv.integrations.vllm.retention.tool_signals import NEXT_TURN_TTL_S
+from agentkv.protocol import JobKey
 from agentkv.testing.stepped_engine import prompt_of
-from tests.integrations.vllm.harness import Engine
+from tests.integrations.vllm.harness import Engine, of
 
 NEW = prompt_of(16 * 40, salt=51)
 
@@ -40,6 +41,27 @@ def test_the_next_turn_has_its_own_grace() -> None:
         engine.wait(1.0)
         engine.tool("a", "finished")
         assert pin.expires_s == pytest.approx(engine.clock.now_s - 1.0 + NEXT_TURN_TTL_S)
+
+
+@pytest.mark.parametrize("victim", ["b" * 16, "a" * 16], ids=["another client", "the same client"])
+def test_long_jobs_that_are_gone_hold_no_short_ones_up(victim: str) -> None:
+    """After 10 jobs of 60 growing turns an empty pool takes 8 small jobs of another agent at once,
+    of their own client or of another one."""
+    engine = Engine(policy="agentkv", num_blocks=170, max_num_batched_tokens=4096)
+    for number in range(10):
+        history = prompt_of(64, salt=1)
+        for _ in range(60):
+            history = [*history, *prompt_of(10, salt=number)]
+            engine.turn(history, max_tokens=1, job_id=f"long-{number}", **of("a" * 16))
+        engine.retention.release(JobKey("a" * 16, f"long-{number}"))
+    for number in range(8):
+        engine.add(
+            [*prompt_of(64, salt=2), *prompt_of(23, salt=20 + number)],
+            max_tokens=24,
+            **of(victim, job_id=f"short-{number}"),
+        )
+        engine.step()
+    assert len(engine.running()) == 8
 
 
 def idle_pool(**settings: Any) -> tuple[Engine, str]:
