@@ -33,6 +33,8 @@ class KVFree:
     request_ids: tuple[str, ...]
     """The requests of the job since its last free, oldest first, each by the `id` of its reply."""
     reason: FreeReason
+    client: str = ""
+    """Whose job it is, by 16 digits: two clients may use one id. "" without an API server."""
 
 
 class UndeliveredError(AgentKVError):
@@ -66,7 +68,7 @@ class KVListener:
 
 
 class WebhookListener(KVListener):
-    """Posts frees as JSON to a URL: `{"frees": [{"number", "job_id", "request_ids", "reason"}]}`.
+    """Posts frees as JSON to a URL: `{"frees": [{...}]}`, each with the fields of KVFree.
 
     An answer of 200 to 299 accepts them. After any other one, or none, they are sent again, so a
     receiver may see a `number` twice.

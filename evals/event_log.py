@@ -106,11 +106,17 @@ def read_record(source: str, *, api_key: str | None = None, near: str | None = N
             answer = None if "event" in document else document  # a log of one line
     rows, is_cut = _line_rows(source, text) if answer is None else _answer_rows(source, answer)
     events: dict[LoggedJob, list[Mapping[str, Any]]] = {}
+    clients: dict[object, set[object]] = {}
+    for _, row in rows:
+        clients.setdefault(str(row.get("job_id")), set()).add(row.get("client"))
     for place, row in rows:
         if row.get("event") == SERVER:
             about = row
             continue
-        events.setdefault(_job_in(place, row), []).append(row)
+        job = _job_in(place, row)
+        if len(clients[job.job_id]) > 1:
+            job = job._replace(job_id=f"{job.job_id} of {row.get('client')}")
+        events.setdefault(job, []).append(row)
     if not events:
         raise InputError(f"{source}: no event of any job in it")
     return Record(source, events, is_cut, about)

@@ -102,6 +102,7 @@ class Receiver:
 
     def _take(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> Answer:
         self.frees += body["frees"]
+        assert len({free.pop("client") for free in body["frees"]}) == 1
         return Answer(204, {})
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -28,7 +29,7 @@ from ..watch.counters import COUNTERS, SAVINGS_SERIES
 from ..watch.job_view import job_views
 from ..watch.log import shown
 from . import snapshot
-from .job_now import JobNow
+from .job_now import JobNow, name_of
 
 MAX_TURNS = 64
 """Turns of a job that are shown, the last ones."""
@@ -112,7 +113,8 @@ def jobs(
     table = scheduler.retention.jobs
     if keys is None:
         keys = job_keys(scheduler, client, 0, len(table))[::-1]
-    return [JobNow(scheduler, job).as_listed() for job in map(table.get, keys) if job is not None]
+    found = [job for job in map(table.get, keys) if job is not None]
+    return [JobNow(scheduler, job, client).as_listed() for job in found]
 
 
 def job(
@@ -126,7 +128,7 @@ def job(
     if found is None:
         return None
     turns = turns_of(scheduler, found.job_id, None if of_anybody else found.client)
-    return {**JobNow(scheduler, found).as_listed(), "last_turns": turns}
+    return {**JobNow(scheduler, found, found.client).as_listed(), "last_turns": turns}
 
 
 def keys_to_explain(
@@ -149,7 +151,7 @@ def explain(
     misses, log = scheduler.watchers.misses, scheduler.watchers.log
     return [
         {
-            "job_id": key.own_id,
+            "job_id": name_of(scheduler, client, key),
             "is_id_shared": any(
                 each["event"] == "id_shared" for each in log.last_of(key, MAX_READ)
             ),
@@ -208,7 +210,8 @@ def events(
     client: str | None = None,
 ) -> dict[str, Any]:
     """Return a part of the event log, of jobs that `event_counts` named for this client, or all."""
-    return scheduler.watchers.log.part(slices, since_s, client)
+    named = partial(name_of, scheduler, client)
+    return scheduler.watchers.log.part(slices, since_s, client, named)
 
 
 def live(scheduler: RetainingScheduler, views: Sequence[snapshot.View]) -> dict[str, Any]:

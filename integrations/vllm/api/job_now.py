@@ -5,6 +5,7 @@ Runs in the engine between two steps. Knows the scheduler and its retention, no 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from agentkv.durations.ttl import TTL
@@ -18,11 +19,19 @@ SHOWN_CHARS = 160
 _UNDECIDED = Decision(TTL(0.0, ""))
 
 
+def name_of(scheduler: RetainingScheduler, viewer: str | None, key: JobKey) -> str:
+    """A job's id, and for who sees all (None) whose it is if jobs of several clients have that."""
+    named = scheduler.watchers.misses.named(key.own_id) if viewer is None else ()
+    is_shared = any(other.client != key.client for other in named)
+    return f"{key.own_id} of {key.client}" if is_shared else key.own_id
+
+
 class JobNow:
     """A job with its pin, its turns that have blocks, and its turns that wait for some."""
 
-    def __init__(self, scheduler: RetainingScheduler, job: Job) -> None:
+    def __init__(self, scheduler: RetainingScheduler, job: Job, viewer: str | None = None) -> None:
         has_blocks = scheduler.admission.has_blocks
+        self._name_of = partial(name_of, scheduler, viewer)
         self._scheduler = scheduler
         self._job = job
         self.pin = scheduler.retention.pins.get(job.job_id)
@@ -65,8 +74,8 @@ class JobNow:
         """What both answers say; the command only with the decision that was made for it."""
         job, decision = self._job, self._job.decision or _UNDECIDED
         return {
-            "job_id": job.own_id,
-            "parent_job_id": job.parent_job_id and JobKey.read(job.parent_job_id).own_id,
+            "job_id": self._name_of(job.job_id),
+            "parent_job_id": job.parent_job_id and self._name_of(JobKey.read(job.parent_job_id)),
             "expected_turns": job.expected_turns,
             "held_back": any(turn.held_back is not None for turn in job.live.values()),
             "command": None if job.decision is None else job.command_shown,

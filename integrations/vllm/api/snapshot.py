@@ -13,12 +13,11 @@ from typing import Any
 
 from agentkv.named_classes import label_of
 from agentkv.policies.jobs import Job
-from agentkv.protocol import JobKey
 
 from ..engine import seam
 from ..engine.scheduler import RetainingScheduler
 from ..watch.job_view import sentence
-from .job_now import SHOWN_CHARS, JobNow
+from .job_now import SHOWN_CHARS, JobNow, name_of
 
 MAX_JOBS = 256
 """Jobs described in a snapshot, those with a request in the engine and the last active first."""
@@ -55,10 +54,10 @@ def live(
         num_own = pins.num_blocks if client is None else pins.num_blocks_of(client)
         described.append(
             {
-                "jobs": [JobNow(scheduler, job).as_watched() for job in jobs],
+                "jobs": [JobNow(scheduler, job, client).as_watched() for job in jobs],
                 "num_jobs": retention.jobs.num_of(client),
                 "held_by_others": max(0, pins.num_blocks - num_own),
-                "events": [_shown(key, event) for key, event in events],
+                "events": [_shown(name_of(scheduler, client, key), event) for key, event in events],
                 "events_left_out": num_left_out,
             }
         )
@@ -101,9 +100,9 @@ def _jobs_of(scheduler: RetainingScheduler, client: str | None, most: int) -> li
     return [job for job in found if job is not None]
 
 
-def _shown(key: JobKey, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _shown(job_id: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """An event with its job and what it says in words."""
-    shown = {"job_id": key.own_id, **entry, "text": sentence(entry)}
+    shown = {"job_id": job_id, **entry, "text": sentence(entry)}
     command = entry.get("command")
     if command is not None:
         shown["command"] = command[:SHOWN_CHARS]

@@ -201,7 +201,7 @@ class Listeners:
         if not requests:
             return
         self._num_frees += 1
-        free = KVFree(self._num_frees, job_id.own_id, tuple(requests), reason)
+        free = KVFree(self._num_frees, job_id.own_id, tuple(requests), reason, job_id.client)
         requests.clear()
         self._emit(KVFreed, job_id, free.number, reason, list(free.request_ids))
         for outbox in self._outboxes:

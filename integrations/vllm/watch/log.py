@@ -16,6 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ class EventLog:
         entry = dict(zip(known.names, known.read(event), strict=False))
         entry["at_s"] = round(self._clock() - self._started_s, 6)
         if self._writer is not None:
-            self._writer.add({"job_id": key.own_id, **shown(entry, None)})
+            client = {"client": key.client} if key.client else {}
+            self._writer.add({"job_id": key.own_id, **client, **shown(entry, None)})
         if self._max_events:
             own = self._by_client.setdefault(key.client, OrderedDict())
             events = self._jobs.get(key)
@@ -120,16 +122,20 @@ class EventLog:
         return [*itertools.islice(reversed(self.of_job(key)), most)][::-1]
 
     def part(
-        self, slices: Sequence[tuple[str, int, int]], since_s: float, viewer: str | None = None
+        self,
+        slices: Sequence[tuple[str, int, int]],
+        since_s: float,
+        viewer: str | None = None,
+        name_of: Callable[[JobKey], str] = attrgetter("own_id"),
     ) -> dict[str, Any]:
         """Return the events in these slices (a job's key, start and stop) later than `since_s`, as
-        `viewer` may see them."""
+        `viewer` may see them, by the job's name."""
         jobs: dict[str, list[Entry]] = {}
         for text, start, stop in slices:
             key = JobKey.read(text)
             events = itertools.islice(self.of_job(key), start, stop)
             later = [shown(event, viewer) for event in events if event["at_s"] > since_s]
-            jobs.setdefault(key.own_id, []).extend(later)
+            jobs.setdefault(name_of(key), []).extend(later)
         return {"jobs": jobs}
 
     @property
