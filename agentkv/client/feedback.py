@@ -223,6 +223,9 @@ _senders: dict[tuple[int, str], FeedbackSender] = {}
 _flushing_at_exit: set[int] = set()
 """The ids of the processes that flush when they end."""
 
+before_exit: list[Callable[[], None]] = []
+"""Called when a process ends, before its last flush."""
+
 _exits_by_s: dict[int, float] = {}
 """When the end of a process waits no longer, by process id."""
 
@@ -232,7 +235,7 @@ def sender_to(root_url: str) -> FeedbackSender:
     key = (os.getpid(), root_url)
     sender = _senders.get(key)
     if sender is None:
-        _flush_when_process_ends()
+        flush_when_process_ends()
         sender = _senders.setdefault(key, FeedbackSender())
     return sender
 
@@ -249,7 +252,7 @@ def _senders_here() -> dict[str, FeedbackSender]:
     return {server: sender for (pid, server), sender in list(_senders.items()) if pid == here}
 
 
-def _flush_when_process_ends() -> None:
+def flush_when_process_ends() -> None:
     """Register the flush at exit, however this process was started."""
     here = os.getpid()
     if here in _flushing_at_exit:
@@ -263,7 +266,10 @@ def _flush_when_process_ends() -> None:
 
 
 def flush_at_exit() -> None:
-    """Wait for the feedback of a process that ends; all who call this wait EXIT_S together."""
+    """End what is open in a process that ends, and wait for its feedback; all who call this wait
+    EXIT_S together."""
+    for end in before_exit:
+        end()
     exits_by_s = _exits_by_s.setdefault(os.getpid(), time.monotonic() + EXIT_S)
     if not flush(exits_by_s - time.monotonic()):
         for server, sender in _senders_here().items():

@@ -23,8 +23,9 @@ from typing import (
     overload,
     runtime_checkable,
 )
+from weakref import WeakSet
 
-from agentkv.client import context, http_clients, sdk_clients
+from agentkv.client import context, feedback, http_clients, sdk_clients
 from agentkv.client.job import Job, current_job, job_covering
 from agentkv.client.patches import cover, uncover
 from agentkv.client.server import JobLink, server_at
@@ -47,6 +48,25 @@ class URL(Protocol):
 
     @property
     def host(self) -> str | None: ...
+
+
+_open_jobs: WeakSet[Job[Any]] = WeakSet()
+"""Those of sessions that were not left, such as one in a generator that nobody reads to its end."""
+
+
+def _end(job: Job[Any], error: object = None) -> None:
+    if job.trace is not None and not job.is_over:
+        job.trace.end(error, job.summary())
+    job.end()
+    _open_jobs.discard(job)
+
+
+def _end_open_jobs() -> None:
+    for job in list(_open_jobs):
+        _end(job)
+
+
+feedback.before_exit.append(_end_open_jobs)
 
 
 class Session(Generic[ClientT]):
@@ -104,9 +124,7 @@ class Session(Generic[ClientT]):
         # None if it is left in another context than entered in, as an async generator may: any job
         job = current or self._entered[-1]
         self._entered.remove(job)
-        if job.trace is not None and not job.is_over:
-            job.trace.end(exc_info[1] if exc_info else None, job.summary())
-        job.end()
+        _end(job, exc_info[1] if exc_info else None)
         context.leave()
         if self._client is not None:
             uncover(self._client)
@@ -167,6 +185,8 @@ class Session(Generic[ClientT]):
             for patch in context.THREAD_PATCHES:
                 patch.install()
         self._entered.append(job)
+        _open_jobs.add(job)
+        feedback.flush_when_process_ends()
         job.trace = open_trace(job.job_id, job.parent_job_id)
         context.enter(job)
         return job

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import agentkv
-from agentkv.client.feedback import flush_at_exit
 from agentkv.client.job import Job, ToolRun
 from agentkv.client.replies import Usage
 from agentkv.client.session import Session
@@ -101,8 +100,6 @@ def _end(session: Session[None], job: Job[Any]) -> None:
     """Release a job that is current in no context."""
     if not job.is_over:
         contextvars.copy_context().run(session.__exit__, None, None, None)
-    if not threading.main_thread().is_alive():  # the process ends
-        flush_at_exit()
 
 
 SUBMIT_MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"

@@ -138,6 +138,26 @@ def test_a_workers_release_leaves_before_it_does(
     assert [job_id for job_id, _ in server.tool_events] == ["parent"] * 2 + ["worker"] * 2
 
 
+UNFINISHED = """
+import sys, openai, agentkv
+def turns(session):
+    client = openai.OpenAI(base_url=sys.argv[1], api_key="key", max_retries=0)
+    with session(client) as job:
+        while True:
+            yield job.client.chat.completions.create(model="m", messages=[])
+held = turns(lambda client: agentkv.session(client, job_id="unfinished"))
+next(held)
+never_left = turns(lambda client: agentkv.session(client, job_id="another"))
+next(never_left)
+"""
+
+
+def test_sessions_that_are_not_left_are_released_at_the_end(server: ScriptedServer) -> None:
+    """That of a generator which nobody reads to its end, for one; the process ends silently."""
+    run("-c", UNFINISHED, server.base_url)
+    assert sorted(server.released) == ["another", "unfinished"]
+
+
 def test_the_thread_that_sends_imports_nothing_of_its_own() -> None:
     """The main thread imports for it, since a child forked in mid-import keeps half a module."""
     code = (
