@@ -41,6 +41,9 @@ class Settings(PredictorSettings):
     """Weights of clients by name, 1 for all others: by them memory and service are shared."""
     client_header: str | None = Field(None, pattern=r"^[A-Za-z0-9-]{1,100}$")
     """Header by which a trusted proxy in front of a server without keys names clients."""
+    client_caches: bool = False
+    """Each client has prefixes of its own: nobody learns what another one has sent, and equal
+    prefixes of several clients are computed and kept once for each."""
     infer_jobs: bool = True
     """Requests without a `job_id` that continue an earlier one, as agents do, belong to a job."""
     agentic_router: bool = False

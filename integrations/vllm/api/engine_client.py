@@ -150,11 +150,12 @@ class SharedAnswers:
         return await ask()
 
 
-def name_clients(engine_client: Any) -> None:
+def name_clients(engine_client: Any, *, own_caches: bool = False) -> None:
     """Put `served_client` into the sampling parameters of each request on its way to an engine.
 
     Requests of all routes pass here, one for each sample and beam, and what a body said of its
-    client is overwritten. Pooling has no sampling parameters, and no job.
+    client is overwritten. Pooling has no sampling parameters, and no job. `own_caches`: the name
+    is part of the salt as well, before the request's own.
     """
     core: Any = engine_client.engine_core
     add_request = core.add_request_async
@@ -162,6 +163,8 @@ def name_clients(engine_client: Any) -> None:
     @functools.wraps(add_request)
     async def add_request_of_client(request: Any) -> None:
         sampling, client = request.sampling_params, served_client.get()
+        if client is not None and own_caches:
+            request.cache_salt = f"{client.name} {request.cache_salt or ''}"
         if sampling is not None and client is not None:
             said = {**(sampling.extra_args or {}), CLIENT_FIELD: client.name}
             said.pop(CLIENT_WEIGHT_FIELD, None)

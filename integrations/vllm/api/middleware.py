@@ -108,7 +108,7 @@ class AgentKVMiddleware:
         engine_client = getattr(app.state, "engine_client", None)
         if settings is not None and engine_client is not None:
             self._engine = EngineLink(engine_client)
-            name_clients(engine_client)
+            name_clients(engine_client, own_caches=bool(settings.get("client_caches")))
             self._clients = Clients(find_token_verifier(app), settings)
             add_routes(app, self._engine, self._clients)
         elif front_end_mib(vllm_config):

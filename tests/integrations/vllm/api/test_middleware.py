@@ -336,6 +336,19 @@ async def test_a_proxy_names_clients_by_the_header_that_is_set() -> None:
             assert (values[0] is not None) == asked  # of one's own, or of all jobs
 
 
+@pytest.mark.parametrize("is_on", [False, True])
+async def test_with_client_caches_no_client_shares_a_prefix(is_on: bool) -> None:
+    """Its name is then part of the salt of all that it sends."""
+    app = make_app(settings={"client_caches": is_on})
+    app.user_middleware.append(Middleware(AuthenticationMiddleware, tokens=["one", "two"]))
+    salts = []
+    for key in ("one", "two", "one"):
+        client = await client_seen(app, headers={"authorization": f"Bearer {key}"})
+        salts.append(app.state.engine_client.engine_core.added[-1].cache_salt)
+        assert salts[-1] == (f"{client} " if is_on else None)
+    assert len({*salts}) == (2 if is_on else 1)
+
+
 async def test_the_path_that_is_open_without_a_key_has_clients_by_address() -> None:
     """vLLM serves /invocations without a key: nobody passes there for the owner of one."""
     app = make_app()
