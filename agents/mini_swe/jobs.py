@@ -6,7 +6,6 @@ Used by the model classes and by the agent class. Knows nothing of mini-swe-agen
 from __future__ import annotations
 
 import contextvars
-import threading
 import time
 import uuid
 import weakref

@@ -26,6 +26,7 @@ from .shares import ClientShares
 from .waiting import AgingQueue, IdleKVDiscount, StarvationGuard
 
 BEHIND_AN_OVERDUE = "a job that came before it has waited for longer than the patience"
+BEHIND_ONE_HELD_BACK = "a new job of its client is held back"
 MAX_IDLE_WAITS = 2
 """No first turn waits for idle KV for longer than this many times `patience_s`."""
 MAX_SHORT_S = 60.0
@@ -63,6 +64,9 @@ class AdmissionController:
         """Turns of jobs that hold blocks."""
         self._aged_out_newcomers: dict[str, str] = {}
         """First turns that have aged out and still wait, with their clients."""
+        self._refused: set[str] = set()
+        """Of several clients those whose new jobs wait behind all since one did not fit: else each
+        of a burst would be asked about first, and cost the others a step."""
         self._above: frozenset[str] = frozenset()
         """Clients above their share, for the ranks: as they were when the step began."""
         self._gated: dict[str, Turn] = {}
@@ -91,6 +95,8 @@ class AdmissionController:
             clients = self._aged_out_newcomers.values()
             if client in clients and self._policy.has_admission_control:
                 self._hold_back(turn, BEHIND_AN_OVERDUE)
+            elif client in self._refused:
+                self._hold_back(turn, BEHIND_ONE_HELD_BACK)
 
     def admitted(self, request_id: str, turn: Turn | None, hit_tokens: int) -> None:
         """A request has its blocks, of which `hit_tokens` were in the cache; `turn` is None for one
@@ -102,6 +108,7 @@ class AdmissionController:
             self._overtake(turn.order)
         if turn is None or turn.is_first:
             self.guard.admitted(request_id)
+            self._refused.discard("" if turn is None else turn.job.client)
         if turn is not None:
             self._holds_blocks(turn)
             turn.has_aged_out = False
@@ -202,6 +209,8 @@ class AdmissionController:
                 self._host.rank_changed(gated.job.job_id)
         if self._policy.pressure.fall(now_s):
             self._host.rank_changed(None)
+        if not self.is_memory_short:
+            self._refused.clear()
         self.shares.is_short = self.is_memory_short or num_left_waiting > 0
         if self.shares.is_short and self._have_shares_changed():
             self._host.rank_changed(None)
@@ -217,11 +226,15 @@ class AdmissionController:
         client = turn.job.client
         clients = self._aged_out_newcomers.values()
         if client not in clients and self._policy.has_admission_control:
-            for other in self._jobs.turns.values():
-                is_later = other.is_first and not other.job.has_run and other.order > turn.order
-                if is_later and other.job.client == client:
-                    self._hold_back(other, BEHIND_AN_OVERDUE)
+            self._hold_back_others(turn, BEHIND_AN_OVERDUE)
         self._aged_out_newcomers[turn.request_id] = client
+
+    def _hold_back_others(self, turn: Turn, reason: str) -> None:
+        """Hold back the new jobs of a turn's client that came after it. O(turns)."""
+        for other in self._jobs.turns.values():
+            is_later = other.is_first and not other.job.has_run and other.order > turn.order
+            if is_later and other.job.client == turn.job.client:
+                self._hold_back(other, reason)
 
     # What jobs hold
 
@@ -348,6 +361,9 @@ class AdmissionController:
         if reason is not None:
             self._memory_ran_short(turn.num_prompt_tokens)
             self._hold_back(turn, reason)
+            if turn.job.client not in self._refused and self.shares.are_many:
+                self._refused.add(turn.job.client)
+                self._hold_back_others(turn, BEHIND_ONE_HELD_BACK)
         return reason is None
 
     def _share_with_siblings(self, job: Job) -> None:

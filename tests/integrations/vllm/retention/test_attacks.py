@@ -64,6 +64,36 @@ def test_long_jobs_that_are_gone_hold_no_short_ones_up(victim: str) -> None:
     assert len(engine.running()) == 8
 
 
+@pytest.mark.parametrize("comes_back", [False, True], ids=["a burst", "one by one, and gone"])
+def test_new_jobs_that_do_not_fit_cost_others_one_step(comes_back: bool) -> None:
+    """However many a client sends, at once or one after the other, the next turn of a client that
+    was served more waits for one of them alone."""
+    engine = Engine(policy="agentkv", num_blocks=101, max_num_batched_tokens=4096)
+    victim, attacker = "b" * 16, "a" * 16
+    engine.add(prompt_of(16 * 60, salt=2), max_tokens=3000, **of("c" * 16, job_id="o"))
+    engine.steps(2)
+
+    def send(number: int) -> str:
+        prompt = prompt_of(16 * 50 - 8 * number, salt=10 + number)
+        return engine.add(prompt, **of(attacker, job_id=f"a{number}"))
+
+    send(0)
+    for num_tokens in (40, 60):
+        turn = engine.add(prompt_of(num_tokens, salt=1), max_tokens=2, **of(victim, job_id="v"))
+        while turn in engine.scheduler.requests:
+            engine.step()
+    burst = [send(number) for number in range(1, 3 if comes_back else 20)]
+    turn = engine.add(prompt_of(80, salt=1), **of(victim, job_id="v"))
+    for num_steps in range(1, 20):
+        engine.step()
+        if turn in engine.running():
+            break
+        if comes_back:
+            engine.abort(burst.pop())
+            burst.append(send(30 + num_steps))
+    assert num_steps <= 2
+
+
 def idle_pool(**settings: Any) -> tuple[Engine, str]:
     """Nine idle jobs hold nearly all memory for long, one request runs, and a new job waits."""
     given = {
