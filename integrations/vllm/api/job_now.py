@@ -20,7 +20,7 @@ _UNDECIDED = Decision(TTL(0.0, ""))
 
 
 def name_of(scheduler: RetainingScheduler, viewer: str | None, key: JobKey) -> str:
-    """A job's id, and for who sees all (None) whose it is if jobs of several clients have that."""
+    """A job's id; viewers of all (None) read whose it is if jobs of several clients have that."""
     named = scheduler.watchers.misses.named(key.own_id) if viewer is None else ()
     is_shared = any(other.client != key.client for other in named)
     return f"{key.own_id} of {key.client}" if is_shared else key.own_id

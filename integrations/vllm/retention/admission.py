@@ -65,8 +65,7 @@ class AdmissionController:
         self._aged_out_newcomers: dict[str, str] = {}
         """First turns that have aged out and still wait, with their clients."""
         self._refused: set[str] = set()
-        """Of several clients those whose new jobs wait behind all since one did not fit: else each
-        of a burst would be asked about first, and cost the others a step."""
+        """Clients whose new jobs wait behind all since one did not fit: else each costs a step."""
         self._above: frozenset[str] = frozenset()
         """Clients above their share, for the ranks: as they were when the step began."""
         self._gated: dict[str, Turn] = {}
@@ -153,10 +152,7 @@ class AdmissionController:
         self._admitted.discard(request_id)
 
     def ended(self, request_id: str, turn: Turn | None, num_tokens: int) -> str:
-        """A request is over, with `num_tokens` of prompt and reply, even if it never had blocks.
-
-        Returns its client.
-        """
+        """A request is over, with `num_tokens` of prompt and reply; returns its client."""
         if turn is None or turn.is_first:
             self.guard.ended(request_id)
         if request_id in self._admitted:
@@ -179,10 +175,9 @@ class AdmissionController:
             return
         num_jobs = max(1, len(self._admitted) + len(self._pins))
         first = next(iter(self.guard.waiting))
-        waiting, live = self._jobs.turns.get(first), self.shares.get(first)
-        client = "" if live is None else live.client
-        num_turns = self.growth.mean_turns(client, None if waiting is None else waiting.job.kind)
-        max_overtakes = self._policy.max_overtakes(num_turns * num_jobs)
+        turn, live = self._jobs.turns.get(first), self.shares.get(first)
+        kind, client = turn and turn.job.kind, "" if live is None else live.client
+        max_overtakes = self._policy.max_overtakes(self.growth.mean_turns(client, kind) * num_jobs)
         request_id = self.guard.overtaken_by(order, max_overtakes)
         if request_id is None:
             return
@@ -192,10 +187,8 @@ class AdmissionController:
         self._host.rank_changed(None if starved is None else starved.job.job_id)
 
     def step_begins(self, num_left_waiting: int) -> None:
-        """End shortages, let turns in, and mark those that have aged out. O(1) without any.
-
-        The step before has left `num_left_waiting` requests waiting.
-        """
+        """End shortages, let turns in, and mark those that have aged out, O(1) without any, after a
+        step that has left `num_left_waiting` requests waiting."""
         now_s = self._host.clock()
         tick_s = self._policy.tick_s
         if tick_s is not None and now_s >= self.next_tick_s:
@@ -367,11 +360,8 @@ class AdmissionController:
         return reason is None
 
     def _share_with_siblings(self, job: Job) -> None:
-        """Let running jobs of the same prompt, a group's first one, know that others share it.
-
-        Else its blocks would count as the first one's own, too, until its turn has ended. O(turns),
-        once a job.
-        """
+        """Let running jobs of the same prompt, a group's first one, know that others share it, else
+        its blocks would count as their own, too. O(turns), once a job."""
         for turn in self._jobs.turns.values():
             other = turn.job
             is_sibling = other is not job and other.fingerprint == job.fingerprint
@@ -419,10 +409,8 @@ class AdmissionController:
     def pins_to_take(
         self, request_id: str, *, has_blocks: bool, num_running: int, missing_blocks: int
     ) -> Sequence[Pin[Any]]:
-        """Pins to take blocks from for an allocation that failed, in order.
-
-        The request's own pin, whose blocks it may be about to use, comes last.
-        """
+        """Pins to take blocks from for an allocation that failed, in order; the request's own,
+        whose blocks it may be about to use, comes last."""
         turn = self._jobs.turns.get(request_id)
         num_tokens, common_tokens = missing_blocks * self._host.pool.block_tokens, 0
         if turn is not None:

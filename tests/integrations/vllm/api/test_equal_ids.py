@@ -1,4 +1,4 @@
-"""Who sees all clients is told whose a job is where two of them use one id."""
+"""Jobs of two clients that use one id, in answers and files that show both."""
 
 from __future__ import annotations
 
