@@ -178,17 +178,14 @@ class AdmissionController:
         turn, live = self._jobs.turns.get(first), self.shares.get(first)
         kind, client = turn and turn.job.kind, "" if live is None else live.client
         max_overtakes = self._policy.max_overtakes(self.growth.mean_turns(client, kind) * num_jobs)
-        request_id = self.guard.overtaken_by(order, max_overtakes)
-        if request_id is None:
+        if self.guard.overtaken_by(order, max_overtakes) is None:
             return
-        starved = self._jobs.turns.get(request_id)
-        if starved is not None:
-            self._emit(Overdue, starved.job.job_id, round(max_overtakes))
-        self._host.rank_changed(None if starved is None else starved.job.job_id)
+        if turn is not None:
+            self._emit(Overdue, turn.job.job_id, round(max_overtakes))
+        self._host.rank_changed(turn and turn.job.job_id)
 
     def step_begins(self, num_left_waiting: int) -> None:
-        """End shortages, let turns in, and mark those that have aged out, O(1) without any, after a
-        step that has left `num_left_waiting` requests waiting."""
+        """End shortages, let turns in, mark those that have aged out. O(1) without any."""
         now_s = self._host.clock()
         tick_s = self._policy.tick_s
         if tick_s is not None and now_s >= self.next_tick_s:
@@ -281,15 +278,11 @@ class AdmissionController:
         """True if any turn of a job holds blocks."""
         return bool(self._admitted)
 
-    def is_starved(self, request_id: str) -> bool:
-        """True if a request was overtaken too often; also once it runs."""
-        return self.guard.is_starved(request_id)
-
     def rank(self, request_id: str, *, is_preempted: bool) -> QueueRank | None:
         """Place in the waiting queue among the requests of its client; None for a request without a
         job, unless it is starved."""
         is_short = self._policy.pressure.is_on
-        if is_short and self.is_starved(request_id):
+        if is_short and self.guard.is_starved(request_id):
             return (FIRST, *self._policy.starved_rank)
         turn = self._jobs.turns.get(request_id)
         if turn is None:
@@ -301,7 +294,7 @@ class AdmissionController:
     def victim_rank(self, request_id: str) -> QueueRank | None:
         """Place among running requests, of which the largest is preempted first; None without a
         job, unless its client is above its share."""
-        if self.is_starved(request_id):
+        if self.guard.is_starved(request_id):
             return (FIRST, *self._policy.starved_rank)
         turn = self._jobs.turns.get(request_id)
         rank = None if turn is None else self._policy.victim_rank(turn)
@@ -327,7 +320,7 @@ class AdmissionController:
         if turn is not None and not turn.job.has_run and turn.job.prefix != prefix:
             turn.job.prefix = prefix
             self._share_with_siblings(turn.job)
-        if turn is None or not num_running or self.is_starved(request_id):
+        if turn is None or not num_running or self.guard.is_starved(request_id):
             return True
         if not turn.is_first:
             return self._may_return(turn)
@@ -420,7 +413,7 @@ class AdmissionController:
             return ()
         request = AllocationRequest(
             *(turn, has_blocks, num_running, missing_blocks),
-            is_starved=self.is_starved(request_id),
+            is_starved=self.guard.is_starved(request_id),
             common_blocks=self._blocks_of(common_tokens, is_held=True),
         )
         pins = self._pins.newest_first()
@@ -444,8 +437,7 @@ class AdmissionController:
 
     @property
     def is_memory_short(self) -> bool:
-        """True for a while after something did not fit; of the rules only those between clients
-        depend on it."""
+        """True for a while after something did not fit: rules between clients depend on it."""
         return self._host.clock() < self._short_until_s
 
     def _have_shares_changed(self) -> bool:
