@@ -182,7 +182,7 @@ class AdmissionController:
             return
         if turn is not None:
             self._emit(Overdue, turn.job.job_id, round(max_overtakes))
-        self._host.rank_changed(turn and turn.job.job_id)
+        self._host.rank_changed(None if turn is None else turn.job.job_id)
 
     def step_begins(self, num_left_waiting: int) -> None:
         """End shortages, let turns in, mark those that have aged out. O(1) without any."""
