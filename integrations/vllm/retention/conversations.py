@@ -19,16 +19,13 @@ from typing import Any, Literal, NamedTuple
 from agentkv.durations.prediction import AnyDistribution, Prediction, prediction
 from agentkv.durations.windows import DurationWindow
 from agentkv.events import IdShared
-from agentkv.policies.jobs import Context, Job, Prompt
+from agentkv.policies.jobs import START_TOKENS, Context, Job, Prompt
 from agentkv.watchers import EventStream
 
 from .jobs import JobTable
 from .pins import PinTable
 from .predictor import Decode
 
-START_TOKENS = 64
-"""Tokens at the start of a prompt that distinguish kinds of requests: more than the default system
-prompt of a chat template, fewer than an agent's."""
 MAX_REWRITTEN_TOKENS = 4
 """Tokens at the end of a prompt that may differ in the next one. Templates open a thought for the
 model there and leave it out of earlier turns: at most `<think>`, blank, `</think>`, blank."""

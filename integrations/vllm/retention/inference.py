@@ -24,7 +24,7 @@ from agentkv.protocol import JobKey
 from agentkv.watchers import EventStream
 
 from .background import BackgroundWorker
-from .conversations import START_TOKENS, Kind, OpenTurn, OpenTurns
+from .conversations import Kind, OpenTurn, OpenTurns
 from .jobs import JobTable
 from .predictor import Decode, Reply, command_of_reply
 
