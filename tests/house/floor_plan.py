@@ -23,26 +23,26 @@ LONG_FUNCTION_LINES = 40
 MAX_LONG_FUNCTIONS = 20
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
-    ("agentkv",): 2_165,
-    ("agentkv/client",): 3_049,
+    ("agentkv",): 2_167,
+    ("agentkv/client",): 3_073,
     ("agentkv/tool_calls",): 2_140,
     ("agentkv/durations", "agentkv/commands"): 4_101,
-    ("agentkv/policies",): 1_947,
+    ("agentkv/policies",): 2_035,
     ("agentkv/testing", "agentkv/server"): 2_044,
     ("agents",): 600,
     ("integrations",): 1_620,
     ("integrations/vllm",): 1_246,
     ("integrations/vllm/front_end",): 950,
     ("integrations/vllm/retention",): 3_449,
-    ("integrations/vllm/watch",): 2_976,
-    ("integrations/vllm/api",): 1_852,
+    ("integrations/vllm/watch",): 2_982,
+    ("integrations/vllm/api",): 1_866,
     ("integrations/vllm/engine",): 1_741,
     ("integrations/vllm/doctor",): 1_040,
-    ("evals",): 8_975,
+    ("evals",): 8_981,
     ("evals/simulator",): 3_352,
     ("evals/traces",): 1_500,
     ("studies",): 4_120,
-    ("tests",): 42_195,
+    ("tests",): 42_530,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 33_000
