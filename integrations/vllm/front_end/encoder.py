@@ -27,6 +27,9 @@ MIN_PART_CHARS = 256
 """Parts are at least this long: shorter ones save nothing more and cost memory."""
 MAX_OVERLAP_CHARS = 4096
 """A known part before unknown ones is encoded again with them, up to this length."""
+MIN_KNOWN_SHARE = 0.2
+"""With less of a text known it is encoded whole, and its parts are learned after the answer: to
+put parts together takes 9 to 16% longer (32,000 and 100,000 tokens, medians of nine)."""
 BYTES_PER_PART = 250
 """Memory that CPython takes for a part in addition to its ids."""
 BYTES_PER_TOKEN = 4
@@ -112,6 +115,11 @@ class _Cutting:
     def starts(self) -> list[int]:
         return [0, *(cut.at for cut in self.cuts), len(self.text)]
 
+    def num_chars(self, known: Sequence[bytes | None]) -> int:
+        """Characters of the parts whose ids are known."""
+        places = itertools.pairwise(self.starts())
+        return sum(end - start for (start, end), ids in zip(places, known, strict=True) if ids)
+
 
 class MismatchError(Exception):
     """Raised where parts do not give the ids of the whole."""
@@ -165,7 +173,7 @@ class PromptEncoder:
             return Encoded(self._whole(text, options)["input_ids"])
         cutting = self._cut(text, owner)
         known = self.store.get(cutting.keys)
-        if not any(known):
+        if cutting.num_chars(known) < MIN_KNOWN_SHARE * len(text):
             encoding = self._whole(text, options)
             ids: list[int] = encoding["input_ids"]
             self.count("encoded", len(ids))
