@@ -36,13 +36,13 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/retention",): 3_449,
     ("integrations/vllm/watch",): 2_982,
     ("integrations/vllm/api",): 1_866,
-    ("integrations/vllm/engine",): 1_741,
+    ("integrations/vllm/engine",): 1_743,
     ("integrations/vllm/doctor",): 1_040,
     ("evals",): 8_981,
     ("evals/simulator",): 3_352,
     ("evals/traces",): 1_500,
-    ("studies",): 4_120,
-    ("tests",): 42_530,
+    ("studies",): 4_220,
+    ("tests",): 42_533,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 33_000

@@ -34,6 +34,8 @@ TIMEOUT_S = 10.0
 MIN_TURNS = 20
 """With fewer turns than this, the share of diverged turns is not judged."""
 MAX_DIVERGED_SHARE = 0.2
+MAX_HIT_TOKENS = 128
+"""Tokens of the largest blocks of models with full attention alone."""
 
 
 def connect(
@@ -158,6 +160,11 @@ def _check_info(info: dict[str, Any]) -> Iterator[Check]:
         yield ok("server vllm", str(info["vllm_version"]))
     else:
         yield warn("server vllm", problem, "install a vLLM that agentkv supports")
+    hit_tokens = info.get("hit_tokens", 1)
+    seen = f"this model's cache hits in units of {hit_tokens} tokens"
+    advice = "--prefix-match-unit 32 makes them smaller where vLLM has it: see Hybrid models"
+    is_small = hit_tokens <= MAX_HIT_TOKENS
+    yield ok("hit unit", seen) if is_small else warn("hit unit", seen, advice)
 
 
 def _check_prefix_caching(metrics: str) -> Check:

@@ -386,6 +386,7 @@ class SchedulerSeam(Scheduler):
         config = self.vllm_config.scheduler_config
         return {
             "block_size": self.block_size,
+            "hit_tokens": hit_tokens(self),
             "num_blocks": self.num_blocks(),
             "max_num_seqs": config.max_num_seqs,
             "max_num_batched_tokens": config.max_num_batched_tokens,

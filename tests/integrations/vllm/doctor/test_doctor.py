@@ -160,6 +160,8 @@ def test_a_good_server_is_all_ok() -> None:
         ({"/v1/agentkv/info": 404}, "server plugin", "FAIL"),
         ({"/v1/agentkv/info": {**INFO, "wire_version": 2}}, "wire version", "WARN"),
         ({"/v1/agentkv/info": {**INFO, "vllm_version": "0.40.0"}}, "server vllm", "WARN"),
+        ({"/v1/agentkv/info": {**INFO, "hit_tokens": 640}}, "hit unit", "WARN"),
+        ({"/v1/agentkv/info": {**INFO, "hit_tokens": 32}}, "hit unit", "OK"),
         ({"/metrics": METRICS.replace("True", "False")}, "prefix caching", "FAIL"),
         ({"/metrics": ""}, "log stats", "WARN"),
         (
