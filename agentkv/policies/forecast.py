@@ -167,7 +167,7 @@ class Experience:
     def __init__(self) -> None:
         self._in_order = deque([PRIOR_TURNS])
         self._lengths = [PRIOR_TURNS]
-        self._added: deque[int] = deque(maxlen=WINDOW)
+        self.added: deque[int] = deque(maxlen=WINDOW)
 
     @property
     def knows_lengths(self) -> bool:
@@ -175,18 +175,16 @@ class Experience:
 
     @property
     def knows_growth(self) -> bool:
-        return len(self._added) >= MIN_TURNS
+        return len(self.added) >= MIN_TURNS
 
-    def job_ended(self, num_turns: int) -> None:
-        """Record the length of a finished job."""
+    def job_ended(self, num_turns: int) -> bool:
+        """Record the length of a finished job; True if lengths were known before."""
+        knew = len(self._lengths) > MIN_JOBS
         if len(self._in_order) == WINDOW:
             del self._lengths[bisect_left(self._lengths, self._in_order.popleft())]
         self._in_order.append(num_turns)
         insort(self._lengths, num_turns)
-
-    def turn_ended(self, added_tokens: int) -> None:
-        """Record what a turn added."""
-        self._added.append(added_tokens)
+        return knew
 
     def turns_beyond(self, num_turns: int, *, is_of_others: bool) -> float:
         """Expected length of a job that has that many turns: the mean of those that had more, or
@@ -201,9 +199,9 @@ class Experience:
     def tokens_per_turn(self, prior_tokens: float, *, is_of_others: bool) -> float:
         """Expected number of tokens that a turn adds, likewise."""
         if is_of_others:
-            return median_low([*self._added, *[prior_tokens] * (MIN_TURNS + 1)])
-        weighed = sum(self._added) + PRIOR_WEIGHT_TURNS * prior_tokens
-        return weighed / (len(self._added) + PRIOR_WEIGHT_TURNS)
+            return median_low([*self.added, *[prior_tokens] * (MIN_TURNS + 1)])
+        weighed = sum(self.added) + PRIOR_WEIGHT_TURNS * prior_tokens
+        return weighed / (len(self.added) + PRIOR_WEIGHT_TURNS)
 
 
 class JobGrowth:
@@ -222,17 +220,14 @@ class JobGrowth:
     def job_ended(self, job: Job) -> None:
         """Record the length of a finished job, up to MAX_TURNS."""
         for each in self._taught_by(job):
-            was_known = each.knows_lengths
-            each.job_ended(min(max(job.num_turns, 1), MAX_TURNS))
-            if was_known:
+            if each.job_ended(min(max(job.num_turns, 1), MAX_TURNS)):
                 break
 
     def turn_ended(self, job: Job, added_tokens: int) -> None:
         """Record by how many tokens a turn lengthened its job's context."""
         for each in self._taught_by(job):
-            was_known = each.knows_growth
-            each.turn_ended(added_tokens)
-            if was_known:
+            each.added.append(added_tokens)
+            if len(each.added) > MIN_TURNS:
                 break
 
     def _taught_by(self, job: Job) -> list[Experience]:
@@ -241,7 +236,7 @@ class JobGrowth:
         self._clients.move_to_end(job.client)
         taught = []
         for kind in dict.fromkeys((job.kind, None)):
-            taught.append(kinds.setdefault(kind, Experience()))
+            taught.append(kinds.get(kind) or kinds.setdefault(kind, Experience()))
             kinds.move_to_end(kind)
         if len(kinds) > MAX_KINDS + 1:
             kinds.popitem(last=False)

@@ -6,7 +6,7 @@ The scheduler calls `manager.RetentionManager`, which calls the scheduler as its
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 QueueRank = tuple[int, float, float, float]
@@ -42,17 +42,16 @@ class KVPool:
     """Tokens of which every prefix hit has a multiple."""
     has_tier: bool = False
     """A KV tier can be asked whether it has a context."""
+    has_one_group: bool = field(init=False)
+    """All layers share their blocks. Only then are a request's last blocks the KV of its last
+    tokens, so that a pin can be trimmed."""
+    dropped_tokens: int = field(init=False)
+    """Tokens of every prefix hit that are computed again all the same."""
 
-    @property
-    def has_one_group(self) -> bool:
-        """All layers share their blocks. Only then are a request's last blocks the KV of its last
-        tokens, so that a pin can be trimmed."""
-        return len(self.groups) <= 1
-
-    @property
-    def dropped_tokens(self) -> int:
-        """Tokens of every prefix hit that are computed again all the same."""
-        return self.block_tokens if self.drops_last_block else 0
+    def __post_init__(self) -> None:
+        # each is asked for several times a turn
+        object.__setattr__(self, "has_one_group", len(self.groups) <= 1)
+        object.__setattr__(self, "dropped_tokens", self.block_tokens * self.drops_last_block)
 
     @property
     def num_tokens(self) -> int:

@@ -131,7 +131,9 @@ class RetentionManager:
         is_new = job.take_tags(tags, num_prompt_tokens, prompt.block_hashes)
         turn = Turn(request_id, job, order, now_s, num_prompt_tokens, bool(tags.is_last_step))
         turn.is_first = is_first
-        turn.common_tokens = job.usable(job.common_tokens(prompt, self._host.pool.block_tokens))
+        turn.common_tokens = job.common_tokens(prompt, self._host.pool.block_tokens)
+        if not self._host.pool.has_one_group:
+            turn.common_tokens = job.usable(turn.common_tokens)
         turn.is_side_request = is_aside
         self.conversations.arrived(job, prompt, is_aside=is_aside)
         # watchers see the job before what is known of its tool goes
@@ -248,7 +250,8 @@ class RetentionManager:
         job = turn.job
         if not turn.is_side_request:
             added = job.finish_turn(now_s, context)
-            self.costs.blocks_per_token.observe(context.num_tokens)
+            if self._host.pool.groups:  # else a context has a block for every block's tokens
+                self.costs.blocks_per_token.observe(job.context_tokens)
             self.admission.growth.turn_ended(job, added)
             if self._host.pool.has_tier:
                 job.tier_key = self._host.tier_key(context.block_hashes[: context.num_blocks])

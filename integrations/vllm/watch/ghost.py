@@ -285,7 +285,7 @@ class StockGhost:
         num_found = self._pool.num_found(turn.units[: turn.prompt_tokens // self._unit_tokens])
         # vLLM computes at least the last token, and with EAGLE the last block of a hit, too
         most = (turn.prompt_tokens - 1) // pool.block_tokens * pool.block_tokens
-        dropped = pool.block_tokens if pool.drops_last_block else 0
+        dropped = pool.dropped_tokens
         hit_tokens = max(0, min(num_found * self._unit_tokens, most) - dropped)
         if num_found == turn.hit_tokens // self._unit_tokens:
             hit_tokens = turn.hit_tokens  # the same, to the block
