@@ -267,7 +267,10 @@ class AdmissionController:
         """A job with that many blocks, the turns to come, the present one included, and the blocks
         that each adds."""
         turns_left = self.growth.turns_left(job) + 1.0
-        growth = self._costs.blocks_per_token.growth(job.context_tokens or job.first_prompt_tokens)
+        blocks = self._costs.blocks_per_token
+        growth = blocks.scale / self._host.pool.block_tokens
+        if blocks.varies:
+            growth = blocks.growth(job.context_tokens or job.first_prompt_tokens)
         added_blocks = self.growth.tokens_per_turn(job) * growth
         return JobDemand(num_blocks, turns_left, added_blocks, is_idle, job.prefix)
 

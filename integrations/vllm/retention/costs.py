@@ -43,8 +43,11 @@ class BlocksPerToken:
         self._groups = pool.groups or (CacheGroup(pool.block_tokens),)
         self._block_tokens = pool.block_tokens
         self._num_tokens = self._num_blocks = 0.0
-        self.scale = 1.0
-        """Mean number of blocks of a context per `block_tokens`; 1 until one was observed."""
+        self.varies = any(group.most_blocks is not None for group in self._groups)
+        """A longer context may have no more blocks: only then `observe` and `growth` say more."""
+        per_block = (pool.block_tokens / group.block_tokens for group in self._groups)
+        self.scale = 1.0 if self.varies else sum(per_block)
+        """Mean number of blocks of a context per `block_tokens`; if it varies, 1 until observed."""
 
     def observe(self, num_tokens: int) -> None:
         """Record a finished context."""
@@ -63,11 +66,11 @@ class BlocksPerToken:
 
     def growth(self, num_tokens: int) -> float:
         """Mean number of blocks that a context of `num_tokens` grows by with one more token."""
-        return sum(
-            1.0 / group.block_tokens
-            for group in self._groups
-            if group.most_blocks is None or num_tokens <= group.most_blocks * group.block_tokens
-        )
+        num_blocks = 0.0
+        for group in self._groups:
+            most = inf if group.most_blocks is None else group.most_blocks * group.block_tokens
+            num_blocks += 1.0 / group.block_tokens if num_tokens <= most else 0.0
+        return num_blocks
 
 
 class Step(NamedTuple):

@@ -250,7 +250,7 @@ class RetentionManager:
         job = turn.job
         if not turn.is_side_request:
             added = job.finish_turn(now_s, context)
-            if self._host.pool.groups:  # else a context has a block for every block's tokens
+            if self.costs.blocks_per_token.varies:
                 self.costs.blocks_per_token.observe(job.context_tokens)
             self.admission.growth.turn_ended(job, added)
             if self._host.pool.has_tier:
