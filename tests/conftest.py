@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -154,6 +155,16 @@ class ServerPool:
     def stop_all(self) -> None:
         for server in self._servers.values():
             server.stop()
+
+
+@pytest.fixture(autouse=True)
+def log_levels() -> Iterator[None]:
+    """What a command's `main` says of logging ends with its test."""
+    loggers = [logging.getLogger(name) for name in ("agentkv", "vllm")]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -31,4 +31,5 @@ def test_a_question_about_a_job_goes_to_its_server(
             ):  # it knows no job: that it was asked counts
                 main([word.format(url=server.root_url) for word in words])
     asked = [request.headers.get("x-session-id") for request in server.requests]
-    assert asked == (["%C3%A9 1"] if main is explain.main else ["%C3%A9 1", None])
+    one_after_another = list(dict.fromkeys(asked))
+    assert one_after_another == (["%C3%A9 1"] if main is explain.main else ["%C3%A9 1", None])

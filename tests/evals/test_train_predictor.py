@@ -65,7 +65,7 @@ LINE: dict[str, Any] = {"command": "ls", "duration_s": 0.5}
         ([LINE, LINE | {"duration_s": -1}], [], "line 2: duration_s: Input should be greater"),
         ([LINE] * 99, [], "99 runs are too few, 100 are needed"),
         ([LINE] * 200, ["--kind", "context_serve"], "commands over and under 5 s"),
-        ([], [], "no measured command"),
+        ([], [], "trace.jsonl: is empty"),
     ],
 )
 def test_a_trace_that_cannot_be_used_is_explained(

@@ -86,8 +86,8 @@ def test_only_measured_turns_count(tmp_path: Path) -> None:
     [
         ("empty.jsonl", b"", "is empty"),
         ("blank.jsonl", b"\n\n", "is empty"),
-        ("broken.jsonl.gz", b"no gzip at all", "cannot be read"),
-        ("cut.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "cannot be read"),
+        ("broken.jsonl.gz", b"no gzip at all", "Not a gzipped file"),
+        ("cut.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "Compressed file ended"),
         ("deep.jsonl", b"[" * 100_000 + b"\n", "of no known kind"),
         ("latin.jsonl", b'{"session": "\xe9"}\n', "seen: fields session"),
         ("missing.jsonl", None, "no such file"),

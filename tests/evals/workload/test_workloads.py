@@ -111,7 +111,7 @@ def test_rates_scale_arrivals_and_token_scales_scale_tokens() -> None:
     [
         (
             {"name": "gsm8k"},
-            "'gsm8k', allowed is one of reference, swebench, longtail, bfcl, deep-research",
+            "'gsm8k', allowed are reference, swebench, longtail, bfcl, deep-research",
         ),
         ({"num_jobs": None}, "num_jobs and duration_s"),
         ({"num_jobs": None, "duration_s": 1e-9}, "no job arrives"),
