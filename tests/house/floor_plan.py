@@ -33,7 +33,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations",): 1_620,
     ("integrations/vllm",): 1_246,
     ("integrations/vllm/front_end",): 950,
-    ("integrations/vllm/retention",): 3_449,
+    ("integrations/vllm/retention",): 3_456,
     ("integrations/vllm/watch",): 2_982,
     ("integrations/vllm/api",): 1_866,
     ("integrations/vllm/engine",): 1_743,
@@ -42,7 +42,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals/simulator",): 3_352,
     ("evals/traces",): 1_500,
     ("studies",): 4_220,
-    ("tests",): 42_533,
+    ("tests",): 42_560,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 33_000

@@ -264,15 +264,12 @@ class AdmissionController:
         return self._discount.idle_kv_weight
 
     def _demand(self, job: Job, num_blocks: float, *, is_idle: bool = False) -> JobDemand:
-        """A job with that many blocks, the turns to come, the present one included, and the blocks
-        that each adds."""
-        turns_left = self.growth.turns_left(job) + 1.0
-        blocks = self._costs.blocks_per_token
-        growth = blocks.scale / self._host.pool.block_tokens
-        if blocks.varies:
+        """A job with that many blocks, its turns from now on, and the blocks that each adds."""
+        growth = self._costs.blocks_per_token.scale / self._host.pool.block_tokens
+        if (blocks := self._costs.blocks_per_token).varies:
             growth = blocks.growth(job.context_tokens or job.first_prompt_tokens)
-        added_blocks = self.growth.tokens_per_turn(job) * growth
-        return JobDemand(num_blocks, turns_left, added_blocks, is_idle, job.prefix)
+        added, turns_left = self.growth.tokens_per_turn(job), self.growth.turns_left(job) + 1.0
+        return JobDemand(num_blocks, turns_left, added * growth, is_idle, job.prefix)
 
     # What the scheduler asks
 
