@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from agentkv.policies.pins import ENDINGS
@@ -192,8 +193,8 @@ class JobView:
     def rows(self) -> list[dict[str, Any]]:
         """Its turns that have had blocks, as plain data."""
         ran = [turn for turn in self.turns if turn.started_s is not None]
-        arrived_s = [*(turn.arrived_s for turn in ran[1:]), None]
-        return [turn.as_row(next_s) for turn, next_s in zip(ran, arrived_s, strict=True)]
+        arrived_s = (turn.arrived_s for turn in ran[1:])
+        return [turn.as_row(next_s) for turn, next_s in zip_longest(ran, arrived_s)]
 
     def hits(self) -> tuple[int, int]:
         """Tokens of the prompts of its later turns, and those of them found in the cache."""

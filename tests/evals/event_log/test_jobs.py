@@ -100,7 +100,8 @@ def test_a_record_may_begin_in_mid_job() -> None:
     assert (turn.turn, turn.arrived_s, turn.ended_s) == (None, 1.0, 2.0)
     (pin,) = job_of(unpinned(5.0, "expired", 4, held_s=2.0), event("closed", 5.0, **CLOSED)).holds
     assert (pin.pinned_s, pin.end) == (3.0, "expired")
-    assert job_of(finish(2.0, 1, 112)).turns == []
+    rest = job_of(finish(2.0, 1, 112))
+    assert (rest.turns, rest.rows()) == ([], [])
 
 
 def test_parallel_turns_are_told_apart_by_their_prompts() -> None:
