@@ -19,7 +19,7 @@ def test_random_jobs_and_killed_clients_leave_nothing_behind(
     scarce_server: ServerProcess, tmp_path: Path
 ) -> None:
     """Blocks, pins, threads and descriptors come back, and the log has no error."""
-    report = soak(scarce_server, SOAK_S / 3600, tmp_path)
+    report = soak(scarce_server, SOAK_S / 3600, tmp_path, 0)
     print(json.dumps(report))
     assert report["broken"] == [], report
     assert report["pins"] > 0
