@@ -15,7 +15,7 @@ from agentkv.server.process import ServerProcess, free_port
 @pytest.mark.parametrize(
     ("model", "ready_timeout_s", "message"),
     [
-        ("no-model", 600.0, r"status 1(.|\n)*server\.log(.|\n)*no model in"),
+        ("no-model", 600.0, r"status 2(.|\n)*server\.log(.|\n)*no model in"),
         (".", 0.0, r"not ready after 0 s(.|\n)*server\.log"),
     ],
     ids=["ends", "silent"],
