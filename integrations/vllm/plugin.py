@@ -127,6 +127,9 @@ def _wrap_engine_args(engine_args: Any) -> None:
 
     @functools.wraps(create_engine_config)
     def create_engine_config_for_policy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from .front_end.seam import FrontEnd
+
+        FrontEnd.has_series = not getattr(self, "disable_log_stats", False)
         policy = policy_asked_for(self)
         create = functools.partial(create_engine_config, self, *args, **kwargs)
         return create() if policy is None else _create_config(self, policy, create)

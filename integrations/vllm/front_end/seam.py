@@ -13,7 +13,7 @@ import importlib
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
 from prometheus_client import Counter
 from vllm.logger import init_logger
@@ -113,12 +113,16 @@ def install(owner: Callable[[], str]) -> None:
 class FrontEnd:
     """Encodes for one renderer, in the threads in which it would have encoded itself."""
 
+    has_series: ClassVar[bool] = True
+    """False with `--disable-log-stats`, which the configuration does not tell."""
+
     def __init__(self, renderer: Any, mib: float, owner: Callable[[], str]) -> None:
         self._renderer = renderer
         self._max_bytes = int(mib * 2**20)
         self._owner = owner
         self._encoder: PromptEncoder | None = None
         self._is_tried = self._has_complained = False
+        self._counts = self.has_series  # of the configuration made last: its own
         self._stock = renderer._tokenize_prompt
 
     def attach(self) -> None:
@@ -190,9 +194,8 @@ class FrontEnd:
         if tails.is_on:
             setattr(tokenizer, _TAILS, tails)
         try:
-            encoder = PromptEncoder(
-                tokenizer, self._max_bytes, count=_counted(), on_mismatch=_report
-            )
+            count = _counted() if self._counts else lambda _, __: None
+            encoder = PromptEncoder(tokenizer, self._max_bytes, count=count, on_mismatch=_report)
         except MismatchError as error:
             logger.info("agentkv: prompts are encoded as stock does: %s", error)
             return None
