@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentkv import ToolCall, parse_tool_calls
@@ -76,6 +76,7 @@ def test_a_command_in_a_fence_comes_back_as_it_was_written(command: str) -> None
 
 @settings(deadline=None)
 @given(COMMANDS.filter(str.strip))
+@example("[<0")  # the JSON behind it is no part of a tag
 def test_a_command_in_json_comes_back_as_it_was_written(command: str) -> None:
     """A command in a JSON string is returned as written, with any tags, fences and thoughts."""
     arguments = json.dumps({"command": command})
