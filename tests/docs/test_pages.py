@@ -227,7 +227,7 @@ def test_the_settings_page_has_each_setting_with_its_default() -> None:
         if default is None or name == "predictor":
             assert shown in ("none", "measured", "by policy")
         else:
-            assert shown in (str(default), f'"{default}"'), name
+            assert shown in (str(default), json.dumps(default)), name
 
 
 def test_the_page_on_missed_turns_has_the_table_of_ends() -> None:
