@@ -242,7 +242,7 @@ class Top(App[None]):
         if at in self._shown:
             table.move_cursor(row=self._shown.index(at), animate=False, scroll=False)
         table.scroll_y = top
-        screen.query_one("#decisions", Static).update(self._decisions())
+        self.call_after_refresh(self.on_data_table_row_highlighted)  # once their room is known
 
     def _cells(self, key: ShownJob, job: Entry) -> tuple[str, ...]:
         is_one = len(self.board.engines) == 1
