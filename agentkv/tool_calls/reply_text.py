@@ -42,8 +42,8 @@ _END_TOKENS = (
     *("<end_of_turn>", "<turn|>", "<|tool_response>", "<eos>", "<seed:eos>", "</s>", "[e~["),
 )
 """Tokens that end a turn, as servers that keep special tokens decode them."""
-# What is left of a closing tag or token when the reply ends within it. None holds a brace, with which
-# complete JSON ends: `{"command": "[<0"}`.
+# What is left of a closing tag or token when the reply ends within it. None holds a brace, with
+# which complete JSON ends: `{"command": "[<0"}`.
 _PART_OF_TAG = re.compile(r"(?<=[\n>\[\]}])[ \t]{0,20}<(?:[/|\uff5c\w][^<>\n}]{0,60})?\Z")
 _JSON_SIGN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.DOTALL)
 _CLOSING = {"{": "}", "[": "]"}
