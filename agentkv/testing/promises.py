@@ -168,23 +168,21 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @initialize(
         num_blocks=st.integers(0, 26).map(lambda fewer: 40 - fewer),
-        has_tier=st.booleans(),
         max_num_seqs=st.sampled_from((4, 3, 2, 1)),
         max_num_batched_tokens=st.sampled_from((512, 64, 16)),
         is_async=st.booleans(),
-        layers=st.sampled_from(("full", *LAYERS)),
+        layers=st.sampled_from(("full", "tier", *LAYERS)),
     )
     def engine_starts(
         self,
         num_blocks: int = 40,
-        has_tier: bool = False,
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 512,
         is_async: bool = False,
         layers: str = "full",
     ) -> None:
         """A tiny pool of blocks of 16 tokens; a tier only where all layers have full attention."""
-        has_tier = has_tier and layers == "full"
+        has_tier = layers == "tier"
         tier = "a DRAM tier, " if has_tier else LAYERS.get(layers, ("", {}))[0]
         self._schedule.append(
             f"an engine of {num_blocks} blocks, {tier}{max_num_seqs} requests at once, "
