@@ -105,45 +105,46 @@ def read_openhands(
 ) -> Iterator[TracedTurn]:
     """Events of one reply of the model have its id in common; an observation names its cause."""
     calls: dict[str, list[Mapping[str, Any]]] = {}
-    before: dict[str, int] = {}
+    asked: dict[str, tuple[int, float]] = {}
     ends_s: dict[str, float] = {}
-    sent_s: dict[str, float] = {}
     seen_tokens, asked_s = 0, None
     for row in rows:
         at_s = seconds_of(row.get("timestamp", 0.0))
         reply = _reply_id(row)
         if reply is not None:
-            before.setdefault(reply, seen_tokens)
-            sent_s.setdefault(reply, at_s if asked_s is None else asked_s)
+            asked.setdefault(reply, (seen_tokens, at_s if asked_s is None else asked_s))
             calls.setdefault(reply, []).append(row)
         else:
-            cause = row.get("cause", row.get("action_id"))
-            if cause is not None:
+            if (cause := row.get("cause", row.get("action_id"))) is not None:
                 ends_s[str(cause)] = at_s
             asked_s = at_s
         seen_tokens += count(text_of(row))
-    turns, cached = list[TracedTurn](), []
-    for reply, events in calls.items():
-        response = (events[0].get("tool_call_metadata") or {}).get("model_response") or {}
-        usage = response.get("usage") or {}
+    turns, cached = [], []
+    for number, (reply, events) in enumerate(calls.items()):
+        usage = _usage_of(events[0])
         ended_s = seconds_of(events[0].get("timestamp", 0.0))
         tools_s = [ends_s[key] for event in events if (key := str(event.get("id"))) in ends_s]
         commands = [command for event in events if (command := _openhands_command(event))]
         turns.append(
             TracedTurn(
                 job_id=name,
-                turn=len(turns),
-                prompt_tokens=usage.get("prompt_tokens") or max(1, before[reply]),
+                turn=number,
+                prompt_tokens=usage.get("prompt_tokens") or max(1, asked[reply][0]),
                 output_tokens=usage.get("completion_tokens") or max(1, count(text_of(events))),
                 command="\n".join(commands) or None,
                 tool_s=max(0.0, max(tools_s) - ended_s) if tools_s and commands else None,
-                sent_s=min(sent_s[reply], ended_s),
+                sent_s=min(asked[reply][1], ended_s),
                 ended_s=ended_s,
                 counted="usage" if usage.get("prompt_tokens") else count.kind,
             )
         )
         cached.append((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
     yield from with_kept(turns, cached)
+
+
+def _usage_of(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    response = (event.get("tool_call_metadata") or {}).get("model_response") or {}
+    return response.get("usage") or {}
 
 
 def _reply_id(row: Mapping[str, Any]) -> str | None:
