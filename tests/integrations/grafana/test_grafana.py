@@ -166,8 +166,12 @@ def test_every_query_of_the_dashboard_has_data(
     server = scarce_server
     with prometheus_of(server, tmp_path) as client:
         began_s = time.time()
-        with ThreadPoolExecutor(8) as pool:
-            for done in [pool.submit(play_job, server, f"job-{number}") for number in range(16)]:
+        with ThreadPoolExecutor(40) as pool:
+            jobs = [pool.submit(play_job, server, f"job-{number}") for number in range(16)]
+            # requests of no job are not held back, and so run out of memory
+            long = [f"request {number} {WORDS}" for number in range(24)]
+            alone = [pool.submit(chat, server, text, max_tokens=1000) for text in long]
+            for done in jobs + alone:
                 done.result()
         # what was counted last is in a scrape once the series has the server's own value
         total = metric(server, "agentkv:prompt_tokens_total")
