@@ -126,8 +126,7 @@ class StockGhost:
         self._unit_tokens = self._unit_blocks * host.pool.block_tokens
         # Of the main thread:
         self._flying: dict[str, PlayedTurn] = {}
-        self._last: OrderedDict[JobKey, PlayedTurn] = OrderedDict()
-        """The turn of each job, or of one that it waits for, that has ended last."""
+        self._last: OrderedDict[JobKey, PlayedTurn] = OrderedDict()  # of each job, or one it awaits
         self._live: set[JobKey] = set()
         self._num_live: deque[int] = deque(maxlen=NUM_ARRIVALS)
         """Jobs at once, as new ones arrived."""
@@ -234,13 +233,14 @@ class StockGhost:
         self._lead_s = max((turn.lead_s for turn in self._ahead), default=0.0)
         while self._play_next(real_s - self._lead_s):
             pass
+        if self.compared:
+            self._worker.wake()  # an idle engine counts nothing by itself
 
     def _take_end(self, turn: PlayedTurn) -> None:
-        hashes, turn.block_hashes = turn.block_hashes, ()
-        units = array("q", map(hash, hashes[self._unit_blocks - 1 :: self._unit_blocks]))
+        units = array("q", map(hash, turn.block_hashes[self._unit_blocks - 1 :: self._unit_blocks]))
         if turn.num_tokens > len(units) * self._unit_tokens:
             units.append(next(self._numbers))  # the last one, which is not full
-        turn.units = units
+        turn.units, turn.block_hashes = units, ()
 
     def _arrives(self, turn: PlayedTurn, after: PlayedTurn | None) -> None:
         self._at(turn.arrived_s - (0.0 if after is None else after.lead_s), True, turn)
