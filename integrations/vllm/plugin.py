@@ -31,7 +31,7 @@ from agentkv.policies.settings import Settings
 
 from .clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE, names_by_key
 from .server_policy import FRONT_END_KEY
-from .versions import is_too_old, version_problem
+from .versions import is_too_old, missing_names, version_problem
 
 SCHEDULER = "agentkv.integrations.vllm.engine.scheduler.make_scheduler"
 MIDDLEWARE = "agentkv.integrations.vllm.api.middleware.AgentKVMiddleware"
@@ -52,7 +52,7 @@ def check_vllm() -> None:
         raise SetupError(f"{problem}: upgrade vLLM, or use --scheduling-policy fcfs")
     from .engine import seam
 
-    missing = seam.missing_names()
+    missing = missing_names(seam.CONTRACT)
     if missing:
         raise SetupError(
             f"vLLM {vllm.__version__} lacks {', '.join(missing)}: install a vLLM that agentkv "
@@ -80,7 +80,7 @@ def register() -> None:
     from .front_end import seam as front_end
 
     front_end.install(lambda: getattr(served_client.get(), "name", ""))
-    if not seam.missing_names():
+    if not missing_names(seam.CONTRACT):
         from .api import balancer, engine_side
 
         balancer.install()

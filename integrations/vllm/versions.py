@@ -1,8 +1,10 @@
-"""Which versions of vLLM agentkv supports; imports neither."""
+"""Tells by its version, and by the names in it, whether agentkv supports a vLLM."""
 
 from __future__ import annotations
 
+import importlib
 import re
+from collections.abc import Iterable
 
 OLDEST, NEWEST = (0, 23), (0, 34)
 """Supported vLLM: OLDEST <= version < NEWEST."""
@@ -22,6 +24,20 @@ def is_too_old(version: str) -> bool:
     """Return True for a refused version; a version that is too new gets a warning only."""
     found = _numbers_of(version)
     return found is not None and found < OLDEST
+
+
+def missing_names(contract: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the names, of pairs (owner, attribute), that the installed vLLM does not have."""
+    missing = []
+    for owner, attribute in contract:
+        module, _, name = owner.rpartition(".")
+        try:
+            found = hasattr(getattr(importlib.import_module(module), name), attribute)
+        except (ImportError, AttributeError):
+            found = False
+        if not found:
+            missing.append(f"{owner}.{attribute}")
+    return missing
 
 
 def _numbers_of(version: str) -> tuple[int, int] | None:

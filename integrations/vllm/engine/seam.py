@@ -76,20 +76,6 @@ STATS_FIELD = "agentkv"
 add_missing_names()
 
 
-def missing_names() -> list[str]:
-    """Names of CONTRACT that the installed vLLM does not have."""
-    missing = []
-    for owner, attribute in CONTRACT:
-        module, _, name = owner.rpartition(".")
-        try:
-            found = hasattr(getattr(importlib.import_module(module), name), attribute)
-        except (ImportError, AttributeError):
-            found = False
-        if not found:
-            missing.append(f"{owner}.{attribute}")
-    return missing
-
-
 def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Keep a hook's errors from vLLM: log the first of each hook and return `otherwise`.
 

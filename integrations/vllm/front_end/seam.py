@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -19,6 +18,7 @@ from prometheus_client import Counter
 from vllm.logger import init_logger
 
 from ..server_policy import front_end_mib
+from ..versions import missing_names
 from .detokenizer import PromptTails
 from .encoder import MismatchError, PromptEncoder
 from .hashes import ContinuedHasher
@@ -45,26 +45,12 @@ _salt: ContextVar[str] = ContextVar("agentkv_cache_salt", default="")
 """The `cache_salt` of the request of this task: those of another find nothing of its parts."""
 
 
-def missing_names() -> list[str]:
-    """Names of CONTRACT that the installed vLLM does not have."""
-    missing = []
-    for owner, attribute in CONTRACT:
-        module, _, name = owner.rpartition(".")
-        try:
-            found = hasattr(getattr(importlib.import_module(module), name), attribute)
-        except (ImportError, AttributeError):
-            found = False
-        if not found:
-            missing.append(f"{owner}.{attribute}")
-    return missing
-
-
 def install(owner: Callable[[], str]) -> None:
     """Give the renderers that this process makes a front end, where their configuration wants it.
 
     `owner` names whose request is served in the running task. Idempotent.
     """
-    missing = missing_names()
+    missing = missing_names(CONTRACT)
     if missing:
         logger.info("agentkv: prompts are encoded as stock does: no %s", ", ".join(missing))
         return

@@ -15,7 +15,7 @@ from agentkv.errors import AgentKVError, SettingsError, SetupError
 from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE
 from agentkv.integrations.vllm.engine import seam
-from agentkv.integrations.vllm.versions import version_problem
+from agentkv.integrations.vllm.versions import missing_names, version_problem
 from agentkv.policies.names import PARSER_KEY, SHIPPED
 from tests.integrations.vllm.vllm_names import serve_parser
 
@@ -308,7 +308,7 @@ def test_an_unsupported_vllm_is_refused_by_name(monkeypatch: pytest.MonkeyPatch)
 
 def test_every_name_we_build_on_is_there() -> None:
     """The installed vLLM has every name that the plugin builds on."""
-    assert seam.missing_names() == []
+    assert missing_names(seam.CONTRACT) == []
 
 
 def test_a_missing_name_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
