@@ -150,7 +150,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _print_completion(argv: list[str]) -> int:
-    """Print the script by which a shell completes commands, flags and values.
+    """Print a shell's script that completes commands, flags and values.
 
     shtab writes it from the `_parser()` of the commands' modules; a command that has none, or whose
     packages are missing, is completed by its name.

@@ -148,12 +148,12 @@ SDK_PATCHES = tuple(
 
 
 def is_sdk_client(client: object) -> bool:
-    """True for a client of an SDK from this generator."""
+    """Return True for a client of an SDK from this generator."""
     return callable(getattr(client, "request", None)) and hasattr(client, "base_url")
 
 
 def drop_in(client: Any, find_job: JobFinder) -> Any:
-    """A copy of a client whose requests, and those of its own copies, are tagged."""
+    """Return a copy of a client that tags its requests, as its own copies do."""
     _warn_of_replacements(client)
     twin = copy_of(client)
     vars(twin).update(tagging_methods(twin, find_job))

@@ -138,13 +138,13 @@ def key_and_code(name: str, argv: tuple[str, ...]) -> tuple[str, str]:
 
 
 def module_argv(name: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """The module that an interpreter runs and the words behind it; empty if it runs none."""
+    """Return the module that an interpreter runs and the words behind it; empty if it runs none."""
     found = invocation(name, argv) if name in INTERPRETERS else None
     return (found.what, *found.arguments) if found and found.kind == "module" else ()
 
 
 def module_of(program: Program) -> Program | None:
-    """The module that an interpreter runs, as a program of its own: `pip` of `python -m pip`.
+    """Return the module that an interpreter runs as a program: `pip` of `python -m pip`.
 
     None if it runs none, or one with the name of a shell command: `python -m test`.
     """
@@ -155,7 +155,7 @@ def module_of(program: Program) -> Program | None:
 
 
 def behind_verb(name: str, key: str) -> str:
-    """The part of a key behind a verb with subcommands of its own: `clean` of `npm:run:clean`.
+    """Return what follows a verb that has subcommands in a key: `clean` of `npm:run:clean`.
 
     Everything behind the name if it has no such verb.
     """

@@ -51,11 +51,11 @@ TTL_SHARE = 0.95
 MAX_FAST_TTL_S = 10.0
 
 PRIOR_VARIANCE = 0.1
-"""Of the effect of a part never seen: one alone seldom makes a command e^0.6 = 1.9 times slower."""
+"""Variance of an unseen part's effect: one seldom makes a command e^0.6 = 1.9 times slower."""
 NOISE_VARIANCE = 0.9
-"""Of ln(seconds) between runs alike in all parts."""
+"""Variance of ln(seconds) between runs alike in all parts."""
 DRIFT_VARIANCE = 0.002
-"""Added at each run: projects and networks change, and old weights must give way."""
+"""Variance added at each run: projects and networks change, and old weights must give way."""
 MAX_WEIGHTS = 8192
 _MAX_SURPRISE = 2.0
 """Standard deviations at which a run's surprise is capped: one that hung must not teach much."""

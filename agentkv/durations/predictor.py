@@ -66,13 +66,12 @@ _CORRUPT = (OSError, ValueError, TypeError, AttributeError, LookupError, Arithme
 
 
 def predictor_names() -> list[str]:
-    """Names of the shipped predictors, then of those that installed packages offer."""
+    """Return the names of the shipped predictors, then of those that installed packages offer."""
     return _CLASSES.names()
 
 
 def load_predictor(name: str) -> type[Predictor] | None:
-    """The class behind a name that FILE.py, a module or an entry point gives; None for a shipped
-    one.
+    """Return the class that FILE.py, a module or an entry point names; None for a shipped one.
 
     Raises InputError, a ValueError, for a name that leads to no predictor; errors of the
     predictor's own module are raised as InputError too, with the original as its cause.
